@@ -1,4 +1,4 @@
-# One command a need. Every target installs what it lacks into .venv; nothing else is touched
+# One command per need. Every target installs what it lacks into .venv; nothing else is touched
 # except by `e2e`, `demo`, `image` and `test` under CI, which bring up a Kubernetes cluster (see docs/local-kubernetes.md).
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -97,7 +97,7 @@ docs: venv                  ## the pages that are generated from tables
 	$(BIN)/python tools/compat_page.py > docs/compat.md
 	$(BIN)/python tools/crd_reference.py crds docs/reference
 	$(BIN)/python bench/pages.py
-lock: venv       ## pin all dependencies anew
+lock: venv       ## pin all dependencies again
 	$(BIN)/python -m pip install -q uv
 	$(BIN)/uv pip compile -q --all-extras --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate pyproject.toml lock-extra.in -o requirements.lock
 clean:           ## remove what the targets made in the tree

@@ -1,9 +1,10 @@
-"""The two brokers that are compared, each a process of its own on loopback, with what it costs.
+"""The two compared brokers, each a process on loopback, with their CPU time and memory.
 
-Kafka's jars come from `make java` (tests/compat/lib) or the folder in KAFKA_LIB. Both run with
-their stock settings, with two exceptions: locks may be short, and a deleted topic's files go after
-a second instead of a minute. Kafka's JVM has the options of its start script, a heap of 1 GiB
-included; BENCH_HEAP sets another heap. A wait ends after BENCH_WAIT seconds, 300 by default.
+Kafka's jars come from `make java` (tests/compat/lib) or the folder in KAFKA_LIB. Both brokers have
+their stock settings with two exceptions: locks may be short, and the files of a deleted topic are
+removed after a second instead of a minute. Kafka's JVM has the options of its start script,
+including a heap of 1 GiB; BENCH_HEAP sets another heap. A wait ends after BENCH_WAIT seconds, by
+default 300.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from tally import LoadFailed
+from load_checks import LoadFailed
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = Path(os.environ.get("KAFKA_LIB", ROOT / "tests/compat/lib"))
@@ -24,7 +25,7 @@ HEAP = os.environ.get("BENCH_HEAP", "1g")
 #: Upper bound of any wait, in seconds. Kafka creates 1,000 partitions of three replicas in about
 #: ten seconds, and needs several times that on a busy machine.
 WAIT_S = float(os.environ.get("BENCH_WAIT", "300"))
-#: What Kafka's start script gives the JVM beside the heap.
+#: The JVM options of Kafka's start script besides the heap.
 JVM = (
     "-server",
     "-XX:+UseG1GC",
@@ -33,12 +34,12 @@ JVM = (
     "-XX:+ExplicitGCInvokesConcurrent",
     "-Djava.awt.headless=true",
 )
-#: The page cache that a load has filled is free for the next one, which need not ask the machine's
-#: host for memory: on a virtual machine that took more time than all else in a broker.
+#: Delete early, so that the page cache of one load is free for the next. On a virtual machine, new
+#: memory from its host took more time than all other work of a broker.
 DELETE_DELAY_MS = 1000
 START_TIMEOUT_S = WAIT_S / 2
 TICKS = os.sysconf("SC_CLK_TCK")
-#: ApiVersions v0 and Metadata v1 of no topic: the first metadata answer ends the start.
+#: ApiVersions v0 and Metadata v1 without topics: the first metadata answer marks the start.
 METADATA = bytes.fromhex("0000000e0003000100000001000000000000")
 
 
@@ -62,12 +63,12 @@ class Broker:
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """The address on which the broker listens."""
         return f"127.0.0.1:{self.port}"
 
     @property
     def bootstrap(self) -> str:
-        """Where clients find it."""
+        """The address for clients."""
         return self.address
 
     @property
@@ -77,12 +78,12 @@ class Broker:
 
     @property
     def runs(self) -> bool:
-        """Whether its process runs."""
+        """Whether the process runs."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def ended(self) -> bool:
-        """Whether its process ended without being asked to."""
+        """Whether the process ended without a stop."""
         return self._process is not None and self._process.poll() is not None
 
     def command(self) -> list[str]:
@@ -96,28 +97,28 @@ class Broker:
         self.wait()
 
     def launch(self) -> None:
-        """Start the process, to be waited for by `wait`."""
+        """Start the process; `wait` waits for it."""
         self.prepare()
         self._began = time.perf_counter()
         with (self.directory / "out").open("ab") as out:
             self._process = subprocess.Popen(self.command(), stdout=out, stderr=out)
 
     def wait(self) -> None:
-        """Until it answers."""
+        """Wait until the broker answers."""
         assert self._process is not None
         while not self._answers():
             late = time.perf_counter() - self._began > START_TIMEOUT_S
             if self._process.poll() is not None or late:
-                raise LoadFailed(f"{self.name} does not answer: {self.last_words()}")
+                raise LoadFailed(f"{self.name} does not answer: {self.last_output()}")
             time.sleep(0.005)
         self.start_s = time.perf_counter() - self._began
 
     def output(self) -> str:
-        """What it has printed."""
+        """Return the output so far."""
         return (self.directory / "out").read_text(errors="replace")
 
-    def last_words(self) -> str:
-        """The end of what it has printed."""
+    def last_output(self) -> str:
+        """Return the last part of the output."""
         return self.output()[-3000:]
 
     def _answers(self) -> bool:
@@ -149,12 +150,12 @@ class Broker:
             self._process = None
 
     def cpu_s(self) -> float:
-        """CPU seconds that the process has used."""
+        """Return the CPU seconds that the process has used."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICKS
 
     def rss_mb(self) -> float:
-        """Memory that the process holds now, in MB."""
+        """Return the memory of the process in MB."""
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
             if line.startswith("VmRSS"):
                 return int(line.split()[1]) / 1024

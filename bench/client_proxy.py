@@ -1,11 +1,10 @@
 """Loads through a proxy that answers produce requests itself: `python bench/client_proxy.py`.
 
-Options: `[--rounds N] [--scale S]`. The proxy passes requests on to a Shoal broker, but answers
-every Produce of a connection after the first with the first one's answer: nothing is checked or
-stored. The proxy is a Python process, whose own work slows the clients down, so its rate is no
-upper bound: Kafka has been faster. It only shows how a client behaves when a broker does next to
-nothing. Shoal, Kafka and the proxy alternate in one run. There is no verifying pass, since the
-proxy stores no records.
+Options: `[--rounds N] [--scale S]`. The proxy forwards requests to a Shoal broker. It answers every
+Produce of a connection after the first with the first answer, so nothing is checked or stored. The
+proxy is a Python process whose work slows the clients down, so its rate is no upper bound: Kafka
+has been faster. It only shows how a client behaves if the broker does almost nothing. Shoal, Kafka
+and the proxy alternate in one run. There is no verifying pass, since the proxy stores no records.
 """
 
 from __future__ import annotations
@@ -19,25 +18,27 @@ import statistics
 import struct
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import java_loads
 import uvloop
 from brokers import Broker, Kafka, Shoal, free_port
-from filling import Figures, Run
+from load_setup import Figures, Run
 from loads import synchronous
 from rich.console import Console
 from rich.table import Table
 from shoal.protocol.api import ApiKey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SEND_BUFFER = 102_400  # as Kafka's and Shoal's
 _SIZE = struct.Struct(">i")
 
 
 def frames(arrived: bytearray) -> list[bytes]:
-    """The whole messages at its beginning, each with its size, which are taken out of it."""
+    """Remove the whole messages at the start of the buffer and return them with their size."""
     found = []
     while len(arrived) >= 4 and len(arrived) >= (size := 4 + _SIZE.unpack_from(arrived)[0]):
         found.append(bytes(arrived[:size]))
@@ -53,7 +54,7 @@ class Front(asyncio.Protocol):
         self._arrived = bytearray()
         self._back: Back | None = None
         self._produced = b""
-        #: API keys of the requests that were passed on, in their order.
+        #: API keys of forwarded requests, in order.
         self._passed: list[int] = []
 
     def connection_made(self, transport: Any) -> None:
@@ -84,14 +85,14 @@ class Front(asyncio.Protocol):
                 self._back.transport.write(frame)
 
     def answered(self, answer: bytes) -> None:
-        """The broker's answer, its size included, to the oldest request that was passed on."""
+        """Handle the broker's answer, including its size, to the oldest forwarded request."""
         if self._passed.pop(0) == ApiKey.PRODUCE:
             self._produced = answer
         self._transport.write(answer)
 
 
 class Back(asyncio.Protocol):
-    """The connection to the broker that belongs to a client's."""
+    """The connection to the broker for one client connection."""
 
     def __init__(self, front: Front) -> None:
         self._front = front
@@ -117,7 +118,7 @@ def _serve(port: int, broker_port: int) -> None:
 
 
 class Proxied(Shoal):
-    """A broker that advertises the address of a proxy in front of it."""
+    """A broker that advertises the address of the proxy."""
 
     name = "proxy"
 
@@ -152,7 +153,7 @@ LOADS: dict[str, Callable[[Run], Figures]] = {
 
 
 def measure(brokers: list[Broker], rounds: int, scale: float) -> dict[str, dict[str, list[float]]]:
-    """By load and broker: the rates of all rounds but the first one, which warms."""
+    """Return the rates by load and broker, without the first round, which warms up."""
     rates: dict[str, dict[str, list[float]]] = {}
     for name, load in LOADS.items():
         for number in range(-1, rounds):

@@ -1,6 +1,6 @@
-"""What is done to a cluster of three, each a function of the cluster that gives figures.
+"""Loads on a cluster of three brokers, each a function of the cluster that returns figures.
 
-`pause_s` is the longest time in which some partition acknowledged nothing, counted from the kill.
+`pause_s` is the longest time without an acknowledgement in any partition, from the kill on.
 """
 
 from __future__ import annotations
@@ -8,9 +8,8 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from brokers import WAIT_S
 from clusters import Cluster, eventually
@@ -22,9 +21,7 @@ from confluent_kafka.admin import (
     NewTopic,
     ResourceType,
 )
-from filling import CHECKED, verify
-from filling import produce as fill
-from tally import (
+from load_checks import (
     LoadFailed,
     Sent,
     Stall,
@@ -33,16 +30,21 @@ from tally import (
     random_values,
     sent_values,
 )
+from load_setup import CHECKED, verify
+from load_setup import produce as fill
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Figures = dict[str, float]
 QUIET = {"log_level": 0}
-#: A producer's pace in the loads that break something: records a second for each partition.
+#: Records per second and partition of the producer in loads with a failure.
 PACE = 200
 PARTITIONS = 3
 
 
 def create(cluster: Cluster, partitions: int, topics: int = 1) -> list[str]:
-    """New topics with three replicas, led."""
+    """Create topics with three replicas and wait for their leaders."""
     names = [f"bench-{uuid.uuid4().hex[:10]}" for _ in range(topics)]
     admin = cluster.admin()
     bounds = {"request_timeout": WAIT_S, "operation_timeout": WAIT_S}
@@ -64,7 +66,7 @@ def create(cluster: Cluster, partitions: int, topics: int = 1) -> list[str]:
 
 
 def produce(cluster: Cluster, scale: float) -> Figures:
-    """1 KB, acks=all; broker CPU is that of all three."""
+    """1 KB records, acks=all; CPU is that of all three brokers."""
     (topic,) = create(cluster, 1)
     count, values = int(300_000 * scale), random_values(1024)
     _, sent = fill(cluster.bootstrap, topic, count // 10, values, acks="all")
@@ -77,17 +79,17 @@ def produce(cluster: Cluster, scale: float) -> Figures:
 
 
 class Steady:
-    """A producer at a pace over all partitions, with the times of its acknowledgements.
+    """A producer with a fixed rate over all partitions, which records the acknowledgement times.
 
-    Clients see errors and retry while a broker is down, so an error fails no load, but counts in
-    `errors`. `check` fails the load if a record that was acknowledged is missing or changed.
+    Clients see errors and retry while a broker is down. So an error does not fail the load but
+    counts in `errors`. `check` fails the load if an acknowledged record is missing or changed.
     """
 
     def __init__(self, cluster: Cluster, topic: str, partitions: int) -> None:
         self.errors: list[str] = []
         self.acknowledged: list[list[float]] = [[] for _ in range(partitions)]
         self._bootstrap = cluster.bootstrap
-        #: By partition: offset and value of each record that was acknowledged.
+        #: By partition: offset and value of each acknowledged record.
         self._values: list[dict[int, bytes]] = [{} for _ in range(partitions)]
         self._topic, self._stop = topic, threading.Event()
         self._producer = Producer(
@@ -133,8 +135,9 @@ class Steady:
         self._values[message.partition()][message.offset()] = message.value()
 
     def check(self) -> None:
-        """Raise LoadFailed unless the topic has every acknowledged record at its offset, once the
-        producer is closed."""
+        """Raise LoadFailed unless the topic has every acknowledged record at its offset. Call it
+        after the producer is closed.
+        """
         consumer = Consumer(
             {
                 "bootstrap.servers": self._bootstrap,
@@ -159,12 +162,14 @@ class Steady:
             consumer.close()
 
     def on(self, after: float) -> bool:
-        """Whether every partition has acknowledged for a second since `after`."""
+        """Whether every partition has had acknowledgements for a second since `after`."""
         now = time.perf_counter()
         return all(a[-1] > after + 0.5 and now - a[-1] < 0.3 for a in self.acknowledged)
 
     def pause_s(self, begin: float, end: float) -> float:
-        """The longest time between two acknowledgements of a partition, of those that end there."""
+        """Return the longest pause between acknowledgements of a partition that ends in this
+        period.
+        """
         found = 0.0
         for times in self.acknowledged:
             for before, after in pairwise(times):
@@ -195,7 +200,7 @@ def _kill(cluster: Cluster, whom: Callable[[str], int]) -> Figures:
 
 
 def kill_share_leader(cluster: Cluster, scale: float) -> Figures:
-    """From the kill until a record that was written after it is delivered to the share group."""
+    """Measure from the kill until the share group gets a record that was written after it."""
     (topic,) = create(cluster, 1)
     group = f"bench-{uuid.uuid4().hex[:10]}"
     entry = ConfigEntry(
@@ -233,7 +238,7 @@ def kill_share_leader(cluster: Cluster, scale: float) -> Figures:
 
 
 def rolling_restart(cluster: Cluster, scale: float) -> Figures:
-    """SIGTERM and start of one node after the other, each once all is in sync."""
+    """Stop (SIGTERM) and start one node after the other, each once all replicas are in sync."""
     (topic,) = create(cluster, PARTITIONS)
     admin = cluster.admin()
     with Steady(cluster, topic, PARTITIONS) as steady:
@@ -251,7 +256,7 @@ def rolling_restart(cluster: Cluster, scale: float) -> Figures:
 
 
 def create_topics(cluster: Cluster, scale: float) -> Figures:
-    """Topics of one partition with three replicas, a hundred a request, until all are led."""
+    """Create topics of one partition with three replicas, 100 per request; wait for all leaders."""
     hundreds = max(1, int(10 * scale))
     began = time.perf_counter()
     for _ in range(hundreds):
@@ -260,7 +265,7 @@ def create_topics(cluster: Cluster, scale: float) -> Figures:
 
 
 def transactions(cluster: Cluster, scale: float) -> Figures:
-    """1 KB records in transactions of 100 ms; a record counts when its transaction is committed."""
+    """1 KB records in transactions of 100 ms; a record counts once its transaction is committed."""
     (topic,) = create(cluster, PARTITIONS)
     producer = Producer(
         {
@@ -286,7 +291,7 @@ def transactions(cluster: Cluster, scale: float) -> Figures:
 
 
 def _one(producer: Producer, topic: str, values: list[bytes]) -> int:
-    """Commit one transaction; how many records it has."""
+    """Commit one transaction; return its number of records."""
     producer.begin_transaction()
     sent = Sent()
     count, end = 0, time.perf_counter() + 0.1

@@ -1,7 +1,7 @@
-"""The two clusters that are compared: three nodes each, voter and broker in one, on loopback.
+"""The two compared clusters: three nodes each, combined voter and broker, on loopback.
 
-Both have stock timeouts, three replicas and two in sync, and internal topics of eight partitions.
-Each node of Kafka has the heap of its start script, 1 GiB, unless BENCH_HEAP is set.
+Both have stock timeouts, three replicas, two in-sync replicas, and internal topics of eight
+partitions. Each node of Kafka has the heap of its start script, 1 GiB, unless BENCH_HEAP is set.
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from brokers import WAIT_S, Broker, Kafka, free_port
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
+from load_checks import LoadFailed
 from shoal.client.client import SyncClient
-from tally import LoadFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
 
 NODES = (1, 2, 3)
 CLUSTER_ID = "benchmarkOfShoal0003AA"
@@ -36,7 +38,7 @@ SETTINGS = {
 
 
 def eventually(probe: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
-    """Look until `probe` gives something true, and return that."""
+    """Call `probe` until it returns a true value, and return that."""
     end = time.monotonic() + timeout_s
     while not (found := probe()):
         if time.monotonic() > end:
@@ -113,7 +115,7 @@ class KafkaNode(Kafka):
 
 
 class Cluster:
-    """Three nodes of a kind."""
+    """Three nodes of one kind."""
 
     def __init__(self, kind: type[ShoalNode] | type[KafkaNode], folder: Path) -> None:
         ports = {id: free_port() for id in (*NODES, *(n + 10 for n in NODES))}
@@ -126,7 +128,7 @@ class Cluster:
         return ",".join(node.bootstrap for node in self.nodes.values())
 
     def start(self) -> None:
-        """Returns when all three serve; `start_s` says after how long."""
+        """Start all three and wait until they answer; set `start_s` to the duration."""
         for node in self.nodes.values():
             node.prepare()
         began = time.perf_counter()
@@ -140,10 +142,10 @@ class Cluster:
             node.kill9()
 
     def check_alive(self) -> None:
-        """Raise LoadFailed if a broker ended on its own, or printed that its heap is full."""
+        """Raise LoadFailed if a broker ended, or printed that its heap is full."""
         for id, node in self.nodes.items():
             if node.ended or "OutOfMemoryError" in node.output():
-                raise LoadFailed(f"broker {id} of {self.name} ended: {node.last_words()}")
+                raise LoadFailed(f"broker {id} of {self.name} ended: {node.last_output()}")
 
     def cpu_s(self) -> float:
         return sum(node.cpu_s() for node in self.nodes.values())
@@ -151,7 +153,7 @@ class Cluster:
     def rss_mb(self) -> float:
         return sum(node.rss_mb() for node in self.nodes.values())
 
-    # What the cluster says.
+    # Metadata of the cluster
 
     def admin(self) -> AdminClient:
         return AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
@@ -163,7 +165,7 @@ class Cluster:
             return []
 
     def controller(self) -> int:
-        """Who leads the quorum; AdminClient's word is any broker."""
+        """Return the leader of the quorum. AdminClient returns any broker instead."""
         with SyncClient(self.bootstrap) as client:
             return int(client.run(client.admin.describe_quorum()).leader_id)
 
@@ -184,7 +186,7 @@ class Cluster:
         )
 
     def heal(self) -> None:
-        """Start who was killed, wait until all is in sync and led as at first."""
+        """Start killed nodes and wait for all replicas and the original leaders."""
         for node in self.nodes.values():
             if not node.runs:
                 node.start()

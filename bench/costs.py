@@ -1,7 +1,7 @@
-"""What one broker pays for a partition, a connection, a group's member: `python bench/costs.py`.
+"""The cost of a partition, a connection and a group member: `python bench/costs.py`.
 
-Memory is the growth of the process while so many are added, CPU what it used for so many requests.
-The figures are those of docs/scaling.md.
+Memory is the growth of the process while they are added. CPU is the time for a number of requests.
+docs/scaling.md has the figures.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import argparse
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from brokers import Broker, Shoal
@@ -23,7 +23,10 @@ from shoal.client.topics import NewTopic
 from shoal.log.uuids import uuid_text
 from shoal.protocol.api import ApiKey
 
-#: As many as a group takes unless set otherwise (group.share.max.size).
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: The default maximum of a group (group.share.max.size).
 MEMBERS = 200
 
 
@@ -54,7 +57,7 @@ async def heartbeats(
     epochs: dict[str, int],
     **fields: object,
 ) -> None:
-    """One heartbeat of each member, over all links at once; `epochs` are the members'."""
+    """Send one heartbeat of each member, over all links at once; `epochs` are the members'."""
 
     async def some(link: Connection, mine: Sequence[str]) -> None:
         for member in mine:

@@ -1,13 +1,14 @@
 """A million share records in flight over 500 share partitions: pauses, CPU and memory.
 
-`python bench/in_flight.py [PARTITIONS] [RECORDS EACH]`. The broker runs in this process, and a
-member without a socket asks it, so that no client is measured along. Pauses are the CPU time of
-each turn of the event loop, which a busy machine does not distort: each event's longest turns are
-printed, in ms. Memory is what Python holds more, a second group's share partitions and what is
-persisted of them included: after all was acquired, and where every other record was accepted then
-and the rest released, which is done to some partitions. The last line is JSON: `pause_ms` the
-longest turn of all, `record_cpu_us` the CPU time to acquire a record, `record_bytes` and
-`mixed_record_bytes`.
+`python bench/in_flight.py [PARTITIONS] [RECORDS EACH]`. The broker runs in this process. A member
+without a socket sends it requests, so that no client is measured. A pause is the CPU time of one
+turn of the event loop, which other processes do not distort. The bench prints the longest turns of
+each event in ms.
+
+Memory is the growth of Python's memory, including a second group's share partitions and their
+persisted state. It is measured with all records acquired, and in some partitions with alternately
+accepted and released records. The last line is JSON: `pause_ms` the longest turn, `record_cpu_us`
+the CPU time to acquire a record, `record_bytes` and `mixed_record_bytes`.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ import sys
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 from shoal.protocol import codec, frames
@@ -33,16 +33,19 @@ from shoal.server.config import resolve
 from shoal.server.network.connection import Connection
 from shoal.server.process import compose, tune_collector
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 MEMBER, TOPIC = "A" * 22, "in-flight"
-#: Locks of the group whose locks are seen to end, and of the one whose memory is traced.
+#: Lock durations: of the group whose locks expire, and of the one whose memory is traced.
 LOCK_MS, TRACED_LOCK_MS = 15_000, 60_000
 BATCH = 100
-#: One in so many partitions is mixed: tracing makes each record of them cost 50 us.
+#: One partition in this number is mixed: tracing adds 50 us per record there.
 MIXED_PART = 5
 
 
 class Transport:
-    """What a connection writes, kept."""
+    """Keeps the output of a connection."""
 
     def __init__(self) -> None:
         self.written: list[bytes] = []
@@ -69,14 +72,14 @@ class Transport:
 
 
 class Turns:
-    """CPU time of the loop's turns while it is asked to watch."""
+    """CPU time of the loop's turns while they are watched."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._watches = False
         self.began_ns = 0
         self.longest_ms: list[float] = []
-        #: The longest turn of all that was watched.
+        #: The longest watched turn.
         self.pause_ms = 0.0
 
     def watch(self) -> None:
@@ -100,7 +103,7 @@ class Turns:
 
 
 class Client:
-    """The connection of a group's one member; `cpu_ns` is what its requests took of the loop."""
+    """The connection of a group's single member; `cpu_ns` is the loop time of its requests."""
 
     def __init__(self, broker: Broker, turns: Turns, group: str) -> None:
         listener = broker.listeners[0]
@@ -113,7 +116,7 @@ class Client:
         self.cpu_ns = 0
 
     async def call(self, api: ApiKey, version: int, body: Mapping[str, Any]) -> Any:
-        """One request and its answer; the turns begin when it arrives."""
+        """Send one request and wait for its answer; the turns start when it arrives."""
         frame = frames.request_head(api, version, 1, "member")
         frame += bytes(codec.write_request(api, version, body))
         data = struct.pack(">i", len(frame)) + frame
@@ -157,7 +160,7 @@ class Client:
         return sum(a.last_offset - a.first_offset + 1 for a in ranges)
 
     async def acknowledge(self, topic_id: Any, batches: Mapping[int, list[Any]]) -> None:
-        """By partition: (first offset, last, types)."""
+        """Acknowledge (first offset, last offset, types) by partition."""
         rows = [
             {
                 "partition_index": index,
@@ -180,11 +183,11 @@ class Client:
         )
         self.session_epoch += 1
         codes = {p.error_code for t in answer.responses for p in t.partitions}
-        assert not answer.error_code and codes == {0}, (answer.error_code, codes)
+        assert (answer.error_code, codes) == (0, {0})
 
 
 async def fill(client: Client, partitions: int, each: int) -> Any:
-    """A topic with so many records in each partition; its id."""
+    """Create a topic with `each` records in each partition; return its id."""
     answer = await client.call(
         ApiKey.CREATE_TOPICS,
         7,
@@ -210,7 +213,7 @@ async def fill(client: Client, partitions: int, each: int) -> Any:
 
 
 async def join(client: Client, partitions: int, each: int, lock_ms: int) -> None:
-    """The client's group has one member, to which all partitions are assigned."""
+    """Join the group with a single member, which gets all partitions."""
     configs = {
         "share.auto.offset.reset": "earliest",
         "share.record.lock.duration.ms": str(lock_ms),
@@ -245,14 +248,14 @@ async def acquire_all(client: Client, topic_id: Any, partitions: int) -> int:
 
 
 def alternating(first: int, count: int) -> tuple[int, int, list[int]]:
-    """So many records, each by itself: one accepted, one released, and so on."""
+    """Acknowledge `count` records individually, accepted and released in turn."""
     return first, first + count - 1, [1 + n % 2 for n in range(count)]
 
 
 async def pauses(
     broker: Broker, client: Client, turns: Turns, topic_id: Any, partitions: int, each: int
 ) -> float:
-    """The turns of the loop in all that happens to the records; CPU us to acquire one."""
+    """Print the loop's turns for each event; return the CPU time in us to acquire a record."""
 
     async def unlocked(every_s: float) -> None:
         while any(x.share.locks.live for x in broker.share.leaders[client.group].values()):
@@ -274,7 +277,7 @@ async def pauses(
     mixed = alternating(10, each // 2)
     turns.watch()
     await client.acknowledge(topic_id, {0: [mixed]})
-    turns.told(f"{each // 2:,} records of one partition, each by itself")
+    turns.told(f"{each // 2:,} records of one partition, individually")
     turns.watch()
     await client.acknowledge(topic_id, {index: [mixed] for index in range(1, 21)})
     turns.told("the same of 20 partitions in one request")
@@ -291,7 +294,7 @@ async def pauses(
 
 
 async def memory(client: Client, topic_id: Any, partitions: int, each: int) -> tuple[float, float]:
-    """Bytes a record in flight: acquired all alike, and where no two neighbours are alike."""
+    """Return bytes per record in flight: all acquired, and with alternating states."""
 
     def held() -> int:
         gc.collect()

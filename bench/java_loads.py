@@ -1,9 +1,9 @@
 """Loads of Kafka's Java clients: its perf producer, and a share consumer (ShareLoad.java).
 
-The jars are those of the broker that is compared (`brokers.LIBRARY`). A JVM has some time to warm
-before its rate counts: the producer sends records for it first. The perf producer chooses random
-values of its own, so that their checksums are not known: a verifying pass counts its records, and
-checks the CRC32C that the producer gave to each batch.
+The jars are those of the compared broker (`brokers.LIBRARY`). A JVM needs time to warm up before
+its rate counts, so the producer first sends records for that. The perf producer chooses random
+values, so their checksums are unknown. A verifying pass counts its records and checks the CRC32C of
+each batch.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import subprocess
 from pathlib import Path
 
 from brokers import LIBRARY
-from filling import BEGIN, END, Figures, Run, mark, produce
-from tally import LoadFailed, Sent, random_values
+from load_checks import LoadFailed, Sent, random_values
+from load_setup import BEGIN, END, Figures, Run, mark, produce
 
 SOURCE = Path(__file__).parent / "ShareLoad.java"
 TIMEOUT_S = 300
@@ -31,10 +31,10 @@ def _java(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def perf_rate(stdout: str, stderr: str, *, warm: int, count: int) -> float:
-    """Records a second of the perf producer's last `count` records, from what it printed.
+    """Parse the rate of the perf producer's last `count` records from its output.
 
-    It counts a record only if it was acknowledged. Raises LoadFailed unless it counted all `warm`
-    and `count` records, and if it printed the stack trace of one that failed.
+    It counts only acknowledged records. Raises LoadFailed unless it counted all `warm` and `count`
+    records, or if it printed the stack trace of a failed one.
     """
     traces = [line for line in (stdout + stderr).splitlines() if "Exception" in line]
     if traces:

@@ -1,10 +1,9 @@
 """The loads, each a function of a bootstrap address: `python loads.py NAME HOST:PORT [SCALE]`.
 
-The last line of the output is JSON: `rate` is records a second, `p50_ms` and `p99_ms` are where
-single operations are timed, `wait_ms` where there is only one, and `client_cpu_s` is what the
-client used while a rate was taken. The same client processes run against either broker. A rate
-leaves out joining a group and filling a topic. A load that finds an error ends with exit code 1
-(`tally.py`).
+The last line of the output is JSON: `rate` in records per second, `p50_ms` and `p99_ms` for single
+operations, `wait_ms` for one operation, and `client_cpu_s`, the client's CPU time while a rate was
+measured. The same client processes run against either broker. A rate excludes joining a group and
+filling a topic. A load that finds an error exits with 1 (`load_checks.py`).
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from typing import Any
 import java_loads
 import share_members
 from confluent_kafka import Consumer, KafkaException, Producer, ShareConsumer, TopicPartition
-from filling import BEGIN, CHECKED, END, QUIET, Figures, Run, mark, produce
-from tally import (
+from load_checks import (
     Confirmed,
     LoadFailed,
     Sent,
@@ -34,17 +32,18 @@ from tally import (
     sent_values,
     text_values,
 )
+from load_setup import BEGIN, CHECKED, END, QUIET, Figures, Run, mark, produce
 
-#: Seconds that a commit, a produce request, and the whole of a load's children may take.
+#: Maximum seconds of a commit, of a produce request, and of all child processes of a load.
 COMMIT_TIMEOUT_S, PRODUCE_TIMEOUT_S, LOAD_TIMEOUT_S = 10, 60, 500
-#: Records of each synchronous producer whose times do not count.
+#: Records of each synchronous producer that do not count.
 SYNCHRONOUS_WARM = 50
 
 
 def rate_of_produce(
     run: Run, records: int, size: int, acks: str, compression: str = "none"
 ) -> Figures:
-    """Compressed loads send text, since random bytes would measure a codec that gives up."""
+    """Compressed loads send text: random bytes would not compress."""
     topic, count = run.topic(), run.count(records)
     values = random_values(size) if compression == "none" else text_values(size)
     conf = {"acks": acks, "compression.type": compression}
@@ -95,7 +94,7 @@ def rate_of_consume(run: Run, records: int, size: int, partitions: int, group: s
 
 
 def rate_of_share(run: Run, records: int, size: int, mode: str) -> Figures:
-    """The clock runs until the last acknowledgement is confirmed."""
+    """The time runs until the last acknowledgement is confirmed."""
     topic, count, group = run.topic(), run.count(records), run.share_group()
     _, sent = produce(run.bootstrap, topic, count, random_values(size), acks="all")
     mark(BEGIN)
@@ -169,7 +168,7 @@ def _worker(
 
 
 def job_queue(run: Run, jobs: int, partitions: int, each: bool, members: int = 8) -> Figures:
-    """`members` consumers with explicit acknowledgement on `partitions`; jobs a second."""
+    """`members` consumers with explicit acknowledgement on `partitions`; jobs per second."""
     topic, count, group = run.topic(partitions), run.count(jobs), run.share_group()
     work = Work(partitions, count)
     go, done = multiprocessing.Event(), multiprocessing.Event()
@@ -226,7 +225,7 @@ def _synchronous(bootstrap: str, topic: str, count: int, values: list[bytes], ou
 
 
 def synchronous(run: Run, records: int, producers: int) -> Figures:
-    """One record a request, each awaited, by some producers at the same time."""
+    """One awaited record per request, by several producers at the same time."""
     topic, out = run.topic(), multiprocessing.Queue()
     count, values = run.count(records) // producers + SYNCHRONOUS_WARM, random_values(100)
     children = [
@@ -261,7 +260,7 @@ def percentiles(times: list[float]) -> Figures:
 
 
 def end_to_end(run: Run, seconds: int, share: bool) -> Figures:
-    """1,000 records a second with linger 0: from produce to poll, in one process."""
+    """1,000 records per second with linger 0: from produce to poll, in one process."""
     topic, group = run.topic(), run.share_group()
     base = {"bootstrap.servers": run.bootstrap, "group.id": group, **CHECKED, **QUIET}
     confirmed = Confirmed()
@@ -313,7 +312,7 @@ def end_to_end(run: Run, seconds: int, share: bool) -> Figures:
 
 
 def crowd(run: Run, partitions: int, connections: int) -> Figures:
-    """Many partitions and idle connections: the runner looks at memory and CPU meanwhile."""
+    """Many partitions and idle connections, during which the runner reads memory and CPU."""
     topic = run.topic(partitions)
     consumers = []
     for n in range(connections):
@@ -330,7 +329,7 @@ def crowd(run: Run, partitions: int, connections: int) -> Figures:
 
 
 def fill(run: Run) -> Figures:
-    """Records of 1 KB for a log that a broker reads at its start; the topic and their number."""
+    """Write 1 KB records for a log that a broker reads at its start; return topic and count."""
     topic, count = run.topic(), run.count(400_000)
     produce(run.bootstrap, topic, count, random_values(1024), acks="1")
     return {"topic": topic, "records": count}
@@ -340,7 +339,7 @@ Load = Callable[[Run], Figures]
 
 
 def consumers() -> dict[str, Load]:
-    """Both sizes of records, one partition and twelve, both kinds of consumer group."""
+    """Return loads with both record sizes, one and twelve partitions, both types of group."""
     found: dict[str, Load] = {}
     for label, records, size in (("1 KB", 400_000, 1024), ("100 B", 1_000_000, 100)):
         for where, partitions in (("1 partition", 1), ("12 partitions", 12)):

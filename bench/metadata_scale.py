@@ -1,9 +1,9 @@
-"""What the metadata of a cluster costs that no machine here could run: `python metadata_scale.py`.
+"""The cost of metadata for a cluster larger than this machine: `python metadata_scale.py`.
 
-Makes the image of `--brokers` brokers with `--partitions` partitions of three replicas by the
-controller's own decisions, and times what is done with it: replay, snapshot, the death of a broker,
-its return, one partition's change, and the looks by the clock. One process, no disk, no network.
-Prints a row a step, and JSON with `--json`.
+Makes the image of `--brokers` brokers with `--partitions` partitions of three replicas from the
+controller's own decisions. Measures replay, snapshot, the failure of a broker, its return, one
+partition's change, and the periodic checks. Uses one process without disk and network. Prints a row
+per step, and JSON with `--json`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import gc
 import json
 import random
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from shoal.metadata import brokers, controller, elections, internal_topics, topics
@@ -26,6 +26,9 @@ from shoal.metadata.partition_changes import change
 from shoal.metadata.records import decode, encode
 from shoal.metadata.snapshot import records_of
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 def rss_mb() -> float:
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -35,7 +38,7 @@ def rss_mb() -> float:
 
 
 class Scale:
-    """An image, and the figures of what is done to it."""
+    """An image, and the figures of operations on it."""
 
     def __init__(self, seed: int) -> None:
         self.image = MetadataImage()
@@ -44,7 +47,7 @@ class Scale:
         self.do(controller.bootstrap())
 
     def do(self, decision: Decision) -> int:
-        """Replay a decision; how many records it has."""
+        """Replay a decision; return its number of records."""
         offset = self.image.offset + len(decision.records)
         self.image, _ = apply(self.image, decision.records, offset=offset, epoch=1)
         return len(decision.records)

@@ -1,9 +1,9 @@
 """One broker and two on this machine, under the same clients: `python bench/one_host.py`.
 
-A broker is one process on one core. Two are what `shoal server --brokers-per-host 2` runs, one
-cluster, and each leads half of the partitions. As many producers as partitions send records of 1 KB
-with acks=1 to one replica; then as many consumers read them. CPU of clients is told beside that of
-brokers: on a machine of two cores they share what there is.
+A broker is one process on one core. The two brokers are one cluster from `shoal server
+--brokers-per-host 2`, and each leads half of the partitions. One producer per partition sends
+records of 1 KB with acks=1 to one replica. Then one consumer per partition reads them. The bench
+prints the CPU of clients and of brokers: on a machine of two cores they share it.
 """
 
 from __future__ import annotations
@@ -16,25 +16,27 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from brokers import TICKS, Broker
 from clusters import eventually
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from filling import CHECKED, QUIET, produce
-from tally import LoadFailed, Stall, Taken, random_values
+from load_checks import LoadFailed, Stall, Taken, random_values
+from load_setup import CHECKED, QUIET, produce
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PARTITIONS = 2
 RECORD_BYTES = 1024
-#: How often consumers read what is there: once is over before they are at their pace.
+#: Number of times that consumers read the records. One time is too short to reach full speed.
 PASSES = 5
 
 
 class Host(Broker):
-    """`shoal server` with so many brokers."""
+    """`shoal server` with a number of brokers."""
 
     name = "shoal"
 
@@ -55,7 +57,7 @@ class Host(Broker):
         ]
 
     def cpu_s(self) -> float:
-        """CPU seconds of the process and of those that it has started."""
+        """Return the CPU seconds of the process and its children."""
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
         return super().cpu_s() + sum(_cpu_s(int(child)) for child in children)
 
@@ -79,7 +81,7 @@ def receive(bootstrap: str, topic: str, count: int, partition: int) -> None:
             "fetch.max.bytes": 50 << 20,
             "max.partition.fetch.bytes": 8 << 20,
             "enable.auto.commit": False,
-            # librdkafka pauses for a second once it holds more than the application asked for.
+            # librdkafka pauses for a second if it holds more than the requested bytes.
             "queued.max.messages.kbytes": 1 << 17,
             "fetch.queue.backoff.ms": 10,
             **CHECKED,
@@ -99,7 +101,7 @@ def receive(bootstrap: str, topic: str, count: int, partition: int) -> None:
 def measured(
     host: Host, target: Callable[..., Any], words: list[tuple[Any, ...]], passes: int = 1
 ) -> dict[str, float]:
-    """What that many clients move, in MB/s of all, and CPU seconds a GB."""
+    """Return the clients' total rate in MB/s, and CPU seconds per GB."""
     size = sum(word[2] for word in words) * RECORD_BYTES * passes
     clients = [multiprocessing.Process(target=target, args=word) for word in words]
     before, began = host.cpu_s(), time.perf_counter()

@@ -1,10 +1,11 @@
-"""The tables of docs/performance.md and the pages of runs, from the documents in docs/benchmarks.
+"""Renders the tables of docs/performance.md and the pages of runs from documents in
+docs/benchmarks.
 
 `python bench/pages.py` renders them again. `python bench/pages.py --publish FILE` adds the document
-of a new run, as the bench wrote it into bench/results, and points the page at it. A table in the
-page stands between `<!-- run: NAME -->` and `<!-- end -->`, where NAME is that of a document in
-docs/benchmarks. It shows figures that have a goal, one number a cell. The run's own page has all
-figures with their ranges. A test compares pages and documents.
+of a new run from bench/results and makes the page use it. A table in the page is between `<!-- run:
+NAME -->` and `<!-- end -->`, where NAME is that of a document in docs/benchmarks. It shows figures
+with a goal, one number per cell. The run's own page has all figures with their ranges. A test
+compares pages and documents.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def table(head: list[str], lines: list[list[str]]) -> str:
 
 
 def sides_of(document: dict[str, Any]) -> dict[str, str]:
-    """Titles of the sides that have figures."""
+    """Return the titles of the sides that have figures."""
     titles = document.get("sides") or {"shoal": "Shoal", "kafka": "Kafka"}
     rows = document["rows"]
     return {side: t for side, t in titles.items() if any(r.get(side) is not None for r in rows)}
@@ -49,7 +50,7 @@ def name_of(row: Row) -> str:
 
 
 def summary(document: dict[str, Any], name: str) -> str:
-    """A table of the figures with a goal, and of loads that failed."""
+    """Return a table of the figures with a goal, and of failed loads."""
     sides = sides_of(document)
     compares = any(row.get("ratio") is not None for row in document["rows"])
     head = ["load", "figure", *sides.values(), *(["ratio"] if compares else []), "goal", "result"]
@@ -75,7 +76,7 @@ def notes_of(document: dict[str, Any]) -> str:
 
 
 def run_page(document: dict[str, Any], name: str) -> str:
-    """The page of a run: where and when, and all figures with their ranges."""
+    """Return the page of a run: place, time, and all figures with their ranges."""
     sides = sides_of(document)
     facts = [
         ["date", document["date"]],
@@ -113,7 +114,7 @@ def one_line(text: str) -> str:
 
 
 def list_of_runs(page: str, documents: dict[str, dict[str, Any]]) -> str:
-    """The page with its list of runs, newest first."""
+    """Return the page with its list of runs, newest first."""
     newest = sorted(documents.items(), key=lambda found: found[1]["date"], reverse=True)
     lines = [[f"[{d['date']}]({name}.md)", TITLES[d["bench"]], d["commit"]] for name, d in newest]
     rows = table(["run", "bench", "commit"], lines)
@@ -121,7 +122,7 @@ def list_of_runs(page: str, documents: dict[str, dict[str, Any]]) -> str:
 
 
 def render(page: str, documents: dict[str, dict[str, Any]]) -> str:
-    """The page with each of its tables made from the document that it names."""
+    """Return the page with each table made from its document."""
     return _TABLE.sub(lambda m: m[1] + summary(documents[m[2]], m[2]) + m[3], page)
 
 
@@ -130,7 +131,7 @@ def documents() -> dict[str, dict[str, Any]]:
 
 
 def pages() -> dict[Path, str]:
-    """What `python bench/pages.py` writes, by file."""
+    """Return the output of `python bench/pages.py` by file."""
     found = documents()
     runs = {RUNS / f"{name}.md": run_page(document, name) for name, document in found.items()}
     index = RUNS / "README.md"
@@ -142,7 +143,7 @@ def pages() -> dict[Path, str]:
 
 
 def point_at(page: str, bench: str, name: str) -> str:
-    """The page with the table of a bench naming another run."""
+    """Return the page with the table of a bench naming another run."""
     marker = re.compile(rf"<!-- run: [\d-]+-{re.escape(bench)} -->")
     if not marker.search(page):
         sys.exit(f"{PAGE} has no table of {bench}: add <!-- run: {name} --> and <!-- end -->.")
@@ -150,8 +151,9 @@ def point_at(page: str, bench: str, name: str) -> str:
 
 
 def publish(path: Path) -> None:
-    """Add a run's document, and point the page's table of that bench at it. The document of an
-    earlier run on the same day is replaced."""
+    """Add a run's document and make the page's table of that bench use it. A document of an earlier
+    run on the same day is replaced.
+    """
     document = json.loads(path.read_text())
     name = f"{document['date']}-{document['bench']}"
     page = point_at(PAGE.read_text(), document["bench"], name)

@@ -1,9 +1,9 @@
-"""What queues have beyond Kafka's share groups, beside the same without: `make bench-queues`.
+"""Shoal's additions to share groups, compared with the same load without them: `make bench-queues`.
 
-Key order, a hot key, delayed records, dead letters over a broker that is killed. Kafka has none of
-them, so every figure is Shoal's, beside a goal of its own. Prints one table and writes it into
-bench/results/queues.json and .md; `--only WORD` picks loads, `--rounds N` repeats them. A load that
-finds an error (`tally.py`) has a row that says "failed", and the exit code is 1.
+Key order, a hot key, delayed records, and dead letters with a killed broker. Kafka has none of
+them, so every figure is Shoal's and has an absolute goal. Prints one table and writes it into
+bench/results/queues.json and .md. `--only WORD` selects loads, `--rounds N` repeats them. A load
+that finds an error (`load_checks.py`) has a row "failed", and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -21,22 +21,13 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from brokers import Shoal, free_port
 from confluent_kafka import Consumer, KafkaException, Producer, ShareConsumer
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
-from filling import CHECKED, QUIET, Figures, Run
-from loads import check_processes, percentiles
-from report import show
-from results import Clock, Goal, Results, document
-from shoal.client.client import Client
-from shoal.client.errors import ClientError
-from shoal.client.exposition import samples
-from shoal.client.share import AcknowledgeType, AcquireMode
-from tally import (
+from load_checks import (
     LoadFailed,
     Sent,
     Stall,
@@ -46,6 +37,17 @@ from tally import (
     random_values,
     sent_values,
 )
+from load_setup import CHECKED, QUIET, Figures, Run
+from loads import check_processes, percentiles
+from report import show
+from results import Clock, Goal, Results, document
+from shoal.client.client import Client
+from shoal.client.errors import ClientError
+from shoal.client.exposition import samples
+from shoal.client.share import AcknowledgeType, AcquireMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 HERE = Path(__file__).resolve().parent
 DLQ = "errors.deadletterqueue"
@@ -53,7 +55,7 @@ WRITTEN = "shoal_share_group_dead_letters_total"
 
 
 class Measured(Shoal):
-    """A broker that tells its metrics."""
+    """A broker with a metrics listener."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -63,14 +65,14 @@ class Measured(Shoal):
         return [*super().command(), f"--metrics=127.0.0.1:{self._metrics}"]
 
     def metric(self, name: str) -> float:
-        """The sum of a metric over its labels."""
+        """Return the sum of a metric over its labels."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self._metrics}/metrics") as answer:
             text = answer.read().decode()
         return sum(sample.value for sample in samples(text, [name]))
 
 
 def group_with(run: Run, **configs: str) -> str:
-    """A share group with configs, whose names have `_` for `.`."""
+    """Return a share group with configs; `_` in their names stands for `.`."""
     group = run.share_group()
     entries = [
         ConfigEntry(name.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
@@ -89,7 +91,7 @@ def fill(
     headers: Callable[[int], Any] = lambda _: None,
     batch: int = 10,
 ) -> Sent:
-    """100 B to each of the keys, in small batches; the record of key n goes to partition n % 2."""
+    """Write 100 B for each of the keys in small batches; key n goes to partition n % 2."""
     producer = Producer(
         {
             "bootstrap.servers": run.bootstrap,
@@ -143,8 +145,9 @@ def _work(
     work: Work,
     out: Any,
 ) -> None:
-    """Take records, work on each, commit each poll or record; counts those of key 0 and others that
-    were finished for the first time."""
+    """Acquire records, process each, commit each poll or record. Counts the first completions of
+    key 0 and of other keys.
+    """
     consumer = member(bootstrap, group, **{"max.poll.records": polled})
     consumer.subscribe([topic])
     go.wait()
@@ -183,8 +186,9 @@ def worked(
     each: bool = False,
     warm: int = 500,
 ) -> tuple[float, float]:
-    """Eight members at work until it is enough: hot and other records a second, after the first
-    `warm` ones."""
+    """Run eight members until `until` returns true; return the rates of hot and other records after
+    the first `warm` ones.
+    """
     out = multiprocessing.Array("q", 2)
     go, end = multiprocessing.Event(), multiprocessing.Event()
     work = Work(max(sent.counts) + 1, max(sent.counts.values()))
@@ -213,7 +217,7 @@ def worked(
 
 
 def ended_cpu_s() -> float:
-    """CPU seconds of the processes that were started here and have ended, as members have."""
+    """Return the CPU seconds of child processes that have ended, such as members."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -247,19 +251,20 @@ def key_order(broker: Measured, run: Run, counts: tuple[int, int], *, each: bool
 
 
 def _cpu_us(found: Figures, told: str) -> float:
-    """Of broker and members, a record."""
+    """Return CPU us per record of broker and members."""
     total: float = found[f"{told}_cpu_us"] + found[f"{told}_members_cpu_us"]
     return total
 
 
 def hot_key(broker: Measured, run: Run) -> Figures:
-    """Half of all records have one key; 8 members with 5 ms of work: the other keys' rate against
-    that without a hot key."""
+    """Half of all records have one key; 8 members with 5 ms of work. Compares the other keys' rate
+    with and without the hot key.
+    """
     rng, seconds = random.Random(2), max(5.0, 15 * run.scale)
     rates = {}
     for hot in (False, True):
         topic, group = run.topic(2), group_with(run, share_ordering="key")
-        # As many of the others both times, and more than are worked on.
+        # The same number of other records both times, and more than are processed.
         total = 80_000 if hot else 40_000
         keys = [0 if hot and n % 2 else rng.randint(1, 10_000) for n in range(total)]
         sent = fill(run, topic, keys)
@@ -279,7 +284,7 @@ def hot_key(broker: Measured, run: Run) -> Figures:
 
 
 def _listen(bootstrap: str, group: str, topic: str, end: Any, work: Work, out: Any) -> None:
-    """Put how late each record came that was finished for the first time, in seconds."""
+    """Report the delay in seconds of each record that was completed for the first time."""
     consumer = member(bootstrap, group)
     consumer.subscribe([topic])
     late: list[float] = []
@@ -298,7 +303,7 @@ def _listen(bootstrap: str, group: str, topic: str, end: Any, work: Work, out: A
 
 
 def delayed(broker: Measured, run: Run) -> Figures:
-    """100,000 records that are held back for some 40 s and due over 20 s: bytes each, lateness."""
+    """100,000 records, delayed for about 40 s and due over 20 s: bytes each, lateness."""
     count = run.count(100_000)
     topic = run.topic(2)
     group = group_with(run, share_delay_max_ms="3600000")
@@ -340,7 +345,7 @@ def delayed(broker: Measured, run: Run) -> Figures:
 
 
 async def _reject(bootstrap: str, group: str, topic: str, end: threading.Event) -> None:
-    """A member that rejects whatever it gets, and comes back when its broker does."""
+    """A member that rejects every record, and reconnects when its broker is back."""
     while not end.is_set():
         try:
             async with Client(bootstrap) as client, await client.share(group, [topic]) as session:
@@ -359,7 +364,7 @@ async def _reject(bootstrap: str, group: str, topic: str, end: threading.Event) 
 
 
 def dead_letters(broker: Measured, run: Run) -> Figures:
-    """Every record is rejected by two members: letters a second."""
+    """Two members reject every record: letters per second."""
     count = run.count(60_000)
     group, topic, letters = _with_letters(run, count)
     cpu, begun = broker.cpu_s(), time.perf_counter()
@@ -381,7 +386,7 @@ def dead_letters(broker: Measured, run: Run) -> Figures:
 
 
 def dead_letters_over_a_kill(broker: Measured, run: Run) -> Figures:
-    """The same over a broker that is killed half way: what the dead-letter topic lacks then."""
+    """The same with a broker that is killed half-way: missing records in the dead-letter topic."""
     count = run.count(60_000)
     group, topic, letters = _with_letters(run, count)
     with _rejecters(run, group, topic):
@@ -400,7 +405,7 @@ def dead_letters_over_a_kill(broker: Measured, run: Run) -> Figures:
 
 
 def _with_letters(run: Run, count: int) -> tuple[str, str, str]:
-    """A group, its topic with `count` records, and its dead-letter topic."""
+    """Return a group, its topic with `count` records, and its dead-letter topic."""
     topic, letters = run.topic(2), run.topic(2, "dlq.")
     set_to = AlterConfigOpType.SET
     entry = ConfigEntry(f"{DLQ}.group.enable", "true", incremental_operation=set_to)
@@ -421,7 +426,7 @@ def _with_letters(run: Run, count: int) -> tuple[str, str, str]:
 
 @contextlib.contextmanager
 def _rejecters(run: Run, group: str, topic: str) -> Iterator[None]:
-    """Two members that reject, until the block ends."""
+    """Run two rejecting members until the block ends."""
     end = threading.Event()
     words = (run.bootstrap, group, topic, end)
     threads = [threading.Thread(target=lambda: asyncio.run(_reject(*words))) for _ in range(2)]
@@ -436,8 +441,9 @@ def _rejecters(run: Run, group: str, topic: str) -> Iterator[None]:
 
 
 def _sources(run: Run, letters: str) -> dict[tuple[Any, Any], int]:
-    """How many letters each record has, by source partition and offset, once all have come or
-    none comes any more."""
+    """Return the number of letters of each record, by source partition and offset, once all have
+    arrived or no more arrive.
+    """
     consumer = Consumer(
         {
             "bootstrap.servers": run.bootstrap,

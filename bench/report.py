@@ -1,14 +1,17 @@
-"""The tables of a run's document: on the terminal, as JSON, as Markdown and as a picture."""
+"""Tables of a run's document: on the terminal, as JSON, as Markdown and as a picture."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from results import Row
 from rich.console import Console
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from results import Row
 
 #: Name and unit of each figure.
 NAMES = {
@@ -62,7 +65,7 @@ HEAD = ["load", "figure", "Shoal", "Shoal min-max", "Kafka", "Kafka min-max", "r
 
 
 def number(value: float | None) -> str:
-    """Three digits, or a whole number with separators; empty for None."""
+    """Format three digits, or a whole number with separators; empty for None."""
     if value is None:
         return ""
     if value >= 1000:
@@ -71,7 +74,7 @@ def number(value: float | None) -> str:
 
 
 def goal_of(row: Row) -> str:
-    """A goal with its sign; "×" marks a ratio to the peer."""
+    """Format a goal with its sign; "×" marks a ratio to the peer."""
     goal = row.get("goal")
     if not goal:
         return ""
@@ -90,7 +93,7 @@ def ratio(row: Row) -> str:
 
 
 def cells(row: Row) -> list[str]:
-    """A row as text, one number a cell, but that a range is least and greatest."""
+    """Return a row as text, one number per cell; a range has two."""
     if row.get("failed"):
         return [
             row["load"],
@@ -126,7 +129,7 @@ def show(document: dict[str, Any], folder: Path) -> None:
 
 
 def picture(rows: list[Row], path: Path) -> None:
-    """Bars of the ratios with a goal, on a logarithmic axis; green where the goal is met."""
+    """Draw bars of the ratios with a goal on a logarithmic axis; green bars meet the goal."""
     found = [
         r for r in rows if r.get("goal") and not r["goal"]["alone"] and r["ratio"] is not None
     ][::-1]

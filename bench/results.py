@@ -1,8 +1,8 @@
-"""The figures of a run by load and side, and the document that is written of them.
+"""The figures of a run by load and side, and the document made from them.
 
-A side is "shoal" or the peer it is compared with, which is called "kafka" in every document; a run
-without a peer has one side. The document is JSON: what ran, where and when, and a row for each
-figure with the median, the range and the goal. `report.py` shows it, `pages.py` publishes it.
+A side is "shoal" or its peer, which is "kafka" in every document. A run without a peer has one
+side. The document is JSON: what ran, where and when, and a row for each figure with the median, the
+range and the goal. `report.py` shows it, `pages.py` publishes it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 Figures = dict[str, Any]
 Row = dict[str, Any]
@@ -24,14 +26,14 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class Goal(NamedTuple):
-    """A bound of a figure: of its ratio to the peer, or of the figure itself (`alone`)."""
+    """A bound of a figure's ratio to the peer, or of the figure itself (`alone`)."""
 
     value: float
     more: bool = True
     alone: bool = False
 
     def met(self, ours: float, ratio: float | None) -> bool | None:
-        """Whether a median meets it; None without a peer's figure."""
+        """Whether a median meets the goal; None without a peer's figure."""
         found = ours if self.alone else ratio
         if found is None:
             return None
@@ -39,7 +41,7 @@ class Goal(NamedTuple):
 
 
 class Results:
-    """Figures of all rounds, and the first error of each load that failed."""
+    """Figures of all rounds, and the first error of each failed load."""
 
     def __init__(self) -> None:
         self._rounds: dict[str, dict[str, list[Figures]]] = {}
@@ -58,12 +60,12 @@ class Results:
         self._rounds.setdefault(load, {}).setdefault(side, []).append(figures)
 
     def fail(self, load: str, side: str, error: object) -> None:
-        """Note that a round failed. The load has a row that says so, and no figures."""
+        """Note that a round failed. The load then has a row with the error and no figures."""
         print(f"FAILED: {load}, {side}: {error}", flush=True)
         self._failures.setdefault(load, {}).setdefault(side, str(error)[-500:])
 
     def rows(self, figures: Iterable[str], goal_of: Callable[[str, str], Goal | None]) -> list[Row]:
-        """Rows in the order in which loads ran, failed ones last."""
+        """Return rows in the order of the loads, failed ones last."""
         kept = [load for load in self._rounds if load not in self._failures]
         found = [
             row
@@ -103,16 +105,16 @@ class Results:
 
 
 def ratio_of(ours: float, theirs: float | None) -> float | None:
-    """Ours to theirs; None without theirs, and where only theirs is 0."""
+    """Return the ratio; None without a peer's figure, or if only the peer's is 0."""
     if theirs is None or (not theirs and ours):
         return None
     return ours / theirs if theirs else 1.0
 
 
 class Clock:
-    """When a run began, and how busy the machine was then.
+    """The start of a run, and the load of the machine at that time.
 
-    From then on SIGTERM ends the process as an exit does, so that no broker outlives the bench.
+    It makes SIGTERM end the process like an exit, so that no broker outlives the bench.
     """
 
     def __init__(self) -> None:
@@ -129,7 +131,7 @@ class Clock:
 
 
 def document(bench: str, clock: Clock, rows: list[Row], **more: Any) -> dict[str, Any]:
-    """What `docs/benchmarks` keeps of a run. `more` is what only this bench has to say."""
+    """Return the document for `docs/benchmarks`. `more` has fields of this bench only."""
     return {
         "bench": bench,
         "date": time.strftime("%Y-%m-%d", time.gmtime(clock.began)),
@@ -143,13 +145,13 @@ def document(bench: str, clock: Clock, rows: list[Row], **more: Any) -> dict[str
 
 
 def machine() -> str:
-    """The machine in general terms."""
+    """Return a general description of the machine."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
     return f"{os.cpu_count()} cores, {memory:.0f} GiB of memory, {platform.machine()}, Linux"
 
 
 def _commit() -> str:
-    """The commit that ran, with a plus sign if the tree had changes; empty outside a repository."""
+    """Return the commit, with a plus sign if the tree has changes; empty outside a repository."""
     words = ["git", "-C", str(ROOT)]
     head = subprocess.run(
         [*words, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False

@@ -1,13 +1,12 @@
 """The same loads against Shoal and Apache Kafka, alternating in one run: `make bench`.
 
 Prints one table with medians, ranges and the ratio Shoal / Kafka, and writes it as JSON and as a
-picture into bench/results/. `--only WORD` picks rows by a word of their name and may be repeated;
-`--scale 0.2` makes the loads shorter; `--rounds N` sets how often each runs on each broker, after
-one round of half the size that warms both and does not count. `--side shoal` runs without Kafka.
-A whole run takes some 25 minutes on two cores, and 20 GB of disk: topics are deleted when their
-load has run.
+picture into bench/results/. `--only WORD` selects rows by a word of their name and may be repeated.
+`--scale 0.2` shortens the loads. `--rounds N` sets the number of rounds per broker, after a warm-up
+round of half the size. `--side shoal` runs without Kafka. A whole run takes about 25 minutes on two
+cores, and 20 GB of disk: topics are deleted after their load.
 
-A load that finds an error (`tally.py`) has a row that says "failed", and the exit code is 1.
+A load that finds an error (`load_checks.py`) has a row "failed", and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -23,20 +22,22 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from brokers import HEAP, Broker, Kafka, Shoal
 from confluent_kafka import Consumer, KafkaException, TopicPartition
-from filling import BEGIN, END, QUIET, Run
+from load_checks import LoadFailed
+from load_setup import BEGIN, END, QUIET, Run
 from loads import LOADS
 from report import show
 from results import Clock, Figures, Goal, Results, document
-from tally import LoadFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 HERE = Path(__file__).resolve().parent
-#: Goals of loads, by name or its beginning: those of ratios to Kafka, and those of figures alone.
+#: Goals of loads by name or its prefix: goals of ratios to Kafka, and absolute goals.
 GOALS: dict[str, dict[str, Goal]] = {
     "produce 1 KB acks=all, lz4": {"rate": Goal(1.0), "cpu_s": Goal(0.7, more=False)},
     "produce 1 KB acks=all, zstd": {"rate": Goal(1.0), "cpu_s": Goal(0.7, more=False)},
@@ -65,7 +66,7 @@ GOALS: dict[str, dict[str, Goal]] = {
     "first record of a new group": {"wait_ms": Goal(200.0, more=False, alone=True)},
     "records of a killed member": {"wait_ms": Goal(1000.0, more=False, alone=True)},
 }
-#: A load that takes longer waits for a broker that is gone, or whose disk is full.
+#: Seconds after which a load waits in vain, for a dead broker or one with a full disk.
 LOAD_TIMEOUT_S = 600
 FIGURES = [
     "rate",
@@ -95,9 +96,9 @@ def goal_of(name: str, figure: str) -> Goal | None:
 
 
 def run_load(broker: Broker, name: str, scale: float) -> Figures:
-    """One run of a load, with the broker's memory, and its CPU seconds in the timed part.
+    """Run a load once; return its figures with the broker's memory and CPU time.
 
-    Raises LoadFailed if the load ends with an error, or not within LOAD_TIMEOUT_S.
+    Raises LoadFailed if the load ends with an error, or exceeds LOAD_TIMEOUT_S.
     """
     child = subprocess.Popen(
         [sys.executable, str(HERE / "loads.py"), name, broker.bootstrap, str(scale)],
@@ -108,7 +109,8 @@ def run_load(broker: Broker, name: str, scale: float) -> Figures:
         start_new_session=True,
     )
     begin, used, last = 0.0, None, ""
-    assert child.stdout is not None and child.stdin is not None
+    assert child.stdout is not None
+    assert child.stdin is not None
     patience = threading.Timer(LOAD_TIMEOUT_S, _end, (child,))
     patience.daemon = True
     patience.start()
@@ -130,7 +132,7 @@ def run_load(broker: Broker, name: str, scale: float) -> Figures:
         _end(child)
     if child.returncode < 0:
         raise LoadFailed(
-            f"not finished after {LOAD_TIMEOUT_S} s; the broker printed: {broker.last_words()}"
+            f"not finished after {LOAD_TIMEOUT_S} s; the broker printed: {broker.last_output()}"
         )
     if child.returncode:
         raise LoadFailed(errors.strip()[-2000:])
@@ -141,20 +143,21 @@ def run_load(broker: Broker, name: str, scale: float) -> Figures:
 
 
 def _end(load: subprocess.Popen[str]) -> None:
-    """Kill what is left of a load: processes that it started hold its output open."""
+    """Kill the rest of a load: its child processes keep its output open."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(load.pid, signal.SIGKILL)
 
 
 def crowd(broker: Broker) -> Figures:
-    """Memory and idle CPU (share of a core) with 1,000 partitions and 100 idle connections."""
+    """Measure memory and idle CPU (cores) with 1,000 partitions and 100 idle connections."""
     child = subprocess.Popen(
         [sys.executable, str(HERE / "loads.py"), "crowd", broker.bootstrap],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert child.stdout is not None and child.stdin is not None
+    assert child.stdout is not None
+    assert child.stdin is not None
     if not child.stdout.readline():
         raise LoadFailed(f"the idle consumers ended with exit code {child.wait(60)}")
     time.sleep(3)
@@ -169,7 +172,7 @@ def crowd(broker: Broker) -> Figures:
 
 
 def starts(make: Callable[[Path], Broker], folder: Path, options: Any, results: Results) -> None:
-    """Times to the first metadata answer: of an empty broker, and after kill -9 with a full log."""
+    """Measure times to the first metadata answer: empty, and after kill -9 with a full log."""
     for number in range(options.rounds):
         broker = make(folder / f"start-{number}")
         broker.start()
@@ -203,8 +206,9 @@ def check_end(broker: Broker, topic: str, records: int) -> None:
 
 
 def in_flight() -> Figures:
-    """What a million share records over 500 share partitions cost Shoal (`in_flight.py`), in about
-    half a minute. It looks into the broker, so Kafka has no such figure."""
+    """Measure the cost of a million share records over 500 share partitions (`in_flight.py`), in
+    about half a minute. It reads the broker's internal state, so Kafka has no such figure.
+    """
     ended = subprocess.run(
         [sys.executable, str(HERE / "in_flight.py")], capture_output=True, text=True, timeout=600
     )
@@ -216,7 +220,7 @@ def in_flight() -> Figures:
 
 
 def measure(options: argparse.Namespace, folder: Path, results: Results) -> None:
-    """All rounds of all loads, into `results`."""
+    """Run all rounds of all loads and add them to `results`."""
     kinds: list[type[Broker]] = [k for k in (Shoal, Kafka) if options.side in ("both", k.name)]
 
     def wanted(name: str) -> bool:
@@ -248,7 +252,7 @@ def measure(options: argparse.Namespace, folder: Path, results: Results) -> None
 def alternate(
     loads: list[str], options: argparse.Namespace, brokers: list[Broker], results: Results
 ) -> None:
-    """Run loads on the brokers in turn; "memory" is what they hold before and after."""
+    """Run loads on the brokers in turn. "memory" is the brokers' memory before and after."""
     idle_mb = {}
     try:
         for broker in brokers:
@@ -260,7 +264,8 @@ def alternate(
                     scale = options.scale if number >= 0 else options.scale / 2
                     _round(broker, name, scale, results, counts=number >= 0)
             if ended := next((broker for broker in brokers if broker.ended), None):
-                return results.fail(name, ended.name, f"it ended: {ended.last_words()}")
+                results.fail(name, ended.name, f"it ended: {ended.last_output()}")
+                return
         for broker in brokers:
             found = {"idle_mb": idle_mb[broker], "loaded_mb": broker.rss_mb()}
             results.add("memory", broker.name, found)
@@ -270,14 +275,15 @@ def alternate(
 
 
 def _round(broker: Broker, name: str, scale: float, results: Results, *, counts: bool) -> None:
-    """One round, unless the load has failed. One that warms the JVM does not count."""
+    """Run one round unless the load has failed. A warm-up round does not count."""
     if results.has_failed(name):
         return
     try:
         figures = run_load(broker, name, scale)
         Run(broker.bootstrap, scale).remove_topics()
     except (LoadFailed, KafkaException) as error:
-        return results.fail(name, broker.name, error)
+        results.fail(name, broker.name, error)
+        return
     if counts:
         results.add(name, broker.name, figures)
         print(f"{name:42} {broker.name:6} {json.dumps(figures)}", flush=True)

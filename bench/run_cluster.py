@@ -1,13 +1,14 @@
 """Three brokers of Shoal against three of Apache Kafka in one run: `make bench-cluster`.
 
-Prints a table of medians and ranges and writes it into bench/results/. `--only WORD` picks loads by
-a word of their name; `--rounds N` sets how often each runs on each cluster, three by default;
-BENCH_KILLS sets that of loads that kill a broker, ten by default. `--partitions N` is the size of
-the crowded cluster, 10,000 by default, 0 for none. `--side shoal` runs without Kafka. An
-interrupted run shows what it has.
+Prints a table of medians and ranges and writes it into bench/results/. `--only WORD` selects loads
+by a word of their name. `--rounds N` sets the number of rounds per cluster, by default three.
+BENCH_KILLS sets it for loads that kill a broker, by default ten. `--partitions N` is the size of
+the crowded cluster, by default 10,000; 0 means none. `--side shoal` runs without Kafka. An
+interrupted run prints its figures so far.
 
-Many partitions: Kafka runs with its default heap. If it does not survive, the bench tries half as
-many until it does, prints that number, and compares both clusters there; Shoal also runs with all.
+Many partitions: Kafka runs with its default heap. If it does not survive, the bench halves the
+number until it does, prints that number, and compares both clusters there. Shoal also runs with
+all.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from brokers import HEAP
 from cluster_loads import LOADS, QUIET, create
 from clusters import Cluster, KafkaNode, ShoalNode, eventually
 from confluent_kafka import KafkaException, Producer
+from load_checks import LoadFailed, Sent
 from report import show
 from results import Clock, Figures, Goal, Results, document
-from tally import LoadFailed, Sent
 
 HERE = Path(__file__).resolve().parent
 #: Goals by load and figure, as ratios to Kafka.
@@ -43,9 +44,9 @@ GOALS: dict[str, dict[str, Goal]] = {
 }
 #: Goals of the crowded cluster, whose load is named after its size.
 CROWDED = {figure: Goal(1.0, more=False) for figure in ("rss_mb", "start_s", "failover_s")}
-#: Loads whose first round warms the JVM and the page cache, and is not counted.
+#: Loads whose first round warms up the JVM and the page cache and does not count.
 WARMED = ("produce 1 KB, acks=all", "transactions of 100 ms")
-#: Seconds of a round on both clusters on a quiet machine of two cores, for the estimate.
+#: Seconds of a round on both clusters on an idle machine of two cores, for the estimate.
 ROUND_S = {
     "produce 1 KB, acks=all": 15,
     "transactions of 100 ms": 25,
@@ -53,9 +54,9 @@ ROUND_S = {
     "create 1,000 topics x 3": 15,
 }
 KILL_ROUND_S, CROWD_S = 40, 300
-#: Fewest partitions of the crowded cluster that are worth a comparison.
+#: Minimum partitions of the crowded cluster for a comparison.
 PARTITIONS_MIN = 500
-#: Single records, and those before them that do not count.
+#: Number of single records, and of warm-up records before them.
 ALONE, ALONE_WARM = 1_000, 200
 FIGURES = (
     "rate",
@@ -80,7 +81,7 @@ def goal_of(name: str, figure: str) -> Goal | None:
 
 
 def one_by_one(cluster: Cluster) -> Figures:
-    """CPU of all brokers for a single record, and its time with acks=all."""
+    """Measure the CPU of all brokers for a single record, and its time with acks=all."""
     (topic,) = create(cluster, 1)
     producer = Producer(
         {"bootstrap.servers": cluster.bootstrap, "acks": "all", "linger.ms": 0, **QUIET}
@@ -102,10 +103,10 @@ def one_by_one(cluster: Cluster) -> Figures:
 
 
 def crowded(cluster: Cluster, partitions: int) -> Figures:
-    """Memory with `partitions` partitions of three replicas, a broker's death, and its return.
+    """Measure memory with `partitions` partitions of three replicas, a broker's failure and return.
 
-    Raises LoadFailed if a step is not done within BENCH_WAIT, or a broker ends or prints that its
-    heap is full.
+    Raises LoadFailed if a step exceeds BENCH_WAIT, or a broker ends or prints that its heap is
+    full.
     """
     began = time.perf_counter()
 
@@ -178,7 +179,8 @@ def crowd(
         except LoadFailed as error:
             print(f"Kafka does not survive {survived:,} partitions with a heap of {HEAP}: {error}")
             if survived // 2 < PARTITIONS_MIN:
-                return results.fail(name_of(survived), "kafka", error)
+                results.fail(name_of(survived), "kafka", error)
+                return
             survived //= 2
     if KafkaNode in sides:
         results.notes.append(f"Kafka survived {survived:,} partitions with a heap of {HEAP}.")
@@ -204,14 +206,14 @@ def rounds_of(name: str, options: argparse.Namespace) -> int:
 
 
 def estimate_s(names: list[str], options: argparse.Namespace) -> float:
-    """Seconds that a run takes on a quiet machine of two cores."""
+    """Return the seconds of a run on an idle machine of two cores."""
     rounds = {n: rounds_of(n, options) + (n in WARMED) for n in names}
     whole = sum(count * ROUND_S.get(name, KILL_ROUND_S) for name, count in rounds.items())
     return whole + (CROWD_S * options.partitions / 10_000 if "partitions" in options.runs else 0)
 
 
 def measure(options: argparse.Namespace, folder: Path, results: Results) -> None:
-    """All rounds of all loads, into `results`."""
+    """Run all rounds of all loads and add them to `results`."""
     names = [n for n in LOADS if not options.only or any(w in n for w in options.only)]
     sides = [k for k in (ShoalNode, KafkaNode) if options.side in ("both", k.name)]
     print(f"About {estimate_s(names, options) / 60:.0f} minutes on a quiet machine.", flush=True)
@@ -232,7 +234,7 @@ def measure(options: argparse.Namespace, folder: Path, results: Results) -> None
 
 
 def _round(cluster: Cluster, name: str, scale: float, results: Results, *, counts: bool) -> None:
-    """One round, unless the load has failed. A failed one may leave brokers down: heal them."""
+    """Run one round unless the load has failed. A failed one may leave brokers down: heal them."""
     if results.has_failed(name):
         return
     try:
@@ -240,7 +242,8 @@ def _round(cluster: Cluster, name: str, scale: float, results: Results, *, count
         cluster.check_alive()
     except (LoadFailed, KafkaException) as error:
         results.fail(name, cluster.name, error)
-        return cluster.heal()
+        cluster.heal()
+        return
     if counts:
         note(results, name, cluster.name, figures)
 

@@ -1,4 +1,4 @@
-"""How soon records are with a member of a share group: a new one, and that beside a killed one."""
+"""Time until a share-group member gets records: a new one, and one beside a killed one."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import time
 from typing import Any
 
 from confluent_kafka import ShareConsumer
-from filling import CHECKED, QUIET, Figures, Run, produce
-from tally import Stall, check_commit, check_errors, random_values
+from load_checks import Stall, check_commit, check_errors, random_values
+from load_setup import CHECKED, QUIET, Figures, Run, produce
 
-#: A client may have fetched ahead, and learns of its assignment with its next heartbeat only: so
-#: many rounds of a second.
+#: Rounds of a second until both members have separate partitions. A client may have fetched ahead,
+#: and gets its assignment with its next heartbeat.
 APART_ROUNDS = 4
-#: A killed member's records come back when its session has ended, after 45 s on Kafka.
+#: A killed member's records return when its session has ended, after 45 s on Kafka.
 LOCK_END_S = 150
 
 
@@ -32,7 +32,7 @@ def _member(bootstrap: str, group: str, topic: str) -> ShareConsumer:
 
 
 def first_record(run: Run) -> Figures:
-    """From subscribing to the first record of a group that was not there."""
+    """Measure from subscribing to the first record of a new group."""
     topic, group = run.topic(), run.share_group()
     produce(run.bootstrap, topic, 1, random_values(100), acks="all")
     stall, began = Stall(1), time.perf_counter()
@@ -48,7 +48,7 @@ def first_record(run: Run) -> Figures:
 
 
 def _victim(bootstrap: str, group: str, topic: str, taken: Any) -> None:
-    """A member that takes records and does nothing with them."""
+    """Run a member that acquires records and does nothing with them."""
     member = _member(bootstrap, group, topic)
     while not (messages := member.poll(1.0)):
         continue
@@ -58,15 +58,16 @@ def _victim(bootstrap: str, group: str, topic: str, taken: Any) -> None:
 
 
 def killed_member(run: Run) -> Figures:
-    """From kill -9 of a member until another one has a record that it held. Each of the two is by
-    itself on one of two partitions."""
+    """Measure from kill -9 of a member until another member has one of its records. Each member has
+    one of two partitions.
+    """
     topic, group, values = run.topic(2), run.share_group(), random_values(100)
     member = _member(run.bootstrap, group, topic)
     processes = multiprocessing.get_context("spawn")
     taken = processes.Queue()
     victim = processes.Process(target=_victim, args=(run.bootstrap, group, topic, taken))
     held: set[tuple[int, int]] = set()
-    apart = 0  # Rounds in a row in which the other one's partition brought nothing.
+    apart = 0  # Successive rounds without records of the other member's partition.
     while apart < APART_ROUNDS:
         known = {partition for partition, _ in held}
         produce(run.bootstrap, topic, 1000, values, acks="all", partitions=2)
@@ -91,7 +92,7 @@ def killed_member(run: Run) -> Figures:
 
 
 def _take(member: ShareConsumer, timeout_s: float) -> list[tuple[int, int]]:
-    """Accept what a poll brings; where it stood."""
+    """Accept the records of a poll; return their positions."""
     messages = member.poll(timeout_s)
     check_errors(messages)
     for message in messages:

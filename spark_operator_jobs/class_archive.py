@@ -1,9 +1,9 @@
-"""Makes the archive of Spark's classes that `java.py` starts JVMs from, while the image is built.
+"""Creates the archive of Spark's classes from which `java.py` starts JVMs, during the image build.
 
-Three small applications are run, and what their JVMs load is listed: a streaming query over a
-source in Python with real executors, and submission and driver as on Kubernetes, before an API
-server that keeps nothing. From the list the JVM writes the archive (`-Xshare:dump`). Classes that
-are missing in it are read from their jars as ever.
+It runs three small applications and lists the classes that their JVMs load: a streaming query over
+a Python source with real executors, and the submission and the driver as on Kubernetes, with a fake
+API server. The JVM writes the archive from the list (`-Xshare:dump`). Classes that the archive
+lacks are read from their jars.
 """
 
 import json
@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 HOME = Path(os.environ["SPARK_HOME"])
-#: What the operator sets and what loads classes of its own.
+#: Settings of the operator that load additional classes.
 CONFS = {
     "spark.decommission.enabled": "true",
     "spark.storage.decommission.enabled": "true",
@@ -38,12 +38,12 @@ ON_KUBERNETES = {
     "spark.executor.instances": "1",
 }
 TIMEOUT_S = 300
-#: In which a driver asks for its executor.
+#: Seconds in which a driver requests its executor.
 PAUSE_S = 3
 
 
 class Nothing(BaseHTTPRequestHandler):
-    """An API server that takes every object and has none."""
+    """An API server that accepts every object and returns none."""
 
     protocol_version = "HTTP/1.1"
 
@@ -71,13 +71,13 @@ class Nothing(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if "Upgrade" in self.headers or "upgrade" in self.headers.get("Connection", "").lower():
-            # It watches by WebSocket first, and by plain HTTP where there is none.
+            # The client watches by WebSocket first, and by plain HTTP if there is none.
             self.send_response(503)
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
         if "watch=true" in self.path:
-            # No event ever comes; the client lets go of it when it ends.
+            # No event is sent; the client closes the connection when it ends.
             self.send_response(200)
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
@@ -104,9 +104,8 @@ class Nothing(BaseHTTPRequestHandler):
         pass
 
 
-def job(kind: str) -> None:
-    """The application: what a job's driver and its executors do."""
-    from pyspark.sql import SparkSession
+def source() -> type:
+    """Return a streaming source in Python with three batches of one row."""
     from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
     class Reader(DataSourceStreamReader):
@@ -135,6 +134,13 @@ def job(kind: str) -> None:
         def streamReader(self, schema: object) -> DataSourceStreamReader:
             return Reader()
 
+    return Source
+
+
+def job(kind: str) -> None:
+    """Run the application: the work of a job's driver and executors."""
+    from pyspark.sql import SparkSession
+
     spark = SparkSession.builder.getOrCreate()
     if kind == "job":
 
@@ -144,7 +150,7 @@ def job(kind: str) -> None:
             done.count()
             done.write.format("noop").mode("overwrite").save()
 
-        spark.dataSource.register(Source)
+        spark.dataSource.register(source())
         with tempfile.TemporaryDirectory() as checkpoint:
             writer = spark.readStream.format("few").load().writeStream.foreachBatch(work)
             query = writer.option("checkpointLocation", checkpoint).start()
@@ -152,7 +158,7 @@ def job(kind: str) -> None:
                 query.awaitTermination(0.2)
             query.stop()
     else:
-        # Its executor never comes, but is asked for.
+        # The executor is requested but never starts.
         threading.Event().wait(PAUSE_S)
     spark.stop()
 
@@ -181,7 +187,7 @@ def submit(lists: str, master: str, confs: dict[str, str], *words: str) -> None:
 
 
 def jars() -> list[str]:
-    """Spark's jars in the order of the class path; its launcher has slf4j's before all others."""
+    """Return Spark's jars in the order of the class path; its launcher puts slf4j's first."""
     found = [str(path) for path in sorted((HOME / "jars").glob("*.jar"))]
     return sorted(found, key=lambda path: not Path(path).name.startswith("slf4j-api"))
 
@@ -225,8 +231,8 @@ if __name__ == "__main__":
             try:
                 main(Path(archive), Path(path))
             except (OSError, subprocess.SubprocessError) as failed:
-                # An image without it is whole: its JVMs take longer to start.
+                # An image without the archive works; its JVMs only start slower.
                 Path(archive).unlink(missing_ok=True)
-                print(f"No archive of classes, JVMs start without: {failed}", file=sys.stderr)
+                print(f"No archive of classes; JVMs start without it: {failed}", file=sys.stderr)
         case [kind]:
             job(kind)

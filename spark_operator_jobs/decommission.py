@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Before Kubernetes ends an executor's pod: let it end its tasks first.
+"""Lets an executor complete its tasks before Kubernetes ends its pod.
 
-Spark has its executors call this as `/opt/decom.sh` (`spark.kubernetes.decommission.script`) where
-`spark.decommission.enabled` is set. The executor is told by SIGPWR, and is waited for; the pod's
-grace period bounds that. Only the standard library is used.
+Spark configures its executors to run this as `/opt/decom.sh`
+(`spark.kubernetes.decommission.script`) if `spark.decommission.enabled` is set. It sends SIGPWR to
+the executor and waits for it, bounded by the pod's grace period. It uses only the standard library.
 """
 
 import os
@@ -16,9 +16,9 @@ EXECUTOR = b"org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
 
 
 def executors() -> list[int]:
-    """The process ids of executors in this container.
+    """Return the process ids of executors in this container.
 
-    A node sees those of its pods too, which are in PID namespaces of their own.
+    A node's processes include those of its pods, which have their own PID namespaces.
     """
     found, here = [], namespace("self")
     for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -33,7 +33,7 @@ def executors() -> list[int]:
 
 
 def namespace(pid: str) -> str:
-    """The PID namespace of a process; empty where it is not told."""
+    """Return the PID namespace of a process; empty if it is unavailable."""
     try:
         return os.readlink(f"/proc/{pid}/ns/pid")
     except OSError:

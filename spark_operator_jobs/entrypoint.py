@@ -1,15 +1,15 @@
-"""The entry point of the Spark image: becomes a driver, an executor, or the program named.
+"""The entry point of the Spark image: runs a driver, an executor, or the named program.
 
-Spark's scheduler for Kubernetes starts its containers with `driver ARGUMENTS` or `executor`, and
-says the rest in environment variables (core/resource-managers of Spark, `Constants.scala`). Only
-the standard library is used, and only what a PySpark application needs is understood.
+Spark's scheduler for Kubernetes starts containers with `driver ARGUMENTS` or `executor`, and passes
+the rest in environment variables (core/resource-managers of Spark, `Constants.scala`). This module
+uses only the standard library and supports what a PySpark application needs.
 """
 
 import os
 import sys
 
 EXECUTOR = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
-#: The executor back-end's options and the variables that Spark hands their values in.
+#: Options of the executor back end and the variables with their values.
 EXECUTOR_OPTIONS = {
     "--driver-url": "SPARK_DRIVER_URL",
     "--executor-id": "SPARK_EXECUTOR_ID",
@@ -61,14 +61,14 @@ def executor(environment: dict[str, str]) -> list[str]:
 
 
 def command(environment: dict[str, str], arguments: list[str]) -> list[str]:
-    """The program that a container with these arguments and variables becomes."""
+    """Return the program for a container with these arguments and variables."""
     match arguments:
         case ["driver", *rest]:
             return driver(environment, rest)
         case ["executor", *_]:
             return executor(environment)
         case []:
-            sys.exit("Say `driver`, `executor` or a program to run.")
+            sys.exit("Pass `driver`, `executor` or a program to run.")
     return arguments
 
 

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 """`java` of the Spark image: starts Spark's JVMs from an archive of its classes.
 
-A JVM of Spark spends half of its start on reading some ten thousand classes from jars and checking
-them. The image has them as the JVM would have them in memory (class data sharing: `class_archive`),
-which a JVM takes only if its class path begins with the very jars that the archive was made of, in
-their order. `$SPARK_HOME/jars/*` comes in any order, and after the directory of the configuration.
-So here the jars are named, in the archive's order, and the directory goes behind them: none of
-Spark's jars has a file that stands in a directory of configuration. Where a class path has a jar
-of somebody else before Spark's, or Spark's are other ones, the JVM starts without the archive.
+A JVM of Spark spends half of its start on loading and verifying some ten thousand classes from
+jars. The image has an archive of their in-memory form (class data sharing: `class_archive`). A JVM
+uses the archive only if its class path starts with exactly the archived jars, in their order.
+`$SPARK_HOME/jars/*` expands in any order, and comes after the configuration directory. So this
+program names the jars in the archive's order and puts the directory after them. No jar of Spark
+contains a file of a configuration directory. If a class path has another jar before Spark's, or
+other versions of Spark's jars, the JVM starts without the archive.
 
-JAVA_HOME names the directory above this program's, and the real `java` is on the PATH. Only the
-standard library is used.
+JAVA_HOME is the directory above this program's, and the real `java` is on the PATH. This module
+uses only the standard library.
 """
 
 import os
@@ -19,12 +19,12 @@ from pathlib import Path
 
 #: The archive, and the class path that it was made with.
 ARCHIVE, JARS = Path("/opt/spark/classes.jsa"), Path("/opt/spark/classes.path")
-#: While the archive is made: a directory into which each JVM writes what it loads.
+#: During the creation of the archive: a directory for the class list of each JVM.
 LISTS = "SHOAL_CLASS_LISTS"
 
 
 def expanded(class_path: str, home: str, archived: list[str]) -> str | None:
-    """The class path that begins with the archive's jars; None if it cannot mean the same."""
+    """Return the class path with the archive's jars first; None if that changes its meaning."""
     wildcard, entries = f"{home}/jars/*", [part for part in class_path.split(":") if part]
     if wildcard not in entries:
         return None
@@ -38,7 +38,7 @@ def expanded(class_path: str, home: str, archived: list[str]) -> str | None:
 
 
 def command(arguments: list[str], environment: dict[str, str]) -> list[str]:
-    """The real program's words."""
+    """Return the command line of the real program."""
     if lists := environment.get(LISTS):
         return ["java", f"-XX:DumpLoadedClassList={lists}/{os.getpid()}.classes", *arguments]
     flags = [word for word in ("-cp", "-classpath", "--class-path") if word in arguments]
@@ -49,7 +49,7 @@ def command(arguments: list[str], environment: dict[str, str]) -> list[str]:
     class_path = expanded(arguments[at], environment.get("SPARK_HOME", ""), archived)
     if class_path is None:
         return ["java", *arguments]
-    # What it cannot use it does without, and says nothing: the output is read by scripts.
+    # The JVM silently ignores an unusable archive, because scripts read its output.
     options = [f"-XX:SharedArchiveFile={ARCHIVE}", "-Xshare:auto", "-Xlog:cds=off"]
     return ["java", *options, *arguments[:at], class_path, *arguments[at + 1 :]]
 

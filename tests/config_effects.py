@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from shoal.metadata.client_metrics import SUBSCRIPTION
-from shoal.metadata.config_keys import ConfigKey, OneOf, Range, Standing, Type
+from shoal.metadata.config_keys import ConfigEffect, ConfigKey, OneOf, Range, Type
 from shoal.metadata.configs import BROKER, GROUP, TOPIC
 
 TABLES: dict[str, Mapping[str, ConfigKey]] = {
@@ -31,7 +31,7 @@ def _inherited() -> dict[str, tuple[str, str, int]]:
         for kind, table in (("topic", TOPIC), ("group", GROUP))
         for key in table.values()
         for synonym in key.synonyms
-        if key.standing is Standing.APPLIED
+        if key.effect is ConfigEffect.APPLIED
     }
 
 
@@ -41,7 +41,7 @@ def _bounds() -> dict[str, tuple[str, bool]]:
         name: (key.name, at == 0)
         for key in GROUP.values()
         for at, name in enumerate(key.bounds)
-        if name and key.standing is Standing.APPLIED
+        if name and key.effect is ConfigEffect.APPLIED
     }
 
 

@@ -1,13 +1,13 @@
-"""`docs/compat.md`, made of the table of handlers: `python tools/compat_page.py`.
+"""Generate `docs/compat.md` from the table of handlers: `python tools/compat_page.py`.
 
-`KAFKA` is what a broker of Apache Kafka 4.3.1 names on the listener of its clients, and
-`KAFKA_CONTROLLERS` what a controller names on its own. The page puts them beside what `HANDLERS`
-serves, so it cannot claim what the broker does not do.
+`KAFKA` are the APIs that a broker of Apache Kafka 4.3.1 lists on its client listener, and
+`KAFKA_CONTROLLERS` those of a controller listener. The page compares them with `HANDLERS`, so it
+cannot claim what the broker does not support.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from shoal.log.validation import RECORD_ERRORS_MAX
 from shoal.metadata.controller import SUPPORTED_FEATURES
@@ -16,6 +16,9 @@ from shoal.record.compression import EXPANDED_BYTES_MAX
 from shoal.server.cluster_config import Listeners
 from shoal.server.handlers import HANDLERS, api_versions
 from shoal.server.network.api import Api
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 KAFKA_VERSION = "4.3.1"
 #: Lowest and highest version by API key.
@@ -56,7 +59,7 @@ KAFKA_CONTROLLERS: dict[ApiKey, tuple[int, int]] = {
     ApiKey.UPDATE_RAFT_VOTER: (0, 0),
 }
 _KAFKA_ALL = {**KAFKA_CONTROLLERS, **KAFKA}
-#: Feature levels that it supports.
+#: Supported feature levels of Kafka.
 KAFKA_FEATURES = {
     "eligible.leader.replicas.version": (0, 1),
     "group.version": (0, 1),
@@ -66,7 +69,7 @@ KAFKA_FEATURES = {
     "streams.version": (0, 1),
     "transaction.version": (0, 2),
 }
-#: APIs that Kafka names only under a condition that Shoal does not have.
+#: APIs that Kafka lists only under a condition that Shoal does not have.
 CONDITIONAL = {
     ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: "Kafka names it once a metrics reporter takes telemetry",
     ApiKey.PUSH_TELEMETRY: "Kafka names it once a metrics reporter takes telemetry",
@@ -106,7 +109,7 @@ error message where Kafka gives none. An answer lists at most {RECORD_ERRORS_MAX
 
 
 def page(rows: Iterable[Api] = tuple(HANDLERS.values())) -> str:
-    """The whole page."""
+    """Return the whole page."""
     served = {
         ApiKey(row["api_key"]): (row["min_version"], row["max_version"])
         for row in api_versions.served(rows)
@@ -126,9 +129,9 @@ def page(rows: Iterable[Api] = tuple(HANDLERS.values())) -> str:
     lines += [
         "",
         "## APIs of Kafka that are not served\n",
-        "ApiVersions does not name them, so clients say that the broker does not support the call"
-        " before they\nsend it. A client that sends one all the same loses its connection, as it"
-        " does with an API that\nKafka does not know, or does not serve on that listener.\n",
+        "ApiVersions does not list them, so clients report an unsupported API without a request."
+        " If a client\nsends one anyway, the broker closes the connection. Kafka does the same for"
+        " an API that it does not\nhave, or that it does not support on the listener.\n",
         "| key | API | Kafka | listeners |",
         "|---:|---|---|---|",
     ]
@@ -147,12 +150,12 @@ def page(rows: Iterable[Api] = tuple(HANDLERS.values())) -> str:
 
 
 def name(key: ApiKey) -> str:
-    """An API by its name in Kafka's schemas."""
+    """Return an API's name in Kafka's schemas."""
     return "".join(word.capitalize() for word in key.name.split("_"))
 
 
 def kafka_listeners(key: ApiKey) -> Listeners:
-    """The listeners on which Kafka names an API."""
+    """Return the listeners on which Kafka lists an API."""
     found = Listeners(0)
     if key in KAFKA:
         found |= Listeners.BROKER

@@ -1,12 +1,15 @@
-"""`docs/configs.md`, made of the tables: `python tools/config_page.py`."""
+"""Generate `docs/configs.md` from the tables of configs: `python tools/config_page.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from shoal.metadata.client_metrics import SUBSCRIPTION
-from shoal.metadata.config_keys import ConfigKey, Scope, Standing, Type, text_of
+from shoal.metadata.config_keys import ConfigEffect, ConfigKey, Scope, Type, text_of
 from shoal.metadata.configs import BROKER, GROUP, TOPIC
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 _INTRODUCTION = """\
 # Configs
@@ -16,7 +19,7 @@ under Kafka's name, and Shoal's own, which begin with `shoal.`. It is generated 
 `broker_image/shoal/metadata`.
 
 Each entry has the type, the unit, the default and the allowed values. A config has an effect unless
-its entry says *no effect*. An entry that says *default only* can be set to nothing but its default.
+its entry says *no effect*. If an entry says *default only*, other values are refused.
 For each config with an effect a test observes it (`tests/config_effects.py`). `shoal server` names
 the settings without effect that it was given.
 
@@ -25,13 +28,13 @@ can be altered while the broker runs. A topic or group that does not set a confi
 the broker config named as *broker default*.
 """
 _SENSES = {
-    Standing.APPLIED: "",
-    Standing.ACCEPTED: " (no effect)",
-    Standing.REFUSED: " (default only)",
+    ConfigEffect.APPLIED: "",
+    ConfigEffect.ACCEPTED: " (no effect)",
+    ConfigEffect.REFUSED: " (default only)",
 }
-_EFFECTS = {Standing.ACCEPTED: "no effect", Standing.REFUSED: "default only"}
+_EFFECTS = {ConfigEffect.ACCEPTED: "no effect", ConfigEffect.REFUSED: "default only"}
 _NUMBERS = {Type.INT, Type.SHORT, Type.LONG, Type.DOUBLE}
-#: Units by the end of a config's name, the longest first.
+#: Units by the suffix of a config's name, the longest first.
 _UNITS = {
     ".bytes.per.second": "bytes per second",
     ".throttled.rate": "bytes per second",
@@ -47,7 +50,7 @@ _UNITS = {
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     lines = [_INTRODUCTION]
     for title, table in (
         ("Broker", BROKER),
@@ -61,13 +64,13 @@ def page() -> str:
 
 
 def _sections(table: Mapping[str, ConfigKey]) -> Iterator[str]:
-    found: dict[tuple[Standing, str], list[ConfigKey]] = {}
+    found: dict[tuple[ConfigEffect, str], list[ConfigKey]] = {}
     for key in table.values():
-        found.setdefault((key.standing, key.section), []).append(key)
-    for standing in Standing:
+        found.setdefault((key.effect, key.section), []).append(key)
+    for effect in ConfigEffect:
         for (kind, title), keys in found.items():
-            if kind is standing:
-                yield f"### {title}{_SENSES[standing]}\n"
+            if kind is effect:
+                yield f"### {title}{_SENSES[effect]}\n"
                 yield from map(_entry, keys)
                 yield ""
 
@@ -90,13 +93,13 @@ def _entry(key: ConfigKey) -> str:
     bounds = [f"`{name}`" for name in key.bounds if name]
     if bounds:
         facts.append("bounded by " + ", ".join(bounds))
-    if key.standing in _EFFECTS:
-        facts.append(_EFFECTS[key.standing])
+    if key.effect in _EFFECTS:
+        facts.append(_EFFECTS[key.effect])
     return f"* `{key.name}`: {key.doc} ({'; '.join(facts)})"
 
 
 def _unit(key: ConfigKey) -> str:
-    """The unit of a number, as its name or the first word of its doc gives it; else empty."""
+    """Return the unit of a number from its name or the first word of its description, else ""."""
     if key.type not in _NUMBERS:
         return ""
     found = next((unit for end, unit in _UNITS.items() if key.name.endswith(end)), "")

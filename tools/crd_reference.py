@@ -1,8 +1,8 @@
-"""`docs/reference`, made of the custom resource definitions:
+"""Generate `docs/reference` from the custom resource definitions:
 
     python tools/crd_reference.py crds docs/reference
 
-What `kubectl explain` shows and what these pages say have one source: the schemas in `crds/`.
+`kubectl explain` and these pages use the same source: the schemas in `crds/`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-#: The list that every status has alike; it is described once.
+#: The list that all statuses have in common; it is described once.
 _CONDITIONS = "conditions"
 _CONDITIONS_TEXT = (
     "`Ready` (it does what its spec asks), `Progressing` (the operator is at work), `Degraded` "
@@ -31,7 +31,7 @@ _BOUNDS = {
 
 
 def page(definition: Mapping[str, Any]) -> str:
-    """The page of one CustomResourceDefinition, in Markdown."""
+    """Return the page of one CustomResourceDefinition in Markdown."""
     names, version = definition["spec"]["names"], definition["spec"]["versions"][0]
     schema = version["schema"]["openAPIV3Schema"]
     columns = ", ".join(c["name"] for c in version["additionalPrinterColumns"])
@@ -54,7 +54,7 @@ def page(definition: Mapping[str, Any]) -> str:
 
 
 def _rows(schema: Mapping[str, Any], path: str) -> Iterator[str]:
-    """A line for each field under `schema`, depth first."""
+    """Yield a line for each field under `schema`, depth first."""
     required = schema.get("required", [])
     for name, field in schema.get("properties", {}).items():
         here = f"{path}.{name}"
@@ -100,7 +100,7 @@ def _plain(value: Any) -> str:
 
 
 def pages(crds: Path) -> dict[str, str]:
-    """Every page by its file name; `crds` is the directory of the definitions."""
+    """Return every page by file name; `crds` is the directory of the definitions."""
     made = {}
     for file in sorted(crds.glob("*.yaml")):
         definition = yaml.safe_load(file.read_text())

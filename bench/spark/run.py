@@ -1,17 +1,17 @@
-"""The Spark source's figures: `make bench-spark`, `BENCH="throughput scaling latency"` for some.
+"""Figures of the Spark source: `make bench-spark`, `BENCH="throughput scaling latency"` for some.
 
-* throughput: rows a second in `local[2]` against Spark's own Kafka source, same topic and broker;
+* throughput: rows per second in `local[2]` against Spark's own Kafka source, same topic and broker;
 * scaling: records of 20 ms each, two partitions, six one-core executors (`local-cluster`), against
-  the same job over Spark's Kafka source, whose tasks are as many as the partitions;
+  the same job over Spark's Kafka source, which has one task per partition;
 * latency: from produce to accepted, light load, default trigger, no work.
 
-Each starts a Shoal broker of its own. The time from a backlog to the third executor needs a
-Kubernetes and is not measured here. Spark's Kafka source comes from Maven:
-`mvn -q -f bench/spark/pom.xml dependency:copy-dependencies -DoutputDirectory=lib`.
+Each starts its own Shoal broker. The time from a backlog to the third executor needs Kubernetes and
+is not measured here. Spark's Kafka source comes from Maven: `mvn -q -f bench/spark/pom.xml
+dependency:copy-dependencies -DoutputDirectory=lib`.
 
-Every timed drain must return each row once. A drain of its own after the timed ones, so that
-Spark's work there stays the same, compares the checksum of all values with the producer's. A load
-that fails has a row that says so, and the exit code is 1.
+Every timed drain must return each row once. A separate drain after the timed ones compares the
+checksum of all values with the producer's, so that Spark's timed work does not change. A load that
+fails has a row with the error, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ import tempfile
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import shoal_spark
 from pyspark.sql import DataFrame, SparkSession
@@ -41,13 +40,16 @@ from shoal_spark.arguments import BATCH_TARGET_MS
 HERE = Path(__file__).resolve().parent
 sys.path += [str(HERE.parents[1] / "tests"), str(HERE.parent)]
 
+from load_checks import LoadFailed  # noqa: E402
 from report import show  # noqa: E402
 from results import Clock, Goal, Results, document  # noqa: E402
 from servers import ShoalProcess  # noqa: E402
-from tally import LoadFailed  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
 
 LIBRARY = HERE / "lib"
-#: Jars without which the Kafka source does not load; PySpark has the others.
+#: Jars that the Kafka source needs and PySpark lacks.
 JARS = ("spark-sql-kafka", "spark-token-provider-kafka", "kafka-clients", "commons-pool2")
 PARTITIONS = 2
 WORK_S = 0.02
@@ -58,7 +60,7 @@ LOCKS = 2_000
 
 @contextmanager
 def session(master: str, **confs: str) -> Iterator[SparkSession]:
-    """A session with Spark's Kafka source and ours."""
+    """Return a session with Spark's Kafka source and Shoal's."""
     jars = [str(p) for p in LIBRARY.glob("*.jar") if p.name.startswith(JARS)]
     if len(jars) < len(JARS):
         sys.exit(
@@ -93,7 +95,7 @@ def new_topic(client: SyncClient) -> str:
 
 
 def new_group(client: SyncClient, locks: int) -> str:
-    """A group that begins at the topic's beginning, with so many locks a partition."""
+    """Return a group that starts at the beginning of the topic, with this limit of locks."""
     name = f"bench-{uuid.uuid4().hex[:8]}"
     changes = [
         ConfigChange("share.auto.offset.reset", "earliest"),
@@ -104,7 +106,7 @@ def new_group(client: SyncClient, locks: int) -> str:
 
 
 def fill(client: SyncClient, topic: str, rows: int, size: int) -> int:
-    """Text of that size, in the producer's default batches; the sum of the CRC-32 of all values."""
+    """Write text of this size in the producer's default batches; return the sum of all CRC-32."""
     text = (Path(__file__).read_text() * (size // 1000 + 1)).encode()
 
     async def send() -> None:
@@ -123,7 +125,7 @@ def progress(
     options: Mapping[str, str],
     sink: Callable[[DataFrame, int], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Drain a queue; the progress of each batch that had rows."""
+    """Drain a queue; return the progress of each batch with rows."""
     with tempfile.TemporaryDirectory() as checkpoint:
         frame = spark.readStream.format(kind).options(**options).load()
         writer = frame.writeStream.foreachBatch(sink) if sink else frame.writeStream.format("noop")
@@ -134,7 +136,7 @@ def progress(
 
 
 def rate(batches: list[dict[str, Any]], rows: int, skip: int = 1) -> float:
-    """Rows a second; the first batch starts the workers and does not count."""
+    """Return rows per second; the first batch starts the workers and does not count."""
     got = sum(p["numInputRows"] for p in batches)
     if got != rows:
         raise LoadFailed(f"{got} instead of {rows} rows")
@@ -145,7 +147,7 @@ def rate(batches: list[dict[str, Any]], rows: int, skip: int = 1) -> float:
 
 
 class Bench:
-    """A broker with room for one micro-batch in a group's locks, and a client of it."""
+    """A broker with room for one micro-batch in a group's locks, and a client."""
 
     def __init__(self, given: argparse.Namespace) -> None:
         self.given = given
@@ -174,9 +176,9 @@ class Bench:
         results: Results,
         **more: str,
     ) -> None:
-        """Rows a second, ours and Spark's, in rounds that alternate.
+        """Measure rows per second of Shoal's and Spark's source in alternating rounds.
 
-        `find` batches of ours do not count either, in which it finds their size.
+        The first `find` batches of Shoal's source determine the batch size and do not count.
         """
         topic = new_topic(self.client)
         checksum = fill(self.client, topic, rows, size)
@@ -216,7 +218,7 @@ class Bench:
                 "spark.executorEnv.PYTHONPATH": os.environ.get("PYTHONPATH", ""),
             },
         ) as spark:
-            # As the jobs do it: batches of so many seconds, within a group's default record locks.
+            # Like the jobs: batches with a target duration, within a group's default record locks.
             more = {
                 "minPartitions": str(EXECUTORS),
                 "batch.target.ms": str(BATCH_TARGET_MS),
@@ -236,7 +238,7 @@ class Bench:
             )
 
     def latency(self, name: str, results: Results) -> None:
-        """Seconds from produce until the group's start offset has moved past the record."""
+        """Measure seconds from produce until the group's start offset has passed the record."""
         topic, group = new_topic(self.client), new_group(self.client, 1000)
         options = {"kafka.bootstrap.servers": self.bootstrap, "subscribe": topic, "group.id": group}
         took = []
@@ -265,16 +267,16 @@ WARM_UP = 5
 
 
 def lag(client: SyncClient, group: str) -> int:
-    """Records not settled; 1 while the group does not know its partitions."""
+    """Return the number of unsettled records; 1 before the group has its partitions."""
     found = client.run(client.admin.share_groups.offsets([group]))[group]
-    if isinstance(found, KafkaError):  # The group comes to be with its first member.
+    if isinstance(found, KafkaError):  # The group's first member creates it.
         return 1
     lags = [getattr(offset, "lag", -1) for offset in found.values()]
     return sum(lags) if lags and min(lags) >= 0 else 1
 
 
 def working(frame: DataFrame, batch: int) -> None:
-    """20 ms for each record, on the executors."""
+    """Work 20 ms for each record on the executors."""
 
     def work(batches: Iterator[Any]) -> Iterator[Any]:
         for one in batches:
@@ -289,7 +291,7 @@ def working(frame: DataFrame, batch: int) -> None:
 def verify(
     spark: SparkSession, kind: str, options: Mapping[str, str], rows: int, checksum: int
 ) -> None:
-    """Drain the topic once more, and raise LoadFailed unless its values are what was sent."""
+    """Drain the topic again, and raise LoadFailed unless its values are those sent."""
     found = [0, 0]
 
     def add(frame: DataFrame, batch: int) -> None:
@@ -302,7 +304,7 @@ def verify(
         raise LoadFailed(f"{kind}: {found[0]} of {rows} rows, checksum {found[1]} not {checksum}")
 
 
-#: Name of each load's row, and its goals.
+#: The name of each load's row, and its goals.
 LOADS = {
     "throughput": ("rows of 1 KB, count sink, local[2]", {"rows_per_s": Goal(0.8)}),
     "scaling": (f"20 ms a record, 2 partitions, {EXECUTORS} executors", {"rows_per_s": Goal(2.5)}),

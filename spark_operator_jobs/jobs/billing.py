@@ -1,28 +1,30 @@
-"""Billing: each order becomes an invoice, as a PDF, and is registered exactly once.
+"""Billing: makes an invoice as a PDF for each order and registers it exactly once.
 
     spark-submit billing.py --topics orders --group billing --registry /data/invoices.db
 
-The registry, an SQLite file on the driver's volume, takes each order once: a batch that runs again,
-a record that is delivered again and a dead letter that is redriven bill nobody twice. The number of
-an invoice is where its order lies in the log. An order that makes no invoice is rejected, which
-takes it to the group's dead-letter topic; once the cause is gone, `shoal share redrive` brings it
-back. `feed_orders.py` fills the queue.
+The registry, an SQLite file on the driver's volume, accepts each order once. So a repeated batch, a
+redelivered record and a redriven dead letter never bill twice. The number of an invoice is the
+order's position in the log. An order that cannot be billed is rejected and goes to the group's
+dead-letter topic. Once the cause is fixed, `shoal share redrive` sends it back. `feed_orders.py`
+fills the queue.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import shoal_spark
 from pyspark.sql import DataFrame, SparkSession
 from shoal_spark import arguments, outcomes
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterable, Sequence
 
 SCHEMA = "order_id string, number string, account string, total_cents long, pdf binary"
 TABLE = """
@@ -31,22 +33,22 @@ TABLE = """
         total_cents INTEGER NOT NULL, pdf BLOB NOT NULL, batch INTEGER NOT NULL
     )
 """
-#: A page of A4 in points, and where its text begins.
+#: An A4 page in points, and the position of its text.
 PAGE, LEFT, TOP, LEADING = (595, 842), 72, 770, 16
-#: Lines of an order that its page has room for.
+#: Lines of an order that fit on its page.
 LINES_MAX = 40
-#: What a PDF string needs a backslash before.
+#: Characters that need a backslash in a PDF string.
 ESCAPED, ESCAPE = re.compile(r"([()\\])"), r"\\\1"
 
 
 def invoice(row: dict[str, Any], lines_max: int = LINES_MAX) -> dict[str, Any]:
-    """The invoice for one record; raises where it is no order that can be billed."""
+    """Return the invoice for one record. Raises an error if it is not a valid order."""
     order = json.loads(row["value"] or b"")
     lines = order["lines"]
     if not 0 < len(lines) <= lines_max:
         raise ValueError(f"an invoice has 1 to {lines_max} lines, not {len(lines)}")
     if bad := [line for line in lines if line["quantity"] <= 0 or line["price_cents"] < 0]:
-        raise ValueError(f"nothing can be billed for {bad[0]}")
+        raise ValueError(f"these cannot be billed: {bad[0]}")
     total = sum(line["price_cents"] * line["quantity"] for line in lines)
     number = f"{row['topic']}-{row['partition']}-{row['offset']}"
     text = [
@@ -74,7 +76,7 @@ def euros(cents: int) -> str:
 
 
 def pdf(lines: Sequence[str]) -> bytes:
-    """A page of text in a fixed font (PDF 1.4, ISO 32000-1); only Latin-1 can be shown."""
+    """Return a page of text in a fixed font (PDF 1.4, ISO 32000-1); only Latin-1 can be shown."""
     shown = "".join(f"({ESCAPED.sub(ESCAPE, line)}) Tj T*\n" for line in lines)
     text = f"BT /F1 11 Tf {LEADING} TL {LEFT} {TOP} Td\n{shown}ET".encode("latin-1", "replace")
     objects = [
@@ -97,7 +99,7 @@ def pdf(lines: Sequence[str]) -> bytes:
 
 
 def register(path: str, batch: int, invoices: Iterable[Any]) -> int:
-    """Write invoices that are not there yet, all or none; how many were new."""
+    """Write new invoices, all or none; return how many were new."""
     rows = [
         (i["order_id"], i["number"], i["account"], i["total_cents"], bytes(i["pdf"]), batch)
         for i in invoices
@@ -110,7 +112,7 @@ def register(path: str, batch: int, invoices: Iterable[Any]) -> int:
 
 
 def sink(given: argparse.Namespace) -> Callable[[DataFrame, int], None]:
-    """What is done with each micro-batch."""
+    """Return the function that handles each micro-batch."""
     options, bill = arguments.options(given), partial(invoice, lines_max=given.lines_max)
 
     def write(batch: DataFrame, number: int) -> None:

@@ -1,9 +1,9 @@
-"""Fills a queue with image tasks: scikit-image's own pictures, cut and turned, some of them broken.
+"""Fills a queue with image tasks: scikit-image's pictures, cut and rotated, some of them broken.
 
     python feed_images.py --bootstrap-servers localhost:9092 --topic images --count 20000
 
-Makes the topic if it is not there, and the group's configs if `--group` is given: it starts at the
-beginning of the topic, and its rejected records go to `--dead-letters`.
+Creates the topic if it does not exist. With `--group` it also sets the group's configs: it starts
+at the beginning of the topic, and its rejected records go to `--dead-letters`.
 """
 
 from __future__ import annotations
@@ -11,19 +11,22 @@ from __future__ import annotations
 import importlib.util
 import io
 import sys
-from collections.abc import Iterator
 from itertools import cycle, islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from feeding import Task, arguments, broken, run
 from PIL import Image
 
-#: Different pictures; more tasks than that repeat them under other names.
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: Number of different pictures. More tasks repeat them under other names.
 PICTURES = 400
 
 
 def originals() -> list[tuple[str, Image.Image]]:
-    """The pictures in scikit-image's package, by name."""
+    """Return the pictures in scikit-image's package by name."""
     spec = importlib.util.find_spec("skimage")
     if spec is None or not spec.submodule_search_locations:
         sys.exit("the pictures come with scikit-image: pip install scikit-image")
@@ -37,9 +40,9 @@ def originals() -> list[tuple[str, Image.Image]]:
 
 
 def pictures(size: int, count: int) -> Iterator[tuple[str, bytes]]:
-    """`count` different JPEGs of `size` pixels square: name and bytes."""
+    """Yield `count` different JPEGs of `size` pixels square: name and bytes."""
     for number, (name, image) in enumerate(islice(cycle(originals()), count)):
-        # A window that wanders over the picture, and a quarter turn now and then.
+        # A window that moves over the picture, with occasional quarter turns.
         side = min(image.size) * (60 + number % 40) // 100
         left = (image.width - side) * (number * 7 % 11) // 10
         top = (image.height - side) * (number * 3 % 11) // 10
@@ -57,7 +60,7 @@ def pictures(size: int, count: int) -> Iterator[tuple[str, bytes]]:
 
 
 def tasks(count: int, size: int, name_of_all: str = "image") -> Iterator[Task]:
-    """So many pictures, each under a name of its own; the header tells what it was cut from."""
+    """Yield `count` pictures with unique names; the header has the original's name."""
     made = list(pictures(size, min(count, PICTURES)))
     for number in range(count):
         name, data = made[number % len(made)]
@@ -67,7 +70,7 @@ def tasks(count: int, size: int, name_of_all: str = "image") -> Iterator[Task]:
 def main() -> None:
     parser = arguments(__doc__, topic="images", count=2000, broken_every=100)
     parser.add_argument("--size", type=int, default=256, help="pixels of an image's side")
-    parser.add_argument("--name", default="image", help="what the tasks' keys begin with")
+    parser.add_argument("--name", default="image", help="prefix of the tasks' keys")
     given = parser.parse_args()
     made = tasks(given.count, given.size, given.name)
     run(given, broken(made, given.broken_every, part=3), "image tasks")

@@ -2,8 +2,8 @@
 
     python feed_orders.py --bootstrap-servers localhost:9092 --topic orders --count 5000
 
-One account in fifty has been taken over, and orders a lot from abroad at once. Now and then a
-record is no order at all. Makes the topic if it is not there.
+One account in fifty is compromised and orders large amounts from abroad. A few records are not
+orders. Creates the topic if it does not exist.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ import importlib.util
 import json
 import random
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from feeding import Task, arguments, broken, run
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 COUNTRIES = ("DE", "FR", "IT", "ES", "PT", "AT")
-#: Every such account has been taken over.
+#: One account in this number is compromised.
 TAKEN_OVER = 50
 
 
@@ -30,7 +32,7 @@ class Wine(NamedTuple):
 
 
 def stock() -> list[Wine]:
-    """The wines: named by cultivar and row, dearer with more proline, as in the trade."""
+    """Return the wines, named by cultivar and row; more proline means a higher price."""
     spec = importlib.util.find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
         sys.exit("the wines come with scikit-learn: pip install scikit-learn")
@@ -44,7 +46,7 @@ def stock() -> list[Wine]:
 
 
 def orders(count: int, accounts: int, seed: int) -> Iterator[Task]:
-    """Orders as JSON, by account; the same for the same seed."""
+    """Yield orders as JSON by account; the same ones for the same seed."""
     wines, choose = stock(), random.Random(seed)
     for number in range(count):
         account = choose.randrange(accounts)

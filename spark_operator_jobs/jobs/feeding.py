@@ -1,4 +1,4 @@
-"""What every feeder does: arguments, topics, the group's configs, and sending without waiting."""
+"""Common parts of feeders: arguments, topics, the group's configs, and pipelined sending."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.client.client import Client
 from shoal.client.configs import ConfigChange, Resource, ResourceType
@@ -15,7 +14,10 @@ from shoal.client.errors import ClientError, KafkaError, expect
 from shoal.client.topics import NewTopic
 from shoal.protocol.errors import ErrorCode
 
-#: Records that are on their way at once.
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+#: Maximum number of records in flight.
 WINDOW = 500
 
 
@@ -30,7 +32,7 @@ class Task(NamedTuple):
 def arguments(
     doc: str | None, *, topic: str, count: int, broken_every: int
 ) -> argparse.ArgumentParser:
-    """A parser of what all feeders take; the rest is the caller's to add."""
+    """Return a parser of the common arguments; the caller adds the others."""
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     server = os.environ.get("SHOAL_BOOTSTRAP_SERVERS", "localhost:9092")
     parser.add_argument("--bootstrap-servers", default=server)
@@ -39,13 +41,13 @@ def arguments(
     parser.add_argument("--replication-factor", type=int, default=-1)
     parser.add_argument("--count", type=int, default=count)
     parser.add_argument(
-        "--broken-every", type=int, default=broken_every, help="each so many is broken; 0 for none"
+        "--broken-every", type=int, default=broken_every, help="one task in N is broken; 0 for none"
     )
     parser.add_argument("--group", default="", help="a share group to configure")
     parser.add_argument("--dead-letters", default="", help="the group's dead-letter topic")
-    parser.add_argument("--results-topic", default="", help="a topic to make for results")
+    parser.add_argument("--results-topic", default="", help="a topic to create for results")
     parser.add_argument(
-        "--spread", action="store_true", help="over the partitions in turn, not by key"
+        "--spread", action="store_true", help="distribute over partitions in turn, not by key"
     )
     parser.add_argument(
         "--config",
@@ -58,7 +60,7 @@ def arguments(
 
 
 def run(given: argparse.Namespace, tasks: Iterable[Task], what: str) -> None:
-    """Fill the queue and say so; ends the process with a sentence if that fails."""
+    """Fill the queue and print the result; exit with an error message on failure."""
     try:
         print(f"{asyncio.run(_feed(given, tasks))} {what} are in topic {given.topic}.")
     except (ClientError, ValueError) as error:
@@ -66,7 +68,7 @@ def run(given: argparse.Namespace, tasks: Iterable[Task], what: str) -> None:
 
 
 def broken(tasks: Iterable[Task], every: int, part: int) -> Iterator[Task]:
-    """The same, but of each `every`th the value is cut off after one `part`th."""
+    """Truncate the value of each `every`th task after one `part`th."""
     for number, task in enumerate(tasks):
         if every and number % every == every - 1:
             task = task._replace(value=task.value[: len(task.value) // part])
@@ -96,7 +98,7 @@ async def _feed(given: argparse.Namespace, tasks: Iterable[Task]) -> int:
 
 
 async def _prepare(client: Client, given: argparse.Namespace) -> None:
-    """The topics, and what the group needs to know."""
+    """Create the topics and set the group's configs."""
     topics: dict[str, dict[str, str]] = {given.topic: {}, given.results_topic: {}}
     topics[given.dead_letters] = {"errors.deadletterqueue.group.enable": "true"}
     for name, configs in topics.items():

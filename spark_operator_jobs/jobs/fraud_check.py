@@ -1,24 +1,26 @@
-"""Fraud check: scores orders off the checkout path, with what is known of each account.
+"""Fraud check: scores orders outside the checkout path by the history of each account.
 
     spark-submit fraud_check.py --topics orders --group fraud-check --alerts-topic alerts
 
-A stateful operator keeps, for each account, how much its orders usually come to, where they come
-from, and which orders it has seen, so that a record delivered twice is scored once. An order far
-beyond the usual, or from elsewhere, makes an alert. With `share.ordering=key` on the group one
-account's orders come in their order. `feed_orders.py` fills the queue.
+A stateful operator keeps the usual amount and countries of each account, and its recent order ids,
+so that a redelivered record is scored once. An order far above the usual amount, or from elsewhere,
+makes an alert. With `share.ordering=key` on the group, one account's orders arrive in order.
+`feed_orders.py` fills the queue.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import shoal_spark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.state import GroupStateTimeout
 from shoal_spark import arguments, outcomes, topics
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator
 
 ORDER = (
     "order string, account string, country string, "
@@ -29,15 +31,15 @@ OUTPUT = (
     "account string, order string, amount_cents long, score int"
 )
 STATE = "orders int, mean_cents double, country string, seen string"
-#: Order ids that an account's state remembers: more than a redelivery lies apart.
+#: Order ids in an account's state, more than the distance of a redelivery.
 SEEN_MAX = 50
-#: Before so many orders nothing is usual for an account.
+#: Minimum number of orders before an account has a usual amount.
 ORDERS_MIN = 3
 FAR_ABOVE = 5.0
 
 
 class Account(NamedTuple):
-    """What is known of one account."""
+    """The state of one account."""
 
     orders: int = 0
     mean_cents: float = 0.0
@@ -45,14 +47,14 @@ class Account(NamedTuple):
     seen: tuple[str, ...] = ()
 
     def score(self, amount_cents: int, country: str) -> int:
-        """0 to 100: how much an order is out of line with those before it."""
+        """Return how unusual an order is for this account, from 0 to 100."""
         if self.orders < ORDERS_MIN:
             return 0
         above = amount_cents > FAR_ABOVE * self.mean_cents
         return 70 * above + 30 * (country != self.country)
 
     def after(self, order: str, amount_cents: int, country: str, suspicious: bool) -> Account:
-        """What is known then. A suspicious order teaches nothing about the account's habits."""
+        """Return the state after an order. A suspicious order does not change the usual values."""
         seen = (*self.seen, order)[-SEEN_MAX:]
         if suspicious:
             return self._replace(seen=seen)
@@ -62,7 +64,7 @@ class Account(NamedTuple):
 
 
 def scored(threshold: int) -> Callable[[tuple, Iterator[Any], Any], Iterator[Any]]:
-    """The function of the stateful operator: one account, its new orders, its state."""
+    """Return the function of the stateful operator: one account, its new orders, its state."""
 
     def run(key: tuple, frames: Iterator[Any], state: Any) -> Iterator[Any]:
         import pandas as pd
@@ -93,7 +95,7 @@ def scored(threshold: int) -> Callable[[tuple, Iterator[Any], Any], Iterator[Any
 
 
 def amounts(rows: DataFrame) -> DataFrame:
-    """Orders with their amount; of a record that is none, the account is null."""
+    """Return orders with their amount; the account is null for a record that is not an order."""
     parsed = rows.selectExpr(
         "topic", "partition", "offset", f"from_json(cast(value as string), '{ORDER}') as o"
     )
@@ -110,7 +112,7 @@ def amounts(rows: DataFrame) -> DataFrame:
 
 
 def sink(given: argparse.Namespace) -> Callable[[DataFrame, int], None]:
-    """Alerts to their topic, and to the log; what was no order is rejected."""
+    """Return the function that sends alerts to their topic and log, and rejects invalid orders."""
     options = arguments.options(given)
     where = {**arguments.connection(given), "topic": given.alerts_topic}
 

@@ -2,32 +2,34 @@
 
     spark-submit image_tasks.py --topics images --group thumbnails --output /data/thumbnails
 
-Results go to Parquet (one folder a batch, so a batch that runs again overwrites itself) and, as
-JSON without the thumbnail, to a topic. An image that cannot be read is rejected, which takes it to
-the group's dead-letter topic, and the batch goes on. `feed_images.py` fills the queue.
+Results go to Parquet, one folder per batch, so that a repeated batch overwrites its own results.
+They also go to a topic as JSON without the thumbnail. An unreadable image is rejected and goes to
+the group's dead-letter topic; the batch continues. `feed_images.py` fills the queue.
 """
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import shoal_spark
 from pyspark.sql import DataFrame, SparkSession
 from shoal_spark import arguments, outcomes, topics
 
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
 SCHEMA = "name string, format string, width int, height int, hash string, thumbnail binary"
 THUMBNAIL = (128, 128)
-#: A picture larger than that is taken for an attack on the executor's memory.
+#: Maximum size of an image. Larger ones could exhaust the executor's memory.
 PIXELS_MAX = 50_000_000
 
 
 def thumbnail(value: bytes) -> dict[str, Any]:
-    """What becomes of an image; raises Pillow's errors where there is none."""
+    """Return the result for an image. Raises Pillow's errors if it is not an image."""
     from PIL import Image
 
     Image.MAX_IMAGE_PIXELS = PIXELS_MAX
@@ -48,7 +50,7 @@ def thumbnail(value: bytes) -> dict[str, Any]:
 
 
 def perceptual_hash(image: Any) -> str:
-    """A difference hash: 64 bits that tell where brightness falls from left to right."""
+    """Return a difference hash: 64 bits for decreasing brightness from left to right."""
     gray = image.convert("L").resize((9, 8)).tobytes()
     bits = 0
     for row in range(8):
@@ -59,13 +61,13 @@ def perceptual_hash(image: Any) -> str:
 
 
 def task(work_ms: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """The function for one row, which takes at least `work_ms`."""
+    """Return the function for one row, which takes at least `work_ms`."""
 
     def run(row: dict[str, Any]) -> dict[str, Any]:
         begun = time.perf_counter()
         name = (row["key"] or b"").decode(errors="replace")
         found = {"name": name, **thumbnail(row["value"] or b"")}
-        # The rest of the time a task waits, as one does that asks a model or a store.
+        # Wait for the rest of the time, as a task does that calls a model or a store.
         time.sleep(max(0.0, work_ms / 1000 - (time.perf_counter() - begun)))
         return found
 
@@ -73,7 +75,7 @@ def task(work_ms: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 def sink(given: argparse.Namespace) -> Callable[[DataFrame, int], None]:
-    """What is done with each micro-batch."""
+    """Return the function that handles each micro-batch."""
     options, run = arguments.options(given), task(given.work_ms)
 
     def write(batch: DataFrame, number: int) -> None:
@@ -105,12 +107,12 @@ def main() -> None:
     parser.add_argument("--output", default="", help="folder or URI for Parquet")
     parser.add_argument("--results-topic", default="", help="topic for results as JSON")
     parser.add_argument(
-        "--work-ms", type=int, default=0, help="make each image take at least so long"
+        "--work-ms", type=int, default=0, help="minimum time per image in milliseconds"
     )
     given = parser.parse_args()
     spark = (
         SparkSession.builder.appName("image-tasks")
-        # Images are large: a thousand of them are too many for one Arrow batch.
+        # Images are large: a thousand of them do not fit well into one Arrow batch.
         .config("spark.sql.execution.arrow.maxRecordsPerBatch", "64")
         .getOrCreate()
     )

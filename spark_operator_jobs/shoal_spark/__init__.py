@@ -14,27 +14,27 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Applications of this process that `register` has been called for.
+#: Applications of this process for which `register` was called.
 _applications: set[str] = set()
 
 
 def register(spark: SparkSession) -> None:
-    """Make the formats known to a session: `sharegroup` and its companions.
+    """Register `sharegroup` and its companion formats with a session.
 
-    Of an application it also publishes the counts of its queries as Spark metrics (`metrics`),
-    leaves in its pod what it dies of (`last_words`), and, where somebody publishes how many
-    executors are wanted, follows that (`allocation`).
+    Once for each application it also publishes the queries' counts as Spark metrics (`metrics`) and
+    writes a fatal error into the pod's termination message (`termination_message`). If a number of
+    executors is published, the application follows it (`allocation`).
     """
-    # A session of Spark Connect has no driver of its own to steer or to ask.
+    # A session of Spark Connect has no driver in this process.
     context = getattr(spark, "_sc", None)
     if context is not None and context.applicationId not in _applications:
-        from shoal_spark import allocation, last_words, metrics
+        from shoal_spark import allocation, metrics, termination_message
 
         _applications.add(context.applicationId)
-        # Executors take seconds to start, in which the driver does everything else.
+        # Start early: executors take seconds to start, while the driver does other work.
         allocation.follow(spark)
         metrics.publish(spark)
-        last_words.keep()
+        termination_message.install()
     from shoal_spark.groups import DeadLetterSource, LagSource
     from shoal_spark.outcomes import OutcomeSink
     from shoal_spark.source import ShareGroupSource

@@ -1,24 +1,26 @@
-"""Keeps a running application at the number of executors that is wanted, up and down.
+"""Scales a running application to the wanted number of executors, up and down.
 
-`shoal_spark.register` calls `follow`; without a published number (`scaling`) it does nothing. Up
-is `SparkContext.requestTotalExecutors`. Down is decommissioning: an executor gets no further tasks,
-ends those that it runs, and goes, so no record loses a delivery attempt.
+`shoal_spark.register` calls `follow`, which does nothing without a published number (`scaling`). To
+scale up, it calls `SparkContext.requestTotalExecutors`. To scale down, it decommissions executors.
+A decommissioned executor gets no new tasks, completes its running ones, and exits, so no record
+loses a delivery attempt.
 
-Spark's dynamic allocation must be off: it requests by its own count of waiting tasks, takes idle
-executors away between two micro-batches, and so undoes any number from outside.
+Spark's dynamic allocation must be off. It requests executors by its own count of pending tasks and
+removes idle executors between two micro-batches, which would undo a number from outside.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from shoal_spark import scaling
 from shoal_spark.scaling import Executor, Unknown
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import SparkSession
 
 log = logging.getLogger("shoal_spark")
@@ -33,13 +35,13 @@ class Executors:
         self._context: Any = spark._jsc.sc()
         self._backend: Any = self._context.schedulerBackend()
         self._leaving: set[str] = set()
-        #: No task of ours prefers a host.
+        #: Tasks have no preferred host.
         self._nowhere = (
             getattr(self._jvm.scala.collection.immutable, "Map$").__getattr__("MODULE$").empty()
         )
 
     def why_not(self) -> str:
-        """Why this application cannot be steered; empty if it can."""
+        """Return why this application cannot be scaled; empty if it can."""
         if self._context.isLocal():
             return "a local application has no executors to request"
         if self._context.executorAllocationManager().isDefined():
@@ -47,7 +49,7 @@ class Executors:
         return ""
 
     def present(self) -> list[Executor]:
-        """Those that take tasks; the leaving ones are left out."""
+        """Return the executors that accept tasks, without decommissioned ones."""
         ids = self._backend.getExecutorIds()
         there = {str(ids.apply(n)) for n in range(ids.size())}
         self._leaving &= there
@@ -59,11 +61,11 @@ class Executors:
         return found
 
     def request(self, total: int) -> None:
-        """Ask the cluster for so many executors in all."""
+        """Request this total number of executors from the cluster."""
         self._context.requestTotalExecutors(total, 0, self._nowhere)
 
     def decommission(self, executor_id: str) -> None:
-        """Let an executor end its tasks and go; the total requested falls by one."""
+        """Decommission an executor after its tasks. The requested total decreases by one."""
         nobody = self._jvm.scala.Option.empty()
         why = self._jvm.org.apache.spark.scheduler.ExecutorDecommissionInfo("scaled down", nobody)
         if self._backend.decommissionExecutor(executor_id, why, True, False):
@@ -71,7 +73,7 @@ class Executors:
 
 
 class Follower:
-    """A thread that looks at the wanted number and acts on it; `stop` ends it."""
+    """A thread that reads the wanted number and applies it; `stop` ends it."""
 
     def __init__(
         self, executors: Executors, wanted: Callable[[], int], every_s: float = EVERY_S
@@ -102,19 +104,19 @@ class Follower:
             self._stopped.wait(self._every_s)
 
     def step(self) -> None:
-        """Look once, and act. Raises `Unknown`."""
+        """Read the number once and apply it. Raises `Unknown`."""
         wanted = self._wanted()
         if wanted != self._before:
             log.warning("executors: %d are wanted", wanted)
             self._before = wanted
         for executor_id in scaling.superfluous(self._executors.present(), wanted):
             self._executors.decommission(executor_id)
-        # Said every time: it costs a message, and mends what a lost one broke.
+        # Repeat the request each time: it costs one message and repairs a lost one.
         self._executors.request(wanted)
 
 
 def follow(spark: SparkSession, every_s: float = EVERY_S) -> Follower | None:
-    """Follow the published number until the application ends; None where there is nothing to do."""
+    """Follow the published number until the application ends. Return None if there is none."""
     wanted = scaling.published()
     if wanted is None:
         return None

@@ -1,7 +1,7 @@
-"""The arguments that every job has, with the operator's environment as their defaults.
+"""Arguments that every job has, with defaults from the operator's environment variables.
 
-The operator gives the driver of a ShareConsumer SHOAL_BOOTSTRAP_SERVERS, SHOAL_GROUP_ID and so on,
-so that a job runs there without arguments and on a laptop with them.
+The operator sets SHOAL_BOOTSTRAP_SERVERS, SHOAL_GROUP_ID and so on for the driver of a
+ShareConsumer. So a job needs no arguments there, and takes them on a laptop.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import DataStreamWriter
 
-#: Beside its work a batch costs a second or two: a tenth of this. Half of the default locks' time.
+#: Target duration of a batch. The overhead of a second or two is a tenth of it, and it is half of
+#: the default lock duration.
 BATCH_TARGET_MS = 15_000
 
 
 def parser(description: str, *, topics: str = "", group: str = "") -> argparse.ArgumentParser:
-    """The common arguments; a job adds its own. `topics` and `group` are the last resort."""
+    """Return a parser of the common arguments; a job adds its own. `topics` and `group` are
+    defaults.
+    """
     made = argparse.ArgumentParser(description=description.partition("\n")[0])
     found = os.environ.get
     made.add_argument(
@@ -40,14 +43,14 @@ def parser(description: str, *, topics: str = "", group: str = "") -> argparse.A
         "--batch-target-ms",
         type=int,
         default=int(found("SHOAL_BATCH_TARGET_MS", str(BATCH_TARGET_MS))),
-        help="how long a micro-batch is to take; a --trigger has a rhythm of its own",
+        help="target duration of a micro-batch; not with a --trigger",
     )
     cores = int(found("SHOAL_CORES_PER_EXECUTOR", "1"))
     made.add_argument(
         "--tasks",
         type=int,
         default=cores * int(found("SHOAL_MAX_EXECUTORS", "0")),
-        help="tasks of a micro-batch at least, so that so many cores find work",
+        help="minimum tasks of a micro-batch, so that all cores have work",
     )
     made.add_argument(
         "--option",
@@ -56,13 +59,17 @@ def parser(description: str, *, topics: str = "", group: str = "") -> argparse.A
         metavar="NAME=VALUE",
         help="a further option of the source, such as kafka.security.protocol=SSL",
     )
-    made.add_argument("--trigger", default="", help="such as '5 seconds'; without it: at once")
-    made.add_argument("--available-now", action="store_true", help="drain what is there, and end")
+    made.add_argument(
+        "--trigger", default="", help="such as '5 seconds'. Default: start batches at once"
+    )
+    made.add_argument(
+        "--available-now", action="store_true", help="process the available records and end"
+    )
     return made
 
 
 def options(given: argparse.Namespace) -> dict[str, str]:
-    """The options of the source."""
+    """Return the options of the source."""
     found = {
         BOOTSTRAP: given.bootstrap_servers,
         "group.id": given.group,
@@ -81,17 +88,17 @@ def options(given: argparse.Namespace) -> dict[str, str]:
 
 
 def connection(given: argparse.Namespace) -> dict[str, str]:
-    """The part of `options` that says where the cluster is, for sinks."""
+    """Return the `options` of the connection, for sinks."""
     return {n: v for n, v in options(given).items() if n.lower().startswith("kafka.")}
 
 
 def load(spark: SparkSession, given: argparse.Namespace) -> DataFrame:
-    """The stream of the source."""
+    """Return the stream of the source."""
     return spark.readStream.format("sharegroup").options(**options(given)).load()
 
 
 def started(writer: DataStreamWriter, given: argparse.Namespace) -> DataStreamWriter:
-    """The writer with the checkpoint and trigger that were asked for."""
+    """Return the writer with the requested checkpoint and trigger."""
     if given.checkpoint:
         writer = writer.option("checkpointLocation", given.checkpoint)
     if given.available_now:

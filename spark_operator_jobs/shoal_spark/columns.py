@@ -1,13 +1,13 @@
-"""Records of the log's batches as Arrow columns: the hot loop of the source.
+"""Records of log batches as Arrow columns: the hot loop of the source.
 
-A record is not made an object: keys and values are cut out of the batch's bytes straight into
-lists, one for each column, over as many of the log's batches as make a good Arrow batch. Producers
-make batches of a few records, and an Arrow batch costs a millisecond between Python and the JVM.
+It creates no object per record. It cuts keys and values out of the batch's bytes into lists, one
+for each column, over enough log batches for a good Arrow batch. Producers write batches of a few
+records, and an Arrow batch costs a millisecond between Python and the JVM.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute
@@ -15,9 +15,10 @@ from shoal.client.batches import CorruptRecords
 from shoal.record.batch import BatchHeader, CorruptBatch, check_crc
 from shoal.record.records import headers_of, records_body, spans
 
-from shoal_spark.ranges import Range
+if TYPE_CHECKING:
+    from shoal_spark.ranges import Range
 
-#: An Arrow batch is handed over when it has so many rows, or so many bytes of keys and values.
+#: Maximum rows of an Arrow batch, and maximum bytes of its keys and values.
 ROWS_MAX, BYTES_MAX = 10_000, 8 << 20
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
@@ -35,7 +36,7 @@ _HEADERS_DDL = "headers array<struct<key:string,value:binary>>"
 
 
 def ddl(include_headers: bool) -> str:
-    """The schema of the rows: the columns of Spark's Kafka source, and `deliveryCount`."""
+    """Return the schema of the rows: the columns of Spark's Kafka source, and `deliveryCount`."""
     columns = [f"{name} {spark}" for name, _, spark in _FIELDS]
     return ", ".join([*columns, *([_HEADERS_DDL] if include_headers else [])])
 
@@ -50,7 +51,7 @@ def schema(include_headers: bool) -> pa.Schema:
 
 
 class Columns:
-    """Rows of one partition, gathered for the next Arrow batch."""
+    """Rows of one partition for the next Arrow batch."""
 
     def __init__(self, topic: str, partition: int, *, with_headers: bool) -> None:
         self._topic = pa.scalar(topic, pa.string())
@@ -74,9 +75,9 @@ class Columns:
         return len(self.offsets) >= ROWS_MAX or self._bytes >= BYTES_MAX
 
     def add(self, data: bytes, at: int, header: BatchHeader, r: Range) -> None:
-        """Take the records of the batch at `at` that lie in `r`.
+        """Add the records of the batch at `at` that are in `r`.
 
-        Raises `CorruptRecords` or `CorruptBatch`; then none of them is taken.
+        Raises `CorruptRecords` or `CorruptBatch` and then adds none of them.
         """
         if not check_crc(data, at, header):
             raise CorruptRecords(f"the batch at offset {header.base_offset} has a wrong CRC")
@@ -99,7 +100,7 @@ class Columns:
         self._bytes += len(body)
 
     def _read_all(self, body: bytes, header: BatchHeader, r: Range) -> None:
-        """All columns, by way of the general reader."""
+        """Read all columns with the general reader."""
         for span in spans(body, header.record_count):
             offset = header.base_offset + span.offset_delta
             if r.first <= offset <= r.last:
@@ -113,9 +114,9 @@ class Columns:
                 self.headers.append([{"key": k, "value": v} for k, v in headers_of(body, span)])
 
     def _read(self, body: bytes, header: BatchHeader, r: Range) -> None:
-        """All columns but headers; see `shoal.record.records` for a record's layout.
+        """Read all columns except headers; see `shoal.record.records` for a record's layout.
 
-        Written out, with the short forms of the numbers first: bench/spark/run.py.
+        The loop is inlined, with the short forms of numbers first; bench/spark/run.py measures it.
         """
         base_offset, base_timestamp = header.base_offset, header.base_timestamp
         first, last = r.first, r.last
@@ -134,7 +135,7 @@ class Columns:
                 else:
                     size, at = _long(body, at - 1)
                 behind = at + size
-                # The attributes' byte says nothing.
+                # The attributes byte is unused.
                 time_delta = body[at + 1]
                 at += 2
                 if time_delta < 0x80:
@@ -181,7 +182,7 @@ class Columns:
             raise CorruptBatch("the records end early") from None
 
     def take(self) -> pa.RecordBatch:
-        """The rows gathered so far; there is at least one."""
+        """Return the rows so far; there is at least one."""
         count = len(self.offsets)
         at_us = pa.compute.multiply(pa.array(self.timestamps_ms, pa.int64()), 1000)
         arrays: list[Any] = [
@@ -201,7 +202,7 @@ class Columns:
 
 
 def _long(body: bytes, at: int) -> tuple[int, int]:
-    """A zigzag varint of any length, and the place behind it."""
+    """Return a zigzag varint of any length, and the offset after it."""
     value = shift = 0
     while shift < 70:
         byte = body[at]

@@ -1,12 +1,14 @@
-"""When a query with Trigger.AvailableNow is done: by what the group says, not by a clock.
+"""The end of a query with Trigger.AvailableNow, decided by the group's state.
 
-Pure. At its start the log ends are written down. The drain of a partition is over when the group's
-start offset has passed its end, whoever settled the records; or when all that is left to settle is
-locked here and put off for longer than anybody waits. Until then records may be out of sight:
-locked by a member that is alive, or by one that died, or waiting out a back-off. Those of a dead
-member come back when its locks run out, so the drain waits that long, counted from the last thing
-that moved in the group, and only over polls that were answered: a machine or a broker that stood
-still proves nothing. What has not come by then, members that live hold and renew; it is theirs.
+Pure. The drain notes the log end offsets at its start. A partition is done when the group's start
+offset has passed its end, whichever member settled the records. It is also done when the only
+unsettled records are locked here and delayed for longer than the drain waits.
+
+Until then records may be unavailable: locked by a live member or by a dead one, or in a back-off.
+Records of a dead member become available when its locks expire. So the drain waits for a lock's
+duration since the last change in the group. It counts only answered polls, because a machine or
+broker that stalls proves nothing. Records that are still unavailable then belong to live members
+that renew their locks.
 """
 
 from __future__ import annotations
@@ -15,16 +17,16 @@ from collections.abc import Mapping
 
 Places = Mapping[tuple[str, int], int]
 
-#: How long locks last where no answer has told it yet; Kafka's default.
+#: Lock duration in milliseconds until a response reports it; Kafka's default.
 LOCK_MS = 30_000
-#: What a lock's end, and the way from there to a poll, may take beyond the lock's time.
+#: Seconds between the expiry of a lock and the poll that returns its records.
 MARGIN_S = 5.0
-#: One answered poll counts for no more than this, however late its answer came.
+#: Maximum seconds that one answered poll counts, however late its answer came.
 POLL_S_MAX = 0.5
 
 
 class NotAssigned(RuntimeError):
-    """The group gave this member no partition, so nothing could be drained."""
+    """The group assigned this member no partition, so nothing could be drained."""
 
 
 class Drain:
@@ -37,15 +39,15 @@ class Drain:
         self._unassigned_s = 0.0
 
     def open(self, starts: Places) -> list[tuple[str, int]]:
-        """The partitions in which something before the target is not settled, as far as known."""
+        """Return the partitions that may have unsettled records before the target."""
         return [where for where, end in self.target.items() if starts.get(where, -1) < end]
 
     def done(self, starts: Places, lags: Places, kept: Places) -> bool:
-        """Whether all is settled, going by start offsets and lags; a lag of -1 is not known.
+        """Whether all records are settled, by start offsets and lags; a lag of -1 is unknown.
 
         `kept` counts records that are locked here and will not be delivered. Partitions that were
-        empty at the start do not matter: of those in which the group never delivered anything,
-        Apache Kafka tells neither start nor lag.
+        empty at the start are ignored: Apache Kafka reports neither start offset nor lag of
+        partitions from which the group has acquired nothing.
         """
         now = (dict(starts), dict(lags))
         if now != self._seen:
@@ -56,11 +58,11 @@ class Drain:
         )
 
     def found(self) -> None:
-        """A poll locked records."""
+        """Note that a poll locked records."""
         self._quiet_s = self._unassigned_s = 0.0
 
     def nothing(self, took_s: float, *, assigned: bool) -> None:
-        """A poll was answered after that long, and locked nothing."""
+        """Note that a poll was answered after `took_s` and locked nothing."""
         if assigned:
             self._quiet_s += min(took_s, POLL_S_MAX)
             self._unassigned_s = 0.0
@@ -68,14 +70,14 @@ class Drain:
             self._unassigned_s += took_s
 
     def is_vain(self, lock_ms: int) -> bool:
-        """Whether dead members' locks have run out and still nothing has moved."""
+        """Whether dead members' locks have expired without any change."""
         return self._quiet_s > patience_s(lock_ms)
 
     def is_left_out(self, timeout_s: float) -> bool:
-        """Whether the group has given this member nothing for so long."""
+        """Whether the group has assigned nothing to this member for `timeout_s`."""
         return self._unassigned_s > timeout_s
 
 
 def patience_s(lock_ms: int) -> float:
-    """How long a drain waits while nothing moves."""
+    """Return the seconds that a drain waits without any change."""
     return (lock_ms or LOCK_MS) / 1000 + MARGIN_S

@@ -1,23 +1,26 @@
-"""The state of share groups and their dead letters as DataFrames, to look at.
+"""The state of share groups and their dead letters as DataFrames.
 
     spark.read.format("sharegroup-lag").option("kafka.bootstrap.servers", …)
     spark.read.format("sharegroup-dead-letters").option("topic", "dlq.images")…
 
-Lag is the broker's (KIP-1226): records not yet settled, those in flight among them. A dead letter
-is a record of the group's dead-letter topic (KIP-1191): where it was, and why it is here, come from
-its `__dlq.errors.*` headers; both sources read what there is now, once.
+The broker reports the lag (KIP-1226): records not yet settled, including those in flight. A dead
+letter is a record of the group's dead-letter topic (KIP-1191). Its `__dlq.errors.*` headers have
+its source position and reason. Both sources read the present state once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.types import StructType
 
 from shoal_spark.options import Connection, GroupOptions, InvalidOption, TopicOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pyspark.sql.types import StructType
 
 LAG = "group string, topic string, partition int, startOffset long, endOffset long, lag long"
 DEAD_LETTERS = (
@@ -29,7 +32,7 @@ PREFIX = "__dlq.errors."
 
 
 class LagReader(DataSourceReader):  # type: ignore[misc]
-    """One task, which asks the coordinators."""
+    """One task, which sends requests to the coordinators."""
 
     def __init__(self, options: GroupOptions) -> None:
         self.options = options
@@ -38,7 +41,7 @@ class LagReader(DataSourceReader):  # type: ignore[misc]
         from shoal.client.errors import KafkaError
         from shoal.client.topics import OffsetSpec
 
-        from shoal_spark.rows import client
+        from shoal_spark.range_reader import client
 
         found = client(self.options.connection)
         admin = found.admin
@@ -56,14 +59,14 @@ class LagReader(DataSourceReader):  # type: ignore[misc]
 
 
 def _share_groups(connection: Connection) -> list[str]:
-    from shoal_spark.rows import client
+    from shoal_spark.range_reader import client
 
     found = client(connection)
     return list(found.run(found.admin.groups.list(types=["share"])))
 
 
 class LagSource(DataSource):  # type: ignore[misc]
-    """`format("sharegroup-lag")`; option `group.id` names groups, without it they are all read."""
+    """`format("sharegroup-lag")`; option `group.id` names groups. Without it all are read."""
 
     @classmethod
     def name(cls) -> str:
@@ -79,7 +82,7 @@ class LagSource(DataSource):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class Part(InputPartition):  # type: ignore[misc]
-    """A partition of the dead-letter topic, up to its end when the frame was planned."""
+    """A partition of the dead-letter topic, up to its end at planning time."""
 
     partition: int
     first: int
@@ -87,7 +90,7 @@ class Part(InputPartition):  # type: ignore[misc]
 
 
 class DeadLetterReader(DataSourceReader):  # type: ignore[misc]
-    """A task for each partition of the topic."""
+    """One task for each partition of the topic."""
 
     def __init__(self, options: TopicOptions) -> None:
         self.options = options
@@ -97,7 +100,7 @@ class DeadLetterReader(DataSourceReader):  # type: ignore[misc]
         from shoal.client.errors import KafkaError, expect
         from shoal.client.topics import OffsetSpec
 
-        from shoal_spark.rows import client
+        from shoal_spark.range_reader import client
 
         found, name = client(self.options.connection), self.options.topic
         try:
@@ -112,7 +115,7 @@ class DeadLetterReader(DataSourceReader):  # type: ignore[misc]
         return [Part(p.partition, firsts[p].offset, ends[p].offset) for p in places]
 
     def read(self, partition: InputPartition) -> Iterator[tuple]:
-        from shoal_spark.rows import client
+        from shoal_spark.range_reader import client
 
         assert isinstance(partition, Part)
         if partition.first >= partition.end:

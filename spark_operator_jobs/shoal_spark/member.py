@@ -1,9 +1,8 @@
 """The driver's member of the share group: acquires, settles and renews ranges.
 
-One member for each reader. Calls come from the reader's thread; renewal goes on beside them in the
-client's own, as long as there are locks, so that a batch may run longer than a lock lasts.
-Failures that pass (a broker restarts, a coordinator moves) are no failures of the query until they
-have lasted as long as the client's `default.api.timeout.ms`.
+Each reader has one member. The reader's thread makes the calls. The client's thread renews locks in
+the background, so that a batch may run longer than the lock duration. Transient errors (a broker
+restarts, a coordinator moves) fail the query only after the client's `default.api.timeout.ms`.
 """
 
 from __future__ import annotations
@@ -12,9 +11,8 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from shoal.client.client import SyncClient
 from shoal.client.cluster import TopicPartition
@@ -35,11 +33,15 @@ from shoal_spark import ranges as sets
 from shoal_spark.options import InvalidOption, SourceOptions
 from shoal_spark.ranges import Range
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from concurrent.futures import Future
+
 log = logging.getLogger("shoal_spark")
-#: Locks are renewed at this part of their time: one renewal may fail without harm.
+#: Fraction of the lock duration after which locks are renewed; one renewal may fail.
 RENEW_AT = 0.4
 UNLOCKED_S = 0.2
-#: How often lag and start offsets are asked for.
+#: Seconds between two reads of lag and start offsets.
 POSITIONS_EVERY_S = 5.0
 CLOSE_TIMEOUT_S = 5.0
 _RENEWAL = "share.renew.acknowledge.enable"
@@ -48,7 +50,7 @@ _RENEWAL = "share.renew.acknowledge.enable"
 class Member:
     """One member of one group, from `join` to `close`.
 
-    `held` tells the ranges to renew at the time when it is called.
+    `held` returns the ranges to renew.
     """
 
     def __init__(self, options: SourceOptions, held: Callable[[], Sequence[Range]]) -> None:
@@ -76,21 +78,21 @@ class Member:
 
     @property
     def is_assigned(self) -> bool:
-        """Whether the group has given this member any partition."""
+        """Whether the group has assigned a partition to this member."""
         return bool(self._session.assignment)
 
     @property
     def lock_ms(self) -> int:
-        """How long a lock lasts; 0 while no answer has told it."""
+        """The lock duration; 0 until a response reports it."""
         return self._session.lock_timeout_ms
 
     @property
     def timeout_s(self) -> float:
-        """How long what may mend itself is waited for (`default.api.timeout.ms`)."""
+        """Seconds that transient errors may last (`default.api.timeout.ms`)."""
         return self._client.cluster.settings.retry_timeout_ms / 1000
 
     def join(self, member_id: str) -> None:
-        """Become a member, under the id of an earlier driver if it is not empty; at most once."""
+        """Join the group once, under the id of an earlier driver unless it is empty."""
         if self._joined is None:
             renews = self.options.renew is not False and self._may_renew()
             self._joined = self._client.run(self._join(member_id))
@@ -99,11 +101,11 @@ class Member:
 
     @property
     def renews(self) -> bool:
-        """Whether locks are renewed while a batch runs."""
+        """Whether locks are renewed during a batch."""
         return self._renewal is not None
 
     def _may_renew(self) -> bool:
-        """Whether the group lets locks be renewed; a refused renewal looks like a lost lock."""
+        """Whether the group allows renewals. A refused renewal looks like a lost lock."""
         group = Resource(ResourceType.GROUP, self.options.group_id)
         asked = self._client.admin.configs.describe([group], keys=[_RENEWAL])
         try:
@@ -112,7 +114,7 @@ class Member:
             if not transient(error):
                 raise
             found = {}
-        # Who may read the group need not be allowed to read its settings.
+        # A user with access to the group may lack access to its configs.
         entry = None if isinstance(found, KafkaError) else found.get(_RENEWAL)
         if entry is None or entry.value != "false":
             return True
@@ -130,7 +132,7 @@ class Member:
         return False
 
     def _check_topics(self) -> None:
-        """A member may subscribe to a topic that is not there, and would wait for ever."""
+        """Fail for a missing topic. A member may subscribe to it and would wait for ever."""
         for topic in self.options.topics:
             try:
                 self._client.run(self._client.cluster.topic(topic))
@@ -151,12 +153,12 @@ class Member:
             raise _refused("group.id", error) from None
         return ShareSession(cluster, membership)
 
-    # -- acquiring
+    # Acquiring
 
     def acquire(self, max_records: int, max_bytes: int, wait_ms: int) -> list[Range]:
-        """Lock what is available, waiting up to `wait_ms` for the first; maybe nothing.
+        """Lock available records; wait up to `wait_ms` for the first. May return nothing.
 
-        A batch of the producer's is taken whole, past `max_records`, unless the limit is strict.
+        A producer's batch is taken whole, beyond `max_records`, unless the limit is strict.
         """
         mode = (
             AcquireMode.RECORD_LIMIT if self.options.strict_limit else AcquireMode.BATCH_OPTIMIZED
@@ -187,17 +189,17 @@ class Member:
         return ranges
 
     def _forgive(self, error: ClientError) -> None:
-        """Pass over what may mend itself; raises what does not, or has not for too long."""
+        """Ignore a transient error; raise another one, or one that lasts too long."""
         now = time.monotonic()
         since = self._failing_since = self._failing_since or now
         if not transient(error) or now - since > self.timeout_s:
             raise error
         log.warning("share group %s: %s", self.options.group_id, error)
 
-    # -- settling
+    # Settling
 
     def settle(self, ranges: Iterable[Range], kind: AcknowledgeType) -> tuple[list, list]:
-        """Acknowledge; gives what the broker took and what it did not, its lock being gone."""
+        """Acknowledge ranges; return the settled ranges and those whose locks are lost."""
         wanted = list(ranges)
         if not wanted:
             return [], []
@@ -208,10 +210,10 @@ class Member:
         return taken, refused
 
     async def _settle(self, ranges: list[Range], kind: AcknowledgeType) -> list[Range]:
-        """The ranges that were refused.
+        """Return the ranges that the broker rejected.
 
-        Acknowledgements of one partition stand or fall together, so those of a partition that
-        fell are halved until the guilty ones are alone.
+        Acknowledgements of one partition succeed or fail together. So a failed set is halved until
+        the rejected ranges are alone.
         """
         acks = {Acknowledgement(*r[:4], kind): r for r in ranges}
         refusals = await self._session.acknowledge(acks)
@@ -229,7 +231,7 @@ class Member:
 
     async def _renewing(self) -> None:
         while True:
-            # The first acquisition tells how long locks last; until then there are none.
+            # The first acquisition reports the lock duration. There are no locks before it.
             lock_ms = self.lock_ms
             await asyncio.sleep(RENEW_AT * lock_ms / 1000 if lock_ms else UNLOCKED_S)
             ranges = list(self._held())
@@ -244,16 +246,16 @@ class Member:
             self._lost = self._lost + refused
 
     def take_lost(self) -> list[Range]:
-        """Locks found to be gone since the last call."""
+        """Return the locks that were lost since the last call."""
         found, self._lost = self._lost, []
         return found
 
-    # -- positions
+    # Positions
 
     def positions(self, *, fresh: bool = False) -> Mapping[tuple[str, int], int]:
-        """The group's start offsets, at most `POSITIONS_EVERY_S` old; sets `lags` too.
+        """Return the group's start offsets, at most `POSITIONS_EVERY_S` old; also set `lags`.
 
-        Empty where they cannot be had at present: nothing depends on them but tidiness.
+        Empty if they are unavailable; they are used for cleanup only.
         """
         if not fresh and time.monotonic() - self._positions_at < POSITIONS_EVERY_S:
             return self.starts
@@ -277,12 +279,12 @@ class Member:
 
     @property
     def lag(self) -> int:
-        """Records that the group has yet to settle; -1 while that of any partition is not known."""
+        """Return the number of unsettled records; -1 if it is unknown for any partition."""
         lags = self.lags.values()
         return -1 if not lags or min(lags) < 0 else sum(lags)
 
     def ends(self) -> dict[tuple[str, int], int]:
-        """The log end offsets of all partitions subscribed to."""
+        """Return the log end offsets of all subscribed partitions."""
 
         async def ask() -> dict[tuple[str, int], int]:
             wanted = {}
@@ -320,7 +322,7 @@ _PAST = {
 
 _LOGIN = "check kafka.security.protocol and kafka.sasl.* or kafka.ssl.*"
 _OF_ONE_TYPE = "a group id belongs to one type of group: name another"
-#: What mends a query that is refused at its start.
+#: Remedies for a query that is refused at its start.
 _REMEDIES = {
     ErrorCode.unknown_topic_or_partition: "create it, or name another",
     ErrorCode.topic_authorization_failed: "the query's user needs READ on the topic",
@@ -331,15 +333,15 @@ _REMEDIES = {
 
 
 def _refused(option: str, error: KafkaError) -> InvalidOption:
-    """A broker's refusal of what an option names, with what to do about it if that is known."""
+    """Return the error for an option that a broker refused, with a remedy if one is known."""
     remedy = _REMEDIES.get(error.code)
     return InvalidOption(f"option {option!r}: {error}{f'; {remedy}' if remedy else ''}")
 
 
 def sized(acquired: Acquired) -> list[Range]:
-    """The acquired ranges, cut at the log's batches, each with its part of the batch's bytes.
+    """Return the acquired ranges, cut at log batches, each with its share of the batch's bytes.
 
-    Both come in offset order and are gone through together: there may be thousands of each.
+    Both lists are in offset order and are merged in one pass: there may be thousands of each.
     """
     found: list[Range] = []
     batches = acquired.batches()

@@ -1,13 +1,13 @@
-"""What a query's source counts, as Spark metrics beside Spark's own.
+"""Counts of a query's source as Spark metrics.
 
-Spark hands a Python source's counts to the query's progress alone (`sources[].latestOffset` of a
-`StreamingQueryProgress`). A listener takes them from there into gauges of the driver's metrics
-system, so that whatever sink an application has configured, Prometheus among them, has them as
+Spark reports a Python source's counts only in the query's progress (`sources[].latestOffset` of a
+`StreamingQueryProgress`). A listener copies them into gauges of the driver's metrics system. So
+every configured sink, such as Prometheus, has them as
 
     APPLICATION.driver.AccumulatorSource.sharegroup.GROUP.NAME
 
 with NAME one of `NAMES`. They change with the query's progress: at each batch, and every ten
-seconds while no data comes.
+seconds without data.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
     from pyspark.sql import SparkSession
 
 log = logging.getLogger("shoal_spark")
-#: Records: what the group has yet to settle, what this query holds, what it did since its start.
+#: Record counts: unsettled in the group, held by this query, processed since its start.
 NAMES = (
     "lag",
     "inFlight",
@@ -39,7 +40,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 
 
 def counts(sources: Iterable[Any]) -> Iterator[tuple[str, Mapping[str, int]]]:
-    """Group and counts of each share-group source in a query's progress."""
+    """Yield group and counts of each share-group source in a query's progress."""
     for source in sources:
         try:
             found = json.loads(source.latestOffset or "")
@@ -50,7 +51,7 @@ def counts(sources: Iterable[Any]) -> Iterator[tuple[str, Mapping[str, int]]]:
 
 
 class Gauges:
-    """The gauges of one application, made when a group is first seen."""
+    """The gauges of one application, created when a group first appears."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._jvm: Any = spark._jvm
@@ -77,7 +78,7 @@ class Gauges:
 
 
 def publish(spark: SparkSession) -> None:
-    """Keep the gauges of all queries of this session up to date."""
+    """Update the gauges of all queries of this session."""
     from pyspark.sql.streaming import StreamingQueryListener
 
     gauges = Gauges(spark)

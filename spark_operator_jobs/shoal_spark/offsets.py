@@ -1,17 +1,17 @@
-"""The streaming offset: what Spark writes to its checkpoint before a batch runs.
+"""The streaming offset that Spark writes to its checkpoint before a batch runs.
 
-Pure. Spark keeps a flat dict of primitive values, so nested ones are JSON text:
+Pure. Spark keeps a flat dict of primitive values, so nested values are JSON text:
 
     {"seq": 7, "group": "g", "topics": "t,u",
-     "ranges": "[[\"t\",0,10,19,1,5120]]", "owed": "[[\"t\",0,3,9]]", "starts": "[[\"t\",0,3]]"}
+     "ranges": "[["t",0,10,19,1,5120]]", "owed": "[["t",0,3,9]]", "starts": "[["t",0,3]]"}
 
 `ranges` are the rows of the batch that ends here: topic, partition, first and last offset (both
-inclusive), delivery count, bytes. `owed` are ranges whose rows have been processed and whose locks
-were lost before they could be accepted: they are accepted, and not delivered, when the group hands
-them out again. `starts` are the group's start offsets as last seen; they never go back but by an
-admin's reset, and a reset means that rows are wanted again, so it cancels what was owed. `member`
-is the id of the member that acquired: the next driver joins under it, so that no partition stays
-with a dead member until the group gives that one up.
+inclusive), delivery count, bytes. `owed` are ranges whose rows were processed but whose locks
+expired before they were accepted. When the group delivers them again, they are accepted without
+processing. `starts` are the group's start offsets as last read. They move back only when an
+administrator resets them; the rows are then wanted again, so a reset removes them from `owed`.
+`member` is the id of the member that acquired. The next driver joins under it, so that no partition
+stays with a dead member until the session timeout.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Starts = Mapping[tuple[str, int], int]
 
 
 class BadOffset(ValueError):
-    """A checkpoint holds an offset that this source did not write, or that of another query."""
+    """A checkpoint with an offset of another source or another query."""
 
 
 class Offset(NamedTuple):
-    """A streaming offset, typed. Batches count from 1; 0 is where a new query starts."""
+    """A streaming offset, typed. Batches count from 1; 0 is the start of a new query."""
 
     seq: int
     group: str
@@ -45,7 +45,7 @@ class Offset(NamedTuple):
 
 
 def to_json(offset: Offset) -> dict[str, Any]:
-    """The dict that Spark stores."""
+    """Return the dict that Spark stores."""
     return {
         "seq": offset.seq,
         "group": offset.group,
@@ -58,7 +58,7 @@ def to_json(offset: Offset) -> dict[str, Any]:
 
 
 def from_json(stored: Mapping[str, Any], group: str, topics: tuple[str, ...]) -> Offset:
-    """The offset in a checkpoint. Raises `BadOffset`, which says what is wrong."""
+    """Parse the offset in a checkpoint. Raises `BadOffset` with the reason."""
     try:
         found = Offset(
             int(stored["seq"]),
@@ -72,12 +72,12 @@ def from_json(stored: Mapping[str, Any], group: str, topics: tuple[str, ...]) ->
     except (KeyError, TypeError, ValueError) as error:
         raise BadOffset(
             f"the checkpoint holds an offset that this source did not write ({error!r}); "
-            "give the query a checkpointLocation of its own"
+            "use a separate checkpointLocation for the query"
         ) from None
     if found.group != group:
         raise BadOffset(
             f"the checkpoint is of share group {found.group!r}, and the query's group.id is "
-            f"{group!r}; give each group a checkpointLocation of its own"
+            f"{group!r}; use a separate checkpointLocation for each group"
         )
     if found.topics != topics:
         raise BadOffset(
@@ -88,10 +88,10 @@ def from_json(stored: Mapping[str, Any], group: str, topics: tuple[str, ...]) ->
 
 
 def still_owed(owed: Iterable[Range], before: Starts, now: Starts) -> list[Range]:
-    """What is left to accept, given the group's start offsets when it was written down and now.
+    """Return the ranges that are still to be accepted, by the group's start offsets then and now.
 
-    Offsets before a start are done with. Where a start went back the group was reset, and its
-    offsets are to be delivered again.
+    Offsets before a start offset are settled. If a start offset moved back, the group was reset,
+    and its offsets are to be delivered again.
     """
     left = []
     for r in owed:

@@ -1,8 +1,8 @@
-"""Options of the sources and the sinks, typed and checked before a query does anything.
+"""Options of the sources and the sinks, parsed and checked before a query starts.
 
-Names are those of Spark's Kafka source where the meaning is the same, and Kafka's own otherwise.
-What begins with `kafka.` is passed to the client, security included. An unknown option is refused
-by name: Spark itself would pass it over, and a misspelt limit would go unnoticed until production.
+Names are those of Spark's Kafka source if the meaning is the same, else Kafka's. Options with the
+prefix `kafka.` go to the client, including security. An unknown option is refused by name: Spark
+would ignore it, and a misspelt limit would stay unnoticed until production.
 """
 
 from __future__ import annotations
@@ -10,23 +10,26 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shoal.client.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 BOOTSTRAP = "kafka.bootstrap.servers"
 _START = "set share.auto.offset.reset of the group"
 _LATER = "rows are accepted once their batch is complete, or by format sharegroup-outcome"
 _BYTES = "keys and values are bytes; cast them in the query"
 _AGAIN = "each task's producer is idempotent anyway, and a batch that runs again writes again"
-#: Options of Spark's Kafka source and sink, and properties of Kafka's clients, that mean nothing
-#: here, and what to use in their place.
+#: Options of Spark's Kafka source and sink, and properties of Kafka's clients, that have no meaning
+#: here, with their replacements.
 ELSEWHERE = {
     "path": "name topics by subscribe or topic",
-    "assign": "a share group assigns partitions by itself; use subscribe",
-    "subscribePattern": "share groups take topic names alone; use subscribe",
+    "assign": "the share group assigns partitions; use subscribe",
+    "subscribePattern": "share groups support topic names only; use subscribe",
     "groupIdPrefix": "use group.id",
     "startingOffsets": _START,
     "startingTimestamp": _START,
@@ -60,7 +63,7 @@ ELSEWHERE = {
     "kafka.enable.idempotence": _AGAIN,
     "kafka.transactional.id": _AGAIN,
 }
-#: `kafka.security.protocol` by what is said in vain under the one that was given.
+#: Properties that have no effect under a given `kafka.security.protocol`.
 _PROTOCOLS = {
     ("sasl.", "PLAINTEXT"): "SASL_SSL or SASL_PLAINTEXT",
     ("sasl.", "SSL"): "SASL_SSL",
@@ -75,25 +78,25 @@ class InvalidOption(ValueError):
 
 @dataclass(frozen=True)
 class Connection:
-    """Where the cluster is, and the client properties that were given with `kafka.`."""
+    """The cluster's address, and the client properties from `kafka.` options."""
 
     bootstrap: str
     properties: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @property
     def settings(self) -> Settings:
-        """The client's settings. Raises `InvalidOption` for a property it does not know."""
+        """Return the client's settings. Raises `InvalidOption` for an unsupported property."""
         try:
             return Settings.of(self.bootstrap, dict(self.properties))
-        except Exception as error:  # a user's words, whatever the client makes of them
+        except Exception as error:  # the user's text in the error, whatever the client makes of it
             raise InvalidOption(f"kafka.*: {error}") from None
 
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What `readStream.format("sharegroup")` was asked for. Counts are records, sizes bytes.
+    """Options of `readStream.format("sharegroup")`. Counts are records, sizes are bytes.
 
-    `renew` is None where nothing was said: locks are renewed if the group lets them be.
+    `renew` is None if it was not set: locks are then renewed if the group allows it.
     """
 
     connection: Connection
@@ -113,7 +116,7 @@ class SourceOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> SourceOptions:
-        """Raises `InvalidOption`."""
+        """Parse options. Raises `InvalidOption`."""
         words = Words(
             given,
             "group.id",
@@ -161,7 +164,7 @@ class SourceOptions:
 
 @dataclass(frozen=True)
 class GroupOptions:
-    """What the outcome sink and the lag source were asked for."""
+    """Options of the outcome sink and the lag source."""
 
     connection: Connection
     group_ids: tuple[str, ...]
@@ -169,7 +172,9 @@ class GroupOptions:
 
     @classmethod
     def of_outcomes(cls, given: Mapping[str, str]) -> GroupOptions:
-        """One group, whose source runs on the same driver. Raises `InvalidOption`."""
+        """Parse options for one group, whose source runs on the same driver. Raises
+        `InvalidOption`.
+        """
         words = Words(given, "group.id", "outcomes.dir", "checkpointLocation")
         connection, group = words.connection(), words.required("group.id")
         place = words.get("outcomes.dir") or outcomes_dir(connection.bootstrap, group)
@@ -177,7 +182,7 @@ class GroupOptions:
 
     @classmethod
     def of_lag(cls, given: Mapping[str, str]) -> GroupOptions:
-        """Several groups; none named means all of them. Raises `InvalidOption`."""
+        """Parse options for several groups; none means all. Raises `InvalidOption`."""
         words = Words(given, "group.id")
         named = words.get("group.id")
         return cls(words.connection(), words.names("group.id") if named else ())
@@ -185,7 +190,7 @@ class GroupOptions:
 
 @dataclass(frozen=True)
 class TopicOptions:
-    """What the producing sink and the dead-letter source were asked for."""
+    """Options of the producing sink and the dead-letter source."""
 
     connection: Connection
     topic: str
@@ -193,26 +198,26 @@ class TopicOptions:
 
     @classmethod
     def of_sink(cls, given: Mapping[str, str]) -> TopicOptions:
-        """`topic` may stay away where rows have a column of that name. Raises `InvalidOption`."""
+        """Parse options; `topic` is optional if rows have this column. Raises `InvalidOption`."""
         words = Words(given, "topic", "compression", "checkpointLocation")
         codec = words.one_of("compression", "none", "gzip", "snappy", "lz4", "zstd")
         return cls(words.connection(), words.get("topic"), codec)
 
     @classmethod
     def of_dead_letters(cls, given: Mapping[str, str]) -> TopicOptions:
-        """Raises `InvalidOption`."""
+        """Parse options. Raises `InvalidOption`."""
         words = Words(given, "topic")
         return cls(words.connection(), words.required("topic"))
 
 
 def outcomes_dir(bootstrap: str, group_id: str) -> str:
-    """Where outcomes of rows pass from sinks to the source of the same group on one driver."""
+    """Return the directory for outcome files between sinks and source of a group on one driver."""
     name = hashlib.sha256(f"{bootstrap}\n{group_id}".encode()).hexdigest()[:16]
     return str(Path(tempfile.gettempdir(), f"shoal-outcomes-{os.getuid()}", name))
 
 
 class Words:
-    """Options as Spark hands them over, their names without case; those not known are refused."""
+    """Options as Spark passes them, with case-insensitive names; unknown names are refused."""
 
     def __init__(self, given: Mapping[str, str], *known: str) -> None:
         names = {name.lower(): name for name in known}
@@ -258,10 +263,10 @@ class Words:
         return self.get(name)
 
     def names(self, name: str) -> tuple[str, ...]:
-        """Names separated by commas, sorted, each once."""
+        """Return comma-separated names, sorted, without duplicates."""
         found = sorted({part.strip() for part in self.required(name).split(",")} - {""})
         if not found:
-            raise InvalidOption(f"option {name!r} names nothing; separate names by commas")
+            raise InvalidOption(f"option {name!r} is empty; separate names by commas")
         return tuple(found)
 
     def number(self, name: str, default: int, low: int, high: int) -> int:
@@ -273,7 +278,7 @@ class Words:
         except ValueError:
             raise InvalidOption(f"option {name!r} is {text!r}, not a whole number") from None
         if not low <= value <= high:
-            raise InvalidOption(f"option {name!r} is {value}; it must lie between {low} and {high}")
+            raise InvalidOption(f"option {name!r} is {value}; it must be between {low} and {high}")
         return value
 
     def flag(self, name: str, default: bool) -> bool:

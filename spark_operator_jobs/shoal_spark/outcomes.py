@@ -1,20 +1,19 @@
 """Outcomes by row: a job accepts, releases or rejects each row, and the batch goes on.
 
-Three ways lead to the same files (`rendezvous`), which the source of the same group reads when the
-batch has completed; a row of which nothing is said is accepted:
+A job reports outcomes in three ways. All write the same files (`outcome_files`), which the source
+of the same group reads when the batch has completed. A row without an outcome is accepted.
 
-* `apply` runs a plain function on every row; an exception is that row's outcome and its reason;
-* `report` passes on the outcomes of a frame in `foreachBatch`;
-* `writeStream.format("sharegroup-outcome")` does so for a query that has nothing else to write.
+* `apply` runs a plain function on every row. An exception rejects or releases its row.
+* `report` writes the outcomes of a frame in `foreachBatch`.
+* `writeStream.format("sharegroup-outcome")` does the same for a query that writes nothing else.
 
-A frame of outcomes has `topic`, `partition`, `offset` and `outcome` (accept, release or reject),
-and may have `delayMs` (of a release: so long the row stays locked) and `reason` (for the log).
+A frame of outcomes has `topic`, `partition`, `offset` and `outcome` (accept, release or reject).
+It may have `delayMs`, the time for which a released row stays locked, and `reason`, for the log.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,31 +24,33 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from shoal_spark import rendezvous
+from shoal_spark import outcome_files
 from shoal_spark.options import GroupOptions, InvalidOption
-from shoal_spark.rendezvous import DELAY_MS_MAX, Kind, Outcome
+from shoal_spark.outcome_files import DELAY_MS_MAX, Kind, Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
     import pyarrow
     from pyspark.sql import DataFrame
     from pyspark.sql.types import Row, StructType
 
 log = logging.getLogger("shoal_spark")
-#: What identifies a row, and comes first in what `apply` makes.
+#: Columns that identify a row; they come first in the result of `apply`.
 PLACE = ("topic", "partition", "offset")
 NEEDED = (*PLACE, "outcome")
-#: Longer reasons are cut: they are for people.
+#: Maximum length of a reason in characters.
 REASON_CHARACTERS_MAX = 500
-#: Of a batch's refused rows so many are logged.
+#: Maximum number of rejected rows of a batch that are logged.
 LOGGED_MAX = 20
 
 
 class Rejected(Exception):
-    """For functions under `apply`: this row is not to be tried again."""
+    """Raised by a function under `apply`: reject this row without a retry."""
 
 
 class Released(Exception):
-    """For functions under `apply`: this row is to be tried again, perhaps elsewhere, and later."""
+    """Raised by a function under `apply`: release this row for a later retry, maybe elsewhere."""
 
     def __init__(self, reason: str, delay_ms: int = 0) -> None:
         super().__init__(reason)
@@ -66,11 +67,10 @@ def apply(
 ) -> DataFrame:
     """Run `function` on every row of the source: a row as a dict in, a dict of `schema` out.
 
-    `schema` is DDL. The result has `topic`, `partition`, `offset`, the columns of `schema` (null
-    where the function failed), and `outcome`, `delayMs` and `reason`. `Rejected` and `Released`
-    say what they are; exceptions in `release` release the row, for `delay_ms`, and all others
-    reject it, as trying a faulty row again helps nobody. Use `frame.select` to leave out columns
-    that the function has no need of.
+    `schema` is DDL. The result has `topic`, `partition`, `offset`, the columns of `schema` (null if
+    the function failed), and `outcome`, `delayMs` and `reason`. `Rejected` rejects and `Released`
+    releases the row. Exceptions in `release` release it for `delay_ms`. All others reject it,
+    because a retry would fail again. Drop unneeded columns before with `frame.select`.
     """
     from pyspark.sql.types import StructType
 
@@ -82,7 +82,7 @@ def apply(
         kind, wait_ms, reason = Kind.ACCEPT, 0, None
         try:
             found = function(row)
-        except Exception as error:  # the very purpose: a row's failure is its own
+        except Exception as error:  # on purpose: the failure of a row affects this row only
             reason = f"{type(error).__name__}: {error}"[:REASON_CHARACTERS_MAX]
             kind = Kind.RELEASE if isinstance(error, (Released, *release)) else Kind.REJECT
             wait_ms = getattr(error, "delay_ms", delay_ms) if kind == Kind.RELEASE else 0
@@ -101,15 +101,15 @@ def apply(
 
 
 def good(judged: DataFrame) -> DataFrame:
-    """The rows that `apply` accepted, without what it says of outcomes."""
+    """Return the rows that `apply` accepted, without the columns of outcomes."""
     return judged.filter("outcome = 'accept'").drop("outcome", "delayMs", "reason")
 
 
 def report(judged: DataFrame, options: Mapping[str, str]) -> int:
-    """In `foreachBatch`: pass on the outcomes of a frame; how many rows are not accepted.
+    """Write the outcomes of a frame in `foreachBatch`; return the number of rows not accepted.
 
-    `options` are those of the source (its connection, `group.id` and `outcomes.dir` count).
-    Persist a frame that is used twice. Call it last: the batch is accepted from then on.
+    `options` are those of the source (its connection, `group.id` and `outcomes.dir` are used).
+    Persist a frame that is used twice. Call it last: the batch counts as accepted from then on.
     """
     names = {n.lower(): v for n, v in options.items()}
     wanted = ("kafka.bootstrap.servers", "group.id", "outcomes.dir")
@@ -118,12 +118,12 @@ def report(judged: DataFrame, options: Mapping[str, str]) -> int:
     rows = judged.filter("outcome <> 'accept'").select(*columns).collect()
     found = [outcome(row) for row in rows]
     _say(found)
-    rendezvous.write(place, found)
+    outcome_files.write(place, found)
     return len(found)
 
 
 def outcome(row: Row) -> Outcome:
-    """A row of a frame of outcomes, typed. Raises `ValueError`, which says what is wrong."""
+    """Parse a row of a frame of outcomes. Raises `ValueError` with the reason."""
     given = row.asDict()
     try:
         kind = Kind(given["outcome"])
@@ -133,7 +133,7 @@ def outcome(row: Row) -> Outcome:
         ) from None
     delay_ms = int(given.get("delayMs") or 0)
     if not 0 <= delay_ms <= DELAY_MS_MAX:
-        raise ValueError(f"column 'delayMs' is {delay_ms}; it must lie in 0 to {DELAY_MS_MAX}")
+        raise ValueError(f"column 'delayMs' is {delay_ms}; it must be between 0 and {DELAY_MS_MAX}")
     topic, partition, offset = (given[name] for name in PLACE)
     return Outcome(
         topic,
@@ -163,13 +163,13 @@ def _say(outcomes: Iterable[Outcome]) -> None:
 
 @dataclass(frozen=True)
 class Judged(WriterCommitMessage):  # type: ignore[misc]
-    """What one task found; accepted rows need not be told."""
+    """Outcomes of one task, without accepted rows."""
 
     outcomes: tuple[Outcome, ...]
 
 
 class _Writer:
-    """The sink: tasks gather outcomes, the driver leaves them for the source."""
+    """The sink: tasks collect outcomes, and the driver writes the files."""
 
     def __init__(self, options: GroupOptions, schema: StructType) -> None:
         self.options = options
@@ -177,26 +177,26 @@ class _Writer:
 
     def write(self, iterator: Iterator[Row]) -> WriterCommitMessage:
         found = (outcome(row) for row in iterator)
-        return Judged(tuple(rendezvous.joined(o for o in found if o.kind != Kind.ACCEPT)))
+        return Judged(tuple(outcome_files.joined(o for o in found if o.kind != Kind.ACCEPT)))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:
         found = [o for message in messages if isinstance(message, Judged) for o in message.outcomes]
         _say(found)
-        rendezvous.write(self.options.outcomes_dir, found)
+        outcome_files.write(self.options.outcomes_dir, found)
 
 
 class OutcomeStreamWriter(_Writer, DataSourceStreamWriter):  # type: ignore[misc]
     """For `writeStream`."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing has left the tasks yet."""
+        """Do nothing: no outcome has left the tasks."""
 
 
 class OutcomeWriter(_Writer, DataSourceWriter):  # type: ignore[misc]
     """For `write` in `foreachBatch`."""
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nothing has left the tasks yet."""
+        """Do nothing: no outcome has left the tasks."""
 
 
 class OutcomeSink(DataSource):  # type: ignore[misc]

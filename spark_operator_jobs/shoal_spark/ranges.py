@@ -1,23 +1,25 @@
-"""Ranges of offsets as sets, and how the ranges of a batch become tasks.
+"""Ranges of offsets as sets, and the division of a batch's ranges into tasks.
 
-Pure. A `Range` is a run of offsets of one partition, both ends inclusive, with what the group said
-of it: the delivery count, and an estimate of its bytes, taken from the headers of the log's batches
-that hold it. Lists of ranges are sets of offsets: sorted, and disjoint where `normal` made them.
+Pure. A `Range` is a run of offsets of one partition, both ends inclusive, with its delivery count
+and an estimate of its bytes from the headers of log batches. Lists of ranges are sets of offsets:
+sorted, and disjoint after `normal`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, groupby
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-#: Neighbours are joined only if their records' mean sizes differ less than by this factor, so that
-#: cutting a range in proportion to its count cuts it in proportion to its bytes too.
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+#: Adjacent ranges are joined only if their records' mean sizes differ by less than this factor. So
+#: a cut in proportion to the count is also a cut in proportion to the bytes.
 EVEN_SIZES = 2
 
 
 class Range(NamedTuple):
-    """Offsets of one partition, both ends inclusive; `size` is bytes, 0 where it is not known."""
+    """Offsets of one partition, both ends inclusive; `size` is bytes, 0 if unknown."""
 
     topic: str
     partition: int
@@ -32,16 +34,16 @@ class Range(NamedTuple):
 
     @property
     def weight(self) -> int:
-        """Bytes, or records where the bytes are not known; at least one a record."""
+        """The bytes, or the records if the bytes are unknown; at least one per record."""
         return max(self.size, self.length)
 
     def cut(self, first: int, last: int) -> Range:
-        """The part [first, last], with its share of the bytes."""
+        """Return the part [first, last] with its share of the bytes."""
         size = self.size * (last - first + 1) // self.length
         return self._replace(first=first, last=last, size=size)
 
     def follows(self, before: Range) -> bool:
-        """Whether this is the next run of the same kind behind `before`."""
+        """Whether this range continues `before` with the same attributes."""
         if before[:2] != self[:2] or before.last + 1 != self.first:
             return False
         sizes = sorted((before.weight * self.length, self.weight * before.length))
@@ -57,7 +59,7 @@ def size(ranges: Iterable[Range]) -> int:
 
 
 def normal(ranges: Iterable[Range]) -> list[Range]:
-    """The same offsets in order, runs of the same kind joined."""
+    """Return the same offsets in order, with adjacent ranges joined if possible."""
     out: list[Range] = []
     for r in sorted(ranges):
         if out and r.follows(out[-1]):
@@ -68,23 +70,23 @@ def normal(ranges: Iterable[Range]) -> list[Range]:
 
 
 def plus(ranges: Iterable[Range], other: Iterable[Range]) -> list[Range]:
-    """The offsets of both; where both have one, `other` says what it is."""
+    """Return the offsets of both; `other` has priority."""
     newer = list(other)
     return normal([*minus(ranges, newer), *newer])
 
 
 def minus(ranges: Iterable[Range], other: Iterable[Range]) -> list[Range]:
-    """What of `ranges` is not in `other`."""
+    """Return the part of `ranges` that is not in `other`."""
     return split(ranges, other)[1]
 
 
 def both(ranges: Iterable[Range], other: Iterable[Range]) -> list[Range]:
-    """What of `ranges` is in `other` too."""
+    """Return the part of `ranges` that is also in `other`."""
     return split(ranges, other)[0]
 
 
 def split(ranges: Iterable[Range], other: Iterable[Range]) -> tuple[list[Range], list[Range]]:
-    """The parts of `ranges` that lie inside and outside of `other`, both in order."""
+    """Return the parts of `ranges` inside and outside `other`, both in order."""
     inside: list[Range] = []
     outside: list[Range] = []
     holes = {
@@ -111,11 +113,11 @@ def split(ranges: Iterable[Range], other: Iterable[Range]) -> tuple[list[Range],
 
 
 def tasks(ranges: Sequence[Range], wanted: int) -> list[tuple[Range, ...]]:
-    """Cut ranges into up to `wanted` tasks of equal weight, give or take a record.
+    """Cut ranges into up to `wanted` tasks of about equal weight.
 
-    The ranges, laid end to end, are a line as long as their weight; it is cut at the multiples of
-    its length over `wanted`, each cut moved to the next border between two records. Every offset
-    is in exactly one task; a record heavier than a share takes the place of several tasks.
+    The ranges, laid end to end, form a line as long as their weight. It is cut into `wanted` equal
+    parts, each cut moved to the next border between records. Every offset is in exactly one task. A
+    record that is heavier than a part fills several tasks' places.
     """
     line = [r for r in ranges if r.length > 0]
     ends = list(accumulate(r.weight for r in line))
@@ -130,10 +132,10 @@ def tasks(ranges: Sequence[Range], wanted: int) -> list[tuple[Range, ...]]:
 
 
 def _pieces(r: Range, begin: int, total: int, wanted: int) -> Iterator[tuple[int, Range]]:
-    """The pieces of a range that begins at `begin` of the line, each with its task's number.
+    """Yield the pieces of a range that starts at `begin` of the line, each with its task number.
 
-    The record at index i of the range begins at `begin + weight * i / count`; it belongs to task
-    number that / (total / wanted), rounded down. Whole numbers throughout.
+    The record at index i of the range starts at `begin + weight * i / count`. Its task number is
+    that divided by (total / wanted), rounded down. All arithmetic uses integers.
     """
     at = 0
     while at < r.length:

@@ -1,17 +1,17 @@
 """The stream reader: acquires on the driver, fetches on the executors.
 
-Spark keeps one reader in a Python process on the driver and calls, batch after batch,
-`latestOffset(start, limit)`, `partitions(start, end)` and, late or never, `commit(end)`; `read`
-runs in the executors' Python workers, on a pickled twin that never talks to the group. Invariants:
+Spark keeps one reader in a Python process on the driver. For each batch it calls
+`latestOffset(start, limit)`, `partitions(start, end)` and, late or never, `commit(end)`. `read`
+runs in the executors' Python workers on a pickled copy that sends no request about the group.
+Invariants:
 
-* `latestOffset` acquires, and what it returns names every row of the batch, so the checkpoint does
-  before the batch runs. `read` fetches those rows by offset: a batch that is run again, by whatever
-  driver, has the same rows.
-* `latestOffset(start)` proves that the batch that ended at `start` is complete: Spark asks for the
-  next one only then, and `commit` comes only once there is a next one. So it is there that a batch
-  is settled.
-* A reader whose first call is `partitions` continues a batch of an earlier driver. It asks the
-  group for that batch's ranges while the batch runs, so that nobody else need get them.
+* `latestOffset` acquires, and its result names every row of the batch. So the checkpoint has the
+  rows before the batch runs. `read` fetches these rows by offset: a repeated batch has the same
+  rows on any driver.
+* `latestOffset(start)` proves that the batch that ended at `start` is complete: Spark calls it only
+  then, and calls `commit` only once there is a next batch. So batches are settled there.
+* A reader whose first call is `partitions` continues a batch of an earlier driver. It acquires that
+  batch's ranges while the batch runs, so that no other member processes them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -36,27 +35,29 @@ from pyspark.sql.streaming.datasource import (
 from shoal.client.share import AcknowledgeType
 
 from shoal_spark import ranges as sets
+from shoal_spark.batch_size import BatchSize
 from shoal_spark.drain import Drain, NotAssigned, patience_s
 from shoal_spark.ledger import Ledger
 from shoal_spark.offsets import Offset, from_json, to_json
 from shoal_spark.options import InvalidOption, SourceOptions
-from shoal_spark.pacing import Pace
-from shoal_spark.ranges import Range
-from shoal_spark.rendezvous import DELAY_MS_MAX, Inbox, Kind
+from shoal_spark.outcome_files import DELAY_MS_MAX, Inbox, Kind
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
     import pyarrow
 
     from shoal_spark.member import Member
+    from shoal_spark.ranges import Range
 
 log = logging.getLogger("shoal_spark")
-#: One wait of those that something may end early.
+#: Longest single wait if an event may end the wait early, in milliseconds.
 POLL_MS = 250
-#: An answer that came so soon was no wait: pause before asking again.
+#: An answer that comes sooner was no long poll: pause before the next request.
 QUICK_S = 0.02
-#: Requests for one batch that found something. Each takes a record at least, most take thousands.
+#: Maximum number of requests with records for one batch. Most return thousands of records.
 ROUNDS_MAX = 1000
-#: No batch is made so short that its tasks would have fewer.
+#: Minimum records per task when a batch is shortened.
 RECORDS_PER_TASK_MIN = 10
 _TYPES = {
     Kind.ACCEPT: AcknowledgeType.ACCEPT,
@@ -73,10 +74,11 @@ class Task(InputPartition):  # type: ignore[misc]
 
 
 class ShareGroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
-    """See the module. Connects on the first call, not when made: Spark makes twins to pickle.
+    """The stream reader; see the module. It connects on the first call, because Spark makes copies
+    to pickle.
 
-    `columns` are those of the schema that Spark goes by. Where they are not the source's own, the
-    first call says so: PySpark 4.3 has an error of its own for a reader that cannot be made.
+    `columns` are those of the schema that Spark uses. If they are not the source's, the first call
+    raises the error: PySpark 4.3 replaces errors of the constructor by its own.
     """
 
     def __init__(self, options: SourceOptions, columns: Sequence[str] = ()) -> None:
@@ -92,7 +94,8 @@ class ShareGroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         if self._driver is None:
             self._check_columns()
             self._driver = Driver(self.options)
-            # Spark ends this process with SIGTERM, which would leave the locks to run out.
+            # Spark ends this process with SIGTERM. Without a handler the locks would have to
+            # expire.
             signal.signal(signal.SIGTERM, _exit)
         return self._driver
 
@@ -131,10 +134,10 @@ class ShareGroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         return [Task(some) for some in sets.tasks(batch.ranges, wanted)]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        from shoal_spark import rows
+        from shoal_spark import range_reader
 
         assert isinstance(partition, Task)
-        return rows.read(self.options, partition.ranges)
+        return range_reader.read(self.options, partition.ranges)
 
     def commit(self, end: dict) -> None:
         self.driver.complete(self._typed(end).seq)
@@ -149,24 +152,25 @@ class ShareGroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
 
 
 def _exit(*_: object) -> None:
-    """End as a program ends, so that `stop` is called. Spark sends the signal twice in a row; the
-    second must not cut that short, which is bounded in itself."""
+    """Exit normally, so that `stop` is called. Spark sends the signal twice; the second must not
+    interrupt the exit, whose duration is bounded.
+    """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(0)
 
 
 class Driver:
-    """The reader's half on the driver: the member, its books, and the batch that Spark has."""
+    """The reader on the driver: the member, its ledger, and the batch that Spark runs."""
 
     def __init__(self, options: SourceOptions) -> None:
-        # Executors unpickle this module, and need no share group for what they do.
+        # Imported here: executors unpickle this module and need no member.
         from shoal_spark.member import Member
 
         self.options = options
         self.ledger = Ledger()
         self.inbox = Inbox(options.outcomes_dir)
         least = max(options.min_partitions, 1) * RECORDS_PER_TASK_MIN
-        self.pace = Pace(options.target_ms / 1000, least)
+        self.pace = BatchSize(options.target_ms / 1000, least)
         self.member: Member = Member(options, lambda: self.ledger.held)
         self._end: Offset | None = None
         self._due: list[tuple[float, list[Range]]] = []
@@ -175,10 +179,10 @@ class Driver:
         self._complete = threading.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="shoal-reclaim")
 
-    # -- what Spark asks for
+    # Calls from Spark
 
     def next_batch(self, start: Offset, max_records: int) -> Offset | None:
-        """Settle what is complete, and lock the rows of the next batch; None if there are none."""
+        """Settle completed batches and lock the rows of the next one; None if there are none."""
         self.member.join(start.member)
         self.ledger.resume(start)
         self.complete(start.seq)
@@ -203,21 +207,21 @@ class Driver:
         return self._end
 
     def run(self, batch: Offset) -> None:
-        """Spark is about to run this batch, which an earlier driver may have acquired."""
+        """Note that Spark runs this batch, which an earlier driver may have acquired."""
         self.member.join(batch.member)
         if self.ledger.replay(batch):
             log.info("share group %s: batch %d runs again", self.options.group_id, batch.seq)
             self._reclaim = self._thread.submit(self._reclaimed, sets.count(batch.ranges))
 
     def _reclaimed(self, count: int) -> list[Range]:
-        """What the group hands out while an earlier driver's batch runs again: its own first."""
+        """Acquire while an earlier driver's batch runs again; that batch's ranges come first."""
         found: list[Range] = []
         while not found and not self._complete.is_set():
             found = self.member.acquire(count, self.options.max_bytes, POLL_MS)
         return found
 
     def complete(self, seq: int) -> None:
-        """All batches up to `seq` have been processed: settle what is locked of them."""
+        """Settle the locked ranges of all batches up to `seq`, which have been processed."""
         self.pace.completed(seq, time.monotonic())
         if self._reclaim is not None:
             self._complete.set()
@@ -230,7 +234,7 @@ class Driver:
             self._settle(done)
 
     def drain(self) -> None:
-        """From now on deliver only what is in the log by now (Trigger.AvailableNow)."""
+        """Deliver only records that are in the log now (Trigger.AvailableNow)."""
         self._drain = Drain(self.member.ends())
 
     def stop(self) -> None:
@@ -239,7 +243,7 @@ class Driver:
         self.member.close()
 
     def progress(self) -> dict[str, Any]:
-        """Counts since the start of this driver, and the state of the group."""
+        """Return counts since the start of this driver, and the state of the group."""
         self.member.positions()
         counts = self.member.counts
         names = (
@@ -259,10 +263,10 @@ class Driver:
             **{name: counts[name] for name in names},
         }
 
-    # -- locking
+    # Locking
 
     def _collect(self, max_records: int) -> list[Range]:
-        """Rows for the next batch, waiting for the first of them as long as the options say."""
+        """Acquire rows for the next batch; wait for the first as long as the options allow."""
         deadline = time.monotonic() + self.options.max_wait_ms / 1000
         rounds = 0
         while rounds < ROUNDS_MAX:
@@ -272,7 +276,7 @@ class Driver:
             if left <= 0 or left_bytes <= 0 or (not fresh and self._drained()):
                 return fresh
             began = time.monotonic()
-            # Another member's acceptance may end a drain while nothing comes here.
+            # Another member's acceptance may end a drain while nothing arrives here.
             wait_ms = POLL_MS if self._drain else max(0, int((deadline - began) * 1000))
             found = self.member.acquire(left, left_bytes, 0 if fresh else wait_ms)
             if found:
@@ -286,7 +290,7 @@ class Driver:
         return self.ledger.fresh()
 
     def _is_over(self, began: float, deadline: float) -> bool:
-        """Whether to wait no longer, after a poll from `began` on that found nothing."""
+        """Whether to stop waiting after a poll from `began` on found nothing."""
         now = time.monotonic()
         if self._drain is None and now >= deadline:
             return True
@@ -314,7 +318,7 @@ class Driver:
         return True
 
     def _divert(self, found: Iterable[Range]) -> None:
-        """Of what has just been locked, reject what came too often; keep what a drain excludes."""
+        """Reject acquired records with too many deliveries; keep those that a drain excludes."""
         limit = self.options.max_delivery_count
         often = [r for r in found if limit and r.delivery_count > limit]
         self._acknowledge(sets.both(often, self.ledger.fresh()), Kind.REJECT)
@@ -327,7 +331,7 @@ class Driver:
             self.ledger.keep(later)
 
     def _drained(self) -> bool:
-        """Whether there is nothing left of what was there at the start of a drain."""
+        """Whether all records from before the start of a drain are done."""
         if self._drain is None:
             return False
         starts = self.member.positions(fresh=True)
@@ -345,10 +349,10 @@ class Driver:
             if now:
                 self.ledger.prune(before, now)
 
-    # -- settling
+    # Settling
 
     def _settle(self, ranges: Sequence[Range]) -> None:
-        """Give processed rows their outcomes; what has none is accepted."""
+        """Settle processed rows with their outcomes; rows without one are accepted."""
         if not ranges:
             return
         for kind, delay_ms, some in list(self.inbox.of(ranges)):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader
-from pyspark.sql.types import StructType
 
 from shoal_spark.options import SourceOptions
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 
 class ShareGroupSource(DataSource):  # type: ignore[misc]

@@ -1,14 +1,13 @@
 """Producing from Spark: `write.format("kafka-topic")`, or `produce` inside `foreachBatch`.
 
-Rows have `value`, and may have `key`, `headers` (as the source gives them), `topic` and
-`partition`; the option `topic` wins over the column. Each task has an idempotent producer
-(KIP-98), so a retried request stores nothing twice; a task or batch that Spark runs again does
-store its rows again, as with Spark's own Kafka sink.
+Rows have `value`, and may have `key`, `headers` (as the source returns them), `topic` and
+`partition`. The option `topic` has priority over the column. Each task has an idempotent producer
+(KIP-98), so a retried request stores nothing twice. A repeated task or batch stores its rows again,
+as with Spark's Kafka sink.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -23,17 +22,19 @@ from pyspark.sql.datasource import (
 from shoal_spark.options import InvalidOption, TopicOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
     import pyarrow
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
 COLUMNS = ("value", "key", "headers", "topic", "partition")
-#: Rows handed to the client in one go.
+#: Rows passed to the client at a time.
 CHUNK = 1000
 
 
 def produce(frame: DataFrame, options: Mapping[str, str]) -> int:
-    """Write a frame to its topic now, without a query of its own; how many rows there were."""
+    """Write a frame to its topic at once, without a query; return the number of rows."""
     parsed = TopicOptions.of_sink(options)
     names = columns(frame.columns, parsed)
 
@@ -48,18 +49,18 @@ def produce(frame: DataFrame, options: Mapping[str, str]) -> int:
 
 
 def columns(given: Iterable[str], options: TopicOptions) -> list[str]:
-    """Those of a frame's columns that a record is made of. Raises `InvalidOption`."""
+    """Return the columns of a frame that make up a record. Raises `InvalidOption`."""
     names = list(given)
     if "value" not in names:
-        raise InvalidOption(f"rows for a topic need a column 'value'; there are {names}")
+        raise InvalidOption(f"rows for a topic need a column 'value'; the columns are {names}")
     if not options.topic and "topic" not in names:
-        raise InvalidOption("name the topic by option 'topic' or in a column 'topic'")
+        raise InvalidOption("set the topic in option 'topic' or in a column 'topic'")
     return [name for name in COLUMNS if name in names]
 
 
 def send(options: TopicOptions, rows: Iterator[Mapping[str, Any]]) -> int:
-    """Produce rows and wait until all of them are stored; how many they were."""
-    from shoal_spark.rows import client
+    """Produce rows and wait until all are stored; return their number."""
+    from shoal_spark.range_reader import client
 
     found = client(options.connection)
 
@@ -87,7 +88,7 @@ def send(options: TopicOptions, rows: Iterator[Mapping[str, Any]]) -> int:
 
 
 def _bytes(value: Any) -> bytes | None:
-    """Strings are taken as UTF-8, as Spark's Kafka sink does."""
+    """Encode strings as UTF-8, as Spark's Kafka sink does."""
     return value.encode() if isinstance(value, str) else None if value is None else bytes(value)
 
 

@@ -41,7 +41,7 @@ def local(tmp_path: Path) -> Iterator[Local]:
 
 def test_it_stops_and_goes_on(local: Local) -> None:
     said = local.says("stop")
-    assert said.startswith("Stopped. The data is in "), said
+    assert said.startswith("Stopped. The data stays in "), said
     assert local.states() == ["stopped"] * 3
     local.says("start")
     assert local.states() == ["running"] * 3
@@ -53,8 +53,8 @@ def test_stop_ends_brokers_that_have_no_quorum_and_says_how_each_ended(local: Lo
     local.says("kill", "1")
     os.kill(frozen, signal.SIGSTOP)
     said = local.says("stop", "--timeout", "8").splitlines()
-    assert said[0] == "Broker 1 was down already."
+    assert said[0] == "Broker 1 was already stopped."
     assert said[1].startswith("Broker 2 was killed: it did not stop within 8 s.")
-    assert said[2].startswith("Broker 3 stopped, and no controller was there to take over")
-    assert said[3].startswith("Stopped. The data is in ")
+    assert said[2].startswith("Broker 3 stopped without a controller")
+    assert said[3].startswith("Stopped. The data stays in ")
     assert local.states() == ["stopped"] * 3

@@ -42,7 +42,9 @@ def topic(shoal: Shoal) -> str:
 
 def test_topics(shoal: Shoal) -> None:
     shoal.run("topics", "create", "kept", "-p", "2", "-c", "retention.ms=60000")
-    assert shoal.says("topics", "create", "kept", "--if-not-exists") == "Topic kept exists.\n"
+    assert (
+        shoal.says("topics", "create", "kept", "--if-not-exists") == "Topic kept already exists.\n"
+    )
     assert (
         shoal.says(
             "topics",
@@ -114,7 +116,7 @@ def test_a_consumer_group_from_its_first_record_to_its_end(shoal: Shoal, topic: 
     rest = shoal.says(*read, "-n", "4").splitlines()
     assert sorted(first + rest) == [f"{p} {o}" for p in (0, 1) for o in (0, 1, 2)]
     plan = shoal.says("groups", "reset-offsets", group, "-t", f"{topic}:1", "--to-earliest")
-    assert "Nothing is changed yet: add --execute" in plan
+    assert "Nothing has changed. Add --execute" in plan
     assert shoal.json("groups", "lag", group)[0]["lag"] == 0
     shoal.run("groups", "reset-offsets", group, "-t", topic, "--shift-by", "-1", "--execute")
     assert shoal.json("groups", "lag", group)[0]["lag"] == 2
@@ -209,7 +211,9 @@ def test_configs(shoal: Shoal) -> None:
     assert (row["config"], row["value"]) == ("share.delivery.count.limit", "7")
     assert {"type": "group", "name": "tuned"} in shoal.json("configs", "list", "group")
     shoal.run("configs", "unset", "group", "tuned", "share.delivery.count.limit")
-    assert "have their defaults" in shoal.says("configs", "describe", "group", "tuned", "--changed")
+    assert "have their default values" in shoal.says(
+        "configs", "describe", "group", "tuned", "--changed"
+    )
     broker = shoal.json("configs", "describe", "broker", "1", "group.share.max.size")
     assert broker[0]["value"] == "200"
     assert "share.no.such" in shoal.refusal("configs", "set", "group", "tuned", "share.no.such=1")
@@ -279,7 +283,7 @@ def test_a_damaged_segment(shoal: Shoal, server: ShoalProcess, topic: str, tmp_p
     data = bytearray(segment.read_bytes())
     copy.write_bytes(data + data[:30])
     said = shoal.refusal("dump", str(copy))
-    assert "30 bytes behind byte" in said and "not all of it is sound" in said
+    assert "the 30 bytes after byte" in said and "some data is corrupt" in said
     data[-1] ^= 1
     copy.write_bytes(data)
     done = shoal.run("dump", str(copy))
@@ -290,27 +294,27 @@ REFUSALS = [
     (["consume", "never-was"], 1, "there is no topic 'never-was'"),
     (["topics", "describe", "taks"], 1, "Did you mean 'task'?"),
     (["topics", "create", "no good"], 1, "INVALID_TOPIC_EXCEPTION"),
-    (["topics", "create", "y", "-p", "0"], 2, "at least 1 partition"),
-    (["topics", "create", "y", "-c", "retention.ms"], 2, "--config takes NAME=VALUE"),
+    (["topics", "create", "y", "-p", "0"], 2, "--partitions must be at least 1"),
+    (["topics", "create", "y", "-c", "retention.ms"], 2, "--config must be NAME=VALUE"),
     (["topics", "create", "y", "-c", "no.such=1"], 1, "no.such"),
     (["topics", "create", "y", "--replication-factor", "3"], 1, "at most as many replicas"),
     (["topics", "alter", "task"], 2, "nothing to alter"),
     (["groups", "describe", "never-was"], 1, "shoal groups list"),
     (["groups", "delete", "never-was"], 1, "there is no group 'never-was'"),
     (["groups", "reset-offsets", "g", "-t", "task"], 2, "exactly one of --to-earliest"),
-    (["groups", "list", "--type", "big"], 2, "--type is classic, consumer, share or streams"),
+    (["groups", "list", "--type", "big"], 2, "--type must be classic, consumer, share or streams"),
     (["configs", "describe", "broker", "x"], 2, "node id or 'default'"),
-    (["share-consume", "task", "-g", "g", "-a", "maybe"], 2, "'maybe' is none of"),
+    (["share-consume", "task", "-g", "g", "-a", "maybe"], 2, "not 'maybe'"),
     (["share-consume", "task", "-g", "g", "-a", "ask"], 2, "needs a terminal"),
-    (["consume", "task", "-f", "{nosuch}"], 2, "neither text nor json nor a template"),
-    (["consume", "task", "--from-beginning", "-o", "1"], 2, "give one of"),
-    (["consume", "task", "-g", "g", "-o", "1"], 2, "a group decides"),
+    (["consume", "task", "-f", "{nosuch}"], 2, "must be text, json or a template"),
+    (["consume", "task", "--from-beginning", "-o", "1"], 2, "use only one of"),
+    (["consume", "task", "-g", "g", "-o", "1"], 2, "do not work with --group"),
     (["consume", "task", "-p", "7", "-n", "1"], 1, "has 1 partitions, no partition 7"),
     (["produce", "task", "--file", "no such file"], 2, "cannot read no such file"),
-    (["dump"], 2, "give paths of segments, or --topic"),
-    (["dump", "no such file"], 2, "there is no no such file"),
-    (["topics", "list", "-b", "a:b"], 2, "'a:b' is no host:port"),
-    (["topics", "list", "-X", "no.such=1"], 2, "knows no property 'no.such'"),
+    (["dump"], 2, "give either paths of segments, or --topic"),
+    (["dump", "no such file"], 2, "no such file does not exist"),
+    (["topics", "list", "-b", "a:b"], 2, "'a:b' is not HOST:PORT"),
+    (["topics", "list", "-X", "no.such=1"], 2, "does not support property 'no.such'"),
     (["topics", "list", "--command-config", "no file"], 2, "cannot read no file"),
 ]
 
@@ -329,7 +333,7 @@ def test_no_broker_there(shoal: Shoal) -> None:
     (port,) = free_ports(1)
     said = shoal.refusal("topics", "list", "-b", f"127.0.0.1:{port}", status=3)
     assert f"no broker at 127.0.0.1:{port}: connection refused" in said
-    assert "`shoal server` starts one" in said
+    assert "Start a broker with `shoal server`" in said
 
 
 def test_a_group_of_another_type(shoal: Shoal, topic: str) -> None:
@@ -344,7 +348,7 @@ def test_a_group_of_another_type(shoal: Shoal, topic: str) -> None:
         said = shoal.refusal(
             "groups", "reset-offsets", group, "-t", topic, "--to-earliest", "--execute"
         )
-        assert "has 1 members; stop them first" in said
+        assert "has 1 members. Stop them first" in said
     finally:
         member.kill()
 

@@ -140,7 +140,7 @@ def test_tls_with_a_certificate_on_both_sides(kafka: KafkaProcess) -> None:
 
 
 def test_the_wrong_kind_of_listener(kafka: KafkaProcess) -> None:
-    with pytest.raises(Unreachable, match="does it expect TLS or SASL"):
+    with pytest.raises(Unreachable, match="If it expects TLS or SASL"):
         cluster_id(Settings.of(kafka.addresses["SASL"]))
 
 

@@ -246,8 +246,12 @@ async def _another_request(reader: asyncio.StreamReader, writer: asyncio.StreamW
 @pytest.mark.parametrize(
     ("behaviour", "error", "said"),
     [
-        (_hangs_up, Unreachable, "does it expect TLS or SASL"),
-        (_speaks_http, Unreachable, "sent a frame of 1213486160 bytes: no Kafka broker"),
+        (_hangs_up, Unreachable, "If it expects TLS or SASL"),
+        (
+            _speaks_http,
+            Unreachable,
+            "sent a frame of 1213486160 bytes. It may not be a Kafka broker",
+        ),
         (_another_request, Unreachable, "answered a request that was not sent"),
     ],
 )
@@ -282,10 +286,10 @@ def test_requests_of_one_connection_are_pipelined(shared_broker: ShoalProcess) -
             *(link.request(ApiKey.METADATA, {"topics": []}) for _ in range(500))
         )
         assert len(answers) == 500
-        with pytest.raises(Unsupported, match="serves no VOTE"):
+        with pytest.raises(Unsupported, match="share no version of VOTE"):
             link.version(ApiKey.VOTE)
         link.close()
-        with pytest.raises(ConnectionLost, match="was closed here"):
+        with pytest.raises(ConnectionLost, match="this client closed the connection"):
             await link.request(ApiKey.METADATA, {"topics": []})
 
     asyncio.run(run())

@@ -13,8 +13,8 @@ from queues import Queue
 from servers import ShoalProcess
 from shoal.client.client import SyncClient
 from shoal.client.cluster import TopicPartition
+from shoal.client.dead_letters import parse_dead_letter
 from shoal.client.errors import ClientError, expect
-from shoal.client.letters import letter_of
 from shoal.client.share import AcknowledgeType, AcquireMode
 from shoal.client.topics import NewTopic, OffsetSpec
 
@@ -89,7 +89,7 @@ def letters(queue: Queue) -> Counter[tuple[int, int]]:
             end = expect(await client.admin.topics.offsets({where: int(OffsetSpec.LATEST)}))[where]
             async for fetched in client.fetcher.range(*where, 0, end.offset - 1):
                 for record in fetched.records():
-                    letter = letter_of(*where, record)
+                    letter = parse_dead_letter(*where, record)
                     assert letter is not None and letter.reason == "rejected"
                     assert record.value == b"%d" % (letter.source_offset * PARTITIONS + index)
                     found[letter.source_partition, letter.source_offset] += 1

@@ -180,8 +180,8 @@ def test_a_key_is_held_until_it_is_skipped(broker: ShoalProcess, queue: Held) ->
     assert "Skipped 1 record" in queue.shoal.says(*skip, "--topic", queue.topic)
     assert queue.take() == ["a2"]
     queue.drained()
-    assert "say which" in queue.shoal.refusal(*skip, status=2)
-    assert "name it with --topic" in queue.shoal.refusal(*skip, "-p", "0", status=2)
+    assert "select the records with" in queue.shoal.refusal(*skip, status=2)
+    assert "need --topic" in queue.shoal.refusal(*skip, "-p", "0", status=2)
     nobody = queue.shoal.refusal("share", "skip", "none-" + queue.group, "--all")
     assert "not found" in nobody
 
@@ -242,7 +242,7 @@ def test_as_many_as_may_be_held_stop_delivery_with_a_reason(
     describe = ("groups", "describe", queue.group, "--metrics", broker.metrics_url)
     said = queue.shoal.says(*describe)
     assert "2 keys held by dead letters" in said
-    assert "share.ordering.key.dead.letter.max.held allows" in said
+    assert "have reached share.ordering.key.dead.letter.max.held" in said
     queue.shoal.run("share", "skip", queue.group, "--key", "b")
     assert queue.take() == ["c1"]
     assert "max.held allows" not in queue.shoal.says(*describe)

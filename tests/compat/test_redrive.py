@@ -14,10 +14,10 @@ from queues import Queue
 from servers import ShoalProcess
 from shoal.client.client import SyncClient
 from shoal.client.cluster import TopicPartition
+from shoal.client.dead_letters import redriven_from
 from shoal.client.errors import KafkaError, expect
-from shoal.client.letters import named_letter
 from shoal.client.redrive import Plan, Redrive
-from shoal.client.redrive_ledger import Ledger, Sending, Standing
+from shoal.client.redrive_ledger import RedriveLedger, RedriveState, Sending
 from shoal.client.topics import NewTopic, OffsetSpec
 from shoal.protocol.errors import ErrorCode
 from shoal.record.records import Record
@@ -227,26 +227,28 @@ def test_what_was_sent_and_not_noted_is_found(queue: Letters) -> None:
     assert (found["redriven"], found["before"]) == (2, 4)
     back = queue.records(queue.topic)[6:]
     assert sorted(int(r.value or b"") for r in back) == list(range(6))
-    assert len({named_letter(r.headers) for r in back}) == 6
+    assert len({redriven_from(r.headers) for r in back}) == 6
 
 
 def test_bad_input_is_refused_in_a_sentence(queue: Letters) -> None:
     refusal = queue.shoal.refusal
     redrive = ("share", "redrive", queue.letters)
     assert "no topic 'dlq.none'" in refusal("share", "redrive", "dlq.none")
-    assert "into it again" in refusal(*redrive, "--to", queue.letters, status=2)
-    assert "--reason is rejected, limit, corrupt" in refusal(*redrive, "--reason", "x", status=2)
-    assert "name it with --partition" in refusal(*redrive, "--offsets", "1", status=2)
-    assert "as 3-7,9" in refusal(*redrive, "--offsets", "a", "-p", "0", status=2)
+    assert "is the dead-letter topic itself" in refusal(*redrive, "--to", queue.letters, status=2)
+    assert "--reason must be one of rejected, limit, corrupt" in refusal(
+        *redrive, "--reason", "x", status=2
+    )
+    assert "needs exactly one --partition" in refusal(*redrive, "--offsets", "1", status=2)
+    assert "like 3-7,9" in refusal(*redrive, "--offsets", "a", "-p", "0", status=2)
     assert "no partition 9" in refusal(*redrive, "-p", "9")
     assert "no topic 'missing'" in refusal(*redrive, "--to", "missing")
-    assert "--header takes NAME" in refusal(*redrive, "--header", "=x", status=2)
+    assert "--header must be NAME" in refusal(*redrive, "--header", "=x", status=2)
     queue.produce(["x"])
     queue.reject(1)
     queue.shoal.run("topics", "delete", queue.topic, "--yes")
     said = queue.shoal.says(*redrive)
     assert "Redrove 0 letters" in said
-    assert f"1 for topic {queue.topic}, which is not there" in said
+    assert f"1 (topic {queue.topic} does not exist)" in said
 
 
 def test_a_record_that_is_refused_is_told_and_left_for_later(queue: Letters) -> None:
@@ -254,7 +256,7 @@ def test_a_record_that_is_refused_is_told_and_left_for_later(queue: Letters) -> 
     queue.reject(2)
     queue.create("narrow-" + queue.topic, **{"max.message.bytes": "2000"})
     said = queue.shoal.refusal("share", "redrive", queue.letters, "--to", "narrow-" + queue.topic)
-    assert "1 records were refused" in said
+    assert "the broker rejected 1 records" in said
     assert values(queue.records("narrow-" + queue.topic)) == [b"small"]
     assert queue.redrive()["redriven"] == 1
 
@@ -263,14 +265,14 @@ def test_a_standing_too_large_for_the_ledger_is_refused_in_a_sentence(queue: Let
     ledger_of = queue.client
 
     async def write() -> None:
-        ledger = Ledger(ledger_of.cluster)
+        ledger = RedriveLedger(ledger_of.cluster)
         await ledger.create()
-        standing = Standing("dlq.t", 0, sending=Sending(0, 0, {}))
-        standing.counts = {f"group-{n * 2654435761 % 2**32}": n for n in range(200_000)}
+        state = RedriveState("dlq.t", 0, sending=Sending(0, 0, {}))
+        state.counts = {f"group-{n * 2654435761 % 2**32}": n for n in range(200_000)}
         topic = await ledger_of.cluster.topic(queue.letters)
         assert topic.topic_id is not None
-        await ledger.write(topic.topic_id, standing)
+        await ledger.write(topic.topic_id, state)
 
-    with pytest.raises(KafkaError, match="too scattered") as refused:
+    with pytest.raises(KafkaError, match="form too many ranges") as refused:
         queue.client.run(write())
     assert refused.value.code == ErrorCode.message_too_large

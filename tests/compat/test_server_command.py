@@ -85,7 +85,7 @@ def test_a_data_directory_that_is_a_file(tmp_path: Path) -> None:
     [
         (["--set=log.retentoin.ms=1"], {}, "Did you mean log.retention.ms?"),
         (["--set=log.retention.ms=x"], {}, "log.retention.ms"),
-        (["--set=nothing"], {}, "--set takes NAME=VALUE"),
+        (["--set=nothing"], {}, "--set must be NAME=VALUE"),
         ([], {"SHOAL_NUM_PARTITIONS": "0"}, "num.partitions"),
         ([], {"SHOAL_NO_SUCH": "0"}, "SHOAL_NO_SUCH names no broker config"),
         (["--config=missing.properties"], {}, "Cannot read the configuration file"),

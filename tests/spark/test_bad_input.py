@@ -32,13 +32,13 @@ MakeQueue = Callable[..., Queue]
 
 
 @contextmanager
-def last_words(pattern: str) -> Iterator[None]:
+def error_summary(pattern: str) -> Iterator[None]:
     """The block fails, and what the driver would leave in its pod's status is this line."""
-    from shoal_spark import last_words
+    from shoal_spark import termination_message
 
     with pytest.raises(Exception) as raised:
         yield
-    assert re.match(f"shoal_spark\\.\\w+\\.{pattern}", last_words.of(raised.value))
+    assert re.match(f"shoal_spark\\.\\w+\\.{pattern}", termination_message.summary(raised.value))
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def last_words(pattern: str) -> Iterator[None]:
         ({"startingOffsets": "earliest"}, "share.auto.offset.reset"),
         ({"kafka.securty.protocol": "SSL"}, "securty.protocol"),
         ({"share.renew": "perhaps"}, "'share.renew' is 'perhaps'"),
-        ({"subscribe": " , "}, "'subscribe' names nothing"),
+        ({"subscribe": " , "}, "'subscribe' is empty"),
         ({"group.id": ""}, "'group.id' is missing"),
     ],
 )
@@ -66,12 +66,12 @@ def test_a_query_says_what_is_wrong(
 ) -> None:
     """A wrong option, a missing topic, another checkpoint: an error of the query, in words."""
     queue = shoal_queue(partitions=1)
-    with last_words("InvalidOption: unknown option 'maxrecords'"):
+    with error_summary("InvalidOption: unknown option 'maxrecords'"):
         Stream(spark, queue, tmp_path / "option").start(maxRecords=1)
-    with last_words("InvalidOption: option 'subscribe': there is no topic 'no-such-topic'"):
+    with error_summary("InvalidOption: option 'subscribe': there is no topic 'no-such-topic'"):
         Stream(spark, queue, tmp_path / "topic").drain(subscribe="no-such-topic")
 
-    with last_words("InvalidOption: a schema of x was given, .* key, value, .*leave the schema"):
+    with error_summary("InvalidOption: a schema of x was given, .* key, value, .*leave the schema"):
         source = spark.readStream.format("sharegroup").schema("x int")
         source.options(**queue.options()).load().writeStream.format("noop").start(
             checkpointLocation=str(tmp_path / "schema")
@@ -80,7 +80,7 @@ def test_a_query_says_what_is_wrong(
     queue.produce(range(3))
     place = tmp_path / "checkpoint"
     Stream(spark, queue, place).drain()
-    with last_words(f"BadOffset: .*{queue.group}.*another-group.*checkpointLocation"):
+    with error_summary(f"BadOffset: .*{queue.group}.*another-group.*checkpointLocation"):
         Stream(spark, queue, place).drain(**{"group.id": "another-group"})
 
 
@@ -91,7 +91,7 @@ def test_a_group_of_another_type(
     offsets = {TopicPartition(queue.topic, 0): 0}
     name = f"{queue.group}-classic"
     expect(queue.client.run(queue.client.admin.groups.alter_offsets(name, offsets)))
-    with last_words(f"InvalidOption: option 'group.id': .*{name}.*name another"):
+    with error_summary(f"InvalidOption: option 'group.id': .*{name}.*name another"):
         Stream(spark, queue, tmp_path).drain(**{"group.id": name})
 
 
@@ -104,9 +104,11 @@ def test_locks_that_are_not_renewed(
 
     queue = make_queue(partitions=1, share_renew_acknowledge_enable="false")
     queue.produce(range(3))
-    with last_words("InvalidOption: option 'share.renew' is true, .*acknowledge.enable"):
+    with error_summary("InvalidOption: option 'share.renew' is true, .*acknowledge.enable"):
         Stream(spark, queue, tmp_path / "group").drain(share_renew="true")
-    with last_words("InvalidOption: option 'batch.target.ms' is 60000, .*'share.renew' is false"):
+    with error_summary(
+        "InvalidOption: option 'batch.target.ms' is 60000, .*'share.renew' is false"
+    ):
         more = {"share.renew": "false", "batch.target.ms": "60000"}
         Stream(spark, queue, tmp_path / "option").drain(**more)
     # A refused renewal would look like a lost lock.
@@ -134,7 +136,7 @@ def test_rows_that_nobody_can_decode(
             file.write(bytes([byte[0] ^ 1]))
         stream = Stream(spark, queue, tmp_path)
         said = f"topic '{queue.topic}' partition 0, offsets 0 to 9, cannot be decoded.*CRC.*"
-        with last_words(f"DataLoss: rows of {said}failOnDataLoss"):
+        with error_summary(f"DataLoss: rows of {said}failOnDataLoss"):
             stream.drain()
         stream.drain(failOnDataLoss="false")
         assert stream.values == [str(n) for n in range(10, 20)]
@@ -183,7 +185,7 @@ def test_no_permission(
             future.result(20)
         option = "group.id" if kind == "group" else "subscribe"
         refused = f"{kind.upper()}_AUTHORIZATION_FAILED.*needs READ on the {kind}"
-        with last_words(f"InvalidOption: option '{option}': .*'{name}'.*{refused}"):
+        with error_summary(f"InvalidOption: option '{option}': .*'{name}'.*{refused}"):
             Stream(spark, queue, tmp_path).drain()
 
 
@@ -207,6 +209,6 @@ def test_a_login_goes_to_driver_and_executors(
         stream = Stream(spark, queue, tmp_path / "right")
         stream.drain(**login)
         assert stream.values == [str(n) for n in range(20)]
-        with last_words("InvalidOption: options 'kafka.*': .*refuses user 'ann'.*kafka.sasl"):
+        with error_summary("InvalidOption: options 'kafka.*': .*refuses user 'ann'.*kafka.sasl"):
             wrong = login | {"kafka.sasl.password": "wrong"}
             Stream(spark, queue, tmp_path / "wrong").drain(**wrong)

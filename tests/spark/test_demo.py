@@ -49,4 +49,4 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     assert "(pyspark, skimage): pip install 'shoal[spark,jobs]'" in said
     assert "needs Java 17" in missing({"PATH": "/nowhere"}, has=lambda name: True)
     wrong = missing({"JAVA_HOME": "/nowhere"}, has=lambda name: True)
-    assert wrong.startswith("JAVA_HOME is /nowhere, and there is no bin/java in it")
+    assert wrong.startswith("JAVA_HOME is /nowhere, which has no bin/java")

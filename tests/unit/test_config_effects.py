@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from config_effects import BOUNDS, INHERITED, PROOFS, TABLES, Proof
-from shoal.metadata.config_keys import Standing
+from shoal.metadata.config_keys import ConfigEffect
 
 TESTS = Path(__file__).parents[1]
 ALL = [
@@ -67,7 +67,7 @@ def source_of(proof: Proof) -> str:
 @pytest.mark.parametrize(("kind", "config", "proof"), ALL)
 def test_a_proof_is_there_and_names_its_config(kind: str, config: str, proof: Proof) -> None:
     key = TABLES[kind].get(config)
-    assert key is not None and key.standing is Standing.APPLIED, f"{config} needs no proof"
+    assert key is not None and key.effect is ConfigEffect.APPLIED, f"{config} needs no proof"
     source = source_of(proof)
     named = [w for w in proof.words if re.search(rf"(?<![\w.]){re.escape(w)}", source)]
     named += [w for w in proof.words[2:] if w in source]
@@ -80,7 +80,7 @@ def test_what_is_called_applied_has_a_proof(kind: str) -> None:
     missing = [
         name
         for name, key in TABLES[kind].items()
-        if key.standing is Standing.APPLIED and name not in PROOFS[kind] and name not in through
+        if key.effect is ConfigEffect.APPLIED and name not in PROOFS[kind] and name not in through
     ]
     assert not missing, f"observe their effect in a test, or call them accepted: {missing}"
 
@@ -88,7 +88,7 @@ def test_what_is_called_applied_has_a_proof(kind: str) -> None:
 def test_heirs_are_applied_themselves() -> None:
     """A broker config whose heir is not applied has no effect through it."""
     for kind, heir, _ in INHERITED.values():
-        assert TABLES[kind][heir].standing is Standing.APPLIED
+        assert TABLES[kind][heir].effect is ConfigEffect.APPLIED
         assert heir in PROOFS[kind], heir
     for heir, _ in BOUNDS.values():
         assert heir in PROOFS["group"], heir

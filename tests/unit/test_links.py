@@ -56,7 +56,7 @@ def test_closing_a_link_that_is_connecting_fails_its_callers() -> None:
         async with two_wait() as (link, asked):
             link.close()
             for one in asked:
-                with pytest.raises(ConnectionLost, match="closed here"):
+                with pytest.raises(ConnectionLost, match="this client closed"):
                     await one
 
     asyncio.run(main())

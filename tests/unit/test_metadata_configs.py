@@ -5,7 +5,7 @@ from pathlib import Path
 import config_page
 import pytest
 from shoal.metadata import configs
-from shoal.metadata.config_keys import Scope, Standing, Type, duration_ms, text_of
+from shoal.metadata.config_keys import ConfigEffect, Scope, Type, duration_ms, text_of
 from shoal.metadata.configs import BROKER, GROUP, TOPIC, ConfigError, Source, UnknownConfig
 from shoal.metadata.image import MetadataImage, ResourceType
 from shoal.metadata.image import Scope as View
@@ -85,7 +85,7 @@ def test_parse(name: str, text: str, value: object) -> None:
         ("compression.gzip.level", "0", "between 1 and 9"),
         ("min.cleanable.dirty.ratio", "1.5", "no more than 1"),
         ("leader.replication.throttled.replicas", "1", "partitionId:brokerId"),
-        ("remote.storage.enable", "true", "Tiered storage is not part of this broker"),
+        ("remote.storage.enable", "true", "Tiered storage is not supported"),
     ],
 )
 def test_refusals_name_config_value_and_reason(name: str, text: str, reason: str) -> None:
@@ -188,4 +188,4 @@ def test_defaults_of_kafka_4_3_1() -> None:
     assert broker["group.share.max.size"] == 200
     assert broker["offsets.topic.num.partitions"] == 50
     assert BROKER["log.retention.ms"].scope is Scope.CLUSTER_WIDE
-    assert BROKER["num.io.threads"].standing is Standing.ACCEPTED
+    assert BROKER["num.io.threads"].effect is ConfigEffect.ACCEPTED

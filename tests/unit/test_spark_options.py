@@ -35,7 +35,7 @@ LOGIN = {"kafka.sasl.username": "ann", "kafka.sasl.password": "secret"}
                     'PlainLoginModule required username="bob" password="secret";'
                 ),
             },
-            "kafka.*: sasl.jaas.config and sasl.username differ; give one",
+            "kafka.*: sasl.jaas.config and sasl.username differ. Set one",
         ),
         (
             {
@@ -44,7 +44,7 @@ LOGIN = {"kafka.sasl.username": "ann", "kafka.sasl.password": "secret"}
                 "kafka.sasl.mechanism": "PLAIN",
                 "kafka.sasl.mechanisms": "SCRAM-SHA-256",
             },
-            "kafka.*: sasl.mechanism and sasl.mechanisms differ; give one",
+            "kafka.*: sasl.mechanism and sasl.mechanisms differ. Set one",
         ),
     ],
 )

@@ -8,9 +8,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from shoal_spark import rendezvous, scaling
+from shoal_spark import outcome_files, scaling
+from shoal_spark.outcome_files import Inbox, Kind, Outcome
 from shoal_spark.ranges import Range
-from shoal_spark.rendezvous import Inbox, Kind, Outcome
 from shoal_spark.scaling import Executor, Unknown
 
 
@@ -19,14 +19,14 @@ def rejected(first: int, last: int, kind: Kind = Kind.REJECT, delay_ms: int = 0)
 
 
 def test_neighbours_become_one_line(tmp_path: Path) -> None:
-    path = rendezvous.write(str(tmp_path), [rejected(n, n) for n in (3, 1, 2, 9, 2)])
+    path = outcome_files.write(str(tmp_path), [rejected(n, n) for n in (3, 1, 2, 9, 2)])
     assert path is not None and len(path.read_text().splitlines()) == 2
-    assert rendezvous.write(str(tmp_path), []) is None
+    assert outcome_files.write(str(tmp_path), []) is None
     assert [p.suffix for p in tmp_path.iterdir()] == [".jsonl"], "only whole files have this name"
 
 
 def test_what_nobody_speaks_of_is_accepted(tmp_path: Path) -> None:
-    rendezvous.write(str(tmp_path), [rejected(2, 3), rejected(5, 6, Kind.RELEASE, 100)])
+    outcome_files.write(str(tmp_path), [rejected(2, 3), rejected(5, 6, Kind.RELEASE, 100)])
     inbox = Inbox(str(tmp_path))
     inbox.look()
     found = {(kind, delay): some for kind, delay, some in inbox.of([Range("t", 0, 0, 9)])}
@@ -38,8 +38,8 @@ def test_what_nobody_speaks_of_is_accepted(tmp_path: Path) -> None:
 
 
 def test_the_later_file_stands_and_a_settled_one_goes(tmp_path: Path) -> None:
-    first = rendezvous.write(str(tmp_path), [rejected(0, 5)])
-    rendezvous.write(str(tmp_path), [rejected(4, 4, Kind.RELEASE)])
+    first = outcome_files.write(str(tmp_path), [rejected(0, 5)])
+    outcome_files.write(str(tmp_path), [rejected(4, 4, Kind.RELEASE)])
     inbox = Inbox(str(tmp_path))
     inbox.look()
     assert [(kind, some) for kind, _, some in inbox.of([Range("t", 0, 4, 5)])] == [
@@ -53,7 +53,7 @@ def test_the_later_file_stands_and_a_settled_one_goes(tmp_path: Path) -> None:
 
 
 def test_a_new_reader_finds_what_the_old_one_left(tmp_path: Path) -> None:
-    rendezvous.write(str(tmp_path), [rejected(0, 5)])
+    outcome_files.write(str(tmp_path), [rejected(0, 5)])
     for _ in range(2):
         inbox = Inbox(str(tmp_path))
         inbox.look()
@@ -61,9 +61,9 @@ def test_a_new_reader_finds_what_the_old_one_left(tmp_path: Path) -> None:
 
 
 def test_what_nobody_fetched_for_a_week_is_removed(tmp_path: Path) -> None:
-    path = rendezvous.write(str(tmp_path), [rejected(0, 5)])
+    path = outcome_files.write(str(tmp_path), [rejected(0, 5)])
     assert path is not None
-    long_ago = path.stat().st_mtime - rendezvous.AGE_S_MAX - 1
+    long_ago = path.stat().st_mtime - outcome_files.AGE_S_MAX - 1
     os.utime(path, (long_ago, long_ago))
     inbox = Inbox(str(tmp_path))
     inbox.look()

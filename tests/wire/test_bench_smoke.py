@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import ShareConsumer
-from filling import CHECKED, QUIET, Run, produce
+from load_checks import LoadFailed, Taken, random_values
+from load_setup import CHECKED, QUIET, Run, produce
 from servers import ShoalProcess
-from tally import LoadFailed, Taken, random_values
 
 BENCH = Path(__file__).parents[2] / "bench"
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kio.static.constants import EntityType
-from shoal.protocol import codec, frames, produce, skim
+from shoal.protocol import codec, frames, length_check, produce
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import WireError
 from shoal.protocol.schema import Struct
@@ -149,10 +149,10 @@ def test_skimming_ends_where_the_message_does(key: int) -> None:
         layout = codec.struct_of(codec.entity(key, version, EntityType.request))
         for _ in range(20):
             body = codec.write_request(key, version, example(rng, layout))
-            assert skim.skimmer(layout)(body, 0, 10_000)[0] == len(body)
+            assert length_check.compile_check(layout)(body, 0, 10_000)[0] == len(body)
             if body:
                 with pytest.raises(WireError):
-                    skim.skimmer(layout)(body[:-1], 0, 10_000)
+                    length_check.compile_check(layout)(body[:-1], 0, 10_000)
 
 
 @pytest.mark.parametrize("key", sorted(HANDLERS), ids=lambda key: HANDLERS[key].key.name)
@@ -181,6 +181,6 @@ def test_a_struct_is_null_by_minus_one_alone(marker: int) -> None:
     at = body.index(b"\x01\x02" + topic["topic_id"].bytes)
     data = bytes(body[:at]) + bytes([marker]) + bytes(body[at + 1 :])
     layout = codec.struct_of(codec.entity(key, version, EntityType.response))
-    assert skim.skimmer(layout)(data, 0, 100)[0] == len(data)
+    assert length_check.compile_check(layout)(data, 0, 100)[0] == len(data)
     found = codec.read_response(key, version, data)
     assert found.assignment.topic_partitions[0].partitions == (1, 2, 3)

@@ -1,7 +1,7 @@
-"""The `shoal` command: the broker and the everyday tools. `main.COMMANDS` is the table."""
+"""The `shoal` command: the broker and the tools. `main.COMMANDS` lists the commands."""
 
 import sys
 
-# kio brings Hypothesis along wherever that is installed. No command needs it, and it takes longer
-# to import than all the rest together.
+# kio imports Hypothesis if it is installed. No command needs it, and its import takes longer than
+# all other imports together.
 sys.modules.setdefault("hypothesis", None)  # type: ignore[arg-type]

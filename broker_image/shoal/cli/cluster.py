@@ -1,4 +1,4 @@
-"""`shoal cluster`: several brokers on this machine for trying out, and what any cluster is like."""
+"""`shoal cluster`: run a test cluster on this machine, and describe any cluster."""
 
 from __future__ import annotations
 
@@ -19,44 +19,46 @@ from shoal.client.errors import ClientError, KafkaError
 from shoal.client.topics import OffsetSpec
 from shoal.protocol.api import ApiKey
 
-app = new_app("Run brokers on this machine for trying out, and describe a cluster.")
+app = new_app("Run a test cluster on this machine, or describe any cluster.")
 
 Folder = Annotated[
     Path,
-    typer.Option("--dir", envvar="SHOAL_CLUSTER_DIR", help="Where the cluster's files are."),
+    typer.Option("--dir", envvar="SHOAL_CLUSTER_DIR", help="The folder of the cluster's files."),
 ]
 Id = Annotated[int, typer.Argument(metavar="N", help="The broker's number.")]
 _FOLDER = Path("shoal-cluster")
-#: ListOffsets' word for the log of whichever broker is asked.
+#: ListOffsets' replica id of a debugging client, which any replica answers from its own log.
 _DEBUGGING_REPLICA = -2
 
 
 def _known(folder: Path) -> LocalCluster:
     cluster = local_cluster.found(folder)
     if cluster is None:
-        raise Failed(f"there is no cluster in {folder}: `shoal cluster start` makes one")
+        raise Failed(f"there is no cluster in {folder}. Create one with `shoal cluster start`.")
     return cluster
 
 
 @app.command()
 def start(
     brokers: Annotated[
-        int | None, typer.Option(help="How many brokers a new cluster has, 3 if not given.")
+        int | None, typer.Option(help="Number of brokers of a new cluster. Default: 3.")
     ] = None,
     port: Annotated[
         int,
         typer.Option(
-            help="Port of the first broker of a new one. The others have the next ports, and the"
-            " controllers those after them, all on 127.0.0.1."
+            help="Port of the first broker of a new cluster. The other brokers use the next ports,"
+            " the controllers the ports after those, all on 127.0.0.1."
         ),
     ] = 9092,
     dir: Folder = _FOLDER,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="A broker config, for all of a new one."),
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="A config of all brokers of a new cluster."
+        ),
     ] = None,
 ) -> None:
-    """Start a cluster; one that was stopped goes on with its data."""
+    """Start a new cluster, or restart a stopped one with its data."""
 
     def run() -> None:
         cluster = local_cluster.found(dir)
@@ -64,17 +66,17 @@ def start(
             cluster = local_cluster.made(dir, brokers or 3, port, pairs(set_, "--set"))
         elif brokers is not None and brokers != len(cluster.nodes):
             raise Failed(
-                f"the cluster in {dir} has {len(cluster.nodes)} brokers: leave --brokers out, or"
-                " give a new cluster another --dir"
+                f"the cluster in {dir} has {len(cluster.nodes)} brokers. Omit --brokers, or use"
+                " another --dir for a new cluster."
             )
         if cluster.number_controllers():
-            print(f"Controllers move to ports of their own: {cluster.quorum}")
+            print(f"The controllers move to their own ports: {cluster.quorum}")
         starting = [node for node in cluster.nodes if not cluster.runs(node)]
         for node in starting:
             cluster.launch(node)
         for node in starting:
             cluster.wait(node)
-        print(f"{len(cluster.nodes)} brokers run. Clients connect to {cluster.bootstrap}")
+        print(f"{len(cluster.nodes)} brokers are running. Bootstrap servers: {cluster.bootstrap}")
 
     guarded(run)
 
@@ -84,23 +86,23 @@ def stop(
     dir: Folder = _FOLDER,
     timeout: Annotated[
         float,
-        typer.Option(min=0, metavar="SECONDS", help="Who has not stopped by then is killed."),
+        typer.Option(min=0, metavar="SECONDS", help="Brokers that take longer are killed."),
     ] = STOP_TIMEOUT_S,
 ) -> None:
-    """Stop all brokers; their data stays."""
+    """Stop all brokers and keep their data."""
 
     def run() -> None:
         cluster = _known(dir)
         for sentence in cluster.stop(cluster.nodes, timeout_s=timeout):
             print(sentence)
-        print(f"Stopped. The data is in {cluster.folder}; `shoal cluster start` goes on with it.")
+        print(f"Stopped. The data stays in {cluster.folder}. Restart with `shoal cluster start`.")
 
     guarded(run)
 
 
 @app.command()
 def status(dir: Folder = _FOLDER, format: FormatOption = Format.TABLE) -> None:
-    """Which brokers run."""
+    """Show which brokers run."""
 
     def run() -> None:
         cluster = _known(dir)
@@ -121,22 +123,22 @@ def status(dir: Folder = _FOLDER, format: FormatOption = Format.TABLE) -> None:
 
 @app.command()
 def kill(id: Id, dir: Folder = _FOLDER) -> None:
-    """End a broker at once, as a crash would (kill -9)."""
+    """Kill a broker as a crash would (kill -9)."""
 
     def run() -> None:
         cluster = _known(dir)
         node = cluster.node(id)
         if not cluster.runs(node):
-            raise Failed(f"broker {id} does not run")
+            raise Failed(f"broker {id} is not running. Start it with `shoal cluster restart {id}`.")
         cluster.kill([node])
-        print(f"Broker {id} is dead. `shoal cluster restart {id}` brings it back.")
+        print(f"Killed broker {id}. Restart it with `shoal cluster restart {id}`.")
 
     guarded(run)
 
 
 @app.command()
 def restart(id: Id, dir: Folder = _FOLDER) -> None:
-    """Start a broker that is down, or stop and start one that runs."""
+    """Restart a broker, or start it if it is stopped."""
 
     def run() -> None:
         cluster = _known(dir)
@@ -147,15 +149,16 @@ def restart(id: Id, dir: Folder = _FOLDER) -> None:
         cluster.number_controllers()
         cluster.launch(node)
         cluster.wait(node)
-        print(f"Broker {id} runs.")
+        print(f"Broker {id} is running.")
 
     guarded(run)
 
 
 @command(app, "describe")
 async def describe(client: Client, format: FormatOption = Format.TABLE) -> None:
-    """Brokers with what they lead, the quorum, and partitions that lack replicas or a leader: who
-    is in sync, and how many records the others lack."""
+    """Show brokers, their partitions and their metadata lag. List the partitions without a leader
+    or with too few in-sync replicas, and how many records each other replica lags.
+    """
     cluster = await client.admin.describe_cluster(fenced=True)
     topics = await client.admin.topics.list(internal=True)
     partitions = [(topic.name, p) for topic in topics.values() for p in topic.partitions]
@@ -217,8 +220,9 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
 async def _behind(
     client: Client, cluster: ClusterDescription, partitions: list[tuple[str, Partition]]
 ) -> dict[tuple[str, int], dict[int, int]]:
-    """Records that replicas out of sync do not have yet, by partition and broker; of those whose
-    brokers run."""
+    """Return the lag in records of out-of-sync replicas on running brokers, by partition and
+    broker.
+    """
     lacking = {
         (name, p.index): p
         for name, p in partitions
@@ -243,7 +247,7 @@ async def _behind(
 async def _ends(
     client: Client, node: int, held: list[tuple[str, int]]
 ) -> dict[tuple[str, int], int]:
-    """Where a broker's logs end."""
+    """Return the end offsets of a broker's logs."""
     topics: dict[str, list[dict[str, int]]] = {}
     for name, index in held:
         row = {"partition_index": index, "current_leader_epoch": -1, "timestamp": OffsetSpec.LATEST}
@@ -262,7 +266,7 @@ async def _ends(
 
 
 async def _lags(client: Client) -> dict[int, int]:
-    """Records of the metadata that each node does not have yet."""
+    """Return each node's lag in metadata records."""
     try:
         quorum = await client.admin.describe_quorum()
     except KafkaError:

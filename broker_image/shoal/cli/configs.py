@@ -25,7 +25,7 @@ app = new_app("Show and change configs of topics, groups and brokers.")
 
 
 class Kind(StrEnum):
-    """What has configs, as words."""
+    """The types of resource that have configs."""
 
     TOPIC = "topic"
     GROUP = "group"
@@ -37,12 +37,13 @@ class Kind(StrEnum):
         return ResourceType[self.name]
 
 
-KindArgument = Annotated[Kind, typer.Argument(help="What the configs belong to.")]
+KindArgument = Annotated[Kind, typer.Argument(help="The type of resource.")]
 Name = Annotated[
     str,
     typer.Argument(
         metavar="NAME",
-        help="The topic, the group, the broker's node id ('default' for all brokers).",
+        help="Name of the topic, group or subscription, or a broker's node id. 'default' is all"
+        " brokers.",
     ),
 ]
 
@@ -51,20 +52,20 @@ def _resource(kind: Kind, name: str) -> Resource:
     if kind is Kind.BROKER and name == "default":
         return Resource(kind.type, "")
     if kind is Kind.BROKER and not name.isdigit():
-        raise Failed(f"a broker is named by its node id or 'default', not {name!r}.", USAGE)
+        raise Failed(f"a broker's name is its node id or 'default', not {name!r}.", USAGE)
     return Resource(kind.type, name)
 
 
 @command(app, "list")
 async def list_resources(
     client: Client,
-    kind: Annotated[Kind | None, typer.Argument(help="Of one kind only.")] = None,
+    kind: Annotated[Kind | None, typer.Argument(help="Only this type.")] = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """List everything that has configs."""
+    """List all resources that have configs."""
     found = await client.admin.configs.resources([kind.type] if kind else ())
     rows = [{"type": r.type.name.lower().replace("_", "-"), "name": r.name} for r in found]
-    output.rows(format, rows, empty="Nothing has configs of its own.")
+    output.rows(format, rows, empty="No resource has configs.")
 
 
 @command(app, "describe")
@@ -73,13 +74,13 @@ async def describe(
     kind: KindArgument,
     name: Name,
     keys: Annotated[
-        list[str] | None, typer.Argument(metavar="CONFIG", help="All configs if left out.")
+        list[str] | None, typer.Argument(metavar="CONFIG", help="Names of configs. Default: all.")
     ] = None,
     changed: Annotated[
-        bool, typer.Option("--changed", help="Only what differs from the default.")
+        bool, typer.Option("--changed", help="Only configs that differ from the default.")
     ] = False,
     documentation: Annotated[
-        bool, typer.Option("--documentation", help="With what each config does.")
+        bool, typer.Option("--documentation", help="Include each config's description.")
     ] = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
@@ -92,13 +93,13 @@ async def describe(
     )[resource]
     unknown = [key for key in keys or () if key not in found]
     if unknown:
-        raise Failed(f"{resource} has no config {unknown[0]!r}; leave it out to see all.")
+        raise Failed(f"{resource} has no config {unknown[0]!r}. Omit the name to see all configs.")
     rows = [
         _row(entry, documentation)
         for _, entry in sorted(found.items())
         if not (changed and entry.is_default)
     ]
-    output.rows(format, rows, empty="All configs have their defaults.")
+    output.rows(format, rows, empty="All configs have their default values.")
 
 
 def _row(entry: ConfigEntry, documentation: bool) -> dict[str, str | bool | None]:
@@ -122,7 +123,9 @@ async def set_configs(
     client: Client,
     kind: KindArgument,
     name: Name,
-    values: Annotated[list[str], typer.Argument(metavar="CONFIG=VALUE", help="What to set.")],
+    values: Annotated[
+        list[str], typer.Argument(metavar="CONFIG=VALUE", help="The configs to set.")
+    ],
     append: Annotated[
         bool, typer.Option("--append", help="Add to lists instead of replacing them.")
     ] = False,
@@ -143,9 +146,9 @@ async def unset_configs(
     client: Client,
     kind: KindArgument,
     name: Name,
-    keys: Annotated[list[str], typer.Argument(metavar="CONFIG", help="What to reset.")],
+    keys: Annotated[list[str], typer.Argument(metavar="CONFIG", help="The configs to reset.")],
 ) -> None:
-    """Bring defaults back."""
+    """Restore the defaults of configs."""
     changes = [ConfigChange(key, None, AlterOperation.DELETE) for key in keys]
     await _alter(client, _resource(kind, name), changes)
     print(f"Reset {', '.join(keys)} of {kind} {name}.")

@@ -1,4 +1,4 @@
-"""`shoal consume`: read records, by offsets of one's own or as a member of a consumer group."""
+"""`shoal consume`: read records from chosen offsets or as a member of a consumer group."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli import moments, output
+from shoal.cli import output, timestamps
 from shoal.cli.records import AnyRecord, RecordFormat, printer
 from shoal.cli.session import USAGE, Failed, command, new_app, warn
 from shoal.client.client import Client
@@ -19,7 +19,7 @@ from shoal.client.errors import KafkaError, expect
 from shoal.client.fetcher import Isolation
 from shoal.client.membership import FENCED
 
-app = new_app("Read records, alone or in a consumer group.")
+app = new_app("Read records, by offset or in a consumer group.")
 
 POLL_MS = 500
 
@@ -27,48 +27,54 @@ POLL_MS = 500
 @command(app)
 async def consume(
     client: Client,
-    topics: Annotated[list[str], typer.Argument(metavar="TOPIC", help="What to read.")],
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC", help="Topics to read.")],
     group: Annotated[
-        str | None, typer.Option("--group", "-g", help="Join this group and commit.")
+        str | None,
+        typer.Option("--group", "-g", help="Join this consumer group and commit offsets."),
     ] = None,
     from_beginning: Annotated[
-        bool, typer.Option("--from-beginning", help="Begin with the oldest record.")
+        bool, typer.Option("--from-beginning", help="Start at the oldest record.")
     ] = False,
     offset: Annotated[
         int | None,
-        typer.Option("--offset", "-o", help="Begin here; -N begins N records before the end."),
+        typer.Option(
+            "--offset", "-o", help="Start at this offset; -N starts N records before the end."
+        ),
     ] = None,
     timestamp: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Begin at a time, or so long ago: 15m.")
+        str | None,
+        typer.Option(metavar="TIME", help="Start at a time, or a duration ago such as 15m."),
     ] = None,
     partition: Annotated[
-        list[int] | None, typer.Option("--partition", "-p", help="All partitions if left out.")
+        list[int] | None,
+        typer.Option("--partition", "-p", help="Only this partition; may be repeated."),
     ] = None,
     max_messages: Annotated[
-        int | None, typer.Option("--max-messages", "-n", min=1, help="Stop after so many.")
+        int | None,
+        typer.Option("--max-messages", "-n", min=1, help="Stop after this number of records."),
     ] = None,
     exit_at_end: Annotated[
         bool, typer.Option("--exit-at-end", "-e", help="Stop at the end of the log.")
     ] = False,
     timeout: Annotated[
-        str | None, typer.Option(metavar="5s", help="Stop when nothing came for so long.")
+        str | None, typer.Option(metavar="5s", help="Stop after this time without a record.")
     ] = None,
     read_committed: Annotated[
-        bool, typer.Option("--read-committed", help="Leave out aborted transactions.")
+        bool, typer.Option("--read-committed", help="Skip records of aborted transactions.")
     ] = False,
     format: RecordFormat = "text",
 ) -> None:
-    """Print records as they come; new ones only, unless told where to begin."""
+    """Print records as they arrive, by default only new ones."""
     show = printer(format)
     stop = Stop(max_messages, timeout)
     isolation = Isolation(int(read_committed))
     if sum([from_beginning, offset is not None, timestamp is not None]) > 1:
-        raise Failed("give one of --from-beginning, --offset and --timestamp.", USAGE)
+        raise Failed("use only one of --from-beginning, --offset and --timestamp.", USAGE)
     if group is not None:
         if partition or offset is not None or timestamp is not None or exit_at_end:
             raise Failed(
-                "a group decides partitions and positions; --partition, --offset, --timestamp and "
-                "--exit-at-end go without --group. `shoal groups reset-offsets` moves a group.",
+                "--partition, --offset, --timestamp and --exit-at-end do not work with --group. "
+                "To move the group's positions, use `shoal groups reset-offsets`.",
                 USAGE,
             )
         for topic in topics:
@@ -85,21 +91,21 @@ async def consume(
 
 
 class Stop:
-    """Decides when enough was read."""
+    """Decides when the command has read enough."""
 
     def __init__(self, max_messages: int | None, timeout: str | None) -> None:
         self.count = 0
         self.max_messages = max_messages
         self._timeout_s = None
         if timeout is not None:
-            timeout_ms = moments.duration_ms(timeout)
+            timeout_ms = timestamps.duration_ms(timeout)
             if timeout_ms is None:
                 raise Failed(f"--timeout {timeout!r}: write 500ms, 5s or 2m.", USAGE)
             self._timeout_s = timeout_ms / 1000
         self._last = time.monotonic()
 
     def took(self) -> bool:
-        """Note one record; whether it was the last one wanted."""
+        """Count one record; return whether it was the last one."""
         self.count += 1
         self._last = time.monotonic()
         return self.full
@@ -114,7 +120,7 @@ class Stop:
 
     @property
     def wait_ms(self) -> int:
-        """How long one poll may wait."""
+        """The maximum wait of one poll in milliseconds."""
         if self._timeout_s is None:
             return POLL_MS
         left_s = self._last + self._timeout_s - time.monotonic()
@@ -160,7 +166,7 @@ async def _in_group(
             for record in polled:
                 print(show(record), flush=True)
                 if stop.took():
-                    # The rest of the poll is left to the group's next member.
+                    # Leave the rest of the poll to the group's next member.
                     for unread in polled:
                         consumer.rewind(TopicPartition(*unread[:2]), unread.offset)
                     return
@@ -169,8 +175,9 @@ async def _in_group(
             except KafkaError as error:
                 if error.code not in FENCED:
                     raise
-                # It joins again; who has its partitions now gets what is not committed again.
-                warn(f"{error}: what was shown since the last commit is given out again.")
+                # The member joins again. The new owner of a partition gets the uncommitted records
+                # again.
+                warn(f"{error}: records printed since the last commit are delivered again.")
 
 
 async def _partitions(
@@ -192,7 +199,7 @@ async def _positions(
     timestamp: str | None,
 ) -> dict[TopicPartition, int]:
     if timestamp is not None:
-        at = moments.timestamp(timestamp)
+        at = timestamps.timestamp(timestamp)
         listed = expect(await client.admin.topics.offsets(dict.fromkeys(where, at)))
         ends = await starts(client.cluster, where, Reset.LATEST)
         return {p: ends[p] if o.offset < 0 else o.offset for p, o in listed.items()}

@@ -1,6 +1,6 @@
-"""`shoal demo`: the pipeline of broker, share group and Spark on this machine, watched.
+"""`shoal demo`: the pipeline of broker, share group and Spark on this machine.
 
-Spark's side is an optional part of the installation, so it is imported only when it is there.
+The Spark part is optional, so this module imports it only if it is installed.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 @app.command()
 def demo(
-    images: Annotated[int, typer.Option(min=50, max=100_000, help="Image tasks to do.")] = 600,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds until it gives up.")] = 180,
+    images: Annotated[int, typer.Option(min=50, max=100_000, help="Number of image tasks.")] = 600,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds until the demo fails.")] = 180,
     picture: Annotated[
-        Path | None, typer.Option(help="A PNG of what happened; needs matplotlib.")
+        Path | None, typer.Option(help="Write a PNG of the run; needs matplotlib.")
     ] = None,
 ) -> None:
     """Run the image pipeline on this machine, without Kubernetes.
 
-    Starts a broker, fills a queue of one partition with images, and lets Spark make thumbnails of
-    them, in more tasks than there are partitions; broken images become dead letters. Ends with 1
-    if a task was lost. Needs Java 17 and the extras `spark` and `jobs`.
+    Starts a broker and fills a queue of one partition with images. Spark makes thumbnails of them
+    in more tasks than there are partitions. Broken images become dead letters. Exits with 1 if a
+    task was lost. Needs Java 17 and the extras `spark` and `jobs`.
     """
     try:
         local: Any = importlib.import_module("shoal_spark.demo.local")
     except ModuleNotFoundError:
-        _fail("The Spark part is not in this installation: pip install 'shoal[spark,jobs]'.")
+        _fail("The Spark part is not installed. Run pip install 'shoal[spark,jobs]'.")
     if lacking := local.missing():
         _fail(lacking)
     if picture is not None and importlib.util.find_spec("matplotlib") is None:
-        _fail("--picture needs matplotlib: pip install matplotlib.")
+        _fail("--picture needs matplotlib. Run pip install matplotlib.")
     try:
         wrong = local.run(images, timeout, picture)
     except local.CannotRun as error:

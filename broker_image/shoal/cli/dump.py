@@ -1,8 +1,8 @@
-"""`shoal dump`: log segments, their indexes and internal topics as JSON, one object a line.
+"""`shoal dump`: log segments, their indexes and internal topics as JSON, one object per line.
 
-Reads files of a stopped or running broker (of Kafka too: the format is the same), or a topic
-through a broker. The records of `__consumer_offsets`, `__share_group_state` and
-`__cluster_metadata` are decoded; what a newer release wrote is shown as bytes.
+Reads the files of a stopped or running broker, of Shoal or of Kafka, or reads a topic from a
+broker. Decodes the records of `__consumer_offsets`, `__share_group_state` and `__cluster_metadata`.
+Prints records of a newer release as bytes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _OFFSET_ENTRY, _TIME_ENTRY = struct.Struct(">ii"), struct.Struct(">qi")
 
 
 class As(StrEnum):
-    """What records hold."""
+    """The contents of records."""
 
     AUTO = "auto"
     RAW = "raw"
@@ -66,18 +66,18 @@ async def dump(
     ] = None,
     topic: Annotated[
         str | None,
-        typer.Option("--topic", "-t", metavar="TOPIC[:0,1]", help="Read a topic of a broker."),
+        typer.Option("--topic", "-t", metavar="TOPIC[:0,1]", help="Read a topic from a broker."),
     ] = None,
     batches: Annotated[
-        bool, typer.Option("--batches", help="Batch headers in place of records.")
+        bool, typer.Option("--batches", help="Print batch headers instead of records.")
     ] = False,
     decode: Annotated[
-        As, typer.Option("--as", help="What records hold; told by the topic's name if left out.")
+        As, typer.Option("--as", help="Contents of the records. Default: by the topic's name.")
     ] = As.AUTO,
 ) -> None:
-    """Print every record, or every batch, as a line of JSON."""
+    """Print every record or every batch as a line of JSON."""
     if bool(paths) == bool(topic):
-        raise Failed("give paths of segments, or --topic to read from a broker.", USAGE)
+        raise Failed("give either paths of segments, or --topic to read from a broker.", USAGE)
     if topic is not None:
         await _dump_topic(client, topic, decode, batches)
         return
@@ -88,7 +88,7 @@ async def dump(
             sound &= _dump_file(file, decode, batches)
             advance(1)
     if not sound:
-        raise Failed("not all of it is sound; see above.")
+        raise Failed("some data is corrupt; see above.")
 
 
 async def _dump_topic(client: Client, word: str, decode: As, batches: bool) -> None:
@@ -115,25 +115,25 @@ async def _dump_topic(client: Client, word: str, decode: As, batches: bool) -> N
 
 
 def _files(path: Path) -> list[Path]:
-    """The files that a path names; a partition's directory is its segments in order."""
+    """Return the files to print: a file itself, or a partition directory's segments in order."""
     if path.is_dir():
         found = sorted(path.glob("*.log"))
         if not found:
             raise Failed(
-                f"{path} holds no log segments; name a partition's directory, such as "
+                f"{path} has no log segments. Name a partition's directory, such as "
                 f"{path / 'tasks-0'}.",
                 USAGE,
             )
         return found
     if not path.is_file():
-        raise Failed(f"there is no {path}.", USAGE)
+        raise Failed(f"{path} does not exist.", USAGE)
     if path.suffix not in (".log", ".index", ".timeindex"):
-        raise Failed(f"{path} is no .log, .index or .timeindex file.", USAGE)
+        raise Failed(f"{path} is not a .log, .index or .timeindex file.", USAGE)
     return [path]
 
 
 def _dump_file(path: Path, decode: As, batches: bool) -> bool:
-    """Print one file; whether all of it is sound."""
+    """Print one file; return whether it is intact."""
     try:
         if path.stat().st_size == 0:
             return True
@@ -158,7 +158,7 @@ def _dump_segment(path: Path, data: mmap.mmap, decode: As, batches: bool) -> boo
             for row in _batch_rows(view, at, header, _decoder(decode, topic), batches):
                 _print(row)
         if end < len(data) and any(view[end : end + 4096]):
-            warn(f"{path}: {len(data) - end} bytes behind byte {end} are no whole batch.")
+            warn(f"{path}: the {len(data) - end} bytes after byte {end} are not a whole batch.")
             return False
         return True
     except CorruptBatch as error:

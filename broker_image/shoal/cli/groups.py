@@ -1,4 +1,4 @@
-"""`shoal groups`: groups of every kind (classic, consumer, share), their members and positions."""
+"""`shoal groups`: groups of every type (classic, consumer, share), their members and positions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.cli import lag, moments, output, remedies, scrape
+from shoal.cli import lag, output, remedies, scrape, timestamps
 from shoal.cli.held_keys import HeldKey, held_keys
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, new_app
@@ -20,9 +20,9 @@ from shoal.client.groups import CLASSIC, SHARE, STREAMS, TYPES, Group
 from shoal.client.topics import OffsetSpec
 from shoal.protocol.errors import ErrorCode
 
-#: Held keys that `describe` prints.
+#: Number of held keys that `describe` prints.
 HELD_SHOWN = 20
-app = new_app("List, describe, reset and delete groups of every kind, and their lag.")
+app = new_app("List, describe, reset and delete groups; show their lag.")
 
 Id = Annotated[str, typer.Argument(metavar="GROUP", help="The group's id.")]
 Ids = Annotated[list[str], typer.Argument(metavar="GROUP", help="Ids of groups.")]
@@ -30,8 +30,8 @@ Metrics = Annotated[
     list[str] | None,
     typer.Option(
         metavar="HOST:PORT",
-        help="A broker's metrics listener, for records in flight; asked of the brokers if left "
-        "out.",
+        help="A broker's metrics listener, for records in flight. Default: the listeners that the "
+        "brokers report.",
     ),
 ]
 
@@ -40,7 +40,7 @@ Metrics = Annotated[
 async def list_groups(
     client: Client,
     type: Annotated[
-        str | None, typer.Option(metavar="classic|consumer|share|streams", help="Only this kind.")
+        str | None, typer.Option(metavar="classic|consumer|share|streams", help="Only this type.")
     ] = None,
     state: Annotated[
         str | None, typer.Option(metavar="STATE", help="Only groups in this state.")
@@ -49,7 +49,7 @@ async def list_groups(
 ) -> None:
     """List groups with type and state."""
     if type is not None and type.capitalize() not in TYPES:
-        raise Failed(f"--type is classic, consumer, share or streams, not {type!r}.", USAGE)
+        raise Failed(f"--type must be classic, consumer, share or streams, not {type!r}.", USAGE)
     found = await client.admin.groups.list(
         types=[type.lower()] if type else (), states=[state] if state else ()
     )
@@ -64,12 +64,13 @@ async def list_groups(
 async def show_lag(
     client: Client,
     groups: Annotated[
-        list[str] | None, typer.Argument(metavar="GROUP", help="All groups if left out.")
+        list[str] | None,
+        typer.Argument(metavar="GROUP", help="Ids of groups. Default: all groups."),
     ] = None,
     metrics: Metrics = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Show each group's members, lag, and records in flight, one line a group."""
+    """Show each group's members, lag and records in flight, one line per group."""
     admin = client.admin
     if groups:
         described = expect(await admin.groups.describe(groups))
@@ -104,7 +105,7 @@ async def _numbers(
 def _share(
     numbers: dict[str, scrape.ShareNumbers] | None, group: Group
 ) -> scrape.ShareNumbers | None:
-    """The numbers of a share group, if brokers tell any."""
+    """Return the numbers of a share group, or None if no broker reports metrics."""
     if numbers is None or group.type != SHARE:
         return None
     return numbers.get(group.group_id, scrape.ShareNumbers())
@@ -117,7 +118,7 @@ async def describe(
     metrics: Metrics = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Show members with their partitions, and position and lag in each partition."""
+    """Show the members with their partitions, and the position and lag in each partition."""
     admin = client.admin
     described = expect(await admin.groups.describe(groups))
     positions = await lag.positions(admin, {g: one.type for g, one in described.items()})
@@ -174,7 +175,7 @@ def _as_json(
 
 
 async def _print_held(client: Client, group: str, held: list[HeldKey]) -> None:
-    """Which keys dead-lettered records hold, and the commands that free them."""
+    """Print the keys that dead-lettered records hold, and the commands that release them."""
     config = await client.admin.configs.describe([Resource(ResourceType.GROUP, group)])
     found = next(iter(config.values()))
     name = "errors.deadletterqueue.topic.name"
@@ -184,44 +185,43 @@ async def _print_held(client: Client, group: str, held: list[HeldKey]) -> None:
     it = "it" if one else "them"
     print(
         f"\n{len(held)} dead-lettered {noun} (share.ordering.key.dead.letter=hold). "
-        f"`shoal share redrive {topic or 'TOPIC'} --group {group}` puts {it} back, "
-        f"`shoal share skip {group} --key KEY` goes on without {it}."
+        f"`shoal share redrive {topic or 'TOPIC'} --group {group}` redrives {it}. "
+        f"`shoal share skip {group} --key KEY` releases the key without {it}."
     )
     print()
     rows = [one.row() for one in held[:HELD_SHOWN]]
     output.print_table(rows, ["topic", "partition", "offset", "key"])
     if len(held) > HELD_SHOWN:
-        print(f"... and {len(held) - HELD_SHOWN} more, see --format json.")
+        print(f"... and {len(held) - HELD_SHOWN} more. --format json shows all.")
 
 
-#: Why delivery to a group is held, or its dead letters are not written, and what to do.
+#: Why delivery to a group stops or its dead letters are not written, and the remedy.
 _HELD = {
-    "paused": "Delivery is paused: `shoal configs set group {group} share.delivery.paused=false` "
-    "resumes it.",
-    "flood": "Delivery is held: more dead letters in a minute than "
-    "shoal.errors.deadletterqueue.flood.per.minute allows. It goes on when there were fewer.",
-    "held-keys": "Delivery is held: as many dead-lettered records hold their keys as "
-    "share.ordering.key.dead.letter.max.held allows. Redrive or skip some, see below.",
-    "window-full": "Delivery is held in part: as many records are in flight as "
-    "share.partition.max.record.locks allows. More come when members settle some, their locks or "
-    "waits end, or dead letters are written.",
-    "look-ahead": "Delivery is held in part: so many records wait behind others, by their key or a "
-    "delay, that nothing further is looked at (share.ordering.key.lookahead, "
-    "share.delay.max.records).",
-    "topic-name": "Dead letters cannot be written: the dead-letter topic's name is none that the "
-    "brokers allow (errors.deadletterqueue.topic.name.prefix).",
-    "topic-missing": "Dead letters cannot be written: the dead-letter topic is not there; create "
+    "paused": "Delivery is paused. Resume it with "
+    "`shoal configs set group {group} share.delivery.paused=false`.",
+    "flood": "Delivery has stopped: the group wrote more dead letters in a minute than "
+    "shoal.errors.deadletterqueue.flood.per.minute allows. It resumes when the rate is lower.",
+    "held-keys": "Delivery has stopped: the dead-lettered records that hold their keys have "
+    "reached share.ordering.key.dead.letter.max.held. Redrive or skip some; see below.",
+    "window-full": "Delivery has partly stopped: the records in flight have reached "
+    "share.partition.max.record.locks. It resumes when records are settled, locks or delays end, "
+    "or dead letters are written.",
+    "look-ahead": "Delivery has partly stopped: the records that wait for their key or their delay "
+    "have reached a limit (share.ordering.key.lookahead, share.delay.max.records).",
+    "topic-name": "Dead letters cannot be written: the brokers do not allow the dead-letter "
+    "topic's name. It must start with errors.deadletterqueue.topic.name.prefix.",
+    "topic-missing": "Dead letters cannot be written: the dead-letter topic does not exist. Create "
     "it with errors.deadletterqueue.group.enable=true.",
     "topic-forbidden": "Dead letters cannot be written: set "
     "errors.deadletterqueue.group.enable=true on the dead-letter topic.",
 }
 _HELD_OTHERWISE = (
-    "Dead letters cannot be written ({why}); the broker's log says why. It is tried again."
+    "Dead letters cannot be written ({why}). The broker's log has the error. The broker retries."
 )
 
 
 def _numbers_of(share: scrape.ShareNumbers) -> list[str]:
-    """What a share group's numbers say, those that are not 0."""
+    """Return a share group's numbers other than 0, as text."""
     told = {
         "backing off": share.backing_off,
         "delayed": share.delayed,
@@ -231,7 +231,7 @@ def _numbers_of(share: scrape.ShareNumbers) -> list[str]:
         "dead-lettered": share.dead_lettered,
         "redriven": share.redriven,
         "dropped without a dead letter": share.dropped,
-        "delivered other than their headers say": share.header_failures,
+        "delivered although their headers are invalid": share.header_failures,
     }
     words = [f"{count} {what}" for what, count in told.items() if count]
     if share.oldest_lock_age_s:
@@ -295,49 +295,65 @@ def _member_rows(group: Group) -> list[dict[str, Any]]:
     ]
 
 
+ToEarliest = Annotated[bool, typer.Option("--to-earliest", help="Move to the start of the log.")]
+ToLatest = Annotated[bool, typer.Option("--to-latest", help="Move to the end of the log.")]
+ToOffset = Annotated[int | None, typer.Option(metavar="OFFSET", help="Move to this offset.")]
+ToDatetime = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Move to the first record at or after a time."),
+]
+ByDuration = Annotated[
+    str | None,
+    typer.Option(metavar="15m|2h|7d", help="Move to the first record of this last period."),
+]
+ShiftBy = Annotated[
+    int | None, typer.Option(metavar="N", help="Move by N records; negative moves back.")
+]
+ResetType = Annotated[
+    str | None,
+    typer.Option(
+        metavar="classic|share", help="Create the group with this type if it does not exist."
+    ),
+]
+Execute = Annotated[
+    bool, typer.Option("--execute", help="Apply the plan. Without this it is only shown.")
+]
+
+
 @command(app, "reset-offsets")
 async def reset_offsets(
     client: Client,
     group: Id,
     topic: Annotated[
         list[str],
-        typer.Option("--topic", "-t", metavar="TOPIC[:0,1]", help="Topic, perhaps partitions."),
-    ],
-    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the log's start.")] = False,
-    to_latest: Annotated[bool, typer.Option("--to-latest", help="To the log's end.")] = False,
-    to_offset: Annotated[int | None, typer.Option(metavar="OFFSET", help="To this offset.")] = None,
-    to_datetime: Annotated[
-        str | None, typer.Option(metavar="TIME", help="To the first record at or after a time.")
-    ] = None,
-    by_duration: Annotated[
-        str | None, typer.Option(metavar="15m|2h|7d", help="To the first record so long ago.")
-    ] = None,
-    shift_by: Annotated[
-        int | None, typer.Option(metavar="N", help="Back or forth by N records.")
-    ] = None,
-    type: Annotated[
-        str | None,
         typer.Option(
-            metavar="classic|share", help="Create the group as this kind if it does not exist."
+            "--topic", "-t", metavar="TOPIC[:0,1]", help="A topic, or some of its partitions."
         ),
-    ] = None,
-    execute: Annotated[
-        bool, typer.Option("--execute", help="Do it; without this the plan is shown alone.")
-    ] = False,
+    ],
+    to_earliest: ToEarliest = False,
+    to_latest: ToLatest = False,
+    to_offset: ToOffset = None,
+    to_datetime: ToDatetime = None,
+    by_duration: ByDuration = None,
+    shift_by: ShiftBy = None,
+    type: ResetType = None,
+    execute: Execute = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Move the positions of a group without members; works for every kind of group."""
+    """Move the positions of a group without members, for every type of group."""
     time = by_duration or to_datetime
     chosen = [to_earliest, to_latest, to_offset is not None, time is not None, shift_by is not None]
     if sum(chosen) != 1:
         raise Failed(
-            "give exactly one of --to-earliest, --to-latest, --to-offset, --to-datetime, "
+            "use exactly one of --to-earliest, --to-latest, --to-offset, --to-datetime, "
             "--by-duration and --shift-by.",
             USAGE,
         )
     admin = client.admin
-    if by_duration is not None and moments.duration_ms(by_duration) is None:
-        raise Failed(f"--by-duration {by_duration!r}: write 15m, 2h, 7d or PT15M.", USAGE)
+    if by_duration is not None and timestamps.duration_ms(by_duration) is None:
+        raise Failed(
+            f"--by-duration must be like 15m, 2h, 7d or PT15M, not {by_duration!r}.", USAGE
+        )
     kind, members = await _kind_to_reset(admin, group, type)
     partitions = await _partitions(client, topic)
     current = {p.where: p.offset for p in (await lag.positions(admin, {group: kind}))[group]}
@@ -348,7 +364,7 @@ async def reset_offsets(
     elif to_latest:
         wanted = ends
     elif time is not None:
-        found = await _listed(admin, partitions, moments.timestamp(time))
+        found = await _listed(admin, partitions, timestamps.timestamp(time))
         wanted = {p: ends[p] if o < 0 else o for p, o in found.items()}
     elif to_offset is not None:
         wanted = dict.fromkeys(partitions, to_offset)
@@ -358,10 +374,10 @@ async def reset_offsets(
     output.rows(format, _plan_rows(plan, current))
     if not execute:
         if format is Format.TABLE:
-            print("\nNothing is changed yet: add --execute to do it.")
+            print("\nNothing has changed. Add --execute to apply the plan.")
         return
     if members:
-        raise Failed(f"group {group!r} has {members} members; stop them first.")
+        raise Failed(f"group {group!r} has {members} members. Stop them first.")
     change = admin.share_groups.alter_offsets if kind == SHARE else admin.groups.alter_offsets
     expect(await change(group, plan))
 
@@ -385,15 +401,17 @@ def _shifted(
     for where in partitions:
         offset = current.get(where)
         if offset is None:
-            raise Failed(f"group {group!r} has no position in {where} to shift from.")
+            raise Failed(
+                f"group {group!r} has no position in {where}. Use --to-offset, not --shift-by."
+            )
         found[where] = offset + by
     return found
 
 
 async def _kind_to_reset(admin: Admin, group: str, type: str | None) -> tuple[str, int]:
-    """`_kind`, or `type` for a group that does not exist."""
+    """Return `_kind`, or `type` if the group does not exist."""
     if type is not None and type.capitalize() not in (CLASSIC, SHARE):
-        raise Failed(f"--type is classic or share, not {type!r}.", USAGE)
+        raise Failed(f"--type must be classic or share, not {type!r}.", USAGE)
     wanted = None if type is None else type.capitalize()
     try:
         kind, members = await _kind(admin, group)
@@ -402,12 +420,12 @@ async def _kind_to_reset(admin: Admin, group: str, type: str | None) -> tuple[st
             raise
         if wanted is None:
             raise Failed(
-                f"there is no group {group!r}. To create it at these offsets, add --type share,"
-                " or --type classic for consumer groups."
+                f"there is no group {group!r}. To create it with these offsets, add --type share,"
+                " or --type classic for a consumer group."
             ) from None
         return wanted, 0
     if wanted not in (None, kind):
-        raise Failed(f"group {group!r} is a {kind.lower()} group, and no {type} group.")
+        raise Failed(f"group {group!r} is a {kind.lower()} group, not a {type} group.")
     return kind, members
 
 
@@ -431,7 +449,7 @@ async def _listed_kind(admin: Admin, group: str) -> str:
 
 
 async def _partitions(client: Client, words: list[str]) -> list[TopicPartition]:
-    """`topic` or `topic:0,1` as partitions that exist."""
+    """Return the existing partitions of `topic` or `topic:0,1`."""
     found: list[TopicPartition] = []
     for word in words:
         name, colon, numbers = word.partition(":")
@@ -439,7 +457,7 @@ async def _partitions(client: Client, words: list[str]) -> list[TopicPartition]:
         indexes = [p.index for p in topic.partitions]
         if colon:
             if not all(n.isdigit() for n in numbers.split(",")):
-                raise Failed(f"--topic {word!r}: write TOPIC or TOPIC:0,1.", USAGE)
+                raise Failed(f"--topic must be TOPIC or TOPIC:0,1, not {word!r}.", USAGE)
             indexes = [topic.partition(int(n)).index for n in numbers.split(",")]
         found += [TopicPartition(name, i) for i in indexes]
     return found
@@ -456,9 +474,11 @@ async def _listed(
 async def delete_offsets(
     client: Client,
     group: Id,
-    topic: Annotated[list[str], typer.Option("--topic", "-t", help="Topics to forget.")],
+    topic: Annotated[
+        list[str], typer.Option("--topic", "-t", help="Delete the positions in this topic.")
+    ],
 ) -> None:
-    """Forget a group's positions in topics; works for every kind of group."""
+    """Delete a group's positions in topics, for every type of group."""
     admin = client.admin
     kind, _ = await _kind(admin, group)
     if kind == SHARE:
@@ -466,12 +486,12 @@ async def delete_offsets(
     else:
         committed = expect(await admin.groups.offsets([group]))[group]
         expect(await admin.groups.delete_offsets(group, [p for p in committed if p.topic in topic]))
-    print(f"Group {group} has no positions in {', '.join(topic)} any more.")
+    print(f"Deleted the positions of group {group} in {', '.join(topic)}.")
 
 
 @command(app, "delete")
 async def delete(client: Client, groups: Ids) -> None:
-    """Delete groups without members, with all their positions."""
+    """Delete groups without members and all their positions."""
     failures = []
     for group, error in (await client.admin.groups.delete(groups)).items():
         if error is None:

@@ -1,5 +1,4 @@
-"""Keys that dead-lettered records of a share group hold: which, and the keys as they stand in the
-log."""
+"""Keys that dead-lettered records of a share group hold, as read from the log."""
 
 from __future__ import annotations
 
@@ -11,20 +10,20 @@ from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
 from shoal.client.errors import ClientError
 
-#: Records whose keys are looked up; of the others only the offset is told.
+#: Number of records whose keys are read. Of the others only the offset is shown.
 KEYS_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
 class HeldKey:
-    """A dead-lettered record that holds its key; None for a key that was not, or can't be, read."""
+    """A dead-lettered record that holds its key. `key` is None if it was not or cannot be read."""
 
     where: TopicPartition
     offset: int
     key: bytes | None = None
 
     def row(self) -> dict[str, object]:
-        """As it is printed."""
+        """Return the row for the output."""
         key = None if self.key is None else self.key.decode(errors="replace")
         return {
             "topic": self.where.topic,
@@ -37,7 +36,7 @@ class HeldKey:
 async def held_keys(
     client: Client, positions: Iterable[Position], *, keys_max: int = KEYS_MAX
 ) -> list[HeldKey]:
-    """What a share group's dead-lettered records hold, in the order of the log."""
+    """Return the held keys of a share group, in log order."""
     places = [
         (one.where, offset)
         for one in positions
@@ -56,5 +55,5 @@ async def _key(client: Client, where: TopicPartition, offset: int) -> bytes | No
             for record in fetched.records():
                 return record.key
     except ClientError:
-        pass  # It is gone, or may not be read: its offset is told all the same.
+        pass  # The record is deleted or unreadable: show its offset without the key.
     return None

@@ -1,7 +1,7 @@
-"""Where groups of any kind stand: position, log end and lag in each partition.
+"""Positions of groups of any type: offset, log end offset and lag in each partition.
 
-Share groups tell their own lag (KIP-1226). For consumer and classic groups it is the log end less
-the committed offset. All groups are asked in a few batched calls.
+Brokers report the lag of share groups (KIP-1226). For consumer and classic groups it is the log end
+offset minus the committed offset. All groups together need only a few batched calls.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from shoal.client.groups import SHARE, GroupListing
 from shoal.client.topics import OffsetSpec
 
 Ranges = tuple[tuple[int, int], ...]
-#: Position, lag, and what is held.
+#: Position, lag and held offset ranges.
 _Told = tuple[int | None, int | None, Ranges]
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """One partition of one group; None for what is not known (yet). `held` are the offsets, as
-    ranges, of dead-lettered records that hold their keys."""
+    """A group's position in one partition; None for unknown. `held` are the offset ranges of
+    dead-lettered records that hold their keys.
+    """
 
     where: TopicPartition
     offset: int | None
@@ -35,7 +36,7 @@ class Position:
 async def positions(
     admin: Admin, groups: Mapping[str, str] | Iterable[GroupListing]
 ) -> dict[str, list[Position]]:
-    """Positions by group. `groups`: ids with their type, or listings."""
+    """Return positions by group. `groups` maps ids to types, or lists groups."""
     types = dict(groups) if isinstance(groups, Mapping) else {g.group_id: g.type for g in groups}
     share = [g for g, kind in types.items() if kind == SHARE]
     others = [g for g, kind in types.items() if kind != SHARE]
@@ -79,14 +80,14 @@ def _positions(
 async def log_ends(
     admin: Admin, partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, int | None]:
-    """Log end offsets; None for partitions that are gone or without a leader."""
+    """Return log end offsets; None for deleted partitions and those without a leader."""
     wanted = dict.fromkeys(sorted(partitions), int(OffsetSpec.LATEST))
     listed = await admin.topics.offsets(wanted, timeout_ms=2_000) if wanted else {}
     return {p: None if isinstance(o, KafkaError) else o.offset for p, o in listed.items()}
 
 
 def total(found: Iterable[Position]) -> int | None:
-    """The sum of the lags that are known; None where none is."""
+    """Return the sum of the known lags; None if none is known."""
     lags = [p.lag for p in found if p.lag is not None]
     return sum(lags) if lags else None
 

@@ -1,9 +1,9 @@
-"""Several brokers on this machine, for trying out: what is known of them, and their processes.
+"""The state and the processes of a test cluster on this machine.
 
-All is in one folder: `cluster.json` (the cluster's id, the nodes' ports and process ids), and for
-each node N its data in `N/` and what it says in `N.log`. Nodes are each a voter and a broker.
+One folder holds everything: `cluster.json` with the cluster id and the nodes' ports and process
+ids, and for each node N its data in `N/` and its log in `N.log`. Each node is a voter and a broker.
 Brokers listen on the ports from `--port` on, controllers on the ports after those. A cluster of an
-earlier release gets ports for its controllers when it starts, and its voters move there (ADR 0052).
+earlier release gets controller ports when it starts, and its voters move there (ADR 0052).
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from shoal.log.uuids import uuid_text
 
 STATE = "cluster.json"
 NODES_MAX = 9
-#: A node that has not said "Ready" for so long will not, as far as its user is concerned.
+#: Seconds until a node without its "Ready" line counts as failed.
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 40.0
-#: What a broker logs that ends without a controller.
+#: The broker's log message when it stops without a controller.
 NOT_HANDED_OVER = "without having handed over"
 _LOOK_S = 0.05
 
 
 @dataclass
 class Node:
-    """`controller_port` is 0 until it has one."""
+    """One broker. `controller_port` is 0 until one is assigned."""
 
     id: int
     port: int
@@ -44,7 +44,7 @@ class Node:
 
 @dataclass
 class LocalCluster:
-    """The nodes under one folder; `settings` are the broker configs that all have."""
+    """The nodes in one folder; `settings` are their common broker configs."""
 
     folder: Path
     cluster_id: str
@@ -60,12 +60,12 @@ class LocalCluster:
         return ",".join(f"{node.id}@127.0.0.1:{node.controller_port}" for node in self.nodes)
 
     def node(self, id: int) -> Node:
-        """Raises `Failed`."""
+        """Return the node with this id. Raises `Failed`."""
         for node in self.nodes:
             if node.id == id:
                 return node
         known = ", ".join(str(node.id) for node in self.nodes)
-        raise Failed(f"there is no broker {id} in {self.folder}: it has {known}")
+        raise Failed(f"there is no broker {id} in {self.folder}. Its brokers are {known}.")
 
     def data(self, node: Node) -> Path:
         return self.folder / str(node.id)
@@ -83,10 +83,10 @@ class LocalCluster:
         fresh.write_text(json.dumps(found, indent=1))
         fresh.replace(self.folder / STATE)
 
-    # Processes.
+    # Processes
 
     def runs(self, node: Node) -> bool:
-        """Whether the process is there, and is that node's and no later one with its number."""
+        """Whether the node's process runs, and its pid is not another process's now."""
         if not node.pid:
             return False
         try:
@@ -97,8 +97,9 @@ class LocalCluster:
             return False
 
     def number_controllers(self) -> bool:
-        """Give controllers of an earlier release free ports behind the brokers. Return whether
-        there were any."""
+        """Assign free ports after the brokers' to controllers of an earlier release. Return whether
+        there were any.
+        """
         lacking = [node for node in self.nodes if not node.controller_port]
         port = max(node.port for node in self.nodes) + 1
         for node in lacking:
@@ -133,7 +134,7 @@ class LocalCluster:
         self.save()
 
     def wait(self, node: Node) -> None:
-        """Until it is ready. Raises `Failed` with what it said."""
+        """Wait until the node is ready. Raises `Failed` with its last output."""
         end = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < end:
             said = self.log(node).read_text()
@@ -141,43 +142,45 @@ class LocalCluster:
                 return
             _reap(node.pid)
             if not self.runs(node):
-                last = said.strip().splitlines()[-1:] or ["it said nothing"]
+                last = said.strip().splitlines()[-1:] or ["it printed nothing"]
                 raise Failed(f"broker {node.id} did not start: {last[0]}")
             time.sleep(_LOOK_S)
         raise Failed(
-            f"broker {node.id} is not ready after {START_TIMEOUT_S:.0f} s: see {self.log(node)}"
+            f"broker {node.id} is not ready after {START_TIMEOUT_S:.0f} s. See {self.log(node)}."
         )
 
     def stop(self, nodes: list[Node], *, timeout_s: float = STOP_TIMEOUT_S) -> list[str]:
-        """Stop nodes, those cleanly that can within `timeout_s`, and kill the others: sentences
-        about what went otherwise than it should. They are gone when this returns."""
+        """Stop nodes and kill those that run after `timeout_s`. Return sentences about deviations.
+
+        The processes have ended when this returns.
+        """
         down = [node for node in nodes if not self.runs(node)]
         for node in nodes:
             if node not in down:
                 os.kill(node.pid, signal.SIGTERM)
         killed = self._gone(nodes, timeout_s)
         self.kill(killed)
-        # Where all stop together the last ones find no controller, as they should not.
+        # When all nodes stop together, the last ones find no controller. That is expected.
         expected = len(nodes) == len(self.nodes) and not down and not killed
-        said = {node.id: f"Broker {node.id} was down already." for node in down}
+        said = {node.id: f"Broker {node.id} was already stopped." for node in down}
         for node in nodes:
             if node in killed:
                 said[node.id] = (
-                    f"Broker {node.id} was killed: it did not stop within {timeout_s:g} s. It will"
-                    f" look through its logs when it starts. See {self.log(node)}"
+                    f"Broker {node.id} was killed: it did not stop within {timeout_s:g} s. It"
+                    f" will recover its logs at the next start. See {self.log(node)}"
                 )
             elif node in down or expected:
                 continue
             elif NOT_HANDED_OVER in self.log(node).read_text():
                 said[node.id] = (
-                    f"Broker {node.id} stopped, and no controller was there to take over what it"
-                    " led. Nothing is lost by that."
+                    f"Broker {node.id} stopped without a controller that could move its leaders to"
+                    " other brokers. No data is lost."
                 )
         self._forget(nodes)
         return [said[id] for id in sorted(said)]
 
     def kill(self, nodes: list[Node]) -> None:
-        """End nodes as a crash would; they are gone when this returns."""
+        """Kill nodes as a crash would. The processes have ended when this returns."""
         for node in nodes:
             if self.runs(node):
                 os.kill(node.pid, signal.SIGKILL)
@@ -185,7 +188,9 @@ class LocalCluster:
         self._forget(nodes)
 
     def _gone(self, nodes: list[Node], timeout_s: float | None) -> list[Node]:
-        """Wait until their processes have ended: those that have not within that time."""
+        """Wait until the processes of nodes have ended; return those that still run after the
+        timeout.
+        """
         end = None if timeout_s is None else time.monotonic() + timeout_s
         left = nodes
         while left := [node for node in left if not _reap(node.pid) and self.runs(node)]:
@@ -195,14 +200,14 @@ class LocalCluster:
         return []
 
     def _forget(self, nodes: list[Node]) -> None:
-        """They have no process."""
+        """Clear the process ids of nodes."""
         for node in nodes:
             node.pid = 0
         self.save()
 
 
 def _reap(pid: int) -> bool:
-    """Whether the process was a child of this one, and has ended."""
+    """Whether the process was a child of this one and has ended."""
     if not pid:
         return False
     try:
@@ -212,7 +217,7 @@ def _reap(pid: int) -> bool:
 
 
 def found(folder: Path) -> LocalCluster | None:
-    """The cluster in a folder, if there is one. Raises `Failed`."""
+    """Return the cluster in a folder, or None. Raises `Failed`."""
     try:
         known = json.loads((folder / STATE).read_text())
         nodes = [Node(**node) for node in known["nodes"]]
@@ -224,15 +229,15 @@ def found(folder: Path) -> LocalCluster | None:
 
 
 def made(folder: Path, brokers: int, port: int, settings: dict[str, str]) -> LocalCluster:
-    """A new cluster, on ports from `port` on. Raises `Failed`."""
+    """Return a new cluster on ports from `port` on. Raises `Failed`."""
     if not 1 <= brokers <= NODES_MAX:
-        raise Failed(f"--brokers is 1 to {NODES_MAX}, not {brokers}")
+        raise Failed(f"--brokers must be 1 to {NODES_MAX}, not {brokers}.")
     ports = range(port, port + 2 * brokers)
     for one in ports:
         if not _is_free(one):
             raise Failed(
-                f"another process listens on 127.0.0.1:{one}: stop it, or choose other ports by"
-                " --port"
+                f"another process listens on 127.0.0.1:{one}. Stop it, or choose other ports with"
+                " --port."
             )
     nodes = [
         Node(id, ports[id - 1], controller_port=ports[brokers + id - 1])

@@ -1,5 +1,7 @@
-"""`shoal`: the broker and the tools, one command each. A command's module is imported when it is
-called, so that `shoal --help` is instant, and `shoal server` starts without the tools' imports.
+"""`shoal`: the broker and the tools, one command each.
+
+A command's module is imported when the command runs. So `shoal --help` is instant, and `shoal
+server` starts without the imports of the tools.
 """
 
 from __future__ import annotations
@@ -12,42 +14,42 @@ from typer.core import TyperCommand, TyperGroup
 
 
 class Command(NamedTuple):
-    """The module whose `app` (a `typer.Typer`) a command is, and its line in `shoal --help`."""
+    """The module whose `app` (a `typer.Typer`) is the command, and its line in `shoal --help`."""
 
     module: str
     help: str
 
 
-#: In the order of `shoal --help`.
+#: The commands, in the order of `shoal --help`.
 COMMANDS: dict[str, Command] = {
     "server": Command("shoal.cli.server", "Run a broker."),
-    "cluster": Command(
-        "shoal.cli.cluster", "Run several brokers on this machine, and describe a cluster."
-    ),
+    "cluster": Command("shoal.cli.cluster", "Run a test cluster here, or describe any cluster."),
     "topics": Command(
         "shoal.cli.topics",
-        "List, create, describe, alter and delete topics, and their old records.",
+        "Manage topics and delete old records.",
     ),
     "produce": Command("shoal.cli.produce", "Send records from standard input or a file."),
-    "consume": Command("shoal.cli.consume", "Read records, alone or in a consumer group."),
+    "consume": Command("shoal.cli.consume", "Read records, by offset or in a consumer group."),
     "share-consume": Command(
-        "shoal.cli.share_consume", "Take records from a share group and settle them."
+        "shoal.cli.share_consume", "Acquire records from a share group and settle them."
     ),
     "groups": Command(
-        "shoal.cli.groups", "List, describe, reset and delete groups of every kind, and their lag."
+        "shoal.cli.groups", "List, describe, reset and delete groups; show their lag."
     ),
-    "share": Command("shoal.cli.share", "Put dead letters back into their topics."),
+    "share": Command(
+        "shoal.cli.share", "Redrive dead letters, or release the keys that they hold."
+    ),
     "configs": Command(
         "shoal.cli.configs", "Show and change configs of topics, groups and brokers."
     ),
     "top": Command("shoal.cli.top", "Watch throughput, lag, records in flight and redeliveries."),
-    "demo": Command("shoal.cli.demo", "Watch the pipeline with Spark on this machine."),
+    "demo": Command("shoal.cli.demo", "Run the image pipeline with Spark on this machine."),
     "dump": Command("shoal.cli.dump", "Print log segments and internal topics as JSON."),
 }
 
 
 class _Commands(TyperGroup):
-    """The group of all commands. Listing them imports none; calling one imports its own."""
+    """The group of all commands. Listing imports no command; running one imports that one."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -82,5 +84,5 @@ def _shoal() -> None:
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     app()

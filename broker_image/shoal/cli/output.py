@@ -1,4 +1,4 @@
-"""Tables for people and JSON for programs, from the same rows."""
+"""Tables for people and JSON for programs, made from the same rows."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: A pipe has no width; a table that is piped is as wide as it needs to be.
+#: Columns of a piped table: a pipe has no width, so the table may be as wide as it needs.
 PIPE_WIDTH = 4_000
-#: Characters that no text has: all below the blank but tab, newline and carriage return.
+#: Characters that do not occur in text: control characters except tab, newline, carriage return.
 _CONTROL = frozenset(map(chr, {*range(32), 127} - {9, 10, 13}))
 
 
 class Format(StrEnum):
-    """How results are printed."""
+    """The format of results."""
 
     TABLE = "table"
     JSON = "json"
@@ -35,7 +35,7 @@ Row = Mapping[str, Any]
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A terminal to write on; without colours, and wide, where it is a pipe."""
+    """Return a console: with colours on a terminal, wide and without colours in a pipe."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -51,7 +51,7 @@ def rows(
     empty: str = "",
     title: str = "",
 ) -> None:
-    """Print rows; `columns` are the keys shown in a table, JSON has all of them."""
+    """Print rows. A table shows the keys in `columns`; JSON shows all of them."""
     if format is Format.JSON:
         print(json.dumps([dict(row) for row in found], default=plain, indent=2))
         return
@@ -83,7 +83,7 @@ def print_table(found: Sequence[Row], columns: Sequence[str], title: str = "") -
 
 
 def cell(value: Any) -> str:
-    """A value as it stands in a table; what is unknown is a dash."""
+    """Format a value for a table; unknown is a dash."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -98,7 +98,7 @@ def cell(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """What `json` cannot write by itself: bytes as text where they are, else as hex."""
+    """Convert a value that `json` cannot encode; bytes become text if possible, else hex."""
     if isinstance(value, bytes | bytearray | memoryview):
         return text_or_hex(bytes(value))
     if isinstance(value, UUID):
@@ -111,7 +111,7 @@ def plain(value: Any) -> Any:
 
 
 def text_or_hex(value: bytes | None) -> str | None:
-    """Bytes as UTF-8 text, or as `0x…` where they are none that could be read."""
+    """Decode bytes as UTF-8 text, or as `0x…` if they are not readable text."""
     if value is None:
         return None
     try:
@@ -122,12 +122,12 @@ def text_or_hex(value: bytes | None) -> str | None:
 
 
 def topic_id(value: UUID | None) -> str | None:
-    """A topic id as Kafka's tools print it: 22 characters of URL-safe base 64."""
+    """Format a topic id as Kafka's tools do: 22 characters of URL-safe base 64."""
     return None if value is None else urlsafe_b64encode(value.bytes).rstrip(b"=").decode()
 
 
 def when(timestamp_ms: int) -> str | None:
-    """A timestamp as ISO 8601 in UTC; None for none."""
+    """Format a timestamp as ISO 8601 in UTC; None for none."""
     if timestamp_ms < 0:
         return None
     instant = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
@@ -138,12 +138,12 @@ def when(timestamp_ms: int) -> str | None:
 def progress(
     total: int | None, label: str, *, prints: bool = False
 ) -> Iterator[Callable[[int], None]]:
-    """A progress bar on standard error; the function that is given moves it on.
+    """Show a progress bar on standard error; yield the function that advances it.
 
-    There is none without a terminal, nor for a command that `prints` on that same terminal.
+    No bar appears without a terminal, or for a command that `prints` on the same terminal.
     """
     if not sys.stderr.isatty() or (prints and sys.stdout.isatty()):
-        yield lambda steps: None
+        yield lambda _: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -1,4 +1,4 @@
-"""`shoal produce`: records from standard input or a file, one a line."""
+"""`shoal produce`: send records from standard input or a file, one per line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Annotated, Any, BinaryIO, NamedTuple
 import typer
 
 from shoal.cli import output
-from shoal.cli.reading import waiting
+from shoal.cli.blocking_input import run_in_thread
 from shoal.cli.session import USAGE, Failed, command, new_app, pairs
 from shoal.client.client import Client
 from shoal.client.errors import ClientError
@@ -23,12 +23,12 @@ from shoal.client.producer import Produced
 app = new_app("Send records from standard input or a file.")
 
 READ_BYTES = 1 << 18
-#: A line above this is no record that a broker would take.
+#: Longest line. No broker accepts a record of this size.
 LINE_BYTES_MAX = 64 << 20
 
 
 class Acks(StrEnum):
-    """Whose storing a record is waited for."""
+    """The replicas that must store a record before it counts as produced."""
 
     NONE = "0"
     LEADER = "1"
@@ -36,7 +36,7 @@ class Acks(StrEnum):
 
 
 class Input(StrEnum):
-    """What a line is."""
+    """The format of a line."""
 
     TEXT = "text"
     JSON = "json"
@@ -52,40 +52,54 @@ class Line(NamedTuple):
     timestamp_ms: int | None = None
 
 
+File = Annotated[
+    Path | None,
+    typer.Option("--file", help="Read lines from this file instead of standard input."),
+]
+KeySeparator = Annotated[
+    str | None,
+    typer.Option("--key-separator", "-K", help="The text between a line's key and value."),
+]
+Header = Annotated[
+    list[str] | None,
+    typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header of all records."),
+]
+Partition = Annotated[
+    int | None,
+    typer.Option("--partition", "-p", help="Send to this partition. Default: by key, or in turn."),
+]
+InputFormat = Annotated[
+    Input,
+    typer.Option(help="text, or json: objects with value, key, headers, partition, timestamp."),
+]
+AcksOption = Annotated[
+    Acks, typer.Option(help="Replicas that must store a record: 0, 1 (the leader) or all.")
+]
+
+
 @command(app)
 async def produce(
     client: Client,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Where to.")],
-    file: Annotated[
-        Path | None, typer.Option("--file", help="Read lines from here, not standard input.")
-    ] = None,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to send to.")],
+    file: File = None,
     key: Annotated[str | None, typer.Option("--key", "-k", help="One key for all records.")] = None,
-    key_separator: Annotated[
-        str | None, typer.Option("--key-separator", "-K", help="What stands behind a line's key.")
-    ] = None,
-    header: Annotated[
-        list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header.")
-    ] = None,
-    partition: Annotated[
-        int | None, typer.Option("--partition", "-p", help="By key, or in turn, if left out.")
-    ] = None,
+    key_separator: KeySeparator = None,
+    header: Header = None,
+    partition: Partition = None,
     null_marker: Annotated[
-        str | None, typer.Option(help="A value that is this text is sent as null.")
+        str | None, typer.Option(help="Send a value equal to this text as null.")
     ] = None,
-    input: Annotated[
-        Input,
-        typer.Option(help="text, or json: objects of value, key, headers, partition, timestamp."),
-    ] = Input.TEXT,
-    acks: Annotated[Acks, typer.Option(help="Who has stored a record: no one, 1, all.")] = Acks.ALL,
+    input: InputFormat = Input.TEXT,
+    acks: AcksOption = Acks.ALL,
     compression: Annotated[str, typer.Option(help="none, gzip, snappy, lz4 or zstd.")] = "none",
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing at the end.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing at the end.")] = False,
 ) -> None:
-    """Send one record a line; empty lines are records too.
+    """Send one record per line. An empty line is an empty record.
 
     shoal produce tasks -K: <<< 'order-7:{"total": 12}'
     """
     if compression not in ("none", "gzip", "snappy", "lz4", "zstd"):
-        raise Failed(f"--compression is none, gzip, snappy, lz4 or zstd, not {compression!r}.",
+        raise Failed(f"--compression must be none, gzip, snappy, lz4 or zstd, not {compression!r}.",
                      USAGE)  # fmt: skip
     defaults = Line(None, _bytes(key), _headers(header), partition)
     read = _reader(input, defaults, key_separator, null_marker)
@@ -95,9 +109,9 @@ async def produce(
     producer = client.producer(
         acks={"0": 0, "1": 1, "all": -1}[acks], compression=compression, linger_ms=5
     )
-    tally = _Tally()
+    counts = _Counts()
     if file is None and sys.stdin.isatty() and not quiet:
-        print("One record a line; Ctrl-D ends.", file=sys.stderr)
+        print("One record per line. Press Ctrl-D to end.", file=sys.stderr)
     source, size = _open(file)
     try:
         with output.progress(size, f"Producing to {topic}") as advance:
@@ -109,23 +123,23 @@ async def produce(
                     topic, record.value, key=record.key, headers=record.headers,
                     partition=record.partition, timestamp_ms=record.timestamp_ms,
                 )  # fmt: skip
-                tally.watch(future)
+                counts.watch(future)
                 advance(length)
-                if tally.error is not None:
+                if counts.error is not None:
                     break
     finally:
         await producer.close()
         if file is not None:
             source.close()
-    if tally.error is not None:
-        raise Failed(f"{tally.stored} of {tally.sent} records were stored: {tally.error}.")
+    if counts.error is not None:
+        raise Failed(f"{counts.stored} of {counts.sent} records were stored: {counts.error}.")
     if not quiet:
-        print(f"Produced {tally.stored} record{'s' * (tally.stored != 1)} to {topic}.",
+        print(f"Produced {counts.stored} record{'s' * (counts.stored != 1)} to {topic}.",
               file=sys.stderr)  # fmt: skip
 
 
-class _Tally:
-    """Counts what was sent and stored, and keeps the first failure."""
+class _Counts:
+    """Counts sent and stored records, and keeps the first error."""
 
     def __init__(self) -> None:
         self.sent = self.stored = 0
@@ -153,13 +167,13 @@ def _open(file: Path | None) -> tuple[BinaryIO, int | None]:
 
 
 async def _lines(source: BinaryIO) -> AsyncIterator[tuple[bytes, int]]:
-    """Lines without their end, and their length with it; a thread waits for the input."""
+    """Yield lines without their end, and their length including it. A thread reads the input."""
     tail = b""
     read = getattr(source, "read1", source.read)
-    while chunk := await waiting(lambda: read(READ_BYTES)):
+    while chunk := await run_in_thread(lambda: read(READ_BYTES)):
         *whole, tail = (tail + chunk).split(b"\n")
         if len(tail) > LINE_BYTES_MAX:
-            raise Failed(f"a line of more than {LINE_BYTES_MAX} bytes.")
+            raise Failed(f"a line is longer than {LINE_BYTES_MAX} bytes.")
         for line in whole:
             yield line.removesuffix(b"\r"), len(line) + 1
     if tail:
@@ -169,7 +183,7 @@ async def _lines(source: BinaryIO) -> AsyncIterator[tuple[bytes, int]]:
 def _reader(
     input: Input, defaults: Line, separator: str | None, null_marker: str | None
 ) -> Callable[[bytes], Line]:
-    """The function that makes a record of a line."""
+    """Return the function that parses a line into a record."""
     if input is Input.JSON:
         return lambda line: _from_json(line, defaults)
     mark = separator.encode() if separator else None
@@ -181,7 +195,7 @@ def _reader(
             first, found, rest = line.partition(mark)
             if not found:
                 raise Failed(f"the line {line[:60].decode(errors='replace')!r} has no key: "
-                             f"{separator!r} is not in it.")  # fmt: skip
+                             f"it does not contain {separator!r}.")  # fmt: skip
             key, value = first, rest
         return defaults._replace(key=key, value=None if value == null else value)
 
@@ -192,14 +206,15 @@ def _from_json(line: bytes, defaults: Line) -> Line:
     try:
         given = json.loads(line)
     except ValueError as error:
-        raise Failed(f"the line {line[:60].decode(errors='replace')!r} is no JSON: {error}."
+        raise Failed(f"the line {line[:60].decode(errors='replace')!r} is not JSON: {error}."
                      ) from None  # fmt: skip
     if not isinstance(given, dict):
-        raise Failed(f"the line {line[:60].decode(errors='replace')!r} is no JSON object.")
+        raise Failed(f"the line {line[:60].decode(errors='replace')!r} is not a JSON object.")
     unknown = sorted(set(given) - {"value", "key", "headers", "partition", "timestamp"})
     if unknown:
-        raise Failed(f"a record has value, key, headers, partition and timestamp, no {unknown[0]!r}"
-                     ".")  # fmt: skip
+        raise Failed(
+            f"unknown field {unknown[0]!r}. A record has value, key, headers, partition, timestamp."
+        )
     headers = given.get("headers") or ()
     named = headers.items() if isinstance(headers, dict) else headers
     return Line(
@@ -212,7 +227,7 @@ def _from_json(line: bytes, defaults: Line) -> Line:
 
 
 def _bytes(value: Any) -> bytes | None:
-    """Text as UTF-8; other JSON values as JSON."""
+    """Encode text as UTF-8, and other JSON values as JSON."""
     if value is None:
         return None
     return (value if isinstance(value, str) else json.dumps(value)).encode()

@@ -1,4 +1,4 @@
-"""How records read on a terminal: bare values, JSON lines, or a template of one's own."""
+"""Records as text: bare values, JSON lines, or a template."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ RecordFormat = Annotated[
         "--format",
         "-f",
         metavar="text|json|TEMPLATE",
-        help="Values, JSON lines, or a template such as '{partition}@{offset} {key}: {value}'.",
+        help="text, json, or a template such as '{partition}@{offset} {key}: {value}'.",
     ),
 ]
 AnyRecord = ConsumedRecord | SharedRecord
 
 
 def printer(format: str) -> Callable[[AnyRecord], str]:
-    """The function that makes a record's line. Raises `Failed` for a wrong template."""
+    """Return the function that formats a record. Raises `Failed` for an invalid template."""
     if format == "json":
         return lambda record: json.dumps(as_json(record), ensure_ascii=False)
     if format == "text":
@@ -49,8 +49,8 @@ def printer(format: str) -> Callable[[AnyRecord], str]:
     unknown = [name for name in names if name not in FIELDS]
     if unknown or not names:
         raise Failed(
-            f"--format {format!r} is neither text nor json nor a template; a template has fields "
-            f"in braces, of {', '.join(FIELDS)}.",
+            f"--format must be text, json or a template, not {format!r}. A template has fields "
+            f"in braces: {', '.join(FIELDS)}.",
             USAGE,
         )
     template = format.replace("\\t", "\t").replace("\\n", "\n")
@@ -58,7 +58,7 @@ def printer(format: str) -> Callable[[AnyRecord], str]:
 
 
 def as_json(record: AnyRecord) -> dict[str, Any]:
-    """The record with keys and values as text, or as `0x…` where they are none."""
+    """Return the record with key and value as text, or as `0x…` if they are not text."""
     found = record._asdict()
     found["timestamp"] = found.pop("timestamp_ms")
     found["key"], found["value"] = text_or_hex(record.key), text_or_hex(record.value)

@@ -1,4 +1,4 @@
-"""What an error means to the person at the terminal, and what to do about it: a sentence or two."""
+"""Error messages for users: an error and its remedy in one or two sentences."""
 
 from __future__ import annotations
 
@@ -10,39 +10,40 @@ from shoal.client.errors import ClientError, KafkaError, Unreachable
 from shoal.protocol.errors import ErrorCode
 
 _REMEDIES = {
-    ErrorCode.unknown_topic_or_partition: "`shoal topics list` shows the topics there are",
-    ErrorCode.topic_already_exists: "`shoal topics describe` shows it; to change it, use "
-    "`shoal topics alter`",
-    ErrorCode.group_id_not_found: "`shoal groups list` shows the groups there are, with their type",
-    ErrorCode.non_empty_group: "stop its members first; `shoal groups describe` names them",
-    ErrorCode.group_subscribed_to_topic: "stop its members first; `shoal groups describe` names "
-    "them",
-    ErrorCode.inconsistent_group_protocol: "a group id belongs to one type of group; choose "
-    "another id, or see `shoal groups list`",
-    ErrorCode.group_max_size_reached: "the group is full; `group.share.max.size` or "
-    "`group.consumer.max.size` of the brokers says how many members it may have",
-    ErrorCode.offset_out_of_range: "`shoal topics describe` shows where each partition starts and "
-    "ends",
+    ErrorCode.unknown_topic_or_partition: "list the topics with `shoal topics list`",
+    ErrorCode.topic_already_exists: "show it with `shoal topics describe`, or change it "
+    "with `shoal topics alter`",
+    ErrorCode.group_id_not_found: "list the groups and their types with `shoal groups list`",
+    ErrorCode.non_empty_group: "stop its members first. `shoal groups describe` lists them",
+    ErrorCode.group_subscribed_to_topic: "stop its members first. `shoal groups describe` "
+    "lists them",
+    ErrorCode.inconsistent_group_protocol: "a group id belongs to one type of group. Choose "
+    "another id; `shoal groups list` shows those in use",
+    ErrorCode.group_max_size_reached: "the group is full. Raise the broker config "
+    "`group.share.max.size` or `group.consumer.max.size`",
+    ErrorCode.offset_out_of_range: "`shoal topics describe` shows each partition's start and end "
+    "offsets",
+    ErrorCode.invalid_config: "list the configs and their values with `shoal configs describe`",
     ErrorCode.message_too_large: "raise the topic's max.message.bytes with "
     "`shoal topics alter --set`, or send smaller records",
-    ErrorCode.invalid_replication_factor: "ask for at most as many replicas as there are brokers",
-    ErrorCode.topic_authorization_failed: "the user of this connection has no right to the topic",
-    ErrorCode.group_authorization_failed: "the user of this connection has no right to the group",
-    ErrorCode.cluster_authorization_failed: "the user of this connection has no right to do that",
-    ErrorCode.unsupported_version: "the broker does not serve this; share groups need "
+    ErrorCode.invalid_replication_factor: "use at most as many replicas as the cluster has brokers",
+    ErrorCode.topic_authorization_failed: "ask an administrator for access to the topic",
+    ErrorCode.group_authorization_failed: "ask an administrator for access to the group",
+    ErrorCode.cluster_authorization_failed: "ask an administrator for access to the cluster",
+    ErrorCode.unsupported_version: "the broker does not support this request. Share groups need "
     "share.version 1 (Kafka 4.2 or later)",
-    ErrorCode.not_enough_replicas: "fewer brokers are in sync than min.insync.replicas asks for",
+    ErrorCode.not_enough_replicas: "start the missing brokers, or lower min.insync.replicas",
     ErrorCode.unknown_member_id: "stop the group's members first, if it has any",
 }
 
 
 async def sentence(error: ClientError, cluster: Cluster) -> str:
-    """The error, and its remedy where one is known; suggests topics of a similar name."""
+    """Return the error with its remedy if one is known. Suggests topics with a similar name."""
     text = str(error)
     if isinstance(error, Unreachable):
         return (
-            f"{text}. Is a broker running there? `shoal server` starts one, and "
-            "--bootstrap-server (or SHOAL_BOOTSTRAP_SERVERS) says where to look."
+            f"{text}. Start a broker with `shoal server`, or set its address with "
+            "--bootstrap-server or SHOAL_BOOTSTRAP_SERVERS."
         )
     if not isinstance(error, KafkaError):
         return _ended(text)
@@ -53,7 +54,7 @@ async def sentence(error: ClientError, cluster: Cluster) -> str:
 
 
 def remedy(error: KafkaError) -> str:
-    """The error with its remedy, without asking the cluster."""
+    """Return the error with its remedy, without a request to the cluster."""
     known = _REMEDIES.get(error.code)
     return f"{_ended(str(error))} {known[:1].upper()}{known[1:]}." if known else _ended(str(error))
 
@@ -68,9 +69,9 @@ async def _similar(text: str, cluster: Cluster) -> str | None:
         return None
     close = difflib.get_close_matches(match[1], names, n=1)
     return (
-        f"did you mean {close[0]!r}? Or `shoal topics create {match[1]}`"
+        f"did you mean {close[0]!r}? To create it, use `shoal topics create {match[1]}`"
         if close
-        else (f"`shoal topics create {match[1]}` makes it")
+        else (f"create it with `shoal topics create {match[1]}`")
     )
 
 

@@ -1,8 +1,8 @@
-"""`shoal server`: run a broker until it is told to stop.
+"""`shoal server`: run a broker until a signal stops it.
 
-The broker's modules are imported after the flags are read. A user's mistake (a bad setting, a port
-or a data directory in use) ends the process with one sentence on standard error and status 1, and
-before anything is written.
+The broker's modules are imported after the flags are read. A user's mistake (an invalid setting, a
+port or a data directory in use) ends the process before anything is written. It prints one sentence
+on standard error and exits with 1.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import typer
 if TYPE_CHECKING:
     from shoal.server.config import BrokerConfig
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 Listeners = Annotated[
     list[str] | None,
@@ -30,7 +30,7 @@ Listeners = Annotated[
         "--listener",
         metavar="HOST:PORT",
         envvar="SHOAL_LISTENER",
-        help="Address to listen on, 127.0.0.1:9092 if none is given; port 0 takes a free one.",
+        help="Address to listen on. Default: 127.0.0.1:9092. Port 0 uses a free port.",
     ),
 ]
 Quorum = Annotated[
@@ -38,8 +38,8 @@ Quorum = Annotated[
     typer.Option(
         metavar="ID@HOST:PORT,…",
         help="Voters of the metadata quorum, the same on all nodes (controller.quorum.voters)."
-        " A voter's port is for controllers, for instance that of its clients + 1: the node listens"
-        " there on the host of its first --listener.",
+        " A voter's port is its controller port, for instance its client port + 1. The node listens"
+        " on it at the host of its first --listener.",
     ),
 ]
 BrokersPerHost = Annotated[
@@ -47,8 +47,8 @@ BrokersPerHost = Annotated[
     typer.Option(
         "--brokers-per-host",
         metavar="N",
-        help="Brokers to run on this host, one per core; docs/cluster.md (shoal.brokers.per.host)."
-        " Without --quorum their controller listens on 127.0.0.1, on the port after the brokers'.",
+        help="Brokers to run on this host, one per core (shoal.brokers.per.host; docs/cluster.md)."
+        " Without --quorum their controller listens on 127.0.0.1, at the port after the brokers'.",
     ),
 ]
 
@@ -58,9 +58,7 @@ def server(
     listener: Listeners = None,
     data_dir: Annotated[
         str | None,
-        typer.Option(
-            envvar="SHOAL_DATA_DIR", help="Where the logs are, ./shoal-data if not given."
-        ),
+        typer.Option(envvar="SHOAL_DATA_DIR", help="Directory of the logs. Default: ./shoal-data."),
     ] = None,
     config: Annotated[
         Path | None,
@@ -68,11 +66,11 @@ def server(
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="A broker config, by Kafka's name."),
+        typer.Option("--set", metavar="NAME=VALUE", help="A broker config."),
     ] = None,
     node_id: Annotated[
         int | None,
-        typer.Option("--node-id", help="Number of this node in its cluster (node.id)."),
+        typer.Option("--node-id", help="Id of this node in its cluster (node.id)."),
     ] = None,
     quorum: Quorum = None,
     cluster_id: Annotated[
@@ -81,7 +79,10 @@ def server(
     ] = None,
     metrics: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="HTTP with /metrics, /healthz and /readyz."),
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Address of the HTTP endpoints /metrics, /healthz and /readyz.",
+        ),
     ] = None,
     brokers_per_host: BrokersPerHost = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
@@ -89,12 +90,12 @@ def server(
 ) -> None:
     """Run a broker.
 
-    Every Kafka broker config can be set; the first place wins: a flag (--set log.retention.ms=9),
-    the environment (SHOAL_LOG_RETENTION_MS=9), the file of --config.
+    Every Kafka broker config can be set. A flag (--set log.retention.ms=9) has priority over the
+    environment (SHOAL_LOG_RETENTION_MS=9), which has priority over the file of --config.
     """
     started = time.perf_counter()
     if not __debug__:
-        _fail("shoal server does not run with python -O: its assertions guard the data.")
+        _fail("python -O disables the assertions that protect the data. Run without -O.")
     from shoal.server import config as settings
     from shoal.server.cluster.controller_listener import with_controller_listener
 
@@ -114,7 +115,7 @@ def server(
     except settings.InvalidConfig as error:
         _fail(str(error))
     if log_level not in ("debug", "info", "warning", "error"):
-        _fail(f"--log-level is debug, info, warning or error, not {log_level}.")
+        _fail(f"--log-level must be debug, info, warning or error, not {log_level}.")
     if resolved["shoal.brokers.per.host"] > 1:
         words = [f"--log-level={log_level}", *(["--log-json"] if log_json else [])]
         words += [f"--config={config}"] if config is not None else []
@@ -164,12 +165,12 @@ def _run(resolved: BrokerConfig, started: float, log_level: str, log_json: bool)
 def _flags(
     listeners: list[str] | None, pairs: list[str], named: Mapping[str, str | None]
 ) -> dict[str, str]:
-    """The flags under their property names; `named` has those with one of their own."""
+    """Return the flags by property name; `named` are those with a flag of their own."""
     flags = {}
     for pair in pairs:
         name, sign, value = pair.partition("=")
         if not sign:
-            _fail(f"--set takes NAME=VALUE, not {pair}.")
+            _fail(f"--set must be NAME=VALUE, not {pair}.")
         flags[name.strip()] = value.strip()
     if listeners:
         flags["listeners"] = ",".join(
@@ -184,7 +185,7 @@ def _file(path: Path | None) -> tuple[str, str]:
     try:
         return path.read_text(), str(path)
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text file"
+        reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
         _fail(f"Cannot read the configuration file {path}: {reason}.")
 
 

@@ -1,8 +1,8 @@
-"""How a command reaches a cluster: its common options, its event loop, and how errors read.
+"""A command's connection to a cluster: common options, event loop and error messages.
 
-`command` registers an async function as a command: its first argument is a `Client`, the options
-that every command shares are added behind its own. Exit codes: 0 done, 1 refused by the cluster
-(in part or in whole), 2 wrong usage, 3 no broker reached, 130 interrupted.
+`command` registers an async function as a command. Its first argument is a `Client`; the common
+options are added after its own. Exit codes: 0 done, 1 refused by the cluster (in part or in whole),
+2 wrong usage, 3 no broker reached, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ Bootstrap = Annotated[
         "--bootstrap-server",
         "-b",
         metavar="HOST:PORT,...",
-        # The second is the name of earlier versions.
+        # The second name is that of earlier versions.
         envvar=["SHOAL_BOOTSTRAP_SERVERS", "SHOAL_BOOTSTRAP"],
-        help="Brokers to start from.",
+        help="Brokers of the cluster.",
     ),
 ]
 CommandConfig = Annotated[
@@ -43,7 +43,7 @@ CommandConfig = Annotated[
     typer.Option(
         metavar="FILE",
         envvar="SHOAL_COMMAND_CONFIG",
-        help="A properties file with Kafka's client properties, such as security.protocol.",
+        help="A file with Kafka client properties, such as security.protocol.",
     ),
 ]
 Property = Annotated[
@@ -53,7 +53,7 @@ Property = Annotated[
 
 
 class Failed(Exception):
-    """A command's own failure: a sentence, and the exit code."""
+    """A command's own failure: a sentence and the exit code."""
 
     def __init__(self, sentence: str, code: int = REFUSED) -> None:
         super().__init__(sentence)
@@ -61,7 +61,7 @@ class Failed(Exception):
 
 
 def new_app(help: str) -> typer.Typer:
-    """A Typer application as all commands here have it: plain help, no tracebacks in boxes."""
+    """Return a Typer application with plain help and plain tracebacks."""
     return typer.Typer(
         help=help,
         no_args_is_help=True,
@@ -100,7 +100,7 @@ def _connection(
     command_config: CommandConfig = None,
     property: Property = None,
 ) -> None:
-    """The options that every command has; only its signature is used."""
+    """Define the options that every command has; only the signature is used."""
 
 
 def perform(
@@ -110,7 +110,7 @@ def perform(
     command_config: Path | None,
     property: list[str] | None,
 ) -> None:
-    """Run one command against a cluster; ends the process on failure."""
+    """Run one command against a cluster; end the process on failure."""
     try:
         properties = _properties(command_config)
         properties.update(pairs(property, "--property"))
@@ -133,7 +133,7 @@ def perform(
 
 
 def guarded(call: Callable[[], None]) -> None:
-    """Run to the end; failures become a sentence on standard error and an exit code."""
+    """Run `call`. A failure becomes a sentence on standard error and an exit code."""
     try:
         call()
         sys.stdout.flush()
@@ -146,19 +146,19 @@ def guarded(call: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     except BrokenPipeError:
-        # The reader (head, less) has gone: what is left in the buffer has nowhere to go.
+        # The reader (head, less) has ended. Discard the rest of the buffer.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from None
 
 
 def fail(sentence: str, code: int = REFUSED) -> NoReturn:
-    """Say what went wrong and end with that code."""
+    """Print the error and exit with this code."""
     print(f"shoal: {sentence}", file=sys.stderr)
     raise typer.Exit(code)
 
 
 def warn(sentence: str) -> None:
-    """Say something on standard error that does not end the command."""
+    """Print a warning on standard error."""
     print(f"shoal: {sentence}", file=sys.stderr)
 
 
@@ -167,18 +167,18 @@ def _code(error: ClientError) -> int:
 
 
 def pairs(given: Iterable[str] | None, option: str) -> dict[str, str]:
-    """`NAME=VALUE` words as a dict. Raises `ValueError` naming the option."""
+    """Parse `NAME=VALUE` words into a dict. Raises `ValueError` with the option's name."""
     found = {}
     for word in given or ():
         name, sign, value = word.partition("=")
         if not sign or not name.strip():
-            raise ValueError(f"{option} takes NAME=VALUE, not {word!r}")
+            raise ValueError(f"{option} must be NAME=VALUE, not {word!r}")
         found[name.strip()] = value.strip()
     return found
 
 
 def _properties(path: Path | None) -> dict[str, str]:
-    """The properties in a file of Kafka's format."""
+    """Read a properties file in Kafka's format."""
     if path is None:
         return {}
     from shoal.server.config import properties

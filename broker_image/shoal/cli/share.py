@@ -1,5 +1,7 @@
-"""`shoal share`: what share groups leave behind. `redrive` puts dead letters back, `skip` lets the
-keys go on that some hold."""
+"""`shoal share`: handle the dead letters of share groups.
+
+`redrive` sends dead letters back to their topics. `skip` releases the keys that they hold.
+"""
 
 from __future__ import annotations
 
@@ -9,71 +11,78 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli import lag, moments, output
+from shoal.cli import lag, output, timestamps
 from shoal.cli.held_keys import KEYS_MAX, held_keys
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, new_app, warn
 from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
+from shoal.client.dead_letters import REASONS, DeadLetterFilter
 from shoal.client.errors import expect
 from shoal.client.groups import SHARE
-from shoal.client.letters import REASONS, Filter
 from shoal.client.redrive import Plan, Redrive, Redriven
 from shoal.record.offset_set import OffsetSet
 
-app = new_app("Put dead letters back, or skip what they hold up.")
+app = new_app("Redrive dead letters, or release the keys that they hold.")
 
 
 @app.callback()
 def _share() -> None:
-    """Put dead letters back, or skip what they hold up."""
+    """Redrive dead letters, or release the keys that they hold."""
 
 
 To = Annotated[
     str | None,
-    typer.Option(metavar="TOPIC", help="Into this topic; else each into its source topic."),
+    typer.Option(metavar="TOPIC", help="Send to this topic. Default: each letter's source topic."),
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Tell what would be redriven, and do nothing.")
+    bool, typer.Option("--dry-run", help="Show what would be redriven and change nothing.")
 ]
 Reason = Annotated[
-    list[str] | None, typer.Option(metavar="|".join(REASONS), help="Only of this reason.")
+    list[str] | None, typer.Option(metavar="|".join(REASONS), help="Only letters with this reason.")
 ]
-Group = Annotated[list[str] | None, typer.Option("--group", "-g", help="Only of this group.")]
+Group = Annotated[
+    list[str] | None, typer.Option("--group", "-g", help="Only letters of this group.")
+]
 Source = Annotated[
-    list[str] | None, typer.Option(metavar="TOPIC", help="Only from this source topic.")
+    list[str] | None, typer.Option(metavar="TOPIC", help="Only letters from this source topic.")
 ]
-Key = Annotated[list[str] | None, typer.Option(help="Only of this key.")]
+Key = Annotated[list[str] | None, typer.Option(help="Only letters with this key.")]
 Header = Annotated[
     list[str] | None,
     typer.Option(
         "--header",
         "-H",
         metavar="NAME[=VALUE]",
-        help="Only with this header, one of __dlq.errors.* or the record's own.",
+        help="Only letters with this header, one of __dlq.errors.* or the record's.",
     ),
 ]
 Since = Annotated[
-    str | None, typer.Option(metavar="TIME", help="Only letters written then or later.")
+    str | None, typer.Option(metavar="TIME", help="Only letters written at this time or later.")
 ]
-Until = Annotated[str | None, typer.Option(metavar="TIME", help="Only letters written before.")]
+Until = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Only letters written before this time.")
+]
 Partition = Annotated[
     list[int] | None,
-    typer.Option("--partition", "-p", help="Only of this partition of the dead-letter topic."),
+    typer.Option(
+        "--partition", "-p", help="Only letters in this partition of the dead-letter topic."
+    ),
 ]
 Offsets = Annotated[
     str | None, typer.Option(metavar="3-7,9", help="Only these offsets of one --partition.")
 ]
 Rate = Annotated[
-    float | None, typer.Option(min=0.1, metavar="N", help="At most N letters a second.")
+    float | None, typer.Option(min=0.1, metavar="N", help="At most N letters per second.")
 ]
 MaxLetters = Annotated[
-    int | None, typer.Option("--max-letters", "-n", min=1, help="Stop after so many.")
+    int | None,
+    typer.Option("--max-letters", "-n", min=1, help="Stop after this number of letters."),
 ]
 Note = Annotated[
-    str, typer.Option(metavar="TEXT", help="Written into each record's __dlq.redrive.note.")
+    str, typer.Option(metavar="TEXT", help="Text for each record's header __dlq.redrive.note.")
 ]
-Again = Annotated[bool, typer.Option("--again", help="Also those that were redriven before.")]
+Again = Annotated[bool, typer.Option("--again", help="Include letters that were redriven before.")]
 
 
 @command(app, "redrive")
@@ -97,15 +106,17 @@ async def redrive(
     again: Again = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Put dead letters back: all, or by filter. What was redriven before is passed by."""
-    wanted = Filter(
+    """Send dead letters back to their topics: all of them, or those that match a filter. Letters
+    that were redriven before are skipped.
+    """
+    wanted = DeadLetterFilter(
         reasons=_reasons(reason),
         groups=group or (),
         source_topics=source or (),
         keys=[one.encode() for one in key or ()],
         headers=_headers(header),
-        since_ms=moments.timestamp(since) if since else None,
-        until_ms=moments.timestamp(until) if until else None,
+        since_ms=timestamps.timestamp(since) if since else None,
+        until_ms=timestamps.timestamp(until) if until else None,
         partitions=partition or (),
         offsets=_offsets(offsets, partition),
     )
@@ -119,13 +130,13 @@ async def redrive(
     _print(plan, done, format)
     if done.refused:
         raise Failed(
-            f"{done.refused} records were refused, the last one: {done.refusal}. The next redrive "
-            "tries them again."
+            f"the broker rejected {done.refused} records. Last error: {done.refusal}. The next "
+            "redrive sends them again."
         )
     if done.unfreed:
         raise Failed(
-            f"{done.unfreed} redriven records may hold their keys still: {done.unfreed_error}. "
-            "`shoal share skip` lets these go on."
+            f"{done.unfreed} redriven records may still hold their keys: {done.unfreed_error}. "
+            "Release them with `shoal share skip`."
         )
 
 
@@ -134,26 +145,30 @@ async def skip(
     client: Client,
     group: Annotated[str, typer.Argument(metavar="GROUP", help="The share group.")],
     topic: Annotated[
-        str | None, typer.Option("--topic", "-t", metavar="TOPIC", help="Only of this topic.")
+        str | None,
+        typer.Option("--topic", "-t", metavar="TOPIC", help="Only records of this topic."),
     ] = None,
     partition: Annotated[
-        list[int] | None, typer.Option("--partition", "-p", help="Only of this partition of it.")
+        list[int] | None,
+        typer.Option("--partition", "-p", help="Only records of this partition of --topic."),
     ] = None,
     offsets: Annotated[
         str | None, typer.Option(metavar="3-7,9", help="Only these offsets of one --partition.")
     ] = None,
-    key: Annotated[list[str] | None, typer.Option(help="Only of this key.")] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Everything that is held.")] = False,
+    key: Annotated[list[str] | None, typer.Option(help="Only records with this key.")] = None,
+    all_: Annotated[bool, typer.Option("--all", help="All records that hold a key.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Tell what would be skipped, and do nothing.")
+        bool, typer.Option("--dry-run", help="Show what would be skipped and change nothing.")
     ] = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Let keys go on that dead-lettered records hold, without these (their letters stay)."""
+    """Release the keys that dead-lettered records hold. The dead letters stay in their topic."""
     if not (all_ or topic or partition or offsets or key):
-        raise Failed("say which: --topic, --partition, --offsets, --key, or --all.", USAGE)
+        raise Failed(
+            "select the records with --topic, --partition, --offsets, --key or --all.", USAGE
+        )
     if (partition or offsets) and not topic:
-        raise Failed("--partition and --offsets are of one topic: name it with --topic.", USAGE)
+        raise Failed("--partition and --offsets need --topic.", USAGE)
     wanted_offsets = _offsets(offsets, partition)
     keys = {one.encode() for one in key or ()}
     expect(await client.admin.groups.describe([group]))
@@ -189,7 +204,7 @@ async def skip(
 def _reasons(words: list[str] | None) -> list[str]:
     for word in words or ():
         if word not in REASONS:
-            raise Failed(f"--reason is {', '.join(REASONS)}, not {word!r}.", USAGE)
+            raise Failed(f"--reason must be one of {', '.join(REASONS)}, not {word!r}.", USAGE)
     return words or []
 
 
@@ -198,7 +213,7 @@ def _headers(words: list[str] | None) -> dict[str, bytes | None]:
     for word in words or ():
         name, sign, value = word.partition("=")
         if not name:
-            raise Failed(f"--header takes NAME or NAME=VALUE, not {word!r}.", USAGE)
+            raise Failed(f"--header must be NAME or NAME=VALUE, not {word!r}.", USAGE)
         found[name] = value.encode() if sign else None
     return found
 
@@ -207,11 +222,13 @@ def _offsets(text: str | None, partitions: list[int] | None) -> OffsetSet | None
     if text is None:
         return None
     if len(partitions or ()) != 1:
-        raise Failed("--offsets are of one partition: name it with --partition.", USAGE)
+        raise Failed("--offsets needs exactly one --partition.", USAGE)
     try:
         return OffsetSet.parse(text)
     except ValueError:
-        raise Failed(f"--offsets {text!r}: write offsets and ranges, as 3-7,9.", USAGE) from None
+        raise Failed(
+            f"--offsets must be offsets and ranges like 3-7,9, not {text!r}.", USAGE
+        ) from None
 
 
 def _print(plan: Plan, done: Redriven, format: Format) -> None:
@@ -221,10 +238,10 @@ def _print(plan: Plan, done: Redriven, format: Format) -> None:
     ]
     passed = {
         "redriven before": done.before,
-        "left out by the filter": done.filtered,
-        "whose record is gone": done.gone,
-        "no dead letters": done.others,
-        **{f"for topic {name}, which is not there": n for name, n in done.homeless.items()},
+        "excluded by the filter": done.filtered,
+        "record deleted": done.gone,
+        "not a dead letter": done.others,
+        **{f"topic {name} does not exist": n for name, n in done.homeless.items()},
     }
     if format is Format.JSON:
         print(
@@ -252,5 +269,5 @@ def _print(plan: Plan, done: Redriven, format: Format) -> None:
     noun = "letter" if done.total == 1 else "letters"
     where = f"into {plan.to}" if plan.to else "into their source topics"
     print(f"{verb} {done.total} {noun} of {plan.topic} {where}.")
-    if told := ", ".join(f"{n} {what}" for what, n in passed.items() if n):
-        print(f"Passed by: {told}.")
+    if skipped := ", ".join(f"{n} ({what})" for what, n in passed.items() if n):
+        print(f"Skipped: {skipped}.")

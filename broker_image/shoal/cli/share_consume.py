@@ -1,8 +1,8 @@
-"""`shoal share-consume`: take records from a share group and say what became of them.
+"""`shoal share-consume`: acquire records from a share group and settle them.
 
-Implicit (the default): what was printed is accepted with the next fetch, as a share consumer in
-implicit mode does. Explicit (`--ack`): each record is settled by itself, by a pattern or by hand.
-Ending the command accepts what was printed in implicit mode and releases everything else.
+Implicit mode (the default) accepts printed records with the next fetch, as a share consumer in
+implicit mode does. Explicit mode (`--ack`) settles each record individually, by a pattern or by
+hand. When the command ends, implicit mode accepts the printed records. All others are released.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Annotated
 
 import typer
 
+from shoal.cli.blocking_input import run_in_thread
 from shoal.cli.consume import Stop
-from shoal.cli.reading import waiting
 from shoal.cli.records import AnyRecord, RecordFormat, printer
 from shoal.cli.session import USAGE, Failed, command, new_app, warn
 from shoal.client.batches import CorruptRecords
@@ -30,9 +30,9 @@ from shoal.client.share import (
 )
 from shoal.record.batch import CorruptBatch
 
-app = new_app("Take records from a share group and settle them.")
+app = new_app("Acquire records from a share group and settle them.")
 
-#: Few at a time, so that several consumers in several terminals all get work.
+#: Records per fetch, few enough that several consumers in several terminals all get some.
 MAX_RECORDS = 20
 TEMPLATE = "{topic}-{partition} @{offset} delivery {delivery_count}: {value}"
 _WORDS = {
@@ -53,7 +53,7 @@ _ANSWERS = {
 @command(app)
 async def share_consume(
     client: Client,
-    topics: Annotated[list[str], typer.Argument(metavar="TOPIC", help="What to take from.")],
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC", help="Topics to consume.")],
     group: Annotated[str, typer.Option("--group", "-g", help="The share group.")],
     ack: Annotated[
         str | None,
@@ -61,26 +61,28 @@ async def share_consume(
             "--ack",
             "-a",
             metavar="accept|release|reject|renew|ask|PATTERN",
-            help="Settle each record by itself. A pattern such as accept,accept,release is taken "
-            "by offset modulo its length; ask asks for each record.",
+            help="Settle each record individually. A pattern such as accept,accept,release "
+            "applies by offset modulo its length; ask prompts for each record.",
         ),
     ] = None,
     from_beginning: Annotated[
         bool,
         typer.Option(
             "--from-beginning",
-            help="Start at the oldest record where the group has no position yet. Sets these "
-            "positions once; the group's configs stay as they are.",
+            help="Start at the oldest record in partitions without a position. Sets these "
+            "positions once and does not change the group's configs.",
         ),
     ] = False,
     max_messages: Annotated[
-        int | None, typer.Option("--max-messages", "-n", min=1, help="Stop after so many.")
+        int | None,
+        typer.Option("--max-messages", "-n", min=1, help="Stop after this number of records."),
     ] = None,
     max_records: Annotated[
-        int, typer.Option("--max-records", min=1, help="Lock at most so many at a time.")
+        int,
+        typer.Option("--max-records", min=1, help="Lock at most this number of records at a time."),
     ] = MAX_RECORDS,
     timeout: Annotated[
-        str | None, typer.Option(metavar="5s", help="Stop when nothing came for so long.")
+        str | None, typer.Option(metavar="5s", help="Stop after this time without a record.")
     ] = None,
     format: RecordFormat = TEMPLATE,
 ) -> None:
@@ -101,29 +103,28 @@ async def share_consume(
 
 
 def _pattern(ack: str | None) -> list[AcknowledgeType] | None:
-    """None for implicit, an empty list to ask, else the pattern's types."""
+    """Return None for implicit mode, an empty list to ask, else the types of the pattern."""
     if ack is None:
         return None
     if ack == "ask":
         if not sys.stdin.isatty():
-            raise Failed("--ack ask needs a terminal to ask on.", USAGE)
+            raise Failed("--ack ask needs a terminal.", USAGE)
         return []
     unknown = [word for word in ack.split(",") if word not in _WORDS]
     if unknown:
         raise Failed(
-            f"--ack {unknown[0]!r} is none of accept, release, reject, renew and ask.", USAGE
+            f"--ack must be accept, release, reject, renew or ask, not {unknown[0]!r}.", USAGE
         )
     return [_WORDS[word] for word in ack.split(",")]
 
 
 async def _begin_at_the_oldest(client: Client, group: str, topics: list[str]) -> None:
-    """Set the position of each share partition that has none to its log's start (ADR 0057).
+    """Set share partitions without a position to the start of their log (ADR 0057).
 
     A group with members keeps its positions: they were set when the members joined.
     """
     from shoal.client.cluster import TopicPartition
     from shoal.client.errors import KafkaError, expect
-    from shoal.client.share import ShareMembership
     from shoal.client.topics import OffsetSpec
     from shoal.protocol.errors import ErrorCode
 
@@ -134,11 +135,7 @@ async def _begin_at_the_oldest(client: Client, group: str, topics: list[str]) ->
     if isinstance(have, KafkaError):
         if have.code is not ErrorCode.group_id_not_found:
             raise have
-        # A member's first heartbeat creates the group.
-        member = ShareMembership(client.cluster, group, topics, rack=None)
-        await member.join()
-        await member.leave()
-        have = None
+        have = None  # Setting its offsets creates the group.
     known = {
         p for p, o in (have or {}).items() if not isinstance(o, KafkaError) and o.start_offset >= 0
     }
@@ -208,11 +205,11 @@ async def _explicit(
 
 
 def _records(acquired: Acquired, settled: list[Acknowledgement]) -> list[SharedRecord]:
-    """The records, and acknowledgements for what holds none: gaps, and batches that are corrupt."""
+    """Return the records. Add acknowledgements of gaps and corrupt batches to `settled`."""
     try:
         found = list(acquired.records())
     except (CorruptRecords, CorruptBatch) as error:
-        warn(f"{acquired.topic}-{acquired.partition}: {error}; rejected.")
+        warn(f"{acquired.topic}-{acquired.partition}: {error}. The records are rejected.")
         settled += acquired.acknowledge(AcknowledgeType.REJECT)
         return []
     present = {record.offset for record in found}
@@ -226,9 +223,9 @@ def _records(acquired: Acquired, settled: list[Acknowledgement]) -> list[SharedR
 
 
 async def _ask(session: ShareSession, record: SharedRecord) -> bool:
-    """Settle one record as the user says; whether to go on."""
+    """Settle one record as the user answers; return whether to continue."""
     while True:
-        answer = (await waiting(_prompt)).strip().lower()[:1]
+        answer = (await run_in_thread(_prompt)).strip().lower()[:1]
         if answer in ("q", ""):
             return False
         if answer in _ANSWERS:
@@ -249,7 +246,7 @@ def _settled(record: SharedRecord, type: AcknowledgeType) -> Acknowledgement:
 
 
 def merged(acks: list[Acknowledgement]) -> list[Acknowledgement]:
-    """Neighbouring offsets of one kind as one range."""
+    """Merge adjacent offsets with the same type into ranges."""
     found: list[Acknowledgement] = []
     for ack in sorted(acks):
         last = found[-1] if found else None
@@ -273,4 +270,4 @@ def _report(refusals: tuple[Refusal, ...]) -> None:
             if many
             else (f"offset {ack.first_offset}")
         )
-        warn(f"{ack.topic}-{ack.partition} {where}: not settled, will come again: {error}.")
+        warn(f"{ack.topic}-{ack.partition} {where} not settled, will be delivered again: {error}.")

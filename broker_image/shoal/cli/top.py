@@ -1,9 +1,9 @@
 """`shoal top`: a live view of throughput, lag, records in flight, redeliveries and dead letters.
 
 Rates are differences of two samples: of log ends for topics, of positions for groups. Records in
-flight, redeliveries, waiting records (in retry back-off, or for their dead letter) and dead letters
-come from the brokers' metrics, see `shoal.cli.scrape`; without them those columns are dashes. The
-state of a group whose delivery is held says so.
+flight, redeliveries, waiting records (in retry back-off or before their dead letter is written) and
+dead letters come from the brokers' metrics; see `shoal.cli.scrape`. Without metrics these columns
+show dashes. The state of a group shows why its delivery stops.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from shoal.client.groups import SHARE, STREAMS, Group
 
 app = new_app("Watch throughput, lag, records in flight and redeliveries.")
 
-#: Lines of the screen that are not rows of tables: title, two headers, gaps, what was left out.
+#: Lines of the screen outside the tables' rows: title, two headers, gaps, number of hidden rows.
 FIXED_LINES = 8
 
 
@@ -50,7 +50,9 @@ class GroupSample:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The cluster at one moment. Log ends by partition; `done` of a group is log end less lag."""
+    """The cluster at one moment. `log_ends` are by partition; a group's `done` is log end minus
+    lag.
+    """
 
     at_s: float
     cluster_id: str
@@ -61,7 +63,7 @@ class Sample:
     metrics: bool = field(default=False)
 
     def produced(self) -> dict[str, int]:
-        """Records ever produced to each topic."""
+        """Return the records ever produced to each topic."""
         found = dict.fromkeys(self.partitions, 0)
         for where, end in self.log_ends.items():
             found[where.topic] += end
@@ -74,11 +76,11 @@ async def top(
     interval: Annotated[
         float, typer.Option("--interval", "-i", min=0.2, help="Seconds between two samples.")
     ] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Print one view and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one view and exit.")] = False,
     metrics: Metrics = None,
 ) -> None:
-    """Watch topics and groups; Ctrl-C ends."""
-    # A broker that is gone is better shown than waited for.
+    """Watch topics and groups. Press Ctrl-C to end."""
+    # Show an unreachable broker soon instead of waiting for it.
     patience_ms = int(max(interval, 1.0) * 1000)
     client.cluster.settings = replace(client.cluster.settings, retry_timeout_ms=patience_ms)
     before = await sample(client.admin, metrics)
@@ -98,11 +100,11 @@ async def top(
             except ClientError as error:
                 if not transient(error):
                     raise
-                note = f"{error}; trying again"
+                note = f"{error}. Retrying"
 
 
 async def sample(admin: Admin, metrics: list[str] | None = None) -> Sample:
-    """Ask the cluster for everything, in a few batched calls."""
+    """Read everything from the cluster in a few batched calls."""
     topics = await admin.topics.list()
     partitions = [TopicPartition(t.name, p.index) for t in topics.values() for p in t.partitions]
     at_s = time.monotonic()
@@ -158,7 +160,7 @@ def _group(
 
 
 def _held_state(held: frozenset[str]) -> str:
-    """One word or two for why delivery is held; what stops it all comes first."""
+    """Return one or two words for why delivery stops, the strongest reason first."""
     for why, state in (("paused", "Paused"), ("flood", "Flooded"), ("held-keys", "Keys held")):
         if why in held:
             return state
@@ -166,7 +168,7 @@ def _held_state(held: frozenset[str]) -> str:
 
 
 def view(before: Sample, now: Sample, height: int | None, note: str = "") -> Stack:
-    """Two tables that fit into `height` lines (None: all rows), the busiest rows first."""
+    """Return two tables that fit into `height` lines (None: all rows), the busiest rows first."""
     seconds = max(now.at_s - before.at_s, 1e-3)
     topics = _topic_rows(before, now, seconds)
     groups = _group_rows(before, now, seconds)
@@ -206,11 +208,12 @@ def view(before: Sample, now: Sample, height: int | None, note: str = "") -> Sta
     if not groups:
         parts.append(Text("There are no groups.", style="dim"))
     if left_out:
-        parts.append(Text(f"{left_out} quieter rows are left out.", style="dim"))
+        parts.append(Text(f"{left_out} less busy rows are hidden.", style="dim"))
     if not now.metrics and any(g.type == SHARE for g in now.groups.values()):
         parts.append(
             Text(
-                "In flight and redelivered: no broker tells (start it with --metrics).", style="dim"
+                "No broker reports IN FLIGHT and REDELIVERED/S. Start brokers with --metrics.",
+                style="dim",
             )
         )
     return Stack(*parts)

@@ -1,4 +1,4 @@
-"""`shoal topics`: topics and where their records begin and end."""
+"""`shoal topics`: topics, their configs and their offsets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.cli import moments, output, remedies
+from shoal.cli import output, remedies, timestamps
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, new_app, pairs
 from shoal.client.client import Client
@@ -17,7 +17,7 @@ from shoal.client.errors import KafkaError, expect
 from shoal.client.topics import NewTopic, OffsetSpec
 from shoal.protocol.errors import ErrorCode
 
-app = new_app("List, create, describe, alter and delete topics, and their old records.")
+app = new_app("Manage topics and delete old records.")
 
 Name = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")]
 Names = Annotated[list[str], typer.Argument(metavar="TOPIC", help="Names of topics.")]
@@ -30,7 +30,7 @@ Settings = Annotated[
 @command(app, "list")
 async def list_topics(
     client: Client,
-    internal: Annotated[bool, typer.Option("--internal", help="Kafka's own topics too.")] = False,
+    internal: Annotated[bool, typer.Option("--internal", help="Include internal topics.")] = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """List topics."""
@@ -44,7 +44,9 @@ async def list_topics(
         }
         for t in found.values()
     ]
-    output.rows(format, rows, empty="There are no topics. `shoal topics create NAME` makes one.")
+    output.rows(
+        format, rows, empty="There are no topics. Create one with `shoal topics create NAME`."
+    )
 
 
 @command(app, "create")
@@ -52,17 +54,26 @@ async def create(
     client: Client,
     topics: Names,
     partitions: Annotated[
-        int, typer.Option("--partitions", "-p", help="How many; the broker's default if left out.")
+        int,
+        typer.Option(
+            "--partitions",
+            "-p",
+            show_default=False,
+            help="Number of partitions. Default: the broker's.",
+        ),
     ] = -1,
-    replication_factor: Annotated[int, typer.Option(help="Copies of each partition.")] = -1,
+    replication_factor: Annotated[
+        int,
+        typer.Option(show_default=False, help="Replicas of each partition. Default: the broker's."),
+    ] = -1,
     config: Settings = None,
     if_not_exists: Annotated[
-        bool, typer.Option("--if-not-exists", help="Pass over topics that exist.")
+        bool, typer.Option("--if-not-exists", help="Ignore topics that exist.")
     ] = False,
 ) -> None:
     """Create topics."""
     if partitions == 0 or partitions < -1:
-        raise Failed(f"a topic has at least 1 partition, not {partitions}.", USAGE)
+        raise Failed(f"--partitions must be at least 1, not {partitions}.", USAGE)
     configs = _pairs(config, "--config")
     new = [NewTopic(name, partitions, replication_factor, configs) for name in topics]
     results = await client.admin.topics.create(new)
@@ -71,7 +82,7 @@ async def create(
         if not isinstance(result, KafkaError):
             print(f"Created topic {name} with {_count(result.partitions, 'partition')}.")
         elif if_not_exists and result.code == ErrorCode.topic_already_exists:
-            print(f"Topic {name} exists.")
+            print(f"Topic {name} already exists.")
         else:
             failures[name] = result
     _fail_for(failures)
@@ -81,11 +92,12 @@ async def create(
 async def describe(
     client: Client,
     topics: Annotated[
-        list[str] | None, typer.Argument(metavar="TOPIC", help="All topics if left out.")
+        list[str] | None,
+        typer.Argument(metavar="TOPIC", help="Names of topics. Default: all topics."),
     ] = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Show partitions, leaders, replicas, offsets, and the configs that were set."""
+    """Show partitions, leaders, replicas, offsets and non-default configs."""
     admin = client.admin
     found = expect(await admin.topics.describe(topics)) if topics else await admin.topics.list()
     partitions = [TopicPartition(t.name, p.index) for t in found.values() for p in t.partitions]
@@ -98,7 +110,7 @@ async def describe(
         changed = {
             c.name: c.value
             for c in configs.get(resources[name], {}).values()
-            if c.source == 1  # DYNAMIC_TOPIC_CONFIG: set on this very topic
+            if c.source == 1  # DYNAMIC_TOPIC_CONFIG: set on this topic
         }
         rows = [_partition_row(topic, p, starts, ends) for p in range(len(topic.partitions))]
         described.append(
@@ -144,20 +156,21 @@ async def alter(
     client: Client,
     topic: Name,
     partitions: Annotated[
-        int | None, typer.Option("--partitions", "-p", help="Grow to so many partitions.")
+        int | None,
+        typer.Option("--partitions", "-p", help="Increase to this number of partitions."),
     ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Set a config.")
     ] = None,
     unset: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Bring a config's default back.")
+        list[str] | None, typer.Option(metavar="NAME", help="Restore a config's default.")
     ] = None,
 ) -> None:
     """Add partitions, set and unset configs."""
     changes = [ConfigChange(n, v) for n, v in _pairs(set_, "--set").items()]
     changes += [ConfigChange(name, None, AlterOperation.DELETE) for name in unset or ()]
     if partitions is None and not changes:
-        raise Failed("nothing to alter: give --partitions, --set or --unset.", USAGE)
+        raise Failed("there is nothing to alter. Use --partitions, --set or --unset.", USAGE)
     expect(await client.admin.topics.describe([topic]))
     if changes:
         expect(await client.admin.configs.alter({Resource(ResourceType.TOPIC, topic): changes}))
@@ -171,9 +184,9 @@ async def delete(
     client: Client,
     topics: Names,
     if_exists: Annotated[
-        bool, typer.Option("--if-exists", help="Pass over topics that do not exist.")
+        bool, typer.Option("--if-exists", help="Ignore topics that do not exist.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Delete topics with all their records."""
     if not yes and sys.stdin.isatty():
@@ -196,13 +209,14 @@ async def delete_records(
     client: Client,
     topic: Name,
     before: Annotated[
-        str, typer.Option(metavar="OFFSET|TIME|all", help="Drop what is older than this.")
+        str, typer.Option(metavar="OFFSET|TIME|all", help="Delete records before this.")
     ],
     partition: Annotated[
-        list[int] | None, typer.Option("--partition", "-p", help="All partitions if left out.")
+        list[int] | None,
+        typer.Option("--partition", "-p", help="Only this partition; may be repeated."),
     ] = None,
 ) -> None:
-    """Drop old records: those before an offset, a time (2026-01-31T12:00 or 7d), or all."""
+    """Delete records before an offset or a time (2026-01-31T12:00 or 7d), or all records."""
     found = expect(await client.admin.topics.describe([topic]))[topic]
     indexes = partition or [p.index for p in found.partitions]
     where = [TopicPartition(topic, found.partition(i).index) for i in indexes]
@@ -211,7 +225,9 @@ async def delete_records(
     elif before.isdigit():
         targets = dict.fromkeys(where, int(before))
     else:
-        listed = await client.admin.topics.offsets(dict.fromkeys(where, moments.timestamp(before)))
+        listed = await client.admin.topics.offsets(
+            dict.fromkeys(where, timestamps.timestamp(before))
+        )
         targets = {p: o.offset for p, o in expect(listed).items()}
     results = expect(await client.admin.topics.delete_records(targets))
     output.rows(
@@ -225,17 +241,17 @@ async def offsets(
     client: Client,
     topic: Name,
     at: Annotated[
-        str, typer.Option(metavar="latest|earliest|max-timestamp|TIME", help="Which offset.")
+        str, typer.Option(metavar="latest|earliest|max-timestamp|TIME", help="The offset to show.")
     ] = "latest",
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Show the offset of the end, the start, or a time in each partition."""
+    """Show each partition's offset at the end, the start or a time."""
     named = {
         "latest": OffsetSpec.LATEST,
         "earliest": OffsetSpec.EARLIEST,
         "max-timestamp": OffsetSpec.MAX_TIMESTAMP,
     }
-    spec = int(named[at]) if at in named else moments.timestamp(at)
+    spec = int(named[at]) if at in named else timestamps.timestamp(at)
     found = expect(await client.admin.topics.describe([topic]))[topic]
     wanted = {TopicPartition(topic, p.index): spec for p in found.partitions}
     listed = expect(await client.admin.topics.offsets(wanted))

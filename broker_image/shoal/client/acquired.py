@@ -1,20 +1,23 @@
-"""What a member of a share group has acquired, and what it says of it."""
+"""Records that a share-group member has acquired, and its acknowledgements of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NamedTuple
-from uuid import UUID
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.client.batches import decode
-from shoal.client.errors import ClientError
 from shoal.record.batch import HEADER_SIZE, BatchHeader, headers, read_header
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from uuid import UUID
+
+    from shoal.client.errors import ClientError
 
 
 class AcknowledgeType(IntEnum):
-    """Kafka's numbers. GAP says that an offset of an acquired range holds no record."""
+    """Kafka's numbers. GAP marks an offset of an acquired range that holds no record."""
 
     GAP = 0
     ACCEPT = 1
@@ -24,14 +27,14 @@ class AcknowledgeType(IntEnum):
 
 
 class AcquireMode(IntEnum):
-    """Whole batches, possibly past `max_records`; or never more than that (KIP-1206)."""
+    """Acquire whole batches, which may exceed `max_records`, or never more than that (KIP-1206)."""
 
     BATCH_OPTIMIZED = 0
     RECORD_LIMIT = 1
 
 
 class AcquiredRange(NamedTuple):
-    """Offsets (both inclusive) locked for this member, and how often they were delivered."""
+    """Offsets (both inclusive) locked for this member, with their delivery count."""
 
     first_offset: int
     last_offset: int
@@ -46,13 +49,13 @@ class Acknowledgement(NamedTuple):
     first_offset: int
     last_offset: int
     type: AcknowledgeType = AcknowledgeType.ACCEPT
-    #: Of a release: milliseconds before the records are available again; -1 leaves that to the
-    #: group's back-off. At most the group's `share.redelivery.backoff.max.ms`.
+    #: For a release: milliseconds until the records are available again. -1 uses the group's
+    #: back-off. The maximum is the group's `share.redelivery.backoff.max.ms`.
     delay_ms: int = -1
 
 
 class Refusal(NamedTuple):
-    """An acknowledgement that the broker did not take: most often since the lock had run out."""
+    """An acknowledgement that the broker rejected, usually because the lock had expired."""
 
     acknowledgement: Acknowledgement
     error: ClientError
@@ -73,7 +76,7 @@ class SharedRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Acquired:
-    """What one fetch locked in one partition: ranges in offset order, and the batches' bytes."""
+    """Records that one fetch locked in one partition: ranges in offset order, and batch bytes."""
 
     topic: str
     topic_id: UUID
@@ -86,20 +89,20 @@ class Acquired:
 
     @property
     def count(self) -> int:
-        """Locked offsets; gaps in the log count too."""
+        """The number of locked offsets, including gaps in the log."""
         return sum(r.last_offset - r.first_offset + 1 for r in self.ranges)
 
     def batches(self) -> Iterator[BatchHeader]:
-        """The headers of the log's batches that hold the ranges: their offsets and sizes."""
+        """Yield the headers of the log's batches that hold the ranges: offsets and sizes."""
         if self.has_payload:
             return (header for _, header in headers(self.data))
         places = range(0, len(self.data) - HEADER_SIZE + 1, HEADER_SIZE)
         return (read_header(self.data, at) for at in places)
 
     def records(self) -> Iterator[SharedRecord]:
-        """Decode the locked records; what else the batches hold is passed over.
+        """Decode the locked records and skip all others in the batches.
 
-        Raises `ValueError` where the payload was left at the broker.
+        Raises `ValueError` if the fetch asked for no payload.
         """
         if not self.has_payload:
             raise ValueError("these records were acquired without their payload")
@@ -114,7 +117,7 @@ class Acquired:
                 yield SharedRecord(self.topic, self.partition, *record, current.delivery_count)
 
     def acknowledge(self, type: AcknowledgeType, *, delay_ms: int = -1) -> list[Acknowledgement]:
-        """One acknowledgement for each of the ranges; `delay_ms` as `Acknowledgement` has it."""
+        """Return one acknowledgement for each range; `delay_ms` as in `Acknowledgement`."""
         topic, partition = self.topic, self.partition
         return [
             Acknowledgement(topic, partition, r.first_offset, r.last_offset, type, delay_ms)
@@ -124,7 +127,7 @@ class Acquired:
 
 @dataclass(frozen=True, slots=True)
 class Acquisition:
-    """The result of `ShareSession.acquire`. `lock_timeout_ms` is 0 where nothing was acquired."""
+    """The result of `ShareSession.acquire`. `lock_timeout_ms` is 0 if nothing was acquired."""
 
     acquired: tuple[Acquired, ...] = ()
     refusals: tuple[Refusal, ...] = ()

@@ -1,20 +1,19 @@
-"""The admin side of the client: one object with a part for each kind of thing.
+"""Admin calls of the client: one object with a part for each kind of resource.
 
     admin.topics        create, describe, delete, grow, offsets, delete_records
-    admin.configs       describe and alter, of topics, brokers, groups
-    admin.groups        list, describe, delete groups of every kind; committed offsets
+    admin.configs       describe and alter configs of topics, brokers, groups
+    admin.groups        list, describe, delete groups of every type; committed offsets
     admin.share_groups  start offsets, lag and resets of share groups
 
-Calls on many objects give a result for each; `shoal.client.errors.expect` raises the first error.
+Calls on many objects return a result for each. `shoal.client.errors.expect` raises the first error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shoal.client import rows
+from shoal.client import message_fields
 from shoal.client.cluster import Broker, Cluster, TopicPartition
 from shoal.client.configs import Configs
 from shoal.client.errors import KafkaError, check
@@ -23,6 +22,9 @@ from shoal.client.redrive import Plan, Redrive, Redriven
 from shoal.client.share_groups import ShareGroups
 from shoal.client.topics import OPERATION_TIMEOUT_MS, Topics
 from shoal.protocol.api import ApiKey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class ClusterDescription:
 
 @dataclass(frozen=True, slots=True)
 class LogDir:
-    """A broker's data directory; sizes are bytes, -1 where the broker does not say."""
+    """A broker's data directory. Sizes are bytes, or -1 if the broker does not report them."""
 
     path: str
     total_bytes: int
@@ -53,7 +55,7 @@ class QuorumReplica:
 
 @dataclass(frozen=True, slots=True)
 class Quorum:
-    """The controllers' Raft group as its leader sees it."""
+    """The controllers' Raft quorum as its leader reports it."""
 
     leader_id: int
     leader_epoch: int
@@ -70,7 +72,7 @@ class Reassignment:
 
 
 class Admin:
-    """Made over a `Cluster`, which stays the caller's to close."""
+    """Admin calls on a `Cluster`, which the caller closes."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -82,14 +84,14 @@ class Admin:
     async def redrive(
         self,
         plan: Plan,
-        progress: Callable[[int], None] = lambda letters: None,
-        waiting: Callable[[str], None] = lambda why: None,
+        progress: Callable[[int], None] = lambda _: None,
+        waiting: Callable[[str], None] = lambda _: None,
     ) -> Redriven:
-        """Put dead letters back into their source topics, or into another: see `redrive`."""
+        """Put dead letters back into their source topics or into another topic; see `redrive`."""
         return await Redrive(self.cluster, plan).run(progress, waiting)
 
     async def describe_cluster(self, *, fenced: bool = False) -> ClusterDescription:
-        """Brokers and controller; with `fenced` also the brokers that are cut off (KIP-1073)."""
+        """Return brokers and controller; with `fenced` also fenced brokers (KIP-1073)."""
         body = {"endpoint_type": 1, "include_fenced_brokers": fenced}
         answer = await self.cluster.retrying(
             lambda: self.cluster.ask(ApiKey.DESCRIBE_CLUSTER, body)
@@ -103,7 +105,7 @@ class Admin:
         return ClusterDescription(answer.cluster_id, answer.controller_id, brokers, cut_off)
 
     async def features(self) -> dict[str, int]:
-        """Finalized feature levels, such as `share.version`."""
+        """Return finalized feature levels, such as `share.version`."""
         link = await self.cluster.any_connection()
         answer = await link.request(
             ApiKey.API_VERSIONS,
@@ -117,7 +119,7 @@ class Admin:
     async def log_dirs(
         self, nodes: Iterable[int], *, partitions: bool = True
     ) -> dict[int, tuple[LogDir, ...]]:
-        """Data directories of brokers; with `partitions` also the bytes of each in them."""
+        """Return the data directories of brokers; with `partitions` also each partition's bytes."""
         found = {}
         for node in nodes:
             body: dict[str, object] = {"topics": None if partitions else []}
@@ -127,7 +129,7 @@ class Admin:
         return found
 
     async def describe_quorum(self) -> Quorum:
-        """The state of `__cluster_metadata`."""
+        """Return the state of the metadata quorum (`__cluster_metadata`)."""
         body = {
             "topics": [{"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}]
         }
@@ -146,10 +148,10 @@ class Admin:
     async def reassign(
         self, replicas: Mapping[TopicPartition, Iterable[int] | None]
     ) -> dict[TopicPartition, KafkaError | None]:
-        """Move partitions to these brokers, the preferred leader first; None calls a move off."""
+        """Move partitions to these brokers, the preferred leader first; None cancels a move."""
         body = {
             "timeout_ms": OPERATION_TIMEOUT_MS,
-            "topics": rows.by_topic(
+            "topics": message_fields.group_by_topic(
                 (p, {"partition_index": p.partition, "replicas": None if r is None else list(r)})
                 for p, r in replicas.items()
             ),
@@ -157,12 +159,12 @@ class Admin:
         answer = await self.cluster.ask(ApiKey.ALTER_PARTITION_REASSIGNMENTS, body)
         check(answer.error_code, answer.error_message)
         return {
-            where: rows.outcome(part, f"reassignment of {where}")
-            for where, part in rows.partitions_of(answer.responses)
+            where: message_fields.error_of(part, f"reassignment of {where}")
+            for where, part in message_fields.each_partition(answer.responses)
         }
 
     async def reassignments(self) -> dict[TopicPartition, Reassignment]:
-        """Moves under way."""
+        """Return the reassignments in progress."""
         body = {"timeout_ms": OPERATION_TIMEOUT_MS, "topics": None}
         answer = await self.cluster.ask(ApiKey.LIST_PARTITION_REASSIGNMENTS, body)
         check(answer.error_code, answer.error_message)
@@ -170,13 +172,13 @@ class Admin:
             where: Reassignment(
                 tuple(part.replicas), tuple(part.adding_replicas), tuple(part.removing_replicas)
             )
-            for where, part in rows.partitions_of(answer.topics)
+            for where, part in message_fields.each_partition(answer.topics)
         }
 
     async def elect_leaders(
         self, partitions: Iterable[TopicPartition] | None, *, unclean: bool = False
     ) -> dict[TopicPartition, KafkaError | None]:
-        """Give partitions (None: all) back to their preferred leaders, or, `unclean`, to any."""
+        """Elect the preferred leaders of partitions (None: all), or any replica if `unclean`."""
         wanted = None
         if partitions is not None:
             topics: dict[str, list[int]] = {}
@@ -191,13 +193,15 @@ class Admin:
         answer = await self.cluster.ask(ApiKey.ELECT_LEADERS, body)
         check(answer.error_code, "electing leaders")
         return {
-            TopicPartition(t.topic, p.partition_id): rows.outcome(p, f"{t.topic}-{p.partition_id}")
+            TopicPartition(t.topic, p.partition_id): message_fields.error_of(
+                p, f"{t.topic}-{p.partition_id}"
+            )
             for t in answer.replica_election_results
             for p in t.partition_result
         }
 
     async def unregister_broker(self, node_id: int) -> None:
-        """Take a broker that is gone for good out of the cluster's metadata."""
+        """Remove a broker that will not return from the cluster's metadata."""
         answer = await self.cluster.ask(ApiKey.UNREGISTER_BROKER, {"broker_id": node_id})
         check(answer.error_code, answer.error_message or f"broker {node_id}")
 
@@ -213,10 +217,10 @@ def _log_dir(row: Any) -> LogDir:
         getattr(row, "total_bytes", -1),
         getattr(row, "usable_bytes", -1),
         sizes,
-        rows.outcome(row, row.log_dir),
+        message_fields.error_of(row, row.log_dir),
     )
 
 
 def _replica(row: Any) -> QuorumReplica:
-    caught_up = rows.timestamp(getattr(row, "last_caught_up_timestamp", None))
+    caught_up = message_fields.epoch_ms(getattr(row, "last_caught_up_timestamp", None))
     return QuorumReplica(row.replica_id, row.log_end_offset, caught_up)

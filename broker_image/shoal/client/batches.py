@@ -1,19 +1,22 @@
-"""Record batches as fetches bring them: decoded on demand, control batches left out.
+"""Record batches as fetches return them: decoded on demand, without control batches.
 
-`AbortedTransactions` filters what a read_committed consumer must not see: a fetch response names
-each aborted transaction by producer and first offset, and the control marker in the log ends it
-(KIP-98).
+`AbortedTransactions` filters the records that a read_committed consumer must not see. A fetch
+response names each aborted transaction by producer and first offset. The control marker in the log
+ends it (KIP-98).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 from shoal.record.batch import BatchHeader as BatchHeader
 from shoal.record.batch import Buffer, check_crc, headers
 from shoal.record.control import ControlType, read_marker
 from shoal.record.records import Record, read_records
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 
 class Isolation(IntEnum):
@@ -24,11 +27,11 @@ class Isolation(IntEnum):
 
 
 class CorruptRecords(ValueError):
-    """A fetched batch whose CRC is wrong: damaged on disk or on the way."""
+    """A fetched batch whose CRC is wrong: damaged on disk or in transit."""
 
 
 class AbortedTransactions:
-    """Tells, batch by batch in offset order, which batches belong to an aborted transaction."""
+    """Decide, batch by batch in offset order, which batches belong to an aborted transaction."""
 
     def __init__(self, aborted: Iterable[tuple[int, int]]) -> None:
         """`aborted`: pairs of producer id and first offset, in any order."""
@@ -54,10 +57,10 @@ def decode(
     last: int | None = None,
     aborted: AbortedTransactions | None = None,
 ) -> Iterator[Record]:
-    """The records of all whole batches in `data` whose offsets are in [first, last].
+    """Yield the records of all whole batches in `data` whose offsets are in [first, last].
 
-    Raises `CorruptRecords` for a wrong CRC and `shoal.record.batch.CorruptBatch` for bytes that
-    are no batch.
+    Raises `CorruptRecords` for a wrong CRC, and `shoal.record.batch.CorruptBatch` for bytes that
+    are not a batch.
     """
     for at, header in headers(data):
         hidden = aborted.hides(data, at, header) if aborted is not None else header.is_control

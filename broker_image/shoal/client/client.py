@@ -1,8 +1,7 @@
-"""The client's front door, in two forms: `Client` for asyncio, `SyncClient` for everybody else.
+"""The client's entry points: `Client` for asyncio, `SyncClient` for programs without an event loop.
 
-`SyncClient` keeps an event loop in a thread of its own, so that heartbeats go on while a program
-that knows no asyncio (a Spark driver, a script) does its work. It has the same parts; a call on
-them is run by `run`:
+`SyncClient` runs an event loop in its own thread. Heartbeats continue while the program (a Spark
+driver, a script) does other work. It has the same parts as `Client`; `run` runs a call on them:
 
     with SyncClient("localhost:9092") as client:
         session = client.run(client.share("orders", ["tasks"]))
@@ -14,9 +13,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
-from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shoal.client.admin import Admin
 from shoal.client.cluster import Cluster
@@ -26,11 +23,15 @@ from shoal.client.producer import Producer
 from shoal.client.settings import Settings
 from shoal.client.share import ShareSession
 
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Mapping, Sequence
+    from types import TracebackType
+
 T = TypeVar("T")
 
 
 class Client:
-    """A cluster with everything that can be done on it. Made inside a running event loop."""
+    """All client operations on one cluster. Create it inside a running event loop."""
 
     def __init__(self, settings: Settings | str, environment: Environment = HERE) -> None:
         if isinstance(settings, str):
@@ -46,7 +47,7 @@ class Client:
         return await ShareSession.join(self.cluster, group, topics, rack=rack)
 
     def producer(self, **options: Any) -> Producer:
-        """A producer; see `Producer` for the options."""
+        """Return a producer; see `Producer` for the options."""
         return Producer(self.cluster, **options)
 
     async def fetch_range(
@@ -58,7 +59,7 @@ class Client:
         *,
         isolation: Isolation = Isolation.READ_UNCOMMITTED,
     ) -> list[Fetched]:
-        """All of [first, last] in memory; `Fetcher.range` gives it piece by piece."""
+        """Return all of [first, last] in memory; `Fetcher.range` yields it in pieces."""
         return [
             fetched
             async for fetched in self.fetcher.range(
@@ -77,7 +78,7 @@ class Client:
 
 
 class SyncClient:
-    """A `Client` behind a thread. `run` may be called from any thread but the loop's own."""
+    """A `Client` that runs in a thread. Any thread except the loop's own may call `run`."""
 
     def __init__(
         self, bootstrap: str | Settings, properties: Mapping[str, str] | None = None
@@ -111,7 +112,7 @@ class SyncClient:
     def share(
         self, group: str, topics: Sequence[str], *, rack: str | None = None
     ) -> Coroutine[Any, Any, ShareSession]:
-        """For `run`: join a share group."""
+        """Return the coroutine that joins a share group; pass it to `run`."""
         return self.client.share(group, topics, rack=rack)
 
     def fetch_range(
@@ -123,13 +124,13 @@ class SyncClient:
         *,
         isolation: Isolation = Isolation.READ_UNCOMMITTED,
     ) -> list[Fetched]:
-        """The batches that hold [first, last], see `Fetcher.range`."""
+        """Return the batches that hold [first, last]; see `Fetcher.range`."""
         return self.run(self.client.fetch_range(topic, partition, first, last, isolation=isolation))
 
     def run(self, call: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """Run one call of the client to its end and give its result.
+        """Run one call of the client and return its result.
 
-        Raises what the call raises; `TimeoutError` cancels it.
+        Raises the call's own exception. A `TimeoutError` cancels the call.
         """
         future = self.submit(call)
         try:
@@ -142,11 +143,11 @@ class SyncClient:
             raise
 
     def submit(self, call: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Start one call and do not wait for it."""
+        """Start one call without waiting for it."""
         return asyncio.run_coroutine_threadsafe(call, self._loop)
 
     def close(self) -> None:
-        """Close the connections and end the thread; a second call does nothing."""
+        """Close the connections and end the thread. A second call does nothing."""
         if self._loop.is_closed():
             return
         self.run(self.client.close())

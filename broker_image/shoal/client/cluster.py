@@ -1,25 +1,23 @@
-"""A cluster as a client sees it: brokers, topics, leaders, coordinators, and ways to ask them.
+"""A cluster as a client sees it: brokers, topics, leaders, coordinators and connections.
 
-Owns all connections, one for each broker and lane: a broker answers one connection in order, so
-requests that wait on purpose (fetches) and requests that must not wait (heartbeats) use different
-lanes. Owns the metadata cache; whoever meets an error of `STALE_METADATA` calls `forget_topic`.
+`Cluster` owns all connections, one for each broker and lane. A broker answers one connection in
+order. So requests that wait on purpose (fetches) and requests that must not wait (heartbeats) use
+different lanes. `Cluster` also owns the metadata cache; a caller that gets an error of
+`STALE_METADATA` calls `forget_topic`.
 
-What any broker can tell is asked of one, and of another one as soon as what was told is of no use:
-a broker that is cut off from the cluster answers, and knows of no other leader or coordinator.
+Some requests can go to any broker. If the answer turns out to be useless, the next request goes to
+another broker: a broker that is cut off from the cluster still answers, but has old metadata.
 
-`scatter` is the one shape of calls on many objects: find out who serves each, ask every broker
-once for all of its objects, and ask again for those that had moved. No object's error hides
-another's result.
+`scatter` handles all calls on many objects. It locates each object's broker, sends each broker one
+request for all of its objects, and retries the objects that have moved. One object's error never
+hides another's result.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from random import Random
-from typing import Any, NamedTuple, TypeVar
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from shoal.client.connection import Connection, connect, joined
 from shoal.client.environment import HERE, Environment
@@ -34,25 +32,31 @@ from shoal.client.errors import (
     check,
     transient,
 )
-from shoal.client.settings import Address, Settings
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from random import Random
+    from uuid import UUID
+
+    from shoal.client.settings import Address, Settings
 
 K = TypeVar("K")
 V = TypeVar("V")
 GROUP, TRANSACTION, SHARE = 0, 1, 2
 #: Kafka's retry.backoff.ms and retry.backoff.max.ms.
 BACKOFF_MS, BACKOFF_MS_MAX = 100, 1_000
-#: How long other brokers are asked before one that could not help, or was not reached.
+#: Seconds for which an unhelpful, or an unreachable, broker is the last choice.
 DOUBTED_S, SILENT_S = 2.0, 30.0
-#: How long a connection is waited for where another broker may be asked as well.
+#: Seconds to wait for a connection if another broker can serve the request too.
 PATIENCE_S = 1.0
-#: Topics named in one Metadata request; a cluster has more than fit into a sensible frame.
+#: Topics in one Metadata request, so that frames of large clusters stay small.
 TOPICS_PER_REQUEST = 1_000
 
 
 class TopicPartition(NamedTuple):
-    """A partition by its topic's name."""
+    """A partition, named by topic and index."""
 
     topic: str
     partition: int
@@ -71,7 +75,7 @@ class Broker:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """One partition; `leader_id` is -1 while it has none."""
+    """One partition; `leader_id` is -1 if it has no leader."""
 
     index: int
     leader_id: int
@@ -83,7 +87,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic; `partitions` are in the order of their index."""
+    """A topic; `partitions` are ordered by index."""
 
     name: str
     topic_id: UUID | None
@@ -91,7 +95,7 @@ class Topic:
     partitions: tuple[Partition, ...]
 
     def partition(self, index: int) -> Partition:
-        """Raises `KafkaError` UNKNOWN_TOPIC_OR_PARTITION."""
+        """Return one partition. Raises `KafkaError` UNKNOWN_TOPIC_OR_PARTITION."""
         if not 0 <= index < len(self.partitions):
             raise KafkaError(
                 ErrorCode.unknown_topic_or_partition,
@@ -101,7 +105,7 @@ class Topic:
 
 
 class Backoff:
-    """Growing pauses with a fifth of jitter, so that clients do not come back in step."""
+    """Growing pauses with 20 % jitter, so that clients do not retry at the same moment."""
 
     def __init__(self, random: Random, first_ms: int, most_ms: int) -> None:
         self._random = random
@@ -117,7 +121,7 @@ class Backoff:
 
 
 class Cluster:
-    """The door to one cluster. `await close()` at the end, or use `async with`."""
+    """The connections to one cluster. Call `await close()` at the end, or use `async with`."""
 
     def __init__(self, settings: Settings, environment: Environment = HERE) -> None:
         self.settings = settings
@@ -130,8 +134,9 @@ class Cluster:
         self._names: dict[UUID, str] = {}
         self._coordinators: dict[tuple[int, str], int] = {}
         self._connections: dict[tuple[Address, str], asyncio.Task[Connection]] = {}
-        #: Who has answered `ask` last; and until when others are asked before a broker.
-        self._told_by: Address | None = None
+        #: The broker that answered `ask` last; and until when each doubted broker is the last
+        #: choice.
+        self._last_answered: Address | None = None
         self._asked_later: dict[Address, float] = {}
         self._closed = False
 
@@ -142,7 +147,7 @@ class Cluster:
         await self.close()
 
     async def close(self) -> None:
-        """Close every connection; requests, those under way too, fail with `ConnectionLost`."""
+        """Close every connection. Pending and later requests fail with `ConnectionLost`."""
         self._closed = True
         opening = list(self._connections.values())
         self._connections.clear()
@@ -156,7 +161,7 @@ class Cluster:
         """Return the pauses of a new series of retries."""
         return Backoff(self.environment.random, first_ms, most_ms)
 
-    # -- connections
+    # Connections
 
     async def _connection(self, address: Address, lane: str) -> Connection:
         if self._closed:
@@ -172,7 +177,7 @@ class Cluster:
         return await joined(task, address)
 
     async def connection(self, node_id: int, lane: str = "") -> Connection:
-        """An open connection to a broker. Raises `Unreachable` or what `connect` raises."""
+        """Return an open connection to a broker. Raises `Unreachable` or an error of `connect`."""
         broker = self.brokers.get(node_id)
         if broker is None:
             await self.refresh(())
@@ -191,14 +196,15 @@ class Cluster:
         timeout_ms: int | None = None,
         version: int | None = None,
     ) -> Any:
-        """Ask one broker; see `Connection.request`."""
+        """Send one request to a broker; see `Connection.request`."""
         link = await self.connection(node_id, lane)
         return await link.request(api_key, body, timeout_ms=timeout_ms, version=version)
 
     async def ask(self, api_key: ApiKey, body: Mapping[str, Any], **options: Any) -> Any:
-        """Ask any broker, the one that was asked before as long as its word is good (`doubt`).
+        """Send a request to any broker. Reuse the last broker until `doubt` marks it stale.
 
-        Where one goes before it answers the next is asked, but for what may be asked for only once.
+        If a broker closes the connection before it answers, the next broker gets the request.
+        Requests of `_ONCE` are not sent again.
         """
         others = 0 if api_key in _ONCE else max(len(self.brokers), len(self.settings.bootstrap))
         while True:
@@ -215,17 +221,20 @@ class Cluster:
                     self._asked_later[link.address] = self._loop.time() + SILENT_S
                 raise
             else:
-                self._told_by = link.address
+                self._last_answered = link.address
                 return answer
 
     def doubt(self) -> None:
-        """What any broker could tell was of no use: ask others before the one that told it."""
-        if self._told_by is not None:
-            self._asked_later[self._told_by] = self._loop.time() + DOUBTED_S
+        """Mark the last broker stale after a useless answer, so that others are asked first."""
+        if self._last_answered is not None:
+            self._asked_later[self._last_answered] = self._loop.time() + DOUBTED_S
 
     async def any_connection(self) -> Connection:
-        """A connection to a broker: to a doubted one last, to one that we are connected to first.
-        What takes longer than `PATIENCE_S` goes on to be made, while the next one is tried."""
+        """Return a connection to any broker: connected brokers first, doubted brokers last.
+
+        A connection attempt that takes longer than `PATIENCE_S` continues in the background while
+        the next broker is tried.
+        """
         known = [(b.host, b.port) for b in self.brokers.values()]
         self.environment.random.shuffle(known)
         now = self._loop.time()
@@ -246,8 +255,9 @@ class Cluster:
         raise Unreachable("; ".join(failures))
 
     def _distance(self, address: Address) -> int:
-        """0 where a connection for such requests is open, 1 where another one is, 2 where there was
-        none, and 3 where all have ended."""
+        """Rank an address: 0 for an open connection on this lane, 1 for an open one on another
+        lane, 2 for none so far, 3 if all have ended.
+        """
         lanes = [lane for known, lane in self._connections if known == address]
         opened = [lane for lane in lanes if self._is_open(address, lane)]
         if not opened:
@@ -272,8 +282,8 @@ class Cluster:
     ) -> V:
         """Call `attempt` until it succeeds, fails for good, or `timeout_ms` is over.
 
-        A cluster that was never reached fails at once: the address is wrong more often than the
-        broker is late.
+        A cluster that was never reached fails at once: a wrong address is more likely than a broker
+        that starts late.
         """
         deadline = self._deadline(timeout_ms)
         backoff = self.backoff(most_ms=pause_ms_max)
@@ -292,20 +302,24 @@ class Cluster:
 
     def _listener_hint(self) -> str:
         plain = self.settings.security.protocol == "PLAINTEXT"
-        return " at the first request; does it expect TLS or SASL?" if plain else ""
+        return (
+            " at the first request. If it expects TLS or SASL, set security.protocol"
+            if plain
+            else ""
+        )
 
     def now(self) -> float:
-        """The loop's clock, in seconds."""
+        """Return the loop's clock in seconds."""
         return self._loop.time()
 
     def _deadline(self, timeout_ms: int | None) -> float:
         wait_ms = self.settings.retry_timeout_ms if timeout_ms is None else timeout_ms
         return self._loop.time() + wait_ms / 1000
 
-    # -- metadata
+    # Metadata
 
     async def refresh(self, names: Sequence[str] | None) -> dict[str, Topic | KafkaError]:
-        """Read metadata: of `names`, of all topics (None), or of the brokers alone (empty)."""
+        """Read metadata of `names`, of all topics (None), or of the brokers only (empty)."""
         topics = None if names is None else [{"name": n, "topic_id": None} for n in names]
         return await self._metadata(topics)
 
@@ -334,7 +348,7 @@ class Cluster:
         return found
 
     async def topics(self, names: Iterable[str]) -> dict[str, Topic | KafkaError]:
-        """Topics from the cache; those that are missing or too old are read from a broker."""
+        """Return topics from the cache; read missing or expired ones from a broker."""
         oldest = self._loop.time() - self.settings.metadata_max_age_ms / 1000
         wanted = list(dict.fromkeys(names))
         found: dict[str, Topic | KafkaError] = {}
@@ -351,41 +365,41 @@ class Cluster:
         return found
 
     async def topic(self, name: str) -> Topic:
-        """One topic. Raises `KafkaError` UNKNOWN_TOPIC_OR_PARTITION where there is none."""
+        """Return one topic. Raises `KafkaError` UNKNOWN_TOPIC_OR_PARTITION if it does not exist."""
         topic = (await self.topics([name]))[name]
         if isinstance(topic, KafkaError):
             raise topic
         return topic
 
     async def all_topics(self) -> dict[str, Topic]:
-        """Every topic of the cluster, read now."""
+        """Read every topic of the cluster from a broker."""
         found = await self.retrying(lambda: self.refresh(None))
         return {name: t for name, t in sorted(found.items()) if isinstance(t, Topic)}
 
     async def topic_name(self, topic_id: UUID) -> str | None:
-        """The name of a topic id; None for a topic that is gone."""
+        """Return the name of a topic id, or None if the topic was deleted."""
         if topic_id not in self._names:
             await self.retrying(lambda: self._metadata([{"name": None, "topic_id": topic_id}]))
         return self._names.get(topic_id)
 
     def forget_topic(self, name: str) -> None:
-        """What was told of this topic was wrong: the next look at it asks another broker."""
+        """Drop a topic's cached metadata that was wrong; the next read uses another broker."""
         self.outdate_topic(name)
         self.doubt()
 
     def outdate_topic(self, name: str) -> None:
-        """The next look at this topic asks a broker."""
+        """Expire a topic's cached metadata; the next use reads it from a broker."""
         _, topic = self._topics.pop(name, (0, None))
         if topic is not None and topic.topic_id is not None:
             self._names.pop(topic.topic_id, None)
 
     def forget_topic_id(self, topic_id: UUID) -> None:
-        """`forget_topic` of a topic by its id, which nothing is asked for."""
+        """Call `forget_topic` for the topic with this id."""
         if topic_id in self._names:
             self.forget_topic(self._names[topic_id])
 
     async def leader(self, topic: str, partition: int) -> int:
-        """The node that leads a partition. Raises `KafkaError`."""
+        """Return the node that leads a partition. Raises `KafkaError`."""
         leader_id = (await self.topic(topic)).partition(partition).leader_id
         if leader_id < 0:
             self.forget_topic(topic)
@@ -397,7 +411,7 @@ class Cluster:
     async def leaders(
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, int | KafkaError]:
-        """`leader` of many partitions."""
+        """Return the leader of each partition, or its error."""
         wanted = list(partitions)
         await self.topics(p.topic for p in wanted)
         found: dict[TopicPartition, int | KafkaError] = {}
@@ -408,12 +422,12 @@ class Cluster:
                 found[wish] = error
         return found
 
-    # -- coordinators
+    # Coordinators
 
     async def coordinators(
         self, keys: Iterable[str], kind: int = GROUP
     ) -> dict[str, int | KafkaError]:
-        """The nodes that coordinate groups (or transactional ids, or share partitions)."""
+        """Return the coordinators of groups, transactional ids or share partitions, or errors."""
         wanted = list(dict.fromkeys(keys))
         found: dict[str, int | KafkaError] = {}
         missing = [k for k in wanted if (kind, k) not in self._coordinators]
@@ -440,18 +454,18 @@ class Cluster:
         return found
 
     async def coordinator(self, key: str, kind: int = GROUP) -> int:
-        """The node of one group. Raises `KafkaError`, COORDINATOR_NOT_AVAILABLE for a while."""
+        """Return a group's coordinator. Raises `KafkaError`, such as COORDINATOR_NOT_AVAILABLE."""
         node = (await self.coordinators([key], kind))[key]
         if isinstance(node, KafkaError):
             raise node
         return node
 
     def forget_coordinator(self, key: str, kind: int = GROUP) -> None:
-        """Who coordinates this key was told wrong, if at all: the next look asks another broker."""
+        """Invalidate the cached coordinator; the next lookup uses another broker."""
         self._coordinators.pop((kind, key), None)
         self.doubt()
 
-    # -- many objects
+    # Calls on many objects
 
     async def scatter(
         self,
@@ -461,10 +475,10 @@ class Cluster:
         forget: Callable[[K], None],
         timeout_ms: int | None = None,
     ) -> dict[K, V | KafkaError]:
-        """Ask each object's broker, all objects of one broker in one call, and retry the movers.
+        """Send each object's request to its broker, one call per broker, and retry moved objects.
 
-        An object whose broker cannot be asked until the time is over gets that as its error.
-        Failures of the network alone are raised, when nothing at all could be reached.
+        An object whose broker stays unreachable until the timeout gets that error. If no broker was
+        reached at all, the network error is raised.
         """
         deadline = self._deadline(timeout_ms)
         backoff = self.backoff()
@@ -506,7 +520,7 @@ class Cluster:
         forget: Callable[[K], None],
         late: bool,
     ) -> list[K]:
-        """Settle the errors that stand; return the keys worth another attempt."""
+        """Record final errors as results; return the keys worth another attempt."""
         again = []
         for key, error in failed.items():
             moved = not isinstance(error, KafkaError) or (
@@ -532,7 +546,7 @@ class Cluster:
         ],
         timeout_ms: int | None = None,
     ) -> dict[TopicPartition, V | KafkaError]:
-        """`scatter` over the leaders of partitions."""
+        """Run `scatter` over the leaders of partitions."""
         return await self.scatter(
             partitions, self.leaders, call, lambda p: self.forget_topic(p.topic), timeout_ms
         )
@@ -543,7 +557,7 @@ class Cluster:
         call: Callable[[int, list[str]], Awaitable[Mapping[str, V | KafkaError]]],
         timeout_ms: int | None = None,
     ) -> dict[str, V | KafkaError]:
-        """`scatter` over the coordinators of groups."""
+        """Run `scatter` over the coordinators of groups."""
         return await self.scatter(
             groups, self.coordinators, call, self.forget_coordinator, timeout_ms
         )
@@ -557,9 +571,9 @@ class Cluster:
         lane: str = "",
         pause_ms_max: int = BACKOFF_MS_MAX,
     ) -> Any:
-        """Ask a group's coordinator; finds it anew while the response says that it has moved.
+        """Send a request to a group's coordinator; find it again while the response says it moved.
 
-        Raises `KafkaError` for a code at the top of the response.
+        Raises `KafkaError` for an error code at the top of the response.
         """
 
         async def attempt() -> Any:
@@ -578,7 +592,7 @@ class Cluster:
         return await self.retrying(attempt, pause_ms_max=pause_ms_max)
 
 
-#: Requests that may have worked where the answer was lost, and fail when they are made again.
+#: Requests to send at most once: a lost answer may hide a success, and a repeat would fail.
 _ONCE = frozenset(
     {
         ApiKey.CREATE_TOPICS,

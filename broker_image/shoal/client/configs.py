@@ -1,16 +1,19 @@
-"""The admin's calls on configs, of every kind of resource that has them."""
+"""Admin calls on configs of topics, brokers, groups and client metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.client import rows
-from shoal.client.cluster import Cluster
+from shoal.client import message_fields
 from shoal.client.errors import KafkaError, check
 from shoal.protocol.api import ApiKey
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from shoal.client.cluster import Cluster
 
 
 class ResourceType(IntEnum):
@@ -38,7 +41,7 @@ class ConfigSource(IntEnum):
 
 
 class AlterOperation(IntEnum):
-    """What to do with one key; APPEND and SUBTRACT are for lists."""
+    """The change of one key. APPEND and SUBTRACT are for lists."""
 
     SET = 0
     DELETE = 1
@@ -47,7 +50,7 @@ class AlterOperation(IntEnum):
 
 
 class Resource(NamedTuple):
-    """Whose configs; a broker's name is its node id, or empty for all brokers."""
+    """The owner of configs. A broker's name is its node id, or empty for all brokers."""
 
     type: ResourceType
     name: str
@@ -58,7 +61,7 @@ class Resource(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConfigEntry:
-    """One key of a resource. `value` is None for a sensitive one."""
+    """One key of a resource. `value` is None for a sensitive key."""
 
     name: str
     value: str | None
@@ -74,7 +77,7 @@ class ConfigEntry:
 
 
 class ConfigChange(NamedTuple):
-    """One key to alter; `value` is None for DELETE, which brings the default back."""
+    """A change of one key. `value` is None for DELETE, which restores the default."""
 
     name: str
     value: str | None
@@ -82,7 +85,7 @@ class ConfigChange(NamedTuple):
 
 
 class Configs:
-    """Reached as `Admin.configs`."""
+    """Calls on configs, reached as `Admin.configs`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -95,7 +98,7 @@ class Configs:
         synonyms: bool = False,
         documentation: bool = False,
     ) -> dict[Resource, dict[str, ConfigEntry] | KafkaError]:
-        """The effective configs of resources: all keys, or those named."""
+        """Return the effective configs of resources: all keys, or only `keys`."""
         results: dict[Resource, dict[str, ConfigEntry] | KafkaError] = {}
         for node, some in self._by_node(resources).items():
             body = {
@@ -109,14 +112,14 @@ class Configs:
             answer = await self._ask(node, ApiKey.DESCRIBE_CONFIGS, body)
             for row in answer.results:
                 resource = Resource(ResourceType(row.resource_type), row.resource_name)
-                error = rows.outcome(row, f"configs of {resource}")
+                error = message_fields.error_of(row, f"configs of {resource}")
                 results[resource] = error or {c.name: _entry(c) for c in row.configs}
         return results
 
     async def alter(
         self, changes: Mapping[Resource, Iterable[ConfigChange]], *, validate_only: bool = False
     ) -> dict[Resource, KafkaError | None]:
-        """Change single keys and leave the others alone (IncrementalAlterConfigs, KIP-339)."""
+        """Change single keys and keep the others (IncrementalAlterConfigs, KIP-339)."""
         results: dict[Resource, KafkaError | None] = {}
         for node, some in self._by_node(changes).items():
             body = {
@@ -136,11 +139,11 @@ class Configs:
             answer = await self._ask(node, ApiKey.INCREMENTAL_ALTER_CONFIGS, body)
             for row in answer.responses:
                 resource = Resource(ResourceType(row.resource_type), row.resource_name)
-                results[resource] = rows.outcome(row, f"configs of {resource}")
+                results[resource] = message_fields.error_of(row, f"configs of {resource}")
         return results
 
     async def resources(self, types: Iterable[ResourceType] = ()) -> list[Resource]:
-        """Every resource of these types (all if none is named) that has configs (KIP-1142)."""
+        """Return every resource of these types (default: all) that has configs (KIP-1142)."""
         body = {"resource_types": [int(t) for t in types]}
         answer = await self.cluster.ask(ApiKey.LIST_CONFIG_RESOURCES, body)
         check(answer.error_code, "listing config resources")
@@ -150,7 +153,7 @@ class Configs:
         )
 
     def _by_node(self, resources: Iterable[Resource]) -> dict[int | None, list[Resource]]:
-        """A broker's own configs are asked of that broker, all others of any."""
+        """Group resources by the broker to ask: a broker's own configs there, others anywhere."""
         found: dict[int | None, list[Resource]] = {}
         for resource in resources:
             own = resource.type in (ResourceType.BROKER, ResourceType.BROKER_LOGGER)

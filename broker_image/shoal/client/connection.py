@@ -1,12 +1,12 @@
-"""One connection to one broker: frames, correlation, versions, TLS and SASL.
+"""One connection to one broker: frames, correlation ids, versions, TLS and SASL.
 
-Requests are pipelined: a broker answers in the order of requests, so the oldest one waiting owns
-the next frame, and a correlation id that differs means that the two ends lost step. A request
-that times out closes the connection, since every later answer would stand behind the missing one.
-A caller that is cancelled leaves its request behind; the answer is dropped when it comes.
+Requests are pipelined. A broker answers in request order, so each frame belongs to the oldest
+pending request. A different correlation id means that the stream is out of step. A request that
+times out closes the connection, because every later answer would wait for the missing one. A
+cancelled caller leaves its request pending, and its answer is dropped.
 
-Versions: ApiVersions is asked first, and each request goes out in the highest version that both
-ends know (KIP-35, KIP-511).
+The connection sends ApiVersions first. Each later request uses the highest version that both ends
+support (KIP-35, KIP-511).
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ import os
 import ssl
 import struct
 from collections import deque
-from collections.abc import Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from shoal import __version__
 from shoal.client.errors import (
@@ -33,23 +32,27 @@ from shoal.client.errors import (
     Unsupported,
 )
 from shoal.client.scram import ScramClient
-from shoal.client.settings import Security, Settings
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode, WireError
 from shoal.protocol.features import OWN_CLIENT
 
-#: A frame above this is no answer of a broker: fetch responses are bounded by what we ask for.
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shoal.client.settings import Security, Settings
+
+#: Largest accepted frame. Fetch responses are smaller, since requests bound them.
 RESPONSE_SIZE_MAX = 256 << 20
-#: Requests waiting on one connection; the next caller waits for room.
+#: Pending requests on one connection. The next caller waits for room.
 PIPELINE_MAX = 64
-#: Seconds that an address is tried before its host's name is looked up again, at first and then.
+#: Seconds to try an address before the host name is resolved again: first attempt, later ones.
 PATIENCE_S = (2.0, 3.0)
 _SIZE = struct.Struct(">i")
 
 
 class _Waiting:
-    """A request that was sent: which, and who waits for it."""
+    """A request that was sent, and the future of its caller."""
 
     __slots__ = ("api_key", "correlation_id", "future", "version")
 
@@ -63,13 +66,13 @@ class _Waiting:
 
 
 class Connection(asyncio.Protocol):
-    """Owns a socket and the requests under way on it. Made by `connect`."""
+    """A socket and its pending requests. Created by `connect`."""
 
     def __init__(self, settings: Settings, address: tuple[str, int]) -> None:
         self.address = address
         self.versions: dict[int, range] = {}
         self.features: dict[str, range] = {}
-        self._settings = settings
+        self.settings = settings
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._waiting: deque[_Waiting] = deque()
@@ -87,11 +90,11 @@ class Connection(asyncio.Protocol):
     def closed(self) -> bool:
         return self._closed is not None
 
-    # -- asyncio.Protocol
+    # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Not an assert by isinstance: uvloop's transports do not derive from asyncio's.
-        self._transport = cast(asyncio.Transport, transport)
+        # No isinstance check: uvloop's transports do not derive from asyncio's.
+        self._transport = cast("asyncio.Transport", transport)
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -106,7 +109,11 @@ class Connection(asyncio.Protocol):
         while len(buffer) - at >= 4:
             (size,) = _SIZE.unpack_from(buffer, at)
             if not 4 <= size <= RESPONSE_SIZE_MAX:
-                self._end(ConnectionLost(f"{self} sent a frame of {size} bytes: no Kafka broker?"))
+                self._end(
+                    ConnectionLost(
+                        f"{self} sent a frame of {size} bytes. It may not be a Kafka broker"
+                    )
+                )
                 return
             if len(buffer) - at - 4 < size:
                 break
@@ -134,14 +141,14 @@ class Connection(asyncio.Protocol):
         at = len(frames.response_head(waiting.api_key, waiting.version, correlation_id))
         try:
             if waiting.api_key == ApiKey.API_VERSIONS and frame[at : at + 2] == b"\x00\x23":
-                raise Unsupported(f"{self} speaks an older ApiVersions")
+                raise Unsupported(f"{self} does not support version 3 of ApiVersions")
             body = codec.read_response(waiting.api_key, waiting.version, frame, at)
             waiting.future.set_result(body)
         except (WireError, Unsupported) as error:
             waiting.future.set_exception(error)
 
     def _end(self, error: Exception) -> None:
-        """Close, once; everybody who waits is told why."""
+        """Close once, and fail all pending requests with `error`."""
         if self._closed is not None:
             return
         self._closed = error
@@ -156,12 +163,12 @@ class Connection(asyncio.Protocol):
         self._buffer.clear()
 
     def close(self) -> None:
-        self._end(ConnectionLost(f"the connection to {self} was closed here"))
+        self._end(ConnectionLost(f"this client closed the connection to {self}"))
 
-    # -- requests
+    # Requests
 
     def version(self, api_key: ApiKey, most: int | None = None) -> int:
-        """The highest version both ends know, at most `most`. Raises `Unsupported`."""
+        """Return the highest common version, at most `most`. Raises `Unsupported`."""
         ours = codec.known_versions(api_key)
         theirs = self.versions.get(api_key, range(0))
         last = min(ours[-1], theirs[-1] if theirs else -1)
@@ -169,7 +176,7 @@ class Connection(asyncio.Protocol):
             last = min(last, most)
         if last < max(ours[0], theirs[0] if theirs else 0):
             raise Unsupported(
-                f"the broker at {self} serves no {api_key.name} that this client speaks"
+                f"the broker at {self} and this client share no version of {api_key.name}"
                 + (f": {theirs[0]} to {theirs[-1]}" if theirs else "")
             )
         return last
@@ -183,11 +190,12 @@ class Connection(asyncio.Protocol):
         version: int | None = None,
         answered: bool = True,
     ) -> Any:
-        """Send one request; returns kio's response entity of the version used.
+        """Send one request and return kio's response entity of the version used.
 
-        `timeout_ms` is the time for the answer, the settings' if not given; `answered` is False
-        for the one request that gets none (Produce with acks=0). Raises `ConnectionLost`,
-        `RequestTimeout`, `Unsupported`; error codes inside the response are the caller's.
+        `timeout_ms` bounds the wait for the answer; the default comes from the settings. `answered`
+        is False for the one request without an answer, Produce with acks=0. Raises
+        `ConnectionLost`, `RequestTimeout`, `Unsupported`. The caller checks error codes inside the
+        response.
         """
         if version is None:
             version = self.version(api_key)
@@ -198,7 +206,7 @@ class Connection(asyncio.Protocol):
             self._room.release()
             raise self._closed or ConnectionLost(f"not connected to {self}")
         self._next_id = (self._next_id + 1) & 0x7FFFFFFF
-        head = frames.request_head(api_key, version, self._next_id, self._settings.client_id)
+        head = frames.request_head(api_key, version, self._next_id, self.settings.client_id)
         data = codec.write_request(api_key, version, body)
         self._transport.writelines([_SIZE.pack(len(head) + len(data)), head, data])
         if not answered:
@@ -207,7 +215,7 @@ class Connection(asyncio.Protocol):
         waiting = _Waiting(api_key, version, self._next_id, self._loop.create_future())
         self._waiting.append(waiting)
         if timeout_ms is None:
-            timeout_ms = self._settings.request_timeout_ms
+            timeout_ms = self.settings.request_timeout_ms
         timer = self._loop.call_later(timeout_ms / 1000, self._timed_out, waiting, timeout_ms)
         try:
             return await waiting.future
@@ -220,7 +228,7 @@ class Connection(asyncio.Protocol):
 
 
 async def connect(settings: Settings, address: tuple[str, int]) -> Connection:
-    """A connection that is ready for requests: TLS, ApiVersions and SASL are done.
+    """Return a connection that is ready for requests, after TLS, ApiVersions and SASL.
 
     Raises `Unreachable`, `SecurityError` or `Unsupported`.
     """
@@ -249,18 +257,22 @@ async def connect(settings: Settings, address: tuple[str, int]) -> Connection:
         kind = Refused if refused else Unreachable
         raise kind(f"no broker at {host}:{port}: {reason}") from None
     except ConnectionLost as error:
-        hint = "" if security.tls or security.sasl else "; does it expect TLS or SASL?"
-        raise Unreachable(f"{error} before it said what it speaks{hint}") from None
+        hint = (
+            ""
+            if security.tls or security.sasl
+            else ". If it expects TLS or SASL, set security.protocol"
+        )
+        raise Unreachable(f"{error} before it answered ApiVersions{hint}") from None
 
 
 async def _open(settings: Settings, address: tuple[str, int]) -> Connection:
-    """A connection whose TLS is done. Raises `OSError`.
+    """Return a connection whose TLS handshake is done. Raises `OSError`.
 
-    A name is looked up again while nobody answers there: a pod that was started anew has another
-    address, of which resolvers tell seconds later, and at its old one nobody so much as refuses.
+    The host name is resolved again while nothing answers. A restarted pod has a new address, which
+    DNS returns seconds later, and its old address may not even refuse connections.
     """
     first_s, then_s = PATIENCE_S
-    # It doubles, so that a slow network is given its time. `connect` ends this at its own timeout.
+    # Double the time for slow networks. `connect` ends the loop at its own timeout.
     for patience_s in itertools.chain((first_s,), (then_s * 2**n for n in itertools.count())):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
@@ -287,20 +299,20 @@ async def _attempt(settings: Settings, address: tuple[str, int]) -> Connection:
 
 
 async def joined(connecting: asyncio.Task[Connection], address: tuple[str, int]) -> Connection:
-    """The connection that a task of `connect` makes, for one of several who wait for it.
+    """Wait for the connection that a `connect` task makes; several callers may wait for it.
 
-    The task is not awaited itself: who closes the connection cancels it, which must not cancel
-    those who wait, but tell them. Raises `ConnectionLost` then, and else what `connect` raises.
+    The task itself is not awaited: closing the connection cancels the task, and must not cancel the
+    callers. They get `ConnectionLost`. Other errors of `connect` are raised as they are.
     """
     await asyncio.wait((connecting,))
     if connecting.cancelled():
-        raise ConnectionLost(f"the connection to {address[0]}:{address[1]} was closed here")
+        raise ConnectionLost(f"this client closed the connection to {address[0]}:{address[1]}")
     return connecting.result()
 
 
 async def _negotiate(connection: Connection) -> None:
     body = {"client_software_name": OWN_CLIENT, "client_software_version": __version__}
-    timeout_ms = connection._settings.connect_timeout_ms
+    timeout_ms = connection.settings.connect_timeout_ms
     newest = codec.known_versions(ApiKey.API_VERSIONS)[-1]
     try:
         answer = await connection.request(
@@ -320,11 +332,11 @@ async def _negotiate(connection: Connection) -> None:
 
 
 async def _authenticate(connection: Connection, security: Security) -> None:
-    """SASL by SaslHandshake v1 and SaslAuthenticate (KIP-152)."""
+    """Authenticate by SaslHandshake v1 and SaslAuthenticate (KIP-152)."""
     answer = await connection.request(ApiKey.SASL_HANDSHAKE, {"mechanism": security.mechanism})
     if answer.error_code:
         raise SecurityError(
-            f"{connection} offers no {security.mechanism}, only "
+            f"{connection} does not support {security.mechanism}, only "
             f"{', '.join(answer.mechanisms) or 'connections without SASL'}"
         )
     if security.mechanism == "PLAIN":

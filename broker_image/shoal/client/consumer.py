@@ -1,17 +1,16 @@
-"""Consumers of plain offsets: `Reader` for partitions of one's own choice, `GroupConsumer` for a
-member of a consumer group.
+"""Consumers of plain offsets: `Reader` for chosen partitions, `GroupConsumer` for a group member.
 
-The group speaks KIP-848: the broker assigns, the member reports what it owns. A partition that
-goes away is given up only after its position is committed, so its next owner starts behind it.
+The group uses KIP-848: the broker assigns, and the member reports its owned partitions. A member
+commits its position in a revoked partition before it gives the partition up. The next owner starts
+after that position.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from shoal.client import rows
+from shoal.client import message_fields
 from shoal.client.cluster import Cluster, TopicPartition
 from shoal.client.errors import ClientError, KafkaError
 from shoal.client.fetcher import Fetcher, Isolation
@@ -21,12 +20,15 @@ from shoal.client.topics import OffsetSpec, Topics
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 
-#: How long a member may take to give up partitions.
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+#: Milliseconds that a member may take to give up partitions.
 REBALANCE_TIMEOUT_MS = 60_000
 
 
 class Reset(Enum):
-    """Where to start without a committed offset, or with one that the log no longer holds."""
+    """Where to start without a valid committed offset."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -44,7 +46,7 @@ class ConsumedRecord(NamedTuple):
 
 
 class Reader:
-    """Reads on from given offsets. `positions` are the next offsets to be read."""
+    """Reads forward from given offsets. `positions` are the next offsets to read."""
 
     def __init__(
         self,
@@ -62,9 +64,9 @@ class Reader:
         self._fetcher = Fetcher(cluster)
 
     async def poll(self, max_wait_ms: int = 500) -> Iterator[ConsumedRecord]:
-        """What is new, decoded on demand; positions move on as if all of it were read.
+        """Return new records, decoded on demand. Positions advance as if all were read.
 
-        Raises `KafkaError`, OFFSET_OUT_OF_RANGE only where `reset` is NONE.
+        Raises `KafkaError`; OFFSET_OUT_OF_RANGE only if `reset` is NONE.
         """
         results = await self._fetcher.poll(
             self.positions, max_wait_ms=max_wait_ms, isolation=self.isolation
@@ -94,7 +96,7 @@ class Reader:
 async def starts(
     cluster: Cluster, partitions: Sequence[TopicPartition], reset: Reset
 ) -> dict[TopicPartition, int]:
-    """First or next offsets of partitions. Raises `KafkaError`."""
+    """Return the first or next offsets of partitions. Raises `KafkaError`."""
     spec = OffsetSpec.EARLIEST if reset == Reset.EARLIEST else OffsetSpec.LATEST
     listed = await Topics(cluster).offsets(dict.fromkeys(partitions, int(spec)))
     found = {}
@@ -106,9 +108,10 @@ async def starts(
 
 
 class ConsumerMembership(Membership):
-    """The heartbeat of a consumer group's member; reports what it owns when that changes.
+    """The heartbeat of a consumer-group member, which reports owned partitions that changed.
 
-    `lost` tells that the member was fenced: its positions are others' now, and not to be committed.
+    `lost` is set when the member was fenced. Its positions belong to other members then and must
+    not be committed.
     """
 
     api_key: ClassVar[ApiKey] = ApiKey.CONSUMER_GROUP_HEARTBEAT
@@ -118,14 +121,15 @@ class ConsumerMembership(Membership):
         self.owned: Assignment = {}
         self._topics = sorted(topics)
         self._reported: Assignment | None = None
-        #: The last assignment that was told, and the member epoch beside it.
+        #: The last received assignment, with its member epoch.
         self._last_told: tuple[Assignment, int] | None = None
         self.lost = False
 
     def _assigned(self, given: Assignment) -> None:
-        """The coordinator waits for word of what it has told, though nothing changes here: it may
-        have told something else before, and taken that back. It is not asked twice about the same,
-        since there are those who answer such word with the assignment."""
+        """Report the assignment even if nothing changed here: the coordinator waits for that
+        report. It may have sent and withdrawn another assignment in between. Each assignment is
+        reported once, because some brokers answer a report with the assignment.
+        """
         super()._assigned(given)
         told = self.assignment, self.member_epoch
         if told != self._last_told and self.owned == self.assignment:
@@ -161,7 +165,7 @@ class ConsumerMembership(Membership):
 
 
 class GroupConsumer:
-    """One member of a consumer group. Made by `GroupConsumer.join`; `await close()` commits."""
+    """One member of a consumer group. Created by `GroupConsumer.join`; `await close()` commits."""
 
     def __init__(
         self,
@@ -187,8 +191,11 @@ class GroupConsumer:
         reset: Reset = Reset.LATEST,
         isolation: Isolation = Isolation.READ_UNCOMMITTED,
     ) -> GroupConsumer:
-        """Become a member; raises what the coordinator refuses, such as GROUP_ID_NOT_FOUND or
-        INVALID_GROUP_ID for a group of another kind."""
+        """Become a member of `group`.
+
+        Raises the coordinator's refusal, such as GROUP_ID_NOT_FOUND or INVALID_GROUP_ID for a group
+        of another type.
+        """
         membership = ConsumerMembership(cluster, group, topics)
         await membership.join()
         return cls(cluster, membership, reset=reset, isolation=isolation)
@@ -204,7 +211,7 @@ class GroupConsumer:
         return self._reader.positions
 
     async def poll(self, max_wait_ms: int = 500) -> Iterator[ConsumedRecord]:
-        """What is new in the partitions owned at present."""
+        """Return new records of the partitions that this member owns."""
         self.membership.check()
         await self._reconcile()
         if not self._reader.positions:
@@ -213,15 +220,16 @@ class GroupConsumer:
         return await self._reader.poll(max_wait_ms)
 
     def rewind(self, where: TopicPartition, offset: int) -> None:
-        """Step back to `offset`, if the position stands behind it; `commit` then commits that."""
+        """Move a position back to `offset` if it is ahead; `commit` then commits that."""
         positions = self._reader.positions
         if where in positions:
             positions[where] = min(positions[where], offset)
 
     async def commit(self) -> None:
-        """Commit the positions behind all records that `poll` gave. Raises `KafkaError`:
-        FENCED_MEMBER_EPOCH where the member was put out of the group. What it had belongs to others
-        by then, who begin where the last commit was; `poll` goes on with what it is given next.
+        """Commit the positions after all records that `poll` returned. Raises `KafkaError`.
+
+        FENCED_MEMBER_EPOCH means that the coordinator removed the member. Other members then own
+        its partitions and start at the last commit. `poll` continues with the next assignment.
         """
         self._check_not_lost()
         moved = {
@@ -240,8 +248,10 @@ class GroupConsumer:
             self._check_not_lost()
             body = commit_body(member.group, member.member_id, member.member_epoch, moved)
             answer = await link.request(ApiKey.OFFSET_COMMIT, body, version=version)
-            for where, part in rows.partitions_of(answer.topics):
-                error = rows.outcome(part, f"offset of {where} in group {member.group!r}")
+            for where, part in message_fields.each_partition(answer.topics):
+                error = message_fields.error_of(
+                    part, f"offset of {where} in group {member.group!r}"
+                )
                 if error is not None:
                     if error.code == ErrorCode.not_coordinator:
                         self.cluster.forget_coordinator(member.group)
@@ -251,7 +261,7 @@ class GroupConsumer:
         await self.cluster.retrying(attempt)
 
     async def close(self) -> None:
-        """Commit, leave the group, and give its partitions to the others."""
+        """Commit, leave the group, and give up its partitions."""
         try:
             if self.membership.member_epoch > 0 and not self.membership.lost:
                 await self.commit()
@@ -259,8 +269,9 @@ class GroupConsumer:
             await self.membership.leave()
 
     async def _reconcile(self) -> None:
-        """Give up what is no longer assigned, then take on what is new; what is assigned by then
-        is looked at again, so that nothing is read that was taken away meanwhile."""
+        """Revoke partitions, then start new ones. Check the assignment again after each await, so
+        that no revoked partition is read.
+        """
         member = self.membership
         while member.lost or member.owned != member.assignment:
             if member.lost:
@@ -275,8 +286,9 @@ class GroupConsumer:
                 member.hurry()
 
     def _check_not_lost(self) -> None:
-        """A member that was put out has joined again, and the broker would take its positions
-        under the new epoch, though others read on from there."""
+        """Raise if the member was fenced. It has joined again since, and the broker would accept
+        its old positions under the new epoch, although other members continue from them.
+        """
         if self.membership.lost:
             raise KafkaError(
                 ErrorCode.fenced_member_epoch, f"positions in group {self.membership.group!r}"
@@ -321,7 +333,7 @@ class GroupConsumer:
                                     p["partition_index"] for p in row["partitions"]
                                 ],
                             }
-                            for row in rows.by_topic(
+                            for row in message_fields.group_by_topic(
                                 (p, {"partition_index": p.partition}) for p in new
                             )
                         ],
@@ -337,7 +349,7 @@ class GroupConsumer:
             if group.error_code:
                 raise KafkaError(group.error_code, f"offsets of group {member.group!r}")
             found = {}
-            for where, part in rows.partitions_of(group.topics):
+            for where, part in message_fields.each_partition(group.topics):
                 if part.error_code:
                     raise KafkaError(part.error_code, f"offset of {where}")
                 if part.committed_offset >= 0:

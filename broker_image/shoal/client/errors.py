@@ -1,17 +1,19 @@
-"""What can go wrong between this client and a cluster, by whose word it is.
+"""Errors of the client, by their source.
 
-`KafkaError` is the broker's: one of Kafka's codes. `Unreachable`, `ConnectionLost` and
-`RequestTimeout` are the network's. `Unsupported` and `SecurityError` are a mismatch of the two
-ends. All say in a sentence what to do. In calls on many objects an error of one object is a value
-in the result; `expect` turns such a result into an exception.
+`KafkaError` is a broker's refusal with one of Kafka's codes. `Unreachable`, `ConnectionLost` and
+`RequestTimeout` come from the network. `Unsupported` and `SecurityError` are mismatches of the two
+ends. Each message is a sentence with the remedy. Calls on many objects return the error of one
+object as a value; `expect` raises it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from shoal.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -26,27 +28,27 @@ class Unreachable(ClientError):
 
 
 class Refused(Unreachable):
-    """The host is there and nothing listens at the port: no such process, or not any more."""
+    """The host answered, but no process listens on the port."""
 
 
 class ConnectionLost(ClientError):
-    """The connection ended while requests were under way; whether they took effect is unknown."""
+    """The connection ended with requests pending. The broker may or may not have processed them."""
 
 
 class RequestTimeout(ClientError):
-    """No answer within the request's time."""
+    """The broker did not answer within the request's timeout."""
 
 
 class Unsupported(ClientError):
-    """The broker serves no version of an API that this client speaks."""
+    """The broker and this client share no version of an API."""
 
 
 class SecurityError(ClientError):
-    """TLS or SASL refused, or settings that contradict each other."""
+    """TLS or SASL failed, or the security settings contradict each other."""
 
 
 class KafkaError(ClientError):
-    """A broker refused: `code` is Kafka's, `message` its own words or ours about what was asked."""
+    """A broker's refusal: `code` is Kafka's; `message` is the broker's, or ours if it sent none."""
 
     def __init__(self, code: ErrorCode | int, message: str | None = None) -> None:
         try:
@@ -60,13 +62,15 @@ class KafkaError(ClientError):
 
     @property
     def retriable(self) -> bool:
-        """Whether Kafka calls the code transient."""
+        """Whether Kafka marks the code as retriable."""
         return self.code.retriable
 
 
 class RecordsRefused(KafkaError):
-    """A broker refused a batch because of some of its records (KIP-467). `record_errors` has the
-    messages of these records by their index in the batch."""
+    """A broker rejected a batch because of some of its records (KIP-467).
+
+    `record_errors` maps the index of each such record in the batch to its message.
+    """
 
     def __init__(
         self, code: ErrorCode | int, message: str | None, record_errors: dict[int, str | None]
@@ -75,18 +79,17 @@ class RecordsRefused(KafkaError):
         self.record_errors = record_errors
 
     def of(self, index: int) -> ClientError:
-        """The error of one record of the batch."""
+        """Return the error of one record of the batch."""
         if index in self.record_errors:
             return KafkaError(self.code, self.record_errors[index] or self.message)
         return InvalidBatch(f"The record is valid, but others of its batch are not: {self}")
 
 
 class InvalidBatch(ClientError):
-    """A valid record was not stored because other records of its batch are invalid. Send it
-    again."""
+    """A valid record was not stored because others in its batch are invalid. Send it again."""
 
 
-#: A partition moved, or a topic is younger than the metadata at hand: read metadata again.
+#: The cached metadata is out of date: a partition moved or a topic is new. Read it again.
 STALE_METADATA = frozenset(
     {
         ErrorCode.unknown_topic_or_partition,
@@ -101,7 +104,7 @@ STALE_METADATA = frozenset(
         ErrorCode.listener_not_found,
     }
 )
-#: The group lives elsewhere now, or is being loaded.
+#: The coordinator moved or is still loading.
 STALE_COORDINATOR = frozenset(
     {
         ErrorCode.not_coordinator,
@@ -112,7 +115,7 @@ STALE_COORDINATOR = frozenset(
 
 
 def transient(error: ClientError) -> bool:
-    """Whether the same request may succeed a little later."""
+    """Whether the same request may succeed later."""
     if isinstance(error, KafkaError):
         return error.retriable
     return isinstance(error, Unreachable | ConnectionLost | RequestTimeout)
@@ -125,7 +128,7 @@ def check(code: ErrorCode | int, message: str | None = None) -> None:
 
 
 def expect(results: Mapping[K, V | KafkaError]) -> dict[K, V]:
-    """The values of a call on many objects; raises the first error among them."""
+    """Return the values of a call on many objects, or raise the first error among them."""
     values: dict[K, V] = {}
     for key, value in results.items():
         if isinstance(value, KafkaError):

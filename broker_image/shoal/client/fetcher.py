@@ -1,17 +1,16 @@
-"""Plain fetches: a range of offsets of one partition, or what is new in many.
+"""Plain fetches: a range of offsets of one partition, or new records of many partitions.
 
-`Fetcher.range` is what replays exact rows: it reads [first, last] of a partition to the end, a
-bounded chunk at a time, whatever the group thinks of those offsets. `Fetcher.poll` is one round
-over many partitions, for consumers. Fetches are sessionless (session epoch -1, KIP-227): a client
-that reads few partitions gains nothing from a session.
+`Fetcher.range` replays exact records: it reads [first, last] of a partition in bounded chunks,
+regardless of the state of any group. `Fetcher.poll` is one round over many partitions, for
+consumers. Fetches use no session (session epoch -1, KIP-227): with few partitions a session saves
+nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.client.batches import AbortedTransactions, decode
 from shoal.client.batches import Isolation as Isolation
@@ -21,9 +20,13 @@ from shoal.client.topics import OffsetSpec, Topics
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import headers
-from shoal.record.records import Record
 
-#: What one response may carry for a partition; the first batch comes whatever its size (KIP-74).
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Mapping
+
+    from shoal.record.records import Record
+
+#: Bytes of one partition in one response. The first batch always fits (KIP-74).
 CHUNK_BYTES = 4 << 20
 POLL_BYTES = 50 << 20
 
@@ -32,7 +35,7 @@ POLL_BYTES = 50 << 20
 class Fetched:
     """Whole batches of one partition, as the broker sent them.
 
-    They may begin before the offset asked for and end behind it; `records` cuts that off.
+    They may start before the requested offset and end after it. `records` drops the surplus.
     """
 
     topic: str
@@ -48,14 +51,14 @@ class Fetched:
     isolation: Isolation = Isolation.READ_UNCOMMITTED
 
     def records(self) -> Iterator[Record]:
-        """Decode the records asked for; control records and aborted ones are left out."""
+        """Decode the requested records without control records and aborted ones."""
         committed = self.isolation == Isolation.READ_COMMITTED
         hidden = AbortedTransactions(self.aborted) if committed else None
         return decode(self.data, first=self.first, last=self.last, aborted=hidden)
 
 
 class Fetcher:
-    """Fetches from partition leaders, on a lane of its own."""
+    """Fetches from partition leaders, on its own lane."""
 
     def __init__(self, cluster: Cluster, *, lane: str = "fetch") -> None:
         self.cluster = cluster
@@ -72,11 +75,10 @@ class Fetcher:
         chunk_bytes: int = CHUNK_BYTES,
         timeout_ms: int | None = None,
     ) -> AsyncIterator[Fetched]:
-        """The batches that hold the offsets [first, last], both inclusive, in order.
+        """Yield the batches that hold the offsets [first, last], both inclusive, in order.
 
-        Ends when `last` is reached. Raises `KafkaError` OFFSET_OUT_OF_RANGE when the log no
-        longer holds `first`, or does not reach `last`; other transient errors are retried for
-        `timeout_ms`.
+        Ends when `last` is reached. Raises `KafkaError` OFFSET_OUT_OF_RANGE if the log no longer
+        holds `first` or ends before `last`. Other transient errors are retried for `timeout_ms`.
         """
         offset = first
         where = TopicPartition(topic, partition)
@@ -103,8 +105,11 @@ class Fetcher:
             offset = fetched.next_offset
 
     async def _ends_before(self, where: TopicPartition, last: int) -> bool:
-        """Whether the log ends before offset `last`. A new leader returns an old high watermark in
-        its first fetches, and refuses to list its end until it has the right one (KIP-207)."""
+        """Whether the log ends before offset `last`.
+
+        A new leader first returns an old high watermark in fetches. It refuses ListOffsets until
+        its high watermark is right (KIP-207).
+        """
         spec = int(OffsetSpec.LATEST)
         found = (await Topics(self.cluster).offsets({where: spec}))[where]
         if isinstance(found, KafkaError):
@@ -114,7 +119,7 @@ class Fetcher:
     async def _out_of_range(
         self, where: TopicPartition, first: int, last: int, error: KafkaError
     ) -> KafkaError:
-        """The error with the offsets that the log does hold, which a broker may keep to itself."""
+        """Return the error with the log's actual offsets, which brokers may omit."""
         topics, held = Topics(self.cluster), []
         for spec in (OffsetSpec.EARLIEST, OffsetSpec.LATEST):
             found = (await topics.offsets({where: int(spec)}))[where]
@@ -135,7 +140,7 @@ class Fetcher:
             found = await self._ask(node, {where: offset}, {where: last}, isolation, size, size, 0)
         except ClientError as error:
             if transient(error):
-                # Another broker may lead by now; a dead one cannot say so.
+                # Read metadata again: a dead leader cannot report its successor.
                 self.cluster.forget_topic(where.topic)
             raise
         result = found[where]
@@ -155,10 +160,10 @@ class Fetcher:
         min_bytes: int = 1,
         isolation: Isolation = Isolation.READ_UNCOMMITTED,
     ) -> dict[TopicPartition, Fetched | KafkaError]:
-        """One fetch from each leader for everything new at `positions`.
+        """Fetch once from each leader everything new at `positions`.
 
-        Partitions with nothing new are left out. Errors that pass are waited for inside, as long
-        as `max_wait_ms`; the others are values.
+        Partitions without new records are left out. Transient errors are retried within
+        `max_wait_ms`; other errors are values.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + max_wait_ms / 1000
@@ -182,21 +187,30 @@ class Fetcher:
                 return_exceptions=True,
             )
             for some, answer in zip(by_node.values(), answers, strict=True):
-                if isinstance(answer, BaseException):
-                    if not isinstance(answer, ClientError) or not transient(answer):
-                        raise answer
-                    for where in some:
-                        self.cluster.forget_topic(where.topic)
-                    continue
-                for where, result in answer.items():
-                    if isinstance(result, KafkaError) and result.code in STALE_METADATA:
-                        self.cluster.forget_topic(where.topic)
-                        continue
-                    if isinstance(result, KafkaError) or result.next_offset > positions[where]:
-                        results[where] = result
+                results |= self._news(some, answer)
             if results or loop.time() >= deadline:
                 return results
             await backoff.pause()
+
+    def _news(
+        self,
+        asked: Mapping[TopicPartition, int],
+        answer: Mapping[TopicPartition, Fetched | KafkaError] | BaseException,
+    ) -> dict[TopicPartition, Fetched | KafkaError]:
+        """Return new records and lasting errors; raise an error that is not transient."""
+        if isinstance(answer, BaseException):
+            if not isinstance(answer, ClientError) or not transient(answer):
+                raise answer
+            for where in asked:
+                self.cluster.forget_topic(where.topic)
+            return {}
+        found = {}
+        for where, result in answer.items():
+            if isinstance(result, KafkaError) and result.code in STALE_METADATA:
+                self.cluster.forget_topic(where.topic)
+            elif isinstance(result, KafkaError) or result.next_offset > asked[where]:
+                found[where] = result
+        return found
 
     async def _ask(
         self,

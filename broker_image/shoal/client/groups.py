@@ -1,22 +1,24 @@
-"""The admin's calls on groups of every kind: classic, consumer (KIP-848), share (KIP-932), streams.
+"""Admin calls on groups of every type: classic, consumer (KIP-848), share (KIP-932), streams.
 
-A group id belongs to one kind. `describe` finds out which and answers in one shape, since an
-operator or a user wants to know of any group who its members are and what they hold.
+A group id belongs to one type. `describe` finds the type and returns all groups in one shape, with
+members and their assignments.
 """
 
 from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shoal.client import rows
+from shoal.client import message_fields
 from shoal.client.cluster import Cluster, TopicPartition
 from shoal.client.errors import KafkaError, check
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 CLASSIC, CONSUMER, SHARE, STREAMS = "Classic", "Consumer", "Share", "Streams"
 TYPES = (CLASSIC, CONSUMER, SHARE, STREAMS)
@@ -25,7 +27,7 @@ _INT = struct.Struct(">i")
 
 @dataclass(frozen=True, slots=True)
 class GroupListing:
-    """A group as ListGroups names it. `protocol_type` is "consumer", "share" or an own word."""
+    """A group as ListGroups returns it. `protocol_type` is "consumer", "share" or a custom name."""
 
     group_id: str
     type: str
@@ -36,7 +38,7 @@ class GroupListing:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member of a group. `member_epoch` is -1 in classic groups, which have none."""
+    """A member of a group. `member_epoch` is -1 in classic groups, which have no epochs."""
 
     member_id: str
     client_id: str
@@ -51,7 +53,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A group and its members. Epochs are -1 in classic groups, which have none."""
+    """A group and its members. Epochs are -1 in classic groups, which have no epochs."""
 
     group_id: str
     type: str
@@ -65,7 +67,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class CommittedOffset:
-    """A position that a group committed; `offset` is -1 where it committed none."""
+    """A committed position; `offset` is -1 if there is none."""
 
     offset: int
     leader_epoch: int = -1
@@ -73,7 +75,7 @@ class CommittedOffset:
 
 
 class Groups:
-    """Reached as `Admin.groups`."""
+    """Calls on groups, reached as `Admin.groups`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -81,7 +83,7 @@ class Groups:
     async def list(
         self, *, types: Iterable[str] = (), states: Iterable[str] = ()
     ) -> dict[str, GroupListing]:
-        """Groups of all coordinators by id, of these types and in these states (all if none)."""
+        """Return the groups of all coordinators by id, filtered by type and state if given."""
         body = {"types_filter": list(types), "states_filter": list(states)}
         if not self.cluster.brokers:
             await self.cluster.refresh(())
@@ -108,7 +110,7 @@ class Groups:
         return answer
 
     async def describe(self, group_ids: Iterable[str]) -> dict[str, Group | KafkaError]:
-        """Groups of any kind; GROUP_ID_NOT_FOUND for one that does not exist."""
+        """Describe groups of any type; GROUP_ID_NOT_FOUND for one that does not exist."""
         wanted = list(dict.fromkeys(group_ids))
         results: dict[str, Group | KafkaError] = {}
         for describe in (self.describe_consumer, self.describe_share, self.describe_classic):
@@ -122,17 +124,17 @@ class Groups:
         return {g: results[g] for g in wanted}
 
     async def describe_share(self, group_ids: Iterable[str]) -> dict[str, Group | KafkaError]:
-        """Share groups; GROUP_ID_NOT_FOUND for groups of another kind too."""
+        """Describe share groups; GROUP_ID_NOT_FOUND also for groups of another type."""
         return await self._describe(group_ids, ApiKey.SHARE_GROUP_DESCRIBE, "group_ids", _share)
 
     async def describe_consumer(self, group_ids: Iterable[str]) -> dict[str, Group | KafkaError]:
-        """Consumer groups of KIP-848; GROUP_ID_NOT_FOUND for groups of another kind too."""
+        """Describe consumer groups (KIP-848); GROUP_ID_NOT_FOUND also for other types of group."""
         return await self._describe(
             group_ids, ApiKey.CONSUMER_GROUP_DESCRIBE, "group_ids", _consumer
         )
 
     async def describe_classic(self, group_ids: Iterable[str]) -> dict[str, Group | KafkaError]:
-        """Classic groups."""
+        """Describe classic groups."""
         return await self._describe(group_ids, ApiKey.DESCRIBE_GROUPS, "groups", _classic)
 
     async def _describe(
@@ -145,14 +147,15 @@ class Groups:
         async def call(node: int, some: list[str]) -> dict[str, Group | KafkaError]:
             answer = await self.cluster.request(node, api_key, {field_name: some})
             return {
-                row.group_id: rows.outcome(row, _unknown(row.group_id)) or read(row, node)
+                row.group_id: message_fields.error_of(row, _unknown(row.group_id))
+                or read(row, node)
                 for row in answer.groups
             }
 
         return await self.cluster.on_coordinators(group_ids, call)
 
     async def delete(self, group_ids: Iterable[str]) -> dict[str, KafkaError | None]:
-        """Delete empty groups of any kind, with what they committed. NON_EMPTY_GROUP otherwise."""
+        """Delete empty groups of any type and their offsets; NON_EMPTY_GROUP for others."""
 
         async def call(node: int, some: list[str]) -> dict[str, KafkaError | None]:
             answer = await self.cluster.request(node, ApiKey.DELETE_GROUPS, {"groups_names": some})
@@ -160,12 +163,12 @@ class Groups:
 
         return await self.cluster.on_coordinators(group_ids, call)
 
-    # -- committed offsets of classic and consumer groups
+    # Committed offsets of classic and consumer groups
 
     async def offsets(
         self, group_ids: Iterable[str], *, require_stable: bool = False
     ) -> dict[str, dict[TopicPartition, CommittedOffset] | KafkaError]:
-        """Everything that groups have committed."""
+        """Return all committed offsets of groups."""
 
         async def call(
             node: int, some: list[str]
@@ -174,7 +177,8 @@ class Groups:
                 "groups": [{"group_id": g, "topics": None, "member_epoch": -1} for g in some],
                 "require_stable": require_stable,
             }
-            # Version 10 names topics by id alone; the name outlives a deleted topic.
+            # Version 10 names topics by id only, and committed offsets of deleted topics need the
+            # name.
             link = await self.cluster.connection(node)
             version = link.version(ApiKey.OFFSET_FETCH, 9)
             answer = await link.request(ApiKey.OFFSET_FETCH, body, version=version)
@@ -190,7 +194,7 @@ class Groups:
     async def alter_offsets(
         self, group_id: str, offsets: Mapping[TopicPartition, int | CommittedOffset]
     ) -> dict[TopicPartition, KafkaError | None]:
-        """Set positions of a group without members. UNKNOWN_MEMBER_ID while it has some."""
+        """Set positions of a group without members; UNKNOWN_MEMBER_ID if it has some."""
         wanted = {
             p: o if isinstance(o, CommittedOffset) else CommittedOffset(o)
             for p, o in offsets.items()
@@ -203,8 +207,8 @@ class Groups:
             body = commit_body(group_id, "", -1, wanted)
             answer = await link.request(ApiKey.OFFSET_COMMIT, body, version=version)
             return {
-                where: rows.outcome(part, f"offset of {where} in group {group_id!r}")
-                for where, part in rows.partitions_of(answer.topics)
+                where: message_fields.error_of(part, f"offset of {where} in group {group_id!r}")
+                for where, part in message_fields.each_partition(answer.topics)
             }
 
         return await self._moving(group_id, attempt)
@@ -212,13 +216,15 @@ class Groups:
     async def delete_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, KafkaError | None]:
-        """Forget positions; GROUP_SUBSCRIBED_TO_TOPIC while members read the topic."""
+        """Delete positions; GROUP_SUBSCRIBED_TO_TOPIC while members subscribe to the topic."""
         wanted = list(partitions)
 
         async def attempt() -> dict[TopicPartition, KafkaError | None]:
             body = {
                 "group_id": group_id,
-                "topics": rows.by_topic((p, {"partition_index": p.partition}) for p in wanted),
+                "topics": message_fields.group_by_topic(
+                    (p, {"partition_index": p.partition}) for p in wanted
+                ),
             }
             node = await self.cluster.coordinator(group_id)
             answer = await self.cluster.request(node, ApiKey.OFFSET_DELETE, body)
@@ -226,8 +232,8 @@ class Groups:
                 error = KafkaError(answer.error_code, _unknown(group_id))
                 return dict.fromkeys(wanted, error)
             return {
-                where: rows.outcome(part, f"offset of {where} in group {group_id!r}")
-                for where, part in rows.partitions_of(answer.topics)
+                where: message_fields.error_of(part, f"offset of {where} in group {group_id!r}")
+                for where, part in message_fields.each_partition(answer.topics)
             }
 
         return await self._moving(group_id, attempt)
@@ -237,7 +243,7 @@ class Groups:
         group_id: str,
         attempt: Callable[[], Awaitable[dict[TopicPartition, KafkaError | None]]],
     ) -> dict[TopicPartition, KafkaError | None]:
-        """Retry while every row says that the coordinator is elsewhere."""
+        """Retry while every result is an error that the coordinator has moved."""
 
         async def once() -> dict[TopicPartition, KafkaError | None]:
             results = await attempt()
@@ -263,13 +269,13 @@ def commit_body(
     epoch: int,
     offsets: Mapping[TopicPartition, CommittedOffset],
 ) -> dict[str, Any]:
-    """An OffsetCommit by topic names, for versions up to 9."""
+    """Return the body of an OffsetCommit with topic names, for versions up to 9."""
     return {
         "group_id": group_id,
         "generation_id_or_member_epoch": epoch,
         "member_id": member_id,
         "group_instance_id": None,
-        "topics": rows.by_topic(
+        "topics": message_fields.group_by_topic(
             (
                 where,
                 {
@@ -308,7 +314,7 @@ def _deleted(row: Any) -> KafkaError | None:
         ErrorCode.non_empty_group: f"group {row.group_id!r} still has members; stop them first",
         ErrorCode.group_id_not_found: _unknown(row.group_id),
     }.get(row.error_code, f"deleting group {row.group_id!r}")
-    return rows.outcome(row, reason)
+    return message_fields.error_of(row, reason)
 
 
 def _partitions(assignment: Any) -> tuple[TopicPartition, ...]:
@@ -392,7 +398,7 @@ def _classic(row: Any, node: int) -> Group:
 
 
 def classic_assignment(data: bytes) -> tuple[TopicPartition, ...]:
-    """Partitions in the consumer protocol's assignment (version i16, then topics); () if none."""
+    """Return the partitions of a classic assignment (version i16, then topics); () if none."""
     found = []
     try:
         (topics,) = _INT.unpack_from(data, 2)

@@ -1,13 +1,13 @@
-"""The heartbeat of a group whose broker assigns: share groups (KIP-932), consumer groups (KIP-848).
+"""Heartbeats of a group with broker-side assignment: share (KIP-932) and consumer (KIP-848) groups.
 
-Owns one member's id, epoch and the task that beats. What a heartbeat says beyond that, and what an
-assignment means, is the subclass's.
+`Membership` owns one member's id, epoch and heartbeat task. Subclasses add their fields to the
+heartbeat and act on assignments.
 
-A member that the broker has fenced or forgotten joins again under the same id with epoch 0. A
-heartbeat without an answer may have been the one that told a new assignment, which the broker tells
-once: the next one says everything, and so asks for all. While
-a new member has no partitions yet it beats quickly, since the first assignment may be computed
-just after the first heartbeat, and the interval that the broker names is seconds long.
+A fenced or unknown member joins again under the same id with epoch 0. A broker sends a new
+assignment once. If a heartbeat's answer is lost, the assignment may be lost with it, so the next
+heartbeat is a full one, which requests everything again. A new member without partitions sends
+frequent heartbeats: its first assignment may be computed just after its first heartbeat, and the
+regular interval is seconds long.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import UUID
 
 from shoal.client.cluster import Cluster
@@ -27,19 +26,24 @@ from shoal.client.errors import (
     transient,
 )
 from shoal.protocol import codec
-from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 
-#: Pauses between heartbeats of a member that waits for its first assignment.
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shoal.protocol.api import ApiKey
+
+#: Milliseconds between heartbeats of a member that waits for its first assignment.
 EAGER_MS, EAGER_MS_MAX = 50, 500
-#: A member that still has nothing after so many eager beats is a spare one: it takes its time.
+#: Number of frequent heartbeats. A member that still has no partition is a spare one and uses the
+#: regular interval.
 EAGER_BEATS = 20
-#: A member that leaves looks so long for a coordinator that takes it: time enough for one that has
-#: moved. One that is gone for longer ends the member's session by itself.
+#: Milliseconds to find a coordinator that accepts the leave request, enough if it has just moved.
+#: If none does, the session timeout removes the member.
 LEAVE_MS = 2_000
-#: Between its tries, so that one comes soon after the coordinator is there.
+#: Milliseconds between attempts, short so that one arrives soon after the coordinator is back.
 _LEAVE_PAUSE_MS = 100
-#: A member was put out of its group.
+#: Codes that mean that the member was removed from its group.
 FENCED = (ErrorCode.unknown_member_id, ErrorCode.fenced_member_epoch)
 Assignment = dict[UUID, tuple[int, ...]]
 
@@ -58,7 +62,7 @@ class Membership(ABC):
         self.assignment: Assignment = {}
         self.failure: ClientError | None = None
         self._beats = 0
-        #: The answer to the last heartbeat did not come.
+        #: Whether the last heartbeat got no answer.
         self._unsure = False
         self._hurry = asyncio.Event()
         self._changed = asyncio.Event()
@@ -66,26 +70,25 @@ class Membership(ABC):
 
     @abstractmethod
     def _body(self, *, whole: bool) -> dict[str, Any]:
-        """The request: all that there is to say, as when joining, or what has changed."""
+        """Return the request: a full one, as for joining, or only the changed fields."""
 
     def _assigned(self, given: Assignment) -> None:
-        """The broker has told an assignment, which may be the one that the member has already."""
+        """Handle an assignment from the broker, which may equal the current one."""
         if given != self.assignment:
             self.assignment = given
             self._changed.set()
 
     def _fenced(self) -> None:
-        """The broker has put this member out: what it held may belong to others already."""
+        """Handle being fenced: other members may already own this member's partitions."""
         self.assignment = {}
 
     async def join(self) -> None:
-        """Send the first heartbeat and keep beating. Raises what the coordinator refuses."""
+        """Send the first heartbeat and start the task. Raises the coordinator's refusal."""
         await self.cluster.retrying(self._beat)
         self._task = asyncio.get_running_loop().create_task(self._beating())
 
     async def leave(self, epoch: int = -1) -> None:
-        """Stop beating and tell the coordinator, within `LEAVE_MS`; one that is gone for longer is
-        left alone."""
+        """Stop the heartbeats and send the leave request, for at most `LEAVE_MS`."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -106,11 +109,11 @@ class Membership(ABC):
         self.member_epoch = 0
 
     def hurry(self) -> None:
-        """Send the next heartbeat now."""
+        """Send the next heartbeat immediately."""
         self._hurry.set()
 
     async def changed(self, timeout_s: float) -> bool:
-        """Wait for an assignment or a failure since the last call; whether there was one."""
+        """Wait for an assignment or a failure since the last call; return whether there was one."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
@@ -120,7 +123,7 @@ class Membership(ABC):
         return True
 
     def check(self) -> None:
-        """Raise what ended the membership, if anything did."""
+        """Raise the error that ended the membership, if any."""
         if self.failure is not None:
             raise self.failure
 

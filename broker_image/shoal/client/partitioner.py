@@ -1,6 +1,6 @@
-"""Which partition a key belongs to: murmur2, as the Java client reckons it.
+"""The partition of a key, computed with murmur2 as in the Java client.
 
-All clients must agree, or records of one key end up in two partitions.
+All clients must use the same function. Otherwise records of one key reach two partitions.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ _SEED = 0x9747B28C
 
 
 def murmur2(data: bytes) -> int:
-    """The 32-bit hash, unsigned."""
+    """Return the 32-bit hash, unsigned."""
     size = len(data)
     h = _SEED ^ size
     whole = size & ~3
@@ -25,5 +25,5 @@ def murmur2(data: bytes) -> int:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """The partition of a key in a topic of so many."""
+    """Return the partition of a key in a topic with `partitions` partitions."""
     return (murmur2(key) & 0x7FFFFFFF) % partitions

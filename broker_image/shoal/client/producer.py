@@ -1,20 +1,20 @@
-"""A producer: records gathered into batches, one batch under way for each partition.
+"""A producer: it collects records into batches and sends one batch at a time per partition.
 
 One batch at a time keeps a partition's records in order through every retry. With idempotence
-(KIP-98) each batch has a producer id and a sequence, so a retry whose first try did succeed is
-not stored twice; a batch given up on may or may not be stored, so the producer then goes on under
-a new id. `send` waits while the buffer is full; the future it gives ends when the record is stored.
+(KIP-98) each batch has a producer id and a sequence number, so a retry of a stored batch does not
+store it twice. A batch that the producer gives up on may or may not be stored; the producer then
+continues under a new id. `send` waits while the buffer is full. Its future completes when the
+record is stored.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.client import rows
+from shoal.client import message_fields
 from shoal.client.cluster import Cluster, TopicPartition
 from shoal.client.errors import (
     STALE_METADATA,
@@ -30,12 +30,15 @@ from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import advance_sequence
 from shoal.record.records import build_batch
 
-#: What a record costs in a batch beyond key, value and headers, generously.
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+#: Upper bound of a record's bytes in a batch besides key, value and headers.
 RECORD_OVERHEAD = 32
 
 
 class Produced(NamedTuple):
-    """Where a record was stored; `offset` is -1 with acks=0."""
+    """The position of a stored record; `offset` is -1 with acks=0."""
 
     topic: str
     partition: int
@@ -51,7 +54,7 @@ class _Pending(NamedTuple):
 
 @dataclass(slots=True)
 class _Lane:
-    """The records that wait for one partition, and the task that sends them."""
+    """Records that wait for one partition, and the task that sends them."""
 
     waiting: deque[_Pending] = field(default_factory=deque)
     bytes: int = 0
@@ -62,7 +65,7 @@ class _Lane:
 
 
 class Producer:
-    """Made over a `Cluster`, which stays the caller's to close. `await close()` flushes."""
+    """A producer on a `Cluster`, which the caller closes. `await close()` flushes."""
 
     def __init__(
         self,
@@ -76,8 +79,11 @@ class Producer:
         buffer_bytes: int = 32 << 20,
         delivery_timeout_ms: int = 0,
     ) -> None:
-        """`acks` is 0, 1 or -1 (all); idempotence needs -1 and is on with it unless told. A record
-        is given up after `delivery_timeout_ms`; 0 means what the client's settings say."""
+        """Create a producer. `acks` is 0, 1 or -1 (all).
+
+        Idempotence needs acks=-1 and is then on by default. A record fails after
+        `delivery_timeout_ms`; 0 uses the client's settings.
+        """
         self.cluster = cluster
         self._acks = acks
         self._idempotent = acks == -1 if idempotent is None else idempotent
@@ -114,11 +120,11 @@ class Producer:
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> asyncio.Future[Produced]:
-        """Queue one record; await the future to know that it is stored.
+        """Queue one record and return a future that completes when the record is stored.
 
         Raises `KafkaError` for a topic or partition that does not exist. The future fails with
-        `KafkaError`, with `InvalidBatch` where only other records of its batch are to blame, or
-        with what the network last said when the delivery time is over.
+        `KafkaError`, with `InvalidBatch` if only other records of its batch are invalid, or with
+        the last network error when the delivery timeout is over.
         """
         found = await self.cluster.topic(topic)
         count = len(found.partitions)
@@ -151,13 +157,13 @@ class Producer:
         return pending.future
 
     def _sticky_partition(self, topic: str, count: int) -> int:
-        """Records without a key fill one partition's batch, then another's (KIP-480)."""
+        """Return the partition for records without a key: one batch to each in turn (KIP-480)."""
         return (
             self._sticky.setdefault(topic, self.cluster.environment.random.randrange(count)) % count
         )
 
     async def flush(self) -> None:
-        """Wait until everything queued is stored or has failed; failures are in the futures."""
+        """Wait until every queued record is stored or has failed. The futures have the errors."""
         self._flushing += 1
         try:
             while tasks := [lane.task for lane in self._lanes.values() if lane.task]:
@@ -170,7 +176,7 @@ class Producer:
     async def close(self) -> None:
         await self.flush()
 
-    # -- sending
+    # Sending
 
     async def _drain(self, where: TopicPartition, lane: _Lane) -> None:
         try:
@@ -274,13 +280,13 @@ class Producer:
         }
         answer = await self.cluster.ask(ApiKey.INIT_PRODUCER_ID, body)
         if answer.error_code:
-            raise KafkaError(answer.error_code, "asking for a producer id")
+            raise KafkaError(answer.error_code, "requesting a producer id")
         return answer.producer_id, answer.producer_epoch
 
     async def _produce(
         self, where: TopicPartition, data: bytearray, deadline: float
     ) -> tuple[int, int]:
-        """Send one batch to the leader; its base offset and append time (-1 where unknown)."""
+        """Send one batch to the leader; return its base offset and append time (-1 if unknown)."""
         topic = await self.cluster.topic(where.topic)
         leader = await self.cluster.leader(*where)
         left_ms = int((deadline - self._loop.time()) * 1000)
@@ -320,4 +326,4 @@ class Producer:
                 errors = {e.batch_index: e.batch_index_error_message for e in found}
                 raise RecordsRefused(row.error_code, message, errors)
             raise KafkaError(row.error_code, message)
-        return row.base_offset, rows.timestamp(row.log_append_time)
+        return row.base_offset, message_fields.epoch_ms(row.log_append_time)

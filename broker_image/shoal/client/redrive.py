@@ -1,54 +1,64 @@
-"""Redrive: dead letters put back into the topic their records came from, or into another one.
+"""Redrive: send dead letters back to their source topic or to another topic.
 
-Letters are read in order, up to where their topic ended at the start, so that a record that fails
-again is not redriven in circles. What is sent is remembered in a ledger (`redrive_ledger`), before
-and after: a redrive that was interrupted goes on where it stood, sends nothing twice and leaves
-nothing out, and a second one passes by what the first has done. One redrive of a topic at a time:
-it is the one member of the consumer group `redrive.TOPIC`, which is looked at for others.
+A redrive reads the letters in order, up to the end of their topic at its start. So a record that
+fails again is not redriven in circles. A ledger (`redrive_ledger`) records what is sent, before and
+after. An interrupted redrive continues where it stopped: it sends nothing twice and skips nothing.
+A second redrive skips the letters that the first one sent. Only one redrive of a topic runs at a
+time. It is the single member of the consumer group `redrive.TOPIC` and waits until the group has no
+other member.
 
-A key that a letter's record holds (`share.ordering.key.dead.letter=hold`) goes on once its record
-is put back, also into another topic.
+With `share.ordering.key.dead.letter=hold` a dead-lettered record blocks its key. The redrive
+releases the key once the record is sent, to whichever topic.
 
-A letter without its record (`errors.deadletterqueue.copy.record.enable=false`, or too large) is
-redriven from the source topic, as long as that still has the record.
+A letter without its record (`errors.deadletterqueue.copy.record.enable=false`, or a record that is
+too large) is redriven from the source topic while that still has the record.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
-from uuid import UUID
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.client.batches import CorruptRecords
 from shoal.client.cluster import Cluster, Topic, TopicPartition
 from shoal.client.consumer import ConsumerMembership
+from shoal.client.dead_letters import (
+    DeadLetter,
+    DeadLetterFilter,
+    parse_dead_letter,
+    redriven_from,
+    redriven_headers,
+)
 from shoal.client.errors import ClientError, KafkaError, transient
 from shoal.client.fetcher import Fetcher
 from shoal.client.groups import Group, Groups
-from shoal.client.letters import Filter, Letter, letter_of, named_letter, redriven_headers
 from shoal.client.partitioner import partition_of
 from shoal.client.producer import Producer
-from shoal.client.redrive_ledger import Ledger, Sending, Standing
+from shoal.client.redrive_ledger import RedriveLedger, RedriveState, Sending
 from shoal.client.share_groups import ShareGroups
 from shoal.client.topics import OffsetSpec, Topics
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import CorruptBatch
 from shoal.record.offset_set import OffsetSet, ranges_of
-from shoal.record.records import Record
 
-#: Letters that are sent together, and noted together.
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+    from uuid import UUID
+
+    from shoal.record.records import Record
+
+#: Letters that are sent, and entered in the ledger, together.
 CHUNK = 500
-#: How long a redrive waits for another one of the same topic to end, or for the broker to find that
-#: it is dead (the session timeout of consumer groups).
+#: Seconds to wait until another redrive of the topic ends, or until the broker removes a dead one
+#: (the session timeout of consumer groups).
 TURN_TIMEOUT_S = 60.0
 _GONE = (ErrorCode.offset_out_of_range, ErrorCode.unknown_topic_or_partition)
 
 
 class Kind(NamedTuple):
-    """Letters that are alike: the source topic, the share group and the reason."""
+    """The attributes by which letters are counted: source topic, share group and reason."""
 
     source_topic: str
     group: str
@@ -57,13 +67,14 @@ class Kind(NamedTuple):
 
 @dataclass(slots=True)
 class Redriven:
-    """What a redrive has done so far, or, dry, would do: letters by kind.
+    """The counts of a redrive so far; of a dry run, the letters that it would send.
 
-    `looked_at` are records of the dead-letter topic that were read; `others` those that are no
-    letters; `filtered` letters that the filter left out; `before` those redriven earlier; `gone`
-    letters whose record is nowhere any more; `homeless` those whose topic does not exist; `refused`
-    those that the broker did not take, with the last reason. `unfreed` were sent, and may hold
-    their keys still: the broker refused to let these go, with the last reason.
+    `looked_at` counts the records read from the dead-letter topic, `others` those that are not
+    letters, `filtered` letters that the filter excluded, and `before` letters redriven earlier.
+    `gone` counts letters whose record no longer exists, `homeless` those whose topic does not
+    exist, and `refused` those that a broker rejected, with the last reason. `unfreed` letters were
+    sent but may still block their keys, because the broker refused to release these, with the last
+    reason.
     """
 
     sent: Counter[Kind] = field(default_factory=Counter)
@@ -85,13 +96,15 @@ class Redriven:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be redriven: letters of `topic` that the filter takes, `letters_max` of them at
-    most, into `to` (their source topics if None), at `rate` letters a second. `again` passes over
-    what the ledger knows."""
+    """The letters to redrive and how.
+
+    Selects letters of `topic` that `filter` matches, at most `letters_max`. Sends them to `to`, or
+    to their source topics if None, at `rate` letters per second. `again` ignores the ledger.
+    """
 
     topic: str
     to: str | None = None
-    filter: Filter = field(default_factory=Filter)
+    filter: DeadLetterFilter = field(default_factory=DeadLetterFilter)
     rate: float | None = None
     letters_max: int | None = None
     note: str = ""
@@ -100,23 +113,25 @@ class Plan:
 
 
 class Redrive:
-    """One run of a plan. `result` counts while it runs."""
+    """One run of a plan. `result` counts during the run."""
 
     def __init__(self, cluster: Cluster, plan: Plan) -> None:
         if plan.to == plan.topic:
-            raise ValueError(f"the letters of {plan.topic} cannot be redriven into it again")
+            raise ValueError(
+                f"{plan.topic} is the dead-letter topic itself. Redrive to another topic"
+            )
         self.cluster = cluster
         self.plan = plan
         self.result = Redriven()
         self._topics = Topics(cluster)
         self._fetcher = Fetcher(cluster, lane="redrive")
-        self._ledger = Ledger(cluster)
+        self._ledger = RedriveLedger(cluster)
         self._producer = Producer(cluster)
         self._share_groups = ShareGroups(cluster)
         self._begun_s = 0.0
 
     async def size(self) -> int:
-        """How many records there are to be looked at. Raises as `run` does."""
+        """Return the number of records to read. Raises the same errors as `run`."""
         where = await self._partitions()
         ends = await self._offsets(where, OffsetSpec.LATEST)
         starts = await self._offsets(where, OffsetSpec.EARLIEST)
@@ -132,13 +147,14 @@ class Redrive:
 
     async def run(
         self,
-        progress: Callable[[int], None] = lambda letters: None,
-        waiting: Callable[[str], None] = lambda why: None,
+        progress: Callable[[int], None] = lambda _: None,
+        waiting: Callable[[str], None] = lambda _: None,
     ) -> Redriven:
-        """Do it. `progress` is told of letters looked at, `waiting` why the redrive waits.
+        """Run the plan. `progress` receives the number of records read, `waiting` why the redrive
+        waits.
 
-        Raises `KafkaError` for a dead-letter topic that is not there, and what the brokers refuse;
-        what was redriven until then is remembered.
+        Raises `KafkaError` if the dead-letter topic does not exist or a broker refuses. The ledger
+        keeps what was redriven until then.
         """
         topic = await self.cluster.topic(self.plan.topic)
         assert topic.topic_id is not None
@@ -164,25 +180,25 @@ class Redrive:
         progress: Callable[[int], None],
         turn: _Turn,
     ) -> None:
-        standings = await self._ledger.read(topic_id)
+        states = await self._ledger.read(topic_id)
         ends = await self._offsets(partitions, OffsetSpec.LATEST)
         starts = await self._offsets(partitions, OffsetSpec.EARLIEST)
         self._begun_s = self.cluster.now()
         for where in partitions:
-            standing = standings.get(where.partition) or Standing(where.topic, where.partition)
-            standing.done.forget(starts[where])
-            if standing.sending is not None and not self.plan.dry_run:
-                await self._take_over(topic_id, standing)
+            state = states.get(where.partition) or RedriveState(where.topic, where.partition)
+            state.done.forget(starts[where])
+            if state.sending is not None and not self.plan.dry_run:
+                await self._take_over(topic_id, state)
             bounds = (starts[where], ends[where])
-            async for letters in self._chunks(where, standing, bounds, progress):
+            async for letters in self._chunks(where, state, bounds, progress):
                 turn.check()
-                await self._send(topic_id, standing, letters)
+                await self._send(topic_id, state, letters)
             if self._is_full:
                 break
 
     @property
     def _left(self) -> int:
-        """How many letters may still be sent."""
+        """Return the number of letters that may still be sent."""
         limit = self.plan.letters_max
         return CHUNK if limit is None else max(0, limit - self.result.total)
 
@@ -195,27 +211,27 @@ class Redrive:
     async def _chunks(
         self,
         where: TopicPartition,
-        standing: Standing,
+        state: RedriveState,
         bounds: tuple[int, int],
         progress: Callable[[int], None],
-    ) -> AsyncIterator[list[Letter]]:
-        """The letters to be sent of one partition, in order, in chunks of one second at most."""
+    ) -> AsyncIterator[list[DeadLetter]]:
+        """Yield the letters to send of one partition, in order, in chunks of at most one second."""
         start = bounds[0]
         first, last = start, bounds[1] - 1
         if not self.plan.again and not self.plan.dry_run:
-            first = standing.done.first_missing(start)
+            first = state.done.first_missing(start)
             self.result.before += first - start
         progress(first - start)
         if (offsets := self.plan.filter.offsets) is not None and len(offsets):
             ranges = [*offsets.ranges()]
             first, last = max(first, ranges[0][0]), min(last, ranges[-1][1])
-        chunk: list[Letter] = []
+        chunk: list[DeadLetter] = []
         size = CHUNK if self.plan.rate is None else max(1, min(CHUNK, int(self.plan.rate)))
         if first > last:
             return
         async for fetched in self._fetcher.range(where.topic, where.partition, first, last):
             for record in fetched.records():
-                letter = self._wanted(where, standing, record)
+                letter = self._wanted(where, state, record)
                 progress(1)
                 if letter is not None:
                     chunk.append(letter)
@@ -227,25 +243,27 @@ class Redrive:
         if chunk:
             yield chunk
 
-    def _wanted(self, where: TopicPartition, standing: Standing, record: Record) -> Letter | None:
-        """The letter that a record is, if it is to be redriven."""
+    def _wanted(
+        self, where: TopicPartition, state: RedriveState, record: Record
+    ) -> DeadLetter | None:
+        """Return the letter in a record if it is to be redriven."""
         result = self.result
         result.looked_at += 1
-        letter = letter_of(where.topic, where.partition, record)
+        letter = parse_dead_letter(where.topic, where.partition, record)
         if letter is None:
             result.others += 1
-        elif not self.plan.filter.takes(letter):
+        elif not self.plan.filter.matches(letter):
             result.filtered += 1
-        elif not self.plan.again and record.offset in standing.done:
+        elif not self.plan.again and record.offset in state.done:
             result.before += 1
         else:
             return letter
         return None
 
-    async def _originals(self, letters: Iterable[Letter]) -> dict[int, Record]:
-        """The records of letters, by the letter's offset; those that are gone are left out."""
+    async def _originals(self, letters: Iterable[DeadLetter]) -> dict[int, Record]:
+        """Return the existing records of letters by the letter's offset."""
         found: dict[int, Record] = {}
-        bare: dict[TopicPartition, list[Letter]] = {}
+        bare: dict[TopicPartition, list[DeadLetter]] = {}
         for letter in letters:
             if letter.is_bare:
                 source = TopicPartition(letter.source_topic, letter.source_partition)
@@ -274,12 +292,12 @@ class Redrive:
             pass
         if first == last:
             return []
-        # One of them is gone: look for each by itself.
+        # One record of the range no longer exists: read each record individually.
         return [r for o in range(first, last + 1) for r in await self._source_records(where, o, o)]
 
     # Sending.
 
-    async def _send(self, topic_id: UUID, standing: Standing, letters: list[Letter]) -> None:
+    async def _send(self, topic_id: UUID, state: RedriveState, letters: list[DeadLetter]) -> None:
         originals = await self._originals(letters)
         self.result.gone += len(letters) - len(originals)
         targets = {}
@@ -293,22 +311,22 @@ class Redrive:
             self.result.sent.update(_kind(letter) for letter in letters)
             return
         ends = await self._ends(set(targets.values()))
-        standing.sending = Sending(letters[0].offset, letters[-1].offset, ends)
-        await self._ledger.write(topic_id, standing)
+        state.sending = Sending(letters[0].offset, letters[-1].offset, ends)
+        await self._ledger.write(topic_id, state)
         stored = await self._produce(letters, originals, targets)
         for letter in stored:
-            standing.done.add(letter.offset)
-            standing.counts[letter.group] = standing.counts.get(letter.group, 0) + 1
+            state.done.add(letter.offset)
+            state.counts[letter.group] = state.counts.get(letter.group, 0) + 1
         await self._free(stored)
         self.result.sent.update(_kind(letter) for letter in stored)
-        standing.sending = None
-        await self._ledger.write(topic_id, standing)
+        state.sending = None
+        await self._ledger.write(topic_id, state)
         if self.plan.rate is not None:
             due_s = self._begun_s + self.result.total / self.plan.rate
             await asyncio.sleep(max(0.0, due_s - self.cluster.now()))
 
-    async def _target(self, letter: Letter) -> TopicPartition | None:
-        """Where a letter's record goes: to its old partition, or by its key in another topic."""
+    async def _target(self, letter: DeadLetter) -> TopicPartition | None:
+        """Return a letter's target: its source partition, or the key's in another topic."""
         name = self.plan.to or letter.source_topic
         if name == self.plan.topic:
             self.result.homeless[name] += 1
@@ -328,12 +346,13 @@ class Redrive:
 
     async def _produce(
         self,
-        letters: Sequence[Letter],
+        letters: Sequence[DeadLetter],
         originals: dict[int, Record],
         targets: dict[int, TopicPartition],
-    ) -> list[Letter]:
-        """Send letters, and those once more by themselves that were refused together with others;
-        the letters that are stored."""
+    ) -> list[DeadLetter]:
+        """Send letters and return those that are stored. If a batch is rejected because of some
+        records, its valid records are sent again individually.
+        """
         stored, refused = await self._produce_together(letters, originals, targets)
         for letter in refused:
             again, _ = await self._produce_together([letter], originals, targets)
@@ -343,10 +362,10 @@ class Redrive:
 
     async def _produce_together(
         self,
-        letters: Sequence[Letter],
+        letters: Sequence[DeadLetter],
         originals: dict[int, Record],
         targets: dict[int, TopicPartition],
-    ) -> tuple[list[Letter], list[Letter]]:
+    ) -> tuple[list[DeadLetter], list[DeadLetter]]:
         now_ms = self.cluster.environment.now_ms()
         futures = []
         for letter in letters:
@@ -371,12 +390,13 @@ class Redrive:
                 refused.append(letter)
                 self.result.refusal = outcome
             else:
-                raise outcome  # Sent or not: the ledger tells the next redrive where to look.
+                raise outcome  # Sent or not: the ledger shows the next redrive where to look.
         return stored, refused
 
-    async def _free(self, letters: Iterable[Letter]) -> None:
-        """Let the keys go on that these letters' records may hold. Raises `ClientError` while the
-        brokers cannot be reached: whoever takes over frees them then."""
+    async def _free(self, letters: Iterable[DeadLetter]) -> None:
+        """Release the keys that these letters' records may block. Raises `ClientError` while the
+        brokers are unreachable; the next redrive then releases them.
+        """
         held: dict[str, dict[TopicPartition, OffsetSet]] = {}
         for letter in letters:
             source = TopicPartition(letter.source_topic, letter.source_partition)
@@ -398,34 +418,34 @@ class Redrive:
 
     # Taking over.
 
-    async def _take_over(self, topic_id: UUID, standing: Standing) -> None:
-        """Find what an interrupted redrive did send, in the logs that it sent to."""
-        sending = standing.sending
+    async def _take_over(self, topic_id: UUID, state: RedriveState) -> None:
+        """Find the letters that an interrupted redrive sent, by reading the target logs."""
+        sending = state.sending
         assert sending is not None
-        ours = f"{standing.topic}-{standing.partition}"
+        ours = f"{state.topic}-{state.partition}"
         now = await self._ends(sending.ends)
         for where, end in sending.ends.items():
             if where not in now or now[where] <= end:
                 continue
             async for fetched in self._fetcher.range(*where, end, now[where] - 1):
                 for record in fetched.records():
-                    topic, _, offset = named_letter(record.headers).rpartition("@")
+                    topic, _, offset = redriven_from(record.headers).rpartition("@")
                     if topic != ours or not offset.isdigit():
                         continue
                     if sending.first <= int(offset) <= sending.last:
-                        standing.done.add(int(offset))
-        letters = TopicPartition(standing.topic, standing.partition)
+                        state.done.add(int(offset))
+        letters = TopicPartition(state.topic, state.partition)
         await self._free(
             letter
             for record in await self._source_records(letters, sending.first, sending.last)
-            if record.offset in standing.done
-            and (letter := letter_of(*letters, record)) is not None
+            if record.offset in state.done
+            and (letter := parse_dead_letter(*letters, record)) is not None
         )
-        standing.sending = None
-        await self._ledger.write(topic_id, standing)
+        state.sending = None
+        await self._ledger.write(topic_id, state)
 
     async def _ends(self, wanted: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Log ends; partitions that are gone are left out."""
+        """Return the log ends of partitions; deleted partitions are left out."""
         listed = await self._topics.offsets(dict.fromkeys(wanted, int(OffsetSpec.LATEST)))
         return {w: o.offset for w, o in listed.items() if not isinstance(o, KafkaError)}
 
@@ -441,12 +461,12 @@ class Redrive:
         return found
 
 
-def _kind(letter: Letter) -> Kind:
+def _kind(letter: DeadLetter) -> Kind:
     return Kind(letter.source_topic, letter.group, letter.reason)
 
 
 class _Turn:
-    """The right to redrive a topic, held by being the one member of a consumer group."""
+    """The exclusive right to redrive a topic: single membership in a consumer group."""
 
     def __init__(self, cluster: Cluster, topic: str) -> None:
         self._cluster = cluster
@@ -455,40 +475,41 @@ class _Turn:
         self._topic = topic
 
     async def take(self, waiting: Callable[[str], None]) -> None:
-        """Wait until no other member is there. Raises `KafkaError` after `TURN_TIMEOUT_S`."""
+        """Wait until the group has no other member. Raises `KafkaError` after `TURN_TIMEOUT_S`."""
         deadline = self._cluster.now() + TURN_TIMEOUT_S
-        told = False
+        warned = False
         while True:
             await self._member.join()
             others = await self._others()
             if not others:
                 return
             await self._member.leave()
-            why = f"another redrive of {self._topic} is under way, or was killed, at {others[0]}"
+            why = f"another redrive of {self._topic} runs, or was killed, at {others[0]}"
             if self._cluster.now() > deadline:
-                raise KafkaError(ErrorCode.non_empty_group, f"{why}; end it first")
-            if not told:
-                waiting(f"{why}; waiting for its end")
-            told = True
+                raise KafkaError(ErrorCode.non_empty_group, f"{why}. Stop it first")
+            if not warned:
+                waiting(f"{why}. Waiting for its end")
+            warned = True
             await asyncio.sleep(1.0)
 
     def check(self) -> None:
-        """Raises what ended the turn: `KafkaError` FENCED_MEMBER_EPOCH if this member was silent
-        for so long that the broker gave it up."""
+        """Raise the error that ended the turn: `KafkaError` FENCED_MEMBER_EPOCH if the broker
+        removed this member after its session timeout.
+        """
         self._member.check()
         if self._member.lost:
             raise KafkaError(
                 ErrorCode.fenced_member_epoch,
-                f"this redrive of {self._topic} was silent for too long and lost its turn; what it"
-                " did is remembered, start it again",
+                f"the redrive of {self._topic} was removed from its group after its session"
+                " timeout. Its progress is stored: start it again",
             )
 
     async def leave(self) -> None:
-        """Let others begin."""
+        """Leave the group, so that another redrive can start."""
         await self._member.leave()
 
     async def _others(self) -> list[str]:
-        """The clients of other members."""
+        """Return the client ids of other members."""
         group = self._member.group
         found = (await self._groups.describe([group]))[group]
         if not isinstance(found, Group):

@@ -1,20 +1,18 @@
-"""What has been redriven, remembered in the cluster: a compacted topic with one record for each
-partition of a dead-letter topic.
+"""The ledger of redrives: a compacted topic with one record per dead-letter partition.
 
-It outlives the offsets of groups, which expire, and takes sets of any shape, which a committed
-position cannot: letters that a filter left out can be redriven later. A record tells the letters
-that are done, and what is being sent: before letters are sent, their range is written down with the
-ends of the logs they go to, so that whoever takes over finds there those that did arrive. Keyed by
-topic id: a dead-letter topic made anew begins without a past.
+A ledger outlives the offsets of groups, which expire. It can hold any set of offsets, which a
+committed position cannot: letters that a filter excluded can be redriven later. A record holds the
+letters that are done and the range in progress. The range is written before the letters are sent,
+with the end offsets of their target logs. After a crash the next redrive reads the target logs from
+there and finds the letters that arrived. Records are keyed by topic id, so a recreated dead-letter
+topic starts without history.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
-from uuid import UUID
+from typing import TYPE_CHECKING, Any
 
 from shoal.client.cluster import Cluster, TopicPartition
 from shoal.client.errors import KafkaError
@@ -24,13 +22,17 @@ from shoal.client.topics import NewTopic, OffsetSpec, Topics
 from shoal.protocol.errors import ErrorCode
 from shoal.record.offset_set import OffsetSet
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from uuid import UUID
+
 LEDGER = "shoal-redrives"
 _PARTITION = TopicPartition(LEDGER, 0)
 
 
 @dataclass(slots=True)
 class Sending:
-    """Letters under way: their range, and where the logs ended that they go to."""
+    """A range of letters in progress, and the end offsets of their target logs before it."""
 
     first: int
     last: int
@@ -38,8 +40,8 @@ class Sending:
 
 
 @dataclass(slots=True)
-class Standing:
-    """How far one partition of a dead-letter topic is redriven; `counts` by share group."""
+class RedriveState:
+    """The redrive state of one dead-letter partition; `counts` are letters by share group."""
 
     topic: str
     partition: int
@@ -48,7 +50,7 @@ class Standing:
     sending: Sending | None = None
 
     def text(self) -> bytes:
-        """As it stands in the ledger."""
+        """Encode the state as a ledger record's value."""
         fields: dict[str, Any] = {
             "topic": self.topic,
             "partition": self.partition,
@@ -67,8 +69,8 @@ class Standing:
         return json.dumps(fields, separators=(",", ":")).encode()
 
     @classmethod
-    def parse(cls, text: bytes) -> Standing:
-        """Raises `ValueError` or `KeyError` for bytes that are none."""
+    def parse(cls, text: bytes) -> RedriveState:
+        """Decode a record's value. Raises `ValueError` or `KeyError`."""
         fields = json.loads(text)
         sending = fields.get("sending")
         return cls(
@@ -90,15 +92,15 @@ class Standing:
         )
 
 
-class Ledger:
+class RedriveLedger:
     """The ledger of one cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self._producer = Producer(cluster, compression="gzip", linger_ms=0)
 
-    async def read(self, topic_id: UUID) -> dict[int, Standing]:
-        """The standings of one dead-letter topic, by partition. Raises `KafkaError`."""
+    async def read(self, topic_id: UUID) -> dict[int, RedriveState]:
+        """Return the states of one dead-letter topic by partition. Raises `KafkaError`."""
         topics = Topics(self.cluster)
         bounds = []
         for spec in (OffsetSpec.EARLIEST, OffsetSpec.LATEST):
@@ -108,30 +110,28 @@ class Ledger:
                     return {}
                 raise listed
             bounds.append(listed.offset)
-        found: dict[int, Standing] = {}
+        found: dict[int, RedriveState] = {}
         if bounds[0] == bounds[1]:
             return found
         fetcher = Fetcher(self.cluster)
         async for fetched in fetcher.range(LEDGER, 0, bounds[0], bounds[1] - 1):
             for record in fetched.records():
-                standing = _standing(topic_id, record.key, record.value)
-                if standing is not None:
-                    found[standing.partition] = standing
+                state = _parse_record(topic_id, record.key, record.value)
+                if state is not None:
+                    found[state.partition] = state
         return found
 
     async def create(self) -> None:
-        """Make the ledger's topic, unless it is there. Raises `KafkaError`."""
+        """Create the ledger's topic if it does not exist. Raises `KafkaError`."""
         new = NewTopic(LEDGER, 1, -1, configs={"cleanup.policy": "compact"})
         made = (await Topics(self.cluster).create([new]))[LEDGER]
         if isinstance(made, KafkaError) and made.code != ErrorCode.topic_already_exists:
-            raise KafkaError(
-                made.code, f"topic {LEDGER}, which remembers what was redriven: {made}"
-            )
+            raise KafkaError(made.code, f"creating topic {LEDGER}, the ledger of redrives: {made}")
 
-    async def write(self, topic_id: UUID, standing: Standing) -> None:
-        """Note a standing; it is stored when this returns. Raises `KafkaError`."""
-        key = f"{topic_id}:{standing.partition}".encode()
-        stored = await self._producer.send(LEDGER, standing.text(), key=key, partition=0)
+    async def write(self, topic_id: UUID, state: RedriveState) -> None:
+        """Store a state and wait until it is stored. Raises `KafkaError`."""
+        key = f"{topic_id}:{state.partition}".encode()
+        stored = await self._producer.send(LEDGER, state.text(), key=key, partition=0)
         try:
             await stored
         except KafkaError as error:
@@ -139,20 +139,20 @@ class Ledger:
                 raise
             raise KafkaError(
                 error.code,
-                f"the letters of {standing.topic}-{standing.partition} that were redriven are too"
-                f" scattered to be remembered in one record of {LEDGER}: raise its"
-                " max.message.bytes, or redrive those between them too",
+                f"the redriven letters of {state.topic}-{state.partition} form too many ranges for"
+                f" one record of {LEDGER}. Raise its max.message.bytes, or also redrive the"
+                " letters between them",
             ) from None
 
     async def close(self) -> None:
         await self._producer.close()
 
 
-def _standing(topic_id: UUID, key: bytes | None, value: bytes | None) -> Standing | None:
-    """The standing that a record of the ledger tells, if it is of that topic."""
+def _parse_record(topic_id: UUID, key: bytes | None, value: bytes | None) -> RedriveState | None:
+    """Return the state in a ledger record, or None if it belongs to another topic."""
     if key is None or value is None or not key.startswith(f"{topic_id}:".encode()):
         return None
     try:
-        return Standing.parse(value)
+        return RedriveState.parse(value)
     except (ValueError, KeyError, TypeError):
         return None

@@ -1,7 +1,8 @@
 """The client's side of a SASL/SCRAM exchange (RFC 5802, RFC 7677), without I/O.
 
-`first()` gives the opening message, `final(server_first)` the proof, `verify(server_final)` checks
-that the server knew the password too. The nonce is an argument, so an exchange can be replayed.
+`first()` returns the opening message and `final(server_first)` the proof. `verify(server_final)`
+checks that the server also knows the password. The nonce is an argument, so tests can replay an
+exchange.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from shoal.client.errors import SecurityError
 
 DIGESTS = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
-#: RFC 7677 asks for at least 4096 rounds; a server that asks for millions wants to burn our CPU.
+#: Upper bound of iterations. RFC 7677 requires at least 4096; millions would exhaust the CPU.
 ITERATIONS_MAX = 1_000_000
 
 
@@ -35,7 +36,7 @@ class ScramClient:
         return f"n,,{self._first_bare}".encode()
 
     def final(self, server_first: bytes) -> bytes:
-        """The client's proof for the server's challenge."""
+        """Return the client's proof for the server's challenge."""
         text = server_first.decode()
         parts = _attributes(text)
         try:
@@ -59,7 +60,7 @@ class ScramClient:
         return f"{without_proof},p={base64.b64encode(proof).decode()}".encode()
 
     def verify(self, server_final: bytes) -> None:
-        """Raises `SecurityError` when the broker refuses, or does not know the password itself."""
+        """Raise `SecurityError` if the broker refused, or does not know the password itself."""
         parts = _attributes(server_final.decode())
         if "e" in parts:
             raise SecurityError(f"SCRAM authentication of {self.username!r} failed: {parts['e']}")
@@ -68,7 +69,9 @@ class ScramClient:
         except ValueError:
             given = b""
         if not hmac.compare_digest(given, self._server_signature):
-            raise SecurityError("the broker's SCRAM signature is wrong: it is not who it claims")
+            raise SecurityError(
+                "the broker's SCRAM signature is wrong: it does not know the password"
+            )
 
 
 def _attributes(text: str) -> dict[str, str]:

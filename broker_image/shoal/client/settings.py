@@ -1,8 +1,8 @@
-"""How to reach and speak with a cluster: addresses, security, timeouts.
+"""Client settings: addresses, security and timeouts.
 
-`Settings.of` reads Kafka's client properties, in the Java client's words and in librdkafka's
+`Settings.of` reads client properties in the notation of the Java client and of librdkafka
 (`sasl.jaas.config`, or `sasl.username` and `sasl.password`; PEM truststores, or `ssl.ca.location`).
-A property that this client does not know is refused by name rather than ignored.
+It refuses an unknown property by name.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from __future__ import annotations
 import re
 import ssl
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.client.errors import SecurityError
 from shoal.client.scram import DIGESTS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Address = tuple[str, int]
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
@@ -26,22 +28,22 @@ DEFAULT_PORT = 9092
 
 
 def addresses(bootstrap: str) -> tuple[Address, ...]:
-    """`host:port,host:port` as pairs; a port that is left out is 9092. IPv6 stands in brackets."""
+    """Parse `host:port,host:port`. The default port is 9092. IPv6 addresses need brackets."""
     found = []
     for part in filter(None, (p.strip() for p in bootstrap.split(","))):
         match = re.fullmatch(r"(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>\d+))?", part)
         port = int(match["port"] or DEFAULT_PORT) if match else 0
         if match is None or not 0 < port < 65536:
-            raise ValueError(f"bootstrap.servers: {part!r} is no host:port")
+            raise ValueError(f"bootstrap.servers: {part!r} is not HOST:PORT")
         found.append((match["v6"] or match["host"], port))
     if not found:
-        raise ValueError("bootstrap.servers names no broker; give at least one host:port")
+        raise ValueError("bootstrap.servers is empty. Set at least one host:port")
     return tuple(found)
 
 
 @dataclass(frozen=True)
 class Security:
-    """What `security.protocol` and its companions say. PEM material is a path or the text."""
+    """`security.protocol` and related properties. PEM material is a path or the text."""
 
     protocol: str = "PLAINTEXT"
     mechanism: str = "PLAIN"
@@ -56,11 +58,11 @@ class Security:
     def __post_init__(self) -> None:
         if self.protocol not in PROTOCOLS:
             raise SecurityError(
-                f"security.protocol {self.protocol!r} is none of {', '.join(PROTOCOLS)}"
+                f"security.protocol {self.protocol!r} is not one of {', '.join(PROTOCOLS)}"
             )
         if self.sasl and self.mechanism not in MECHANISMS:
             raise SecurityError(
-                f"sasl.mechanism {self.mechanism!r} is none of {', '.join(MECHANISMS)}"
+                f"sasl.mechanism {self.mechanism!r} is not one of {', '.join(MECHANISMS)}"
             )
         if self.sasl and not self.username:
             raise SecurityError(
@@ -74,7 +76,7 @@ class Security:
 
     @cached_property
     def tls(self) -> ssl.SSLContext | None:
-        """The context for new connections; None without TLS."""
+        """Return the context for new connections, or None without TLS."""
         if not self.protocol.endswith("SSL"):
             return None
         context = ssl.create_default_context()
@@ -95,7 +97,7 @@ class Security:
 def _load_pair(
     context: ssl.SSLContext, certificate: str, key: str | None, password: str | None
 ) -> None:
-    """Python loads a key pair from files alone, so inline text goes through a private file."""
+    """Load a key pair from files, or from inline text by way of a private file."""
     texts = [t for t in (key, certificate) if t and "-----BEGIN" in t]
     if not texts:
         context.load_cert_chain(certificate, key, password)
@@ -109,7 +111,7 @@ def _load_pair(
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything a `Cluster` needs to know. Times are milliseconds."""
+    """The settings of a `Cluster`. Times are milliseconds."""
 
     bootstrap: tuple[Address, ...]
     client_id: str = "shoal"
@@ -122,7 +124,7 @@ class Settings:
 
     @classmethod
     def of(cls, bootstrap: str, properties: Mapping[str, str] | None = None) -> Settings:
-        """Settings from Kafka's client properties. Raises `ValueError` for one it does not know."""
+        """Parse Kafka's client properties. Raises `ValueError` for an unknown property."""
         settings = cls(addresses(bootstrap))
         security: dict[str, str] = {}
         for name, value in (properties or {}).items():
@@ -132,7 +134,7 @@ class Settings:
                 security[name] = value
             else:
                 raise ValueError(
-                    f"this client knows no property {name!r}; it knows "
+                    f"this client does not support property {name!r}; it supports "
                     + ", ".join(sorted({*_PLAIN, *_SECURITY}))
                 )
         return replace(settings, security=_security(security)) if security else settings
@@ -146,7 +148,7 @@ _PLAIN = {
     "metadata.max.age.ms": "metadata_max_age_ms",
     "delivery.timeout.ms": "delivery_timeout_ms",
 }
-#: Fields of `Security`, and the properties that may give them; two of them must say the same.
+#: Fields of `Security` and the properties that set them. If two are set, they must agree.
 _SECURITY_FIELDS = {
     "protocol": ("security.protocol",),
     "mechanism": ("sasl.mechanism", "sasl.mechanisms"),
@@ -190,7 +192,7 @@ def _security(given: Mapping[str, str]) -> Security:
     for store in ("truststore", "keystore"):
         if f"ssl.{store}.location" in given and given.get(f"ssl.{store}.type") != "PEM":
             raise SecurityError(
-                f"ssl.{store}.location: only PEM stores are read; convert the store and set "
+                f"ssl.{store}.location: this client reads PEM stores only. Convert it and set "
                 f"ssl.{store}.type=PEM"
             )
     fields: dict[str, Any] = {}
@@ -200,11 +202,11 @@ def _security(given: Mapping[str, str]) -> Security:
     for name, sources in _SECURITY_FIELDS.items():
         said = [(_JAAS_CONFIG, fields[name])] if name in fields else []
         said += [(source, given[source]) for source in sources if given.get(source)]
-        # A keystore may have a key or a certificate beside the one that is named.
+        # A keystore may hold a key or certificate in addition to the named one.
         single = [one for one in said if one[0] != "ssl.keystore.location"]
         for source, value in single[1:]:
             if value != single[0][1]:
-                raise SecurityError(f"{single[0][0]} and {source} differ; give one of them")
+                raise SecurityError(f"{single[0][0]} and {source} differ. Set one of them")
         if said:
             value = said[0][1]
             fields[name] = value.upper() if name in ("protocol", "mechanism") else value

@@ -1,18 +1,17 @@
-"""A member of a share group: acquire records, settle them, release what is left (KIP-932).
+"""A member of a share group: acquire records, settle them, release the rest (KIP-932).
 
-Acquiring is one ShareFetch to each broker that leads an assigned partition (`share_node`). Nothing
-is fetched ahead, so every lock that this member holds is known to its caller. Settling is
-ShareAcknowledge (accept, release, reject, renew), or rides on the next fetch.
+To acquire, the session sends one ShareFetch to each broker that leads an assigned partition
+(`share_node`). It never fetches ahead, so the caller knows every lock that this member holds. To
+settle, it sends ShareAcknowledge (accept, release, reject, renew) or adds the acknowledgements to
+the next fetch.
 
-One task at a time may call a session; heartbeats run beside it.
+One task at a time may call a session. Heartbeats run in the background.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from shoal.client.acquired import Acknowledgement as Acknowledgement
 from shoal.client.acquired import AcknowledgeType as AcknowledgeType
@@ -22,23 +21,28 @@ from shoal.client.acquired import AcquireMode as AcquireMode
 from shoal.client.acquired import Acquisition as Acquisition
 from shoal.client.acquired import Refusal as Refusal
 from shoal.client.acquired import SharedRecord as SharedRecord
-from shoal.client.cluster import Cluster
 from shoal.client.errors import ClientError, ConnectionLost, KafkaError, transient
 from shoal.client.membership import Assignment, Membership
 from shoal.client.share_node import Limits, NodeSession, Partitions, of_lost_locks
 from shoal.protocol.api import ApiKey
 
-#: One long poll when several brokers are asked: the answers are waited for together, so a busy
-#: broker's records wait at most this long for a quiet one.
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from uuid import UUID
+
+    from shoal.client.cluster import Cluster
+
+#: Longest wait of one poll if several brokers are asked. A round ends with its slowest answer, so
+#: this bounds the delay of a busy broker's records by an idle broker.
 LONG_POLL_MS_MAX = 250
-#: A round that ends sooner without a record was no long poll: pause instead of asking in circles.
+#: A round without records that ends sooner than this was no long poll: pause before the next.
 QUICK_ROUND_S = 0.02
-#: The same of a round in which no broker was reached.
+#: The same for a round in which no broker was reachable.
 UNREACHED_S = 0.1
 
 
 class ShareMembership(Membership):
-    """The heartbeat of a share group's member."""
+    """The heartbeat of a share-group member."""
 
     api_key: ClassVar[ApiKey] = ApiKey.SHARE_GROUP_HEARTBEAT
 
@@ -60,7 +64,7 @@ class ShareMembership(Membership):
 
 
 class ShareSession:
-    """One member with its locks. Made by `ShareSession.join`; `await close()` releases all."""
+    """One member and its locks. Created by `ShareSession.join`; `await close()` releases all."""
 
     def __init__(self, cluster: Cluster, membership: ShareMembership) -> None:
         self.cluster = cluster
@@ -77,7 +81,7 @@ class ShareSession:
         """Become a member of `group` that subscribes to `topics`.
 
         Raises `KafkaError`: GROUP_MAX_SIZE_REACHED, INVALID_GROUP_ID or GROUP_ID_NOT_FOUND for a
-        group of another type, UNSUPPORTED_VERSION where share groups are off.
+        group of another type, UNSUPPORTED_VERSION if share groups are disabled.
         """
         membership = ShareMembership(cluster, group, topics, rack)
         await membership.join()
@@ -99,7 +103,7 @@ class ShareSession:
 
     @property
     def assignment(self) -> Assignment:
-        """Topic ids and their partitions that this member may acquire from at present."""
+        """The topic ids and partitions that this member may acquire from now."""
         return self.membership.assignment
 
     async def acquire(
@@ -113,13 +117,13 @@ class ShareSession:
         acknowledgements: Iterable[Acknowledgement] = (),
         payload: bool = True,
     ) -> Acquisition:
-        """Lock records that are available, waiting up to `max_wait_ms` for the first.
+        """Lock available records; wait up to `max_wait_ms` for the first.
 
-        `acknowledgements` ride along and cost no request of their own; renewals may not, use
-        `acknowledge`. Without `payload` the result tells ranges and batch sizes alone, and a
-        broker that can leaves the records at home. Returns an empty acquisition when the time is
-        over. Raises what ended the membership, and `KafkaError` of brokers that refused until
-        then, such as SHARE_SESSION_LIMIT_REACHED.
+        `acknowledgements` are sent with the fetch and need no request of their own. Renewals need
+        `acknowledge`. Without `payload` the result has only ranges and batch sizes, and brokers
+        that support it send no records. Returns an empty acquisition after `max_wait_ms`. Raises
+        the error that ended the membership, or a broker's refusal that lasts, such as
+        SHARE_SESSION_LIMIT_REACHED.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + max_wait_ms / 1000
@@ -147,10 +151,10 @@ class ShareSession:
                     await asyncio.sleep(QUICK_ROUND_S if self._nodes else UNREACHED_S)
 
     async def acknowledge(self, acknowledgements: Iterable[Acknowledgement]) -> tuple[Refusal, ...]:
-        """Settle or renew locked offsets; what the broker refuses comes back.
+        """Settle or renew locked offsets; return the acknowledgements that the broker rejected.
 
-        Acknowledgements of one partition stand or fall together. A renewal restarts the locks'
-        time (`lock_timeout_ms`) and keeps the records with this member.
+        Acknowledgements of one partition succeed or fail together. A renewal restarts the lock
+        timeout (`lock_timeout_ms`) and keeps the records with this member.
         """
         async with self._one_at_a_time:
             refusals: list[Refusal] = []
@@ -161,16 +165,15 @@ class ShareSession:
             return tuple(refusals)
 
     async def renew(self, acquired: Iterable[Acquired]) -> tuple[Refusal, ...]:
-        """Start the locks of these anew (KIP-1222); needs `share.renew.acknowledge.enable`."""
+        """Renew these locks (KIP-1222); needs `share.renew.acknowledge.enable`."""
         return await self.acknowledge(
             ack for one in acquired for ack in one.acknowledge(AcknowledgeType.RENEW)
         )
 
     async def close(self, *, undelivered: bool = False) -> None:
-        """Release every lock and leave the group. Failures are passed over: locks run out.
+        """Release every lock and leave the group. Errors are ignored: locks expire.
 
-        `undelivered` says that nothing came of what is still locked, so that its delivery does not
-        count; Kafka's brokers count it all the same.
+        With `undelivered` the released deliveries do not count. Apache Kafka counts them anyway.
         """
         async with self._one_at_a_time:
             await asyncio.gather(
@@ -182,15 +185,15 @@ class ShareSession:
             self._nodes.clear()
             await self.membership.leave()
 
-    # -- fetching
+    # Fetching
 
     async def _fetch(
         self, acks: list[Acknowledgement], refusals: list[Refusal], wait_ms: int, limits: Limits
     ) -> list[Acquired]:
-        """One round over all brokers that lead assigned partitions. Sessions with others stay:
-        to close them would release what the member is still at work on.
+        """Fetch once from every broker that leads an assigned partition. Keep other sessions open:
+        closing one would release records that the member still processes.
 
-        Raises a broker's refusal where nothing was acquired; network failures are passed over.
+        Raises a broker's refusal if nothing was acquired. Network errors are ignored.
         """
         carried = await self._by_node(acks, refusals)
         try:
@@ -225,7 +228,7 @@ class ShareSession:
             if isinstance(result, KafkaError):
                 refused = result
             elif isinstance(result, ClientError) and transient(result):
-                # Somebody else may lead by now what this broker led, and nobody says so.
+                # Read metadata again: the partitions of a lost broker may have new leaders.
                 for topic_id, _ in by_leader.get(n, frozenset()):
                     self.cluster.forget_topic_id(topic_id)
             elif isinstance(result, BaseException):
@@ -237,7 +240,7 @@ class ShareSession:
         return found
 
     async def _by_leader(self) -> dict[int, Partitions]:
-        """The assigned partitions of each broker; those without a leader wait."""
+        """Return the assigned partitions by leader, without those that have no leader."""
         found: dict[int, set[tuple[UUID, int]]] = {}
         for topic_id, partitions in self.assignment.items():
             name = await self.cluster.topic_name(topic_id)
@@ -271,12 +274,12 @@ class ShareSession:
         finally:
             self._heard(node_id, node)
 
-    # -- acknowledging
+    # Acknowledging
 
     async def _by_node(
         self, acks: list[Acknowledgement], refusals: list[Refusal]
     ) -> dict[int, list[Acknowledgement]]:
-        """Acknowledgements by the broker whose session holds the lock."""
+        """Group acknowledgements by the broker whose session holds the lock."""
         found: dict[int, list[Acknowledgement]] = {}
         for ack in acks:
             try:
@@ -297,24 +300,26 @@ class ShareSession:
         await node.acknowledge(acks, refusals)
         self._heard(node_id, node)
 
-    # -- sessions
+    # Sessions
 
     async def _node(self, node_id: int, patience_s: float | None) -> NodeSession:
-        """The session with a broker. A connection that takes longer than `patience_s` goes on to be
-        made, and is there for a later round: the other brokers' records do not wait for it."""
+        """Return the session with a broker. A connection attempt that takes longer than
+        `patience_s` continues in the background for a later round, so that other brokers' records
+        do not wait.
+        """
         node = self._nodes.get(node_id)
         if node is None or node.link.closed:
             try:
                 async with asyncio.timeout(patience_s):
                     link = await self.cluster.connection(node_id, self._lane)
             except TimeoutError:
-                raise ConnectionLost(f"broker {node_id} does not answer yet") from None
+                raise ConnectionLost(f"broker {node_id} has not answered yet") from None
             node = NodeSession(self.cluster, self.membership, link, node_id)
             self._nodes[node_id] = node
         return node
 
     def _heard(self, node_id: int, node: NodeSession) -> None:
-        """A broker has answered, or is lost: then a later round connects anew."""
+        """Handle a broker's answer or loss. A later round reconnects to a lost broker."""
         self.lock_timeout_ms = node.lock_timeout_ms or self.lock_timeout_ms
         if node.link.closed:
             self._nodes.pop(node_id, None)

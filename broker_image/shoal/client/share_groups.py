@@ -1,31 +1,35 @@
-"""The admin's calls on a share group's positions: start offsets, lag, resets (KIP-932, KIP-1226).
+"""Admin calls on a share group's positions: start offsets, lag, resets (KIP-932, KIP-1226).
 
-Lag is the broker's: log end offset, less start offset, less records already settled behind the
-start offset. Records in flight count as lag. -1 means that the broker does not know yet.
+The broker computes the lag: log end offset, minus start offset, minus settled records after the
+start offset. Records in flight count as lag. -1 means unknown.
 
-Where dead-lettered records hold their keys (`share.ordering.key.dead.letter=hold`), `offsets` tells
-which do, and `free` lets these keys go on.
+If dead-lettered records block their keys (`share.ordering.key.dead.letter=hold`), `offsets` returns
+these records and `free` releases their keys.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-from uuid import UUID
+from typing import TYPE_CHECKING, Any
 
-from shoal.client import rows
-from shoal.client.cluster import Cluster, TopicPartition
+from shoal.client import message_fields
 from shoal.client.errors import KafkaError
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.features import HELD_KEYS_FEATURE
 
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from shoal.client.cluster import Cluster, TopicPartition
+
 
 @dataclass(frozen=True, slots=True)
 class ShareOffset:
-    """Where a share group stands in one partition; -1 for what is not known yet. `held` are the
-    offsets, as ranges, of dead-lettered records that hold their keys."""
+    """A share group's position in one partition; -1 for unknown. `held` are the offset ranges of
+    dead-lettered records that block their keys.
+    """
 
     start_offset: int
     leader_epoch: int
@@ -35,7 +39,7 @@ class ShareOffset:
 
 
 class ShareGroups:
-    """Reached as `Admin.share_groups`."""
+    """Calls on share groups, reached as `Admin.share_groups`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -43,9 +47,9 @@ class ShareGroups:
     async def offsets(
         self, groups: Mapping[str, Iterable[TopicPartition] | None] | Iterable[str]
     ) -> dict[str, dict[TopicPartition, ShareOffset | KafkaError] | KafkaError]:
-        """Positions and lag of share groups: of the partitions named, or (None) of all.
+        """Return positions and lag of share groups for the named partitions, or for all (None).
 
-        Hundreds of groups are one request to each coordinator.
+        Hundreds of groups need one request per coordinator.
         """
         wanted = groups if isinstance(groups, Mapping) else dict.fromkeys(groups)
 
@@ -55,7 +59,9 @@ class ShareGroups:
             body = {"groups": [{"group_id": g, "topics": _topics(wanted[g])} for g in some]}
             answer = await self.cluster.request(node, ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, body)
             return {
-                row.group_id: rows.outcome(row, f"there is no share group {row.group_id!r}")
+                row.group_id: message_fields.error_of(
+                    row, f"there is no share group {row.group_id!r}"
+                )
                 or _offsets(row)
                 for row in answer.groups
             }
@@ -65,10 +71,10 @@ class ShareGroups:
     async def alter_offsets(
         self, group_id: str, offsets: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, KafkaError | None]:
-        """Set start offsets of a group without members; NON_EMPTY_GROUP is raised otherwise."""
+        """Set start offsets of a group without members; raises NON_EMPTY_GROUP if it has some."""
         body = {
             "group_id": group_id,
-            "topics": rows.by_topic(
+            "topics": message_fields.group_by_topic(
                 (
                     (p, {"partition_index": p.partition, "start_offset": o})
                     for p, o in offsets.items()
@@ -78,15 +84,16 @@ class ShareGroups:
         }
         answer = await self._ask(group_id, ApiKey.ALTER_SHARE_GROUP_OFFSETS, body)
         return {
-            where: rows.outcome(part, f"offset of {where} in share group {group_id!r}")
-            for where, part in rows.partitions_of(answer.responses, "topic_name")
+            where: message_fields.error_of(part, f"offset of {where} in share group {group_id!r}")
+            for where, part in message_fields.each_partition(answer.responses, "topic_name")
         }
 
     async def free(
         self, group_id: str, offsets: Mapping[TopicPartition, Sequence[tuple[int, int]]]
     ) -> dict[TopicPartition, KafkaError | None]:
-        """Let keys go on that dead-lettered records at these offsets hold; others among them are
-        passed over. Asks the partitions' leaders; UNSUPPORTED_VERSION where they cannot."""
+        """Release the keys that dead-lettered records at these offsets block; ignore other offsets.
+        Sends requests to the partition leaders; UNSUPPORTED_VERSION if they do not support it.
+        """
 
         async def call(
             node: int, some: list[TopicPartition]
@@ -94,12 +101,13 @@ class ShareGroups:
             link = await self.cluster.connection(node)
             if HELD_KEYS_FEATURE not in link.features:
                 error = KafkaError(
-                    ErrorCode.unsupported_version, "the broker knows no keys that are held"
+                    ErrorCode.unsupported_version,
+                    "the broker does not support keys that dead letters hold",
                 )
                 return dict.fromkeys(some, error)
             body = {
                 "group_id": group_id,
-                "topics": rows.by_topic(
+                "topics": message_fields.group_by_topic(
                     (
                         (
                             p,
@@ -119,8 +127,10 @@ class ShareGroups:
             }
             answer = await self.cluster.request(node, ApiKey.ALTER_SHARE_GROUP_OFFSETS, body)
             return {
-                where: rows.outcome(part, f"keys held in {where} by share group {group_id!r}")
-                for where, part in rows.partitions_of(answer.responses, "topic_name")
+                where: message_fields.error_of(
+                    part, f"keys held in {where} by share group {group_id!r}"
+                )
+                for where, part in message_fields.each_partition(answer.responses, "topic_name")
             }
 
         wanted = {where: ranges for where, ranges in offsets.items() if ranges}
@@ -129,11 +139,13 @@ class ShareGroups:
     async def delete_offsets(
         self, group_id: str, topics: Iterable[str]
     ) -> dict[str, KafkaError | None]:
-        """Forget a group's state of these topics; raises NON_EMPTY_GROUP while it has members."""
+        """Delete a group's state of these topics; raises NON_EMPTY_GROUP if it has members."""
         body = {"group_id": group_id, "topics": [{"topic_name": t} for t in topics]}
         answer = await self._ask(group_id, ApiKey.DELETE_SHARE_GROUP_OFFSETS, body)
         return {
-            row.topic_name: rows.outcome(row, f"topic {row.topic_name!r} of group {group_id!r}")
+            row.topic_name: message_fields.error_of(
+                row, f"topic {row.topic_name!r} of group {group_id!r}"
+            )
             for row in answer.responses
         }
 
@@ -159,7 +171,7 @@ def _topics(partitions: Iterable[TopicPartition] | None) -> Sequence[Mapping[str
 
 def _offsets(row: Any) -> dict[TopicPartition, ShareOffset | KafkaError]:
     return {
-        where: rows.outcome(part, f"{where} in share group {row.group_id!r}")
+        where: message_fields.error_of(part, f"{where} in share group {row.group_id!r}")
         or ShareOffset(
             part.start_offset,
             part.leader_epoch,
@@ -168,5 +180,5 @@ def _offsets(row: Any) -> dict[TopicPartition, ShareOffset | KafkaError]:
             tuple((x.first_offset, x.last_offset) for x in getattr(part, "held_offsets", ())),
         )
         for ids in [{t.topic_name: t.topic_id for t in row.topics}]
-        for where, part in rows.partitions_of(row.topics, "topic_name")
+        for where, part in message_fields.each_partition(row.topics, "topic_name")
     }

@@ -1,14 +1,14 @@
-"""The share session with one broker: its requests, and what came of each (KIP-932).
+"""The share session with one broker: its requests and their results (KIP-932).
 
-The session is that of a connection: its epoch counts requests, its partitions are told by
-difference. One that the broker has dropped is opened anew by the next fetch. The locks that it held
-are the broker's to release, and settling them is refused.
+A session belongs to a connection. Its epoch counts requests, and requests send only changed
+partitions. If the broker dropped the session, the next fetch opens a new one. The broker releases
+the old session's locks, and rejects acknowledgements of them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from shoal.client.acquired import (
@@ -19,23 +19,25 @@ from shoal.client.acquired import (
     AcquireMode,
     Refusal,
 )
-from shoal.client.cluster import Cluster
-from shoal.client.connection import Connection
 from shoal.client.errors import STALE_COORDINATOR, STALE_METADATA, ClientError, KafkaError
-from shoal.client.membership import Membership
 from shoal.protocol import codec
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.features import HEADERS_ONLY, HEADERS_ONLY_FEATURE, RELEASE_DELAY_FEATURE
 from shoal.record.batch import HEADER_SIZE, headers
 
+if TYPE_CHECKING:
+    from shoal.client.cluster import Cluster
+    from shoal.client.connection import Connection
+    from shoal.client.membership import Membership
+
 Partitions = frozenset[tuple[UUID, int]]
 _LOST_SESSION = (ErrorCode.share_session_not_found, ErrorCode.invalid_share_session_epoch)
-_LOCKS_GONE = "the broker ended the share session, and with it the locks of this member"
+_LOCKS_GONE = "the broker ended the share session and released this member's locks"
 
 
 class Limits(NamedTuple):
-    """What one acquisition may take, and whether its records are wanted too."""
+    """The limits of one acquisition, and whether it includes the records."""
 
     max_records: int
     max_bytes: int
@@ -45,7 +47,7 @@ class Limits(NamedTuple):
 
 
 class NodeSession:
-    """Its epoch, 0 while there is none, and the partitions that the broker knows of."""
+    """A session: its epoch, 0 if there is none, and the partitions that it includes."""
 
     __slots__ = (
         "_cluster",
@@ -66,7 +68,7 @@ class NodeSession:
         self.node_id = node_id
         self.epoch = 0
         self.partitions: Partitions = frozenset()
-        #: As the broker said last; 0 until it has.
+        #: The last value from the broker; 0 before the first.
         self.lock_timeout_ms = 0
 
     async def fetch(
@@ -77,8 +79,9 @@ class NodeSession:
         wait_ms: int,
         limits: Limits,
     ) -> list[Acquired]:
-        """Acquire from the `wanted` partitions. Raises what the broker refuses, or its loss; what
-        it does not take of `acks` is added to `refusals` in any case."""
+        """Acquire from the `wanted` partitions. Raises a broker's refusal or the loss of the
+        broker. Rejected `acks` are added to `refusals` in any case.
+        """
         if self.epoch == 0 and acks:
             refusals += of_lost_locks(acks)
             acks = []
@@ -101,7 +104,8 @@ class NodeSession:
         try:
             answer = await self.link.request(ApiKey.SHARE_FETCH, body, timeout_ms=timeout_ms)
         except asyncio.CancelledError:
-            # Whatever this fetch still acquires nobody will hear of: a lost connection frees it.
+            # No caller will receive what this fetch still acquires. Closing the connection releases
+            # it.
             self.link.close()
             raise
         except ClientError as lost:
@@ -128,8 +132,9 @@ class NodeSession:
         payload: bool,
         strip: bool,
     ) -> list[Acquired]:
-        """What a response acquired. A partition's refusal is raised where nothing else came, unless
-        that passes: its leader moves, or the coordinator that keeps its state."""
+        """Return what a response acquired. Raise a partition's error if nothing else was acquired,
+        unless it is transient: its leader or the share coordinator moves.
+        """
         found = []
         refused: KafkaError | None = None
         self.lock_timeout_ms = codec.ms(answer.acquisition_lock_timeout) or self.lock_timeout_ms
@@ -164,7 +169,7 @@ class NodeSession:
         return found
 
     async def acknowledge(self, acks: list[Acknowledgement], refusals: list[Refusal]) -> None:
-        """Settle or renew; what is not taken is added to `refusals`."""
+        """Settle or renew; rejected acknowledgements are added to `refusals`."""
         if self.epoch == 0 or self.link.closed:
             refusals += of_lost_locks(acks)
             return
@@ -176,7 +181,9 @@ class NodeSession:
         body["topics"] = await self._topics(frozenset(), acks, refusals)
         version = self.link.version(ApiKey.SHARE_ACKNOWLEDGE)
         if body["is_renew_ack"] and version < 2:
-            error = KafkaError(ErrorCode.unsupported_version, "the broker cannot renew locks")
+            error = KafkaError(
+                ErrorCode.unsupported_version, "the broker does not support lock renewal"
+            )
             refusals += [Refusal(ack, error) for ack in acks]
             return
         try:
@@ -195,15 +202,22 @@ class NodeSession:
         if version >= 2:
             lock_ms = codec.ms(answer.acquisition_lock_timeout)
             self.lock_timeout_ms = lock_ms or self.lock_timeout_ms
+        refusals += await self._rejected(answer, acks)
+
+    async def _rejected(self, answer: Any, acks: list[Acknowledgement]) -> list[Refusal]:
+        """Return the acknowledgements of partitions with an error."""
+        found = []
         for topic in answer.responses:
             name = await self._cluster.topic_name(topic.topic_id)
             for part in topic.partitions:
-                if part.error_code:
-                    if part.error_code in STALE_METADATA and name:
-                        self._cluster.forget_topic(name)
-                    error = KafkaError(part.error_code, part.error_message)
-                    where = (name, part.partition_index)
-                    refusals += [Refusal(ack, error) for ack in acks if ack[:2] == where]
+                if not part.error_code:
+                    continue
+                if part.error_code in STALE_METADATA and name:
+                    self._cluster.forget_topic(name)
+                error = KafkaError(part.error_code, part.error_message)
+                where = (name, part.partition_index)
+                found += [Refusal(ack, error) for ack in acks if ack[:2] == where]
+        return found
 
     async def close(self, undelivered: bool) -> None:
         """End the session, which releases its locks."""
@@ -212,7 +226,7 @@ class NodeSession:
             await self.link.request(ApiKey.SHARE_ACKNOWLEDGE, body)
 
     def step(self) -> None:
-        """A request of the session was answered."""
+        """Advance the session epoch after an answer."""
         self.epoch = 1 if self.epoch == 0x7FFFFFFF else self.epoch + 1
 
     def _forget(self) -> None:
@@ -231,8 +245,9 @@ class NodeSession:
         acks: list[Acknowledgement],
         refusals: list[Refusal],
     ) -> list[dict[str, Any]]:
-        """What a request says by topic; those of `acks` whose topic nobody knows are refused, and
-        leave `acks`."""
+        """Return the request's rows by topic. Acknowledgements of unknown topics are removed from
+        `acks` and added to `refusals`.
+        """
         batches: dict[UUID, dict[int, list[dict[str, Any]]]] = {}
         for topic_id, index in sorted(added):
             batches.setdefault(topic_id, {})[index] = []
@@ -265,7 +280,7 @@ class NodeSession:
 
 
 def of_lost_locks(acks: list[Acknowledgement]) -> list[Refusal]:
-    """The refusals of acknowledgements whose locks are gone with their session."""
+    """Return refusals of acknowledgements whose locks ended with their session."""
     error = KafkaError(ErrorCode.share_session_not_found, _LOCKS_GONE)
     return [Refusal(ack, error) for ack in acks]
 
@@ -273,10 +288,12 @@ def of_lost_locks(acks: list[Acknowledgement]) -> list[Refusal]:
 def _delayable(
     link: Connection, acks: list[Acknowledgement], refusals: list[Refusal]
 ) -> list[Acknowledgement]:
-    """The acknowledgements that this broker understands: delays would be passed over elsewhere."""
+    """Return the acknowledgements that this broker supports. Others would ignore the delay."""
     if RELEASE_DELAY_FEATURE in link.features:
         return acks
-    error = KafkaError(ErrorCode.unsupported_version, "the broker cannot delay what is released")
+    error = KafkaError(
+        ErrorCode.unsupported_version, "the broker does not support delayed releases"
+    )
     refusals += [Refusal(ack, error) for ack in acks if ack.delay_ms >= 0]
     return [ack for ack in acks if ack.delay_ms < 0]
 

@@ -1,31 +1,33 @@
-"""The admin's calls on topics: create, describe, grow, delete, truncate, and where offsets are.
+"""Admin calls on topics: create, describe, grow, delete, truncate, list offsets.
 
-Calls take many topics at once and give a result for each, a `KafkaError` where it failed; see
+Calls take many topics and return a result for each, a `KafkaError` if it failed; see
 `shoal.client.errors.expect`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, TypeGuard
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, TypeGuard
 
-from shoal.client import rows
+from shoal.client import message_fields
 from shoal.client.batches import Isolation
 from shoal.client.cluster import Cluster, Topic, TopicPartition
 from shoal.client.errors import KafkaError
 from shoal.protocol.api import ApiKey
 
-#: How long a broker may take until a change has reached all of it.
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from uuid import UUID
+
+#: Milliseconds within which a broker must complete a change.
 OPERATION_TIMEOUT_MS = 30_000
-#: How long is waited until a change shows in the brokers' metadata.
+#: Seconds to wait until a change is visible in the brokers' metadata.
 SETTLE_TIMEOUT_S = 10.0
 
 
 class OffsetSpec(IntEnum):
-    """Offsets with a name, as ListOffsets numbers them; a timestamp is any other number."""
+    """ListOffsets' numbers of special offsets. Any other number is a timestamp."""
 
     LATEST = -1
     EARLIEST = -2
@@ -36,9 +38,9 @@ class OffsetSpec(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:
-    """A topic to create. -1 leaves partitions or replication factor to the broker's defaults.
+    """A topic to create. -1 uses the broker's default partition count or replication factor.
 
-    `assignments` (partition to brokers, the leader first) stands in for both numbers.
+    `assignments` (partition to brokers, the leader first) replaces both numbers.
     """
 
     name: str
@@ -58,7 +60,7 @@ class CreatedTopic:
 
 @dataclass(frozen=True, slots=True)
 class ListedOffset:
-    """What ListOffsets found; `offset` is -1 where no record is as young as the timestamp."""
+    """A result of ListOffsets; `offset` is -1 if no record is at or after the timestamp."""
 
     offset: int
     timestamp_ms: int
@@ -66,18 +68,18 @@ class ListedOffset:
 
 
 class Topics:
-    """Reached as `Admin.topics`."""
+    """Calls on topics, reached as `Admin.topics`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
 
     async def list(self, *, internal: bool = False) -> dict[str, Topic]:
-        """Every topic by name; Kafka's own ones only with `internal`."""
+        """Return every topic by name; internal topics only with `internal`."""
         found = await self.cluster.all_topics()
         return {name: topic for name, topic in found.items() if internal or not topic.internal}
 
     async def describe(self, names: Iterable[str]) -> dict[str, Topic | KafkaError]:
-        """Topics with partitions, leaders and replicas, read now."""
+        """Read topics with partitions, leaders and replicas from a broker."""
         wanted = list(names)
         for name in wanted:
             self.cluster.outdate_topic(name)
@@ -90,7 +92,7 @@ class Topics:
         validate_only: bool = False,
         timeout_ms: int = OPERATION_TIMEOUT_MS,
     ) -> dict[str, CreatedTopic | KafkaError]:
-        """Create topics; returns when their leaders are known, so that they can be used."""
+        """Create topics and wait until their leaders are known."""
         body = {
             "topics": [_new_topic(t) for t in topics],
             "timeout_ms": timeout_ms,
@@ -118,7 +120,7 @@ class Topics:
     async def _settled(
         self, names: Iterable[str], done: Callable[[str, Topic | KafkaError], bool]
     ) -> None:
-        """Wait until the brokers, which follow the controller, tell so of all these topics."""
+        """Wait until the brokers' metadata, which lags the controller's, has these topics."""
         backoff = self.cluster.backoff(10, 200)
         deadline = self.cluster.now() + SETTLE_TIMEOUT_S
         left = list(names)
@@ -132,7 +134,7 @@ class Topics:
     async def delete(
         self, names: Iterable[str], *, timeout_ms: int = OPERATION_TIMEOUT_MS
     ) -> dict[str, KafkaError | None]:
-        """Delete topics with all their records; returns when they are gone."""
+        """Delete topics with all their records and wait until they are gone."""
         wanted = list(names)
         body = {
             "topics": [{"name": n, "topic_id": None} for n in wanted],
@@ -140,7 +142,10 @@ class Topics:
             "timeout_ms": timeout_ms,
         }
         answer = await self._ask(ApiKey.DELETE_TOPICS, body, timeout_ms)
-        results = {row.name: rows.outcome(row, f"topic {row.name!r}") for row in answer.responses}
+        results = {
+            row.name: message_fields.error_of(row, f"topic {row.name!r}")
+            for row in answer.responses
+        }
         deleted = [name for name, error in results.items() if error is None]
         await self._settled(deleted, lambda _, topic: isinstance(topic, KafkaError))
         return results
@@ -152,14 +157,16 @@ class Topics:
         validate_only: bool = False,
         timeout_ms: int = OPERATION_TIMEOUT_MS,
     ) -> dict[str, KafkaError | None]:
-        """Grow topics to so many partitions in all; returns when these can be used."""
+        """Increase the partition counts of topics to these totals; wait until they are usable."""
         body = {
             "topics": [{"name": n, "count": c, "assignments": None} for n, c in counts.items()],
             "timeout_ms": timeout_ms,
             "validate_only": validate_only,
         }
         answer = await self._ask(ApiKey.CREATE_PARTITIONS, body, timeout_ms)
-        results = {row.name: rows.outcome(row, f"topic {row.name!r}") for row in answer.results}
+        results = {
+            row.name: message_fields.error_of(row, f"topic {row.name!r}") for row in answer.results
+        }
         if not validate_only:
             grown = [name for name, error in results.items() if error is None]
             await self._settled(
@@ -168,7 +175,9 @@ class Topics:
         return results
 
     async def _ask(self, api_key: ApiKey, body: Mapping[str, Any], timeout_ms: int) -> Any:
-        """Ask any broker, which hands it to the controller; once, since it may have worked."""
+        """Send a request to any broker, which forwards it to the controller. Send it once: a lost
+        answer may hide a success.
+        """
         answer_ms = timeout_ms + self.cluster.settings.request_timeout_ms
         return await self.cluster.ask(api_key, body, timeout_ms=answer_ms)
 
@@ -179,7 +188,7 @@ class Topics:
         isolation: Isolation = Isolation.READ_UNCOMMITTED,
         timeout_ms: int | None = None,
     ) -> dict[TopicPartition, ListedOffset | KafkaError]:
-        """Offsets of partitions by `OffsetSpec` or timestamp (epoch milliseconds)."""
+        """Return offsets of partitions by `OffsetSpec` or timestamp (epoch milliseconds)."""
 
         async def call(
             node: int, some: list[TopicPartition]
@@ -188,7 +197,7 @@ class Topics:
                 "replica_id": -1,
                 "isolation_level": isolation,
                 "timeout_ms": self.cluster.settings.request_timeout_ms,
-                "topics": rows.by_topic(
+                "topics": message_fields.group_by_topic(
                     (p, {"partition_index": p.partition, "timestamp": specs[p]}) for p in some
                 ),
             }
@@ -197,9 +206,11 @@ class Topics:
                 where: KafkaError(part.error_code, f"offsets of {where}")
                 if part.error_code
                 else ListedOffset(
-                    part.offset, rows.timestamp(part.timestamp), getattr(part, "leader_epoch", -1)
+                    part.offset,
+                    message_fields.epoch_ms(part.timestamp),
+                    getattr(part, "leader_epoch", -1),
                 )
-                for where, part in rows.partitions_of(answer.topics)
+                for where, part in message_fields.each_partition(answer.topics)
             }
 
         return await self.cluster.on_leaders(specs, call, timeout_ms)
@@ -207,19 +218,21 @@ class Topics:
     async def delete_records(
         self, offsets: Mapping[TopicPartition, int], *, timeout_ms: int = OPERATION_TIMEOUT_MS
     ) -> dict[TopicPartition, int | KafkaError]:
-        """Drop all records before these offsets (-1: all there are); gives the new log starts."""
+        """Delete all records before these offsets (-1: all records); return the new log start
+        offsets.
+        """
 
         async def call(
             node: int, some: list[TopicPartition]
         ) -> dict[TopicPartition, int | KafkaError]:
             wanted = ((p, {"partition_index": p.partition, "offset": offsets[p]}) for p in some)
-            body = {"topics": rows.by_topic(wanted), "timeout_ms": timeout_ms}
+            body = {"topics": message_fields.group_by_topic(wanted), "timeout_ms": timeout_ms}
             answer = await self.cluster.request(node, ApiKey.DELETE_RECORDS, body)
             return {
                 where: KafkaError(part.error_code, f"deleting records of {where}")
                 if part.error_code
                 else part.low_watermark
-                for where, part in rows.partitions_of(answer.topics)
+                for where, part in message_fields.each_partition(answer.topics)
             }
 
         return await self.cluster.on_leaders(offsets, call)

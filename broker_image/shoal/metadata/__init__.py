@@ -1,6 +1,7 @@
-"""The cluster's metadata: what topics, brokers, configs and features there are, and who may say so.
+"""The cluster's metadata: topics, brokers, configs and features, and the decisions that change
+them.
 
-`controller` decides, in records; `records` are their bytes; `image` is the state after them, an
-immutable value; `delta` makes the next image and tells what changed. `configs` knows every config.
-The log that keeps the records is `server.metadata_log`'s.
+`controller` makes decisions as records, and `records` encodes them. `image` is the immutable state
+after the records. `delta` makes the next image and reports the changes. `configs` defines every
+config. `server.cluster.metadata_log` keeps the records.
 """

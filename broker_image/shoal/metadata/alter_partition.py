@@ -1,30 +1,37 @@
-"""A leader's changes of its partitions' ISR: AlterPartition (KIP-497, KIP-841, KIP-903).
+"""Changes of the ISR by partition leaders: AlterPartition (KIP-497, KIP-841, KIP-903).
 
-A change is of one partition epoch: whoever knows an older one is told so, and learns the newer from
-the metadata. A replica is let in only with the epoch of its broker's present registration, so that
-a broker that has started anew is not let in for what it had before. Pure; see `controller`.
+A change names a partition epoch. A request with an older epoch is refused, and the leader learns
+the new epoch from the metadata. A replica joins the ISR only with the epoch of its broker's current
+registration. So a restarted broker cannot join on the strength of its earlier state. Pure; see
+`controller`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.metadata import brokers
 from shoal.metadata.controller import Decision
 from shoal.metadata.delta import changed_partition
-from shoal.metadata.image import MetadataImage, PartitionImage
 from shoal.metadata.partition_changes import RECOVERED, RECOVERING, change, settled, view_of
 from shoal.protocol.errors import ErrorCode
 
-#: A request that knows no broker epochs (v2), or a replica of an unknown one.
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from uuid import UUID
+
+    from shoal.metadata.image import MetadataImage, PartitionImage
+
+#: The epoch in requests without broker epochs (v2), and of replicas whose epoch is unknown.
 NO_EPOCH = -1
 
 
 class Wish(NamedTuple):
-    """A new ISR for one partition: (broker id, broker epoch) of its members, and the epochs of
-    leader and partition that it is based on."""
+    """A requested ISR of one partition.
+
+    Has the (broker id, broker epoch) of its members, and the leader and partition epochs that it is
+    based on.
+    """
 
     topic_id: UUID | None
     partition_index: int
@@ -37,7 +44,10 @@ class Wish(NamedTuple):
 def alter_partition(
     image: MetadataImage, broker_id: int, broker_epoch: int, wishes: Iterable[Wish]
 ) -> Decision:
-    """The response is a row for each wish. Raises `ApiError` with STALE_BROKER_EPOCH."""
+    """Change the ISRs. The response has a row for each request.
+
+    Raises `ApiError` with STALE_BROKER_EPOCH.
+    """
     brokers.checked(image, broker_id, broker_epoch)
     records, rows = [], []
     for wish in wishes:
@@ -65,7 +75,7 @@ def alter_partition(
 
 def _row(broker_id: int, wish: Wish, after: PartitionImage) -> dict[str, Any]:
     if after.leader_epoch != wish.leader_epoch:
-        # The change made another leader, or a reassignment complete.
+        # The change elected another leader or completed a reassignment.
         error = ErrorCode.fenced_leader_epoch
         if after.leader != broker_id:
             error = ErrorCode.new_leader_elected
@@ -89,7 +99,7 @@ def _refusal(
         wish.leader_epoch > partition.leader_epoch
         or wish.partition_epoch > partition.partition_epoch
     ):
-        return ErrorCode.not_controller  # the sender has seen more of the metadata than this node
+        return ErrorCode.not_controller  # The sender has newer metadata than this node.
     if wish.leader_epoch < partition.leader_epoch:
         return ErrorCode.fenced_leader_epoch
     ids = [id for id, _ in wish.isr]

@@ -1,15 +1,14 @@
 """Decisions on configs of topics, brokers, groups and client metrics. Pure; see `controller`.
 
-A resource is altered as a whole or not at all. Each has its error; those without one are altered,
-whatever becomes of the others. Sources: KIP-226, KIP-339, KIP-714, KIP-1240.
+A resource is altered completely or not at all. Each resource has its own error, and one error does
+not affect the others. Sources: KIP-226, KIP-339, KIP-714, KIP-1240.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.metadata import broker_rules, client_metrics, configs, names
 from shoal.metadata.config_keys import ConfigError, Scope, Type, text_of
@@ -19,9 +18,12 @@ from shoal.metadata.image import MetadataImage, ResourceType
 from shoal.metadata.records import MetadataRecord
 from shoal.protocol.errors import ErrorCode
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
 
 class Operation(IntEnum):
-    """What IncrementalAlterConfigs may do with a config (KIP-339)."""
+    """Operations of IncrementalAlterConfigs (KIP-339)."""
 
     SET = 0
     DELETE = 1
@@ -30,7 +32,7 @@ class Operation(IntEnum):
 
 
 class Change(NamedTuple):
-    """One config of one resource; `operation` is a number off the wire."""
+    """A change of one config; `operation` is a number from the request."""
 
     name: str
     value: str | None
@@ -38,7 +40,7 @@ class Change(NamedTuple):
 
 
 class Alteration(NamedTuple):
-    """What is asked of one resource."""
+    """The requested changes of one resource."""
 
     resource_type: int
     resource_name: str
@@ -63,9 +65,9 @@ def alter_configs(
     incremental: bool,
     validate_only: bool = False,
 ) -> Decision:
-    """Alter resources; the response is AlterConfigs' rows, in the order of `alterations`.
+    """Alter resources; the response has AlterConfigs' rows in the order of `alterations`.
 
-    Not `incremental`, the changes are all that the resource has afterwards (the old AlterConfigs).
+    Unless `incremental`, the changes replace all configs of the resource (the old AlterConfigs).
     """
     records: list[MetadataRecord] = []
     rows = []
@@ -94,7 +96,7 @@ def _invalid(message: str) -> _Refused:
 
 
 def _alter(image: MetadataImage, asked: Alteration, incremental: bool) -> list[MetadataRecord]:
-    """The records of one resource's alteration. Raises `_Refused`."""
+    """Return the records of one resource's alteration. Raises `_Refused`."""
     changed = [change.name for change in asked.changes]
     if len(set(changed)) < len(changed):
         raise _invalid("Error due to duplicate config keys")
@@ -132,7 +134,7 @@ def _alter(image: MetadataImage, asked: Alteration, incremental: bool) -> list[M
 def _changed(
     image: MetadataImage, resource_type: int, change: Change, present: str | None
 ) -> str | None:
-    """The text of a config after one operation; None takes it out."""
+    """Return a config's text after one operation; None removes it."""
     if change.operation == Operation.SET:
         return change.value
     if change.operation == Operation.DELETE:
@@ -159,7 +161,7 @@ def _changed(
 
 
 def _default(image: MetadataImage, resource_type: int, name: str) -> Any:
-    """What a resource has that does not set the config."""
+    """Return the value of a config that the resource does not set."""
     if resource_type == ResourceType.TOPIC:
         return image.topic_config("")[name]
     return (
@@ -168,7 +170,7 @@ def _default(image: MetadataImage, resource_type: int, name: str) -> Any:
 
 
 def checked_topic_configs(image: MetadataImage, own: Mapping[str, str]) -> str | None:
-    """Why a topic cannot have `own` configs, or None."""
+    """Return why a topic cannot have the configs `own`, or None."""
     try:
         values = {**image.topic_config(""), **configs.parse(TOPIC, own)}
     except ConfigError as error:
@@ -238,7 +240,7 @@ def _check_group(image: MetadataImage, name: str, after: Mapping[str, str]) -> N
         raise _Refused(ErrorCode.invalid_config, reason)
 
 
-def _check_client_metrics(image: MetadataImage, name: str, after: Mapping[str, str]) -> None:
+def _check_client_metrics(_image: MetadataImage, name: str, after: Mapping[str, str]) -> None:
     if not name:
         raise _invalid("Subscription name can't be empty")
     try:

@@ -1,28 +1,31 @@
-"""What no single broker config tells: values that do not go together.
+"""Checks of broker configs that depend on several values.
 
-The server asks before it starts, and an alteration while brokers run is asked about too; the
-sentences are those of Apache Kafka 4.3.1, whose KafkaConfig refuses the same. What a configuration
-written by an earlier release holds is never looked at again.
+The server checks before it starts, and before configs are altered at run time. The errors have the
+text of Apache Kafka 4.3.1, whose KafkaConfig makes the same checks. Configs that an earlier release
+stored are not checked again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from shoal.metadata.configs import GROUP, TOPIC, Values, inherited
 
-#: Pairs of which the first may not be less than the second.
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: Pairs whose first value must be at least the second.
 _AT_LEAST = (
     ("group.share.max.share.sessions", "group.share.max.size"),
     ("replica.socket.timeout.ms", "replica.fetch.wait.max.ms"),
     ("replica.lag.time.max.ms", "replica.fetch.wait.max.ms"),
 )
-#: Memory that a thread of the cleaner needs.
+#: Minimum memory per cleaner thread.
 _DEDUPE_BYTES_MIN = 1 << 20
 
 
 def contradiction(values: Values) -> str | None:
-    """Why these values of all broker configs cannot be in force together, or None."""
+    """Return why these broker configs contradict each other, or None."""
     return next(_contradictions(values), None)
 
 
@@ -46,7 +49,7 @@ def _contradictions(values: Values) -> Iterator[str]:
 
 
 def _bounds_of_groups(values: Values) -> Iterator[str]:
-    """The bounds of group configs (KIP-1240), in order, hold what groups have without their own."""
+    """Check that group configs' bounds are ordered and include the brokers' defaults (KIP-1240)."""
     for key in GROUP.values():
         low, high = key.bounds
         own = key.synonyms[0].name if key.synonyms else None

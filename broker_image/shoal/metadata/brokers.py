@@ -1,30 +1,33 @@
 """Decisions on brokers: registration, fencing, controlled shutdown (KIP-631, KIP-966).
 
-A broker registers fenced and is let in by its heartbeats once it has caught up with the metadata.
-Fencing takes it out of the ISR of its partitions, and others lead them; so does a controlled
-shutdown, before the broker goes. Pure; see `controller`.
+A broker registers as fenced. Its heartbeats unfence it once it has caught up with the metadata.
+Fencing removes a broker from the ISR of its partitions and moves leaders to other brokers. A
+controlled shutdown does the same before the broker stops. Pure; see `controller`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.metadata.controller import Decision, registration
-from shoal.metadata.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
 from shoal.metadata.partition_changes import Election, View, change, settled, view_of
 from shoal.metadata.records import MetadataRecord
 from shoal.protocol.errors import ApiError, ErrorCode
 
-#: BrokerRegistrationChangeRecord's words for a flag that is set, cleared, or left alone.
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from shoal.metadata.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
+
+#: BrokerRegistrationChangeRecord's values for a flag that is set, cleared, or unchanged.
 _SET, _CLEARED, _LEFT = 1, -1, 0
 
 
 def register(image: MetadataImage, broker: BrokerImage, *, clean: bool, alive: bool) -> Decision:
-    """Register a starting broker, fenced. The response is its epoch, the offset of the record.
+    """Register a starting broker as fenced. The response is its epoch, the offset of the record.
 
-    `clean` tells that its last stop was one, `alive` that a process of that id was heard of within
-    its session. Raises `ApiError`.
+    `clean` states that it stopped cleanly. `alive` states that a process with this id sent a
+    heartbeat within its session. Raises `ApiError`.
     """
     present = image.brokers.get(broker.broker_id)
     if present is not None and alive and present.incarnation_id != broker.incarnation_id:
@@ -49,8 +52,9 @@ def register(image: MetadataImage, broker: BrokerImage, *, clean: bool, alive: b
 
 
 def checked(image: MetadataImage, broker_id: int, broker_epoch: int) -> BrokerImage:
-    """The registration of a broker that asks. Raises `ApiError` with STALE_BROKER_EPOCH unless the
-    epoch is that of it."""
+    """Return the broker's registration. Raises `ApiError` with STALE_BROKER_EPOCH if `broker_epoch`
+    is not its epoch.
+    """
     broker = image.brokers.get(broker_id)
     if broker is None or broker.broker_epoch != broker_epoch:
         raise ApiError(ErrorCode.stale_broker_epoch)
@@ -68,7 +72,7 @@ def _flags(broker: BrokerImage, *, fenced: int = _LEFT, stopping: int = _LEFT) -
 
 
 def fence(image: MetadataImage, broker_id: int) -> Decision:
-    """Take a broker out; others lead what it led. Nothing if it is out already."""
+    """Fence a broker and move its leaders. Does nothing if it is fenced already."""
     broker = image.brokers.get(broker_id)
     if broker is None or broker.fenced:
         return Decision()
@@ -76,7 +80,7 @@ def fence(image: MetadataImage, broker_id: int) -> Decision:
 
 
 def unfence(image: MetadataImage, broker_id: int) -> Decision:
-    """Let a broker in; it leads partitions that wait for it."""
+    """Unfence a broker. It becomes the leader of partitions that wait for it."""
     broker = image.brokers.get(broker_id)
     if broker is None or not broker.fenced:
         return Decision()
@@ -93,7 +97,7 @@ def unfence(image: MetadataImage, broker_id: int) -> Decision:
 
 
 def shut_down(image: MetadataImage, broker_id: int) -> Decision:
-    """A broker is to stop: its partitions are led by others, where there are any."""
+    """Start a controlled shutdown: move the broker's leaders to other brokers if possible."""
     broker = image.brokers.get(broker_id)
     if broker is None or broker.fenced:
         return Decision()
@@ -104,7 +108,7 @@ def shut_down(image: MetadataImage, broker_id: int) -> Decision:
 
 
 def _handed_over(image: MetadataImage, broker_id: int) -> Iterator[MetadataRecord]:
-    """Partitions leave the broker while another replica can lead; the last one stays."""
+    """Remove the broker from partitions that another replica can lead."""
     view_in = _views(image, broker_id)
     for topic, index, partition in _held(image, broker_id):
         if broker_id not in partition.isr:
@@ -119,7 +123,7 @@ def _handed_over(image: MetadataImage, broker_id: int) -> Iterator[MetadataRecor
 
 
 def unregister(image: MetadataImage, broker_id: int) -> Decision:
-    """Forget a broker that is gone (KIP-631). Raises `ApiError`."""
+    """Remove a broker's registration (KIP-631). Raises `ApiError`."""
     broker = image.brokers.get(broker_id)
     if broker is None:
         raise ApiError(
@@ -140,7 +144,7 @@ def unregister(image: MetadataImage, broker_id: int) -> Decision:
 
 
 def may_stop(image: MetadataImage, broker_id: int) -> bool:
-    """Whether a broker that is to stop has handed over all that others can lead."""
+    """Whether a stopping broker leads no partition that another broker could lead."""
     broker = image.brokers.get(broker_id)
     if broker is None or broker.fenced:
         return True
@@ -148,7 +152,7 @@ def may_stop(image: MetadataImage, broker_id: int) -> bool:
 
 
 def partitions(image: MetadataImage) -> Iterator[tuple[TopicImage, int, PartitionImage]]:
-    """All partitions, by topic name and index."""
+    """Yield all partitions by topic name and index."""
     for name in sorted(image.topics):
         topic = image.topics[name]
         for index, partition in enumerate(topic.partitions):
@@ -156,7 +160,7 @@ def partitions(image: MetadataImage) -> Iterator[tuple[TopicImage, int, Partitio
 
 
 def _held(image: MetadataImage, broker_id: int) -> Iterator[tuple[TopicImage, int, PartitionImage]]:
-    """`partitions` of which the broker has a replica."""
+    """Yield the `partitions` with a replica on the broker."""
     for name in sorted(image.topics):
         topic = image.topics[name]
         for index, partition in enumerate(topic.partitions):
@@ -165,7 +169,7 @@ def _held(image: MetadataImage, broker_id: int) -> Iterator[tuple[TopicImage, in
 
 
 def _views(image: MetadataImage, gone: int, unclean: Iterable[int] = ()) -> Callable[[str], View]:
-    """By topic, what elections look at when that broker is gone."""
+    """Return a function from topic to the view of an election without broker `gone`."""
     found: dict[str, View] = {}
 
     def view_in(topic: str) -> View:
@@ -179,7 +183,7 @@ def _views(image: MetadataImage, gone: int, unclean: Iterable[int] = ()) -> Call
 def _without(
     image: MetadataImage, broker_id: int, *, unclean: Iterable[int] = ()
 ) -> Iterator[MetadataRecord]:
-    """What becomes of partitions when the broker is gone."""
+    """Yield the partition changes if the broker is removed."""
     lost = frozenset(unclean)
     view_in = _views(image, broker_id, lost)
     for topic, index, partition in _held(image, broker_id):

@@ -1,28 +1,30 @@
-"""Client metrics subscriptions (KIP-714): which clients push which of their metrics, and how often.
+"""Client metrics subscriptions (KIP-714): which clients push which metrics, and how often.
 
-A subscription is a config resource of its own kind. A client is given the union of those that match
-it, and the shortest of their intervals; `*` asks for all metrics.
+A subscription is a type of config resource. A client gets the union of all matching subscriptions
+and the shortest of their intervals. `*` requests all metrics.
 """
 
 from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.metadata.config_keys import ConfigError, UnknownConfig, table
 
-#: What a subscription can set.
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+#: The configs of a subscription.
 SUBSCRIPTION = table(
     """
 # applied: Subscription
 interval.ms int 300000 100..3600000
-    Milliseconds between two pushes of a client.
+    Interval at which a client pushes metrics.
 metrics list "" -
     Prefixes of the metric names that clients push, or * for all.
 match list "" -
-    Patterns that a client has to match, as selector=regular expression.
+    Patterns that a client must match, as selector=regular expression.
 """
 )
 SELECTORS = (
@@ -36,7 +38,7 @@ SELECTORS = (
 
 
 class Subscription(NamedTuple):
-    """What one client is to push; without `metrics` nothing."""
+    """The metrics that one client pushes; without `metrics` none."""
 
     subscription_id: int
     interval_ms: int
@@ -44,7 +46,7 @@ class Subscription(NamedTuple):
 
 
 def parse(texts: Mapping[str, str]) -> dict[str, Any]:
-    """Typed values of a subscription's own configs. Raises `ConfigError`."""
+    """Parse the configs of a subscription. Raises `ConfigError`."""
     values = {}
     for name in sorted(texts):
         if name not in SUBSCRIPTION:
@@ -54,7 +56,7 @@ def parse(texts: Mapping[str, str]) -> dict[str, Any]:
 
 
 def patterns(match: Iterable[str]) -> dict[str, re.Pattern[str]]:
-    """The patterns of a `match`, by selector. Raises `ConfigError`."""
+    """Return the patterns of a `match` by selector. Raises `ConfigError`."""
     found = {}
     for item in match:
         selector, sign, pattern = item.partition("=")
@@ -70,7 +72,7 @@ def patterns(match: Iterable[str]) -> dict[str, re.Pattern[str]]:
 def subscribe(
     subscriptions: Mapping[str, Mapping[str, str]], client: Mapping[str, str]
 ) -> Subscription:
-    """What the client, known by its selectors' values, is to push."""
+    """Return the subscription of a client, given the values of its selectors."""
     default_ms: int = SUBSCRIPTION["interval.ms"].default
     intervals = []
     metrics: dict[str, None] = {}

@@ -1,21 +1,22 @@
-"""Client quotas (KIP-13, KIP-55, KIP-546, KIP-599, KIP-612): whom they are for, setting and listing
-them.
+"""Client quotas (KIP-13, KIP-55, KIP-546, KIP-599, KIP-612): entities, changes and listings.
 
-A quota's entity is a user, a client id, both, or an address; each may be the default for all that
-have no quota of their own. An entity here is its sorted (type, name) pairs, the name None standing
-for the default. Values are rates: bytes or mutations or connections a second, or a percentage.
+A quota's entity is a user, a client id, both, or an address. Each may be the default for those
+without their own quota. An entity is a tuple of sorted (type, name) pairs; the name None is the
+default. Values are rates: bytes, mutations or connections per second, or a percentage.
 """
 
 from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.metadata.controller import Decision
-from shoal.metadata.image import MetadataImage
 from shoal.metadata.records import MetadataRecord
 from shoal.protocol.errors import ApiError, ErrorCode
+
+if TYPE_CHECKING:
+    from shoal.metadata.image import MetadataImage
 
 USER, CLIENT_ID, IP = "user", "client-id", "ip"
 PRODUCER_BYTE_RATE = "producer_byte_rate"
@@ -23,8 +24,8 @@ CONSUMER_BYTE_RATE = "consumer_byte_rate"
 REQUEST_PERCENTAGE = "request_percentage"
 CONTROLLER_MUTATION_RATE = "controller_mutation_rate"
 CONNECTION_CREATION_RATE = "connection_creation_rate"
-#: Keys of users and client ids, and of addresses: the greatest value where only whole ones are
-#: taken, None where any is.
+#: Keys of users and client ids, and of addresses: the maximum if the value must be a whole number,
+#: else None.
 _KEYS: Mapping[str, float | None] = {
     PRODUCER_BYTE_RATE: 2**63 - 1,
     CONSUMER_BYTE_RATE: 2**63 - 1,
@@ -39,18 +40,18 @@ Quotas = Mapping[Entity, Mapping[str, float]]
 
 
 class QuotaChange(NamedTuple):
-    """What one entity's quotas are to be: (key, value) pairs, None taking the quota away."""
+    """New quotas of one entity: (key, value) pairs; None removes the quota."""
 
     entity: Sequence[tuple[str, str | None]]
     values: Sequence[tuple[str, float | None]]
 
 
-#: DescribeClientQuotas' match types.
+#: Match types of DescribeClientQuotas.
 EXACT, DEFAULT, SPECIFIED = 0, 1, 2
 
 
 class Component(NamedTuple):
-    """A part of a filter: the type, how its name has to match, and the name of an exact match."""
+    """A part of a filter: entity type, match type, and the name of an exact match."""
 
     entity_type: str
     match_type: int
@@ -60,9 +61,9 @@ class Component(NamedTuple):
 def alter(
     image: MetadataImage, changes: Sequence[QuotaChange], *, validate_only: bool = False
 ) -> Decision:
-    """Set and take away quotas, each entity's by itself.
+    """Set and remove quotas, each entity's independently.
 
-    The response is (error code, message) for each change, in their order.
+    The response is (error code, message) for each change, in order.
     """
     records: list[MetadataRecord] = []
     outcomes: list[tuple[ErrorCode, str | None]] = []
@@ -134,7 +135,7 @@ def _values_refusal(entity: Entity, values: Sequence[tuple[str, float | None]]) 
 def _records(
     now: Mapping[str, float], entity: Entity, values: Sequence[tuple[str, float | None]]
 ) -> Iterator[MetadataRecord]:
-    """The records of what changes."""
+    """Yield the records of the changes."""
     told = [{"entity_type": kind, "entity_name": name} for kind, name in entity]
     for key, value in values:
         if value is None:
@@ -149,7 +150,10 @@ def _records(
 def describe(
     quotas: Quotas, components: Iterable[Component], *, strict: bool
 ) -> list[tuple[Entity, Mapping[str, float]]]:
-    """Entities that match every component, and nothing else when `strict`. Raises `ApiError`."""
+    """Return the entities that match every component; with `strict` they have no other type.
+
+    Raises `ApiError`.
+    """
     wanted: dict[str, Component] = {}
     for component in components:
         _check_component(component, wanted)
@@ -193,15 +197,16 @@ def _matches(
 
 
 class Match(NamedTuple):
-    """The quota of a client: its limit, and who shares it, as (user, client id) with an empty
-    one where it is not told apart."""
+    """The quota of a client: its limit and the (user, client id) that share it. An empty name means
+    that the quota does not depend on it.
+    """
 
     limit: float
     sharers: tuple[str, str]
 
 
 def find(quotas: Quotas, key: str, user: str, client_id: str) -> Match | None:
-    """The most specific quota of that kind for a client, if it has one."""
+    """Return the most specific quota of a client for this key, or None."""
     for entity, sharers in (
         (((CLIENT_ID, client_id), (USER, user)), (user, client_id)),
         (((CLIENT_ID, None), (USER, user)), (user, client_id)),
@@ -219,7 +224,7 @@ def find(quotas: Quotas, key: str, user: str, client_id: str) -> Match | None:
 
 
 def connection_rate(quotas: Quotas, host: str) -> float | None:
-    """Connections a second that may come from an address, if that is limited."""
+    """Return the limit of connections per second from an address, or None."""
     for name in (host, None):
         limit = quotas.get(((IP, name),), {}).get(CONNECTION_CREATION_RATE)
         if limit is not None:

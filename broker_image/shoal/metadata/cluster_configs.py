@@ -1,4 +1,4 @@
-"""Broker configs of a cluster of several nodes: roles, the metadata quorum, brokers' sessions."""
+"""Broker configs of clusters: roles, metadata quorum, broker sessions and replication."""
 
 from __future__ import annotations
 
@@ -8,96 +8,100 @@ CLUSTER = table(
     """
 # applied: The cluster and the metadata quorum
 shoal.cluster.id string - -
-    Id of the cluster, the same on all its nodes. A new data directory is formatted for it, one of
-    another cluster is refused; a broker of its own makes one up.
+    Id of the cluster, the same on all its nodes. A new data directory is formatted with it. A data
+    directory of another cluster is refused. If unset, a single broker generates one.
 process.roles list broker,controller broker|controller
-    What this node is: broker, controller, or both.
+    Roles of this node: broker, controller, or both.
 controller.listener.names list - -
-    Names of the listeners for controllers; the quorum uses the first that listeners has. If unset,
-    the listener CONTROLLER is added at this node's port in controller.quorum.voters.
+    Names of the controller listeners. The quorum uses the first name that is in listeners. If
+    unset, the listener CONTROLLER is added at this node's port in controller.quorum.voters.
 inter.broker.listener.name string - -
-    Name of the listener that brokers use among themselves; the first of listeners if unset.
+    Name of the listener for traffic between brokers. If unset, the first listener.
 controller.quorum.voters list "" -
-    First voters of the metadata quorum, as id@host:port, the same on all nodes. The port is that of
-    the controllers' listener, not that of clients.
+    Initial voters of the metadata quorum as id@host:port, the same on all nodes. The port is that
+    of the controller listener.
 controller.quorum.bootstrap.servers list "" -
-    Addresses at which the metadata quorum is found by a node that is not among its first voters.
+    Addresses at which a node that is not an initial voter finds the metadata quorum.
 controller.quorum.auto.join.enable boolean false -
-    Whether a controller that is no voter joins the voters by itself once it has caught up; one that
-    lost its data directory has the voter removed first that it was.
+    Whether a controller that is not a voter joins the voters once it has caught up. If it lost its
+    data directory, its former voter entry is removed first.
 controller.quorum.election.backoff.max.ms int 1000 0..
-    Milliseconds, at most, between two elections.
+    Maximum pause between two elections.
 controller.quorum.election.timeout.ms int 1000 0..
-    Milliseconds without a leader after which an election starts.
+    Time without a leader after which an election starts.
 controller.quorum.fetch.max.bytes int 1048576 1..
-    Bytes of metadata that a follower asks for at a time.
+    Maximum size of one fetch of metadata by a follower.
 controller.quorum.fetch.snapshot.max.bytes int 1048576 1..
-    Bytes of a metadata snapshot that are asked for at a time.
+    Maximum size of one fetch of a metadata snapshot.
 controller.quorum.fetch.timeout.ms int 2000 0..
-    Milliseconds without a fetch after which a leader steps down.
+    Time without fetches of a majority after which the leader resigns.
 controller.quorum.request.timeout.ms int 2000 0..
-    Milliseconds that a quorum request may take.
+    Timeout of a quorum request.
 controller.quorum.retry.backoff.ms int 20 0..
-    Milliseconds before a failed quorum request is sent again.
+    Pause before a failed quorum request is sent again.
 metadata.log.max.record.bytes.between.snapshots long 20971520 1..
     Bytes of metadata records after which a snapshot is written.
 metadata.log.max.snapshot.interval.ms long 3600000 0..
-    Milliseconds after which a metadata snapshot is written.
+    Maximum time between two metadata snapshots.
 metadata.max.retention.bytes long 104857600 -
-    Bytes of metadata log and snapshots above which the oldest snapshot is deleted, with the log
-    before the next one. The newest snapshot always stays; a negative value sets no limit.
+    Maximum size of metadata log and snapshots. Above it the oldest snapshot is deleted, with the
+    log before the next snapshot. The newest snapshot is always kept. A negative value means no
+    limit.
 metadata.max.retention.ms long 604800000 -
-    Milliseconds after which a metadata snapshot is deleted, with the log before the next one. The
-    newest snapshot always stays; a negative value sets no limit.
+    Age after which a metadata snapshot is deleted, with the log before the next snapshot. The
+    newest snapshot is always kept. A negative value means no limit.
 broker.heartbeat.interval.ms int 2000 -
-    Milliseconds between a broker's heartbeats to the controller.
+    Interval of a broker's heartbeats to the controller.
 broker.session.timeout.ms int 9000 -
-    Milliseconds without heartbeat after which a broker is fenced.
+    Time without a heartbeat after which the controller fences a broker.
 initial.broker.registration.timeout.ms int 60000 -
-    Milliseconds that a broker tries to register before it gives up.
+    Time after which a broker that cannot register stops.
 controlled.shutdown.enable boolean true -
-    Whether a stopping broker hands its leaderships over first.
+    Whether a stopping broker first moves its partition leaders to other brokers.
 auto.leader.rebalance.enable boolean true -
-    Whether leadership goes back to preferred replicas by itself.
+    Whether the controller moves leaders back to preferred replicas.
 leader.imbalance.check.interval.seconds long 300 1..
-    Seconds between two searches for leaders that are not the preferred ones.
+    Interval of the check for leaders that are not preferred replicas.
 unclean.leader.election.enable boolean false - cluster-wide
-    Whether a replica out of sync may become leader, losing records, when no other is left.
+    Whether an out-of-sync replica may become leader if no in-sync replica is available. Records may
+    be lost.
 # applied: Replication
 num.replica.fetchers int 1 1.. cluster-wide
-    Fetch loops for each broker that leads partitions followed here. Each partition belongs to one.
+    Number of fetch loops per source broker. Each partition belongs to one loop.
 replica.fetch.backoff.ms int 1000 0..
-    Milliseconds that a follower waits after a failed fetch.
+    Pause of a follower after a failed fetch.
 replica.fetch.max.bytes int 1048576 0..
-    Bytes of one partition that a follower asks for at a time.
+    Maximum bytes of one partition in a follower's fetch.
 replica.fetch.min.bytes int 1 -
-    Bytes that a follower waits for.
+    Minimum bytes of a response to a follower's fetch. The leader waits until it has them.
 replica.fetch.response.max.bytes int 10485760 0..
-    Bytes that a follower asks for at a time.
+    Maximum bytes of a response to a follower's fetch.
 replica.fetch.wait.max.ms int 500 -
-    Milliseconds that a follower's fetch may wait.
+    Maximum wait of a follower's fetch.
 replica.lag.time.max.ms long 30000 -
-    Milliseconds that a follower may lag before it leaves the in-sync replicas.
+    Maximum time that a follower may lag before it leaves the in-sync replicas.
 replica.selector.class string - -
-    Where it ends in RackAwareReplicaSelector, clients that name a rack read from a replica there.
+    If the name ends in RackAwareReplicaSelector, a client that sends its rack reads from a replica
+    in that rack.
 replica.socket.timeout.ms int 30000 -
-    Milliseconds that a follower waits for an answer.
+    Timeout of a follower's requests.
 unclean.leader.election.interval.ms long 300000 1.. internal
-    Milliseconds between two searches for partitions that need an unclean election.
+    Interval of the check for partitions that need an unclean election.
 share.coordinator.state.topic.min.isr short 2 1..
-    In-sync replicas that a write to __share_group_state needs; one less than it has replicas, if
-    that is fewer.
+    In-sync replicas that a write to __share_group_state needs. The limit is one less than the
+    topic's replicas.
 transaction.state.log.min.isr int 2 1..
-    In-sync replicas that a write to __transaction_state needs; one less than it has replicas, if
-    that is fewer.
+    In-sync replicas that a write to __transaction_state needs. The limit is one less than the
+    topic's replicas.
 # applied: Throttled replication
 leader.replication.throttled.rate long long-max 0.. cluster-wide
-    Bytes a second that leaders may send to throttled replicas out of sync.
+    Maximum rate at which leaders send to throttled out-of-sync replicas.
 follower.replication.throttled.rate long long-max 0.. cluster-wide
-    Bytes a second that followers may fetch for throttled replicas out of sync.
+    Maximum rate at which followers fetch for throttled out-of-sync replicas.
 replication.quota.window.size.seconds int 1 1..
-    Seconds' worth of such a rate that may be taken at once.
+    Seconds of the throttled rate that may be used at once.
 replication.quota.window.num int 11 1..
-    How many times that may be owed, for what replicas in sync have taken.
+    Maximum debt from traffic of in-sync replicas, as a multiple of
+    replication.quota.window.size.seconds.
 """
 )

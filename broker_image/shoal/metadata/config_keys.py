@@ -1,13 +1,16 @@
-"""What a config is: its name, type, default, check, and what this broker does with it.
+"""Definitions of configs: name, type, default, check and effect.
 
-The tables (`broker_configs`, `accepted_configs`, `topic_configs`, `group_configs`) are text, one
-row a config (see `table`); `configs` parses values against them. Types, ranges and the sense of
-refusals follow Kafka's ConfigDef, so that a user meets the errors that Kafka would give.
+The tables (`broker_configs`, `accepted_configs`, `topic_configs`, `group_configs`) are text with
+one row per config (see `table`). `configs` parses values against them. Types, ranges and refusals
+follow Kafka's ConfigDef, so that users see the errors they know from Kafka.
 
-A config has a *standing*. Most are applied, and a test observes the effect of each. Some tune
-machinery that this broker does not have (threads, JMX, Java classes): they are accepted, shown by
-DescribeConfigs, and change nothing. Some would promise what is not there (tiered storage,
-credentials without TLS): those are refused by name, unless set to their default.
+Each config has a `ConfigEffect`:
+
+* Most configs are applied. A test observes the effect of each.
+* Some configs tune machinery that this broker lacks: threads, JMX, Java classes. They are accepted,
+  DescribeConfigs shows them, and they change nothing.
+* Some configs would promise a feature that is missing: tiered storage, credentials without TLS.
+  They are refused by name unless set to their default.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any, NamedTuple
 
-#: A check of a typed value: the reason for a refusal, or None.
+#: A check of a typed value that returns the reason for a refusal, or None.
 Check = Callable[[Any], str | None]
 
 _COMMA = re.compile(r"\s*,\s*")
@@ -30,18 +33,18 @@ _DURATION = re.compile(
     r"([-+]?)P(?=.)(?:([-+]?\d+)D)?"
     r"(?:T(?=.)(?:([-+]?\d+)H)?(?:([-+]?\d+)M)?(?:([-+]?\d+)(?:[.,](\d{0,9}))?S)?)?"
 )
-#: Java's largest values, which stand for no limit, as rows name them.
+#: Java's largest values by their names in the rows. They mean no limit.
 _LIMITS = {
     "int-max": str((1 << 31) - 1),
     "long-max": str((1 << 63) - 1),
     "double-max": "1.7976931348623157E308",
 }
-#: Stands in errors where a password would.
+#: The placeholder of a password in errors.
 HIDDEN = object()
 
 
 class ConfigError(ValueError):
-    """A config that cannot be taken: `name`, its `value` as text, and the `reason`."""
+    """An invalid config: `name`, its `value` as text, and the `reason`."""
 
     def __init__(self, name: str, value: object, reason: str) -> None:
         shown = "[hidden]" if value is HIDDEN else value
@@ -50,7 +53,7 @@ class ConfigError(ValueError):
 
 
 class UnknownConfig(ConfigError):
-    """No row of the table has that name."""
+    """A config name that the table does not have."""
 
     def __init__(self, table_name: str, name: str) -> None:
         ValueError.__init__(self, f"Unknown {table_name} config name: {name}")
@@ -75,15 +78,15 @@ _BITS = {Type.SHORT: 15, Type.INT: 31, Type.LONG: 63}
 
 
 class Scope(Enum):
-    """Where a broker config can be altered while the broker runs (KIP-226)."""
+    """The scope at which a running broker's config can be altered (KIP-226)."""
 
     READ_ONLY = "read-only"
     PER_BROKER = "per-broker"
     CLUSTER_WIDE = "cluster-wide"
 
 
-class Standing(Enum):
-    """What this broker does with a config."""
+class ConfigEffect(Enum):
+    """The effect of a config on this broker."""
 
     APPLIED = "applied"
     ACCEPTED = "accepted"
@@ -112,7 +115,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """A string out of a few; every item of a list has to be one of them."""
+    """One of a few strings. Every item of a list must be one of them."""
 
     values: tuple[str, ...]
     any_case: bool = False
@@ -152,7 +155,7 @@ def per_ip(value: Any) -> str | None:
 
 
 def counts_by_address(text: str) -> dict[str, int]:
-    """Counts by IP address, from address:count,address:count. Raises `ValueError`."""
+    """Parse address:count,address:count into counts by IP address. Raises `ValueError`."""
     found = {}
     for item in filter(None, map(str.strip, text.split(","))):
         address, _, count = item.rpartition(":")
@@ -171,8 +174,9 @@ def offset_reset(value: Any) -> str | None:
 
 
 def duration_ms(text: str) -> int | None:
-    """Milliseconds of an ISO 8601 duration PnDTnHnMn.nS, as Java reads it; None for what is none,
-    and for a negative one."""
+    """Return the milliseconds of an ISO 8601 duration PnDTnHnMn.nS, as Java parses it; None if it
+    is invalid or negative.
+    """
     match = _DURATION.fullmatch(text.upper())
     if match is None:
         return None
@@ -192,7 +196,7 @@ _CHECKS: dict[str, Check] = {
 
 
 class Synonym(NamedTuple):
-    """A broker config that gives a topic or group config its default, in units of `factor`."""
+    """A broker config that sets the default of a topic or group config, multiplied by `factor`."""
 
     name: str
     factor: int = 1
@@ -200,19 +204,19 @@ class Synonym(NamedTuple):
 
 @dataclass(slots=True)
 class ConfigKey:
-    """One row. `default` is typed; None counts as unset. `doc` states the unit."""
+    """One config. `default` is typed; None means unset. `doc` states the unit."""
 
     name: str
     type: Type
-    standing: Standing = Standing.APPLIED
+    effect: ConfigEffect = ConfigEffect.APPLIED
     section: str = ""
     scope: Scope = Scope.READ_ONLY
-    #: Not listed by DescribeConfigs.
+    #: Whether DescribeConfigs leaves it out.
     internal: bool = False
     doc: str = ""
-    #: Broker configs that give the default, the strongest first.
+    #: Broker configs that set the default, the strongest first.
     synonyms: tuple[Synonym, ...] = ()
-    #: Broker configs that bound a group's value from below and above.
+    #: Broker configs of a group value's minimum and maximum.
     bounds: tuple[str | None, str | None] = (None, None)
     check: Check | None = field(default=None, repr=False)
     default: Any = None
@@ -222,19 +226,19 @@ class ConfigKey:
         return self.type is Type.PASSWORD
 
     def parse(self, text: str | None) -> Any:
-        """The typed value of `text`, checked. Raises `ConfigError`."""
+        """Return the typed value of `text`, checked. Raises `ConfigError`."""
         value = self.read(text)
         reason = None
         if self.check is not None and value is not None:
             reason = self.check(value)
-        if reason is None and self.standing is Standing.REFUSED and value != self.default:
+        if reason is None and self.effect is ConfigEffect.REFUSED and value != self.default:
             reason = f"only its default can be taken. {self.doc}"
         if reason is not None:
             raise self.error(text, reason)
         return value
 
     def read(self, text: str | None) -> Any:
-        """The typed value of `text`, checked for its type alone."""
+        """Return the typed value of `text`; check only its type."""
         if text is None:
             return None
         text = text.strip()
@@ -271,7 +275,7 @@ class ConfigKey:
 
 
 def text_of(value: Any) -> str | None:
-    """A typed value as Kafka writes it."""
+    """Format a typed value as Kafka does."""
     if value is None:
         return None
     if isinstance(value, bool):
@@ -284,31 +288,31 @@ def text_of(value: Any) -> str | None:
 
 
 def table(text: str, *others: Mapping[str, ConfigKey]) -> dict[str, ConfigKey]:
-    """A table from its text, with others merged in, sorted by name.
+    """Parse a table, merge others into it, and sort it by name.
 
-    A line `# standing: title` opens a section. A row is `name type default check`, and perhaps
-    `cluster-wide` or `per-broker` (dynamic) and `internal`. Indented lines below a row are its
-    doc, `= …` a long default, `< broker.config*factor …` its synonyms, `[] low high` its bounds.
-    `-` stands for none.
+    A line `# effect: title` opens a section. A row is `name type default check`, optionally
+    followed by `cluster-wide` or `per-broker` (dynamic) and `internal`. Indented lines below a row
+    are its description, `= …` a long default, `< broker.config*factor …` its synonyms, `[] low
+    high` its bounds. `-` means none.
     """
     keys = [key for other in others for key in other.values()]
-    standing, title = Standing.APPLIED, ""
+    effect, title = ConfigEffect.APPLIED, ""
     for line in text.strip("\n").split("\n"):
         if line.startswith("# "):
             name, _, title = line[2:].partition(": ")
-            standing = Standing(name)
+            effect = ConfigEffect(name)
         elif line.startswith("    "):
             _detail(keys[-1], line.strip())
         else:
-            keys.append(_row(line.split(), standing, title))
+            keys.append(_row(line.split(), effect, title))
     found = {key.name: key for key in sorted(keys, key=lambda key: key.name)}
     assert len(found) == len(keys), "a config stands twice"
     return found
 
 
-def _row(words: list[str], standing: Standing, title: str) -> ConfigKey:
+def _row(words: list[str], effect: ConfigEffect, title: str) -> ConfigKey:
     name, kind, default, check, *flags = words
-    key = ConfigKey(name, Type[kind.upper()], standing, title)
+    key = ConfigKey(name, Type[kind.upper()], effect, title)
     key.internal = "internal" in flags
     for scope in (Scope.PER_BROKER, Scope.CLUSTER_WIDE):
         if scope.value in flags:
@@ -335,7 +339,7 @@ def _number(text: str) -> float:
 
 
 def _detail(key: ConfigKey, line: str) -> None:
-    """One indented line below a row."""
+    """Parse one indented line below a row."""
     if line.startswith("< "):
         pairs = [word.partition("*") for word in line[2:].split()]
         key.synonyms = tuple(Synonym(name, int(factor or 1)) for name, _, factor in pairs)

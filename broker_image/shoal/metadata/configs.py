@@ -1,12 +1,12 @@
-"""Configs: the tables, parsing against them, and what is in force for a topic, group or broker.
+"""Configs: the tables, the parser, and the effective values of topics, groups and brokers.
 
-A config's value comes from layers, the strongest first (`Source`): the topic or group itself, the
-broker of that id, all brokers, the broker's file and flags, the default. Topics and groups take
-the lower layers from broker configs of other names (`retention.ms` from `log.retention.hours`),
-and a group's value is then held between the bounds that the brokers set (KIP-1240).
+A config's value comes from layers, the strongest first (`Source`): the topic or group, the broker
+with this id, all brokers, the broker's file and flags, the default. Topics and groups get the lower
+layers from broker configs with other names (`retention.ms` from `log.retention.hours`). A group's
+value is then limited by the brokers' bounds (KIP-1240).
 
-Values are plain mappings from Kafka's names to typed values: `config["retention.ms"]` is an int;
-lists are tuples. Others read them through `MetadataImage.topic_config`, `.group_config` and
+Values are mappings from Kafka's names to typed values: `config["retention.ms"]` is an int, and
+lists are tuples. Other modules read them through `MetadataImage.topic_config`, `.group_config` and
 `.broker_config`.
 """
 
@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 from shoal.metadata.broker_configs import BROKER
 from shoal.metadata.config_keys import (
+    ConfigEffect,
     ConfigError,
     ConfigKey,
     Scope,
-    Standing,
     Type,
     UnknownConfig,
     text_of,
@@ -33,11 +33,11 @@ __all__ = [
     "BROKER",
     "GROUP",
     "TOPIC",
+    "ConfigEffect",
     "ConfigError",
     "ConfigKey",
     "Scope",
     "Source",
-    "Standing",
     "Type",
     "UnknownConfig",
     "parse",
@@ -53,7 +53,7 @@ TABLE_NAMES = {id(BROKER): "broker", id(TOPIC): "topic", id(GROUP): "group"}
 
 
 class Source(IntEnum):
-    """Where a value comes from; the numbers are DescribeConfigs' `config_source` (KIP-226)."""
+    """The source of a value; the numbers are DescribeConfigs' `config_source` (KIP-226)."""
 
     TOPIC = 1
     BROKER = 2
@@ -64,7 +64,7 @@ class Source(IntEnum):
 
 
 class Layers(NamedTuple):
-    """What sets a broker's configs, the strongest first: texts by name."""
+    """The layers of a broker's configs, the strongest first: texts by name."""
 
     broker: Texts = NONE
     broker_default: Texts = NONE
@@ -72,7 +72,7 @@ class Layers(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """One place that gives a value: the config's name there, its text, and which place it is."""
+    """One source of a value: the config's name there, its text, and the kind of source."""
 
     name: str
     text: str
@@ -82,7 +82,7 @@ class Origin(NamedTuple):
 _LAYER_SOURCES = (Source.BROKER, Source.BROKER_DEFAULT, Source.STATIC_BROKER)
 
 
-#: A broker config that others stand in for, in larger units, when it is unset.
+#: Broker configs with the configs in larger units that apply if they are unset.
 _UNITS = {
     key.synonyms[0].name: tuple(synonym.name for synonym in key.synonyms)
     for key in TOPIC.values()
@@ -91,9 +91,9 @@ _UNITS = {
 
 
 def parse(table: Table, given: Mapping[str, str | None]) -> dict[str, Any]:
-    """Typed values of the configs given, and of those alone.
+    """Return the typed values of the given configs.
 
-    Raises `ConfigError` (or its `UnknownConfig`) for the first, by name, that cannot be taken.
+    Raises `ConfigError` (or `UnknownConfig`) for the first invalid one by name.
     """
     values = {}
     for name in sorted(given):
@@ -105,13 +105,13 @@ def parse(table: Table, given: Mapping[str, str | None]) -> dict[str, Any]:
 
 
 def without_effect(table: Table, given: Iterable[str]) -> list[str]:
-    """The names among `given` that this broker accepts and does not use, sorted."""
+    """Return the names among `given` that have no effect on this broker, sorted."""
     found = (table[name] for name in given if name in table)
-    return sorted({key.name for key in found if key.standing is Standing.ACCEPTED})
+    return sorted({key.name for key in found if key.effect is ConfigEffect.ACCEPTED})
 
 
 def broker_values(layers: Layers) -> dict[str, Any]:
-    """What is in force on a broker: every broker config, typed."""
+    """Return the effective value of every broker config."""
     values = {name: key.default for name, key in BROKER.items()}
     for layer in reversed(layers):
         for name, text in layer.items():
@@ -121,7 +121,7 @@ def broker_values(layers: Layers) -> dict[str, Any]:
 
 
 def inherited(table: Table, broker: Values) -> dict[str, Any]:
-    """What topics or groups have that set nothing themselves, under those broker values."""
+    """Return the values of topics or groups without configs of their own."""
     return {name: _inherited(key, broker) for name, key in table.items()}
 
 
@@ -134,7 +134,7 @@ def _inherited(key: ConfigKey, broker: Values) -> Any:
 
 
 def override(table: Table, base: Values, own: Texts) -> dict[str, Any]:
-    """`base` with a topic's or group's own configs over it."""
+    """Return `base` with a topic's or group's own configs applied."""
     values = dict(base)
     for name, text in own.items():
         if name in table:
@@ -143,7 +143,7 @@ def override(table: Table, base: Values, own: Texts) -> dict[str, Any]:
 
 
 def bound(values: dict[str, Any], broker: Values) -> dict[str, Any]:
-    """Hold a group's values between the brokers' bounds (KIP-1240). Changes `values`."""
+    """Limit a group's values to the brokers' bounds (KIP-1240). Changes `values`."""
     for name, key in GROUP.items():
         low, high = key.bounds
         if low is not None:
@@ -154,7 +154,7 @@ def bound(values: dict[str, Any], broker: Values) -> dict[str, Any]:
 
 
 def out_of_bounds(values: Values, broker: Values) -> str | None:
-    """Why the brokers' bounds forbid a group's values, or None."""
+    """Return why a group's values violate the brokers' bounds, or None."""
     for name in values:
         low, high = GROUP[name].bounds
         if low is not None and values[name] < broker[low]:
@@ -165,9 +165,9 @@ def out_of_bounds(values: Values, broker: Values) -> str | None:
 
 
 def origins(key: ConfigKey, layers: Layers, own: Origin | None = None) -> list[Origin]:
-    """The places that give `key` a value, the one in force first.
+    """Return the sources of a config's value, the effective one first.
 
-    `own` is the topic's or group's own setting.
+    `own` is the topic's or group's own config.
     """
     found = [] if own is None else [own]
     if BROKER.get(key.name) is key:

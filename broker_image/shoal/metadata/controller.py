@@ -1,29 +1,32 @@
 """The controller: decisions on metadata, each a pure function of an image.
 
-A decision gives the records to append and the response to send once they are committed. It changes
-nothing; replaying the records does (`delta`). `server.metadata_log` runs decisions one after
-another against the newest image. Randomness (topic ids) and time come as arguments.
+A decision has the records to append and the response to send once they are committed. It changes
+nothing; `delta` replays the records. `server.cluster.metadata_log` runs decisions one after another
+on the newest image. Randomness (topic ids) and time are arguments.
 
-This module has the decisions on brokers, features and producer ids; `topics` and `alterations` have
-those on topics and on configs. Source: KIP-500, KIP-584, KIP-631.
+This module decides on brokers, features and producer ids; `topics` on topics, `alterations` on
+configs. Source: KIP-500, KIP-584, KIP-631.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shoal.metadata.image import BrokerImage, MetadataImage
 from shoal.metadata.records import MetadataRecord
 from shoal.protocol.errors import ApiError, ErrorCode
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shoal.metadata.image import BrokerImage, MetadataImage
+
 METADATA_VERSION = 30
-#: Producer ids that a broker takes at a time (KIP-730).
+#: Number of producer ids that a broker allocates at a time (KIP-730).
 PRODUCER_ID_BLOCK_SIZE = 1000
-#: What this broker can do: feature -> (least, greatest) level, as Kafka 4.3.1 advertises them, but
-#: for share.version 2, which is Kafka 4.4's: with it there are dead letters (KIP-1191). Streams
-#: groups have no part here, so their feature stays at 0.
+#: Supported features: feature -> (min, max) level. They are those of Kafka 4.3.1, except
+#: share.version 2 of Kafka 4.4, which adds dead letters (KIP-1191). Streams groups are not
+#: supported, so their feature stays at 0.
 SUPPORTED_FEATURES: Mapping[str, tuple[int, int]] = {
     "eligible.leader.replicas.version": (0, 1),
     "group.version": (0, 1),
@@ -31,7 +34,7 @@ SUPPORTED_FEATURES: Mapping[str, tuple[int, int]] = {
     "share.version": (0, 2),
     "transaction.version": (0, 2),
 }
-#: Levels of a new cluster. Kafka's kraft.version is left out: it is about changing voters.
+#: Levels of a new cluster. Kafka's kraft.version is left out: it concerns changes of voters.
 INITIAL_FEATURES: Mapping[str, int] = {
     "metadata.version": METADATA_VERSION,
     "eligible.leader.replicas.version": 1,
@@ -43,14 +46,14 @@ INITIAL_FEATURES: Mapping[str, int] = {
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`records` to append as one atomic batch, and the `response` to give afterwards."""
+    """Records to append as one atomic batch, and the response to send afterwards."""
 
     records: Sequence[MetadataRecord] = ()
     response: Any = field(default=None)
 
 
 def bootstrap() -> Decision:
-    """The first records of a new cluster: the features it starts with."""
+    """Return the first records of a new cluster: its features."""
     return Decision(
         [
             MetadataRecord("FeatureLevelRecord", {"name": name, "feature_level": level})
@@ -62,9 +65,9 @@ def bootstrap() -> Decision:
 def register_broker(image: MetadataImage, broker: BrokerImage, *, clean: bool) -> Decision:
     """Register a starting broker. The response is its epoch, the offset of its registration.
 
-    After an unclean stop the broker's log may have lost an unsynced tail, so partitions that it
-    leads alone get a new leader epoch: what is written at an old offset again tells itself apart.
-    Raises `ApiError` when a running broker has that id.
+    After an unclean stop the broker's log may have lost an unsynced tail. So partitions that it
+    leads alone get a new leader epoch. Records that are then written at an old offset have another
+    epoch. Raises `ApiError` if a running broker has this id.
     """
     present = image.brokers.get(broker.broker_id)
     if present is not None and not present.fenced and present.log_dirs != broker.log_dirs:
@@ -80,7 +83,7 @@ def register_broker(image: MetadataImage, broker: BrokerImage, *, clean: bool) -
 
 
 def registration(broker: BrokerImage, epoch: int) -> MetadataRecord:
-    """A broker's RegisterBrokerRecord at `epoch`."""
+    """Return a broker's RegisterBrokerRecord at `epoch`."""
     return MetadataRecord(
         "RegisterBrokerRecord",
         {
@@ -100,7 +103,7 @@ def registration(broker: BrokerImage, epoch: int) -> MetadataRecord:
 
 
 def _new_epochs(image: MetadataImage, broker_id: int) -> list[MetadataRecord]:
-    """A new leader epoch for every partition that the broker leads."""
+    """Return records of a new leader epoch for every partition that the broker leads."""
     return [
         MetadataRecord(
             "PartitionChangeRecord",
@@ -113,7 +116,7 @@ def _new_epochs(image: MetadataImage, broker_id: int) -> list[MetadataRecord]:
 
 
 def allocate_producer_ids(image: MetadataImage, broker_id: int) -> Decision:
-    """A block of producer ids for a broker; the response is the range of them."""
+    """Allocate a block of producer ids for a broker. The response is their range."""
     first = image.next_producer_id
     block = range(first, first + PRODUCER_ID_BLOCK_SIZE)
     broker = image.brokers.get(broker_id)
@@ -132,9 +135,9 @@ UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3
 def update_features(
     image: MetadataImage, updates: Sequence[tuple[str, int, int]], *, validate_only: bool
 ) -> Decision:
-    """Move features to levels: (name, level, upgrade type). All or none of them.
+    """Change feature levels: (name, level, upgrade type). Applies all or none.
 
-    The response maps each name to (error code, message); without an error it is empty.
+    The response maps each name to (error code, message). It is empty without an error.
     """
     errors: dict[str, tuple[ErrorCode, str]] = {}
     records = []
@@ -156,7 +159,7 @@ def update_features(
 
 
 def _refuse(image: MetadataImage, name: str, level: int, upgrade_type: int) -> str | None:
-    """Why a feature cannot be moved to `level`, or None."""
+    """Return why a feature cannot change to `level`, or None."""
     supported = SUPPORTED_FEATURES.get(name)
     if upgrade_type not in (UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE):
         return "The upgrade type is none of upgrade, safe downgrade, unsafe downgrade."

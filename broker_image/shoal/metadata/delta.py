@@ -1,15 +1,13 @@
-"""From one image to the next: replaying records, and telling what they changed.
+"""From one image to the next: replay records and report what they changed.
 
-`Draft` copies a part of the image when a record first touches it. Its `replay` is the only code
-that moves metadata, at start from the log as at run time behind a decision.
+`Draft` copies a part of the image when a record first changes it. Its `replay` is the only code
+that changes metadata, at start from the log and at run time after a decision.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from shoal.metadata.image import (
     UNASSIGNED,
@@ -20,14 +18,19 @@ from shoal.metadata.image import (
     ResourceType,
     TopicImage,
 )
-from shoal.metadata.records import MetadataRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from uuid import UUID
+
+    from shoal.metadata.records import MetadataRecord
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataDelta:
-    """What lies between two images, in the order of names.
+    """The differences between two images, ordered by name.
 
-    A topic deleted and made again under its name stands in `deleted` and in `created`.
+    A topic that was deleted and created again is in `deleted` and in `created`.
     """
 
     created: tuple[TopicImage, ...] = ()
@@ -36,7 +39,7 @@ class MetadataDelta:
     changed: tuple[tuple[TopicImage, TopicImage], ...] = ()
     #: Resources (type, name) whose configs changed.
     configs: tuple[tuple[int, str], ...] = ()
-    #: Brokers that came, went or changed.
+    #: Brokers that were added, removed or changed.
     brokers: tuple[int, ...] = ()
     features: tuple[str, ...] = ()
     #: Entities whose client quotas changed.
@@ -50,7 +53,7 @@ class MetadataDelta:
 def apply(
     image: MetadataImage, records: Iterable[MetadataRecord], *, offset: int, epoch: int
 ) -> tuple[MetadataImage, MetadataDelta]:
-    """The image after `records`, the last of which stands at `offset`, and what they changed."""
+    """Return the image after `records`, the last of which is at `offset`, and the changes."""
     draft = Draft(image)
     for record in records:
         draft.replay(record)
@@ -58,7 +61,7 @@ def apply(
 
 
 def difference(before: MetadataImage, after: MetadataImage) -> MetadataDelta:
-    """What lies between two images, when the records in between are not known."""
+    """Return the differences between two images without the records between them."""
     changed = []
     for topic_id, topic in after.topics_by_id.items():
         old = before.topics_by_id.get(topic_id)
@@ -75,7 +78,7 @@ def difference(before: MetadataImage, after: MetadataImage) -> MetadataDelta:
         configs=tuple(sorted(_differing(before.configs, after.configs))),
         brokers=tuple(sorted(_differing(before.brokers, after.brokers))),
         features=tuple(sorted(_differing(before.features, after.features))),
-        # An entity's name may be None, which does not compare with a string.
+        # An entity's name may be None, which cannot be compared with a string.
         client_quotas=tuple(sorted(_differing(before.client_quotas, after.client_quotas), key=str)),
     )
 
@@ -85,7 +88,7 @@ def _differing(before: Any, after: Any) -> set[Any]:
 
 
 class Draft:
-    """An image in the making. Owns copies of what changed; the base stays as it was."""
+    """The next image during the replay. Copies what changes; the base stays unchanged."""
 
     def __init__(self, base: MetadataImage) -> None:
         self._base = base
@@ -95,15 +98,15 @@ class Draft:
         self._configs: dict[tuple[int, str], dict[str, str]] = {}
         self._next_producer_id = base.next_producer_id
         self._quotas: dict[Any, dict[str, float]] = {}
-        # Partitions of the topic that records speak of now, open for appending.
+        # Partitions of the topic of the current records, open for appending.
         self._open: tuple[UUID, list[PartitionImage]] | None = None
 
     def replay(self, record: MetadataRecord) -> None:
-        """Move the draft by one record."""
-        _REPLAY[record.kind](self, record.fields)
+        """Apply one record to the draft."""
+        self._REPLAY[record.kind](self, record.fields)
 
     def finish(self, *, offset: int, epoch: int) -> tuple[MetadataImage, MetadataDelta]:
-        """The image after the records, the last of which stands at `offset`, and the delta."""
+        """Return the image after the records, the last of which is at `offset`, and the delta."""
         self._close()
         base = self._base
         topics, by_id, delta = self._finish_topics()
@@ -174,7 +177,7 @@ class Draft:
             ),
         )
 
-    # One method a kind of record.
+    # One method for each type of record
 
     def _topic(self, fields: dict[str, Any]) -> None:
         topic_id = fields["topic_id"]
@@ -269,7 +272,22 @@ class Draft:
     def _nothing(self, fields: dict[str, Any]) -> None:
         pass
 
-    # What records touch.
+    _REPLAY: ClassVar[dict[str, Callable[[Draft, dict[str, Any]], None]]] = {
+        "RegisterBrokerRecord": _register,
+        "UnregisterBrokerRecord": _unregister,
+        "TopicRecord": _topic,
+        "PartitionRecord": _partition,
+        "ConfigRecord": _config,
+        "PartitionChangeRecord": _change,
+        "RemoveTopicRecord": _remove_topic,
+        "FeatureLevelRecord": _feature,
+        "ClientQuotaRecord": _client_quota,
+        "ProducerIdsRecord": _producer_ids,
+        "BrokerRegistrationChangeRecord": _change_registration,
+        "NoOpRecord": _nothing,
+    }
+
+    # Parts that records change
 
     def _get_topic(self, topic_id: UUID) -> TopicImage:
         if topic_id in self._topics:
@@ -280,7 +298,7 @@ class Draft:
         return topic
 
     def _partitions(self, topic_id: UUID) -> list[PartitionImage]:
-        """The partitions of a topic, to be changed in place until another topic is opened."""
+        """Return the partitions of a topic, changed in place until another topic is opened."""
         if self._open is None or self._open[0] != topic_id:
             self._close()
             self._open = topic_id, list(self._get_topic(topic_id).partitions)
@@ -302,12 +320,12 @@ class Draft:
 
 
 def _directories(found: Iterable[UUID | None]) -> tuple[UUID, ...]:
-    """Directory ids; the zero id, which stands for an unassigned one, is read as None."""
+    """Return directory ids; None becomes the zero id, which means unassigned."""
     return tuple(directory or UNASSIGNED for directory in found)
 
 
 def changed_partition(partition: PartitionImage, fields: dict[str, Any]) -> PartitionImage:
-    """The partition after a PartitionChangeRecord's fields."""
+    """Return the partition after a PartitionChangeRecord's fields."""
     news: dict[str, Any] = {"partition_epoch": partition.partition_epoch + 1}
     for name in (
         "isr",
@@ -331,7 +349,7 @@ def changed_partition(partition: PartitionImage, fields: dict[str, Any]) -> Part
 
 
 def _merge(base: Any, changes: dict[Any, Any]) -> Any:
-    """`base` with changes over it; None takes a key out."""
+    """Return `base` with changes applied; None removes a key."""
     if not changes:
         return base
     merged = {**base, **changes}
@@ -342,26 +360,10 @@ def _merge(base: Any, changes: dict[Any, Any]) -> Any:
 
 
 def _without(cache: dict[str, Any], names: Iterable[str], keep: bool) -> dict[str, Any]:
-    """A copy of a cache without what was touched; nothing of it unless `keep`."""
+    """Return a copy of a cache without the changed names; an empty one unless `keep`."""
     if not keep:
         return {}
     kept = dict(cache)
     for name in names:
         kept.pop(name, None)
     return kept
-
-
-_REPLAY: dict[str, Callable[[Draft, dict[str, Any]], None]] = {
-    "RegisterBrokerRecord": Draft._register,
-    "UnregisterBrokerRecord": Draft._unregister,
-    "TopicRecord": Draft._topic,
-    "PartitionRecord": Draft._partition,
-    "ConfigRecord": Draft._config,
-    "PartitionChangeRecord": Draft._change,
-    "RemoveTopicRecord": Draft._remove_topic,
-    "FeatureLevelRecord": Draft._feature,
-    "ClientQuotaRecord": Draft._client_quota,
-    "ProducerIdsRecord": Draft._producer_ids,
-    "BrokerRegistrationChangeRecord": Draft._change_registration,
-    "NoOpRecord": Draft._nothing,
-}

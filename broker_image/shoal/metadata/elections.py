@@ -1,13 +1,12 @@
-"""Decisions on who leads a partition when somebody asks for it, or by the clock (KIP-460, KIP-966).
+"""Decisions on leader elections by request or by timer (KIP-460, KIP-966).
 
-An unclean election may lose records, so it is held only for topics that allow it
+An unclean election may lose records. It is held only for topics that allow it
 (unclean.leader.election.enable). Pure; see `controller`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.metadata import brokers
 from shoal.metadata.controller import Decision
@@ -16,7 +15,10 @@ from shoal.metadata.partition_changes import Election, change, settled, view_of
 from shoal.metadata.records import RECORDS_PER_DECISION_MAX, MetadataRecord
 from shoal.protocol.errors import ErrorCode
 
-#: ElectLeaders' election types.
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Election types of ElectLeaders.
 PREFERRED, UNCLEAN = 0, 1
 
 _Outcome = tuple[ErrorCode, str | None, MetadataRecord | None]
@@ -25,9 +27,9 @@ _Outcome = tuple[ErrorCode, str | None, MetadataRecord | None]
 def elect_leaders(
     image: MetadataImage, election_type: int, asked: Sequence[tuple[str, int]] | None
 ) -> Decision:
-    """Elect leaders for partitions (topic, index); None stands for all that need it.
+    """Elect leaders for partitions (topic, index); None means all that need an election.
 
-    The response is ElectLeaders' rows by topic. For all, those that need nothing are left out.
+    The response has ElectLeaders' rows by topic. For all, it leaves out partitions that need none.
     """
     every = [(topic.name, index) for topic, index, _ in brokers.partitions(image)]
     records = []
@@ -47,7 +49,7 @@ def elect_leaders(
 
 
 def _elect(image: MetadataImage, election_type: int, topic: str, index: int) -> _Outcome:
-    """(error, message, record) of one partition."""
+    """Return (error, message, record) of one partition."""
     if topic not in image.topics:
         return ErrorCode.unknown_topic_or_partition, f"No such topic as {topic}", None
     partition = image.partition(topic, index)
@@ -84,7 +86,7 @@ def _elect(image: MetadataImage, election_type: int, topic: str, index: int) -> 
 
 
 def balance(image: MetadataImage) -> Decision:
-    """Leadership goes back to preferred replicas that are in sync and may lead."""
+    """Move leaders back to preferred replicas that are in sync and may lead."""
     records: list[MetadataRecord] = []
     for topic, index, partition in brokers.partitions(image):
         preferred = partition.replicas[0]
@@ -105,7 +107,7 @@ def balance(image: MetadataImage) -> Decision:
 
 
 def elect_unclean(image: MetadataImage) -> Decision:
-    """Leaders for partitions without one whose topics take any replica."""
+    """Elect leaders of partitions without one whose topics allow unclean elections."""
     records: list[MetadataRecord] = []
     for topic, index, partition in brokers.partitions(image):
         if partition.leader != NO_LEADER or len(records) >= RECORDS_PER_DECISION_MAX:

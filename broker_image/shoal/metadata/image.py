@@ -1,32 +1,34 @@
-"""The metadata image: what the cluster is, as of one offset of the metadata log.
+"""The metadata image: the state of the cluster at one offset of the metadata log.
 
-An image is immutable: a request is served from one image, without locks. `delta.apply` makes the
-next one and tells what lies between. Unchanged topics are shared between images; a change of some
-topics copies two dicts of all.
+An image is immutable, so a request is served from one image without locks. `delta.apply` makes the
+next image and reports the differences. Images share unchanged topics. A change of some topics
+copies two dicts of all topics.
 
-Configs in force are computed on first use and kept with the image (`topic_config` and its like);
-the next image inherits what its records did not touch. The dicts they return are shared: look, do
-not write.
+Effective configs are computed on first use and kept with the image (`topic_config` and similar).
+The next image inherits those that its records did not change. The returned dicts are shared: do not
+modify them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from shoal.metadata import configs
 from shoal.metadata.configs import BROKER, GROUP, TOPIC, Layers, Origin, Source, Texts
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 NO_LEADER = -1
-#: Kafka's DirectoryId.UNASSIGNED: the broker places the replica itself.
+#: Kafka's DirectoryId.UNASSIGNED: the broker assigns the replica's directory.
 UNASSIGNED = UUID(int=0)
 
 
 class ResourceType:
-    """Kinds of config resource, by ConfigResource.Type's numbers."""
+    """Types of config resource, with the numbers of ConfigResource.Type."""
 
     TOPIC = 2
     BROKER = 4
@@ -36,7 +38,7 @@ class ResourceType:
 
 
 class PartitionImage(NamedTuple):
-    """One partition's registration; `replicas` in preferred order, `-1` for no leader."""
+    """One partition's registration. `replicas` are in preferred order; `-1` means no leader."""
 
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
@@ -52,7 +54,7 @@ class PartitionImage(NamedTuple):
 
 
 class TopicImage(NamedTuple):
-    """A topic: partition `i` stands at index `i`."""
+    """A topic; partition `i` is at index `i`."""
 
     name: str
     topic_id: UUID
@@ -67,7 +69,7 @@ class Endpoint(NamedTuple):
 
 
 class BrokerImage(NamedTuple):
-    """A broker's registration. `features` maps a feature to its (min, max) supported level."""
+    """A broker's registration. `features` maps a feature to its supported (min, max) levels."""
 
     broker_id: int
     incarnation_id: UUID | None
@@ -80,12 +82,12 @@ class BrokerImage(NamedTuple):
     log_dirs: tuple[UUID, ...] = ()
 
     def endpoint(self, listener: str) -> Endpoint | None:
-        """Where the broker listens for peers of that listener."""
+        """Return the broker's endpoint of a listener, or None."""
         return next((e for e in self.endpoints if e.name == listener), None)
 
 
 class Scope(NamedTuple):
-    """Whose view an image is: broker `node_id`, with its file's and flags' configs as texts."""
+    """The broker that reads the image: `node_id` and the configs of its file and flags."""
 
     node_id: int = 1
     static: Texts = configs.NONE
@@ -94,22 +96,22 @@ class Scope(NamedTuple):
 
 @dataclass(frozen=True)
 class MetadataImage:
-    """The state of the cluster. Empty but for its scope until records are applied."""
+    """The state of the cluster. Empty except for its scope until records are applied."""
 
     scope: Scope = field(default_factory=Scope)
-    #: Offset of the last record, and the leader epoch that it was appended in.
+    #: Offset of the last record, and the leader epoch in which it was appended.
     offset: int = -1
     epoch: int = 0
     topics: Mapping[str, TopicImage] = field(default_factory=dict)
     topics_by_id: Mapping[UUID, TopicImage] = field(default_factory=dict)
     brokers: Mapping[int, BrokerImage] = field(default_factory=dict)
     features: Mapping[str, int] = field(default_factory=dict)
-    #: Texts by config name, by (resource type, resource name).
+    #: Config texts by name, by (resource type, resource name).
     configs: Mapping[tuple[int, str], Texts] = field(default_factory=dict)
     next_producer_id: int = 0
-    #: Values by key, by entity (`client_quotas.Entity`).
+    #: Quota values by key, by entity (`client_quotas.Entity`).
     client_quotas: Mapping[Any, Mapping[str, float]] = field(default_factory=dict)
-    #: Encoded answers about this image, for whoever makes them; they go with it.
+    #: Cache of encoded responses about this image; it is dropped with the image.
     answers: dict[Any, bytes] = field(default_factory=dict, compare=False, repr=False)
     _topic_configs: dict[str, dict[str, Any]] = field(default_factory=dict, compare=False)
     _group_configs: dict[str, dict[str, Any]] = field(default_factory=dict, compare=False)
@@ -119,35 +121,35 @@ class MetadataImage:
 
     @cached_property
     def running(self) -> Mapping[int, BrokerImage]:
-        """Brokers that are not fenced, in the order of their ids."""
+        """Brokers that are not fenced, ordered by id."""
         return {b: self.brokers[b] for b in sorted(self.brokers) if not self.brokers[b].fenced}
 
     @cached_property
     def active(self) -> frozenset[int]:
-        """Brokers that may lead: neither fenced nor about to stop."""
+        """Brokers that may lead: neither fenced nor in a controlled shutdown."""
         return frozenset(
             id for id, b in self.brokers.items() if not b.fenced and not b.in_controlled_shutdown
         )
 
     def partition(self, topic: str, index: int) -> PartitionImage | None:
-        """The partition of that name and index, if there is one."""
+        """Return the partition with this name and index, or None."""
         found = self.topics.get(topic)
         if found is None or not 0 <= index < len(found.partitions):
             return None
         return found.partitions[index]
 
-    # Configs in force.
+    # Effective configs
 
     @cached_property
     def layers(self) -> Layers:
-        """What sets this broker's configs, the strongest first."""
+        """Return the layers of this broker's configs, the strongest first."""
         own = self.configs.get((ResourceType.BROKER, str(self.scope.node_id)), configs.NONE)
         default = self.configs.get((ResourceType.BROKER, ""), configs.NONE)
         return Layers(own, default, self.scope.static)
 
     @cached_property
     def broker_config(self) -> Mapping[str, Any]:
-        """Every broker config as this broker has it, typed."""
+        """Return every effective broker config of this broker, typed."""
         return configs.broker_values(self.layers)
 
     @cached_property
@@ -159,7 +161,7 @@ class MetadataImage:
         return configs.bound(configs.inherited(GROUP, self.broker_config), self.broker_config)
 
     def topic_config(self, name: str) -> Mapping[str, Any]:
-        """Every topic config in force for `name`, typed; the defaults for a topic without any."""
+        """Return every effective config of topic `name`, typed; defaults for an unknown topic."""
         found = self._topic_configs.get(name)
         if found is None:
             own = self.configs.get((ResourceType.TOPIC, name))
@@ -170,7 +172,7 @@ class MetadataImage:
         return found
 
     def group_config(self, group_id: str) -> Mapping[str, Any]:
-        """Every group config in force for `group_id`, typed and held between the bounds."""
+        """Return every effective config of group `group_id`, typed and within the bounds."""
         found = self._group_configs.get(group_id)
         if found is None:
             own = self.configs.get((ResourceType.GROUP, group_id))
@@ -181,7 +183,7 @@ class MetadataImage:
         return found
 
     def origins(self, resource_type: int, resource_name: str, name: str) -> list[Origin]:
-        """The places that give a config its value, the one in force first (DescribeConfigs)."""
+        """Return the sources of a config's value, the effective one first (DescribeConfigs)."""
         if resource_type == ResourceType.BROKER:
             return configs.origins(BROKER[name], self.layers)
         table, source = (

@@ -1,11 +1,11 @@
-"""More replicas for the brokers' own topics once the cluster has grown. Pure; see `controller`.
+"""Additional replicas of internal topics after the cluster has grown. Pure; see `controller`.
 
-An internal topic is made with as many replicas as its config wants and brokers run at that moment,
-which on the first broker of a cluster is one. When others have come its partitions get what they
-lack, as a reassignment: its leader stays until the added replicas are in sync. Replicas are added
-where the topic has fewest, on other racks first, and the preferred leader is the one of them that
-is it least often, so that coordinators spread over the new brokers. None is ever taken away.
-With the replicas grows how many of them have to be in sync for a write.
+An internal topic is created with as many replicas as its config sets and brokers run at that
+moment; on the first broker of a cluster that is one. When more brokers join, its partitions get the
+missing replicas by a reassignment. The leader stays until the added replicas are in sync. A replica
+is added to the broker with the fewest replicas of the topic, on other racks first. The replica that
+is preferred leader least often becomes the preferred leader, so that coordinators spread over the
+new brokers. Replicas are never removed. The topic's min.insync.replicas grows with its replicas.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NAME = "min.insync.replicas"
 
 
 def grow(image: MetadataImage) -> Decision:
-    """Reassignments of partitions that have fewer replicas than they should and could."""
+    """Reassign partitions that have fewer replicas than configured and possible."""
     moves: list[Move] = []
     records: list[MetadataRecord] = []
     nodes = placement.ring(image.brokers.values())
@@ -41,7 +41,7 @@ def grow(image: MetadataImage) -> Decision:
 
 
 def _min_isr(image: MetadataImage, wanted: NewTopic) -> list[MetadataRecord]:
-    """The topic's min.insync.replicas, where it was made for fewer replicas."""
+    """Raise the topic's min.insync.replicas if it was set for fewer replicas."""
     own = image.configs.get((ResourceType.TOPIC, wanted.name), {}).get(_NAME)
     value = dict(wanted.configs).get(_NAME)
     if own is None or value is None or int(own) >= int(value):

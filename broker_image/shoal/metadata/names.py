@@ -1,4 +1,4 @@
-"""Names of topics: which are legal, which collide, which belong to the broker."""
+"""Topic names: which are valid, which collide, which are internal."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 NAME_SIZE_MAX = 249
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
 METADATA_TOPIC = "__cluster_metadata"
-#: Topics that brokers write for themselves; Metadata marks them as internal.
+#: Topics that brokers write; Metadata marks them as internal.
 INTERNAL_TOPICS = ("__consumer_offsets", "__share_group_state", "__transaction_state")
 
 
 def invalid_topic(name: str) -> str | None:
-    """Why `name` cannot name a topic, or None."""
+    """Return why `name` is not a valid topic name, or None."""
     if not name:
         return "the empty string is not allowed"
     if name in (".", ".."):
@@ -25,5 +25,5 @@ def invalid_topic(name: str) -> str | None:
 
 
 def collision_key(name: str) -> str:
-    """Names with the same key cannot stand side by side: metrics take `.` and `_` for one."""
+    """Return the key of names that collide: metrics cannot distinguish `.` from `_`."""
     return name.replace(".", "_")

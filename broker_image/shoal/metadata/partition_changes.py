@@ -1,36 +1,39 @@
-"""How one partition's registration moves when brokers come, go, or leave the in-sync replicas.
+"""Changes of one partition's registration: ISR, leader, replicas and eligible leader replicas.
 
-`settled` gives the partition after a wish for its ISR (and replicas): who leads it, and which
-replicas outside of the ISR are eligible (KIP-966). Rules, in this order:
+`settled` returns the partition with a requested ISR (and replicas), its leader, and its eligible
+leader replicas, which are outside the ISR (KIP-966). The rules, in order:
 
-* A leader is taken from the ISR, among brokers that may lead: the present one if it is there, the
-  preferred one if that was asked for, else the first in replica order.
-* While the ISR is smaller than min.insync.replicas nothing new is committed, so who leaves it then
-  still has all that is committed: it is *eligible*, and may lead if nobody in the ISR can.
-* A broker whose stop was unclean may have lost what it had not synced: it is not eligible.
-* A reassignment is complete when all replicas that it adds are in the ISR; then others go.
-* When nobody is left, the last leader may take over once it is back; and any replica, where an
-  unclean election is allowed. Both mark the partition as recovering, since records may be lost.
+* The leader comes from the ISR, among brokers that may lead: the current leader if it is there, the
+  preferred replica if that was requested, else the first in replica order.
+* While the ISR is smaller than min.insync.replicas, no new records are committed. A replica that
+  leaves the ISR then still has all committed records. It is *eligible* and may lead if no ISR
+  member can.
+* A broker that stopped uncleanly may have lost unsynced records. It is not eligible.
+* A reassignment is complete when all added replicas are in the ISR. The removed ones then go.
+* If no replica is left, the last leader may lead again once it is back. If an unclean election is
+  allowed, any replica may. Both mark the partition as recovering, since records may be lost.
 
-Without the feature the ISR keeps its last member instead. Pure; called by the controller.
+Without the feature the ISR keeps its last member. Pure; called by the controller.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from enum import Enum
-from typing import Any, NamedTuple
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.metadata.image import NO_LEADER, UNASSIGNED, MetadataImage, PartitionImage
 from shoal.metadata.records import MetadataRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from uuid import UUID
 
 RECOVERED, RECOVERING = 0, 1
 ELR_FEATURE = "eligible.leader.replicas.version"
 
 
 class Election(Enum):
-    """Whom to prefer: the leader of now, the preferred replica, or anybody at all."""
+    """The replica to prefer: the current leader, the preferred replica, or any."""
 
     STAY = "stay"
     PREFERRED = "preferred"
@@ -38,8 +41,9 @@ class Election(Enum):
 
 
 class View(NamedTuple):
-    """What an election looks at: who may lead, the topic's min ISR, whether ELRs are kept, and
-    brokers that stopped uncleanly."""
+    """The input of an election: brokers that may lead, the topic's min ISR, whether the cluster
+    keeps eligible leader replicas, and brokers that stopped uncleanly.
+    """
 
     may_lead: Callable[[int], bool]
     min_isr: int
@@ -55,7 +59,7 @@ def view_of(
     also: Iterable[int] = (),
     unclean: Iterable[int] = (),
 ) -> View:
-    """A topic's view as of `image`, with brokers `but` taken as gone and `also` as there."""
+    """Return the view of a topic; brokers in `but` count as stopped, those in `also` as running."""
     active, gone, come = image.active, frozenset(but), frozenset(also)
     return View(
         lambda id: (id in active or id in come) and id not in gone,
@@ -72,7 +76,7 @@ def settled(
     isr: tuple[int, ...],
     election: Election = Election.STAY,
 ) -> PartitionImage:
-    """The partition with that ISR, its leader elected; epochs are the replay's."""
+    """Return the partition with this ISR and an elected leader. The replay sets the epochs."""
     if not isr and not view.elr:
         isr = partition.isr
     after = _eligible(partition, _reassigned(partition._replace(isr=isr)), view)
@@ -84,21 +88,20 @@ def settled(
         return _eligible(after, after._replace(isr=(found,), leader=found), view)
     found = _last_resort(after, view, election)
     if found is not None:
-        alone = after._replace(
+        return after._replace(
             isr=(found,),
             leader=found,
             leader_recovery_state=RECOVERING,
             eligible_leader_replicas=(),
             last_known_elr=(),
         )
-        return alone
     if not after.isr and partition.leader != NO_LEADER:
         after = after._replace(last_known_elr=(partition.leader,))
     return after._replace(leader=NO_LEADER)
 
 
 def _reassigned(partition: PartitionImage) -> PartitionImage:
-    """The partition with its reassignment done, if it is (KIP-455)."""
+    """Return the partition after its reassignment if that is complete (KIP-455)."""
     adding, removing = partition.adding_replicas, partition.removing_replicas
     isr = tuple(r for r in partition.isr if r not in removing)
     if not (adding or removing) or not isr or not set(adding) <= set(isr):
@@ -136,7 +139,7 @@ def _last_resort(partition: PartitionImage, view: View, election: Election) -> i
 
 
 def _eligible(before: PartitionImage, after: PartitionImage, view: View) -> PartitionImage:
-    """`after` with its eligible leader replicas."""
+    """Return `after` with its eligible leader replicas."""
     if not view.elr or len(after.isr) >= min(view.min_isr, len(after.replicas)):
         return after._replace(eligible_leader_replicas=(), last_known_elr=())
     candidates = dict.fromkeys((*before.eligible_leader_replicas, *before.isr))
@@ -151,7 +154,7 @@ def _eligible(before: PartitionImage, after: PartitionImage, view: View) -> Part
     )
 
 
-#: Fields that a PartitionChangeRecord has, apart from the leader.
+#: Fields of a PartitionChangeRecord except the leader.
 _FIELDS = (
     "isr",
     "replicas",
@@ -166,10 +169,10 @@ _FIELDS = (
 def change(
     topic_id: UUID, index: int, before: PartitionImage, after: PartitionImage
 ) -> MetadataRecord | None:
-    """The record from one registration to the other; None when they are the same.
+    """Return the record of the change, or None if nothing changed.
 
-    A replica that is taken away ends the leader epoch, also where the leader stays: it may not go
-    on as a follower of it.
+    Removing a replica starts a new leader epoch even if the leader stays. The removed replica must
+    not continue as a follower in that epoch.
     """
     fields: dict[str, Any] = {
         name: getattr(after, name)

@@ -1,24 +1,27 @@
-"""Which brokers hold the replicas of a new partition.
+"""Placement of a new partition's replicas on brokers.
 
-Brokers are put in one ring in which racks alternate, as far as their sizes allow. Partition `i`
-leads on the broker `start + i` places round the ring, so that leaders are spread evenly. Its
-followers are the next brokers of other racks, and when racks run out the next of any. Each lap
-looks for followers one place further on, so that one leader's partitions do not share followers.
+Brokers form one ring in which racks alternate as far as their sizes allow. Partition `i` has its
+leader at position `start + i` of the ring, so that leaders are spread evenly. Its followers are the
+next brokers on other racks, then the next on any rack. Each round of the ring starts the search for
+followers one position later. So the partitions of one leader have different followers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from shoal.metadata.image import BrokerImage
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from shoal.metadata.image import BrokerImage
 
 
 class NotPlaceable(ValueError):
-    """There are too few brokers; the text says how many."""
+    """The cluster has too few brokers; the text has the number."""
 
 
 def ring(brokers: Iterable[BrokerImage]) -> list[BrokerImage]:
-    """The brokers that can take replicas, racks alternating."""
+    """Return the brokers that can hold replicas, with alternating racks."""
     racks: dict[str, list[BrokerImage]] = {}
     for broker in sorted(brokers, key=lambda b: b.broker_id):
         if not broker.fenced and not broker.in_controlled_shutdown:
@@ -31,9 +34,9 @@ def ring(brokers: Iterable[BrokerImage]) -> list[BrokerImage]:
 def place(
     brokers: Iterable[BrokerImage], *, partitions: int, replicas: int, start: int
 ) -> Iterator[tuple[int, ...]]:
-    """The replicas of each new partition, the preferred leader first.
+    """Yield the replicas of each new partition, the preferred leader first.
 
-    `start` is where on the ring the first leader stands. Raises `NotPlaceable`.
+    `start` is the position of the first leader in the ring. Raises `NotPlaceable`.
     """
     nodes = ring(brokers)
     size = len(nodes)
@@ -50,7 +53,7 @@ def place(
 
 
 def _followers(leader: BrokerImage, others: Sequence[BrokerImage], count: int) -> list[int]:
-    """The first of `others` on racks not taken yet, then the first of the rest."""
+    """Return the first of `others` on unused racks, then the first of the rest."""
     taken = {leader.rack}
     first: list[int] = []
     rest: list[int] = []

@@ -1,26 +1,29 @@
-"""Decisions on moving partitions between brokers (KIP-455). Pure; see `controller`.
+"""Decisions on reassignments of partitions (KIP-455). Pure; see `controller`.
 
-While a reassignment runs, a partition's replicas are those it shall have, then those it shall lose.
-It is complete once all that are added are in sync (`partition_changes`), and can be cancelled or
-replaced until then: what it had at first is its replicas without the added ones.
+During a reassignment a partition's replicas are the target replicas, followed by those to remove.
+It is complete once all added replicas are in sync (`partition_changes`). Until then it can be
+cancelled or replaced: the original replicas are all except the added ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.metadata import brokers
 from shoal.metadata.controller import Decision
 from shoal.metadata.image import UNASSIGNED, MetadataImage, PartitionImage, TopicImage
 from shoal.metadata.partition_changes import change, settled, view_of
-from shoal.metadata.records import MetadataRecord
 from shoal.metadata.topics import Refused, checked_assignment, directory_of
 from shoal.protocol.errors import ErrorCode
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from shoal.metadata.records import MetadataRecord
+
 
 class Move(NamedTuple):
-    """Where a partition shall be; None cancels the reassignment that runs."""
+    """The target replicas of a partition; None cancels the current reassignment."""
 
     topic: str
     partition_index: int
@@ -28,8 +31,10 @@ class Move(NamedTuple):
 
 
 def alter(image: MetadataImage, moves: Iterable[Move], *, other_factor: bool = True) -> Decision:
-    """The response is AlterPartitionReassignments' rows by topic. Without `other_factor` a move
-    that changes the number of replicas is refused (KIP-860)."""
+    """Reassign partitions. The response has AlterPartitionReassignments' rows by topic.
+
+    Without `other_factor` a move that changes the number of replicas is refused (KIP-860).
+    """
     records: list[MetadataRecord] = []
     rows: dict[str, list[dict[str, Any]]] = {}
     for move in moves:
@@ -54,7 +59,7 @@ def _move(image: MetadataImage, move: Move, other_factor: bool) -> MetadataRecor
             ErrorCode.unknown_topic_or_partition,
             f"There is no partition {move.topic}-{index}.",
         )
-    # Those that are to go stand behind the others: their order of before is not known any more.
+    # Replicas to remove are last: their original order is unknown.
     before = tuple(r for r in partition.replicas if r not in partition.adding_replicas)
     if move.replicas is None:
         if not partition.adding_replicas and not partition.removing_replicas:
@@ -79,7 +84,7 @@ def _toward(
     before: tuple[int, ...],
     target: tuple[int, ...],
 ) -> MetadataRecord | None:
-    """From `before` to `target`, whatever was under way in between."""
+    """Return the change from `before` to `target`, whatever reassignment runs now."""
     removing = tuple(r for r in before if r not in target)
     wished = partition._replace(
         replicas=target + removing,
@@ -106,7 +111,7 @@ def _toward(
 def under_way(
     image: MetadataImage, asked: Iterable[tuple[str, Sequence[int]]] | None
 ) -> list[dict[str, Any]]:
-    """ListPartitionReassignments' rows, of the partitions (topic, indexes) asked for or of all."""
+    """Return ListPartitionReassignments' rows for (topic, indexes), or for all partitions."""
     wanted = None if asked is None else {(name, i) for name, found in asked for i in found}
     rows: dict[str, list[dict[str, Any]]] = {}
     for topic, index, partition in brokers.partitions(image):

@@ -1,12 +1,12 @@
 """Metadata records as bytes, in the format of Kafka's metadata log (KRaft, KIP-500).
 
 A record's value is a frame version (1), an API key and a version, each an unsigned varint, and the
-body in that version's layout, always flexible. Keys are null. The layouts are those of Kafka
-4.3.1 at metadata.version 30; a record is written in the newest version of its kind.
+body in that version's layout, always flexible. Keys are null. The layouts are those of Kafka 4.3.1
+at metadata.version 30. A record is written in the newest version of its type.
 
-In memory a record is its kind and a dict of its fields. Only records that change this broker's
-image have a layout here: what is unknown cannot be skipped, since a metadata log that is half
-understood is a wrong cluster, so `decode` refuses it.
+In memory a record is its type and a dict of its fields. Only records that change this broker's
+image have a layout here. `decode` refuses unknown records: skipping one would produce a wrong
+image.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from shoal.protocol.errors import WireError
 from shoal.protocol.schema import Column, Message, versions
 
 FRAME_VERSION = 1
-#: Sizes up to which one decision's records are appended as one batch, which makes them atomic.
+#: Maximum number of records in one decision, which are appended as one atomic batch.
 RECORDS_PER_DECISION_MAX = 10_000
 
 
 class MetadataRecord(NamedTuple):
-    """One record: Kafka's name of its kind, and its fields; absent ones stand at their default."""
+    """One record: Kafka's name of its type, and its fields. Absent fields have their default."""
 
     kind: str
     fields: dict[str, Any]
 
 
 class UnknownRecord(WireError):
-    """The log holds a record of a kind or version that this broker does not know."""
+    """A record in the log of a type or version that this broker does not support."""
 
 
 def _ids(name: str, version: str, tag: int) -> Column:
-    """A tagged list of broker ids that is null when it did not change."""
+    """Return a tagged list of broker ids that is null if it did not change."""
     return Column(name, "[]int32", version, nullable=version, tagged=version, tag=tag)
 
 
@@ -55,7 +55,7 @@ def _message(api_key: int, name: str, valid: str, *columns: Column) -> tuple[int
     return api_key, Message(name, valid, columns, flexible="0+")
 
 
-#: The layout of every kind of record, by its API key in Kafka.
+#: The layout of every type of record by its API key in Kafka.
 LAYOUTS: dict[int, Message] = dict(
     (
         _message(
@@ -172,7 +172,7 @@ _NEWEST = {name: versions(LAYOUTS[key].versions)[-1] for name, key in _KEYS.item
 
 
 def encode(record: MetadataRecord) -> bytes:
-    """The value of `record` in the log."""
+    """Encode `record` as a value of the log."""
     api_key, version = _KEYS[record.kind], _NEWEST[record.kind]
     out = bytearray((FRAME_VERSION, api_key, version))
     compiler.writer(LAYOUTS[api_key].at(version))(out, record.fields)
@@ -180,9 +180,9 @@ def encode(record: MetadataRecord) -> bytes:
 
 
 def decode(value: bytes) -> MetadataRecord:
-    """The record that `value` holds.
+    """Decode a value of the log.
 
-    Raises `UnknownRecord` for a kind or version from a newer release, `WireError` for garbage.
+    Raises `UnknownRecord` for a type or version of a newer release, `WireError` for invalid bytes.
     """
     buf = memoryview(value)
     try:

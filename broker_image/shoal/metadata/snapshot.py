@@ -1,20 +1,24 @@
 """An image as records, for a snapshot of the metadata log (KIP-630). Pure.
 
-Replayed on an empty image the records make the same image again, but for its offset and epoch. They
-are those of Kafka's image writers: what a record has at its default is left to the default.
+Replaying the records on an empty image produces the same image, except for its offset and epoch.
+They are those of Kafka's image writers. Fields with their default value are left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from shoal.metadata.controller import registration
-from shoal.metadata.image import MetadataImage, TopicImage
 from shoal.metadata.records import MetadataRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shoal.metadata.image import MetadataImage, TopicImage
 
 
 def records_of(image: MetadataImage) -> Iterator[MetadataRecord]:
-    """Features, brokers, topics, configs, client quotas, producer ids, each in order."""
+    """Yield features, brokers, topics, configs, client quotas and producer ids, each in order."""
     for name, level in sorted(image.features.items()):
         yield MetadataRecord("FeatureLevelRecord", {"name": name, "feature_level": level})
     for id in sorted(image.brokers):

@@ -1,4 +1,4 @@
-"""Topic configs, by Kafka's names, and the broker configs that give their defaults."""
+"""Topic configs under Kafka's names, with the broker configs that set their defaults."""
 
 from __future__ import annotations
 
@@ -9,110 +9,112 @@ TOPIC = table(
 # applied: Retention and compaction
 cleanup.policy list delete compact|delete
     < log.cleanup.policy
-    What becomes of old segments: delete, compact, both, or neither when empty.
+    Policy for old segments: delete, compact, or both. If empty, segments are kept.
 retention.ms long 604800000 -1..
     < log.retention.ms log.retention.minutes*60000 log.retention.hours*3600000
-    Milliseconds that a segment is kept; -1 for ever.
+    Age after which a segment is deleted. -1 means never.
 retention.bytes long -1 -
     < log.retention.bytes
-    Bytes that a partition may reach before its oldest segments go; -1 for no limit.
+    Maximum size of a partition. The oldest segments are deleted above it. -1 means no limit.
 file.delete.delay.ms long 60000 0..
     < log.segment.delete.delay.ms
-    Milliseconds between a segment's removal from its log and the deletion of its files.
+    Delay between the removal of a segment from the log and the deletion of its files.
 min.cleanable.dirty.ratio double 0.5 0..1
     < log.cleaner.min.cleanable.ratio
-    Share of a log that has to be uncompacted before compaction takes it.
+    Minimum ratio of uncompacted to total bytes of a log for its compaction.
 min.compaction.lag.ms long 0 0..
     < log.cleaner.min.compaction.lag.ms
-    Milliseconds for which a record is safe from compaction.
+    Minimum age of a record before compaction may remove it.
 max.compaction.lag.ms long long-max 1..
     < log.cleaner.max.compaction.lag.ms
-    Milliseconds after which a record has to have been compacted.
+    Maximum time that a record stays uncompacted.
 delete.retention.ms long 86400000 0..
     < log.cleaner.delete.retention.ms
-    Milliseconds that tombstones stay in a compacted log.
+    Time that a compacted log keeps tombstones.
 # applied: Segments
 segment.bytes int 1073741824 1048576..
     < log.segment.bytes
-    Bytes at which a segment is closed and the next one begun.
+    Maximum size of a segment. A full segment is closed and a new one starts.
 segment.ms long 604800000 1..
     < log.roll.ms log.roll.hours*3600000
-    Milliseconds after which a segment is closed even when not full.
+    Maximum age of the active segment. It is then closed even if it is not full.
 segment.jitter.ms long 0 0..
     < log.roll.jitter.ms log.roll.jitter.hours*3600000
-    Milliseconds, at most, that a roll is brought forward at random.
+    Maximum random reduction of segment.ms.
 segment.index.bytes int 10485760 4..
     < log.index.size.max.bytes
-    Bytes that a segment's offset index may reach.
+    Maximum size of a segment's offset index.
 index.interval.bytes int 4096 0..
     < log.index.interval.bytes
     Bytes of log between two entries of the offset index.
 preallocate boolean false -
     < log.preallocate
-    Whether disk space for a whole segment is reserved when the segment is created.
+    Whether a new segment reserves its full size on disk.
 flush.messages long long-max 1..
     < log.flush.interval.messages
-    Records of a partition after which it is synced to disk.
+    Number of records of a partition after which the log is synced to disk.
 flush.ms long long-max 0..
     < log.flush.interval.ms log.flush.scheduler.interval.ms
-    Milliseconds after which records are synced to disk.
+    Maximum time until records are synced to disk.
 shoal.flush.group.commit boolean false -
     < shoal.log.flush.group.commit
-    Whether an acknowledged record is on disk: answers wait for a sync that many requests share.
+    Whether the broker syncs records to disk before it acknowledges them. Many requests share one
+    sync.
 # applied: Records
 errors.deadletterqueue.group.enable boolean false -
     Whether share groups may write their dead letters to this topic (KIP-1191).
 max.message.bytes int 1048588 0..
     < message.max.bytes
-    Bytes that one record batch may have, after compression.
+    Maximum size of a record batch after compression.
 message.timestamp.type string CreateTime CreateTime|LogAppendTime
     < log.message.timestamp.type
-    Whose clock stamps records: the producer's (CreateTime) or the broker's (LogAppendTime).
+    Timestamps of records: the producer's (CreateTime) or the broker's (LogAppendTime).
 message.timestamp.before.max.ms long long-max 0..
     < log.message.timestamp.before.max.ms
-    Milliseconds that a record's timestamp may be behind the broker's clock.
+    Maximum time by which a record's timestamp may be behind the broker's clock.
 message.timestamp.after.max.ms long 3600000 0..
     < log.message.timestamp.after.max.ms
-    Milliseconds that a record's timestamp may be ahead of the broker's clock.
+    Maximum time by which a record's timestamp may be ahead of the broker's clock.
 compression.type string producer uncompressed|zstd|lz4|snappy|gzip|producer
     < compression.type
-    Codec that batches are stored in; producer keeps each as it came.
+    Codec of stored batches. producer keeps the codec of each batch.
 compression.gzip.level int -1 @gzip-level
     < compression.gzip.level
-    Level of gzip where the broker compresses; -1 for the codec's own.
+    Level of gzip if the broker compresses. -1 is the codec's default.
 compression.lz4.level int 9 1..17
     < compression.lz4.level
-    Level of lz4 where the broker compresses.
+    Level of lz4 if the broker compresses.
 compression.zstd.level int 3 -131072..22
     < compression.zstd.level
-    Level of zstd where the broker compresses.
+    Level of zstd if the broker compresses.
 # applied: Replicas
 min.insync.replicas int 1 1..
     < min.insync.replicas
-    In-sync replicas, leader included, that a write with acks=all needs.
+    In-sync replicas, including the leader, that a write with acks=all needs.
 unclean.leader.election.enable boolean false -
     < unclean.leader.election.enable
-    Whether a replica out of sync may become leader, losing records, when no other is left.
+    Whether an out-of-sync replica may become leader if no in-sync replica is available. Records may
+    be lost.
 leader.replication.throttled.replicas list "" @throttled
-    Replicas throttled at their leader, as partition:broker, or * for all.
+    Replicas whose leader is throttled, as partition:broker, or * for all.
 follower.replication.throttled.replicas list "" @throttled
-    Replicas throttled at their follower, as partition:broker, or * for all.
-# accepted: For tests of Kafka
+    Replicas whose follower is throttled, as partition:broker, or * for all.
+# accepted: Internal
 internal.segment.bytes int - - internal
-    Bytes at which a segment is closed, below segment.bytes' least value, for tests.
-# accepted: Tiered storage, without remote.storage.enable
+    Maximum size of a segment below the minimum of segment.bytes, for tests.
+# accepted: Tiered storage
 local.retention.bytes long -2 -2..
     < log.local.retention.bytes
-    Bytes of a tiered partition that stay on local disk; -2 follows retention.bytes.
+    Maximum size of a tiered partition on local disk. -2 means that retention.bytes applies.
 local.retention.ms long -2 -2..
     < log.local.retention.ms
-    Milliseconds that a tiered segment stays on local disk; -2 follows retention.ms.
+    Time that a tiered segment stays on local disk. -2 means that retention.ms applies.
 # refused: Tiered storage
 remote.storage.enable boolean false -
-    Tiered storage is not part of this broker.
+    Tiered storage is not supported.
 remote.log.copy.disable boolean false -
-    Tiered storage is not part of this broker.
+    Tiered storage is not supported.
 remote.log.delete.on.disable boolean false -
-    Tiered storage is not part of this broker.
+    Tiered storage is not supported.
 """
 )

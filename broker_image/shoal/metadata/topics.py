@@ -1,13 +1,13 @@
 """Decisions on topics: create, delete, add partitions. Pure; see `controller`.
 
-Order of checks, error codes and the sense of messages follow Kafka's ReplicationControlManager.
+The order of checks, the error codes and the meaning of messages follow Kafka's
+ReplicationControlManager.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
 from itertools import count
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID, uuid5
 
 from shoal.log.uuids import uuid_text
@@ -20,10 +20,13 @@ from shoal.metadata.image import UNASSIGNED, BrokerImage, MetadataImage, TopicIm
 from shoal.metadata.records import RECORDS_PER_DECISION_MAX, MetadataRecord
 from shoal.protocol.errors import ErrorCode
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
 DEFAULT = -1
-#: Least segment.bytes of a topic; broker configs for internal topics may ask for less.
+#: Minimum of a topic's segment.bytes. Broker configs of internal topics may set less.
 SEGMENT_BYTES_MIN = 1 << 20
-#: Of each internal topic, the broker configs of its size, and the configs that it always has.
+#: For each internal topic, the broker configs of its size, and its fixed configs.
 _INTERNAL: dict[str, tuple[tuple[str, str, str], dict[str, str]]] = {
     "__consumer_offsets": (
         (
@@ -54,7 +57,7 @@ _INTERNAL: dict[str, tuple[tuple[str, str, str], dict[str, str]]] = {
         },
     ),
 }
-#: Of some, the broker config of min.insync.replicas.
+#: The broker config of min.insync.replicas of some internal topics.
 _MIN_ISR = {
     "__share_group_state": "share.coordinator.state.topic.min.isr",
     "__transaction_state": "transaction.state.log.min.isr",
@@ -71,7 +74,7 @@ class Refused(Exception):
 
 
 class NewTopic(NamedTuple):
-    """What is asked of a new topic; `assignments` are (partition index, broker ids)."""
+    """A requested topic; `assignments` are (partition index, broker ids)."""
 
     name: str
     partitions: int = DEFAULT
@@ -88,10 +91,10 @@ def create_topics(
     validate_only: bool = False,
     request_id: bytes = b"",
 ) -> Decision:
-    """Create topics, each by itself. The response is CreateTopics' rows.
+    """Create topics independently. The response has CreateTopics' rows.
 
-    With a `request_id` of 16 bytes the topics' ids follow from it. The same request can then be
-    told from another one: a topic that it has made already is no refusal, and is not made again.
+    A `request_id` of 16 bytes determines the topics' ids. A repeated request is then recognized: a
+    topic that it already created is a success and is not created again.
     """
     records: list[MetadataRecord] = []
     rows = []
@@ -116,19 +119,19 @@ def create_topics(
 
 
 def _derived_id(request_id: bytes, name: str) -> UUID:
-    """The id of the topic that a request makes; its text starts with no dash."""
+    """Return the topic id derived from a request. Its text does not start with a dash."""
     tries = (uuid5(UUID(bytes=request_id), f"{name}/{n}") for n in count())
     return next(id for id in tries if not uuid_text(id).startswith("-"))
 
 
 def _made(image: MetadataImage, topic: TopicImage) -> dict[str, Any]:
-    """CreateTopics' row of a topic that is there."""
+    """Return CreateTopics' row of an existing topic."""
     own = dict(image.configs.get((2, topic.name), {}))
     return _made_row(image, topic.name, topic.topic_id, [p.replicas for p in topic.partitions], own)
 
 
 def internal_topic(image: MetadataImage, name: str) -> NewTopic:
-    """One of the broker's own topics, as its configs want it and the cluster's size allows."""
+    """Return an internal topic as its configs set it and the cluster's size allows."""
     config = image.broker_config
     names_of, own = _INTERNAL[name]
     partitions, replicas, segment_bytes = (config[found] for found in names_of)
@@ -138,13 +141,13 @@ def internal_topic(image: MetadataImage, name: str) -> NewTopic:
     } | own
     factor = max(1, min(replicas, len(placement.ring(image.brokers.values()))))
     if name in _MIN_ISR:
-        # One broker less than there are never stops a coordinator.
+        # One less than the replicas: the loss of one broker does not stop a coordinator.
         configs["min.insync.replicas"] = str(min(config[_MIN_ISR[name]], max(1, factor - 1)))
     return NewTopic(name, partitions, factor, configs=tuple(configs.items()))
 
 
 class _Names:
-    """Names in use, with those that earlier topics of the request take."""
+    """Names in use, including those of earlier topics in the request."""
 
     def __init__(self, image: MetadataImage) -> None:
         self._topics = image.topics
@@ -154,7 +157,7 @@ class _Names:
         self._new.append(name)
 
     def refuse(self, name: str) -> None:
-        """Raise `Refused` for a name that is illegal, in use, or too like one in use."""
+        """Raise `Refused` for a name that is invalid, in use, or collides with one in use."""
         reason = names.invalid_topic(name)
         if reason is not None:
             raise Refused(ErrorCode.invalid_topic_exception, f"Topic name is invalid: {reason}")
@@ -173,7 +176,7 @@ class _Names:
 def _create(
     image: MetadataImage, topic: NewTopic, taken: _Names, topic_id: UUID, room: int
 ) -> tuple[list[MetadataRecord], dict[str, Any]]:
-    """The records and the row of one topic. Raises `Refused`."""
+    """Return the records and the row of one topic. Raises `Refused`."""
     taken.refuse(topic.name)
     own = _configs(image, topic)
     if topic.assignments:
@@ -211,7 +214,7 @@ def _made_row(
 
 
 def _configs(image: MetadataImage, topic: NewTopic) -> dict[str, str]:
-    """The topic's own configs, checked."""
+    """Return the topic's own configs, checked."""
     without = [name for name, value in topic.configs if value is None]
     if without:
         raise Refused(
@@ -226,7 +229,7 @@ def _configs(image: MetadataImage, topic: NewTopic) -> dict[str, str]:
 
 
 def _manual(image: MetadataImage, topic: NewTopic) -> list[tuple[int, ...]]:
-    """The replicas that the request assigns."""
+    """Return the replicas that the request assigns."""
     if topic.replication_factor != DEFAULT:
         raise Refused(
             ErrorCode.invalid_request,
@@ -257,7 +260,7 @@ def _manual(image: MetadataImage, topic: NewTopic) -> list[tuple[int, ...]]:
 def checked_assignment(
     image: MetadataImage, broker_ids: Sequence[int], size: int | None, index: int
 ) -> tuple[int, ...]:
-    """One partition's assigned replicas, of which there have to be `size`. Raises `Refused`."""
+    """Return one partition's assigned replicas; there must be `size`. Raises `Refused`."""
     reason = None
     unknown = sorted({b for b in broker_ids if b not in image.brokers})
     if not broker_ids:
@@ -280,7 +283,7 @@ def checked_assignment(
 def _placed(
     image: MetadataImage, topic: NewTopic, topic_id: UUID, room: int
 ) -> list[tuple[int, ...]]:
-    """Replicas where the request leaves them to the controller."""
+    """Return replicas that the controller places."""
     config = image.broker_config
     if topic.replication_factor < DEFAULT or topic.replication_factor == 0:
         raise Refused(
@@ -334,7 +337,7 @@ def _active(image: MetadataImage, broker_ids: Iterable[int]) -> tuple[int, ...]:
 def _partitions(
     image: MetadataImage, topic_id: UUID, assigned: Sequence[tuple[int, ...]], first: int
 ) -> list[MetadataRecord]:
-    """Records of new partitions, from index `first` on; each is led by its first active replica."""
+    """Return records of new partitions from index `first` on; the first active replica leads."""
     records = []
     for index, replicas in enumerate(assigned, first):
         isr = _active(image, replicas)
@@ -357,13 +360,13 @@ def _partitions(
 
 
 def directory_of(image: MetadataImage, broker_id: int) -> UUID:
-    """The broker's log directory, when it has just one."""
+    """Return the broker's log directory if it has exactly one."""
     dirs = image.brokers[broker_id].log_dirs if broker_id in image.brokers else ()
     return dirs[0] if len(dirs) == 1 else UNASSIGNED
 
 
 def _effective(image: MetadataImage, own: dict[str, str]) -> list[dict[str, Any]]:
-    """CreateTopics' list of the configs that the new topic has."""
+    """Return CreateTopics' list of the new topic's configs."""
     rows = []
     defaults = image.topic_config("")
     for name, key in TOPIC.items():
@@ -397,7 +400,7 @@ def _row(name: str, refused: Refused) -> dict[str, Any]:
 
 
 def delete_topics(image: MetadataImage, topics: Iterable[TopicImage]) -> Decision:
-    """Delete topics of the image. A topic that has gone since is passed over."""
+    """Delete topics of the image; ignore those that are already deleted."""
     return Decision(
         [
             MetadataRecord("RemoveTopicRecord", {"topic_id": topic.topic_id})
@@ -408,7 +411,7 @@ def delete_topics(image: MetadataImage, topics: Iterable[TopicImage]) -> Decisio
 
 
 class Growth(NamedTuple):
-    """More partitions for a topic: how many in all, and perhaps where the new ones go."""
+    """New partitions of a topic: the total count, and optionally their assignments."""
 
     name: str
     partitions: int
@@ -418,7 +421,7 @@ class Growth(NamedTuple):
 def create_partitions(
     image: MetadataImage, growths: Sequence[Growth], *, validate_only: bool = False
 ) -> Decision:
-    """Add partitions, to each topic by itself. The response is CreatePartitions' rows."""
+    """Add partitions to each topic independently. The response has CreatePartitions' rows."""
     records: list[MetadataRecord] = []
     rows = []
     for growth in growths:

@@ -1,1 +1,1 @@
-"""The Kafka wire: frames, the API table, codecs and error codes. Nothing here knows a socket."""
+"""The Kafka protocol: frames, the API table, codecs and error codes, without I/O."""

@@ -1,11 +1,13 @@
-"""The API keys of the Kafka protocol, by Kafka's names. Which of them a broker serves, and in which
-versions, is told by the one table of handlers (`shoal.server.handlers`)."""
+"""The API keys of the Kafka protocol, by Kafka's names.
+
+`shoal.server.handlers` has the table of the APIs and versions that a broker supports.
+"""
 
 from enum import IntEnum
 
 
 class ApiKey(IntEnum):
-    """Every API that kio has a schema of."""
+    """Every API for which kio has a schema."""
 
     PRODUCE = 0
     FETCH = 1

@@ -1,12 +1,12 @@
-"""Codecs of every API: kio's native parser for what comes in, compiled writers for what goes out.
+"""Codecs of every API: kio's native parser for input, compiled writers for output.
 
-Both follow kio's generated entities, so a field's name here is kio's name. kio turns durations and
-timestamps into `timedelta` and `datetime`; what goes out takes plain milliseconds instead, under
-the name with `_ms` behind it (`throttle_time_ms`). Modules of a version are imported when that
-version is first used: start-up pays for none of them.
+Both follow kio's generated entities and their field names. kio parses durations and timestamps into
+`timedelta` and `datetime`. Writers take plain milliseconds instead, under the name with the suffix
+`_ms` (`throttle_time_ms`). The modules of a version are imported on first use, so that start-up
+stays fast.
 
-A mapping that goes out serves all versions: keys that a version lacks are passed over.
-`check_names` tells (for tests) a key that no version knows.
+A mapping for a writer serves all versions: keys that a version lacks are ignored. `check_names`
+(for tests) finds keys that no version has.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import datetime
 import struct as _struct
 import types
 import typing
-from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -26,9 +25,12 @@ from kio.serial import entity_reader
 from kio.serial.errors import SerialError
 from kio.static.constants import EntityType
 
-from shoal.protocol import compiler, skim
+from shoal.protocol import compiler, length_check
 from shoal.protocol.errors import WireError
 from shoal.protocol.schema import Field, Struct, zero
+
+if typing.TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 Kind = typing.Literal[EntityType.request, EntityType.response]
 _DURATIONS = {
@@ -36,11 +38,11 @@ _DURATIONS = {
     "timedelta_i64": "int64",
     "datetime_i64": "int64",
 }
-#: Entries of all arrays of a request. An entry costs two bytes on the wire and tens of microseconds
-#: in a handler, so a frame's size alone would let one request hold the broker up for minutes.
+#: Maximum entries of all arrays of a request. An entry needs two bytes on the wire but tens of
+#: microseconds in a handler. With only a size limit one request could block the broker for minutes.
 ENTRIES_MAX = 100_000
-#: A body that carries no records of clients: `ENTRIES_MAX` entries of a usual size. Produce alone
-#: may be larger, up to the frame's limit, and is not read here.
+#: Maximum size of a body without client records: `ENTRIES_MAX` entries of a usual size. Only
+#: Produce may be larger, up to the frame limit, and it has its own parser.
 BODY_SIZE_MAX = 8 << 20
 _DELAY = Struct(
     "Delay",
@@ -53,10 +55,10 @@ _DELAY = Struct(
     ),
 )
 _DELAYS = (Field("delays", _DELAY, array=True, tag=1000, default=[]),)
-#: How long released records wait before they are available again (`protocol.share`).
+#: Tag of the delay of released records (`protocol.share`).
 RELEASE_DELAY_TAG = 1000
 _RELEASE_DELAY = (Field("release_delay_ms", "int64", tag=RELEASE_DELAY_TAG, default=-1),)
-#: Whether what a closed share session still held is to count as never delivered.
+#: Tag of a closed share session whose held records do not count as delivered.
 UNDELIVERED_TAG = 1000
 _HELD = Struct(
     "HeldOffsets",
@@ -67,23 +69,23 @@ _HELD = Struct(
         Field("delivery_count", "int16", default=0),
     ),
 )
-#: Dead-lettered offsets that hold their keys; and some of them that are to hold them no longer.
+#: Dead-lettered offsets that hold their keys; in requests, those whose keys are released.
 _HELD_OFFSETS = (Field("held_offsets", _HELD, array=True, tag=1000, default=[]),)
 _FREED_OFFSETS = (Field("freed_offsets", _HELD, array=True, tag=1000, default=[]),)
-#: What our brokers and our client tell beyond Kafka's schemas, by API and struct, in tags far above
-#: Kafka's, which count up from 0: other readers pass them over. A body that has none is read as
-#: Kafka's is, without these attributes.
+#: Fields of Shoal's brokers and client beyond Kafka's schemas, by API and struct. Their tags are
+#: far above Kafka's, which count up from 0; other readers ignore them. A body without them is read
+#: like Kafka's, without these attributes.
 OWN_TAGS: dict[tuple[int, str], tuple[Field, ...]] = {
-    # Envelope: 16 bytes that are the same however often the request is tried.
+    # Envelope: 16 bytes that stay the same when the request is retried.
     (58, "EnvelopeRequest"): (Field("request_id", "bytes", tag=1000, default=b""),),
-    (84, "PartitionResult"): _DELAYS,  # ReadShareGroupState, the answer
+    (84, "PartitionResult"): _DELAYS,  # ReadShareGroupState response
     (85, "PartitionData"): _DELAYS,  # WriteShareGroupState
-    (78, "AcknowledgementBatch"): _RELEASE_DELAY,  # ShareFetch, the request
-    (79, "AcknowledgementBatch"): _RELEASE_DELAY,  # ShareAcknowledge, the request
+    (78, "AcknowledgementBatch"): _RELEASE_DELAY,  # ShareFetch request
+    (79, "AcknowledgementBatch"): _RELEASE_DELAY,  # ShareAcknowledge request
     (79, "ShareAcknowledgeRequest"): (
         Field("undelivered", "bool", tag=UNDELIVERED_TAG, default=False),
     ),
-    (87, "PartitionResult"): _DELAYS,  # ReadShareGroupStateSummary, the answer
+    (87, "PartitionResult"): _DELAYS,  # ReadShareGroupStateSummary response
     (90, "DescribeShareGroupOffsetsResponsePartition"): _HELD_OFFSETS,
     (91, "AlterShareGroupOffsetsRequestPartition"): _FREED_OFFSETS,
 }
@@ -91,7 +93,7 @@ _MALFORMED = (SerialError, ValueError, IndexError, OverflowError, _struct.error)
 
 
 def known_versions(api_key: int) -> range:
-    """All versions kio has a schema of; empty for an API it does not know."""
+    """Return all versions for which kio has a schema; empty for an unknown API."""
     name = api_key_map.get(api_key)
     if name is None:
         return range(0)
@@ -101,14 +103,14 @@ def known_versions(api_key: int) -> range:
 
 @cache
 def entity(api_key: int, version: int, kind: Kind) -> Any:
-    """kio's entity class of a request or response."""
+    """Return kio's entity class of a request or response."""
     load = load_request_schema if kind is EntityType.request else load_response_schema
     return load(api_key, version)
 
 
 @cache
 def flexible(api_key: int, version: int) -> bool:
-    """Whether that request has a flexible body, and so a header with tagged fields (KIP-482)."""
+    """Whether the request has a flexible body, so also a header with tagged fields (KIP-482)."""
     return bool(entity(api_key, version, EntityType.request).__flexible__)
 
 
@@ -118,14 +120,14 @@ def _reader(api_key: int, version: int, kind: Kind) -> Callable[[Any, int], tupl
 
 
 def read(api_key: int, version: int, kind: Kind, buf: Any, at: int = 0) -> Any:
-    """Parse a body; the entity's fields are those of its version.
+    """Parse a body into the entity of its version.
 
-    Raises `WireError` when the bytes do not fit the schema.
+    Raises `WireError` if the bytes do not fit the schema.
     """
     try:
         try:
             return _reader(api_key, version, kind)(buf, at)[0]
-        except KeyError:  # kio does not know the tag
+        except KeyError:  # kio does not have the tag
             own = _with_own_tags(api_key, version, kind, memoryview(buf), at)
             if own is not None:
                 return own
@@ -137,7 +139,7 @@ def read(api_key: int, version: int, kind: Kind, buf: Any, at: int = 0) -> Any:
 
 
 def _with_own_tags(api_key: int, version: int, kind: Kind, buf: memoryview, at: int) -> Any:
-    """The body, its structs with their fields as attributes, if it has some of `OWN_TAGS`."""
+    """Return the body with `OWN_TAGS` fields as attributes of its structs, if it has some."""
     names = {f.name for (key, _), fields in OWN_TAGS.items() if key == api_key for f in fields}
     if not names:
         return None
@@ -146,7 +148,7 @@ def _with_own_tags(api_key: int, version: int, kind: Kind, buf: memoryview, at: 
 
 
 def _has(value: Any, names: set[str]) -> bool:
-    """Whether a field of these names is there at any depth, and not empty."""
+    """Whether a field with one of these names is present and not empty, at any depth."""
     if isinstance(value, dict):
         return any((k in names and v) or _has(v, names) for k, v in value.items())
     return isinstance(value, list) and any(_has(v, names) for v in value)
@@ -161,7 +163,9 @@ def _as_attributes(value: Any) -> Any:
 def _without_unknown_tags(
     api_key: int, version: int, kind: Kind, buf: memoryview, at: int
 ) -> bytes:
-    """The body without tagged fields that its schema lacks: readers pass them over (KIP-482)."""
+    """Return the body without tagged fields that its schema lacks, as readers ignore them
+    (KIP-482).
+    """
     struct = struct_of(entity(api_key, version, kind))
     body, _ = compiler.reader(struct)(buf, at)
     out = bytearray()
@@ -170,31 +174,31 @@ def _without_unknown_tags(
 
 
 def read_request(api_key: int, version: int, buf: Any, at: int = 0) -> Any:
-    """`read` for a request body, of bounded size and with `ENTRIES_MAX` entries in all its arrays
-    at most, none of them null that may not be.
+    """Parse a request body of bounded size.
 
-    The body is skimmed first, since kio sets memory aside for as many entries as an array claims
-    to have: four bytes of a hostile request would end the process.
+    All arrays together may have `ENTRIES_MAX` entries, and only nullable ones may be null. The body
+    is checked before it is parsed: kio allocates memory for as many entries as an array claims.
+    Four bytes of a hostile request could otherwise end the process.
     """
     name = api_key_map.get(api_key)
     if len(buf) - at > BODY_SIZE_MAX:
         raise WireError(f"a {name} request of {len(buf)} bytes")
     try:
-        _skimmer(api_key, version, EntityType.request)(buf, at, ENTRIES_MAX)
+        _length_check(api_key, version, EntityType.request)(buf, at, ENTRIES_MAX)
     except WireError as error:
         raise WireError(f"{name} v{version}: {error}") from None
     return read(api_key, version, EntityType.request, buf, at)
 
 
 @cache
-def _skimmer(api_key: int, version: int, kind: Kind) -> skim.Skimmer:
-    return skim.skimmer(struct_of(entity(api_key, version, kind)))
+def _length_check(api_key: int, version: int, kind: Kind) -> length_check.LengthCheck:
+    return length_check.compile_check(struct_of(entity(api_key, version, kind)))
 
 
 def read_response(api_key: int, version: int, buf: Any, at: int = 0) -> Any:
-    """`read` for a response body, whose arrays have no more entries than it has bytes."""
+    """Parse a response body, whose arrays have no more entries than it has bytes."""
     try:
-        _skimmer(api_key, version, EntityType.response)(buf, at, len(buf) - at)
+        _length_check(api_key, version, EntityType.response)(buf, at, len(buf) - at)
     except WireError as error:
         name = api_key_map.get(api_key)
         raise WireError(f"{name} v{version}: {error}") from None
@@ -203,19 +207,19 @@ def read_response(api_key: int, version: int, buf: Any, at: int = 0) -> Any:
 
 @cache
 def writer(api_key: int, version: int, kind: Kind) -> compiler.Writer:
-    """The compiled writer of a request or response body."""
+    """Return the compiled writer of a request or response body."""
     return compiler.writer(struct_of(entity(api_key, version, kind)))
 
 
 def write_request(api_key: int, version: int, body: Mapping[str, Any]) -> bytearray:
-    """The body of a request as bytes."""
+    """Encode the body of a request."""
     out = bytearray()
     writer(api_key, version, EntityType.request)(out, body)
     return out
 
 
 def write_response(api_key: int, version: int, body: Mapping[str, Any]) -> bytearray:
-    """The body of a response as bytes."""
+    """Encode the body of a response."""
     out = bytearray()
     writer(api_key, version, EntityType.response)(out, body)
     return out
@@ -223,7 +227,7 @@ def write_response(api_key: int, version: int, body: Mapping[str, Any]) -> bytea
 
 @cache
 def struct_of(cls: Any) -> Struct:
-    """The layout of a kio entity."""
+    """Return the layout of a kio entity."""
     hints = typing.get_type_hints(cls)
     fields = tuple(_field(f, hints[f.name]) for f in dataclasses.fields(cls))
     own = OWN_TAGS.get((getattr(cls, "__api_key__", -1), cls.__name__), ())
@@ -255,7 +259,7 @@ def _field(field: dataclasses.Field[Any], hint: Any) -> Field:
 
 
 def _plain(value: Any) -> Any:
-    """kio's default in the form that writers take: mappings, integers, milliseconds."""
+    """Convert kio's default to the form of the writers: mappings, integers, milliseconds."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         pairs = zip(struct_of(type(value)).fields, dataclasses.fields(value), strict=True)
         return {f.name: _plain(getattr(value, g.name)) for f, g in pairs}
@@ -267,7 +271,7 @@ def _plain(value: Any) -> Any:
 
 
 def ms(duration: datetime.timedelta) -> int:
-    """Milliseconds of a duration that kio parsed."""
+    """Return the milliseconds of a duration that kio parsed."""
     return duration // datetime.timedelta(milliseconds=1)
 
 
@@ -275,7 +279,7 @@ _EPOCH = datetime.datetime.fromtimestamp(0, tz=datetime.UTC)
 
 
 def timestamp_ms(instant: datetime.datetime | None) -> int:
-    """Epoch milliseconds of a timestamp that kio parsed; -1 for none."""
+    """Return the epoch milliseconds of a timestamp that kio parsed; -1 for none."""
     return -1 if instant is None else ms(instant - _EPOCH)
 
 

@@ -1,9 +1,9 @@
 """Readers and writers compiled from a `Struct`: one Python function for each struct.
 
-A writer takes a `bytearray` and a mapping; a key that the mapping lacks is written as the field's
-default, a key that this version lacks is passed over, so one mapping serves every version of a
-message. A reader takes a buffer and an offset and gives a dict and the offset behind it.
-Neighbouring fields of fixed size share one `struct` call.
+A writer takes a `bytearray` and a mapping. It writes the default of a field that the mapping lacks
+and ignores keys that this version lacks. So one mapping serves every version of a message. A reader
+takes a buffer and an offset and returns a dict and the offset after it. Adjacent fields of fixed
+size share one `struct` call.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from shoal.protocol.schema import FIXED, Field, Struct
 Writer = Callable[[bytearray, Mapping[str, Any]], None]
 Reader = Callable[[memoryview, int], tuple[dict[str, Any], int]]
 
-# Caches by identity, since defaults may not hash; the struct is kept so that its id stays its own.
+# Caches by identity, since defaults may be unhashable. They keep the struct so that its id stays
+# unique.
 _writers: dict[int, tuple[Writer, Struct]] = {}
 _readers: dict[int, tuple[Reader, Struct]] = {}
 NO_UUID = bytes(16)
 
 
 def put_uvarint(out: bytearray, value: int) -> None:
-    """Append an unsigned varint (seven bits a byte, low ones first)."""
+    """Append an unsigned varint (seven bits per byte, low bits first)."""
     while value > 0x7F:
         out.append((value & 0x7F) | 0x80)
         value >>= 7
@@ -34,7 +35,7 @@ def put_uvarint(out: bytearray, value: int) -> None:
 
 
 def get_uvarint(buf: memoryview, at: int) -> tuple[int, int]:
-    """The unsigned varint of at most five bytes at `at`, and the offset behind it."""
+    """Return the unsigned varint of at most five bytes at `at`, and the offset after it."""
     value = shift = 0
     while shift < 35:
         byte = buf[at]
@@ -46,14 +47,14 @@ def get_uvarint(buf: memoryview, at: int) -> tuple[int, int]:
     raise WireError("a varint of more than five bytes")
 
 
-#: Record data from this size on is gathered: below, a copy costs less than a buffer of its own.
+#: Minimum size of record data that is passed by reference. Below it a copy is cheaper.
 GATHER_SIZE_MIN = 4096
 
 
 class Gather(bytearray):
-    """A writer's output that takes record data by reference: the buffers of one response.
+    """A writer's output that holds record data by reference: the buffers of one response.
 
-    Used by the shell alone, so that fetched batches go from the log to the socket without a copy.
+    Only the server uses it, so that fetched batches go from the log to the socket without a copy.
     """
 
     def __init__(self) -> None:
@@ -61,13 +62,13 @@ class Gather(bytearray):
         self._cut: list[bytes | bytearray | memoryview] = []
 
     def add(self, data: bytes | bytearray | memoryview) -> None:
-        """Append `data` without copying it; it must not change any more."""
+        """Append `data` without copying it; it must not change afterwards."""
         self._cut.append(bytes(self))
         self._cut.append(data)
         self.clear()
 
     def parts(self) -> list[bytes | bytearray | memoryview]:
-        """All that was written, in order."""
+        """Return all output in order."""
         return [*self._cut, self] if self or not self._cut else self._cut
 
 
@@ -107,7 +108,7 @@ def _put_count(out: bytearray, items: Any, compact: bool) -> None:
 
 
 def get_size(buf: memoryview, at: int, compact: bool, short: bool) -> tuple[int, int]:
-    """The length at `at`, -1 for null, and the offset behind it."""
+    """Return the length at `at`, -1 for null, and the offset after it."""
     if compact:
         size, at = get_uvarint(buf, at)
         return size - 1, at
@@ -133,7 +134,7 @@ def _uuid(value: bytes) -> UUID | None:
 
 
 class Source:
-    """The text of one function while it is built, and the objects that the text names."""
+    """The source of one function during compilation, and the objects that it refers to."""
 
     def __init__(self, head: str) -> None:
         self.lines = [head]
@@ -164,7 +165,7 @@ class Source:
 
 
 def writer(struct: Struct) -> Writer:
-    """The writer of `struct`, compiled once."""
+    """Return the writer of `struct`, compiled once."""
     found = _writers.get(id(struct))
     if found is None:
         found = (_compile_writer(struct), struct)
@@ -173,7 +174,7 @@ def writer(struct: Struct) -> Writer:
 
 
 def reader(struct: Struct) -> Reader:
-    """The reader of `struct`, compiled once. It raises `WireError` on bytes that do not fit."""
+    """Return the reader of `struct`, compiled once. It raises `WireError` on invalid bytes."""
     found = _readers.get(id(struct))
     if found is None:
         found = (_compile_reader(struct), struct)
@@ -182,7 +183,7 @@ def reader(struct: Struct) -> Reader:
 
 
 def fixed_runs(fields: list[Field]) -> list[list[Field]]:
-    """Neighbouring fixed-size scalars together, every other field by itself."""
+    """Group adjacent scalars of fixed size; every other field stays alone."""
     runs: list[list[Field]] = []
     for field in fields:
         if runs and is_fixed(field) and is_fixed(runs[-1][0]):
@@ -220,7 +221,7 @@ def _scalar(src: Source, field: Field) -> str:
 
 
 def _write_value(src: Source, field: Field, flexible: bool, depth: int) -> None:
-    """Code that writes `x`, a value of the field's type."""
+    """Generate code that writes `x`, a value of the field's type."""
     if field.array:
         src.add(f"put_count(out, x, {flexible})", depth)
         each = "for x in x or ():"
@@ -234,7 +235,7 @@ def _write_value(src: Source, field: Field, flexible: bool, depth: int) -> None:
     elif isinstance(field.type, Struct):
         call = f"{src.constant(writer(field.type))}(out, x)"
         if field.nullable:
-            # Kafka writes null as -1, but inside a tag, where its lengths are unsigned, as 0.
+            # Kafka writes null as -1; in a tag, where lengths are unsigned, as 0.
             src.add(f"if x is None: out.append({255 if field.tag is None else 0})", depth)
             src.add(f"else: out.append(1); {call}", depth)
         else:

@@ -1,6 +1,6 @@
-"""Errors by fault: what the peer's bytes did wrong, and what a request is refused with.
+"""Errors by cause: invalid bytes from the peer, and refused requests.
 
-`ErrorCode` is Kafka's own table (kio generates it from Kafka's sources): numbers never change.
+`ErrorCode` is Kafka's table (kio generates it from Kafka's sources). Its numbers never change.
 """
 
 from kio.schema.errors import ErrorCode
@@ -9,13 +9,14 @@ __all__ = ["ApiError", "ErrorCode", "WireError"]
 
 
 class WireError(Exception):
-    """The peer sent bytes that are no Kafka frame; its connection is closed."""
+    """The peer sent bytes that are not a valid frame; its connection is closed."""
 
 
 class ApiError(Exception):
-    """A whole request is refused. Per-partition refusals are `ErrorCode` values, not exceptions.
+    """A whole request is refused. Errors of single partitions are `ErrorCode` values, not
+    exceptions.
 
-    `message` is a sentence for the user: it names the thing and, where there is one, the remedy.
+    `message` is a sentence for the user: it names the object and, if there is one, the remedy.
     """
 
     def __init__(self, code: ErrorCode, message: str | None = None) -> None:

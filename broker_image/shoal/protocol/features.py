@@ -1,19 +1,19 @@
-"""What our brokers and our client have between them beyond Kafka, by name.
+"""Names of extensions that Shoal's brokers and Shoal's client have beyond Kafka.
 
-A broker names these features in ApiVersions to our own client alone, and the client asks for none
-that it was not told of: other clients and brokers never meet them.
+A broker lists these features in ApiVersions to Shoal's client only. The client uses only listed
+features. So other clients and brokers never encounter them.
 """
 
-#: How our client calls itself.
+#: Client software name of Shoal's client.
 OWN_CLIENT = "shoal"
-#: ShareFetch takes `HEADERS_ONLY` in its acquire mode, and answers with the 61-byte headers of the
-#: acquired batches, one behind the other, in place of the batches: offsets without payload.
+#: ShareFetch accepts `HEADERS_ONLY` in its acquire mode. The response then has the 61-byte headers
+#: of the acquired batches, concatenated, instead of the batches.
 HEADERS_ONLY_FEATURE = "shoal.share.headers.only"
 HEADERS_ONLY = 0x10
-#: Releases may say how long they wait; a broker without it would release at once.
+#: Releases may have a delay. A broker without the feature would release at once.
 RELEASE_DELAY_FEATURE = "shoal.share.release.delay"
-#: AlterShareGroupOffsets frees keys that dead-lettered records hold; a broker without it would take
-#: the request for a reset.
+#: AlterShareGroupOffsets releases keys that dead-lettered records hold. A broker without the
+#: feature would reset offsets.
 HELD_KEYS_FEATURE = "shoal.share.held.keys"
-#: All of them.
+#: All features.
 FEATURES = (HEADERS_ONLY_FEATURE, RELEASE_DELAY_FEATURE, HELD_KEYS_FEATURE)

@@ -1,8 +1,8 @@
-"""Frames: a request's header, and the head of a response. Size prefixes are the connection's.
+"""Frames: request headers and response headers. The connection handles size prefixes.
 
-A request header is v2 (with tagged fields) for flexible request versions and v1 otherwise; a
-response header is v1 for flexible ones and v0 otherwise. ApiVersions always answers with header
-v0, since its client cannot know yet what the broker speaks (KIP-511).
+A request header is v2 (with tagged fields) for flexible request versions and v1 otherwise. A
+response header is v1 for flexible versions and v0 otherwise. ApiVersions always answers with header
+v0, since its client does not know yet which versions the broker supports (KIP-511).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _HEAD = struct.Struct(">hhih")
 _SIZED = struct.Struct(">ii")
 _SIZED_TAGGED = struct.Struct(">iiB")
 _API_VERSIONS = int(ApiKey.API_VERSIONS)
-#: A client id longer than this is refused; Kafka's own limit is that of an int16 length.
+#: Maximum length of a client id, which Kafka's int16 length sets.
 CLIENT_ID_SIZE_MAX = 32767
 
 
 class RequestHeader(NamedTuple):
-    """What stands before a request's body. `body_at` is the offset where the body starts."""
+    """The header of a request. `body_at` is the offset of the body."""
 
     api_key: int
     api_version: int
@@ -37,9 +37,9 @@ def read_request_header(
 ) -> RequestHeader:
     """Parse the header of a request frame (without its size prefix).
 
-    `supported` are the versions served of this API, if the caller knows them: an unsupported
-    version cannot be parsed past the client id, so `body_at` is then the end of the frame.
-    Raises `WireError` for a frame too short for its header.
+    `supported` are the supported versions of this API, if the caller knows them. An unsupported
+    version cannot be parsed past the client id, so `body_at` is then the end of the frame. Raises
+    `WireError` for a frame that is too short.
     """
     size = len(frame)
     if size < 10:
@@ -75,7 +75,7 @@ def _skip_tags(frame: memoryview, at: int) -> int:
 
 
 def response_head(api_key: int, api_version: int, correlation_id: int) -> bytes:
-    """The response header's bytes."""
+    """Return the bytes of the response header."""
     head = correlation_id.to_bytes(4, "big", signed=True)
     if api_key != ApiKey.API_VERSIONS and codec.flexible(api_key, api_version):
         return head + b"\x00"
@@ -83,7 +83,7 @@ def response_head(api_key: int, api_version: int, correlation_id: int) -> bytes:
 
 
 def sized_response_head(header: RequestHeader, body_size: int) -> bytes:
-    """The size prefix and header of the response to a request."""
+    """Return the size prefix and header of a response."""
     api_key = header.api_key
     if codec.flexible(api_key, header.api_version) and api_key != _API_VERSIONS:
         return _SIZED_TAGGED.pack(body_size + 5, header.correlation_id, 0)
@@ -91,7 +91,7 @@ def sized_response_head(header: RequestHeader, body_size: int) -> bytes:
 
 
 def request_head(api_key: int, api_version: int, correlation_id: int, client_id: str) -> bytes:
-    """The request header's bytes, for our own client."""
+    """Return the request header's bytes, for Shoal's client."""
     name = client_id.encode()
     head = _HEAD.pack(api_key, api_version, correlation_id, len(name)) + name
     return head + b"\x00" if codec.flexible(api_key, api_version) else head

@@ -1,8 +1,8 @@
-"""Produce by hand: a request whose batches stay views of their frame, and its usual response.
+"""Hand-written Produce codec: requests whose batches stay views of their frame, and responses.
 
-kio copies record data into `bytes`, 1 MB of it in 60 µs or more; here it is left where it was
-received. The response in which nothing was refused takes 1 µs instead of the general writer's 5,
-of the 60 that a small request takes in all. Both are equal to the general codecs in every version
+kio copies record data into `bytes`, which takes 60 µs or more for 1 MB. Here the data stays where
+it was received. A response without errors takes 1 µs instead of the general writer's 5, of about 60
+for a small request in total. Both are equal to the general codecs in every version
 (`tests/wire/test_produce_codec`). Source: Kafka's ProduceRequest.json and ProduceResponse.json,
 versions 3 to 13.
 """
@@ -10,13 +10,15 @@ versions 3 to 13.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from shoal.protocol.codec import ENTRIES_MAX
 from shoal.protocol.compiler import get_uvarint, put_uvarint
 from shoal.protocol.errors import WireError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 FLEXIBLE_FROM = 9
 TOPIC_IDS_FROM = 13
@@ -24,8 +26,8 @@ TOPIC_IDS_FROM = 13
 _ACKS_TIMEOUT = struct.Struct(">hi")
 _INT = struct.Struct(">i")
 _SHORT = struct.Struct(">h")
-#: A partition that took its batch: index, no error, base offset, append time, log start offset, and
-#: from version 8 on no record errors and no message, in flexible ones no tags.
+#: A partition without an error: index, error code, base offset, append time, log start offset; from
+#: version 8 also no record errors and no message; in flexible versions no tags.
 _TAKEN = {
     3: struct.Struct(">ihqq"),
     5: struct.Struct(">ihqqq"),
@@ -33,7 +35,7 @@ _TAKEN = {
     9: struct.Struct(">ihqqqBBB"),
 }
 _NOTHING: dict[int, tuple[int, ...]] = {3: (), 5: (), 8: (0, -1), 9: (1, 0, 0)}
-#: The least bytes of a partition's entry: index, and an absent batch.
+#: Minimum bytes of a partition's entry: index, and an absent batch.
 _ENTRY_SIZE_MIN = 5
 
 
@@ -53,7 +55,7 @@ class ProduceRequest(NamedTuple):
 
 
 def read(version: int, frame: memoryview, at: int) -> ProduceRequest:
-    """Parse the body that starts at `at`. Raises `WireError` for bytes that do not fit."""
+    """Parse the body that starts at `at`. Raises `WireError` for invalid bytes."""
     try:
         if version >= FLEXIBLE_FROM:
             return _read_flexible(version, frame, at)
@@ -159,8 +161,9 @@ def _skip_tags(frame: memoryview, at: int) -> int:
 
 
 def write_taken(version: int, topics: Sequence[Mapping[str, Any]]) -> bytearray:
-    """The response body of a request that was refused nothing, from what the general writer takes
-    as `responses`."""
+    """Return the response body of a request without errors. `topics` is what the general writer
+    takes as `responses`.
+    """
     layout = 9 if version >= 9 else 8 if version >= 8 else 5 if version >= 5 else 3
     pack, nothing, flexible = _TAKEN[layout].pack, _NOTHING[layout], layout == 9
     out = bytearray()

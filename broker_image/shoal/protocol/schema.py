@@ -1,11 +1,11 @@
-"""Message layouts as data: structs of typed fields, and the versions a field belongs to.
+"""Message layouts as data: structs of typed fields, and the versions of each field.
 
-Two sources give a `Struct`: kio's generated entities (every API of the protocol, see `codec`), and
-`Message` tables of our own for the records that brokers write into their internal topics, which
-kio does not carry. Readers and writers are compiled from a `Struct` by `compiler`.
+A `Struct` comes from one of two sources: kio's generated entities (every API of the protocol, see
+`codec`), or `Message` tables for the records of internal topics, which kio lacks. `compiler`
+compiles readers and writers from a `Struct`.
 
-Layout rules (KIP-482 for the flexible ones): flexible structs use compact lengths (uvarint of
-length + 1) and end in tagged fields; others use int16 string and int32 array lengths.
+Layout rules (KIP-482): flexible structs use compact lengths (uvarint of length + 1) and end with
+tagged fields. Other structs use int16 string lengths and int32 array lengths.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-#: Types of one fixed size, with their `struct` code.
+#: Types of fixed size, with their `struct` code.
 FIXED = {
     "bool": "?",
     "int8": "b",
@@ -32,7 +32,7 @@ SIZED = ("string", "bytes", "records")
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field: a type name from `FIXED` or `SIZED`, or a struct; perhaps an array of it."""
+    """One field: a type name from `FIXED` or `SIZED`, or a struct; optionally an array of it."""
 
     name: str
     type: str | Struct
@@ -44,7 +44,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Struct:
-    """An ordered list of fields as one version of a message lays them out."""
+    """The ordered fields of one version of a message."""
 
     name: str
     flexible: bool
@@ -55,7 +55,7 @@ ALL = range(1 << 15)
 
 
 def versions(text: str) -> range:
-    """The range that Kafka's notation names: `0+`, `3`, `1-2`, `none`."""
+    """Parse a range in Kafka's notation: `0+`, `3`, `1-2`, `none`."""
     if text == "none":
         return range(0)
     low, sign, high = text.partition("-")
@@ -68,10 +68,10 @@ def versions(text: str) -> range:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A field of a `Message`: where it exists, where it may be null, and where it is tagged.
+    """A field of a `Message`, with the versions in which it exists, is nullable, and is tagged.
 
     `type` is a name as in `Field`, `[]name` for an array, or a tuple of columns for an array of
-    structs. `struct` tells that such a tuple is one nested struct and no array.
+    structs. With `struct` the tuple is one nested struct instead of an array.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A record layout in all its versions, as Kafka's JSON schemas describe it."""
+    """A record layout in all its versions, as in Kafka's JSON schemas."""
 
     name: str
     versions: str
@@ -95,7 +95,7 @@ class Message:
     _cache: dict[int, Struct] = field(default_factory=dict, compare=False, repr=False)
 
     def at(self, version: int) -> Struct:
-        """The layout of one version. Raises `ValueError` for one that does not exist."""
+        """Return the layout of one version. Raises `ValueError` if it does not exist."""
         if version not in versions(self.versions):
             raise ValueError(f"{self.name} has no version {version}, only {self.versions}")
         found = self._cache.get(version)
@@ -130,7 +130,7 @@ def _field(column: Column, version: int, flexible: bool) -> Field:
 
 
 def zero(kind: str | Struct, array: bool) -> Any:
-    """What an absent field of that type counts as."""
+    """Return the default value of an absent field of that type."""
     if array:
         return ()
     if isinstance(kind, Struct):

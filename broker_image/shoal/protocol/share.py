@@ -1,25 +1,27 @@
-"""ShareFetch and ShareAcknowledge by hand: their requests come with every job, and their fetch
-responses carry record data that is not to be copied.
+"""Hand-written codecs of ShareFetch and ShareAcknowledge, which every delivered record uses.
 
-Equal to kio for every version (`tests/wire/test_share_messages`). Acknowledge types stay bytes, so
-that a batch acknowledged alike is seen as such without a loop. Source: Kafka's ShareFetchRequest,
-ShareFetchResponse, ShareAcknowledgeRequest and ShareAcknowledgeResponse JSON, versions 1 and 2.
+Fetch responses carry record data without a copy. The codecs are equal to kio's in every version
+(`tests/wire/test_share_messages`). Acknowledge types stay bytes, so that a batch with a single type
+is recognized without a loop. Source: Kafka's ShareFetchRequest, ShareFetchResponse,
+ShareAcknowledgeRequest and ShareAcknowledgeResponse JSON, versions 1 and 2.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import starmap
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
 from shoal.protocol.codec import ENTRIES_MAX, RELEASE_DELAY_TAG, UNDELIVERED_TAG
 from shoal.protocol.compiler import get_uvarint, put_uvarint
 from shoal.protocol.errors import WireError
 
-#: Record limits as acquire mode, and renewals, exist from this version on (KIP-1206, KIP-1222).
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+#: First version with record limits as acquire mode and with renewals (KIP-1206, KIP-1222).
 RENEWAL_FROM = 2
 
 _FETCH_HEAD = struct.Struct(">iiiiii")
@@ -34,26 +36,26 @@ _FETCH_RESPONSE_HEAD = struct.Struct(">ih")
 _PARTITION_HEAD = struct.Struct(">ihBhB")
 _LEADER = struct.Struct(">iiB")
 _ACQUIRED = struct.Struct(">qqhx")
-#: All that follows the epoch where one batch of one partition is acknowledged alike, as a worker
-#: does that commits each record: counts (+1), topic id, index, offsets, type, and no tags.
+#: The bytes after the epoch if one batch of one partition is acknowledged, as a worker does that
+#: commits each record: counts (+1), topic id, index, offsets, type, and no tags.
 _ALONE = struct.Struct(">B16sBiBqqB1s4s")
 _NO_TAGS = bytes(4)
-#: And its response with nothing refused, in versions 1 and 2.
+#: The response without errors, in versions 1 and 2.
 _ALONE_DONE = {
     1: struct.Struct(">ihBB16sBihBiiBBBBB"),
     2: struct.Struct(">ihBiB16sBihBiiBBBBB"),
 }
-#: The least bytes of a topic, a partition, a batch of acknowledgements.
+#: Minimum bytes of a topic, a partition, and a batch of acknowledgements.
 _TOPIC_SIZE_MIN, _PARTITION_SIZE_MIN, _BATCH_SIZE_MIN = 18, 6, 18
 
-#: So many batches are rather parsed one by one.
+#: Up to this number of batches it is faster to parse them one by one.
 _FEW = 4
 
 uuid_of = lru_cache(4096)(lambda data: UUID(bytes=data))
 _text_of = lru_cache(4096)(lambda data: str(data, "utf-8"))
 
-#: First offset, last offset, acknowledge types: one for all or one an offset; and, told by our own
-#: client alone, how many milliseconds what is released waits.
+#: First offset, last offset, and acknowledge types: one for all or one per offset. Shoal's client
+#: may add the delay of a release in milliseconds.
 AcknowledgementBatch = tuple[int, int, bytes] | tuple[int, int, bytes, int]
 Acknowledgements = list[tuple[UUID, list[tuple[int, list[AcknowledgementBatch]]]]]
 
@@ -79,12 +81,12 @@ class ShareAcknowledgeRequest(NamedTuple):
     share_session_epoch: int
     is_renew_ack: bool
     topics: Acknowledgements
-    #: What a session that is closed still held counts as never delivered. Our client's own.
+    #: Whether records that a closed session still holds count as not delivered (Shoal's extension).
     undelivered: bool = False
 
 
 class PartitionRecords(NamedTuple):
-    """What a fetch response tells of one partition. `records` are batches as buffers."""
+    """One partition of a fetch response. `records` are batches as buffers."""
 
     partition: int
     error_code: int = 0
@@ -95,12 +97,12 @@ class PartitionRecords(NamedTuple):
     records: Sequence[memoryview] = ()
     #: First offset, last offset, delivery count.
     acquired: Sequence[tuple[int, int, int]] = ()
-    #: The same as they go out, where somebody has made that.
+    #: The same, already encoded, if available.
     acquired_encoded: bytes = b""
 
 
 class PartitionError(NamedTuple):
-    """What an acknowledge response tells of one partition."""
+    """One partition of an acknowledge response."""
 
     partition: int
     error_code: int = 0
@@ -109,7 +111,7 @@ class PartitionError(NamedTuple):
 
 
 def read_fetch(version: int, frame: memoryview, at: int) -> ShareFetchRequest:
-    """Parse the body that starts at `at`. Raises `WireError` for bytes that do not fit."""
+    """Parse the body that starts at `at`. Raises `WireError` for invalid bytes."""
     try:
         group_id, at = _id(frame, at)
         member_id, at = _id(frame, at)
@@ -143,7 +145,7 @@ def read_fetch(version: int, frame: memoryview, at: int) -> ShareFetchRequest:
 
 
 def read_acknowledge(version: int, frame: memoryview, at: int) -> ShareAcknowledgeRequest:
-    """Parse the body that starts at `at`. Raises `WireError` for bytes that do not fit."""
+    """Parse the body that starts at `at`. Raises `WireError` for invalid bytes."""
     try:
         group_id, at = _id(frame, at)
         member_id, at = _id(frame, at)
@@ -164,7 +166,7 @@ def read_acknowledge(version: int, frame: memoryview, at: int) -> ShareAcknowled
 
 
 def _alone(frame: memoryview, at: int) -> Acknowledgements | None:
-    """The topics of the shape `_ALONE`, in 1 µs instead of 5; None where they have another."""
+    """Parse topics of the shape `_ALONE` in 1 µs instead of 5; None for another shape."""
     if len(frame) - at != _ALONE.size:
         return None
     topics, topic_id, partitions, index, batches, first, last, types, kind, tags = (
@@ -189,7 +191,8 @@ def _topics(frame: memoryview, at: int) -> tuple[Acknowledgements, int]:
             if batches:
                 at, count = at + count * _ONE_TYPE.size, 0
             for _ in range(count):
-                # One type for all and no tags, as a record acknowledged by itself has.
+                # One type for all offsets and no tags, as for a record that is acknowledged
+                # individually.
                 first, last, size, kind, tags = _ONE_TYPE.unpack_from(frame, at)
                 if size == 2 and tags == 0:
                     batches.append((first, last, kind))
@@ -210,8 +213,9 @@ def _topics(frame: memoryview, at: int) -> tuple[Acknowledgements, int]:
 
 
 def _all_alike(frame: memoryview, at: int, count: int) -> list[AcknowledgementBatch]:
-    """Batches that all have one type and no tags, in a fifth of the time of one by one; none if
-    another is among them."""
+    """Parse batches with one type each and no tags, five times as fast as one by one; return an
+    empty list if another shape is among them.
+    """
     data = bytes(frame[at : at + count * _ONE_TYPE.size])
     if len(data) < count * _ONE_TYPE.size:
         return []
@@ -221,7 +225,7 @@ def _all_alike(frame: memoryview, at: int, count: int) -> list[AcknowledgementBa
 
 
 def _tagged(frame: memoryview, at: int, wanted: int, form: struct.Struct) -> tuple[int | None, int]:
-    """One value of the tagged fields that begin here, if it is there, and where they end."""
+    """Return one value of the tagged fields at `at`, or None, and the offset after them."""
     end = _skip_tags(frame, at)
     count, at = get_uvarint(frame, at)
     for _ in range(count):
@@ -245,7 +249,7 @@ def _forgotten(frame: memoryview, at: int) -> tuple[list[tuple[UUID, list[int]]]
 
 
 def _count(frame: memoryview, at: int, size_min: int) -> tuple[int, int]:
-    """The length of a compact array whose entries take at least `size_min` bytes each."""
+    """Return the length of a compact array whose entries take at least `size_min` bytes each."""
     count = frame[at]
     if count > 0x7F:
         count, at = get_uvarint(frame, at)
@@ -258,7 +262,7 @@ def _count(frame: memoryview, at: int, size_min: int) -> tuple[int, int]:
 
 
 def _id(frame: memoryview, at: int) -> tuple[str | None, int]:
-    """`_string` of an id that comes with every request: one that is known is not decoded again."""
+    """Return `_string` of an id that comes with every request, from a cache."""
     size = frame[at]
     end = at + size
     if 0 < size <= 0x7F and end <= len(frame):
@@ -301,9 +305,9 @@ def write_fetch(
     acquisition_lock_timeout_ms: int = 0,
     endpoints: Sequence[tuple[int, str, int, str | None]] = (),
 ) -> list[bytes | bytearray | memoryview]:
-    """The response body of either version as buffers; record data is passed on, not copied.
+    """Return the response body of either version as buffers; record data is not copied.
 
-    `endpoints` are node id, host, port and rack of leaders elsewhere.
+    `endpoints` are node id, host, port and rack of leaders on other brokers.
     """
     buffers: list[bytes | bytearray | memoryview] = []
     out = bytearray(_FETCH_RESPONSE_HEAD.pack(0, error_code))
@@ -349,7 +353,7 @@ def write_acknowledge(
     acquisition_lock_timeout_ms: int = 0,
     endpoints: Sequence[tuple[int, str, int, str | None]] = (),
 ) -> list[bytes | bytearray | memoryview]:
-    """The response body as one buffer."""
+    """Return the response body as one buffer."""
     out = bytearray(_FETCH_RESPONSE_HEAD.pack(0, error_code))
     _put_string(out, error_message)
     if version >= RENEWAL_FROM:
@@ -372,7 +376,7 @@ def write_acknowledge(
 def write_acknowledged(
     version: int, topics: Acknowledgements, acquisition_lock_timeout_ms: int
 ) -> list[bytes | bytearray | memoryview]:
-    """`write_acknowledge` of a request's topics with nothing refused."""
+    """Return `write_acknowledge` of a request's topics without errors."""
     if len(topics) == 1 and len(topics[0][1]) == 1:
         topic_id, ((index, _),) = topics[0]
         lock = (acquisition_lock_timeout_ms,) if version >= RENEWAL_FROM else ()

@@ -6,7 +6,10 @@ A range is a pair of its first and its last offset, both included.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 
 def ranges_of(offsets: Iterable[int]) -> list[tuple[int, int]]:
@@ -21,7 +24,7 @@ def ranges_of(offsets: Iterable[int]) -> list[tuple[int, int]]:
 
 
 class OffsetSet:
-    """A mutable set of offsets, held as ranges in ascending order that do not touch."""
+    """A mutable set of offsets, stored as ascending ranges that do not touch."""
 
     __slots__ = ("_firsts", "_lasts")
 
@@ -33,7 +36,7 @@ class OffsetSet:
 
     @classmethod
     def parse(cls, text: str) -> OffsetSet:
-        """Return the set that a text such as `3-7,9` names. Raises `ValueError` for other text."""
+        """Parse a set such as `3-7,9`. Raises `ValueError`."""
         found = cls()
         for word in filter(None, text.split(",")):
             first, dash, last = word.partition("-")
@@ -55,14 +58,14 @@ class OffsetSet:
             yield from range(first, last + 1)
 
     def ranges(self) -> Iterator[tuple[int, int]]:
-        """The ranges in ascending order."""
+        """Yield the ranges, as first and last offset, in ascending order."""
         return zip(self._firsts, self._lasts, strict=True)
 
     def add(self, first: int, last: int | None = None) -> None:
-        """Add an offset or a range. Raises `ValueError` if the range ends before it begins."""
+        """Add one offset or a range. Raises `ValueError` if the range ends before it starts."""
         last = first if last is None else last
         if last < first or first < 0:
-            raise ValueError(f"{first}-{last} is no range of offsets")
+            raise ValueError(f"{first}-{last} is not a range of offsets")
         low = bisect_left(self._lasts, first - 1)
         high = bisect_right(self._firsts, last + 1)
         if low < high:
@@ -70,7 +73,7 @@ class OffsetSet:
         self._firsts[low:high], self._lasts[low:high] = [first], [last]
 
     def first_missing(self, offset: int) -> int:
-        """Return the first offset at or after `offset` that is not in the set."""
+        """Return the lowest offset that is at least `offset` and not in the set."""
         at = bisect_right(self._firsts, offset) - 1
         return self._lasts[at] + 1 if at >= 0 and offset <= self._lasts[at] else offset
 

@@ -1,1 +1,1 @@
-"""The pipeline to look at: what `make demo` and `shoal demo` share, and the latter itself."""
+"""The demo pipeline: common parts of `make demo` and `shoal demo`, and the latter."""

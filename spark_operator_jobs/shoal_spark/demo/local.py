@@ -1,8 +1,8 @@
 """The pipeline on one machine: `shoal demo`.
 
-A broker of its own, the feeder and the job `image_tasks` run as processes over a temporary folder,
-Spark in `local[*]`. The queue has one partition, so two cores are enough to see tasks outnumber
-partitions. What is missing on the machine is said in a sentence before anything starts.
+A broker, the feeder and the job `image_tasks` run as processes in a temporary folder, Spark in
+`local[*]`. The queue has one partition, so that two cores are enough to show more tasks than
+partitions. Before the start, a sentence names what this machine lacks.
 """
 
 from __future__ import annotations
@@ -19,52 +19,55 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shoal_spark.demo.watch import Sample, Watch, failures
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
 
 TASKS, RESULTS, DEAD_LETTERS, GROUP = "images", "thumbnails", "dlq.images", "thumbnailers"
 PARTITIONS = 1
 BROKEN_EVERY = 50
-#: What each image takes at least, in milliseconds: long enough to be seen.
+#: Minimum milliseconds per image, long enough to be visible.
 WORK_MS = 20
 EVERY_S = 0.25
 STARTED_S, STOPPED_S = 30.0, 15.0
-#: Lines of a process that failed, shown to the user.
+#: Lines of a failed process that the user sees.
 LAST_LINES = 12
 _READY = re.compile(r"listens on (\S+:\d+)")
 _METRICS = re.compile(r"(http://\S+)/metrics")
 _END = re.compile(r'^kafka_log_Log_LogEndOffset\{[^}]*topic="([^"]+)"[^}]*\} (\S+)$', re.MULTILINE)
-#: Python packages by module, and what people install to have them.
+#: Python modules and the packages to install for them.
 PACKAGES = {
     "pyspark": "spark", "pyarrow": "spark", "pandas": "spark", "PIL": "jobs", "skimage": "jobs",
 }  # fmt: skip
 
 
 class CannotRun(Exception):
-    """What is missing, or what went wrong, and what to do about it: a sentence."""
+    """What is missing or failed, and the remedy, as a sentence."""
 
 
 def missing(
     environment: Mapping[str, str] = os.environ,
     has: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None,
 ) -> str:
-    """What this machine lacks for the demo, as a sentence; empty if nothing."""
+    """Return what this machine lacks for the demo, as a sentence; empty if nothing."""
     lacks = sorted({extra for module, extra in PACKAGES.items() if not has(module)}, reverse=True)
     if lacks:
         names = [module for module in PACKAGES if not has(module)]
         return (
-            f"The demo needs Python packages that are not here ({', '.join(names)}): "
+            f"The demo needs missing Python packages ({', '.join(names)}): "
             f"pip install 'shoal[{','.join(lacks)}]', or in a checkout pip install -e "
             f"'.[{','.join(lacks)}]'."
         )
     home = environment.get("JAVA_HOME", "")
     if home and not Path(home, "bin", "java").exists():
-        return f"JAVA_HOME is {home}, and there is no bin/java in it; set it to a Java 17 or newer."
+        return f"JAVA_HOME is {home}, which has no bin/java. Set it to Java 17 or newer."
     if not home and shutil.which("java", path=environment.get("PATH")) is None:
         return (
-            "Spark needs Java 17 or newer, and there is none: apt-get install "
+            "Spark needs Java 17 or newer, which was not found: apt-get install "
             "openjdk-17-jre-headless, or set JAVA_HOME."
         )
     if jobs() is None:
@@ -76,13 +79,13 @@ def missing(
 
 
 def jobs() -> Path | None:
-    """The folder of the jobs, beside this package in a checkout."""
+    """Return the folder of the jobs in a checkout, or None."""
     folder = Path(__file__).resolve().parents[2] / "jobs"
     return folder if (folder / "image_tasks.py").exists() else None
 
 
 class Pipeline:
-    """The processes of the demo, over one folder; all of them end with it."""
+    """The processes of the demo in one folder. All end with it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -98,7 +101,7 @@ class Pipeline:
         self._stack.close()
 
     def start(self, images: int) -> None:
-        """The broker, the tasks in the queue, and the job. Raises `CannotRun`."""
+        """Start the broker, fill the queue and start the job. Raises `CannotRun`."""
         self._run("broker", sys.executable, "-m", "shoal.cli", "server", "--listener=127.0.0.1:0",
                   f"--data-dir={self.folder / 'data'}", "--metrics=127.0.0.1:0")  # fmt: skip
         self.bootstrap = self._said("broker", _READY)
@@ -125,7 +128,7 @@ class Pipeline:
         )  # fmt: skip
 
     def sample(self, last: Sample, began: float) -> Sample:
-        """One look; what cannot be seen at the moment is as it was."""
+        """Take a sample; a value that is unavailable keeps its last state."""
         try:
             ends: dict[str, int] = dict.fromkeys((TASKS, RESULTS, DEAD_LETTERS), 0)
             for topic, value in _END.findall(_get(f"{self.metrics}/metrics")):
@@ -146,7 +149,7 @@ class Pipeline:
             return 0
 
     def check(self) -> None:
-        """Raises `CannotRun` for a process that has failed."""
+        """Raise `CannotRun` if a process has failed."""
         for name, process in self._processes.items():
             ended = process.poll()
             if ended is None or (name == "feeder" and ended == 0):
@@ -155,7 +158,7 @@ class Pipeline:
             raise CannotRun(f"The {name} ended with status {ended}:\n" + "\n".join(words))
 
     def distinct_results(self) -> int:
-        """Tasks with a result, however often they have one."""
+        """Return the number of tasks with a result, each counted once."""
         words = ("consume", RESULTS, "--from-beginning", "--exit-at-end", "--format", "{key}")
         said = subprocess.run(
             [sys.executable, "-m", "shoal.cli", *words],
@@ -183,7 +186,7 @@ class Pipeline:
         self._stack.callback(_end, process)
 
     def _said(self, name: str, pattern: re.Pattern[str]) -> str:
-        """What a process says, once it has said it."""
+        """Wait for output of a process that matches, and return the match."""
         deadline = time.monotonic() + STARTED_S
         while not (found := pattern.search(self._log(name).read_text())):
             self.check()
@@ -194,7 +197,7 @@ class Pipeline:
 
 
 def run(images: int, timeout_s: float, picture: Path | None) -> list[str]:
-    """Run and show the pipeline; promises that were not kept, as sentences. Raises `CannotRun`."""
+    """Run and show the pipeline; return broken promises as sentences. Raises `CannotRun`."""
     from rich.console import Console
     from rich.live import Live
 
@@ -220,7 +223,7 @@ def run(images: int, timeout_s: float, picture: Path | None) -> list[str]:
     if picture:
         view.picture(watch, picture)
     good = watch.fed - watch.broken
-    # A line of its own and whole, also where the output goes to a file.
+    # Print whole lines, also if the output goes to a file.
     console.print()
     console.print(
         f"{distinct} of {good} images have a thumbnail and a hash; "
@@ -248,7 +251,7 @@ def _free_port() -> int:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask a process to end, and end it if it does not."""
+    """Terminate a process, and kill it if it does not end."""
     process.terminate()
     try:
         process.wait(STOPPED_S)

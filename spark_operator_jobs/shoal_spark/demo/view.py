@@ -1,20 +1,21 @@
-"""A watched pipeline for people: a live view in the terminal, and a picture of all of it."""
+"""A pipeline shown to people: a live view in the terminal, and a picture of the whole run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal_spark.demo.watch import Watch, shrunk
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
     from rich.console import Group
 
 BARS = " ▁▂▃▄▅▆▇█"
-#: Columns of a chart in the terminal; time is shrunk to fit.
+#: Columns of a chart in the terminal; the time axis is scaled to fit.
 WIDTH = 64
-#: Name, rows of its chart, colour; in the order of the view.
+#: Name, rows of its chart, and colour, in the order of the view.
 ROWS = (
     ("backlog", 4, "red"),
     ("workers", 4, "blue"),
@@ -25,7 +26,7 @@ ROWS = (
 
 
 def chart(values: Sequence[float], rows: int, mark: float | None = None) -> list[str]:
-    """Lines of a bar chart, topmost first; `mark` is shown as a broken line where no bar is."""
+    """Return lines of a bar chart, the topmost first; `mark` is a dashed line behind the bars."""
     columns = shrunk(values, WIDTH)
     top = max([1.0, mark or 0.0, *columns])
     marked = -1 if mark is None else min(int(mark / top * rows), rows - 1)
@@ -38,7 +39,7 @@ def chart(values: Sequence[float], rows: int, mark: float | None = None) -> list
 
 
 def view(watch: Watch) -> Group:
-    """What the pipeline does now, and has done."""
+    """Return the present state of the pipeline and its totals."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -65,7 +66,7 @@ def view(watch: Watch) -> Group:
 
 
 def picture(watch: Watch, path: Path) -> None:
-    """Backlog and results, workers against partitions, throughput and dead letters, over time."""
+    """Draw backlog and results, workers and partitions, throughput and dead letters over time."""
     import matplotlib
 
     matplotlib.use("Agg")

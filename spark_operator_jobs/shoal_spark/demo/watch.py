@@ -1,21 +1,24 @@
-"""What a demo has seen of its pipeline, and whether it keeps the promises.
+"""Samples of a demo's pipeline, and the check of its promises.
 
-Pure. `Watch` gathers samples; `failures` says in sentences what went wrong, if anything did.
+Pure. `Watch` collects samples. `failures` returns sentences about broken promises.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-#: Throughput is the mean over so many seconds.
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Seconds over which throughput is averaged.
 WINDOW_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One look: seconds since the feed began, and counts of records and of workers."""
+    """One sample: seconds since the feed began, and counts of records and workers."""
 
     at_s: float
     backlog: int
@@ -27,7 +30,9 @@ class Sample:
 
 @dataclass(slots=True)
 class Watch:
-    """Tasks of which `broken` cannot be done; `workers` is what runs them, in people's words."""
+    """The samples of a run. `broken` tasks cannot be processed; `workers` names what runs the
+    tasks.
+    """
 
     fed: int
     broken: int
@@ -46,18 +51,20 @@ class Watch:
 
     @property
     def settled(self) -> bool:
-        """Whether every task has ended, one way or the other."""
+        """Whether every task has ended with a result or a dead letter."""
         last = self.last
         return last.backlog == 0 and last.results + last.dead_letters >= self.fed
 
     def series(self, name: str) -> list[float]:
-        """A count over time, or `throughput` in records a second."""
+        """Return a count over time, or `throughput` in records per second."""
         if name == "throughput":
             return self.throughput()
         return [float(getattr(s, name)) for s in self.samples]
 
     def throughput(self) -> list[float]:
-        """Records that ended in a second, at each sample, over the seconds before it."""
+        """Return the completed records per second at each sample, averaged over the seconds before
+        it.
+        """
         found, begin = [], 0
         for s in self.samples:
             while s.at_s - self.samples[begin].at_s > WINDOW_S:
@@ -69,9 +76,9 @@ class Watch:
 
 
 def failures(watch: Watch, distinct_results: int) -> list[str]:
-    """Promises not kept. `distinct_results` are tasks with a result, however often they have one.
+    """Return broken promises. `distinct_results` is the number of tasks with a result.
 
-    Records may come twice where something was killed, so counts alone prove nothing.
+    A record may be processed twice if a process was killed, so total counts prove nothing.
     """
     found, last, good = [], watch.last, watch.fed - watch.broken
     if last.backlog:
@@ -89,7 +96,7 @@ def failures(watch: Watch, distinct_results: int) -> list[str]:
 
 
 def shrunk(values: Sequence[float], width: int) -> list[float]:
-    """As many values as fit `width`: each the largest of those that it stands for."""
+    """Reduce values to `width` columns, each the maximum of its values."""
     if len(values) <= width:
         return list(values)
     edges = [n * len(values) // width for n in range(width + 1)]

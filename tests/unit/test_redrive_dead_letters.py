@@ -6,8 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from shoal.client.cluster import TopicPartition
-from shoal.client.letters import Filter, Letter, letter_of, named_letter, redriven_headers
-from shoal.client.redrive_ledger import Sending, Standing
+from shoal.client.dead_letters import (
+    DeadLetter,
+    DeadLetterFilter,
+    parse_dead_letter,
+    redriven_from,
+    redriven_headers,
+)
+from shoal.client.redrive_ledger import RedriveState, Sending
 from shoal.coordinator.share.dead_letters import Source, dead_letter_records
 from shoal.coordinator.share.delivery_failure import Cause, DeadLetterRange
 from shoal.record.offset_set import OffsetSet
@@ -38,7 +44,7 @@ def test_what_is_no_set_of_offsets_is_refused(text: str) -> None:
         OffsetSet.parse(text)
 
 
-def written(cause: Cause = Cause.REJECTED, *, copied: bool = True) -> Letter:
+def written(cause: Cause = Cause.REJECTED, *, copied: bool = True) -> DeadLetter:
     """A letter as the broker writes it, at offset 3 of the dead-letter topic."""
     dead_letter = DeadLetterRange(7, 7, 2, cause, "m-1", "worker")
     record = Record(7, 99, b"k", b"v", (("h", b"1"), ("__dlq.redrive.count", b"1")))
@@ -46,7 +52,7 @@ def written(cause: Cause = Cause.REJECTED, *, copied: bool = True) -> Letter:
         Source("g", "t", 5), [dead_letter], {7: record} if copied else {}, now_ms=500
     )
     timestamp_ms, key, value, headers = made
-    letter = letter_of("dlq.t", 1, Record(3, timestamp_ms, key, value, tuple(headers)))
+    letter = parse_dead_letter("dlq.t", 1, Record(3, timestamp_ms, key, value, tuple(headers)))
     assert letter is not None
     return letter
 
@@ -66,14 +72,14 @@ def test_a_letter_is_read_as_it_was_written(cause: Cause, reason: str) -> None:
 def test_a_letter_of_kafka_has_no_more_than_its_headers() -> None:
     told = {"topic": b"t", "partition": b"0", "offset": b"1", "group": b"g", "message": b"?"}
     headers = tuple((f"__dlq.errors.{name}", value) for name, value in told.items())
-    letter = letter_of("dlq.t", 0, Record(0, 42, None, None, headers))
+    letter = parse_dead_letter("dlq.t", 0, Record(0, 42, None, None, headers))
     assert letter is not None
     assert (letter.reason, letter.timestamp_ms, letter.client_id) == ("other", 42, "")
 
 
 @pytest.mark.parametrize("headers", [(), (("__dlq.errors.topic", b"t"),)])
 def test_other_records_are_no_letters(headers: tuple[tuple[str, bytes], ...]) -> None:
-    assert letter_of("dlq.t", 0, Record(0, 0, b"k", b"v", headers)) is None
+    assert parse_dead_letter("dlq.t", 0, Record(0, 0, b"k", b"v", headers)) is None
 
 
 def test_a_redriven_record_tells_where_it_has_been() -> None:
@@ -87,38 +93,38 @@ def test_a_redriven_record_tells_where_it_has_been() -> None:
         ("__dlq.redrive.original.timestamp", b"99"),
         ("__dlq.redrive.note", b"fixed"),
     )
-    assert named_letter(headers) == letter.name
-    assert named_letter(()) == ""
+    assert redriven_from(headers) == letter.name
+    assert redriven_from(()) == ""
 
 
 @pytest.mark.parametrize(
     ("wanted", "taken"),
     [
-        (Filter(), True),
-        (Filter(reasons=["rejected"]), True),
-        (Filter(reasons=["limit"]), False),
-        (Filter(groups=["other"]), False),
-        (Filter(source_topics=["t"], keys=[b"k"]), True),
-        (Filter(keys=[b"other"]), False),
-        (Filter(headers={"h": b"1", "__dlq.errors.group": None}), True),
-        (Filter(headers={"h": b"2"}), False),
-        (Filter(headers={"missing": None}), False),
-        (Filter(since_ms=500, until_ms=501), True),
-        (Filter(since_ms=501), False),
-        (Filter(until_ms=500), False),
-        (Filter(partitions=[1], offsets=OffsetSet([3])), True),
-        (Filter(partitions=[0]), False),
-        (Filter(offsets=OffsetSet([4])), False),
+        (DeadLetterFilter(), True),
+        (DeadLetterFilter(reasons=["rejected"]), True),
+        (DeadLetterFilter(reasons=["limit"]), False),
+        (DeadLetterFilter(groups=["other"]), False),
+        (DeadLetterFilter(source_topics=["t"], keys=[b"k"]), True),
+        (DeadLetterFilter(keys=[b"other"]), False),
+        (DeadLetterFilter(headers={"h": b"1", "__dlq.errors.group": None}), True),
+        (DeadLetterFilter(headers={"h": b"2"}), False),
+        (DeadLetterFilter(headers={"missing": None}), False),
+        (DeadLetterFilter(since_ms=500, until_ms=501), True),
+        (DeadLetterFilter(since_ms=501), False),
+        (DeadLetterFilter(until_ms=500), False),
+        (DeadLetterFilter(partitions=[1], offsets=OffsetSet([3])), True),
+        (DeadLetterFilter(partitions=[0]), False),
+        (DeadLetterFilter(offsets=OffsetSet([4])), False),
     ],
 )
-def test_a_filter_takes(wanted: Filter, taken: bool) -> None:
-    assert wanted.takes(written()) is taken
+def test_a_filter_takes(wanted: DeadLetterFilter, taken: bool) -> None:
+    assert wanted.matches(written()) is taken
 
 
 def test_a_standing_is_read_as_it_was_written() -> None:
     ends = {TopicPartition("t", 0): 5, TopicPartition("t", 1): 0}
-    standing = Standing("dlq.t", 1, OffsetSet([1, 2, 9]), {"g": 3}, Sending(3, 8, ends))
-    found = Standing.parse(standing.text())
-    assert (str(found.done), found.counts, found.sending) == ("1-2,9", {"g": 3}, standing.sending)
-    standing.sending = None
-    assert Standing.parse(standing.text()).sending is None
+    state = RedriveState("dlq.t", 1, OffsetSet([1, 2, 9]), {"g": 3}, Sending(3, 8, ends))
+    found = RedriveState.parse(state.text())
+    assert (str(found.done), found.counts, found.sending) == ("1-2,9", {"g": 3}, state.sending)
+    state.sending = None
+    assert RedriveState.parse(state.text()).sending is None

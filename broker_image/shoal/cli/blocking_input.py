@@ -1,7 +1,7 @@
-"""Waiting for input without holding up the event loop, or the end of the process.
+"""Blocking reads that hold up neither the event loop nor the end of the process.
 
-A read from a terminal may never return. It runs in a daemon thread, so that Ctrl-C ends the
-command at once, which an executor's threads would not allow.
+A read from a terminal may never return. It runs in a daemon thread, so that Ctrl-C ends the command
+at once. An executor's threads would prevent that.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def waiting(call: Callable[[], T]) -> T:
-    """The result of a call that blocks."""
+async def run_in_thread(call: Callable[[], T]) -> T:
+    """Return the result of a blocking call."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -36,7 +36,7 @@ async def waiting(call: Callable[[], T]) -> T:
         try:
             loop.call_soon_threadsafe(settle, result, error)
         except RuntimeError:
-            pass  # The loop has ended meanwhile, and nobody waits any more.
+            pass  # The loop has ended, and no caller waits.
 
     threading.Thread(target=run, daemon=True).start()
     return await future

@@ -1,12 +1,11 @@
-"""What loads begin and end with: a broker's address and topics, filling a topic, verifying it."""
+"""Common parts of loads: the broker's address, topics, filling and verification of topics."""
 
 from __future__ import annotations
 
 import sys
 import time
 import uuid
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import (
@@ -17,22 +16,25 @@ from confluent_kafka.admin import (
     NewTopic,
     ResourceType,
 )
-from tally import LoadFailed, Sent, Stall, Stored, sent_values
+from load_checks import LoadFailed, Sent, Stall, Stored, sent_values
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Figures = dict[str, Any]
 QUIET = {"log_level": 3}
 #: Settings of every consumer: a batch with a wrong CRC32C is an error.
 CHECKED = {"check.crcs": True}
-#: Printed where the timed part begins and ends: the broker's CPU time counts between them.
+#: Printed at the start and end of the timed part, in which the broker's CPU time counts.
 BEGIN, END = "BEGIN", "END"
-#: What the topics of loads are called.
+#: Prefix of the loads' topics.
 PREFIX = "bench-"
 
 
 class Run:
-    """A broker's address, and how much of each load is wanted (1 is the size of a report).
+    """A broker's address, and the scale of each load (1 is the size for a report).
 
-    `stores` is False for a proxy that drops records, so that there is nothing to verify.
+    `stores` is False for a proxy that stores no records, so that there is nothing to verify.
     """
 
     def __init__(self, bootstrap: str, scale: float, *, stores: bool = True) -> None:
@@ -55,12 +57,12 @@ class Run:
         raise LoadFailed(f"topic {name} has no leaders")
 
     def verify(self, topic: str, sent: Sent) -> None:
-        """Raise LoadFailed unless the topic holds exactly what was sent."""
+        """Raise LoadFailed unless the topic holds exactly the sent records."""
         if self._stores:
             verify(self.bootstrap, topic, sent)
 
     def remove_topics(self) -> None:
-        """Delete the topics of loads; brokers remove their files soon after."""
+        """Delete the loads' topics; brokers remove their files soon after."""
         found = [
             name for name in self.admin.list_topics(timeout=10).topics if name.startswith(PREFIX)
         ]
@@ -95,11 +97,11 @@ def produce(
     first: int = 0,
     **conf: Any,
 ) -> tuple[float, Sent]:
-    """Send `count` records, the values in turn, 500 to a partition before the next one.
+    """Send `count` records with the values in turn, 500 to a partition before the next one.
 
     The partitions are `first` and those after it; `conf` are settings of librdkafka. Returns the
-    seconds until all are acknowledged, and what was sent. Raises LoadFailed unless every record is
-    acknowledged.
+    seconds until all are acknowledged, and the sent records. Raises LoadFailed unless every record
+    is acknowledged.
     """
     sent = sent_values(values, (first + n // 500 % partitions for n in range(count)))
     producer = Producer(
@@ -132,9 +134,9 @@ def produce(
 
 
 def verify(bootstrap: str, topic: str, sent: Sent, *, gaps: bool = False) -> None:
-    """Read the whole topic, and raise LoadFailed unless it holds exactly what was sent.
+    """Read the whole topic and raise LoadFailed unless it holds exactly the sent records.
 
-    `gaps`: the topic has control records, as transactions leave them.
+    `gaps`: the topic has control records, as transactions write them.
     """
     consumer = Consumer(
         {

@@ -1,24 +1,24 @@
-"""How large the next batch is to be, so that batches take about as long as the query asks.
+"""The size of the next batch, so that batches take about the time that the query requests.
 
-Pure. Each batch costs a second or less beside its work (planning, two writes to the checkpoint, a
-task for each core), so a short one wastes executors. A long one wastes them too: executors that
-come meanwhile wait for the next, and a driver that dies does all of it again. What a record takes
-is known from the batches before.
+Pure. Each batch has an overhead of up to a second (planning, two writes to the checkpoint, a task
+for each core), so a short batch wastes executors. A long batch wastes them too: new executors wait
+for the next batch, and a driver that fails repeats the whole batch. The time per record is known
+from earlier batches.
 
-Only a batch that took longer than asked makes the next ones smaller, and only to the size that
-would have fit; one that had few records, since few were there, says nothing.
+Only a batch that took too long makes the next ones smaller, and only to the size that would have
+fit. A batch with few records because few were available changes nothing.
 """
 
 from __future__ import annotations
 
-#: The first batch, of which nothing is known.
+#: Records of the first batch, when no time per record is known.
 FIRST_RECORDS = 1000
-#: The most that one batch adds to the size: its records may have been light ones.
+#: Maximum growth factor per batch: its records may have been unusually light.
 GROWTH_MAX = 4
 
 
-class Pace:
-    """The size of one query's batches. `target_s` is the time that one is to take, 0 for none."""
+class BatchSize:
+    """The size of one query's batches. `target_s` is the target duration; 0 means none."""
 
     def __init__(self, target_s: float, records_min: int) -> None:
         self._target_s = target_s
@@ -27,15 +27,15 @@ class Pace:
         self._running: tuple[int, int, float] | None = None
 
     def limit(self, records_max: int) -> int:
-        """Records of the next batch, `records_max` at the most."""
+        """Return the number of records for the next batch, at most `records_max`."""
         return min(records_max, self._limit) if self._target_s else records_max
 
     def given(self, seq: int, records: int, now_s: float) -> None:
-        """Spark has the batch now."""
+        """Note that Spark has received the batch."""
         self._running = (seq, records, now_s)
 
     def completed(self, seq: int, now_s: float) -> None:
-        """Spark has processed all batches up to `seq`."""
+        """Note that Spark has processed all batches up to `seq`."""
         if self._running is None or self._running[0] > seq:
             return
         _, records, began_s = self._running

@@ -1,4 +1,4 @@
-"""Points in time as people type them: `2026-01-31T12:00`, epoch milliseconds, or `15m` ago."""
+"""Times as users type them: `2026-01-31T12:00`, epoch milliseconds, or `15m` for 15 minutes ago."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ISO_DURATION = re.compile(
 
 
 def duration_ms(text: str) -> int | None:
-    """`90s`, `15m`, `2h`, `7d`, or ISO 8601 such as `PT15M`; None for what is no duration."""
+    """Parse `90s`, `15m`, `2h`, `7d`, or ISO 8601 such as `PT15M`; None if it is not a duration."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)", text.strip())
     if match:
         return int(float(match[1]) * _UNITS_MS[match[2]])
@@ -26,8 +26,9 @@ def duration_ms(text: str) -> int | None:
 
 
 def timestamp(text: str, now_ms: int | None = None) -> int:
-    """Epoch milliseconds of a date and time (local unless it names a zone), of a number of
-    milliseconds, or of a duration before now. Raises `Failed` naming the text."""
+    """Return epoch milliseconds of a date and time (local unless it has a time zone), of a number
+    of milliseconds, or of a duration before now. Raises `Failed` with the text.
+    """
     if text.isdigit():
         return int(text)
     ago = duration_ms(text)
@@ -37,8 +38,8 @@ def timestamp(text: str, now_ms: int | None = None) -> int:
         instant = datetime.fromisoformat(text)
     except ValueError:
         raise Failed(
-            f"{text!r} is no time: write 2026-01-31T12:00, 2026-01-31T12:00Z, epoch "
-            "milliseconds, or a time ago such as 15m, 2h or 7d.",
+            f"{text!r} is not a time. Use 2026-01-31T12:00, 2026-01-31T12:00Z, epoch "
+            "milliseconds, or a duration ago such as 15m, 2h or 7d.",
             USAGE,
         ) from None
     return int(instant.timestamp() * 1000)

@@ -1,15 +1,15 @@
-"""What a load may count as work, and the checks that fail it.
+"""Checks that decide what a load may count as work, and that fail it.
 
-A record counts once: on its first delivery, without an error, and, where a load acknowledges it,
-after the broker confirmed the acknowledgement. Anything else raises `LoadFailed`, and the row says
-so instead of showing a rate.
+A record counts once: on its first delivery, without an error, and, if the load acknowledges it,
+after the broker confirmed the acknowledgement. Anything else raises `LoadFailed`. The row then
+shows the error instead of a rate.
 
-The checks come in two parts, so that they cost the timed clients little and both brokers the same:
+The checks have two parts, so that they cost the timed clients little and both brokers the same:
 
-* In the timed pass a client looks at the error and the offset of each record, and librdkafka
-  verifies the CRC32C of each batch (`check.crcs`, which Java's consumer does by default).
-* After it, `verify` in `filling.py` reads the topic again and compares what is stored with what the
-  producer sent: the number of records of each partition, and the sum of the CRC32C of their values.
+* In the timed pass a client checks the error and the offset of each record, and librdkafka verifies
+  the CRC32C of each batch (`check.crcs`, which Java's consumer does by default).
+* After it, `verify` in `load_setup.py` reads the topic again and compares the stored records with
+  the sent ones: the number of records of each partition, and the sum of the CRC32C of their values.
 
 The module imports no other part of the bench, so that its tests need no broker.
 """
@@ -21,22 +21,24 @@ import multiprocessing
 import random
 import time
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from operator import methodcaller
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from crc32c import crc32c
 
-#: Distinct values of a load. A batch of 1 MB holds fewer of 1 KB, so that no codec finds the same
-#: value twice in it. A prime, so that partitions do not always get the same ones.
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+#: Distinct values of a load. A batch of 1 MB holds fewer values of 1 KB, so that no codec finds a
+#: value twice in it. The number is prime, so that partitions get different values.
 VALUES = 4093
-#: A load whose count has not moved for this long, in seconds, has lost records.
+#: Seconds without progress after which a load has lost records.
 STALL_S = 60.0
 _SEED = 17
 _ERROR, _OFFSET, _PARTITION = map(methodcaller, ("error", "offset", "partition"))
 _VALUE, _DELIVERIES = map(methodcaller, ("value", "delivery_count"))
-#: The words of compressible values: what a log or an event of a web shop is made of.
+#: The words of compressible values, similar to logs or events of a web shop.
 _WORDS = (
     "order item price customer address street city country payment card invoice total tax status "
     "pending shipped delivered returned request response header agent session token browser mobile "
@@ -45,11 +47,11 @@ _WORDS = (
 
 
 class LoadFailed(Exception):
-    """A load found an error, or records that are missing, repeated or changed."""
+    """A load found an error, or missing, repeated or changed records."""
 
 
 def random_values(size: int) -> list[bytes]:
-    """Values that no codec makes smaller, `size` bytes each."""
+    """Return incompressible values, `size` bytes each."""
     draw = random.Random(_SEED)
     return [draw.randbytes(size) for _ in range(VALUES)]
 
@@ -69,7 +71,7 @@ def _event(draw: random.Random, number: int, size: int) -> bytes:
         f'"timestamp":{1_700_000_000_000 + draw.randrange(10**9)},'
         f'"user":{draw.randrange(10**7)},"amount":{draw.randrange(10**6) / 100:.2f},"text":"'
     )
-    parts = size // 30  # Four words and an id of eight digits have 30 bytes and more.
+    parts = size // 30  # Four words and an id of eight digits have at least 30 bytes.
     words, ids = draw.choices(_WORDS, k=4 * parts), draw.randbytes(4 * parts).hex()
     text = " ".join(
         f"{' '.join(words[4 * n : 4 * n + 4])} {ids[8 * n : 8 * n + 8]}" for n in range(parts)
@@ -78,10 +80,10 @@ def _event(draw: random.Random, number: int, size: int) -> bytes:
 
 
 class Sent:
-    """What a producer sent to a topic: records and the sum of their checksums, by partition.
+    """Records that a producer sent to a topic: count and sum of checksums by partition.
 
-    An instance is librdkafka's delivery callback. `checksums` is None where the producer is a
-    foreign tool that chooses values of its own.
+    An instance is librdkafka's delivery callback. `checksums` is None if the producer is an
+    external tool that chooses the values.
     """
 
     def __init__(self) -> None:
@@ -104,7 +106,7 @@ class Sent:
             self.checksums[partition] = before + crc32c(value) * times
 
     def add(self, other: Sent) -> None:
-        """Add what another producer sent to the same topic."""
+        """Add the records of another producer of the same topic."""
         for partition, count in other.counts.items():
             self.counts[partition] = self.counts.get(partition, 0) + count
         if self.checksums is not None and other.checksums is not None:
@@ -122,7 +124,9 @@ class Sent:
 
 
 def sent_values(values: Sequence[bytes], partitions: Iterable[int]) -> Sent:
-    """What was sent if record n had `values[n % len(values)]` and went to the n-th partition."""
+    """Return the sent records if record n had `values[n % len(values)]` and went to the n-th
+    partition.
+    """
     sent = Sent()
     checksums = [crc32c(value) for value in values]
     assert sent.checksums is not None
@@ -157,10 +161,10 @@ def check_errors(messages: Iterable[Any]) -> None:
 
 
 class Taken:
-    """The records that one consumer took; `new` is how many of them were delivered for the first
-    time, and `redelivered` how many were not.
+    """The records that one consumer received: `new` counts first deliveries, `redelivered` the
+    others.
 
-    The checks of a poll run as C loops: they cost 0.1 µs a record with one partition.
+    The checks of a poll run as C loops: they cost 0.1 µs per record with one partition.
     """
 
     def __init__(self, partitions: int = 1) -> None:
@@ -180,7 +184,7 @@ class Taken:
         self.new += len(messages)
 
     def add_shared(self, messages: Sequence[Any]) -> None:
-        """Count a share consumer's poll, whose records may be delivered once more."""
+        """Count a share consumer's poll, whose records may be redelivered."""
         check_errors(messages)
         if messages and max(map(_DELIVERIES, messages)) > 1:
             first = [message for message in messages if _DELIVERIES(message) == 1]
@@ -191,7 +195,7 @@ class Taken:
     def check(self, counts: Mapping[int, int], *, gaps: bool = False) -> None:
         """Raise LoadFailed unless the offsets of each partition are 0 to its count, once each.
 
-        With `gaps`, control records may stand between them, as in a topic of transactions.
+        With `gaps`, control records may be between them, as in a topic with transactions.
         """
         got: dict[int, list[int]] = {}
         partitions = repeat(0, self.new) if self._one else self._partitions
@@ -253,7 +257,7 @@ def check_commit(results: Mapping[Any, Any]) -> None:
 
 
 class Work:
-    """The records that several processes finished, each counted once, in shared memory."""
+    """Records that several processes completed, each counted once, in shared memory."""
 
     def __init__(self, partitions: int, records: int) -> None:
         self._records = records
@@ -263,16 +267,16 @@ class Work:
 
     @property
     def count(self) -> int:
-        """Records that are finished."""
+        """The number of completed records."""
         return int(self._count.value)
 
     @property
     def repeated(self) -> int:
-        """Records that were finished once more, which are no work."""
+        """The number of records that were completed again, which do not count."""
         return int(self._repeated.value)
 
     def finish(self, messages: Iterable[Any]) -> list[Any]:
-        """Count records whose acknowledgement is confirmed; those that were not finished before."""
+        """Count records whose acknowledgement is confirmed; return those that are new."""
         new = []
         with self._count.get_lock():
             for message in messages:
@@ -287,7 +291,7 @@ class Work:
 
 
 class Stored:
-    """What a topic holds, as a verifying pass reads it."""
+    """The contents of a topic, as a verifying pass reads it."""
 
     def __init__(self, partitions: int = 1) -> None:
         self._taken = Taken(partitions)
@@ -306,7 +310,7 @@ class Stored:
             sums[partition] = sums.get(partition, 0) + checksum
 
     def check(self, sent: Sent, *, gaps: bool = False) -> None:
-        """Raise LoadFailed unless the topic holds exactly what was sent."""
+        """Raise LoadFailed unless the topic holds exactly the sent records."""
         self._taken.check(sent.counts, gaps=gaps)
         if sent.checksums is None:
             return

@@ -1,29 +1,31 @@
-"""Dead letters as a reader finds them in a dead-letter topic, written by this broker or by Kafka's
-(KIP-1191), and the records that redriving makes of them again.
+"""Dead letters in a dead-letter topic, as Shoal or Kafka (KIP-1191) writes them, and redriven
+records.
 
-A letter is the record that was given up, with `__dlq.errors.*` headers behind its own, or those
-headers alone. A redriven record has the original's key, value and headers without the errors, and
-`__dlq.redrive.*` headers that tell where it has been. Its timestamp is that of the redrive: with
-the original's, retention might delete it before anybody has read it.
+A dead letter is the failed record with `__dlq.errors.*` headers added, or these headers only. A
+redriven record has the original key, value and headers without the errors. Its `__dlq.redrive.*`
+headers state its history. Its timestamp is the time of the redrive: with the original timestamp,
+retention might delete the record before it is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.record.offset_set import OffsetSet
-from shoal.record.records import Record, RecordHeaders
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from shoal.record.offset_set import OffsetSet
+    from shoal.record.records import Record, RecordHeaders
 
 ERRORS = "__dlq.errors."
 REDRIVE = "__dlq.redrive."
-#: Of a redriven record: the letter it was made of, as topic-partition@offset; when, as epoch
-#: milliseconds; how often it has been redriven; the original's timestamp; and the operator's word.
+#: Headers of a redriven record: its dead letter as topic-partition@offset; the time of the redrive
+#: in epoch milliseconds; the number of redrives; the original timestamp; the operator's note.
 FROM, TIME, COUNT, ORIGINAL_TIMESTAMP, NOTE = (
     REDRIVE + name for name in ("from", "time", "count", "original.timestamp", "note")
 )
-#: What reasons are called, by the beginning of `__dlq.errors.message`.
+#: Names of reasons, with the start of `__dlq.errors.message`.
 REASONS = {
     "rejected": "Offset rejected by client",
     "limit": "Offset delivery count exceeded",
@@ -32,9 +34,12 @@ REASONS = {
 OTHER = "other"
 
 
-class Letter(NamedTuple):
-    """A dead letter: where it stands, and where its record stood. `client_id` and `member_id` are
-    of who held the record last, "" where that is not told."""
+class DeadLetter(NamedTuple):
+    """A dead letter: its own position and that of its source record.
+
+    `client_id` and `member_id` belong to the last member that acquired the record. They are "" if
+    the headers lack them.
+    """
 
     topic: str
     partition: int
@@ -45,7 +50,7 @@ class Letter(NamedTuple):
     group: str
     delivery_count: int
     message: str
-    #: When the letter was written, in epoch milliseconds.
+    #: Time at which the letter was written, in epoch milliseconds.
     timestamp_ms: int
     member_id: str
     client_id: str
@@ -56,7 +61,7 @@ class Letter(NamedTuple):
 
     @property
     def name(self) -> str:
-        """How a redriven record calls it."""
+        """The letter's name in the headers of a redriven record."""
         return f"{self.topic}-{self.partition}@{self.offset}"
 
     @property
@@ -67,63 +72,63 @@ class Letter(NamedTuple):
 
     @property
     def is_bare(self) -> bool:
-        """Whether the record itself was not copied: key and value are missing."""
+        """Whether the record itself was not copied, so that key and value are missing."""
         return self.record.key is None and self.record.value is None
 
 
-def letter_of(topic: str, partition: int, record: Record) -> Letter | None:
-    """The letter that a record is; None for a record that is none."""
-    told = {
+def parse_dead_letter(topic: str, partition: int, record: Record) -> DeadLetter | None:
+    """Return the dead letter in a record, or None if the record is not one."""
+    errors = {
         name[len(ERRORS) :]: (value or b"").decode(errors="replace")
         for name, value in record.headers
         if name.startswith(ERRORS)
     }
     try:
-        return Letter(
+        return DeadLetter(
             topic,
             partition,
             record,
-            told["topic"],
-            int(told["partition"]),
-            int(told["offset"]),
-            told.get("group", ""),
-            int(told.get("delivery.count", 0)),
-            told.get("message", ""),
-            int(told.get("timestamp", record.timestamp_ms)),
-            told.get("member", ""),
-            told.get("client.id", ""),
+            errors["topic"],
+            int(errors["partition"]),
+            int(errors["offset"]),
+            errors.get("group", ""),
+            int(errors.get("delivery.count", 0)),
+            errors.get("message", ""),
+            int(errors.get("timestamp", record.timestamp_ms)),
+            errors.get("member", ""),
+            errors.get("client.id", ""),
         )
     except (KeyError, ValueError):
         return None
 
 
 def redriven_headers(
-    letter: Letter, original: Record, *, now_ms: int, note: str = ""
+    letter: DeadLetter, original: Record, *, now_ms: int, note: str = ""
 ) -> RecordHeaders:
-    """The headers of the record made of a letter; `original` is the record given up."""
+    """Return the headers of the redriven record; `original` is the failed record."""
     kept = [(n, v) for n, v in original.headers if not n.startswith((ERRORS, REDRIVE))]
     before = dict(original.headers).get(COUNT) or b"0"
     count = int(before) + 1 if before.isdigit() else 1
-    told = {FROM: letter.name, TIME: now_ms, COUNT: count}
+    added = {FROM: letter.name, TIME: now_ms, COUNT: count}
     if not letter.is_bare or original is not letter.record:
-        told[ORIGINAL_TIMESTAMP] = original.timestamp_ms
+        added[ORIGINAL_TIMESTAMP] = original.timestamp_ms
     if note:
-        told[NOTE] = note
-    return (*kept, *((name, str(value).encode()) for name, value in told.items()))
+        added[NOTE] = note
+    return (*kept, *((name, str(value).encode()) for name, value in added.items()))
 
 
-def named_letter(headers: RecordHeaders) -> str:
-    """The letter that a redriven record was made of; "" for any other record."""
+def redriven_from(headers: RecordHeaders) -> str:
+    """Return the name of the letter that a record was redriven from; "" for other records."""
     return (dict(headers).get(FROM) or b"").decode(errors="replace")
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
-    """Which letters are meant; what is left empty holds for all of them.
+class DeadLetterFilter:
+    """A selection of dead letters. An empty field matches all of them.
 
-    `headers` are of the letter, original and error headers alike; None stands for any value. Times
-    are when letters were written, from `since_ms` on and before `until_ms`. `offsets` and
-    `partitions` are of the dead-letter topic.
+    `headers` match original and error headers of the letter; None matches any value. Letters match
+    if they were written at or after `since_ms` and before `until_ms`. `offsets` and `partitions`
+    refer to the dead-letter topic.
     """
 
     reasons: Collection[str] = ()
@@ -136,8 +141,8 @@ class Filter:
     partitions: Collection[int] = ()
     offsets: OffsetSet | None = None
 
-    def takes(self, letter: Letter) -> bool:
-        """Whether a letter is meant."""
+    def matches(self, letter: DeadLetter) -> bool:
+        """Whether the filter selects a letter."""
         return (
             (not self.reasons or letter.reason in self.reasons)
             and (not self.groups or letter.group in self.groups)

@@ -1,15 +1,15 @@
 """The bench counts as work only what was done, once and without error: each check of
-bench/tally.py fails on a planted error."""
+bench/load_checks.py fails on a planted error."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import cramjam
+import load_checks
 import pytest
-import tally
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
-from tally import LoadFailed
+from load_checks import LoadFailed
 
 
 def record(offset: int, value: bytes = b"v", partition: int = 0, error: int | None = None) -> Any:
@@ -37,7 +37,7 @@ class Shared:
 
 
 def sent_of(*values: bytes) -> Any:
-    sent = tally.Sent()
+    sent = load_checks.Sent()
     for value in values:
         sent.note(0, value)
         sent(None, None)
@@ -45,7 +45,7 @@ def sent_of(*values: bytes) -> Any:
 
 
 def test_records_that_came_once_and_unchanged_pass() -> None:
-    sent, stored = sent_of(b"a", b"b"), tally.Stored()
+    sent, stored = sent_of(b"a", b"b"), load_checks.Stored()
     sent.check(left=0)
     stored.add([record(0, b"a"), record(1, b"b")])
     stored.check(sent)
@@ -63,7 +63,7 @@ def test_records_that_came_once_and_unchanged_pass() -> None:
 def test_a_producer_fails_unless_all_is_acknowledged(
     left: int, error: Any, acknowledged: int, message: str
 ) -> None:
-    sent = tally.Sent()
+    sent = load_checks.Sent()
     sent.note(0, b"v", times=2)
     for _ in range(acknowledged):
         sent(None, None)
@@ -74,7 +74,7 @@ def test_a_producer_fails_unless_all_is_acknowledged(
 
 
 def test_a_consumers_error_is_no_record() -> None:
-    taken = tally.Taken()
+    taken = load_checks.Taken()
     with pytest.raises(LoadFailed, match="a consumer got an error"):
         taken.add([record(0), record(1, error=KafkaError.OFFSET_OUT_OF_RANGE)])
     assert taken.new == 0
@@ -86,20 +86,20 @@ def test_a_consumers_error_is_no_record() -> None:
     ids=["twice", "missing", "another offset"],
 )
 def test_each_offset_comes_once(offsets: tuple[int, ...], message: str) -> None:
-    taken = tally.Taken()
+    taken = load_checks.Taken()
     taken.add([record(offset) for offset in offsets])
     with pytest.raises(LoadFailed, match=message):
         taken.check({0: 3})
 
 
 def test_control_records_leave_gaps_that_are_no_loss() -> None:
-    taken = tally.Taken()
+    taken = load_checks.Taken()
     taken.add([record(0), record(2)])
     taken.check({0: 2}, gaps=True)
 
 
 def test_a_redelivery_is_no_work() -> None:
-    taken = tally.Taken()
+    taken = load_checks.Taken()
     taken.add_shared([Shared(0, 1), Shared(1, 1)])
     taken.add_shared([Shared(1, 2)])
     assert (taken.new, taken.redelivered) == (2, 1)
@@ -118,18 +118,18 @@ def test_a_redelivery_is_no_work() -> None:
 def test_a_topic_with_other_content_fails(
     values: list[bytes], partition: int, message: str
 ) -> None:
-    stored = tally.Stored(partitions=2)
+    stored = load_checks.Stored(partitions=2)
     stored.add([record(n, value, partition) for n, value in enumerate(values)])
     with pytest.raises(LoadFailed, match=message):
         stored.check(sent_of(b"a", b"b"))
 
 
 def test_an_acknowledged_record_that_is_lost_or_changed_fails() -> None:
-    tally.check_acknowledged(0, {4: b"v"}, {3: b"not acknowledged", 4: b"v"})
+    load_checks.check_acknowledged(0, {4: b"v"}, {3: b"not acknowledged", 4: b"v"})
     with pytest.raises(LoadFailed, match="acknowledged offset 4 is lost"):
-        tally.check_acknowledged(0, {4: b"v"}, {3: b"v"})
+        load_checks.check_acknowledged(0, {4: b"v"}, {3: b"v"})
     with pytest.raises(LoadFailed, match="offset 4 has another value"):
-        tally.check_acknowledged(0, {4: b"v"}, {4: b"w"})
+        load_checks.check_acknowledged(0, {4: b"v"}, {4: b"w"})
 
 
 @pytest.mark.parametrize(
@@ -148,11 +148,11 @@ def test_an_acknowledged_record_that_is_lost_or_changed_fails() -> None:
 )
 def test_a_commit_fails_unless_every_partition_is_confirmed(results: Any, message: str) -> None:
     with pytest.raises(LoadFailed, match=message):
-        tally.check_commit(results)
+        load_checks.check_commit(results)
 
 
 def test_acknowledgement_callbacks_are_counted_and_their_errors_fail() -> None:
-    confirmed = tally.Confirmed()
+    confirmed = load_checks.Confirmed()
     confirmed({TopicPartition("t", 0): {0, 1}}, None)
     confirmed.check(2)
     with pytest.raises(LoadFailed, match="2 of 3 acknowledgements"):
@@ -165,14 +165,14 @@ def test_acknowledgement_callbacks_are_counted_and_their_errors_fail() -> None:
 
 
 def test_work_counts_a_record_once_over_processes() -> None:
-    work = tally.Work(partitions=2, records=10)
+    work = load_checks.Work(partitions=2, records=10)
     assert len(work.finish([record(3), record(3, partition=1)])) == 2
     assert work.finish([record(3)]) == []
     assert (work.count, work.repeated) == (2, 1)
 
 
 def test_a_count_that_does_not_move_fails() -> None:
-    stall = tally.Stall(wanted=5, stall_s=0.0)
+    stall = load_checks.Stall(wanted=5, stall_s=0.0)
     stall.look(1)
     with pytest.raises(LoadFailed, match="1 of 5 records"):
         while True:
@@ -180,8 +180,12 @@ def test_a_count_that_does_not_move_fails() -> None:
 
 
 def test_values_have_their_size_and_text_compresses_as_logs_do() -> None:
-    values = tally.text_values(1024)
-    assert {len(value) for value in values} == {1024} == {len(v) for v in tally.random_values(1024)}
+    values = load_checks.text_values(1024)
+    assert (
+        {len(value) for value in values}
+        == {1024}
+        == {len(v) for v in load_checks.random_values(1024)}
+    )
     batch = b"".join(values[:970])
     assert 0.4 < len(cramjam.lz4.compress_block(batch)) / len(batch) < 0.6
     assert 0.25 < len(cramjam.zstd.compress(batch, 3)) / len(batch) < 0.4

@@ -1,13 +1,12 @@
-"""The executors' side: ranges of offsets in, Arrow record batches out. Stateless but for a client.
+"""The executors' side: ranges of offsets in, Arrow record batches out.
 
-A Python worker keeps one client for each cluster over all the tasks it runs. What is read is
-decided by the offsets alone: neither the group nor its locks are asked.
+It is stateless except for a client per cluster, which a Python worker keeps over all its tasks.
+Only the offsets decide what it reads. It sends no request about the group or its locks.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -15,19 +14,22 @@ import pyarrow as pa
 from shoal.client.batches import CorruptRecords
 from shoal.client.client import SyncClient
 from shoal.client.errors import KafkaError
-from shoal.client.fetcher import Fetched
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import BatchHeader, CorruptBatch, headers
 
 from shoal_spark.columns import Columns
-from shoal_spark.options import Connection, SourceOptions
-from shoal_spark.ranges import Range
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     import pyarrow as pa
+    from shoal.client.fetcher import Fetched
+
+    from shoal_spark.options import Connection, SourceOptions
+    from shoal_spark.ranges import Range
 
 log = logging.getLogger("shoal_spark")
-#: Bounds of what one fetch asks for; a batch larger than that comes whole (KIP-74).
+#: Limits of one fetch in bytes; a larger batch is returned whole (KIP-74).
 CHUNK_BYTES_MIN, CHUNK_BYTES_MAX = 64 << 10, 4 << 20
 _GONE = (
     ErrorCode.offset_out_of_range,
@@ -38,7 +40,7 @@ _clients: dict[Connection, SyncClient] = {}
 
 
 def client(connection: Connection) -> SyncClient:
-    """This process's client of a cluster."""
+    """Return this process's client of a cluster."""
     found = _clients.get(connection)
     if found is None:
         found = _clients[connection] = SyncClient(connection.settings)
@@ -46,13 +48,13 @@ def client(connection: Connection) -> SyncClient:
 
 
 def read(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
-    """The rows of these ranges in order; offsets that hold no record have none."""
+    """Yield the rows of these ranges in order; offsets without a record have none."""
     for where, group in groupby(ranges, key=lambda r: (r.topic, r.partition)):
         reading = _Reading(options, *where)
         columns = Columns(*where, with_headers=options.include_headers)
         for r in group:
             for chunk in reading.chunks(r):
-                # The log start may lie in the midst of a batch.
+                # The log start may be inside a batch.
                 part = r._replace(first=max(r.first, chunk.first))
                 for at, header in headers(chunk.data):
                     if header.base_offset > r.last:
@@ -69,7 +71,7 @@ def read(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.RecordB
 
 
 class _Reading:
-    """One partition of one task. Ranges come in order, and many may lie in one fetched chunk."""
+    """One partition of one task. Ranges come in order, and a fetched chunk may cover many."""
 
     def __init__(self, options: SourceOptions, topic: str, partition: int) -> None:
         self.options = options
@@ -78,7 +80,7 @@ class _Reading:
         self._chunk: Fetched | None = None
 
     def chunks(self, r: Range) -> Iterator[Fetched]:
-        """What holds the offsets of a range; batches around it come along."""
+        """Yield the chunks with the offsets of a range; their batches may exceed it."""
         at = r.first
         while at <= r.last:
             chunk = self._chunk
@@ -90,7 +92,7 @@ class _Reading:
             at = chunk.next_offset
 
     def _fetch(self, at: int, r: Range) -> Fetched | None:
-        """The chunk at `at`; None where the log has lost the rest of the range, if that may be."""
+        """Return the chunk at `at`; None if the rest of the range is lost and that is allowed."""
         size = r.size * (r.last - at + 1) // r.length
         size = min(max(size, CHUNK_BYTES_MIN), CHUNK_BYTES_MAX)
         try:
@@ -111,7 +113,7 @@ class _Reading:
             return self._client.run(self._first(start, r.last, size))
 
     def undecodable(self, r: Range, header: BatchHeader, error: Exception) -> None:
-        """A batch of the log that nobody can read. Raises `DataLoss` unless that may be."""
+        """Handle an unreadable batch: raise `DataLoss` unless data loss is allowed."""
         first, last = max(r.first, header.base_offset), min(r.last, header.last_offset)
         text = (
             f"rows of topic {self.topic!r} partition {self.partition}, offsets {first} to {last}, "
@@ -137,4 +139,4 @@ class _Reading:
 
 
 class DataLoss(RuntimeError):
-    """Rows of a batch are no longer in the log, and the query is to fail then."""
+    """Rows of a batch are no longer in the log, and the options make the query fail."""

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from shoal_spark import last_words
+from shoal_spark import termination_message
 
 
 class StreamingQueryException(Exception):
@@ -20,7 +20,7 @@ py4j.Py4JException: An exception was raised by the Python Proxy. Return Message:
 pyspark.errors.exceptions.captured.PythonException: An exception was thrown from the Python worker:
 Traceback (most recent call last):
   File "rows.py", line 120, in undecodable
-shoal_spark.rows.DataLoss: rows of topic 't' partition 0, offsets 0 to 9, cannot be decoded
+shoal_spark.range_reader.DataLoss: rows of topic 't' partition 0, offsets 0 to 9, cannot be decoded
 
  SQLSTATE: 39000 SQLSTATE: XXKST
 === Streaming Query ===
@@ -34,8 +34,8 @@ Current Committed Offsets: {org.apache.spark.SomeStream@27f8c3d: {"seq": 1}}
     [
         (
             StreamingQueryException(FAILED),
-            "shoal_spark.rows.DataLoss: rows of topic 't' partition 0, offsets 0 to 9, cannot be"
-            " decoded",
+            "shoal_spark.range_reader.DataLoss: rows of topic 't' partition 0, offsets 0 to 9,"
+            " cannot be decoded",
         ),
         (ValueError("no such thing\nas this"), "ValueError: no such thing"),
         (KeyError("x"), "KeyError: 'x'"),
@@ -46,11 +46,11 @@ Current Committed Offsets: {org.apache.spark.SomeStream@27f8c3d: {"seq": 1}}
             ),
             "Caused by: java.lang.IllegalStateException: too far",
         ),
-        (ValueError("x" * 9999), ("ValueError: " + "x" * 9999)[: last_words.LENGTH_MAX]),
+        (ValueError("x" * 9999), ("ValueError: " + "x" * 9999)[: termination_message.LENGTH_MAX]),
     ],
 )
 def test_the_line_that_an_error_began_with(error: Exception, line: str) -> None:
-    assert last_words.of(error) == line
+    assert termination_message.summary(error) == line
 
 
 def test_they_are_written_down_and_python_goes_on_as_before(
@@ -58,10 +58,10 @@ def test_they_are_written_down_and_python_goes_on_as_before(
 ) -> None:
     seen: list[BaseException] = []
     monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: seen.append(error))
-    last_words.keep(tmp_path / "away")
+    termination_message.install(tmp_path / "away")
     place = tmp_path / "termination-log"
     place.touch()
-    last_words.keep(place)
+    termination_message.install(place)
     error = ValueError("no such thing")
     sys.excepthook(ValueError, error, None)
     assert seen == [error]

@@ -1,7 +1,9 @@
-"""Goes over a message without reading it: are its arrays as short as they claim, and few enough?
+"""Bounds check of a message before it is parsed.
 
-A skimmer is compiled from a `Struct` like readers and writers (see `compiler`), and is run over
-every request before a parser trusts the lengths in it. It allocates nothing.
+The check walks a message without decoding it. It verifies that arrays hold the bytes that they
+claim, and that all arrays together have at most a given number of entries. The codec runs it on
+every request before a parser trusts the lengths in it. A check is compiled from a `Struct`, as
+readers and writers are (see `compiler`). It allocates no memory.
 """
 
 from __future__ import annotations
@@ -14,19 +16,20 @@ from shoal.protocol.compiler import Source, fixed_runs, get_size, get_uvarint, i
 from shoal.protocol.errors import WireError
 from shoal.protocol.schema import FIXED, Field, Struct
 
-#: Takes a buffer, an offset and how many array entries are allowed; gives the offset behind the
-#: message and how many are left. Raises `WireError`, also for an array that is null and may not be.
-Skimmer = Callable[[Any, int, int], tuple[int, int]]
+#: Takes a buffer, an offset and the allowed number of array entries. Returns the offset after the
+#: message and the remaining number of entries. Raises `WireError`, also for a null array in a field
+#: that is not nullable.
+LengthCheck = Callable[[Any, int, int], tuple[int, int]]
 
-_skimmers: dict[int, tuple[Skimmer, Struct]] = {}
+_checks: dict[int, tuple[LengthCheck, Struct]] = {}
 _WIDTH = {kind: _struct.calcsize(">" + code) for kind, code in FIXED.items()}
 
 
-def skimmer(struct: Struct) -> Skimmer:
-    """The skimmer of a whole message."""
+def compile_check(struct: Struct) -> LengthCheck:
+    """Return the check of a whole message."""
     inner = _inner(struct)
 
-    def skim(buf: Any, at: int, left: int) -> tuple[int, int]:
+    def check(buf: Any, at: int, left: int) -> tuple[int, int]:
         try:
             at, left = inner(buf, at, left)
         except IndexError:
@@ -35,18 +38,21 @@ def skimmer(struct: Struct) -> Skimmer:
             raise WireError("the message ends early")
         return at, left
 
-    return skim
+    return check
 
 
-def _inner(struct: Struct) -> Skimmer:
-    """The skimmer of one struct, compiled once; it may raise `IndexError` or run past the end."""
-    found = _skimmers.get(id(struct))
+def _inner(struct: Struct) -> LengthCheck:
+    """Return the check of one struct, compiled once.
+
+    It may raise `IndexError` or return an offset past the end.
+    """
+    found = _checks.get(id(struct))
     if found is None:
-        found = _skimmers[id(struct)] = (_compile(struct), struct)
+        found = _checks[id(struct)] = (_compile(struct), struct)
     return found[0]
 
 
-def _compile(struct: Struct) -> Skimmer:
+def _compile(struct: Struct) -> LengthCheck:
     src = Source("def f(buf, at, left):")
     src.names.update(get_uvarint=get_uvarint, get_size=get_size, WireError=WireError)
     for run in fixed_runs([f for f in struct.fields if f.tag is None]):
@@ -77,7 +83,7 @@ def _field(src: Source, field: Field, flexible: bool, depth: int) -> None:
             _one(src, field.type, flexible, depth + 2)
     elif isinstance(field.type, Struct) and field.nullable:
         src.add("at += 1", depth)
-        # As the parser that comes after: -1 is null, and any other byte is not.
+        # The parser reads -1 as null and any other byte as present.
         src.add(f"if buf[at - 1] {'!= 255' if field.tag is None else '== 1'}:", depth)
         _one(src, field.type, flexible, depth + 1)
     else:
@@ -95,7 +101,7 @@ def _one(src: Source, kind: str | Struct, flexible: bool, depth: int) -> None:
 
 
 def _tagged(src: Source, tagged: list[Field]) -> None:
-    """Tags cost an entry each, known or not."""
+    """Count each tagged field as one entry, known or unknown."""
     src.add("n = buf[at]; at += 1")
     src.add("if n:")
     src.add("n, at = get_uvarint(buf, at - 1)", 2)

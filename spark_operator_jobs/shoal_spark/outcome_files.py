@@ -1,9 +1,9 @@
-"""How outcomes of rows come from a sink to the source: files in a directory on the driver.
+"""Files that carry outcomes of rows from a sink to the source, in a directory on the driver.
 
-Sink and source of a query live in two Python processes on the driver and share nothing but its
-disk. The sink's commit writes one file of JSON lines, under a temporary name first, so that a file
-is there whole or not at all; the source reads it when the batch has completed and removes it once
-every offset in it is settled. Of two outcomes of one offset the later file's stands: that is the
+Sink and source of a query run in two Python processes on the driver and share only its disk. The
+sink's commit writes one file of JSON lines under a temporary name and renames it, so that a file is
+always complete. The source reads it when the batch has completed, and removes it once every offset
+in it is settled. If two files have outcomes of one offset, the later file counts: it comes from the
 replay of a batch.
 """
 
@@ -13,21 +13,23 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal_spark import ranges as sets
 from shoal_spark.ranges import Range
 
-#: What no source has fetched for so long belongs to nobody any more.
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+#: Maximum age of a file in seconds. The source deletes older ones.
 AGE_S_MAX = 7 * 24 * 3600
 DELAY_MS_MAX = 3_600_000
 
 
 class Kind(StrEnum):
-    """What is to become of a row."""
+    """The outcome of a row."""
 
     ACCEPT = "accept"
     RELEASE = "release"
@@ -35,7 +37,7 @@ class Kind(StrEnum):
 
 
 class Outcome(NamedTuple):
-    """The outcome of a run of offsets; a release may wait, up to `DELAY_MS_MAX`."""
+    """The outcome of a range of offsets; a release may be delayed up to `DELAY_MS_MAX`."""
 
     topic: str
     partition: int
@@ -51,7 +53,7 @@ class Outcome(NamedTuple):
 
 
 def joined(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """In order, neighbours with the same outcome as one."""
+    """Sort outcomes and merge adjacent ones that are equal."""
     found: list[Outcome] = []
     for one in sorted(outcomes):
         before = found[-1] if found else None
@@ -68,7 +70,7 @@ def joined(outcomes: Iterable[Outcome]) -> list[Outcome]:
 
 
 def write(directory: str, outcomes: Iterable[Outcome]) -> Path | None:
-    """Leave outcomes for the source; None where there are none."""
+    """Write outcomes for the source; return None if there are none."""
     lines = [json.dumps(one._asdict()) + "\n" for one in joined(outcomes)]
     if not lines:
         return None
@@ -84,14 +86,14 @@ def write(directory: str, outcomes: Iterable[Outcome]) -> Path | None:
 
 
 class Inbox:
-    """The source's side: outcomes not yet settled, by file, oldest first."""
+    """The source's outcomes that are not yet settled, by file, the oldest first."""
 
     def __init__(self, directory: str) -> None:
         self._directory = Path(directory)
         self._files: dict[Path, list[Outcome]] = {}
 
     def look(self) -> None:
-        """Read the files that are new."""
+        """Read new files."""
         for path in sorted(self._directory.glob("*.jsonl")):
             if path in self._files:
                 continue
@@ -105,7 +107,7 @@ class Inbox:
             self._files[path] = [Outcome(**{**row, "kind": Kind(row["kind"])}) for row in rows]
 
     def of(self, ranges: Iterable[Range]) -> Iterator[tuple[Kind, int, list[Range]]]:
-        """The outcomes of these offsets, by kind and delay; accepted is what has none."""
+        """Yield the outcomes of these offsets by kind and delay; those without one are accepted."""
         left = list(ranges)
         for path in sorted(self._files, reverse=True):
             for outcome in self._files[path]:
@@ -116,7 +118,7 @@ class Inbox:
             yield Kind.ACCEPT, 0, left
 
     def settled(self, ranges: Iterable[Range]) -> None:
-        """Forget the outcomes of these offsets, and remove files that have told everything."""
+        """Drop the outcomes of these offsets, and remove files without remaining outcomes."""
         done = list(ranges)
         for path, outcomes in list(self._files.items()):
             left = [
