@@ -351,15 +351,19 @@ def test_a_broker_without_a_replica_names_the_leader(cluster: ShoalCluster) -> N
     def asked(index: int, version_of_fetch: int, version_of_produce: int) -> list[Any]:
         """The answers of the broker without a replica: the partition's row of each."""
         topic = {"name": name, "topic": name, "topic_id": topic_id}
-        produce = {"acks": -1, "timeout_ms": 9_000, "topic_data": [
-            {**topic, "partition_data": [{"index": index, "records": batch}]}
-        ]}  # fmt: skip
+        produce = {
+            "acks": -1,
+            "timeout_ms": 9_000,
+            "topic_data": [{**topic, "partition_data": [{"index": index, "records": batch}]}],
+        }
         row = {"partition": index, "partition_index": index, "partition_max_bytes": 1_000}
         fetch = {"max_wait_ms": 0, "session_epoch": -1, "topics": [{**topic, "partitions": [row]}]}
         of_time = {**row, "timestamp": -1, "current_leader_epoch": 50}
-        plain = {"replica_id": -1, "timeout_ms": 9_000, "topics": [
-            {**topic, "partitions": [{**of_time, "leader_epoch": 0, "offset": 0}]}
-        ]}  # fmt: skip
+        plain = {
+            "replica_id": -1,
+            "timeout_ms": 9_000,
+            "topics": [{**topic, "partitions": [{**of_time, "leader_epoch": 0, "offset": 0}]}],
+        }
         with WireClient(cluster.addresses[other]) as client:
             produced = client.call(ApiKey.PRODUCE, version_of_produce, produce)
             fetched = client.call(ApiKey.FETCH, version_of_fetch, fetch)

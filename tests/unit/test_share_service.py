@@ -13,6 +13,7 @@ from shoal.log.memory import MemoryStorage
 from shoal.metadata.image import MetadataImage, Scope
 from shoal.metadata.topics import NewTopic
 from shoal.protocol.errors import ErrorCode
+from shoal.replication.leadership import AlterPartition
 from shoal.replication.partition import Partition
 from shoal.server.config import resolve
 from shoal.server.coordinators.groups import GroupService
@@ -55,6 +56,16 @@ class Quotas:
         return None
 
 
+class NoIsrChanges:
+    """A controller that no partition asks for another ISR (`partitions.IsrController`)."""
+
+    def submit(self, partition: Partition, change: AlterPartition) -> None:
+        raise AssertionError("no ISR changes")
+
+    def broker_epoch_of(self, broker_id: int) -> int:
+        raise AssertionError("no ISR changes")
+
+
 async def no_topic(topic: InternalTopic) -> None:
     raise AssertionError("no topic is created")
 
@@ -66,9 +77,7 @@ def no_topics(topics: Sequence[NewTopic]) -> asyncio.Future[list[dict[str, Any]]
 def service(node: Node, cache: MetadataCache) -> ShareService:
     purgatory, metrics, replicas = Purgatory(node.loop, node.timers), Metrics(), Replicas()
     directory = LogDirectory(MemoryStorage(), "data")
-    partitions = Partitions(
-        node.id, directory, purgatory=purgatory, disk=node.disk, clock=node.clock
-    )
+    partitions = Partitions(node, directory, purgatory=purgatory, isr_controller=NoIsrChanges())
     shared = (node, cache, partitions, replicas, no_topic, metrics)
     return ShareService(
         *shared,

@@ -270,7 +270,7 @@ def test_configs_of_every_kind_are_listed_and_described(client: WireClient) -> N
         ("share.delivery.count.limit", "7", 8),
         ("group.share.delivery.count.limit", "5", 5),
     ]
-    assert config.documentation == "Deliveries of a record before it is archived."
+    assert config.documentation == "Number of deliveries after which a record is archived."
 
 
 def test_a_subscription_reaches_the_clients_that_match(client: WireClient) -> None:

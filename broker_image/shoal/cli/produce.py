@@ -99,8 +99,9 @@ async def produce(
     shoal produce tasks -K: <<< 'order-7:{"total": 12}'
     """
     if compression not in ("none", "gzip", "snappy", "lz4", "zstd"):
-        raise Failed(f"--compression must be none, gzip, snappy, lz4 or zstd, not {compression!r}.",
-                     USAGE)  # fmt: skip
+        raise Failed(
+            f"--compression must be none, gzip, snappy, lz4 or zstd, not {compression!r}.", USAGE
+        )
     defaults = Line(None, _bytes(key), _headers(header), partition)
     read = _reader(input, defaults, key_separator, null_marker)
     found = await client.cluster.topic(topic)
@@ -120,9 +121,13 @@ async def produce(
                 if record.partition is None and record.key is None:
                     record = record._replace(partition=next(turn))
                 future = await producer.send(
-                    topic, record.value, key=record.key, headers=record.headers,
-                    partition=record.partition, timestamp_ms=record.timestamp_ms,
-                )  # fmt: skip
+                    topic,
+                    record.value,
+                    key=record.key,
+                    headers=record.headers,
+                    partition=record.partition,
+                    timestamp_ms=record.timestamp_ms,
+                )
                 counts.watch(future)
                 advance(length)
                 if counts.error is not None:
@@ -134,8 +139,10 @@ async def produce(
     if counts.error is not None:
         raise Failed(f"{counts.stored} of {counts.sent} records were stored: {counts.error}.")
     if not quiet:
-        print(f"Produced {counts.stored} record{'s' * (counts.stored != 1)} to {topic}.",
-              file=sys.stderr)  # fmt: skip
+        print(
+            f"Produced {counts.stored} record{'s' * (counts.stored != 1)} to {topic}.",
+            file=sys.stderr,
+        )
 
 
 class _Counts:
@@ -194,8 +201,10 @@ def _reader(
         if mark is not None:
             first, found, rest = line.partition(mark)
             if not found:
-                raise Failed(f"the line {line[:60].decode(errors='replace')!r} has no key: "
-                             f"it does not contain {separator!r}.")  # fmt: skip
+                raise Failed(
+                    f"the line {line[:60].decode(errors='replace')!r} has no key: "
+                    f"it does not contain {separator!r}."
+                )
             key, value = first, rest
         return defaults._replace(key=key, value=None if value == null else value)
 
@@ -206,8 +215,9 @@ def _from_json(line: bytes, defaults: Line) -> Line:
     try:
         given = json.loads(line)
     except ValueError as error:
-        raise Failed(f"the line {line[:60].decode(errors='replace')!r} is not JSON: {error}."
-                     ) from None  # fmt: skip
+        raise Failed(
+            f"the line {line[:60].decode(errors='replace')!r} is not JSON: {error}."
+        ) from None
     if not isinstance(given, dict):
         raise Failed(f"the line {line[:60].decode(errors='replace')!r} is not a JSON object.")
     unknown = sorted(set(given) - {"value", "key", "headers", "partition", "timestamp"})

@@ -41,8 +41,12 @@ _METRICS = re.compile(r"(http://\S+)/metrics")
 _END = re.compile(r'^kafka_log_Log_LogEndOffset\{[^}]*topic="([^"]+)"[^}]*\} (\S+)$', re.MULTILINE)
 #: Python modules and the packages to install for them.
 PACKAGES = {
-    "pyspark": "spark", "pyarrow": "spark", "pandas": "spark", "PIL": "jobs", "skimage": "jobs",
-}  # fmt: skip
+    "pyspark": "spark",
+    "pyarrow": "spark",
+    "pandas": "spark",
+    "PIL": "jobs",
+    "skimage": "jobs",
+}
 
 
 class CannotRun(Exception):
@@ -102,30 +106,78 @@ class Pipeline:
 
     def start(self, images: int) -> None:
         """Start the broker, fill the queue and start the job. Raises `CannotRun`."""
-        self._run("broker", sys.executable, "-m", "shoal.cli", "server", "--listener=127.0.0.1:0",
-                  f"--data-dir={self.folder / 'data'}", "--metrics=127.0.0.1:0")  # fmt: skip
+        self._run(
+            "broker",
+            sys.executable,
+            "-m",
+            "shoal.cli",
+            "server",
+            "--listener=127.0.0.1:0",
+            f"--data-dir={self.folder / 'data'}",
+            "--metrics=127.0.0.1:0",
+        )
         self.bootstrap = self._said("broker", _READY)
         self.metrics = self._said("broker", _METRICS)
         where = ("--bootstrap-servers", self.bootstrap)
         self._run(
-            "feeder", sys.executable, self._job("feed_images"), *where, "--topic", TASKS,
-            "--partitions", PARTITIONS, "--count", images, "--size", 128, "--replication-factor", 1,
-            "--broken-every", BROKEN_EVERY, "--group", GROUP, "--dead-letters", DEAD_LETTERS,
-            "--results-topic", RESULTS,
-        )  # fmt: skip
+            "feeder",
+            sys.executable,
+            self._job("feed_images"),
+            *where,
+            "--topic",
+            TASKS,
+            "--partitions",
+            PARTITIONS,
+            "--count",
+            images,
+            "--size",
+            128,
+            "--replication-factor",
+            1,
+            "--broken-every",
+            BROKEN_EVERY,
+            "--group",
+            GROUP,
+            "--dead-letters",
+            DEAD_LETTERS,
+            "--results-topic",
+            RESULTS,
+        )
         cores = max(2, os.cpu_count() or 2)
-        confs = {"spark.ui.port": self.ui.rpartition(":")[2], "spark.driver.host": "127.0.0.1",
-                 "spark.driver.bindAddress": "127.0.0.1", "spark.ui.showConsoleProgress": "false",
-                 "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}  # fmt: skip
+        confs = {
+            "spark.ui.port": self.ui.rpartition(":")[2],
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+        }
         words = [f"--master local[{cores}]", *(f"--conf {n}={v}" for n, v in confs.items())]
         self._run(
-            "job", sys.executable, self._job("image_tasks"), *where, "--topics", TASKS,
-            "--group", GROUP, "--results-topic", RESULTS, "--work-ms", WORK_MS,
-            "--tasks", 2 * cores, "--max-records", 40 * cores,
-            "--output", self.folder / "thumbnails", "--checkpoint", self.folder / "checkpoint",
-            environment={"PYSPARK_SUBMIT_ARGS": " ".join([*words, "pyspark-shell"]),
-                         "PYSPARK_PYTHON": sys.executable},
-        )  # fmt: skip
+            "job",
+            sys.executable,
+            self._job("image_tasks"),
+            *where,
+            "--topics",
+            TASKS,
+            "--group",
+            GROUP,
+            "--results-topic",
+            RESULTS,
+            "--work-ms",
+            WORK_MS,
+            "--tasks",
+            2 * cores,
+            "--max-records",
+            40 * cores,
+            "--output",
+            self.folder / "thumbnails",
+            "--checkpoint",
+            self.folder / "checkpoint",
+            environment={
+                "PYSPARK_SUBMIT_ARGS": " ".join([*words, "pyspark-shell"]),
+                "PYSPARK_PYTHON": sys.executable,
+            },
+        )
 
     def sample(self, last: Sample, began: float) -> Sample:
         """Take a sample; a value that is unavailable keeps its last state."""
@@ -137,8 +189,14 @@ class Pipeline:
             return Sample(time.monotonic() - began, *_counts(last))
         done = ends[RESULTS] + ends[DEAD_LETTERS]
         at_once = self._tasks_at_once()
-        return Sample(time.monotonic() - began, max(0, ends[TASKS] - done), at_once, at_once,
-                      ends[RESULTS], ends[DEAD_LETTERS])  # fmt: skip
+        return Sample(
+            time.monotonic() - began,
+            max(0, ends[TASKS] - done),
+            at_once,
+            at_once,
+            ends[RESULTS],
+            ends[DEAD_LETTERS],
+        )
 
     def _tasks_at_once(self) -> int:
         try:
@@ -163,8 +221,10 @@ class Pipeline:
         said = subprocess.run(
             [sys.executable, "-m", "shoal.cli", *words],
             env={**os.environ, "SHOAL_BOOTSTRAP": self.bootstrap},
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         return len(set(said.stdout.split()))
 
     def _job(self, name: str) -> Path:
@@ -179,9 +239,11 @@ class Pipeline:
         """Start a process that ends with the demo."""
         with self._log(name).open("wb") as out:
             process = subprocess.Popen(
-                [str(word) for word in words], stdout=out, stderr=subprocess.STDOUT,
+                [str(word) for word in words],
+                stdout=out,
+                stderr=subprocess.STDOUT,
                 env={**os.environ, **(environment or {})},
-            )  # fmt: skip
+            )
         self._processes[name] = process
         self._stack.callback(_end, process)
 
