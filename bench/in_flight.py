@@ -28,13 +28,14 @@ from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
 from shoal.record.records import build_batch
 from shoal.server import logs
-from shoal.server.broker import Broker
 from shoal.server.config import resolve
 from shoal.server.network.connection import Connection
 from shoal.server.process import compose, tune_collector
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from shoal.server.broker import Broker
 
 MEMBER, TOPIC = "A" * 22, "in-flight"
 #: Lock durations: of the group whose locks expire, and of the one whose memory is traced.

@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import pytest
-from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
 from shoal.client.configs import AlterOperation, ConfigChange, Resource, ResourceType
 from shoal.client.consumer import ConsumedRecord, GroupConsumer, Reset
@@ -28,6 +27,11 @@ from shoal.client.share import (
 from shoal.client.topics import NewTopic, OffsetSpec
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from shoal.client.client import Client
 
 _numbers = itertools.count()
 DEADLINE_S = 90.0
@@ -125,7 +129,8 @@ async def configs_of_topics_and_groups(client: Client) -> None:
     )
     assert refused[of_group] is None
     error = refused[of_topic]
-    assert isinstance(error, KafkaError) and error.code == ErrorCode.invalid_config
+    assert isinstance(error, KafkaError)
+    assert error.code == ErrorCode.invalid_config
     assert of_group in await client.admin.configs.resources([ResourceType.GROUP])
 
 
@@ -193,7 +198,8 @@ async def records_without_a_key_are_blamed(client: Client) -> None:
         again = await producer.send(topic, b"v", key=b"k")
     errors = [future.exception() for future in sent]
     blamed = errors.pop(3)
-    assert isinstance(blamed, KafkaError) and blamed.code is ErrorCode.invalid_record
+    assert isinstance(blamed, KafkaError)
+    assert blamed.code is ErrorCode.invalid_record
     assert "key" in str(blamed)
     assert all(isinstance(error, InvalidBatch) for error in errors), errors
     assert again.result().offset == 0
@@ -262,7 +268,8 @@ async def share_records_are_settled_each_in_its_way(client: Client) -> None:
         assert await session.acknowledge([Acknowledgement(topic, 0, 8, 9)]) == ()
         ((ack, error),) = await session.acknowledge([Acknowledgement(topic, 0, 9, 9)])
         assert ack.first_offset == 9
-        assert isinstance(error, KafkaError) and error.code == ErrorCode.invalid_record_state
+        assert isinstance(error, KafkaError)
+        assert error.code == ErrorCode.invalid_record_state
         assert await session.acknowledge([Acknowledgement(topic, 0, 7, 7)]) == ()
         await lag_is(client, group, {TopicPartition(topic, 0): 0})
 
@@ -321,7 +328,8 @@ async def acknowledgements_ride_on_the_next_fetch(client: Client) -> None:
             found = await session.acquire(
                 max_records=7, max_wait_ms=500, mode=strict, acknowledgements=carried
             )
-            assert not found.refusals and found.count <= 7
+            assert not found.refusals
+            assert found.count <= 7
             seen += [r.offset for r in decoded(found)]
             carried = [a for one in found for a in one.acknowledge(AcknowledgeType.ACCEPT)]
         assert await session.acknowledge(carried) == ()
@@ -334,9 +342,11 @@ async def ranges_without_their_payload(client: Client) -> None:
     await fill(client, topic, [b"x" * 1000] * 10)
     async with await client.share(group, [topic]) as session:
         (one,) = await acquire(session, payload=False)
-        assert one.count == 10 and len(one.data) == 61
+        assert one.count == 10
+        assert len(one.data) == 61
         (header,) = one.batches()
-        assert header.last_offset == 9 and header.size > 10_000
+        assert header.last_offset == 9
+        assert header.size > 10_000
         with pytest.raises(ValueError, match="without their payload"):
             list(one.records())
         fetched = await client.fetch_range(topic, 0, 0, 9)
@@ -403,18 +413,21 @@ async def positions_of_share_groups(client: Client) -> None:
             await client.admin.share_groups.alter_offsets(group, {zero: 0})
         assert caught.value.code == ErrorCode.non_empty_group
         refused = (await client.admin.groups.delete([group]))[group]
-        assert isinstance(refused, KafkaError) and refused.code == ErrorCode.non_empty_group
+        assert isinstance(refused, KafkaError)
+        assert refused.code == ErrorCode.non_empty_group
         await lag_is(client, group, {zero: 0})
     assert await client.admin.share_groups.alter_offsets(group, {zero: 4}) == {zero: None}
     await lag_is(client, group, {zero: 6})
     offsets = expect(expect(await client.admin.share_groups.offsets({group: [zero]}))[group])
     assert offsets[zero].start_offset == 4
     listed = await client.admin.groups.list(types=["share"])
-    assert listed[group].type == SHARE and listed[group].state == "Empty"
+    assert listed[group].type == SHARE
+    assert listed[group].state == "Empty"
     assert await client.admin.share_groups.delete_offsets(group, [topic]) == {topic: None}
     assert await client.admin.groups.delete([group]) == {group: None}
     gone = (await client.admin.groups.describe([group]))[group]
-    assert isinstance(gone, KafkaError) and gone.code == ErrorCode.group_id_not_found
+    assert isinstance(gone, KafkaError)
+    assert gone.code == ErrorCode.group_id_not_found
 
 
 async def poll_all(consumers: list[GroupConsumer], count: int) -> list[list[ConsumedRecord]]:
@@ -443,7 +456,8 @@ async def consumers_split_partitions_and_resume(client: Client) -> None:
     assert [len(half) for half in halves] == [10, 10]
     assert not {r.partition for r in halves[0]} & {r.partition for r in halves[1]}
     described = expect(await client.admin.groups.describe([group]))[group]
-    assert described.type == CONSUMER and len(described.members) == 2
+    assert described.type == CONSUMER
+    assert len(described.members) == 2
     await first.close()
     await second.close()
     committed = expect(await client.admin.groups.offsets([group]))[group]
@@ -477,7 +491,8 @@ async def hundreds_of_objects_in_a_few_calls(client: Client) -> None:
             {TopicPartition(topic, 0): int(OffsetSpec.LATEST) for topic in topics}
         )
     )
-    assert {offset.offset for offset in ends.values()} == {0} and len(ends) == 100
+    assert {offset.offset for offset in ends.values()} == {0}
+    assert len(ends) == 100
     described = await client.admin.groups.describe(groups)
     assert len(described) == 100
     assert set((await client.admin.topics.delete(topics)).values()) == {None}
@@ -485,7 +500,8 @@ async def hundreds_of_objects_in_a_few_calls(client: Client) -> None:
 
 async def a_cluster_describes_itself(client: Client) -> None:
     found = await client.admin.describe_cluster()
-    assert found.cluster_id and len(found.brokers) == 1
+    assert found.cluster_id
+    assert len(found.brokers) == 1
     assert (await client.admin.features())["share.version"] >= 1
     (node,) = (broker.node_id for broker in found.brokers)
     topic = await new_topic(client)
@@ -493,7 +509,8 @@ async def a_cluster_describes_itself(client: Client) -> None:
     (log_dir,) = (await client.admin.log_dirs([node]))[node]
     assert log_dir.partitions[TopicPartition(topic, 0)] > 1000
     quorum = await client.admin.describe_quorum()
-    assert quorum.leader_id == node and quorum.high_watermark > 0
+    assert quorum.leader_id == node
+    assert quorum.high_watermark > 0
 
 
 ALL = [

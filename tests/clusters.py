@@ -6,12 +6,9 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conditions import eventually
-from networks import Network
 from ports import free_ports
 from servers import ShoalProcess
 from shoal.client.connection import Connection, connect
@@ -20,6 +17,12 @@ from shoal.client.settings import Settings
 from shoal.protocol.api import ApiKey
 from shoal.server.cluster_config import Listeners
 from shoal.server.handlers import HANDLERS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from networks import Network
 
 #: A machine that does much else beside the test takes its time.
 START_TIMEOUT_S = 120.0

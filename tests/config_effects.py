@@ -9,12 +9,14 @@ and groups get their values, and the topic's or group's own config has a proof.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.metadata.client_metrics import SUBSCRIPTION
 from shoal.metadata.config_keys import ConfigEffect, ConfigKey, OneOf, Range, Type
 from shoal.metadata.configs import BROKER, GROUP, TOPIC
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 TABLES: dict[str, Mapping[str, ConfigKey]] = {
     "broker": BROKER,

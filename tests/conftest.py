@@ -9,13 +9,16 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 from seeding import SEED
 from servers import ShoalProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 #: How long an example takes says more of the machine than of the code.
 _PATIENT = {

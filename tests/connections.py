@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.metadata.image import Scope
 from shoal.protocol import codec, frames
-from shoal.protocol.api import ApiKey
 from shoal.server.config import resolve
 from shoal.server.metadata_cache import MetadataCache
 from shoal.server.metrics.registry import Metrics
@@ -21,6 +19,11 @@ from shoal.server.network.purgatory import Purgatory
 from shoal.server.network.request_limits import RequestLimits
 from shoal.server.node import Node
 from shoal.server.quota.client_quotas import ClientQuotas
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from shoal.protocol.api import ApiKey
 
 LISTENER = "PLAINTEXT"
 

@@ -6,8 +6,7 @@ when told to, and keeps what was delivered. Tokens are strings that a test makes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from shoal.coordinator.contract import (
     ProducerIdAndEpoch,
@@ -18,7 +17,11 @@ from shoal.coordinator.contract import (
     Token,
 )
 from shoal.coordinator.runtime import AppendFailed, Runtime
-from shoal.protocol.errors import ApiError, ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from shoal.protocol.errors import ApiError, ErrorCode
 
 S = TypeVar("S", bound=Shard)
 

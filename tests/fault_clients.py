@@ -11,8 +11,7 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from histories import Acquire, Assigned, Commit, History, Poll, Send, Settle
@@ -22,6 +21,9 @@ from shoal.client.errors import KafkaError as Refused
 from shoal.client.settings import Settings, addresses
 from shoal.client.share import Acknowledgement, AcknowledgeType, ShareSession
 from shoal.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 #: librdkafka gives up the coordinator that it has just found for requests that failed with the one
 #: before, and asks for it anew behind its own fetch, on one connection: after a kill it went round

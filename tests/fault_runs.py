@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from clusters import ShoalCluster
 from conditions import eventually
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -16,6 +14,11 @@ from histories import History, Log, Outage, check, counts
 from shoal.client.client import Client
 from shoal.client.configs import ConfigChange, Resource, ResourceType
 from shoal.client.errors import expect
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from clusters import ShoalCluster
 
 TOPIC = "work"
 PARTITIONS = 3

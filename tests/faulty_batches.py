@@ -7,12 +7,14 @@ carry a valid CRC unless a case says otherwise.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import cramjam
 from shoal.record.batch import BatchHeader, seal, sign
 from shoal.record.compression import Compression, compress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 NOW_MS = time.time_ns() // 1_000_000
 HOUR_MS = 3_600_000

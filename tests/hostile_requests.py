@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import random
 import struct
 import uuid
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kio.static.constants import EntityType
 from shoal.protocol import codec, compiler, frames
-from shoal.protocol.api import ApiKey
 from shoal.protocol.schema import SIZED, Field, Struct
 from shoal.record.records import build_batch
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Sequence
+
+    from shoal.protocol.api import ApiKey
 
 _WIDTH = {"int8": 8, "int16": 16, "uint16": 16, "int32": 32, "uint32": 32, "int64": 64}
 _STRINGS = (

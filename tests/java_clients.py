@@ -10,13 +10,15 @@ from __future__ import annotations
 import json
 import subprocess
 import threading
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fault_clients import TIMEOUT_S
 from histories import Acquire, Assigned, Commit, History, Poll, Send, Settle
 from kafka_tools import java
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 SOURCE = Path(__file__).parent / "compat" / "FaultClients.java"
 SHARE_GROUP = "java-sharers"
@@ -50,7 +52,8 @@ class JavaProcess:
 
     def finish(self, name: str) -> None:
         """Have one client stop."""
-        assert self._process is not None and self._process.stdin is not None
+        assert self._process is not None
+        assert self._process.stdin is not None
         self._process.stdin.write(f"{name}\n")
         self._process.stdin.flush()
 
@@ -64,7 +67,8 @@ class JavaProcess:
                 stream.close()
 
     def _read(self) -> None:
-        assert self._process is not None and self._process.stdout is not None
+        assert self._process is not None
+        assert self._process.stdout is not None
         try:
             for line in self._process.stdout:
                 event = json.loads(line)

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from collections.abc import Mapping
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from conditions import eventually
 from kafka_tools import java
 from ports import free_ports
 from shoal.client.client import Client
 from shoal.client.errors import ClientError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
 
 CLUSTER_ID = "Kafka-peer-of-our-tests"
 START_TIMEOUT_S = 180

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from shoal.log.config import LogConfig
 from shoal.log.log import Log
-from shoal.log.memory import MemoryStorage
 from shoal.record.batch import headers
 from shoal.record.records import Record, build_batch, read_records
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shoal.log.memory import MemoryStorage
 
 NOW_MS = 1_700_000_000_000
 DIRECTORY = "data/t-0"

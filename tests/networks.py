@@ -20,8 +20,11 @@ import shutil
 import signal
 import subprocess
 import threading
-from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 NAMES = re.compile(r"^shoal-net-(\d+)-\d+-\w+$")
 NAMESPACES = Path("/run/netns")

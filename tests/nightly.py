@@ -16,9 +16,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")

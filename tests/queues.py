@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conditions import eventually
-from shoal.client.client import SyncClient
-from shoal.client.cluster import TopicPartition
 from shoal.client.configs import ConfigChange, Resource, ResourceType
 from shoal.client.errors import KafkaError, expect
-from shoal.client.producer import Produced
-from shoal.client.share_groups import ShareOffset
 from shoal.client.topics import NewTopic
 from shoal.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from shoal.client.client import SyncClient
+    from shoal.client.cluster import TopicPartition
+    from shoal.client.producer import Produced
+    from shoal.client.share_groups import ShareOffset
 
 Headers = tuple[tuple[str, bytes | None], ...]
 

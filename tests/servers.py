@@ -9,13 +9,16 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
 from shoal.client.exposition import samples
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from prometheus_client.samples import Sample
 
 _LISTENS = re.compile(r"listens on (\S+:\d+)")
 _METRICS = re.compile(r"(http://\S+)/metrics")

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from log_material import NOW_MS
 from shoal.coordinator.share.batches import AbortedTransaction
-from shoal.coordinator.share.delivery_failure import DeadLetterRange
-from shoal.coordinator.share.records import ShareKey
-from shoal.coordinator.share.selection import Selection
-from shoal.coordinator.share.settings import ShareSettings
-from shoal.coordinator.share.share_partition import SharePartition
 from shoal.protocol.errors import ErrorCode
 from shoal.server.metrics.share_meters import Mean, ShareTopicMeter
-from shoal.server.share.state_write import StateWrite
+
+if TYPE_CHECKING:
+    from shoal.coordinator.share.delivery_failure import DeadLetterRange
+    from shoal.coordinator.share.records import ShareKey
+    from shoal.coordinator.share.selection import Selection
+    from shoal.coordinator.share.settings import ShareSettings
+    from shoal.coordinator.share.share_partition import SharePartition
+    from shoal.server.share.state_write import StateWrite
 
 #: Returns about as many bytes of the log from an offset on, and the offset behind them.
 Read = Callable[[int, int, int], tuple[bytes | memoryview, int]]

@@ -20,10 +20,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from confluent_kafka import AcknowledgeType, KafkaException, ShareConsumer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 #: Chances of accepting, releasing and rejecting a record.
 CHANCES = {"ACCEPT": 0.7, "RELEASE": 0.25, "REJECT": 0.05}

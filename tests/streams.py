@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conditions import eventually
-from queues import Queue
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import DataFrame, Row, SparkSession
     from pyspark.sql.streaming import StreamingQuery
+    from queues import Queue
 
 #: A machine that is busy with other work is slow; a quiet one never waits so long.
 QUERY_TIMEOUT_S = 180.0

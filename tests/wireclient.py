@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
 from shoal.record.records import build_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class WireClient:

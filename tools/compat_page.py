@@ -15,10 +15,11 @@ from shoal.protocol.api import ApiKey
 from shoal.record.compression import EXPANDED_BYTES_MAX
 from shoal.server.cluster_config import Listeners
 from shoal.server.handlers import HANDLERS, api_versions
-from shoal.server.network.api import Api
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from shoal.server.network.api import Api
 
 KAFKA_VERSION = "4.3.1"
 #: Lowest and highest version by API key.

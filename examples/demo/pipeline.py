@@ -11,17 +11,20 @@ import urllib.error
 import urllib.request
 import uuid
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from e2e.cluster import images, spark_operator
 from e2e.cluster.backend import Cluster, tool
 from e2e.cluster.layout import REPOSITORY, ClusterError
 from e2e.release import Release
-from rich.console import Console
 from shoal.client.exposition import samples
 from shoal_spark.demo.watch import Sample, Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import Console
 
 HERE = Path(__file__).resolve().parent
 NAMESPACE = "shoal-demo"

@@ -3,8 +3,7 @@ own: served as before until it has moved, and on no listener of clients afterwar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from cluster.test_replication import CONFIGS, Writer, check
@@ -16,6 +15,10 @@ from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
 from shoal.quorum import wire
 from wireclient import WireClient
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 VOTERS = (1, 2, 3)
 #: Broker 4 is no voter, and is down while the voters move.

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from cluster.test_replication import CONFIGS, PARTITIONS
@@ -22,6 +22,9 @@ from shoal.client.membership import LEAVE_MS
 from shoal.client.share import AcknowledgeType
 from shoal.client.topics import NewTopic
 from shoal.server.cluster.unreachable_leaders import PATIENCE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 #: Ends a hang and judges no speed.
 HANG_S = 90.0

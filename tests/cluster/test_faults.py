@@ -11,12 +11,15 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cluster.test_replication import CONFIGS
 from clusters import ShoalCluster, running
 from fault_runs import Fault, Run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 #: 0: `FEW` times.
 DURATION_S = float(os.environ.get("SHOAL_FAULTS_S", "0"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cluster.test_failover import prepared
 from clusters import ShoalCluster
@@ -12,6 +12,9 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from shoal.client.client import Client
 from shoal.client.share import AcknowledgeType
 from shoal.metadata.names import INTERNAL_TOPICS
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 ROLES = {1: "controller", 2: "broker", 3: "broker", 4: "broker"}
 CONFIGS = {

@@ -4,8 +4,7 @@ they are, and over the death of a broker."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from clusters import ShoalCluster, running
@@ -16,6 +15,10 @@ from shoal.client.client import SyncClient
 from shoal.client.configs import ConfigChange, Resource, ResourceType
 from shoal.client.errors import expect
 from shoal.client.topics import NewTopic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 PARTITIONS = 6
 DLQ = "errors.deadletterqueue"
@@ -107,7 +110,8 @@ def test_held_keys_outlive_a_broker_and_go_on_when_redriven(cluster: ShoalCluste
             assert {value for _, value in taken.poll(rejecting=False)} <= {b"bad"}
         # A commit that the death cut short may bring a bad one again; it is accepted then.
         redriven = shoal.json("share", "redrive", "dlq.t")
-        assert redriven["redriven"] >= PARTITIONS and redriven["unfreed"] == 0
+        assert redriven["redriven"] >= PARTITIONS
+        assert redriven["unfreed"] == 0
         assert held() == set()
         eventually(
             lambda: {p for p, v in taken.poll(rejecting=False) if v == b"next"} == {*everywhere},

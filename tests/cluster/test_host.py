@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from cluster.test_replication import CONFIGS, Writer, check
@@ -16,6 +15,9 @@ from conditions import eventually
 from confluent_kafka.admin import AdminClient, NewTopic
 from ports import free_run
 from servers import ShoalProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 PARTITIONS = 8
 
@@ -114,7 +116,8 @@ def test_a_host_by_itself(tmp_path: Path) -> None:
             host.metrics_url = f"http://127.0.0.1:{metrics + number}"
             assert host.metric("process_resident_memory_bytes") > 0
         assert host.stop() == 0
-    assert len(ids) == 1 and CLUSTER_ID not in ids
+    assert len(ids) == 1
+    assert CLUSTER_ID not in ids
 
 
 def test_brokers_do_not_outlive_their_host(tmp_path: Path) -> None:

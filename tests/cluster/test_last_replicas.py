@@ -5,8 +5,7 @@ The controller runs by itself, so that a majority of the brokers can be gone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from cluster.test_replication import CONFIGS
@@ -15,6 +14,10 @@ from conditions import eventually
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from shoal.protocol.api import ApiKey
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 ROLES = {1: "controller", 2: "broker", 3: "broker", 4: "broker"}
 RECORDS = 100

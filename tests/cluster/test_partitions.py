@@ -13,9 +13,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import networks
 import pytest
@@ -34,6 +33,9 @@ from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record.records import build_batch
 from shoal.server.coordinators.service import partition_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 #: How long a broker is given for what it must not acknowledge.
 PATIENCE_MS = 3_000

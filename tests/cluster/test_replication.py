@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from clusters import ShoalCluster, running
@@ -26,6 +24,10 @@ from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record.records import build_batch
 from wireclient import WireClient
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 PARTITIONS = 3
 CONFIGS = {
@@ -108,7 +110,8 @@ class Writer:
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         partition, offset, value = message.partition(), message.offset(), message.value()
-        assert partition is not None and value is not None
+        assert partition is not None
+        assert value is not None
         if error is not None:
             self.errors.append(str(error))
         elif offset is None:

@@ -6,9 +6,7 @@ for its next refresh, minutes later.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-from uuid import UUID
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from cluster.test_replication import CONFIGS
@@ -16,6 +14,10 @@ from clusters import ShoalCluster, running
 from confluent_kafka.admin import AdminClient, NewTopic
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from uuid import UUID
 
 LEADER, FOLLOWER, OTHER = 1, 2, 3
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from cluster.test_replication import CONFIGS, PARTITIONS
@@ -22,6 +22,9 @@ from share_worker import Member
 from shoal.client.client import SyncClient
 from shoal.log.uuids import uuid_text
 from shoal.protocol.api import ApiKey
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MEMBERS = 4
 #: The longest time without a delivery from some partition. Kafka with the same clients: 10 to 15 s.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from cluster.test_replication import CONFIGS
@@ -21,6 +20,9 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 from shoal.protocol.api import ApiKey
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 RATE_BYTES = 400_000
 VALUE = b"v" * 1_000

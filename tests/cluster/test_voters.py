@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cluster.test_failover import prepared
 from cluster.test_replication import CONFIGS
@@ -13,6 +12,9 @@ from clusters import CLUSTER_ID, ShoalCluster, running
 from conditions import eventually
 from shoal.client.client import Client
 from shoal.protocol.api import ApiKey
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def rows(cluster: ShoalCluster, kind: str) -> dict[int, Any]:

@@ -6,8 +6,7 @@ A machine without them skips their tests and says why; under CI their absence is
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import kafka_tools
 import pytest
@@ -17,6 +16,10 @@ from machine import lacking
 from queues import Queue
 from servers import ShoalProcess
 from shoal.client.client import SyncClient
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import KafkaException, TopicCollection
@@ -17,7 +17,11 @@ from confluent_kafka.admin import (
     NewTopic,
     ResourceType,
 )
-from servers import ShoalProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from servers import ShoalProcess
 
 _names = (f"admin-{i}" for i in itertools.count())
 TIMEOUT_S = 90
@@ -72,7 +76,8 @@ def test_create_list_describe_delete(admin: AdminClient) -> None:
     described = admin.describe_topics(TopicCollection([name]), include_authorized_operations=True)[
         name
     ].result(TIMEOUT_S)
-    assert len(described.partitions) == 3 and not described.is_internal
+    assert len(described.partitions) == 3
+    assert not described.is_internal
     assert {o.name for o in described.authorized_operations} >= {"READ", "WRITE", "ALTER_CONFIGS"}
     admin.delete_topics([name])[name].result(TIMEOUT_S)
     assert name not in admin.list_topics(timeout=TIMEOUT_S).topics
@@ -145,8 +150,10 @@ def test_broker_configs_are_guarded(admin: AdminClient) -> None:
     assert code(change("no.such.config", "7")) == "INVALID_REQUEST"
     assert code(change("log.segment.bytes", "1")) == "INVALID_REQUEST"
     found = configs(admin, ResourceType.BROKER, "1")
-    assert found["node.id"].is_read_only and not found["log.segment.bytes"].is_read_only
-    assert found["ssl.key.password"].is_sensitive and found["ssl.key.password"].value is None
+    assert found["node.id"].is_read_only
+    assert not found["log.segment.bytes"].is_read_only
+    assert found["ssl.key.password"].is_sensitive
+    assert found["ssl.key.password"].value is None
 
 
 def test_cluster(admin: AdminClient, shared_broker: ShoalProcess) -> None:

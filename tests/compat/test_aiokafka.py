@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from servers import ShoalProcess
+
+if TYPE_CHECKING:
+    from servers import ShoalProcess
 
 _names = (f"aiokafka-{i}" for i in itertools.count())
 

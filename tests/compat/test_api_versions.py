@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 import compat_page
 import pytest
-from kafka_tools import KafkaTools
-from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
 from wireclient import WireClient
+
+if TYPE_CHECKING:
+    from kafka_tools import KafkaTools
+    from servers import ShoalProcess
 
 #: What producers, consumers, share consumers and administrators of one broker call.
 SINGLE_NODE = [

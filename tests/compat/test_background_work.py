@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from conditions import eventually
-from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import headers
 from shoal.record.records import build_batch, read_records
 from wireclient import WireClient
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from servers import ShoalProcess
 
 
 def test_retention_by_size_and_time(start_broker: Callable[..., ShoalProcess]) -> None:

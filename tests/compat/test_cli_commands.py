@@ -5,14 +5,17 @@ from __future__ import annotations
 import itertools
 import json
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from commands import SHOAL, Shoal
 from conditions import eventually
 from ports import free_ports
 from servers import ShoalProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 _numbers = itertools.count()
 
@@ -63,7 +66,8 @@ def test_topics(shoal: Shoal) -> None:
     assert found["configs"] == {"max.message.bytes": "5000"}
     assert [p["log_end_offset"] for p in found["partitions"]] == [0, 0, 0]
     text = shoal.says("topics", "describe", "kept")
-    assert "max.message.bytes=5000" in text and "LOG END OFFSET" in text
+    assert "max.message.bytes=5000" in text
+    assert "LOG END OFFSET" in text
     assert "kept" in [row["topic"] for row in shoal.json("topics", "list")]
     assert shoal.says("topics", "delete", "kept", "--yes") == "Deleted topic kept.\n"
     assert shoal.says("topics", "delete", "kept", "--yes", "--if-exists") == ""
@@ -97,7 +101,8 @@ def test_produce_and_consume(shoal: Shoal, tmp_path: Path) -> None:
         ("no value", ""),
         ("c", '{"x": 1}'),
     ]
-    assert rows[0]["headers"] == [["from", "test"]] and rows[3]["headers"] == [["h", "v"]]
+    assert rows[0]["headers"] == [["from", "test"]]
+    assert rows[3]["headers"] == [["h", "v"]]
     assert rows[3]["timestamp"] == 5
     read = ("consume", "words", "-f", "{offset}")
     assert shoal.says(*read, "--offset", "1", "-n", "2") == "1\n2\n"
@@ -129,7 +134,8 @@ def test_a_share_group_from_its_first_record_to_its_end(shoal: Shoal, topic: str
     group = f"share-of-{topic}"
     take = ("share-consume", topic, "-g", group, "--from-beginning", "--timeout", "60s")
     text = shoal.says(*take, "-n", "1", "-a", "accept")
-    assert text.startswith(f"{topic}-") and " @0 delivery 1: " in text
+    assert text.startswith(f"{topic}-")
+    assert " @0 delivery 1: " in text
     assert shoal.json("groups", "lag", group)[0]["lag"] == 5
     again = shoal.says(
         *take, "-f", "{partition} {offset} {delivery_count}", "-n", "10", "-a", "release"
@@ -222,11 +228,13 @@ def test_configs(shoal: Shoal) -> None:
 def test_top(shoal: Shoal, topic: str) -> None:
     shoal.run("share-consume", topic, "-g", "watched", "--from-beginning", "-n", "2")
     text = shoal.says("top", "--once", "--interval", "0.2")
-    assert "1 broker" in text and "IN/S" in text
+    assert "1 broker" in text
+    assert "IN/S" in text
     (line,) = [line for line in text.splitlines() if line.startswith("watched ")]
     assert line.split()[:5] == ["watched", "Share", "Empty", "0", "4"]
     in_flight, redelivered, waiting, dead_lettered = line.split()[7:]
-    assert in_flight.isdigit() and (redelivered, waiting, dead_lettered) == ("0", "0", "0")
+    assert in_flight.isdigit()
+    assert (redelivered, waiting, dead_lettered) == ("0", "0", "0")
 
 
 def test_a_live_top(shoal: Shoal) -> None:
@@ -262,7 +270,8 @@ def test_dump(shoal: Shoal, server: ShoalProcess, topic: str) -> None:
     rows = dump(str(server.data_dir / f"{topic}-0"))
     assert [(r["offset"], r["value"]) for r in rows] == [(0, "0"), (1, "2"), (2, "4")]
     (header,) = dump("--batches", str(server.data_dir / f"{topic}-0"))
-    assert header["records"] == 3 and header["crc_is_right"]
+    assert header["records"] == 3
+    assert header["crc_is_right"]
     state = [r for r in dump("--topic", "__share_group_state") if r["key"]["group_id"] == group]
     assert {r["type"] for r in state} <= {"SHARE_SNAPSHOT", "SHARE_UPDATE"}
     assert [r["value"]["start_offset"] for r in state if r["key"]["partition"] == taken][-1] == 1
@@ -283,7 +292,8 @@ def test_a_damaged_segment(shoal: Shoal, server: ShoalProcess, topic: str, tmp_p
     data = bytearray(segment.read_bytes())
     copy.write_bytes(data + data[:30])
     said = shoal.refusal("dump", str(copy))
-    assert "the 30 bytes after byte" in said and "some data is corrupt" in said
+    assert "the 30 bytes after byte" in said
+    assert "some data is corrupt" in said
     data[-1] ^= 1
     copy.write_bytes(data)
     done = shoal.run("dump", str(copy))
@@ -364,4 +374,5 @@ def test_a_reader_that_goes_away(shoal: Shoal, topic: str) -> None:
         timeout=180,
         check=True,
     )
-    assert len(done.stdout.splitlines()) == 1 and done.stderr == ""
+    assert len(done.stdout.splitlines()) == 1
+    assert done.stderr == ""

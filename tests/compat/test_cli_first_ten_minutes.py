@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 from commands import RunningCommand, Shoal
 from conditions import eventually
-from servers import ShoalProcess
+
+if TYPE_CHECKING:
+    from servers import ShoalProcess
 
 
 def offsets(command: RunningCommand) -> list[tuple[int, int]]:
@@ -51,7 +54,8 @@ def test_first_ten_minutes(broker: ShoalProcess) -> None:
     assert shoal.says(*once, "--ack", "accept") == "poison delivery 3\n"
     lag = ("groups", "lag", "workers", "--metrics", broker.metrics_url)
     (row,) = eventually(lambda: [r for r in shoal.json(*lag) if not r["lag"]])
-    assert row["type"] == "Share" and row["state"] == "Empty"
+    assert row["type"] == "Share"
+    assert row["state"] == "Empty"
     assert (row["members"], row["lag"], row["in_flight"]) == (0, 0, 0)
     described = shoal.says("groups", "describe", "workers", "--metrics", broker.metrics_url)
     assert "Share, Empty, lag 0, 0 in flight" in described

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import client_scenarios
 import pytest
@@ -17,6 +16,10 @@ from shoal.client.cluster import TopicPartition
 from shoal.client.consumer import Reset, starts
 from shoal.client.errors import ClientError, SecurityError, Unreachable
 from shoal.client.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+    from pathlib import Path
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(180)]
 

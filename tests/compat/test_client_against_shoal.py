@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 import client_scenarios
 import pytest
@@ -12,6 +12,9 @@ from shoal.client.client import Client, SyncClient
 from shoal.client.errors import expect
 from shoal.client.share import AcknowledgeType
 from shoal.client.topics import NewTopic
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
 
 
 @pytest.mark.parametrize("scenario", client_scenarios.ALL, ids=lambda s: s.__name__)

@@ -11,7 +11,7 @@ import contextlib
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import client_scenarios
 import pytest
@@ -33,6 +33,9 @@ from shoal.client.share import AcknowledgeType, ShareSession
 from shoal.client.topics import NewTopic
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PRODUCE = int(ApiKey.PRODUCE)
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from cluster.test_replication import CONFIGS, in_sync
 from clusters import ShoalCluster, running
-from commands import RunningCommand
 from conditions import eventually
 from kafka_tools import KafkaTools, events
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from commands import RunningCommand
 
 pytestmark = pytest.mark.java
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
 
 import pytest
 from conditions import eventually
 from confluent_kafka import Consumer, ConsumerGroupState, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
-from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from wireclient import WireClient
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from servers import ShoalProcess
 
 #: Partitions move with heartbeats, and tests wait for them to.
 BROKER_CONFIG = {

@@ -5,18 +5,22 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from conditions import eventually, slowness
 from queues import Queue
-from servers import ShoalProcess
 from shoal.client.client import SyncClient
 from shoal.client.cluster import TopicPartition
 from shoal.client.dead_letters import parse_dead_letter
 from shoal.client.errors import ClientError, expect
 from shoal.client.share import AcknowledgeType, AcquireMode
 from shoal.client.topics import NewTopic, OffsetSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from servers import ShoalProcess
 
 RECORDS = 60_000
 PARTITIONS = 2
@@ -90,7 +94,8 @@ def letters(queue: Queue) -> Counter[tuple[int, int]]:
             async for fetched in client.fetcher.range(*where, 0, end.offset - 1):
                 for record in fetched.records():
                     letter = parse_dead_letter(*where, record)
-                    assert letter is not None and letter.reason == "rejected"
+                    assert letter is not None
+                    assert letter.reason == "rejected"
                     assert record.value == b"%d" % (letter.source_offset * PARTITIONS + index)
                     found[letter.source_partition, letter.source_offset] += 1
         return found

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from conditions import eventually
 from ports import free_ports
 from queues import Queue
-from servers import ShoalProcess
 from shoal.client.client import SyncClient
 from shoal.client.share import AcknowledgeType, AcquireMode, ShareMembership
 from shoal_operator.brokers import Brokers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from servers import ShoalProcess
 
 HOUR_MS, MINUTE_MS = 3_600_000, 60_000
 AFTER = "shoal.deliver.after"

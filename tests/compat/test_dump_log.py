@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import re
 import subprocess
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from kafka_tools import command
 from log_material import NOW_MS, batch, compact, keyed
+from shoal.log.appends import Origin
 from shoal.log.config import LogConfig
-from shoal.log.log import Log, Origin
+from shoal.log.log import Log
 from shoal.log.storage import DiskStorage
 from shoal.record.control import build_marker
 from shoal.record.records import build_batch
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.java
 

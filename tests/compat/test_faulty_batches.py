@@ -9,22 +9,25 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from conditions import eventually
 from confluent_kafka import KafkaError, Message, Producer
 from faulty_batches import CASES, TOPICS, Case, batch, record, records
 from kafkas import KafkaProcess
-from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import headers
 from shoal.record.records import read_records
 from wireclient import WireClient
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from servers import ShoalProcess
 
 pytestmark = pytest.mark.java
 

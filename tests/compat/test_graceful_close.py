@@ -5,11 +5,15 @@ Our client's own word; a plain close counts, and Kafka's brokers count always.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
-from kafkas import KafkaProcess
 from queues import Queue
-from servers import ShoalProcess
 from shoal.client.client import SyncClient
+
+if TYPE_CHECKING:
+    from kafkas import KafkaProcess
+    from servers import ShoalProcess
 
 
 def delivered(queue: Queue, *, undelivered: bool) -> list[int]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from conditions import eventually
@@ -22,6 +21,9 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, NewTopic
 from servers import ShoalProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 PARTITIONS = 6
 CONFIGS = {"group.initial.rebalance.delay.ms": "0", "group.max.size": "4"}

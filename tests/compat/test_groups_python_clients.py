@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
@@ -16,6 +16,9 @@ from conditions import eventually
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, OffsetAndMetadata, TopicPartition
 from kafka.admin import NewTopic
 from servers import ShoalProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 PARTITIONS = 4
 RECORDS = 40

@@ -3,7 +3,7 @@ redrive` has put it back or `shoal share skip` gives it up. With an unmodified c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from commands import Shoal
@@ -11,7 +11,6 @@ from conditions import eventually
 from confluent_kafka import AcknowledgeType, Message, ShareConsumer
 from kafka_tools import KafkaTools, objects
 from queues import Queue
-from servers import ShoalProcess
 from shoal.client.client import SyncClient
 from shoal.client.cluster import TopicPartition
 from shoal.client.errors import KafkaError, expect
@@ -20,6 +19,11 @@ from shoal.client.topics import NewTopic
 from shoal.protocol.errors import ErrorCode
 from shoal_operator.broker_states import group_state
 from shoal_operator.group_metrics import parse_group_metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from servers import ShoalProcess
 
 ACCEPT, REJECT = AcknowledgeType.ACCEPT, AcknowledgeType.REJECT
 DLQ = "errors.deadletterqueue"
@@ -165,7 +169,8 @@ def test_a_key_is_held_until_its_letter_is_redriven(broker: ShoalProcess, queue:
     while len(order) < 2:
         order += queue.take()
     assert order == ["a2", "a1"]
-    assert queue.held() == [] and keys_held(broker, queue) == 0
+    assert queue.held() == []
+    assert keys_held(broker, queue) == 0
     queue.drained()
 
 
@@ -197,7 +202,8 @@ def test_a_held_key_survives_a_killed_broker(broker: ShoalProcess, queue: Held) 
     queue.send("b2")
     assert queue.take() == ["b2"]
     assert queue.nothing_comes()
-    assert queue.held() == [(0, "a")] and keys_held(broker, queue) == 1
+    assert queue.held() == [(0, "a")]
+    assert keys_held(broker, queue) == 1
     assert letters not in broker.scrape(), "a letter that is written is not written again"
     queue.shoal.run("share", "skip", queue.group, "--all")
     assert queue.take() == ["a2"]
@@ -227,7 +233,8 @@ def test_kafkas_own_formatter_prints_the_state_of_what_is_held(
     ]
     batches = [batch for value in values for batch in value["stateBatches"]]
     archiving = {"firstOffset": 0, "lastOffset": 0, "deliveryState": 3, "deliveryCount": 1}
-    assert archiving in batches and values[-1]["startOffset"] in (-1, 0)
+    assert archiving in batches
+    assert values[-1]["startOffset"] in (-1, 0)
 
 
 def test_as_many_as_may_be_held_stop_delivery_with_a_reason(
@@ -311,7 +318,8 @@ def test_what_is_not_held_is_passed_over_and_a_bad_request_refused(queue: Held) 
     groups = queue.client.admin.share_groups
     where = TopicPartition(queue.topic, 0)
     free = queue.client.run(groups.free(queue.group, {where: [(1, 50)]}))
-    assert free == {where: None} and queue.held() == [(0, "a")]
+    assert free == {where: None}
+    assert queue.held() == [(0, "a")]
     assert queue.client.run(groups.free("nobody", {where: [(0, 9)]})) == {where: None}
     gone = TopicPartition("missing-" + queue.topic, 0)
     error = queue.client.run(groups.free(queue.group, {gone: [(0, 9)]}))[gone]

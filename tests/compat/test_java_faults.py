@@ -7,8 +7,7 @@ delivered again, delivery counts above the releases. The whole matrix is marked 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from cluster.test_replication import CONFIGS
@@ -16,6 +15,10 @@ from clusters import ShoalCluster, running
 from conditions import ceiling, standstills
 from fault_runs import PARTITIONS, TOPIC, Fault, Run
 from java_clients import SHARE_GROUP, JavaProcess, JavaReader, JavaSharer, JavaWriter, gap_s
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = pytest.mark.java
 

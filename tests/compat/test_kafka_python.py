@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from typing import TYPE_CHECKING
 
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient, NewTopic
-from servers import ShoalProcess
+
+if TYPE_CHECKING:
+    from servers import ShoalProcess
 
 _names = (f"kafka-python-{i}" for i in itertools.count())
 

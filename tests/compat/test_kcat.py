@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import uuid
+from typing import TYPE_CHECKING
 
 import pytest
 from conditions import eventually
-from servers import ShoalProcess
+
+if TYPE_CHECKING:
+    from servers import ShoalProcess
 
 
 class Kcat:

@@ -6,17 +6,21 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import kafka_tools
 import pytest
 from conditions import ceiling, eventually, slowness
 from confluent_kafka import AcknowledgeType, Message, ShareConsumer
-from queues import Queue
-from servers import ShoalProcess
 from share_worker import Member
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from queues import Queue
+    from servers import ShoalProcess
 
 #: Java's member of a share group.
 SOURCE = Path(__file__).parent / "ShareWorker.java"

@@ -10,14 +10,17 @@ import random
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from conditions import ceiling, eventually, stopwatch
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from servers import ShoalProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from servers import ShoalProcess
 
 PARTITIONS = 3
 #: Three times what `docs/performance.md` claims for 5 GB of log.

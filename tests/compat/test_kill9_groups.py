@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
 from conditions import eventually
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 from fault_clients import SHORT_FETCHES
-from servers import ShoalProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from servers import ShoalProcess
 
 PARTITIONS, RECORDS, KILLS = 3, 600, 4
 PATIENT = {"reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 100, "log_level": 0}

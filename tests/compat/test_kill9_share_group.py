@@ -15,16 +15,19 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from conditions import eventually
 from confluent_kafka import Producer
 from queues import Queue
-from servers import ShoalProcess
 from share_worker import Member, now
 from shoal.client.client import SyncClient
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from servers import ShoalProcess
 
 MEMBERS, PARTITIONS, RECORDS = 4, 3, 4000
 #: In an order that the seed gives: the broker is killed or restarted, a member killed or closed.
@@ -133,7 +136,8 @@ class Load:
     def finish(self) -> None:
         self._thread.join()
         assert self._producer.flush(60) == 0
-        assert not self.failed and len(self.acknowledged) == RECORDS
+        assert not self.failed
+        assert len(self.acknowledged) == RECORDS
 
 
 def settled(members: list[Member]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import uuid
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import (
@@ -17,7 +17,11 @@ from confluent_kafka import (
     TopicPartition,
 )
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
-from servers import ShoalProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from servers import ShoalProcess
 
 _names = (f"rdkafka-{i}" for i in itertools.count())
 

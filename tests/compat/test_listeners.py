@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import compat_page
 import pytest
@@ -17,6 +15,10 @@ from shoal.protocol import codec
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode, WireError
 from wireclient import WireClient
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 BROKER, CONTROLLER = "broker", "controller"
 LISTENERS = (BROKER, CONTROLLER)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable, Iterator
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import pytest
 from commands import Shoal
 from conditions import ceiling, eventually
 from confluent_kafka import AcknowledgeType, Consumer, Message, ShareConsumer
-from queues import Queue
-from servers import ShoalProcess
 from shoal.client.configs import ConfigChange, Resource, ResourceType
 from shoal.client.errors import expect
 from shoal.client.topics import NewTopic
 from shoal.protocol.api import ApiKey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from queues import Queue
+    from servers import ShoalProcess
 
 ACCEPT, RELEASE, REJECT = AcknowledgeType.ACCEPT, AcknowledgeType.RELEASE, AcknowledgeType.REJECT
 BACKOFF = "share.redelivery.backoff"
@@ -275,7 +279,8 @@ def test_a_full_disk_keeps_records_until_their_letters_can_be_written(
     resource.prlimit(broker.pid, resource.RLIMIT_FSIZE, (200_000, hard))
     poll(member, lambda _: REJECT)
     eventually(lambda: held(broker, queue) != set(), what="the failure shows")
-    assert queue.lag == 1 and gauge(broker, queue, "archiving_records") == 1
+    assert queue.lag == 1
+    assert gauge(broker, queue, "archiving_records") == 1
     resource.prlimit(broker.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, hard))
     queue.drained()
     assert [letter.value() for letter in dead_letters(queue, topic, 4)][3] == b"x" * 50_000

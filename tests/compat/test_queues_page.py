@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from console import Console, steps
 from ports import free_ports
-from servers import ShoalProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from servers import ShoalProcess
 
 PAGE = Path(__file__).parents[2] / "docs" / "queues.md"
 

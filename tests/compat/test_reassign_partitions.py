@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from cluster.test_replication import CONFIGS
@@ -13,6 +13,9 @@ from clusters import ShoalCluster, running
 from conditions import eventually
 from confluent_kafka.admin import AdminClient, NewTopic
 from kafka_tools import KafkaTools
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.java
 

@@ -4,14 +4,13 @@ once, also over an interruption."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from commands import Shoal
 from conditions import eventually
 from confluent_kafka import AcknowledgeType, ShareConsumer
 from queues import Queue
-from servers import ShoalProcess
 from shoal.client.client import SyncClient
 from shoal.client.cluster import TopicPartition
 from shoal.client.dead_letters import redriven_from
@@ -20,7 +19,12 @@ from shoal.client.redrive import Plan, Redrive
 from shoal.client.redrive_ledger import RedriveLedger, RedriveState, Sending
 from shoal.client.topics import NewTopic, OffsetSpec
 from shoal.protocol.errors import ErrorCode
-from shoal.record.records import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from servers import ShoalProcess
+    from shoal.record.records import Record
 
 DLQ = "errors.deadletterqueue"
 #: So that it is found in seconds that a redrive has died.
@@ -111,7 +115,8 @@ def test_letters_go_back_into_their_topic_once(shared_broker: ShoalProcess, queu
     queue.produce(["a", "b", "c"], key=b"k", headers=(("trace", b"1"),))
     queue.reject(3)
     dry = queue.redrive("--dry-run")
-    assert dry["redriven"] == 3 and dry["dry_run"]
+    assert dry["redriven"] == 3
+    assert dry["dry_run"]
     assert dry["kinds"] == [
         {"source_topic": queue.topic, "group": queue.group, "reason": "rejected", "letters": 3}
     ]
@@ -177,7 +182,8 @@ def test_a_letter_without_its_record_is_redriven_from_the_source(queue: Letters)
     found = queue.redrive()
     assert (found["redriven"], found["gone"]) == (1, 1)
     (back,) = queue.records(queue.topic, 2)
-    assert back.value == b"kept" and ("h", b"1") in back.headers
+    assert back.value == b"kept"
+    assert ("h", b"1") in back.headers
 
 
 def test_a_rate_is_kept(queue: Letters) -> None:

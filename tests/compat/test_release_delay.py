@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 import pytest
-from kafkas import KafkaProcess
 from queues import Queue
-from servers import ShoalProcess
 from shoal.client.client import SyncClient
 from shoal.client.share import (
     Acknowledgement,
@@ -20,6 +19,10 @@ from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.features import RELEASE_DELAY_FEATURE
 from wireclient import WireClient
+
+if TYPE_CHECKING:
+    from kafkas import KafkaProcess
+    from servers import ShoalProcess
 
 RELEASE = AcknowledgeType.RELEASE
 

@@ -7,15 +7,19 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from conditions import eventually
 from prometheus_client.parser import text_string_to_metric_families
-from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
 from wireclient import WireClient
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from servers import ShoalProcess
 
 
 def server(*flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -71,7 +75,8 @@ def test_a_data_directory_of_another_broker(broker: ShoalProcess) -> None:
     said = refusal(
         server("--listener=127.0.0.1:0", f"--data-dir={broker.data_dir}", "--set=node.id=7")
     )
-    assert "belongs to node 1" in said and "this is node 7" in said
+    assert "belongs to node 1" in said
+    assert "this is node 7" in said
 
 
 def test_a_data_directory_that_is_a_file(tmp_path: Path) -> None:
@@ -138,7 +143,8 @@ def test_it_names_settings_without_effect(start_broker: Callable[..., ShoalProce
         " docs/configs.md lists what has an effect."
     )
     (logged,) = [line for line in broker.log if "settings without effect" in line]
-    assert "num.io.threads" in logged and "log.retention.ms" not in logged
+    assert "num.io.threads" in logged
+    assert "log.retention.ms" not in logged
     with WireClient(broker.bootstrap) as client:
         client.create_topic("t")
         for kind, name, config in (

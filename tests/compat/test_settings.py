@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import kafka_tools
 import pytest
@@ -19,6 +18,10 @@ from shoal.record.batch import headers
 from shoal.record.compression import Compression
 from shoal.record.records import build_batch, read_records
 from wireclient import WireClient
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 REQUEST_BYTES = 400_000
 IO_BYTES_PER_S = 3_000_000

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import pytest
 from conditions import eventually
@@ -18,7 +18,11 @@ from confluent_kafka.admin import (
     ConfigResource,
     NewTopic,
 )
-from servers import ShoalProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from servers import ShoalProcess
 
 ACCEPT, RELEASE, REJECT = AcknowledgeType.ACCEPT, AcknowledgeType.RELEASE, AcknowledgeType.REJECT
 #: Locks short enough to see them end.

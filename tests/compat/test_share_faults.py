@@ -11,7 +11,7 @@ import random
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from conditions import eventually
 from confluent_kafka import AcknowledgeType, KafkaException, Producer, ShareConsumer
@@ -22,7 +22,11 @@ from confluent_kafka.admin import (
     ConfigResource,
     NewTopic,
 )
-from servers import ShoalProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from servers import ShoalProcess
 
 RECORDS, PARTITIONS, MEMBERS, BROKER_KILLS = 1500, 3, 5, 3
 CONFIGS = {

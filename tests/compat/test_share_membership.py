@@ -10,8 +10,8 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from conditions import ceiling, eventually, stopwatch
 from confluent_kafka import Message, Producer, ShareConsumer
@@ -22,10 +22,14 @@ from confluent_kafka.admin import (
     ConfigResource,
     NewTopic,
 )
-from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from wireclient import WireClient
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from servers import ShoalProcess
 
 FIRST_RECORD_MS = 200
 TAKEOVER_MS = 1_000

@@ -13,20 +13,23 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from commands import Shoal
 from conditions import eventually
 from confluent_kafka import ShareConsumer
 from kafka_tools import KafkaTools
-from kafkas import KafkaProcess
 from servers import ShoalProcess
 from shoal.log.uuids import uuid_text
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from wireclient import WireClient
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kafkas import KafkaProcess
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(300)]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import datetime
 import uuid
-from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from conditions import eventually
@@ -19,11 +18,15 @@ from confluent_kafka.admin import (
     NewTopic,
 )
 from prometheus_client.parser import text_string_to_metric_families
-from servers import ShoalProcess
 from shoal.log.uuids import uuid_text
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from wireclient import WireClient
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from servers import ShoalProcess
 
 ACCEPT, RELEASE, REJECT, RENEW = 1, 2, 3, 4
 

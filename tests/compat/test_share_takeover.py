@@ -6,12 +6,16 @@ until its session ends.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from conditions import ceiling, eventually, standstills
 from queues import Queue
-from servers import ShoalProcess
 from share_worker import Member
 from shoal.client.client import SyncClient
+
+if TYPE_CHECKING:
+    from servers import ShoalProcess
 
 TAKEOVER_S = 1.0
 

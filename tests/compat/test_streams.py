@@ -11,8 +11,8 @@ import signal
 import subprocess
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import kafka_tools
 import pytest
@@ -22,6 +22,9 @@ from conditions import eventually
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from shoal.protocol.api import ApiKey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
 
 pytestmark = pytest.mark.java
 

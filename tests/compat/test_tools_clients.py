@@ -6,11 +6,14 @@ import re
 import subprocess
 import uuid
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from conditions import ceiling, eventually
 from kafka_tools import KafkaTools, command, events, objects
-from servers import ShoalProcess
+
+if TYPE_CHECKING:
+    from servers import ShoalProcess
 
 pytestmark = pytest.mark.java
 
@@ -193,6 +196,7 @@ def test_kafka_dump_log_of_the_brokers_directories(
             capture_output=True, text=True, timeout=180, check=True,
         )  # fmt: skip
         assert expected in done.stdout, (decoder, done.stdout[-2000:])
-        assert "isvalid: true" in done.stdout and "isvalid: false" not in done.stdout
+        assert "isvalid: true" in done.stdout
+        assert "isvalid: false" not in done.stdout
         for fault in ("Could not", "mismatch", "Error"):
             assert fault not in done.stdout + done.stderr, (decoder, fault)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import Producer
-from kafka_tools import KafkaTools
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kafka_tools import KafkaTools
 
 pytestmark = pytest.mark.java
 
@@ -143,7 +147,8 @@ def test_offsets_records_and_directories(tools: KafkaTools, topic: str, tmp_path
     (broker,) = json.loads(said.splitlines()[-1])["brokers"]
     (directory,) = broker["logDirs"]
     sizes = {p["partition"]: p["size"] for p in directory["partitions"]}
-    assert broker["broker"] == 1 and directory["error"] is None
+    assert broker["broker"] == 1
+    assert directory["error"] is None
     assert sizes[f"{topic}-0"] > sizes[f"{topic}-1"] > sizes[f"{topic}-2"] == 0
 
     stay = {"version": 1, "partitions": [{"topic": topic, "partition": 0, "replicas": [1]}]}

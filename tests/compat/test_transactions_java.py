@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import subprocess
 import uuid
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import kafka_tools
 import pytest
 from conditions import eventually
 from confluent_kafka import Producer
 from kafka_tools import KafkaTools
-from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
 from shoal.record.batch import headers
 from shoal.record.records import build_batch, read_records
 from wireclient import WireClient
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from servers import ShoalProcess
 
 pytestmark = pytest.mark.java
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from conditions import eventually
@@ -17,9 +17,13 @@ from confluent_kafka import (
     Producer,
     TopicPartition,
 )
-from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
 from wireclient import WireClient
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from servers import ShoalProcess
 
 _names = (f"txn-{i}" for i in itertools.count())
 TIMEOUT_S = 90
@@ -192,7 +196,7 @@ def durable(start_broker: Callable[..., ShoalProcess]) -> Iterator[ShoalProcess]
     broker = start_broker()
     with WireClient(broker.bootstrap) as client:
         client.create_topic("t", 2)
-    yield broker
+    return broker
 
 
 def test_a_transaction_outlives_the_broker(durable: ShoalProcess) -> None:

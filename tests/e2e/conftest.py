@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from e2e.cluster import images
@@ -17,6 +17,9 @@ from e2e.cluster.backend import Cluster, choose
 from e2e.cluster.layout import REPOSITORY, layout_from_environment
 from e2e.release import Release
 from e2e.resources import Resources, queue_cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 #: The first test waits for the cluster, which on a bare machine compiles Kubernetes.
 TIMEOUT_S = 1200

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
 
-from e2e.resources import Resources
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from e2e.resources import Resources
 
 #: Produces until a line comes in, and fifty records more; then tells how many were sent and
 #: how many refused.
@@ -43,7 +46,8 @@ def producing(queue: Resources) -> Iterator[list[int]]:
     """A producer in the client's pod; afterwards the list holds how many were sent and failed."""
     counts: list[int] = []
     with _in_client(queue, "python3", "-c", PRODUCE) as process:
-        assert process.stdout and process.stdout.readline() == "begun\n"
+        assert process.stdout
+        assert process.stdout.readline() == "begun\n"
         yield counts
         counts.extend(map(int, process.communicate("\n", timeout=60)[0].split()))
 

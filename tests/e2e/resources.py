@@ -6,14 +6,17 @@ Tests of the product talk to it through this and never through the operator's ow
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from conditions import eventually
 from e2e.cluster import images
-from e2e.cluster.backend import Cluster
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Mapping
+
+    from e2e.cluster.backend import Cluster
 
 Manifest = dict[str, Any]
 PAUSE = "import signal; signal.pause()"

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from e2e.cluster.backend import Cluster
 from e2e.cluster.commands import run
 from e2e.promtool import promtool
 from e2e.release import CHART, KUBE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from e2e.cluster.backend import Cluster
 
 MINUTES = 40
 GROUP = 'namespace="shop",share_group="workers"'

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from conditions import eventually
 from e2e.conftest import new_namespace
 from e2e.producing import assert_taken_once, consuming, producing
-from e2e.release import Release
 from e2e.resources import Manifest, Resources, queue_cluster, queue_topic, share_group
 from e2e.test_three_brokers import BROKERS, replicas_of, wait_in_sync
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from e2e.release import Release
 
 LISTENERS = [
     {"name": "plain", "port": 9092, "type": "Internal"},

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from e2e.cluster import host, images
@@ -13,6 +13,9 @@ from e2e.cluster.backend import Cluster, choose
 from e2e.cluster.commands import wait_for
 from e2e.cluster.layout import INDEX_MAX, Layout, layout_from_environment
 from e2e.cluster.local import NODE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MANIFEST = Path(__file__).with_name("test_cluster.yaml")
 

@@ -128,7 +128,8 @@ def test_variables_of_the_pod_template_are_the_brokers_settings(queue: Resources
     seven = {"template": template("SHOAL_NUM_PARTITIONS", "7")}
     queue.patch("queuecluster/main", {"spec": {**seven, "config": {"num.partitions": "5"}}})
     said = queue.wait_reason("queuecluster/main", "ConfigTwice")
-    assert "SHOAL_NUM_PARTITIONS" in said and "num.partitions" in said
+    assert "SHOAL_NUM_PARTITIONS" in said
+    assert "num.partitions" in said
     assert broker(queue) == before
     queue.patch("queuecluster/main", {"spec": {"config": {"num.partitions": None}}})
     wait_new_broker(queue, before)

@@ -7,12 +7,16 @@ tests/spark asks Apache Kafka for.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from conditions import eventually
 from e2e.cluster import images, spark_operator
-from e2e.cluster.backend import Cluster
 from e2e.resources import Resources, queue_topic, share_consumer, share_group
 from e2e.spark_consumers import prepare, spark
+
+if TYPE_CHECKING:
+    from e2e.cluster.backend import Cluster
 
 #: A bit of the first batch on the broker's disk, past its header, so that its CRC is wrong.
 DAMAGE = """

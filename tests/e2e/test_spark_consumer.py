@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import os
 import time
+from typing import TYPE_CHECKING
 
 import pytest
 import yaml
 from conditions import eventually
 from e2e.cluster import images, spark_operator
-from e2e.cluster.backend import Cluster
 from e2e.release import NAMESPACE
 from e2e.resources import Resources, queue_topic, share_consumer, share_group
 from e2e.spark_consumers import (
@@ -30,6 +30,9 @@ from e2e.spark_consumers import (
     spark,
     state,
 )
+
+if TYPE_CHECKING:
+    from e2e.cluster.backend import Cluster
 
 #: 20 ms of work each, which would take one consumer 400 s; in CI, which has an hour for all, 160 s.
 RECORDS = 8_000 if os.environ.get("CI") else 20_000

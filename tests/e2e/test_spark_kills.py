@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from conditions import eventually
 from e2e.cluster import images, spark_operator
-from e2e.cluster.backend import Cluster
 from e2e.resources import Resources, share_consumer
 from e2e.spark_consumers import (
     SCALING,
@@ -15,6 +16,9 @@ from e2e.spark_consumers import (
     spark,
     stored,
 )
+
+if TYPE_CHECKING:
+    from e2e.cluster.backend import Cluster
 
 RECORDS = 10_000
 #: Several batches between two kills.

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from e2e.cluster import images, spark_operator
-from e2e.cluster.backend import Cluster
 from e2e.cluster.commands import wait_for
+
+if TYPE_CHECKING:
+    from e2e.cluster.backend import Cluster
 
 MANIFEST = Path(__file__).with_name("spark_application.yaml")
 ENDED = ("COMPLETED", "FAILED")

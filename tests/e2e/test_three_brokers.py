@@ -7,16 +7,20 @@ import os
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from conditions import ceiling, eventually, stopwatch
 from e2e.conftest import new_namespace
 from e2e.producing import assert_taken_once, consuming, producing
-from e2e.release import Release
 from e2e.resources import Resources, queue_cluster, queue_topic, share_group
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from e2e.release import Release
 
 READY_SECONDS_MAX = 30
 BROKER = "app.kubernetes.io/component=broker"

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from conditions import eventually
-from e2e.release import Release
 from e2e.resources import Resources, queue_cluster, queue_topic, share_group
+
+if TYPE_CHECKING:
+    from e2e.release import Release
 
 CLAIM = "pvc/data-main-broker-0"
 

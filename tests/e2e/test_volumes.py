@@ -6,12 +6,15 @@ a driver's part: volumes are file systems in the node's memory, and are made lar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 import yaml
 from conditions import eventually
 from e2e.resources import Resources, queue_cluster, queue_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def volume_name(resources: Resources) -> str:

@@ -187,7 +187,8 @@ class ConsumerGroupMachine(RuleBasedStateMachine):
             response = self.broker.heartbeat(self.now_ms, **client.fields())
         except ApiError as refused:
             assert refused.code == ErrorCode.unreleased_instance_id
-            assert owner is not None and not owner.has_left
+            assert owner is not None
+            assert not owner.has_left
             return
         assert owner is None or owner.has_left
         client.take(response)

@@ -9,18 +9,21 @@ is missing.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from log_material import NOW_MS, open_log, records
+from shoal.log.appends import Origin
 from shoal.log.compaction import ENTRY_BYTES, Step
 from shoal.log.config import LogConfig
-from shoal.log.log import Origin
 from shoal.log.memory import MemoryStorage
 from shoal.record.control import build_marker
 from shoal.record.records import build_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 KEYS = st.sampled_from([b"a", b"b", b"c", b"d", b"a-long-key-of-many-bytes"])
 VALUES = st.none() | st.binary(max_size=12)

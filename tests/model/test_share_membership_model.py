@@ -188,7 +188,8 @@ class ShareMembershipMachine(RuleBasedStateMachine):
             self.receive(client)
         there = any(self.counts.get(t) for t in topics)
         if self.broker.works and there:
-            assert client.token is None and client.assigned
+            assert client.token is None
+            assert client.assigned
 
     @precondition(lambda self: self.clients)
     @rule(data=st.data(), topics=st.frozensets(st.sampled_from(NAMES), min_size=1))

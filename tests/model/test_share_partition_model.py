@@ -277,7 +277,8 @@ class ShareMachine(RuleBasedStateMachine):
         limit = self.settings.delivery_count_limit
         previous = wanted_from - 1
         for first, last, count in got.records:
-            assert first > previous and last >= first
+            assert first > previous
+            assert last >= first
             previous = last
             for offset in range(first, last + 1):
                 entry = self.twin[offset]
@@ -527,7 +528,8 @@ class ShareMachine(RuleBasedStateMachine):
             for offset, record in enumerate(self.records):
                 self.store.replay(record, Replayed(offset, 0))
         state, change = self.store.read(self.now_ms, KEY, 0)
-        assert state is not None and change.refusal is None
+        assert state is not None
+        assert change.refusal is None
         self.share = SharePartition.load(
             state.start_offset,
             state.batches,

@@ -11,7 +11,7 @@ reads are so short that they rarely get through a batch.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
@@ -20,7 +20,6 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from share_leaders import LogLeader
 from shoal.coordinator.share import compiled, fetch_limit
 from shoal.coordinator.share.acquisition import Wanted
-from shoal.coordinator.share.backoff import Backoff
 from shoal.coordinator.share.key_holders import hold_keys
 from shoal.coordinator.share.settings import SelectionPolicy, ShareSettings
 from shoal.coordinator.share.states import AcknowledgeType
@@ -40,6 +39,9 @@ from test_share_partition_model import (
     Entry,
     ShareMachine,
 )
+
+if TYPE_CHECKING:
+    from shoal.coordinator.share.backoff import Backoff
 
 POLICIES = st.builds(
     SelectionPolicy,
@@ -370,11 +372,13 @@ class SelectionMachine(ShareMachine):
 
     def _check_chosen(self, member, got, max_records, held, ready) -> None:
         chosen = [o for first, last, _ in got.records for o in range(first, last + 1)]
-        assert chosen == sorted(set(chosen)) and len(chosen) == got.total <= max_records
+        assert chosen == sorted(set(chosen))
+        assert len(chosen) == got.total <= max_records
         for first, last, count in got.records:
             for offset in range(first, last + 1):
                 entry = self.twin[offset]
-                assert entry.state is AVAILABLE and entry.count + 1 == count
+                assert entry.state is AVAILABLE
+                assert entry.count + 1 == count
                 assert count <= self.settings.delivery_count_limit
                 if count == self.settings.delivery_count_limit > 2:
                     assert got.total == 1, "a last attempt is made alone"

@@ -106,7 +106,8 @@ class Group:
             assert {counts[tp] for tp in partitions} == {-(-len(takers) // len(partitions))}
             sizes = Counter(m for m, _ in here)
             found = [sizes[m] for m in takers]
-            assert max(found) - min(found) <= 1 and min(found) >= 1
+            assert max(found) - min(found) <= 1
+            assert min(found) >= 1
 
 
 @given(seed=st.integers(0, 2**32), homogeneous=st.booleans())
@@ -129,7 +130,8 @@ def test_random_changes_keep_the_rules(seed, homogeneous):
                 group.check_pairs()
             group.check_balance()
             settled, changes = group.pairs(), group.assignment.changes
-            assert group.assignment.settle(1) and group.assignment.changes == changes
+            assert group.assignment.settle(1)
+            assert group.assignment.changes == changes
             # SimpleAssignment that are built from what members hold keep all of it.
             held = {m: MemberSpec(t, group.assignment.of(m)) for m, t in group.members.items()}
             again = SimpleAssignment(held, group.partitions)

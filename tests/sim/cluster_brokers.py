@@ -8,14 +8,18 @@ it is unhealthy.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from shoal.server import process as broker_process
-from shoal.server.broker import Broker
 from shoal.server.config import BrokerConfig, resolve
 from sim.cluster_kernel import Kernel, Process, Violation
 from sim.cluster_machine import Machine, SimSystem
 from sim.cluster_network import Network
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from shoal.server.broker import Broker
 
 PORT, CONTROLLER_PORT = 9092, 9093
 #: Timeouts are shorter than the defaults, so that a run of seconds has all that they cause.

@@ -12,9 +12,8 @@ import asyncio
 import contextlib
 import random
 import struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shoal.client.client import Client
 from shoal.client.cluster import Cluster, TopicPartition
 from shoal.client.errors import ClientError, KafkaError, expect, transient
 from shoal.client.groups import CommittedOffset, commit_body
@@ -23,8 +22,11 @@ from shoal.protocol.errors import ErrorCode
 from sim.cluster_clients import GROUP, PARTITIONS, RETRIED_S, TOPIC, Workload, wait
 from sim.cluster_histories import ClassicHistory, GroupOffsets
 from sim.cluster_kernel import Violation
-from sim.cluster_owners import Owners
 from sim.cluster_requests import ask_coordinator
+
+if TYPE_CHECKING:
+    from shoal.client.client import Client
+    from sim.cluster_owners import Owners
 
 CLASSICS = "classics"
 SESSION_MS, REBALANCE_MS, HEARTBEAT_S = 3_000, 3_000, 0.5

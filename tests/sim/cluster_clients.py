@@ -23,16 +23,16 @@ from shoal.client.settings import Settings
 from shoal.client.topics import NewTopic
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
-from sim.cluster_brokers import BrokerMachine, SimCluster
 from sim.cluster_histories import ClassicHistory, Histories
 from sim.cluster_ledger import Ledger
 from sim.cluster_logs_checker import LogsChecker
-from sim.cluster_machine import Machine
 from sim.cluster_owners import Owners
 from sim.cluster_shares import Record, ShareHistory
 from sim.cluster_shares_checker import SharesChecker
 
 if TYPE_CHECKING:
+    from sim.cluster_brokers import BrokerMachine, SimCluster
+    from sim.cluster_machine import Machine
     from sim.cluster_queues import Queues
 
 TOPIC, GROUP, SHARE_GROUP = "orders", "readers", "workers"

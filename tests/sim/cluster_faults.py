@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from typing import TYPE_CHECKING
 
-from sim.cluster_brokers import BrokerMachine
 from sim.cluster_clients import PARTITIONS, TOPIC, Workload, reassignment, voter
-from sim.cluster_machine import Machine
 from sim.cluster_network import RESET
+
+if TYPE_CHECKING:
+    from sim.cluster_brokers import BrokerMachine
+    from sim.cluster_machine import Machine
 
 End = Callable[[], None]
 Fault = Callable[["Workload", Random], End]

@@ -20,10 +20,14 @@ time it began at and the time its answer came.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from sim.cluster_kernel import Violation
-from sim.cluster_shares import Record, Where
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from sim.cluster_shares import Record, Where
 
 
 class GroupOffsets:

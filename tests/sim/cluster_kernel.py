@@ -19,8 +19,10 @@ import heapq
 import random
 from asyncio import events
 from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
 
 #: Simulated seconds since the machine was switched on, and since 1970, when a run begins.
 START_S = 1_000.0

@@ -18,10 +18,13 @@ and a share group that is read-committed examines it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from sim.cluster_kernel import Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 Where = tuple[str, int]
 #: A record that was read, and its offset.

@@ -13,16 +13,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.log.log import Log
 from shoal.metadata.names import METADATA_TOPIC
 from shoal.record.batch import BatchHeader, headers
 from shoal.record.control import ControlType, read_marker
-from shoal.replication.partition import Partition
-from sim.cluster_brokers import BrokerMachine, SimCluster
 from sim.cluster_kernel import Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.log.log import Log
+    from shoal.replication.partition import Partition
+    from sim.cluster_brokers import BrokerMachine, SimCluster
 
 _READ_BYTES = 1 << 20
 Where = tuple[str, int]

@@ -7,8 +7,7 @@ the sockets, the clocks, the random numbers and the log lines of the simulation.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from shoal.client.environment import Environment
@@ -16,6 +15,9 @@ from shoal.log.memory import MemoryStorage
 from shoal.server.system import System
 from sim.cluster_kernel import Kernel, Process
 from sim.cluster_network import FIN, RESET, Host, ListenSocket, Network
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 #: What a disk takes for a sync, in seconds, from a good one to a busy one.
 SYNC_S = (0.0005, 0.004)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from shoal.coordinator.contract import Result
 from shoal.coordinator.group.classic import ClassicGroup
 from shoal.coordinator.group.consumer_group import ConsumerGroup
 from shoal.coordinator.group.offsets import Offsets
@@ -14,12 +13,15 @@ from shoal.coordinator.share.share_partition import SharePartition
 from shoal.coordinator.share.state_store import Change, ShareStateShard
 from shoal.log.producers import ProducerStates, WrittenBatch
 from shoal.protocol.errors import ErrorCode
-from shoal.record.batch import BatchHeader
 from shoal.replication.partition import Partition
 from shoal.server.share.leader import ShareLeader
 from shoal.transaction.shard import TransactionShard, Writer
 from sim.cluster_share_mutants import SHARE_MUTANTS
 from sim.replica_mutants import commits_by_itself
+
+if TYPE_CHECKING:
+    from shoal.coordinator.contract import Result
+    from shoal.record.batch import BatchHeader
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 

@@ -13,10 +13,12 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.api import ApiKey
-from sim.cluster_kernel import Kernel, Process
+
+if TYPE_CHECKING:
+    from sim.cluster_kernel import Kernel, Process
 
 #: What a sender's and a receiver's socket buffer hold, in bytes.
 SOCKET_BYTES = 256 << 10

@@ -13,9 +13,12 @@ and began anew with epoch 1 in between.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
 
 from sim.cluster_kernel import Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
 
 
 class Hold:

@@ -8,8 +8,7 @@ anew with `init`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.client.cluster import GROUP, TRANSACTION, Cluster, TopicPartition
 from shoal.client.errors import STALE_METADATA, ClientError, KafkaError
@@ -17,6 +16,9 @@ from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record.records import build_batch
 from sim.cluster_requests import ask_coordinator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 
 class TransactionalProducer:

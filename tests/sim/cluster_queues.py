@@ -6,23 +6,26 @@ records in flight, ask for many, and wait long for them. Records come in bursts,
 
 from __future__ import annotations
 
-import asyncio
 import random
-from collections.abc import AsyncIterator, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
 from shoal.client.configs import ConfigChange, Resource, ResourceType
 from shoal.client.errors import KafkaError, expect
 from shoal.client.topics import NewTopic
 from shoal.coordinator.share.dead_letters import PREFIX
 from shoal.protocol.errors import ErrorCode
-from shoal.record.records import Record as StoredRecord
 from sim.cluster_clients import Workload, wait
 from sim.cluster_kernel import Violation
 from sim.cluster_share_clients import Ways, Worker
 from sim.cluster_shares import Letter, Record, ShareHistory
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import AsyncIterator, Iterable
+
+    from shoal.client.client import Client
+    from shoal.record.records import Record as StoredRecord
 
 JOBS, LETTERS, SORTERS, HOARDERS = "jobs", "dlq.jobs", "sorters", "hoarders"
 #: The sorters' delivery limit, and the hoarders'; how many records those may have in flight.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.client.cluster import GROUP, Cluster
 from shoal.client.errors import STALE_COORDINATOR, ClientError, KafkaError
-from shoal.protocol.api import ApiKey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from shoal.protocol.api import ApiKey
 
 
 def _code(answer: Any) -> int:

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from seeding import DRAWN_FROM
 from sim import cluster_classic as classic
@@ -23,6 +22,9 @@ from sim.cluster_brokers import SimCluster
 from sim.cluster_clients import Workload
 from sim.cluster_faults import FAULTS, End
 from sim.cluster_kernel import Kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 #: Between two looks at all brokers.
 LOOK_S = 0.1

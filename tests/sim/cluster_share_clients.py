@@ -4,9 +4,8 @@ are; and who asks for a group's lag all along."""
 from __future__ import annotations
 
 import random
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.client.client import Client
 from shoal.client.errors import ClientError, KafkaError, expect
 from shoal.client.share import (
     Acknowledgement,
@@ -19,6 +18,9 @@ from shoal.client.share import (
 from shoal.protocol.errors import ErrorCode
 from sim.cluster_clients import PARTITIONS, Workload, wait
 from sim.cluster_shares import Delivery, Record, ShareHistory, Where
+
+if TYPE_CHECKING:
+    from shoal.client.client import Client
 
 #: A refusal by one of these tells that the acknowledgement was not taken; of others nobody knows.
 _NOT_TAKEN = (

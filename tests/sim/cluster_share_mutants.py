@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pytest
 from shoal.coordinator.share import acquisition, records, selection
 from shoal.coordinator.share.locks import Lock
 from shoal.coordinator.share.share_partition import SharePartition, StateBatch
@@ -16,6 +14,11 @@ from shoal.server.share import group_settings
 from shoal.server.share.dead_letters import DeadLetters
 from shoal.server.share.service import ShareService
 from sim.cluster_shares import LOCK_S
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pytest
 
 #: How much earlier or later than promised a lock may expire.
 _ASTRAY_MS = 1_500

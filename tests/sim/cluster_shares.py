@@ -27,11 +27,13 @@ or the end of its time ends its lock.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from sim.cluster_kernel import Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
 
 Record = tuple[str, int, int]
 Where = tuple[str, int]

@@ -15,23 +15,26 @@ only reads: the windows of share partitions in memory, every so often, and the c
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
-from uuid import UUID
+from typing import TYPE_CHECKING, Any
 
 from shoal.coordinator.contract import Record as StateRecord
 from shoal.coordinator.share.records import RecordType, ShareKey, decode, state_batches
-from shoal.coordinator.share.share_partition import SharePartition
 from shoal.coordinator.share.state_store import NONE
 from shoal.coordinator.share.states import ACQUIRED, AVAILABLE, is_terminal
-from shoal.record.batch import BatchHeader
 from shoal.record.records import read_records
-from shoal.server.broker import Broker
 from shoal.server.share.leader import Phase, ShareLeader
 from shoal.server.share.state_coordinator import TOPIC as STATES
-from sim.cluster_brokers import BrokerMachine, SimCluster
 from sim.cluster_kernel import Violation
-from sim.cluster_logs_checker import LogsChecker
 from sim.cluster_shares import Hold, Record, ShareHistory, Where
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from shoal.coordinator.share.share_partition import SharePartition
+    from shoal.record.batch import BatchHeader
+    from shoal.server.broker import Broker
+    from sim.cluster_brokers import BrokerMachine, SimCluster
+    from sim.cluster_logs_checker import LogsChecker
 
 #: Deliveries of one record that may get lost, so that no member has seen any of them.
 UNSEEN_MAX = 20

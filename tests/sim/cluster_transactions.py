@@ -11,11 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shoal.client.client import Client
 from shoal.client.cluster import Cluster, TopicPartition
 from shoal.client.configs import ConfigChange, Resource, ResourceType
 from shoal.client.errors import ClientError, KafkaError, check, expect
@@ -28,6 +26,11 @@ from sim.cluster_clients import PARTITIONS, TOPIC, Workload, wait
 from sim.cluster_ledger import Transaction, value_of
 from sim.cluster_producer import TransactionalProducer
 from sim.cluster_requests import ask_coordinator
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from shoal.client.client import Client
 
 LEDGER, PROCESSORS, EXAMINERS = "ledger", "processors", "examiners"
 _LEDGER = [TopicPartition(LEDGER, index) for index in range(PARTITIONS)]

@@ -7,13 +7,11 @@ records are committed in the same epoch. A new leader begins with what its log h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 from zlib import crc32
 
 from shoal.metadata import controller, topics
-from shoal.metadata.controller import Decision
 from shoal.metadata.delta import apply
 from shoal.metadata.image import BrokerImage, Endpoint, MetadataImage
 from shoal.metadata.records import MetadataRecord, decode, encode
@@ -23,6 +21,11 @@ from shoal.record.records import build_batch
 from sim.quorum_checker import Violation
 from sim.quorum_cluster import Cluster
 from sim.quorum_node import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    from shoal.metadata.controller import Decision
 
 BROKERS = (101, 102, 103)
 
@@ -69,7 +72,8 @@ class MetadataNode(Node):
         epoch, head = self.live().epoch, self._head
         assert head is not None
         effects = self.step(Propose(batch))
-        assert effects is not None and effects.proposed is not None
+        assert effects is not None
+        assert effects.proposed is not None
         self._head, _ = apply(head, records, offset=effects.proposed, epoch=epoch)
         return effects.proposed
 

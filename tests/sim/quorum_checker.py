@@ -14,14 +14,15 @@ same_state               who has applied the same offsets is in the same state
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.quorum.voters import ReplicaKey, VoterSet
 from shoal.record.batch import headers
 from shoal.record.records import read_records
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator
+
+    from shoal.quorum.voters import ReplicaKey, VoterSet
     from sim.quorum_node import Node
 
 

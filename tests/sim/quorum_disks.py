@@ -6,6 +6,8 @@ place of the voter that it was: `server/cluster/voter_update.py` without its wir
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from shoal.quorum.events import Received
 from shoal.quorum.messages import (
     AddRaftVoterRequest,
@@ -16,7 +18,9 @@ from shoal.quorum.messages import (
 )
 from sim.quorum_checker import Violation
 from sim.quorum_cluster import CLIENT, FAULTS, LIVENESS_MS, Cluster, torment
-from sim.quorum_node import Node
+
+if TYPE_CHECKING:
+    from sim.quorum_node import Node
 
 #: How often a node looks whether it has something to tell.
 INTERVAL_MS = 300

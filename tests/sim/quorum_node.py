@@ -8,7 +8,6 @@ its place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 from zlib import crc32
@@ -16,7 +15,6 @@ from zlib import crc32
 from shoal.log.config import LogConfig
 from shoal.log.log import Log
 from shoal.log.memory import MemoryStorage
-from shoal.log.syncs import Sync
 from shoal.quorum.events import (
     Effects,
     Event,
@@ -40,6 +38,9 @@ from shoal.record.batch import headers
 from shoal.record.records import build_batch, read_records
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterator, Sequence
+
+    from shoal.log.syncs import Sync
     from sim.quorum_cluster import Cluster
 
 DIRECTORY = "data/__cluster_metadata-0"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.log.log import Log
 from shoal.record.batch import headers
 from shoal.record.records import read_records
-from shoal.replication.partition import Partition
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shoal.log.log import Log
+    from shoal.replication.partition import Partition
 
 
 class Violation(AssertionError):

@@ -7,13 +7,16 @@ brings what a broker has not heard. The controller of the broker is proven in `m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.protocol.errors import ErrorCode
-from shoal.replication.leadership import AlterPartition
-from sim.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shoal.replication.leadership import AlterPartition
+    from sim.world import World
 
 SESSION_MS = 900
 NO_LEADER = -1

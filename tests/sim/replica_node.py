@@ -3,7 +3,6 @@ real partitions and fetchers, and a shell that is the broker's in small."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,7 +15,6 @@ from shoal.log.memory import MemoryStorage
 from shoal.log.producers import BATCHES_MAX
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import read_header
-from shoal.replication.leadership import AlterPartition
 from shoal.replication.partition import Partition, ReplicaFetch, ReplicaFetched
 from shoal.replication.replica_fetcher import (
     FetchOutcome,
@@ -29,6 +27,9 @@ from sim.replica_checker import Violation, batches
 from sim.replica_controller import Image
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.replication.leadership import AlterPartition
     from sim.replica_cluster import ReplicaCluster
 
 TOPIC = "t"

@@ -7,15 +7,18 @@ hundreds, or never.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.protocol.errors import ErrorCode
 from shoal.record.records import build_batch
-from shoal.replication.partition import Partition
 from sim.replica_cluster import CLIENT, LIVENESS_MS, ReplicaCluster
-from sim.replica_controller import Registered
 from sim.replica_node import LAG_TIME_MAX_MS, REQUEST_TIMEOUT_MS, Produce
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.replication.partition import Partition
+    from sim.replica_controller import Registered
 
 #: How long one step of a scene may take.
 STEP_MS = 5_000

@@ -7,9 +7,7 @@ time, each from a machine of its own that reaches all of them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from typing import Any
-from uuid import UUID
+from typing import TYPE_CHECKING, Any
 
 from shoal.client.client import Client
 from shoal.client.connection import connect
@@ -18,11 +16,16 @@ from shoal.client.settings import Settings
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record.records import build_batch
-from shoal.replication.partition import Partition
 from shoal.server.cluster_config import Listeners
 from shoal.server.handlers import HANDLERS
 from sim.cluster_brokers import CONTROLLER_PORT, PORT, BrokerMachine, SimCluster
 from sim.cluster_kernel import Kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+    from uuid import UUID
+
+    from shoal.replication.partition import Partition
 
 #: Ends what hangs, in simulated seconds.
 LIMIT_S = 120.0

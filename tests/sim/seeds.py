@@ -7,12 +7,14 @@ import gc
 import multiprocessing
 import os
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 from seeding import drawn_seeds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 E = TypeVar("E", bound=AssertionError)
 #: Seeds that a process is given at a time.

@@ -13,9 +13,7 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from sim.cluster_faults import FAULTS
@@ -23,6 +21,10 @@ from sim.cluster_kernel import Violation
 from sim.cluster_mutants import MUTANTS
 from sim.cluster_run import PARTS, of_seed, shown, simulate, try_seed
 from sim.seeds import chosen, chunked, find, one_seed, run_in, workers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from concurrent.futures import ProcessPoolExecutor
 
 EOS = ("transactions",)
 RECORDED, DRAWN = (300, 700) if os.environ.get("CI") else (5, 15)

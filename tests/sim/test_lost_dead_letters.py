@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pytest
 from shoal.client.configs import ConfigChange, Resource, ResourceType
 from shoal.client.share import Acknowledgement, AcknowledgeType
 from shoal.protocol.api import ApiKey
@@ -13,6 +12,9 @@ from shoal.record.records import read_records
 from shoal.replication.partition import Partition, ReplicaFetched
 from sim.cluster_clients import wait
 from sim.scenes import Asked, scene
+
+if TYPE_CHECKING:
+    import pytest
 
 DLQ, LETTERS = "errors.deadletterqueue", "dlq.work"
 
@@ -60,7 +62,8 @@ def test_a_letter_that_is_lost_with_its_leader_is_written_again(
         cluster.produce(1, work_id).result()
         rejected = Asked(cluster, reject)
         first, second = (cluster.cluster.brokers[id].broker for id in (1, 2))
-        assert first is not None and second is not None
+        assert first is not None
+        assert second is not None
         written = first.partitions.by_name(LETTERS, 0)
         assert written is not None
         cluster.until(lambda: written.log.log_end_offset == 1, "a letter")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
-from shoal.metadata.image import MetadataImage
 from sim.metadata_cluster import MetadataCluster, MetadataNode
 from sim.quorum_checker import Violation
 from sim.quorum_cluster import torment
+
+if TYPE_CHECKING:
+    from shoal.metadata.image import MetadataImage
 
 
 def test_all_nodes_come_to_the_image_that_clients_were_told() -> None:

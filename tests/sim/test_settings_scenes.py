@@ -38,7 +38,9 @@ def test_produces_that_wait_for_a_coordinator_are_bounded() -> None:
         late = cluster.produce(id, plain, acks=1)
         metadata = cluster.ask(id, ApiKey.METADATA, {"topics": None})
         metadata.result()
-        assert metadata.after_s < SOON_S and not late.done and broker.request_limits.waiting == 1
+        assert metadata.after_s < SOON_S
+        assert not late.done
+        assert broker.request_limits.waiting == 1
         held.result()
         assert held.after_s < WRITE_TIMEOUT_S + SOON_S
         assert not late.result().responses[0].partition_responses[0].error_code

@@ -9,7 +9,10 @@ from __future__ import annotations
 import hashlib
 import heapq
 import random
-from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 #: Every run starts at this time, in milliseconds.
 START_MS = 1_000_000

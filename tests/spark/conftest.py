@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,8 @@ from servers import ShoalProcess
 from shoal.client.client import SyncClient
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from pyspark.sql import SparkSession
 
 HERE = Path(__file__).parent

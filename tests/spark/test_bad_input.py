@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,14 +18,16 @@ from confluent_kafka.admin import (
 )
 from kafkas import KafkaProcess
 from queues import Queue
-from servers import ShoalProcess
 from shoal.client.client import SyncClient
 from shoal.client.cluster import TopicPartition
 from shoal.client.errors import expect
 from streams import QUERY_TIMEOUT_S, Stream
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import SparkSession
+    from servers import ShoalProcess
 
 MakeQueue = Callable[..., Queue]
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from shoal_spark.demo.local import missing
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.timeout(400)

@@ -7,15 +7,18 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import spark_cluster
 from conditions import eventually
-from queues import Queue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from queues import Queue
 
 PROGRAM = Path(spark_cluster.__file__)
 WAIT_S = 180.0

@@ -8,19 +8,20 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
 from conditions import eventually
-from queues import Queue
-from shoal.client.client import SyncClient
 from shoal_spark.options import BOOTSTRAP
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
     from pyspark.sql import SparkSession
+    from queues import Queue
+    from shoal.client.client import SyncClient
 
 JOBS = Path(__file__).resolve().parents[2] / "spark_operator_jobs" / "jobs"
 
@@ -32,7 +33,8 @@ def job(name: str) -> ModuleType:
     if str(JOBS) not in sys.path:
         sys.path.append(str(JOBS))  # as that of a main program
     spec = importlib.util.spec_from_file_location(f"job_{name}", JOBS / f"{name}.py")
-    assert spec and spec.loader
+    assert spec
+    assert spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
@@ -189,7 +191,8 @@ def test_billing(
     rows = registered(registry)
     assert len(rows) == 96
     for _, number, total, pdf in rows:
-        assert pdf.startswith(b"%PDF-1.4") and pdf.endswith(b"%%EOF\n")
+        assert pdf.startswith(b"%PDF-1.4")
+        assert pdf.endswith(b"%%EOF\n")
         table = int(pdf.split(b"startxref\n")[1].split()[0])
         places = [int(line[:10]) for line in pdf[table:].splitlines()[3:8]]
         assert [pdf[at : at + 8] for at in places] == [b"%d 0 obj\n" % n for n in range(1, 6)]
@@ -214,7 +217,8 @@ def test_a_dead_letter_is_billed_once_it_is_redriven(
     run("billing", *words, "--lines-max", 3)
     queue.drained()
     rejected = sum(one["rejected"] for one in batches_told(capfd))
-    assert rejected and len(registered(registry)) == 40 - rejected
+    assert rejected
+    assert len(registered(registry)) == 40 - rejected
 
     def dead() -> int:
         return len(values(queue.client, letters))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +13,9 @@ from queues import Queue
 from shoal.client.client import SyncClient
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
     from pyspark.sql import SparkSession
 
 RECORDS, BATCH, PARTITIONS = 1_500, 100, 2

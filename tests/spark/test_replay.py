@@ -6,16 +6,17 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import spark_query
-from queues import Queue
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from pyspark.sql import SparkSession
+    from queues import Queue
 
 PROGRAM = Path(spark_query.__file__)
 RUN_TIMEOUT_S = 180

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,6 +22,8 @@ from shoal.client.share import Acknowledgement, AcknowledgeType, ShareSession
 from streams import QUERY_TIMEOUT_S, Stream, running
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import DataFrame, SparkSession
 
 MakeQueue = Callable[..., Queue]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +11,8 @@ from shoal_spark.options import BOOTSTRAP
 from streams import QUERY_TIMEOUT_S, Stream
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import SparkSession
 
 MakeQueue = Callable[..., Queue]

@@ -17,7 +17,8 @@ def test_the_page_shows_the_run_that_it_names(path: Any) -> None:
 def test_every_table_of_figures_names_a_run() -> None:
     text = pages.PAGE.read_text()
     named = text.count("<!-- run: ")
-    assert named == len(pages.TITLES) and len(pages._TABLE.findall(text)) == named
+    assert named == len(pages.TITLES)
+    assert len(pages._TABLE.findall(text)) == named
 
 
 def found_of(results: Results) -> dict[str, Any]:
@@ -55,7 +56,8 @@ def test_a_failed_load_says_so_and_shows_no_figure() -> None:
         results.add("produce", side, {"rate": 100})
         results.add("consume", side, {"rate": 100})
     results.fail("produce", "kafka", "1 of 2 records are acknowledged\n| and more")
-    assert results.failed and results.has_failed("produce")
+    assert results.failed
+    assert results.has_failed("produce")
     document = found_of(results)
     table = pages.summary(document, "x")
     assert "| produce |  |  |  |  |  | failed |" in table
@@ -68,7 +70,9 @@ def test_publishing_a_run_points_the_page_at_it() -> None:
     document = found_of(Results())
     moved = pages.point_at(page, "one-broker", "2026-01-02-one-broker")
     rendered = pages.render(moved, {"2026-01-02-one-broker": document})
-    assert "old" not in rendered and "Run of 2026-01-02" in rendered
-    assert rendered.startswith("before\n") and rendered.endswith("<!-- end -->\nafter\n")
+    assert "old" not in rendered
+    assert "Run of 2026-01-02" in rendered
+    assert rendered.startswith("before\n")
+    assert rendered.endswith("<!-- end -->\nafter\n")
     with pytest.raises(SystemExit, match="has no table of queues"):
         pages.point_at(page, "queues", "2026-01-02-queues")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from shoal.server.config import BrokerConfig, InvalidConfig, resolve
 from shoal.server.host import broker_slots
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 QUORUM = "10@one:9092,20@two:9092,30@three:9092"
 

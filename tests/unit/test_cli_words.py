@@ -29,7 +29,8 @@ def test_times() -> None:
     assert timestamps.timestamp("2026-01-31T12:00") == local
     assert timestamps.duration_ms("1.5s") == 1_500
     assert timestamps.duration_ms("P1DT2H") == 26 * 3_600_000
-    assert timestamps.duration_ms("soon") is None and timestamps.duration_ms("P") is None
+    assert timestamps.duration_ms("soon") is None
+    assert timestamps.duration_ms("P") is None
     with pytest.raises(Failed, match="'soon' is not a time"):
         timestamps.timestamp("soon")
 
@@ -52,8 +53,10 @@ def test_record_formats() -> None:
 def test_cells() -> None:
     values: list[object] = [None, True, 1.25, {}, {"a": 1}, (1, 2), []]
     assert [cell(v) for v in values] == ["-", "yes", "1.2", "-", "a=1", "1,2", "-"]
-    assert text_or_hex(b"\xff\x00") == "0xff00" and text_or_hex(b"a\x00") == "0x6100"
-    assert text_or_hex("zwölf\n".encode()) == "zwölf\n" and text_or_hex(None) is None
+    assert text_or_hex(b"\xff\x00") == "0xff00"
+    assert text_or_hex(b"a\x00") == "0x6100"
+    assert text_or_hex("zwölf\n".encode()) == "zwölf\n"
+    assert text_or_hex(None) is None
     assert when(-1) is None
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
@@ -18,6 +17,9 @@ from shoal.client.fetcher import Isolation
 from shoal.client.membership import LEAVE_MS, Membership
 from shoal.client.share import ShareMembership
 from shoal.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
 
 TOPIC = UUID(int=7)
 
@@ -125,7 +127,8 @@ def test_a_member_leaves_though_its_coordinator_has_moved(kind: str) -> None:
         await member._beat()
         cluster.refusals = [ErrorCode.not_coordinator, ErrorCode.coordinator_load_in_progress]
         await member.leave()
-        assert cluster.forgotten == 2 and member.member_epoch == 0
+        assert cluster.forgotten == 2
+        assert member.member_epoch == 0
         assert 0 < cluster.pause_ms_max <= LEAVE_MS // 10, "a coordinator that comes late is found"
         # Who has been put out meanwhile has left.
         await member._beat()
@@ -174,7 +177,8 @@ def test_a_member_that_was_put_out_commits_nothing_of_what_it_had(when: str) -> 
         try:
             await consumer.commit()
         except KafkaError as error:
-            assert error.code == ErrorCode.fenced_member_epoch and when != "never"
+            assert error.code == ErrorCode.fenced_member_epoch
+            assert when != "never"
         return cluster.bodies
 
     assert len(asyncio.run(main())) == (when == "never")

@@ -53,7 +53,8 @@ def after(image: MetadataImage, entity: list[Pair], **values: float | None) -> M
 def test_invalid_quotas_are_refused(entity: list[Pair], values: dict[str, float]) -> None:
     decision = alter(MetadataImage(), [QuotaChange(entity, list(values.items()))])
     ((code, message),) = decision.response
-    assert code is ErrorCode.invalid_request and message
+    assert code is ErrorCode.invalid_request
+    assert message
     assert not decision.records
 
 

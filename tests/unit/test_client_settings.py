@@ -38,7 +38,8 @@ def test_java_properties() -> None:
     ).security
     assert (security.protocol, security.mechanism) == ("SASL_SSL", "SCRAM-SHA-512")
     assert (security.username, security.password) == ("ann", 'a"b;c=d')
-    assert security.ca == "/ca.pem" and not security.check_hostname
+    assert security.ca == "/ca.pem"
+    assert not security.check_hostname
 
 
 def test_librdkafka_properties() -> None:
@@ -53,7 +54,8 @@ def test_librdkafka_properties() -> None:
             "request.timeout.ms": "500",
         },
     )
-    assert settings.client_id == "me" and settings.request_timeout_ms == 500
+    assert settings.client_id == "me"
+    assert settings.request_timeout_ms == 500
     assert (settings.security.username, settings.security.password) == ("ann", "pw")
     assert settings.security.tls is None
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
@@ -35,6 +34,9 @@ from shoal.coordinator.share.states import (
 from shoal.protocol.share import PartitionRecords, write_fetch
 from shoal.record.batch import check_crc, headers
 from shoal.record.records import build_batch, read_records
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
@@ -44,6 +44,9 @@ from shoal.server.node import Node
 from shoal.server.replication.quotas import FOLLOWER, ReplicationQuota
 from shoal.server.share import group_settings
 from unit.test_share_membership import Share
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def image(static: dict[str, str], **own: dict[str, str]) -> MetadataImage:
@@ -210,7 +213,8 @@ def test_samples_of_throttled_replication(node: Node) -> None:
         while not quota.available_bytes(1_000_000 + ms):
             ms += 100
         waits[size, num] = (room, ms)
-    assert waits["1", "11"][0] == 1_000 and waits["3", "11"][0] == 3_000
+    assert waits["1", "11"][0] == 1_000
+    assert waits["3", "11"][0] == 3_000
     assert waits["1", "2"][1] < waits["1", "11"][1]
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import uvloop
@@ -18,6 +17,10 @@ from shoal.server.config import resolve
 from shoal.server.network.api import Answer, Api, Body, Request
 from shoal.server.network.connection import PENDING_MAX
 from shoal.server.process import compose
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 VERSION = 4
 FRAME = request_frame(ApiKey.INIT_PRODUCER_ID, VERSION, {})
@@ -93,11 +96,13 @@ def test_reading_stops_while_many_requests_wait() -> None:
         handler = Handler()
         wire = Server(handler.row()).connect()
         wire.receive((PENDING_MAX + 5) * FRAME)
-        assert len(handler.due) == PENDING_MAX and wire.reading_paused
+        assert len(handler.due) == PENDING_MAX
+        assert wire.reading_paused
         for future in handler.due[: PENDING_MAX // 2 + 1]:
             future.set_result({"producer_id": 1})
         await asyncio.sleep(0)
-        assert len(handler.due) == PENDING_MAX + 5 and not wire.reading_paused
+        assert len(handler.due) == PENDING_MAX + 5
+        assert not wire.reading_paused
 
     uvloop.run(main())
 
@@ -110,7 +115,8 @@ def test_a_connection_that_is_lost_gives_up_its_requests() -> None:
         wire.receive(2 * FRAME)
         wire.close()
         assert all(future.cancelled() for future in handler.due)
-        assert not server.listener.connections and not server.listener.failures
+        assert not server.listener.connections
+        assert not server.listener.failures
 
     in_loop(test)
 
@@ -129,7 +135,8 @@ def test_bytes_that_are_no_request_close_the_connection(data: bytes, reason: str
         server = Server(AT_ONCE)
         wire = server.connect()
         wire.receive(FRAME + data)
-        assert wire.closed and len(wire.written) == 1
+        assert wire.closed
+        assert len(wire.written) == 1
         (failure,) = server.listener.failures
         assert reason in failure
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
@@ -14,25 +13,29 @@ from shoal.coordinator.contract import Reply, Result, Token
 from shoal.coordinator.group import consumer_membership, share_membership
 from shoal.coordinator.group.groups import GroupType
 from shoal.coordinator.group.modern_membership import LEAVE_EPOCH
-from shoal.coordinator.group.shard import GroupShard
 from shoal.log.config import LogConfig
 from shoal.log.log import Log
 from shoal.log.memory import MemoryStorage
 from shoal.metadata.delta import MetadataDelta
 from shoal.metadata.image import MetadataImage, PartitionImage, Scope, TopicImage
-from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.replication.partition import Partition
 from shoal.server import logs
 from shoal.server.config import resolve
 from shoal.server.coordinators.groups import TOPIC, GroupService
-from shoal.server.coordinators.service import InternalTopic
 from shoal.server.coordinators.transactions import TransactionService
 from shoal.server.metadata_cache import MetadataCache
 from shoal.server.metrics.registry import Metrics
 from shoal.server.network.purgatory import Purgatory
 from shoal.server.node import Node
 from shoal.transaction.shard import WriteMarkers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping
+
+    from shoal.coordinator.group.shard import GroupShard
+    from shoal.protocol.api import ApiKey
+    from shoal.server.coordinators.service import InternalTopic
 
 NODE_ID = 1
 TOPIC_ID = UUID(int=7)

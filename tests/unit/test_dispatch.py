@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvloop
@@ -14,7 +14,9 @@ from shoal.protocol.errors import ApiError, ErrorCode, WireError
 from shoal.server import logs
 from shoal.server.network.api import Api, Handler, Peer
 from shoal.server.network.dispatch import ControllerPort, PendingResponse
-from shoal.server.network.encoding import Buffers
+
+if TYPE_CHECKING:
+    from shoal.server.network.encoding import Buffers
 
 VERSION = 4
 

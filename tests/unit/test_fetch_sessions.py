@@ -48,7 +48,9 @@ def sessions(slots: int = 2) -> FetchSessions:
 def test_an_incremental_request_changes_the_session() -> None:
     cache = sessions()
     session, incremental, cursors = cache.begin(request(0, 0, (TOPIC, 0, 5), (OTHER, 1, 6)), 16, 0)
-    assert session is not None and session.id == 100 and not incremental
+    assert session is not None
+    assert session.id == 100
+    assert not incremental
     assert [(c.topic_id, c.fetch_offset) for c in cursors] == [(TOPIC, 5), (OTHER, 6)]
 
     session, incremental, cursors = cache.begin(request(100, 1, (TOPIC, 0, 9)), 16, 0)
@@ -81,19 +83,24 @@ def test_the_session_ends_with_its_last_partition_or_by_the_final_epoch() -> Non
     cache = sessions()
     cache.begin(request(0, 0, (TOPIC, 0, 5)), 16, 0)
     session, _, cursors = cache.begin(request(100, 1, forgotten=[(TOPIC, [0])]), 16, 0)
-    assert session is not None and not cursors and len(cache) == 0
+    assert session is not None
+    assert not cursors
+    assert len(cache) == 0
     cache.begin(request(0, 0, (TOPIC, 0, 5)), 16, 0)
     session, _, _ = cache.begin(request(101, -1, (TOPIC, 0, 5)), 16, 0)
-    assert session is None and len(cache) == 0
+    assert session is None
+    assert len(cache) == 0
 
 
 def test_a_full_cache_replaces_only_idle_sessions() -> None:
     cache = sessions(slots=1)
     cache.begin(request(0, 0, (TOPIC, 0, 5)), 16, now_ms=0)
     session, _, cursors = cache.begin(request(0, 0, (OTHER, 0, 5)), 16, now_ms=120_000)
-    assert session is None and len(cursors) == 1
+    assert session is None
+    assert len(cursors) == 1
     session, _, _ = cache.begin(request(0, 0, (OTHER, 0, 5)), 16, now_ms=120_001)
-    assert session is not None and cache.evictions_total == 1
+    assert session is not None
+    assert cache.evictions_total == 1
 
 
 def test_partitions_with_data_move_to_the_end() -> None:

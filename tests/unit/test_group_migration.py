@@ -6,8 +6,7 @@ Sentences in quotes are those of KIP-848, "Upgrade and downgrade".
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
@@ -24,6 +23,9 @@ from shoal.coordinator.group.shard import GroupShard
 from shoal.coordinator.group.topics import Catalog
 from shoal.metadata.image import MetadataImage, PartitionImage, TopicImage
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 TOPIC, TOPIC_ID = "orders", UUID(int=7)
 _TOPIC = TopicImage(TOPIC, TOPIC_ID, (PartitionImage((0,), (0,), 0, 0, 0),) * 4)

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from coordinator_sim import Simulation
@@ -30,6 +29,9 @@ from shoal.coordinator.group.offsets import CommitRequest, PartitionCommit, Topi
 from shoal.coordinator.group.settings import GroupSettings
 from shoal.coordinator.group.shard import GroupShard
 from shoal.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "group_transcripts").glob("*.txt"))
 GROUP = "g"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import uvloop
@@ -11,6 +11,9 @@ from ports import free_ports
 from shoal.server import logs
 from shoal.server.config import resolve
 from shoal.server.process import compose
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/healthz", "/readyz"])
@@ -39,4 +42,5 @@ def test_a_controller_that_is_no_broker_answers(tmp_path: Path, path: str) -> No
 
     logs.configure(json=True, level="critical")
     status, _, text = uvloop.run(main())
-    assert status == 200 and text
+    assert status == 200
+    assert text

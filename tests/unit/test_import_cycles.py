@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import shoal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 #: Modules that a cycle may have.
 LARGEST_CYCLE = 4

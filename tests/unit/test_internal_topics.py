@@ -52,7 +52,8 @@ class Cluster:
             name = self.image.topics_by_id[record.fields["topic_id"]].name
             index = record.fields["partition_id"]
             partition = self.image.partition(name, index)
-            assert partition is not None and partition.adding_replicas
+            assert partition is not None
+            assert partition.adding_replicas
         self.settle()
 
     def settle(self) -> None:

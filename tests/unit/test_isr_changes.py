@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 import pytest
@@ -21,6 +20,9 @@ from shoal.server.config import resolve
 from shoal.server.metadata_cache import MetadataCache
 from shoal.server.node import Node
 from shoal.server.replication.isr_changes import RETRY_BACKOFF_MS, IsrChanges
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
 
 TOPIC_ID = UUID(int=9)
 
@@ -52,7 +54,8 @@ class Controller:
     async def request(
         self, api_key: ApiKey, fields: Mapping[str, Any], *, timeout_ms: int | None = None
     ) -> Response:
-        assert api_key is ApiKey.ALTER_PARTITION and timeout_ms
+        assert api_key is ApiKey.ALTER_PARTITION
+        assert timeout_ms
         self.requests.append(fields)
         return self.respond(fields)
 
@@ -182,7 +185,8 @@ def test_a_stale_change_waits_for_the_image(leader: Leader) -> None:
     shrink(leader, partition)
     leader.run(lambda: len(leader.controller.requests) == 1)
     assert partition.isr == (1, 2, 3)
-    assert partition.leadership is not None and partition.leadership.proposed is not None
+    assert partition.leadership is not None
+    assert partition.leadership.proposed is not None
 
 
 def test_an_unsent_change_of_a_removed_partition_is_dropped(leader: Leader) -> None:

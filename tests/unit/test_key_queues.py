@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Callable
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -17,6 +16,9 @@ from shoal.coordinator.share import compiled
 from shoal.coordinator.share.key_queues import KeyQueues, PlainKeyQueues
 from shoal.coordinator.share.runs import Runs
 from shoal.coordinator.share.states import ACKNOWLEDGED, ACQUIRED, AVAILABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 KEYS = [1, 2, 3, 4, -(1 << 63), (1 << 63) - 1]
 

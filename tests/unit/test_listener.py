@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 import pytest
 import uvloop
@@ -13,6 +13,9 @@ from connections import LISTENER, Server
 from shoal.server import logs
 from shoal.server.network.connection_limits import ConnectionLimits
 from shoal.server.network.listener import Listener
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 
 @asynccontextmanager

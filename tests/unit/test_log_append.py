@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import errno
-from typing import Never
+from typing import TYPE_CHECKING, Never
 
 import pytest
 from log_material import NOW_MS, batch, fill, keyed, open_log, records
 from pytest import MonkeyPatch
 from shoal.log import resent, validation
+from shoal.log.appends import Origin
 from shoal.log.config import LogConfig
 from shoal.log.errors import AppendRefused, LogOffline
-from shoal.log.log import Log, Origin
 from shoal.log.memory import MemoryStorage
 from shoal.log.segment import Segment
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import assign, check_crc, headers, read_header, sign
 from shoal.record.records import build_batch, read_records
+
+if TYPE_CHECKING:
+    from shoal.log.log import Log
 
 HOUR_MS = 3_600_000
 
@@ -166,7 +169,7 @@ def test_a_coordinator_may_send_many_batches_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "config", ({}, {"compression_type": "zstd"}, {"message_timestamp_type": "LogAppendTime"})
+    "config", [{}, {"compression_type": "zstd"}, {"message_timestamp_type": "LogAppendTime"}]
 )
 def test_a_coordinators_records_stand_as_a_batch_of_theirs_would(config: dict[str, str]) -> None:
     pairs = [(b"k%d" % n, b"v" * n if n else None) for n in range(3)]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from log_material import NOW_MS, batch, compact, fill, keyed, open_log, records
+from shoal.log.appends import Origin
 from shoal.log.compaction import ENTRY_BYTES, cleanable
 from shoal.log.config import LogConfig
-from shoal.log.log import Log, Origin
 from shoal.log.memory import MemoryStorage
 from shoal.record.batch import headers
 from shoal.record.control import build_marker
+
+if TYPE_CHECKING:
+    from shoal.log.log import Log
 
 DELAY_MS = 1000
 

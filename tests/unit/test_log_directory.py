@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
@@ -10,9 +11,11 @@ from shoal.log.checkpoints import read_offsets
 from shoal.log.config import LogConfig
 from shoal.log.directory import LogDirectory
 from shoal.log.errors import DirectoryInUse
-from shoal.log.log import Log
 from shoal.log.memory import MemoryStorage
 from shoal.log.uuids import uuid_from_text, uuid_text
+
+if TYPE_CHECKING:
+    from shoal.log.log import Log
 
 ID = UUID("11111111-2222-3333-4444-555555555555")
 TOPIC_ID = UUID("aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee")
@@ -111,7 +114,8 @@ def test_a_deleted_log_is_gone_at_once_and_removed_later() -> None:
     directory = opened(storage)
     fill(with_log(directory), [batch(b"a")])
     staged = directory.delete_log("t", 0)
-    assert staged is not None and staged.endswith("-delete")
+    assert staged is not None
+    assert staged.endswith("-delete")
     assert directory.delete_log("t", 0) is None
     assert list(directory.found()) == []
     assert directory.staged_deletes() == [staged]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from log_material import DIRECTORY, NOW_MS, batch, fill, open_log, records
+from shoal.log.appends import Origin
 from shoal.log.config import LogConfig
 from shoal.log.errors import AppendRefused, OffsetOutOfRange
-from shoal.log.log import Log, Origin
 from shoal.log.memory import MemoryStorage
 from shoal.record.control import build_marker
+
+if TYPE_CHECKING:
+    from shoal.log.log import Log
 
 DAY_MS = 86_400_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvloop
 from log_material import batch, fill
@@ -14,6 +14,9 @@ from shoal.log.log import Log
 from shoal.log.slices import SLICE_SIZE_MIN, FileSlice
 from shoal.log.storage import DiskStorage
 from shoal.server.network.sendfile_writer import SendfileWriter
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def content(data: bytes | memoryview | FileSlice) -> bytes:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from shoal.log.memory import MemoryStorage
 from shoal.log.storage import DiskStorage, Storage
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.fixture(params=["disk", "memory"])
@@ -52,7 +55,8 @@ def test_names_renames_removals(root: tuple[Storage, str]) -> None:
     storage.make_directory(f"{path}/d/e")
     storage.replace_file(f"{path}/d/e/z", b"z", sync=False)
     assert storage.names(path) == ["d", "x", "y"]
-    assert storage.is_directory(f"{path}/d") and not storage.is_directory(f"{path}/x")
+    assert storage.is_directory(f"{path}/d")
+    assert not storage.is_directory(f"{path}/x")
     storage.rename(f"{path}/x", f"{path}/y")
     assert storage.read_file(f"{path}/y") == b"x"
     storage.rename(f"{path}/d", f"{path}/g")
@@ -64,7 +68,8 @@ def test_names_renames_removals(root: tuple[Storage, str]) -> None:
     storage.sync_directory(path)
     assert storage.names(path) == []
     assert storage.names(f"{path}/nowhere") == []
-    assert storage.exists(path) and not storage.exists(f"{path}/y")
+    assert storage.exists(path)
+    assert not storage.exists(f"{path}/y")
     with pytest.raises(FileNotFoundError):
         storage.rename(f"{path}/x", f"{path}/y")
     with pytest.raises(FileNotFoundError):

@@ -77,7 +77,8 @@ def test_create_makes_topic_configs_and_partitions_in_kafkas_order(image: Metada
     ]
     after = follow(image, decision)
     topic = after.topics["t"]
-    assert topic.topic_id == UUID(int=100) and after.topic_by_id(topic.topic_id) is topic
+    assert topic.topic_id == UUID(int=100)
+    assert after.topic_by_id(topic.topic_id) is topic
     partition = topic.partitions[1]
     assert (partition.replicas, partition.isr, partition.leader) == ((1,), (1,), 1)
     assert (partition.leader_epoch, partition.partition_epoch) == (0, 0)
@@ -133,7 +134,8 @@ def test_defaults_come_from_the_broker(image: MetadataImage) -> None:
 def test_refused_topics(image: MetadataImage, new: NewTopic, code: ErrorCode, part: str) -> None:
     decision = create(image, new)
     ((found, message),) = errors(decision)
-    assert found == code and part in (message or "")
+    assert found == code
+    assert part in (message or "")
     assert not decision.records
 
 
@@ -157,7 +159,8 @@ def test_names_collide_within_a_request(image: MetadataImage) -> None:
 
 def test_validate_only_makes_no_records(image: MetadataImage) -> None:
     decision = create(image, NewTopic("t", 2, 1), validate_only=True)
-    assert not decision.records and decision.response[0]["num_partitions"] == 2
+    assert not decision.records
+    assert decision.response[0]["num_partitions"] == 2
 
 
 def test_delete_takes_topic_and_configs(image: MetadataImage) -> None:
@@ -165,8 +168,10 @@ def test_delete_takes_topic_and_configs(image: MetadataImage) -> None:
     topic = image.topics["t"]
     decision = topics.delete_topics(image, [topic])
     after, change = delta.apply(image, decision.records, offset=99, epoch=1)
-    assert change.deleted == (topic,) and not change.created
-    assert "t" not in after.topics and after.topic_by_id(topic.topic_id) is None
+    assert change.deleted == (topic,)
+    assert not change.created
+    assert "t" not in after.topics
+    assert after.topic_by_id(topic.topic_id) is None
     assert (ResourceType.TOPIC, "t") not in after.configs
     assert not topics.delete_topics(after, [topic]).records
 
@@ -187,7 +192,8 @@ def test_delete_takes_topic_and_configs(image: MetadataImage) -> None:
 def test_refused_growth(image: MetadataImage, growth: Growth, code: ErrorCode) -> None:
     image = follow(image, create(image, NewTopic("t", 2, 1)))
     decision = topics.create_partitions(image, [growth])
-    assert errors(decision)[0][0] == code and not decision.records
+    assert errors(decision)[0][0] == code
+    assert not decision.records
 
 
 def test_growth_appends_partitions(image: MetadataImage) -> None:
@@ -288,7 +294,8 @@ def test_refused_alterations(
 ) -> None:
     image = follow(image, create(image, NewTopic("t")))
     found, message, after = alter(image, kind, name, change)
-    assert found == code and part in message
+    assert found == code
+    assert part in message
     assert after is image
 
 
@@ -296,7 +303,8 @@ def test_a_resource_is_altered_whole_or_not_at_all(image: MetadataImage) -> None
     image = follow(image, create(image, NewTopic("t")))
     changes = (Change("retention.ms", "1"), Change("segment.ms", "x"))
     code, _, after = alter(image, TOPIC, "t", *changes)
-    assert code == ErrorCode.invalid_config and after is image
+    assert code == ErrorCode.invalid_config
+    assert after is image
 
 
 def test_duplicates_are_refused(image: MetadataImage) -> None:
@@ -346,7 +354,8 @@ def test_refused_features(
     image: MetadataImage, name: str, level: int, kind: int, part: str
 ) -> None:
     decision = controller.update_features(image, [(name, level, kind)], validate_only=False)
-    assert part in decision.response[name][1] and not decision.records
+    assert part in decision.response[name][1]
+    assert not decision.records
 
 
 def test_features_move(image: MetadataImage) -> None:

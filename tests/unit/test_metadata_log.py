@@ -146,7 +146,8 @@ def test_a_refusal_does_not_overtake_what_it_is_about() -> None:
         first = node.create("a")
         await asyncio.sleep(0)  # Its sync is under way now.
         second = node.create("a")
-        assert not first.done() and not second.done()
+        assert not first.done()
+        assert not second.done()
         done: list[str] = []
         first.add_done_callback(lambda _: done.append("first"))
         second.add_done_callback(lambda _: done.append("second"))
@@ -238,7 +239,8 @@ def test_an_empty_decision_is_answered_at_once() -> None:
     async def main() -> None:
         node = Node(MemoryStorage())
         answer = node.metadata.submit(lambda image: Decision((), "x"), lambda r: r + "y")
-        assert answer.done() and answer.result() == "xy"
+        assert answer.done()
+        assert answer.result() == "xy"
         node.stop()
 
     run(main())
@@ -276,12 +278,14 @@ def test_a_snapshot_is_written_a_little_at_a_time(monkeypatch: pytest.MonkeyPatc
         assert sum(records_by_turn.values()) > 1000
         assert max(records_by_turn.values()) < 300, records_by_turn
         snapshot_id = node.quorum.snapshot_id
-        assert snapshot_id is not None and snapshot_id.offset == image.offset + 1
+        assert snapshot_id is not None
+        assert snapshot_id.offset == image.offset + 1
         draft = Draft(MetadataImage(scope=Scope(1)))
         for value in node.quorum.snapshot_values(snapshot_id):
             draft.replay(decode(value))
         found, _ = draft.finish(offset=image.offset, epoch=image.epoch)
-        assert found.topics == image.topics and found.brokers == image.brokers
+        assert found.topics == image.topics
+        assert found.brokers == image.brokers
         assert "meanwhile" in node.metadata.image.topics
         node.stop()
 

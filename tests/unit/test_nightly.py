@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from nightly import Command, Part, night, parts_of, run
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def part(name: str, program: str, *, limit_s: float = 60.0) -> Part:
@@ -24,8 +27,11 @@ def test_a_part_that_fails_does_not_stop_the_others(
     ]
     assert night(parts, tmp_path) == 1
     out = capsys.readouterr().out
-    assert "what went wrong" in out and "exit code 3" in out and "did not end in time" in out
-    assert "last     passed" in out and (tmp_path / "last.log").read_text() == "fine\n"
+    assert "what went wrong" in out
+    assert "exit code 3" in out
+    assert "did not end in time" in out
+    assert "last     passed" in out
+    assert (tmp_path / "last.log").read_text() == "fine\n"
 
 
 def test_all_parts_that_pass_end_with_0(tmp_path: Path) -> None:
@@ -42,7 +48,8 @@ def test_a_timed_part_repeats_with_new_commands_and_ends_at_its_first_failure(
         seconds=60.0,
     )
     outcome = run(timed, tmp_path)
-    assert outcome.commands == 3 and outcome.failure.endswith("exit code 1")
+    assert outcome.commands == 3
+    assert outcome.failure.endswith("exit code 1")
     assert (tmp_path / "timed.log").read_text().split() == ["0", "1", "2"]
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
@@ -20,6 +19,9 @@ from shoal.coordinator.group.records import RecordType, record
 from shoal.coordinator.group.settings import PROPERTIES, GroupSettings
 from shoal.coordinator.group.shard import GroupShard
 from shoal.metadata.image import MetadataImage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 HOUR_MS = 3_600_000
 SETTINGS = GroupSettings(offsets_retention_minutes=60)

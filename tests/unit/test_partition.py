@@ -49,7 +49,8 @@ def test_the_high_watermark_follows_the_log_end() -> None:
     assert append(leader, b"a", b"b") == 2
     assert append(leader, b"c") == 3
     assert moves == [2, 3]
-    assert leader.is_committed(3) and not leader.is_committed(4)
+    assert leader.is_committed(3)
+    assert not leader.is_committed(4)
 
 
 def test_a_callback_that_removes_itself_hides_no_other() -> None:
@@ -78,12 +79,14 @@ def test_under_group_commit_it_follows_the_disk() -> None:
     assert sync is not None
     sync.run()
     second = append(leader, b"b")
-    assert leader.high_watermark == 0 and len(asked) == 2
+    assert leader.high_watermark == 0
+    assert len(asked) == 2
     assert leader.read(0, 1000, committed=False, min_one=True).data == b""
 
     leader.log.finish_sync(sync)
     leader.synced(leader.log.recovery_point)
-    assert leader.is_committed(first) and not leader.is_committed(second)
+    assert leader.is_committed(first)
+    assert not leader.is_committed(second)
 
     storage.crash(lambda n: 0)
     assert open_log(storage).log_end_offset == first
@@ -175,7 +178,8 @@ def test_a_new_leader_syncs_what_a_restart_left_unsynced() -> None:
     back.sync_requested = asked.append
     back.sync_tail()
     back.register(Registered(leader_epoch=4, isr=(1, 2), replicas=(1, 2)), 0)
-    assert not asked and back.log.recovery_point < back.log.log_end_offset
+    assert not asked
+    assert back.log.recovery_point < back.log.log_end_offset
 
     back.group_commit = True
     back.sync_tail()
@@ -217,7 +221,8 @@ def test_the_high_watermark_is_the_least_of_the_in_sync() -> None:
     led = Led()
     end = append(led.partition, b"a", b"b")
     assert led.partition.high_watermark == 0
-    assert led.fetch(2, 0).records and led.fetch(3, 0).records
+    assert led.fetch(2, 0).records
+    assert led.fetch(3, 0).records
     led.fetch(2, end)
     assert not led.partition.is_committed(end)
     assert led.fetch(3, end) == (0, end, 0, None, b"")
@@ -227,7 +232,8 @@ def test_the_high_watermark_is_the_least_of_the_in_sync() -> None:
 def test_bytes_count_once_they_are_committed() -> None:
     led = Led()
     append(led.partition, b"a")
-    assert led.partition.bytes_appended and not led.partition.bytes_committed
+    assert led.partition.bytes_appended
+    assert not led.partition.bytes_committed
     led.fetch(2, 1)
     led.fetch(3, 1)
     assert led.partition.bytes_committed == led.partition.bytes_appended
@@ -241,7 +247,8 @@ def test_who_lags_leaves_once_the_controller_says_so() -> None:
     assert not led.asked
     led.partition.tick(1_001)
     (asked,) = led.asked
-    assert asked.isr == ((1, 11), (2, 12)) and asked.partition_epoch == 0
+    assert asked.isr == ((1, 11), (2, 12))
+    assert asked.partition_epoch == 0
     assert led.partition.high_watermark == 0
     led.partition.complete_isr_change((1, 2), 1)
     assert led.partition.high_watermark == end
@@ -301,9 +308,11 @@ def test_a_new_leader_is_behind_until_it_knows() -> None:
     led = Led()
     end = append(led.partition, b"a")
     led.partition.register(Registered(leader=2, leader_epoch=4), 0)
-    assert not led.partition.is_leader and led.partition.lost_leadership_since(3)
+    assert not led.partition.is_leader
+    assert led.partition.lost_leadership_since(3)
     led.partition.register(Registered(leader_epoch=5, partition_epoch=2), 0)
-    assert led.partition.is_behind and led.partition.lost_leadership_since(3)
+    assert led.partition.is_behind
+    assert led.partition.lost_leadership_since(3)
     assert led.partition.log.latest_epoch == 5
     for replica in (2, 3):
         led.fetch(replica, end, current_leader_epoch=5)
@@ -313,19 +322,22 @@ def test_a_new_leader_is_behind_until_it_knows() -> None:
 def test_what_a_leader_wrote_is_not_committed_by_the_high_watermark_of_the_next() -> None:
     led = Led()
     written = PendingAppend.of(led.partition, append(led.partition, b"a"))
-    assert not written.is_committed and not written.is_lost
+    assert not written.is_committed
+    assert not written.is_lost
     led.partition.register(Registered(leader=2, leader_epoch=4), 0)
     led.partition.truncate(0)
     other = bytes(build_batch([(1, None, b"b", ())], base_offset=0, leader_epoch=4))
     led.partition.append_fetched(ReplicaFetched(ErrorCode.none, 1, 0, None, other), 0)
     assert led.partition.is_committed(written.end_offset)
-    assert written.is_lost and not written.is_committed
+    assert written.is_lost
+    assert not written.is_committed
 
     led = Led()
     written = PendingAppend.of(led.partition, append(led.partition, b"a"))
     for replica in (2, 3):
         led.fetch(replica, written.end_offset)
-    assert written.is_committed and not written.is_lost
+    assert written.is_committed
+    assert not written.is_lost
 
 
 def test_an_older_registration_changes_nothing() -> None:
@@ -381,11 +393,13 @@ def test_a_divergent_tail_is_cut_and_durable_before_the_next_fetch() -> None:
     answer = led.partition.fetch_for_follower(2, 12, asked, max_bytes=99, min_one=True, now_ms=0)
     assert answer.diverging is not None
     found = fetcher.complete_fetch(FetchResponse(ErrorCode.none, 7, {key: answer}), 0)
-    assert found.sync == [other] and other.log.log_end_offset == 0
+    assert found.sync == [other]
+    assert other.log.log_end_offset == 0
     assert fetcher.next_fetch(0) is None
     other.synced(0)
     request = fetcher.next_fetch(0)
-    assert request is not None and request.session_id == 7
+    assert request is not None
+    assert request.session_id == 7
     ((key, asked),) = request.partitions
     answer = led.partition.fetch_for_follower(2, 12, asked, max_bytes=999, min_one=True, now_ms=0)
     fetcher.complete_fetch(FetchResponse(ErrorCode.none, 7, {key: answer}), 0)
@@ -412,7 +426,8 @@ def test_a_refused_partition_pauses_and_others_go_on() -> None:
     fetcher.complete_fetch(FetchResponse(ErrorCode.none, 7, refused), 0)
     assert fetcher.next_fetch(0) is None
     due_ms = fetcher.next_due_ms()
-    assert due_ms is not None and fetcher.next_fetch(due_ms) is not None
+    assert due_ms is not None
+    assert fetcher.next_fetch(due_ms) is not None
 
 
 def test_an_answer_to_what_was_asked_in_an_earlier_epoch_is_passed_over() -> None:
@@ -440,7 +455,8 @@ def test_who_stays_at_the_end_is_noted_like_any_other_fetch() -> None:
             led.fetch(replica, 2, 10)
     assert looked_at.fetch(2, 2, 50).error_code is ErrorCode.none
     found = noted.partition.leadership
-    assert found is not None and looked_at.partition.leadership is not None
+    assert found is not None
+    assert looked_at.partition.leadership is not None
     epoch = found.followers[2].broker_epoch
     assert found.refresh_follower(2, epoch, 50)
     for name in Follower.__slots__:

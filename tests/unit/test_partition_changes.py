@@ -209,7 +209,8 @@ def test_a_reassignment_ends_when_what_it_adds_is_in_sync() -> None:
     assert cluster.alter([1, 2, 3, 4]) is ErrorCode.new_leader_elected
     now = cluster.partition
     assert (now.replicas, now.isr, now.leader) == ((3, 4), (3, 4), 3)
-    assert now.leader_epoch == epoch + 1 and now.directories == (UUID(int=3), UUID(int=4))
+    assert now.leader_epoch == epoch + 1
+    assert now.directories == (UUID(int=3), UUID(int=4))
     assert reassignments.under_way(cluster.image, None) == []
 
 
@@ -250,4 +251,5 @@ def test_a_snapshot_has_the_whole_image() -> None:
     assert again == image
     assert delta.difference(image, again) == delta.MetadataDelta()
     whole = delta.difference(MetadataImage(), image)
-    assert [t.name for t in whole.created] == ["t"] and whole.brokers == (1, 2, 3, 4)
+    assert [t.name for t in whole.created] == ["t"]
+    assert whole.brokers == (1, 2, 3, 4)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
 
 import pytest
 from ports import free_ports
 from shoal.server.host import pre_stop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 LONG_S = 60.0
 

@@ -10,12 +10,14 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
-from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from unit.test_tidy import name, tracked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 #: Folders and files whose prose is checked.
 DONE = (

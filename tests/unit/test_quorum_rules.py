@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from itertools import product
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
@@ -23,6 +23,9 @@ from shoal.quorum.voters import Endpoint, ReplicaKey, Voter, VoterHistory, Voter
 from shoal.record.batch import CorruptBatch
 from shoal.record.control import ControlType
 from shoal.record.records import build_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 A, B = UUID(int=0xA), UUID(int=0xB)
 

@@ -9,9 +9,9 @@ rewrites the transcripts; read the difference before you commit it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
@@ -43,6 +43,9 @@ from shoal.quorum.voters import ReplicaKey, Voter, VoterHistory, VoterSet
 from shoal.record.batch import headers
 from shoal.record.control import ControlType
 from shoal.record.records import build_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "quorum_transcripts").glob("*.txt"))
 ADMIN = -1

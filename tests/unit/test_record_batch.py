@@ -34,7 +34,9 @@ def test_the_fields_of_a_header() -> None:
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (3, 2, 5)
     assert (header.last_sequence, header.leader_epoch, header.record_count) == (7, 9, 3)
     assert header.timestamp_type is TimestampType.CREATE_TIME
-    assert not (header.is_transactional or header.is_control or header.compression)
+    assert not (header.is_transactional)
+    assert not (header.is_control)
+    assert not (header.compression)
     assert header.delete_horizon_ms is None
 
 
@@ -141,7 +143,7 @@ def test_sequences_wrap_behind_the_largest() -> None:
     assert read_header(batch).last_sequence == 1
 
 
-@pytest.mark.parametrize("size", (0, 1, 63, 64, 1023, 1024, 100_000))
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 1023, 1024, 100_000])
 def test_the_brokers_own_batch_is_as_any_other(size: int) -> None:
     pairs = [(b"k" * size, b"v" * size), (b"k", None), (b"", b"v" * size)] * 30
     for records in (pairs[:1], pairs):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
-import pytest
 import uvloop
 from conditions import eventually_async
 from connections import Server, request_frame
@@ -15,6 +14,11 @@ from shoal.record.records import build_batch
 from shoal.server import logs
 from shoal.server.network import request_limits
 from shoal.server.network.api import Answer, Api, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    import pytest
 
 SIZE = 200_000
 
@@ -56,12 +60,14 @@ def test_connections_resume_in_the_order_in_which_they_stopped() -> None:
         first = [server.connect() for _ in range(2)]
         for wire in first:
             wire.receive(frame[: SIZE // 2])
-        assert limits.is_full and limits.bytes == 2 * (len(frame) - 4)
+        assert limits.is_full
+        assert limits.bytes == 2 * (len(frame) - 4)
         late = [server.connect(on_resume=partial(order.append, n)) for n in range(6)]
         for wire in late:
             wire.receive(frame[: SIZE // 2])
             assert wire.reading_paused
-        assert limits.waiting == 6 and limits.bytes == 2 * (len(frame) - 4)
+        assert limits.waiting == 6
+        assert limits.bytes == 2 * (len(frame) - 4)
         # A connection that closes while it waits leaves the queue. The bytes of one that closes
         # while it receives a request do not count any more.
         late[1].close()
@@ -75,7 +81,8 @@ def test_connections_resume_in_the_order_in_which_they_stopped() -> None:
             for wire in [w for w in left if not w.reading_paused]:
                 wire.receive(frame[SIZE // 2 :])
                 left.remove(wire)
-        assert not left and order == [0, 2, 3, 4, 5]
+        assert not left
+        assert order == [0, 2, 3, 4, 5]
         assert all(len(wire.written) == 1 for wire in late if wire is not late[1])
         assert (limits.bytes, limits.requests, limits.waiting) == (0, 0, 0)
 
@@ -111,6 +118,7 @@ def test_a_client_that_stalls_is_disconnected(monkeypatch: pytest.MonkeyPatch) -
         late.receive(frame[: SIZE // 2])
         await eventually_async(lambda: not late.reading_paused)
         late.receive(frame[SIZE // 2 :])
-        assert len(late.written) == 1 and any(wire.closed for wire in stalled)
+        assert len(late.written) == 1
+        assert any(wire.closed for wire in stalled)
 
     run(test, **BYTES)

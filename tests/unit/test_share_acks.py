@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from shoal.protocol.share import AcknowledgementBatch, Acknowledgements
 from shoal.server.metrics.share_meters import ShareTopicMeter
 from shoal.server.share.acknowledge import STEP_TYPES, Acks
 from shoal.server.share.leader import Phase
-from shoal.server.share.state_write import Failure, Waiter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shoal.protocol.share import AcknowledgementBatch, Acknowledgements
+    from shoal.server.share.state_write import Failure, Waiter
 
 TOPIC = UUID(int=3)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
@@ -18,6 +18,9 @@ from shoal.protocol.errors import ErrorCode
 from shoal.replication.partition import Partition
 from shoal.server.share.leader import ShareLeader
 from shoal.server.share.state_write import Failure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MEMBER = "m"
 ACCEPT, RELEASE, REJECT = b"\x01", b"\x02", b"\x03"

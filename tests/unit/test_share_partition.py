@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import pytest
 from faulty_batches import batch
@@ -15,6 +15,9 @@ from shoal.coordinator.share.share_partition import SharePartition
 from shoal.coordinator.share.states import MOVES, TERMINAL, AcknowledgeType, RecordState, may_move
 from shoal.protocol.errors import ErrorCode
 from shoal.record.records import build_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 ACCEPT, RELEASE, REJECT, RENEW = (bytes([kind]) for kind in (1, 2, 3, 4))
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from shoal.coordinator.share.records import ShareKey
@@ -17,6 +15,10 @@ from shoal.server.metadata_cache import MetadataCache
 from shoal.server.node import Node
 from shoal.server.share.persister import Decide, Persister
 from shoal.server.share.state_write import Failure, StateWrite
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping
+    from pathlib import Path
 
 KEY = ShareKey("g", UUID(int=1), 0)
 ELSEWHERE = 2

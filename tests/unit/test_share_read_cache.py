@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import TYPE_CHECKING
+
 from shoal.coordinator.share import read_cache
 from shoal.coordinator.share.batches import Batches, scan
 from shoal.record.records import build_batch
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def read(first: int, batches: int = 2, size: int = 10) -> Batches:

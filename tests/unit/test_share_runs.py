@@ -59,4 +59,5 @@ def test_rewriting_is_changing_each_offset(start, rows, steps, becomes, refused)
     assert as_list(runs) == twin
     columns = zip(runs.states, runs.counts, runs.locks, runs.pieces, strict=True)
     assert all(a != b for a, b in pairwise(columns))
-    assert list(runs.firsts) == sorted(set(runs.firsts)) and runs.start == start
+    assert list(runs.firsts) == sorted(set(runs.firsts))
+    assert runs.start == start

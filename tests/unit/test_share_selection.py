@@ -55,7 +55,8 @@ def test_a_delay_is_cut_by_the_time_of_the_look_that_finds_it() -> None:
     known = delaying("shoal.deliver.at", NOW_MS + 250)
     known.scan(NOW_MS + 100, 2, ShareSettings(), None)
     assert known.next_due_ms == NOW_MS + 250
-    assert known.headers is not None and known.headers.clamped == 0
+    assert known.headers is not None
+    assert known.headers.clamped == 0
 
 
 def test_what_follows_an_exhausted_record_of_its_key_is_as_urgent_as_it_would_be_alone() -> None:

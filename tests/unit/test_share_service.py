@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from shoal.log.directory import LogDirectory
 from shoal.log.memory import MemoryStorage
 from shoal.metadata.image import MetadataImage, Scope
-from shoal.metadata.topics import NewTopic
 from shoal.protocol.errors import ErrorCode
-from shoal.replication.leadership import AlterPartition
-from shoal.replication.partition import Partition
 from shoal.server.config import resolve
 from shoal.server.coordinators.groups import GroupService
-from shoal.server.coordinators.service import InternalTopic
 from shoal.server.metadata_cache import MetadataCache
 from shoal.server.metrics.registry import Metrics
-from shoal.server.network.api import Request
 from shoal.server.network.links import SetupTimeouts
 from shoal.server.network.peers import Peers
 from shoal.server.network.purgatory import Purgatory
@@ -29,6 +22,16 @@ from shoal.server.node import Node
 from shoal.server.replication.partitions import Partitions
 from shoal.server.share.service import ShareService
 from shoal.server.share.state_write import Failure
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from shoal.metadata.topics import NewTopic
+    from shoal.replication.leadership import AlterPartition
+    from shoal.replication.partition import Partition
+    from shoal.server.coordinators.service import InternalTopic
+    from shoal.server.network.api import Request
 
 
 class ClosedCache(MetadataCache):

@@ -5,18 +5,22 @@ from __future__ import annotations
 import gc
 import random
 import tracemalloc
-from collections.abc import Iterable
 from itertools import pairwise
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
 from shoal.coordinator.contract import Record, Replayed
 from shoal.coordinator.share import records
 from shoal.coordinator.share.records import RecordType, ShareKey, Update
-from shoal.coordinator.share.share_partition import StateBatch
 from shoal.coordinator.share.state_batches import StateBatches, combine
 from shoal.coordinator.share.state_store import Change, ShareStateShard, StateStoreConfig
 from shoal.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shoal.coordinator.share.share_partition import StateBatch
 
 TOPIC = UUID(int=5)
 KEY = ShareKey("g", TOPIC, 0)
@@ -95,7 +99,8 @@ class Store:
 
     def told(self, key: ShareKey = KEY) -> tuple[int, int, list[StateBatch]]:
         state, refusal = self.shard.summary(key)
-        assert state is not None and refusal is None
+        assert state is not None
+        assert refusal is None
         return state.start_offset, state.delivery_complete_count, list(state.batches)
 
     def rebuilt(self, first: int = 0) -> Store:
@@ -113,7 +118,8 @@ def test_records_are_kafkas_to_the_byte(
 ) -> None:
     key, data = kind.to_bytes(2, "big") + bytes.fromhex(GROUP_KEY), bytes.fromhex(value)
     decoded = records.decode(Record(key, data))
-    assert decoded is not None and decoded.value is not None
+    assert decoded is not None
+    assert decoded.value is not None
     assert records.state_batches(decoded.value) == batches
     assert records.key_bytes(kind, decoded.key) == key
     if kind is RecordType.SHARE_UPDATE:

@@ -26,7 +26,8 @@ def test_the_executor_is_told_and_waited_for(tmp_path: Path) -> None:
     java.symlink_to(sys.executable)
     words = [str(java), "-c", STAND_IN, EXECUTOR]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as executor:
-        assert executor.stdout is not None and executor.stdout.readline() == "ready\n"
+        assert executor.stdout is not None
+        assert executor.stdout.readline() == "ready\n"
         told = subprocess.Popen([sys.executable, str(PROGRAM)])
         assert executor.wait(20) == 7, "it was ended in another way than by SIGPWR"
         assert told.wait(20) == 0
@@ -40,7 +41,8 @@ def test_executors_of_other_containers_are_left_alone(tmp_path: Path) -> None:
     java.symlink_to(sys.executable)
     words = ["unshare", "--pid", "--fork", "--kill-child", java, "-c", STAND_IN, EXECUTOR]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None and other.stdout.readline() == "ready\n"
+        assert other.stdout is not None
+        assert other.stdout.readline() == "ready\n"
         try:
             done = subprocess.run([sys.executable, str(PROGRAM)], timeout=20, check=False)
             assert done.returncode == 0

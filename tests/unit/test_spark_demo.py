@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
 from shoal_spark.demo.view import WIDTH, chart, picture, view
 from shoal_spark.demo.watch import Sample, Watch, failures, shrunk
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def watched(*samples: Sample, fed: int = 100, broken: int = 10) -> Watch:
@@ -61,7 +64,8 @@ def test_charts_keep_their_width_and_peaks() -> None:
     assert max(shrunk(values, WIDTH)) == 8.0
     lines = chart(values, 4, mark=2)
     assert {len(line) for line in lines} == {WIDTH}
-    assert "█" in lines[0] and "╌" in lines[2]
+    assert "█" in lines[0]
+    assert "╌" in lines[2]
     assert chart([], 2) == [" " * WIDTH] * 2
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from types import ModuleType
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 PROGRAMS = Path(__file__).resolve().parents[2] / "spark_operator_jobs"
 
@@ -14,7 +17,8 @@ PROGRAMS = Path(__file__).resolve().parents[2] / "spark_operator_jobs"
 def program(name: str) -> ModuleType:
     """A program of the image, which is no module of a package."""
     spec = importlib.util.spec_from_file_location(f"image_{name}", PROGRAMS / f"{name}.py")
-    assert spec and spec.loader
+    assert spec
+    assert spec.loader
     made = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(made)
     return made
@@ -41,7 +45,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def class_path(home: str, given: str) -> str:
     """What a JVM gets for a class path, less the place of the jars; nothing without the archive."""
     words = java.command(["-Xmx1g", "-cp", given, "Main", "-cp"], {"SPARK_HOME": home})
-    assert words[0] == "java" and words[-2:] == ["Main", "-cp"]
+    assert words[0] == "java"
+    assert words[-2:] == ["Main", "-cp"]
     if f"-XX:SharedArchiveFile={home}/classes.jsa" not in words:
         assert words[1:] == ["-Xmx1g", "-cp", given, "Main", "-cp"]
         return ""
@@ -101,4 +106,5 @@ def test_executors_start_by_the_java_of_the_image() -> None:
 
 def test_while_the_archive_is_made_classes_are_listed(tmp_path: Path) -> None:
     words = java.command(["-version"], {java.LISTS: str(tmp_path)})
-    assert words[1].startswith(f"-XX:DumpLoadedClassList={tmp_path}/") and words[2:] == ["-version"]
+    assert words[1].startswith(f"-XX:DumpLoadedClassList={tmp_path}/")
+    assert words[2:] == ["-version"]

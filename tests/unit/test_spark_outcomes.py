@@ -5,13 +5,16 @@ from __future__ import annotations
 import http.server
 import os
 import threading
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from shoal_spark import outcome_files, scaling
 from shoal_spark.outcome_files import Inbox, Kind, Outcome
 from shoal_spark.ranges import Range
 from shoal_spark.scaling import Executor, Unknown
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def rejected(first: int, last: int, kind: Kind = Kind.REJECT, delay_ms: int = 0) -> Outcome:
@@ -20,7 +23,8 @@ def rejected(first: int, last: int, kind: Kind = Kind.REJECT, delay_ms: int = 0)
 
 def test_neighbours_become_one_line(tmp_path: Path) -> None:
     path = outcome_files.write(str(tmp_path), [rejected(n, n) for n in (3, 1, 2, 9, 2)])
-    assert path is not None and len(path.read_text().splitlines()) == 2
+    assert path is not None
+    assert len(path.read_text().splitlines()) == 2
     assert outcome_files.write(str(tmp_path), []) is None
     assert [p.suffix for p in tmp_path.iterdir()] == [".jsonl"], "only whole files have this name"
 
@@ -76,7 +80,8 @@ def test_a_number_is_read_from_a_file(tmp_path: Path, text: str, count: int) -> 
     path = tmp_path / "executors"
     path.write_text(text)
     wanted = scaling.published({scaling.FILE: str(path)})
-    assert wanted is not None and wanted() == count
+    assert wanted is not None
+    assert wanted() == count
 
 
 @pytest.mark.parametrize("text", ["", "many", "-1", "{}", "[1]", '{"desiredReplicas": 100000}'])
@@ -100,9 +105,11 @@ def test_a_number_is_read_over_http() -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{server.server_port}/scale/ns"
     wanted = scaling.published({scaling.URL: f"{url}/images"})
-    assert wanted is not None and wanted() == 6
+    assert wanted is not None
+    assert wanted() == 6
     unknown = scaling.published({scaling.URL: f"{url}/unknown"})
-    assert unknown is not None and unknown() == 6
+    assert unknown is not None
+    assert unknown() == 6
     missing = scaling.published({scaling.URL: f"{url}/other"})
     assert missing is not None
     with pytest.raises(Unknown, match="404"):

@@ -6,7 +6,7 @@ Records are checked one by one, so a dumb twin is easy: an offset is a (topic, p
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -15,6 +15,9 @@ from shoal_spark import ranges as sets
 from shoal_spark.ledger import Ledger
 from shoal_spark.offsets import BadOffset, Offset, from_json, still_owed, to_json
 from shoal_spark.ranges import Range
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 Offsets = set[tuple[str, int, int]]
 

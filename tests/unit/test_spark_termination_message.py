@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from shoal_spark import termination_message
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class StreamingQueryException(Exception):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvloop
-from shoal.server.network.api import Body
 from shoal.server.network.purgatory import EARLY_FETCHES_MAX, READS_MAX, WINDOW_S, Purgatory
 from shoal.server.timers import Clock, Timers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from shoal.server.network.api import Body
 
 
 def run(test: Callable[[Timers], Coroutine[Any, Any, None]]) -> None:
@@ -123,12 +126,15 @@ def test_fetches_that_expire_close_together_expire_in_one_turn() -> None:
     ]
     produce = purgatory.park(["a"], lambda: None, lambda: {"e": 1}, 600)
     loop.advance(0.500)
-    assert timers.turn == 1 and 50 <= sum(f.done() for f in fetches) < 60
+    assert timers.turn == 1
+    assert 50 <= sum(f.done() for f in fetches) < 60
     loop.advance(0.599)
-    assert timers.turn == 2 and all(f.done() for f in fetches)
+    assert timers.turn == 2
+    assert all(f.done() for f in fetches)
     assert not produce.done(), "a produce has no leeway"
     loop.advance(0.600)
-    assert produce.done() and purgatory.size == 0
+    assert produce.done()
+    assert purgatory.size == 0
 
 
 class _ByHand:
@@ -228,12 +234,14 @@ def test_parked_requests_complete_once() -> None:
         purgatory.wake("a")
         purgatory.wake("a")
         await asyncio.sleep(0)
-        assert len(attempts) == 1 and not parked.done()  # two wakes of one turn, one attempt
+        assert len(attempts) == 1
+        assert not parked.done()
         ready["answer"] = {"found": 1}
         purgatory.wake("a")
         purgatory.wake("b")
         assert await parked == {"found": 1}
-        assert purgatory.size == 0 and not purgatory._by_key
+        assert purgatory.size == 0
+        assert not purgatory._by_key
 
     run(test)
 
@@ -246,7 +254,8 @@ def test_parked_requests_expire_and_can_be_cancelled() -> None:
         assert await expired == {"e": 1}
         given_up.cancel()
         await asyncio.sleep(0)
-        assert purgatory.size == 0 and not purgatory._by_key
+        assert purgatory.size == 0
+        assert not purgatory._by_key
 
     run(test)
 
@@ -287,7 +296,8 @@ def test_a_few_woken_fetches_complete_early() -> None:
         assert not produce.done()
         assert await produce == {"taken": 1}
         assert all(fetch.result() == {"found": 1} for fetch in fetches)  # the rest, with the turn
-        assert not other.done() and purgatory.size == 1
+        assert not other.done()
+        assert purgatory.size == 1
 
     run(test)
 
@@ -331,7 +341,8 @@ def test_an_attempt_that_fails_early_fails_only_its_fetch() -> None:
         good = purgatory.park_fetch(["a"], lambda: {"ok": 1}, dict, now_ms() + 60_000)
         purgatory.wake("a")
         purgatory.complete_early(0.0)
-        assert isinstance(bad.exception(), ValueError) and good.result() == {"ok": 1}
+        assert isinstance(bad.exception(), ValueError)
+        assert good.result() == {"ok": 1}
         assert purgatory.size == 0
 
     run(test)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from kio.static.constants import EntityType
-from servers import ShoalProcess
 from shoal.protocol import codec
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.server.handlers import HANDLERS
 from wireclient import WireClient
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from servers import ShoalProcess
 
 TOPIC, BROKER, CLIENT_METRICS, GROUP = 2, 4, 16, 32
 #: A request of each API that succeeds, and what its answer has to hold where it tells errors.
@@ -140,7 +143,8 @@ def test_metadata_makes_topics_where_it_may(client: WireClient) -> None:
 
     assert ask("made", False).error_code == ErrorCode.unknown_topic_or_partition
     made = ask("made", True)
-    assert made.error_code == ErrorCode.none and len(made.partitions) == 1
+    assert made.error_code == ErrorCode.none
+    assert len(made.partitions) == 1
     assert ask("bad name", True).error_code == ErrorCode.invalid_topic_exception
 
 
@@ -161,7 +165,8 @@ def test_answers_kept_for_large_requests_follow_changes(client: WireClient) -> N
     client.create_topic("large", 150)
     ask = {"topics": [{"name": "large"}], "allow_auto_topic_creation": False}
     first, again = (client.call(ApiKey.METADATA, 12, ask) for _ in range(2))
-    assert first == again and len(first.topics[0].partitions) == 150
+    assert first == again
+    assert len(first.topics[0].partitions) == 150
     grow = {"topics": [{"name": "large", "count": 151, "assignments": None}], "timeout_ms": 1}
     client.call(ApiKey.CREATE_PARTITIONS, 3, grow)
     assert len(client.call(ApiKey.METADATA, 12, ask).topics[0].partitions) == 151
@@ -278,7 +283,8 @@ def test_a_subscription_reaches_the_clients_that_match(client: WireClient) -> No
     assert alter(client, CLIENT_METRICS, "x", match="client_id=other", metrics="no") == 0
     assert alter(client, CLIENT_METRICS, "y", match="client_id=wi.*", metrics="yes") == 0
     answer = client.call(ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, 0, {"client_instance_id": None})
-    assert "yes" in answer.requested_metrics and "no" not in answer.requested_metrics
+    assert "yes" in answer.requested_metrics
+    assert "no" not in answer.requested_metrics
     push = {
         "client_instance_id": answer.client_instance_id,
         "subscription_id": answer.subscription_id,

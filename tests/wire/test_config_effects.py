@@ -6,13 +6,11 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
 from conditions import eventually
-from servers import ShoalProcess
 from shoal.protocol import codec
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
@@ -20,6 +18,11 @@ from shoal.record.batch import headers
 from shoal.record.compression import Compression
 from shoal.record.records import build_batch
 from wireclient import WireClient
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from servers import ShoalProcess
 
 BROKER_CONFIG = {
     "advertised.listeners": "PLAINTEXT://broker.example:7777",
@@ -237,7 +240,8 @@ def test_partitions_in_a_description(client: WireClient) -> None:
     created(client, "described", partitions=5, factor=1)
     body = {"topics": [{"name": "described"}], "response_partition_limit": 2_000}
     answer = client.call(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, body)
-    assert len(answer.topics[0].partitions) == 2 and answer.next_cursor.partition_index == 2
+    assert len(answer.topics[0].partitions) == 2
+    assert answer.next_cursor.partition_index == 2
 
 
 def test_fetches(client: WireClient, shared_broker: ShoalProcess) -> None:

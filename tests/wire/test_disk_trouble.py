@@ -5,13 +5,16 @@ a write short or refuses it, as it does there."""
 from __future__ import annotations
 
 import resource
+from typing import TYPE_CHECKING
 
 import pytest
-from servers import ShoalProcess
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import headers
 from shoal.record.records import read_records
 from wireclient import WireClient
+
+if TYPE_CHECKING:
+    from servers import ShoalProcess
 
 FAILED = 'kafka_server_BrokerTopicMetrics_FailedProduceRequestsPerSec_total{topic="t"}'
 

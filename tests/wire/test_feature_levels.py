@@ -4,13 +4,16 @@ as Kafka's `isShareGroupProtocolEnabled` and `isConsumerGroupProtocolEnabled` ha
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from wireclient import WireClient
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from servers import ShoalProcess
 
 OFF = ErrorCode.unsupported_version
 #: Of requests that need `share.version`: whole-request errors.

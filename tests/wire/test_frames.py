@@ -5,12 +5,16 @@ from __future__ import annotations
 import random
 import socket
 import struct
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from conditions import eventually
-from servers import ShoalProcess
 from shoal.protocol import codec, frames
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from servers import ShoalProcess
 
 API_VERSIONS, PRODUCE, METADATA = 18, 0, 3
 

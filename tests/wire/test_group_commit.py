@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
 from shoal.record.records import build_batch
 from wireclient import WireClient
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from servers import ShoalProcess
 
 
 def test_requests_share_syncs(start_broker: Callable[..., ShoalProcess]) -> None:

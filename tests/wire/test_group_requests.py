@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
@@ -15,6 +14,9 @@ from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.server.handlers import HANDLERS
 from wireclient import WireClient
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 PARTITIONS = 3
 NOT_FOUND = ErrorCode.group_id_not_found

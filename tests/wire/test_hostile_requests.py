@@ -6,8 +6,7 @@ import random
 import socket
 import struct
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import cramjam
 import pytest
@@ -20,6 +19,10 @@ from shoal.record.batch import sign
 from shoal.record.records import build_batch
 from shoal.server.handlers import HANDLERS
 from wireclient import WireClient
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 REQUESTS = 3000
 GROWTH_MB_MAX = 100

@@ -6,17 +6,20 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from conditions import eventually
 from faulty_batches import batch, record, records
-from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import HEADER_SIZE, BatchHeader, headers, read_header, seal
 from wireclient import WireClient
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from servers import ShoalProcess
 
 MIB = 1 << 20
 #: The longest pause that another connection may see, in seconds.

@@ -6,13 +6,15 @@ import contextlib
 import os
 import socket
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conditions import eventually
-from servers import ShoalProcess
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
 from wireclient import WireClient
+
+if TYPE_CHECKING:
+    from servers import ShoalProcess
 
 BATCH = 700_000
 WAITING = 'kafka_server_DelayedOperationPurgatory_PurgatorySize{delayedOperation="Other"}'

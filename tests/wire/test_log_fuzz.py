@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import tracemalloc
+from typing import TYPE_CHECKING
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from log_material import NOW_MS, batch, open_log
+from shoal.log.appends import Origin
 from shoal.log.config import LogConfig
 from shoal.log.errors import AppendRefused
-from shoal.log.log import Log, Origin
 from shoal.log.memory import MemoryStorage
 from shoal.record.batch import headers, sign
 from shoal.record.compression import Compression, compress
 from shoal.record.records import build_batch, read_records
+
+if TYPE_CHECKING:
+    from shoal.log.log import Log
 
 CONFIGS = [
     LogConfig(),

@@ -34,7 +34,8 @@ def test_a_state_that_is_written_tells_the_waits() -> None:
         data = bytes(codec.write_request(WRITE, version, written(*WAITS)))
         (topic,) = codec.read_request(WRITE, version, memoryview(data)).topics
         (row,) = topic.partitions
-        assert topic.topic_id == UUID(int=7) and delays_of(row) == WAITS
+        assert topic.topic_id == UUID(int=7)
+        assert delays_of(row) == WAITS
         assert (row.start_offset, row.state_batches[0].last_offset) == (4, 5)
 
 
@@ -43,7 +44,8 @@ def test_a_state_that_is_read_tells_the_waits() -> None:
     body = {"results": [{"topic_id": UUID(int=7), "partitions": [row]}]}
     data = bytes(codec.write_response(READ, 0, body))
     (found,) = codec.read_response(READ, 0, memoryview(data)).results[0].partitions
-    assert delays_of(found) == WAITS and found.error_code == 0
+    assert delays_of(found) == WAITS
+    assert found.error_code == 0
 
 
 def test_without_waits_the_bytes_are_kafkas() -> None:
@@ -59,7 +61,8 @@ def test_a_tag_of_somebody_elses_is_passed_over() -> None:
     at = data.index(b"\xe8\x07")
     data[at : at + 2] = b"\xe9\x07"
     (row,) = codec.read_request(WRITE, 1, memoryview(bytes(data))).topics[0].partitions
-    assert delays_of(row) == [] and row.start_offset == 4
+    assert delays_of(row) == []
+    assert row.start_offset == 4
 
 
 def test_a_request_that_is_passed_on_tells_which_it_is() -> None:

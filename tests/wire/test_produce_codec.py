@@ -53,7 +53,7 @@ def test_reads_what_kio_reads(version: int, seed: int) -> None:
             assert view is None or view.obj is frame
 
 
-@pytest.mark.parametrize("version", (3, 9, 13))
+@pytest.mark.parametrize("version", [3, 9, 13])
 def test_every_cut_is_refused(version: int) -> None:
     rng = random.Random(7)
     data = codec.write_request(

@@ -7,17 +7,20 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from conditions import eventually
-from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import headers
 from shoal.record.records import build_batch, read_records
 from wireclient import WireClient
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from servers import ShoalProcess
 
 _names = (f"topic-{i}" for i in itertools.count())
 
@@ -125,7 +128,8 @@ def test_acks_0_has_no_answer_and_a_refusal_closes(client: WireClient, topic: st
 
 def test_idempotent_producer(client: WireClient, topic: str) -> None:
     ids = [client.call(ApiKey.INIT_PRODUCER_ID, 4, {"transaction_timeout_ms": 1}) for _ in range(3)]
-    assert len({i.producer_id for i in ids}) == 3 and all(i.error_code == 0 for i in ids)
+    assert len({i.producer_id for i in ids}) == 3
+    assert all(i.error_code == 0 for i in ids)
     options = {"producer_id": ids[0].producer_id, "producer_epoch": 0}
     assert client.produce(topic, b"a", base_sequence=0, **options).base_offset == 0
     assert client.produce(topic, b"b", base_sequence=1, **options).base_offset == 1
@@ -267,7 +271,8 @@ def test_a_deleted_topic_ends_the_wait(
         body = {"topic_names": [topic], "timeout_ms": 1000}
         assert client.call(ApiKey.DELETE_TOPICS, 5, body).responses[0].error_code == 0
         thread.join(15)
-        assert answers and answers[0].error_code == ErrorCode.unknown_topic_or_partition
+        assert answers
+        assert answers[0].error_code == ErrorCode.unknown_topic_or_partition
 
 
 def test_incremental_session(client: WireClient, topic: str) -> None:

@@ -61,7 +61,8 @@ SNAPSHOT = bytes.fromhex(
 def test_a_segment_of_kafkas(codec: str) -> None:
     data = SEGMENTS[codec]
     [(at, header)] = headers(data)
-    assert at == 0 and header.size == len(data)
+    assert at == 0
+    assert header.size == len(data)
     assert check_crc(data, 0, header)
     assert header.compression == Compression.of(codec)
     assert (header.base_offset, header.last_offset, header.record_count) == (0, 5, 6)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import shoal
 import uvloop
@@ -17,6 +15,10 @@ from shoal.server import logs
 from shoal.server.config import resolve
 from shoal.server.process import compose
 from wireclient import WireClient
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
 
 FILES_MAX = 15
 GROUP, MEMBER, TOPIC = "g", "A" * 22, "t"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conditions import eventually
-from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
 from shoal.server.share.service import LOADS_MAX
 from wireclient import WireClient
+
+if TYPE_CHECKING:
+    from servers import ShoalProcess
 
 PARTITIONS = 3 * LOADS_MAX + 7
 GROUP, MEMBER = "many", "A" * 22

@@ -115,7 +115,7 @@ def test_an_acknowledgement_is_read_as_kio_reads_it(version: int, seed: int) -> 
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("read", (share.read_fetch, share.read_acknowledge))
+@pytest.mark.parametrize("read", [share.read_fetch, share.read_acknowledge])
 def test_every_cut_is_refused(version: int, read: Any) -> None:
     key = FETCH if read is share.read_fetch else ACKNOWLEDGE
     rng = random.Random(3)
@@ -265,7 +265,7 @@ def alone(kind: int, **changed: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("types", ([1], [0], [4], [1, 2], []))
+@pytest.mark.parametrize("types", [[1], [0], [4], [1, 2], []])
 def test_a_record_acknowledged_by_itself(version: int, types: list[int]) -> None:
     data = codec.write_request(ACKNOWLEDGE, version, alone(0, acknowledge_types=types))
     ours = share.read_acknowledge(version, memoryview(data), 0)
@@ -278,7 +278,7 @@ def test_a_record_acknowledged_by_itself(version: int, types: list[int]) -> None
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("partitions", (0, 1, 2))
+@pytest.mark.parametrize("partitions", [0, 1, 2])
 def test_the_response_without_a_refusal(version: int, partitions: int) -> None:
     asked = [(uuid.UUID(int=3), [(5 + i, [(7, 7, b"\x01")]) for i in range(partitions)])]
     told = [(uuid.UUID(int=3), [PartitionError(5 + i) for i in range(partitions)])]
@@ -289,7 +289,7 @@ def test_the_response_without_a_refusal(version: int, partitions: int) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("delay_ms", (0, 1, 86_400_000))
+@pytest.mark.parametrize("delay_ms", [0, 1, 86_400_000])
 def test_a_release_with_a_delay_of_its_own(version: int, delay_ms: int) -> None:
     body = alone(2, release_delay_ms=delay_ms)
     data = codec.write_request(ACKNOWLEDGE, version, body)
@@ -302,7 +302,7 @@ def test_a_release_with_a_delay_of_its_own(version: int, delay_ms: int) -> None:
     assert b"\xe8\x07" not in codec.write_request(ACKNOWLEDGE, version, alone(2))
 
 
-@pytest.mark.parametrize("tags", (b"\x01\xe8\x07\x04abcd", b"\x02\x05\x01a\x63\x00"))
+@pytest.mark.parametrize("tags", [b"\x01\xe8\x07\x04abcd", b"\x02\x05\x01a\x63\x00"])
 def test_other_tags_of_a_batch_are_passed_over(tags: bytes) -> None:
     plain = codec.write_request(ACKNOWLEDGE, 1, alone(1))
     data = plain[:-4] + tags + plain[-3:]
@@ -312,7 +312,7 @@ def test_other_tags_of_a_batch_are_passed_over(tags: bytes) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("undelivered", (False, True))
+@pytest.mark.parametrize("undelivered", [False, True])
 def test_a_session_closed_with_records_that_count_as_undelivered(
     version: int, undelivered: bool
 ) -> None:

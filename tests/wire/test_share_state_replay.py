@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from uuid import UUID
+from typing import TYPE_CHECKING
 
 from conditions import eventually
-from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.server.share.state_coordinator import REPLAY_RECORDS_MAX
 from wireclient import WireClient
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from uuid import UUID
+
+    from servers import ShoalProcess
 
 PARTITIONS, ROUNDS = 100, 150
 #: Below the interval by which pruning cuts the log: a test that waits for that fails.

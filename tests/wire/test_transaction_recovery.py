@@ -4,15 +4,14 @@ markers that it is owed, in every partition, and its offsets count or are forgot
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from conditions import eventually
-from servers import ShoalProcess
 from shoal.coordinator.contract import Record
+from shoal.log.appends import Origin
 from shoal.log.config import LogConfig
-from shoal.log.log import Log, Origin
+from shoal.log.log import Log
 from shoal.log.storage import DiskStorage
 from shoal.protocol.api import ApiKey
 from shoal.record.batch import headers
@@ -21,6 +20,12 @@ from shoal.record.records import build_batch, read_records
 from shoal.server.coordinators.service import partition_of
 from shoal.transaction.records import decode, record
 from wireclient import WireClient
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from servers import ShoalProcess
 
 ID = GROUP = "x"
 
@@ -75,7 +80,8 @@ def decide(data_dir: Path, *, committed: bool, marked: bool) -> None:
     data = log.read(0, 1 << 20).data
     found = [r for at, _ in headers(data) for r in read_records(data, at)]
     _, transaction = decode(Record(found[-1].key or b"", found[-1].value)) or ("", None)
-    assert transaction is not None and len(transaction.partitions) == 3
+    assert transaction is not None
+    assert len(transaction.partitions) == 3
     decided = transaction.prepared(
         committed=committed, version=2, next_producer_id=-1, now_ms=now_ms
     )

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from conditions import eventually
-from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import headers
 from shoal.record.control import ControlType, read_marker
 from shoal.record.records import build_batch, read_records
 from wireclient import WireClient
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from servers import ShoalProcess
 
 _names = (f"name-{i}" for i in itertools.count())
 COMMITTED, UNCOMMITTED = 1, 0

@@ -4,13 +4,17 @@ and the writes of the next transaction for the end of the last."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from conditions import eventually
-from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
 from shoal.record.records import build_batch
 from wireclient import WireClient
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from servers import ShoalProcess
 
 TRANSACTIONS = 30
 

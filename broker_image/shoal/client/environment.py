@@ -7,10 +7,12 @@ time, timers and sockets.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from random import Random
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID, uuid4
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Environment(NamedTuple):

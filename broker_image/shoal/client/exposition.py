@@ -6,10 +6,11 @@ the requested metrics reach it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
     from prometheus_client.samples import Sample
 
 _ZEROS = (" 0", " 0.0")

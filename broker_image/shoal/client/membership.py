@@ -18,7 +18,6 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import UUID
 
-from shoal.client.cluster import Cluster
 from shoal.client.errors import (
     STALE_COORDINATOR,
     ClientError,
@@ -31,6 +30,7 @@ from shoal.protocol.errors import ErrorCode
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from shoal.client.cluster import Cluster
     from shoal.protocol.api import ApiKey
 
 #: Milliseconds between heartbeats of a member that waits for its first assignment.

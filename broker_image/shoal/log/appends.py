@@ -8,13 +8,11 @@ log.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.log import resent
 from shoal.log.errors import AppendRefused
-from shoal.log.producers import WrittenBatch
 from shoal.log.validation import ValidatedBatch, follower_batch, recompressed, validate
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import (
@@ -34,6 +32,9 @@ from shoal.record.control import EndTransactionMarker, read_marker
 from shoal.record.records import build_batch, build_own_batch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shoal.log.producers import WrittenBatch
     from shoal.log.state import LogState
 
 #: The first bytes of a batch, which an append replaces and the CRC does not cover.

@@ -6,9 +6,12 @@ reader ignores any other file, and recovery then takes longer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from shoal.log.storage import Storage
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from shoal.log.storage import Storage
 
 
 def _read_lines(storage: Storage, path: str) -> list[list[str]] | None:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, bisect_right
-from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING
@@ -41,6 +40,8 @@ from shoal.record.control import ControlType, read_marker
 from shoal.record.records import Span, key_of, put_span, records_body, spans
 
 if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
     from shoal.log.state import LogState
 
 #: Bytes per key in the map: a 16-byte digest, an offset, and the slot of the dict.

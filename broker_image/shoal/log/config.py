@@ -6,11 +6,13 @@ Defaults are those of Kafka 4.3.1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.record.batch import TimestampType
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _LONG_MAX = 2**63 - 1
 

@@ -9,7 +9,7 @@ checkpoints for recovery points, log start offsets, high watermarks and cleaned 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from shoal.log.checkpoints import (
@@ -20,11 +20,15 @@ from shoal.log.checkpoints import (
     write_partition_metadata,
     write_properties,
 )
-from shoal.log.config import LogConfig
 from shoal.log.errors import DirectoryInUse
 from shoal.log.log import Log
-from shoal.log.storage import File, Storage
 from shoal.log.uuids import uuid_from_text, uuid_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from shoal.log.config import LogConfig
+    from shoal.log.storage import File, Storage
 
 META = "meta.properties"
 LOCK = ".lock"

@@ -8,9 +8,12 @@ the epochs above the recovery point from the batches.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from typing import TYPE_CHECKING
 
 from shoal.log.checkpoints import read_epochs, write_epochs
-from shoal.log.storage import Storage
+
+if TYPE_CHECKING:
+    from shoal.log.storage import Storage
 
 FILE_NAME = "leader-epoch-checkpoint"
 UNDEFINED = (-1, -1)

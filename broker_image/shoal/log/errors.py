@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from shoal.protocol.errors import ErrorCode
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shoal.protocol.errors import ErrorCode
 
 
 class AppendRefused(Exception):

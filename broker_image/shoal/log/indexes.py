@@ -17,10 +17,12 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.log.storage import File, Storage
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shoal.log.storage import File, Storage
 
 _TIME_ENTRY = struct.Struct(">qI")
 _ABORTED = struct.Struct(">hqqqq")

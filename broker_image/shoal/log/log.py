@@ -12,7 +12,7 @@ block the other logs.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from shoal.log import (
     appends,
@@ -25,20 +25,23 @@ from shoal.log import (
     slices,
     truncation,
 )
-from shoal.log.appends import Appended as Appended
-from shoal.log.appends import Origin as Origin
-from shoal.log.config import LogConfig
+from shoal.log.appends import Appended, Origin
 from shoal.log.errors import AppendRefused, LogOffline
 from shoal.log.producers import EXPIRATION_MS
-from shoal.log.reads import Read as Read
-from shoal.log.search import TimestampOffset as TimestampOffset
-from shoal.log.segment import DeletedSegment
 from shoal.log.state import LogState
-from shoal.log.storage import Storage
 from shoal.log.syncs import Sync as Sync
 from shoal.log.validation import ValidatedBatch
 from shoal.protocol.errors import ErrorCode
-from shoal.record.batch import Buffer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shoal.log.config import LogConfig
+    from shoal.log.reads import Read
+    from shoal.log.search import TimestampOffset
+    from shoal.log.segment import DeletedSegment
+    from shoal.log.storage import Storage
+    from shoal.record.batch import Buffer
 
 #: Bytes of log between two producer snapshots while a segment does not roll. They bound what
 #: recovery replays after kill -9.

@@ -12,9 +12,12 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from shoal.record.batch import Buffer
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from shoal.record.batch import Buffer
 
 #: A write (position, bytes) or a truncation (size, None) that is not durable yet.
 _Change = tuple[int, bytes | None]

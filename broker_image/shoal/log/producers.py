@@ -10,8 +10,7 @@ the other four when a producer sends one of them again.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from crc32c import crc32c
 
@@ -26,6 +25,9 @@ from shoal.record.batch import (
     advance_sequence,
 )
 from shoal.record.control import ControlType, EndTransactionMarker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 #: Batches kept of each producer: max.in.flight.requests.per.connection with idempotence.
 BATCHES_MAX = 5

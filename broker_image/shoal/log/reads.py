@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.log import slices
 from shoal.log.errors import OffsetOutOfRange
-from shoal.log.segment import Segment
 from shoal.record.batch import OVERHEAD, Buffer, headers, read_header
 
 if TYPE_CHECKING:
+    from shoal.log.segment import Segment
     from shoal.log.state import LogState
 
 #: Number of remembered read ends.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,8 @@ from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import BatchHeader, CorruptBatch
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from shoal.log.segment import Segment
     from shoal.log.state import LogState
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from shoal.log.config import LogConfig
+from typing import TYPE_CHECKING
+
 from shoal.log.indexes import OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE
 from shoal.log.segment import Segment
-from shoal.log.storage import Storage
+
+if TYPE_CHECKING:
+    from shoal.log.config import LogConfig
+    from shoal.log.storage import Storage
 
 
 def fresh_segment(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.log.segment import Segment
 from shoal.record.batch import LOG_APPEND_TIME_BIT, BatchHeader, CorruptBatch
 from shoal.record.records import read_records
 
 if TYPE_CHECKING:
+    from shoal.log.segment import Segment
     from shoal.log.state import LogState
 
 

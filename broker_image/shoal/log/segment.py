@@ -7,7 +7,7 @@ in Kafka.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from shoal.log.indexes import (
     RELATIVE_OFFSET_MAX,
@@ -16,7 +16,6 @@ from shoal.log.indexes import (
     TimeIndex,
     TransactionIndex,
 )
-from shoal.log.storage import File, Storage
 from shoal.record.batch import (
     HEADER_SIZE,
     OVERHEAD,
@@ -26,6 +25,11 @@ from shoal.record.batch import (
     headers,
     read_header,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from shoal.log.storage import File, Storage
 
 LOG, INDEX, TIME_INDEX, TXN_INDEX, SNAPSHOT = (
     ".log",

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.log.storage import File
-
 if TYPE_CHECKING:
     from shoal.log.segment import Segment
+    from shoal.log.storage import File
 
 #: Smallest slice in bytes: below it, a read and a write cost less than `sendfile`.
 SLICE_SIZE_MIN = 64 * 1024

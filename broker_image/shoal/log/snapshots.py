@@ -6,11 +6,15 @@ and the batches behind it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from shoal.log.producers import CorruptSnapshot, ProducerStates
 from shoal.log.segment import SNAPSHOT, file_name
-from shoal.log.storage import Storage
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shoal.log.storage import Storage
 
 
 class ProducerSnapshots:

@@ -13,19 +13,23 @@ recovery take a `LogState`, so that none of them imports `Log`.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from shoal.log import rolling
-from shoal.log.config import LogConfig
 from shoal.log.epochs import LeaderEpochs
 from shoal.log.errors import AppendRefused, OffsetOutOfRange
-from shoal.log.indexes import AbortedTransaction
 from shoal.log.producers import ProducerStates
-from shoal.log.segment import DeletedSegment, Segment
 from shoal.log.snapshots import ProducerSnapshots
-from shoal.log.storage import Storage
 from shoal.protocol.errors import ErrorCode
-from shoal.record.batch import BatchHeader, Buffer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from shoal.log.config import LogConfig
+    from shoal.log.indexes import AbortedTransaction
+    from shoal.log.segment import DeletedSegment, Segment
+    from shoal.log.storage import Storage
+    from shoal.record.batch import BatchHeader, Buffer
 
 
 class LogState:

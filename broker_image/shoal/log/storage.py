@@ -14,10 +14,12 @@ import contextlib
 import ctypes
 import fcntl
 import os
-from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from shoal.record.batch import Buffer
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shoal.record.batch import Buffer
 
 #: Linux's fallocate with flags, which Python's own function lacks; None elsewhere.
 _fallocate = getattr(ctypes.CDLL(None), "fallocate", None)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from shoal.log.storage import File, Storage
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shoal.log.storage import File, Storage
 
 
 class Sync:

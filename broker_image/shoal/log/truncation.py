@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.log import producer_recovery, rolling
-from shoal.log.segment import Segment
 
 if TYPE_CHECKING:
+    from shoal.log.segment import Segment
     from shoal.log.state import LogState
 
 

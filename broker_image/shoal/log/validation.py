@@ -9,11 +9,9 @@ of coordinators and of leaders are not validated (docs/adr/0051-validate-records
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.log.config import LogConfig
 from shoal.log.errors import AppendRefused
 from shoal.protocol.errors import ErrorCode
 from shoal.record import walker
@@ -44,6 +42,11 @@ from shoal.record.compression import (
     decompress_into,
 )
 from shoal.record.records import records_body
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shoal.log.config import LogConfig
 
 _LONG_MIN, _LONG_MAX = -(2**63), 2**63 - 1
 #: Record errors in one response. librdkafka batches have at most 10,000 messages by default.

@@ -8,14 +8,16 @@ VotersRecord (KIP-595, KIP-630, KIP-853). Their first field is their version.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.protocol import compiler
 from shoal.protocol.schema import Column, Message
 from shoal.record.batch import Buffer, CorruptBatch
 from shoal.record.control import ControlType
 from shoal.record.records import build_batch, read_records
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 _KEY = struct.Struct(">hh")
 #: Far above a voters record with hundreds of voters.

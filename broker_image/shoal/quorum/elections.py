@@ -8,8 +8,9 @@ a voter may not have arrived yet (KIP-853).
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from shoal.protocol.errors import ErrorCode
-from shoal.quorum.leader_state import LeaderState
 from shoal.quorum.messages import (
     BeginQuorumEpochRequest,
     EndQuorumEpochRequest,
@@ -18,9 +19,12 @@ from shoal.quorum.messages import (
     VoteRequest,
     VoteResponse,
 )
-from shoal.quorum.replica import Replica
 from shoal.quorum.states import Role
-from shoal.quorum.voters import ReplicaKey
+
+if TYPE_CHECKING:
+    from shoal.quorum.leader_state import LeaderState
+    from shoal.quorum.replica import Replica
+    from shoal.quorum.voters import ReplicaKey
 
 
 def is_for(raft: Replica, voter: ReplicaKey) -> bool:

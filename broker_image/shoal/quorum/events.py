@@ -7,12 +7,14 @@ event. Only `sync` may run beside later events.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from shoal.quorum.log_index import OffsetAndEpoch
-from shoal.quorum.messages import Message
-from shoal.quorum.quorum_state import QuorumState
-from shoal.quorum.voters import VoterSet
-from shoal.record.batch import Buffer
+if TYPE_CHECKING:
+    from shoal.quorum.log_index import OffsetAndEpoch
+    from shoal.quorum.messages import Message
+    from shoal.quorum.quorum_state import QuorumState
+    from shoal.quorum.voters import VoterSet
+    from shoal.record.batch import Buffer
 
 # Events
 

@@ -7,10 +7,11 @@ observer by its own log may be a voter by the leader's, and a fetch offset asser
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from shoal.protocol.errors import ErrorCode, WireError
 from shoal.quorum.control_records import read_control_batch
 from shoal.quorum.events import SnapshotChunk
-from shoal.quorum.log_index import OffsetAndEpoch
 from shoal.quorum.messages import (
     FetchRequest,
     FetchResponse,
@@ -18,10 +19,13 @@ from shoal.quorum.messages import (
     FetchSnapshotResponse,
     Slice,
 )
-from shoal.quorum.replica import Replica
 from shoal.quorum.voters import VoterSet
 from shoal.record.batch import Buffer, CorruptBatch, check_crc, headers
 from shoal.record.control import ControlType
+
+if TYPE_CHECKING:
+    from shoal.quorum.log_index import OffsetAndEpoch
+    from shoal.quorum.replica import Replica
 
 
 def drive(raft: Replica) -> None:

@@ -8,10 +8,11 @@ observer that has caught up can become a voter.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.quorum.messages import Change, FetchRequest, Message
-from shoal.quorum.voters import ReplicaKey, VoterSet
+if TYPE_CHECKING:
+    from shoal.quorum.messages import Change, FetchRequest, Message
+    from shoal.quorum.voters import ReplicaKey, VoterSet
 
 #: Largest number of observers kept; the one with the oldest fetch is dropped first.
 OBSERVERS_MAX = 1000

@@ -3,7 +3,7 @@ majority fetches (check-quorum)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from shoal.protocol.errors import ErrorCode
 from shoal.quorum import elections, membership
@@ -18,11 +18,15 @@ from shoal.quorum.messages import (
     Message,
     Slice,
 )
-from shoal.quorum.replica import Replica
 from shoal.quorum.states import Role
 from shoal.quorum.voters import KRAFT_VERSION
 from shoal.record.batch import Buffer, assign, read_header
 from shoal.record.control import ControlType
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shoal.quorum.replica import Replica
 
 
 def open_epoch(raft: Replica, leader: LeaderState, granting: Sequence[int]) -> None:

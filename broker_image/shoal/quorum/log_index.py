@@ -10,9 +10,11 @@ record before it. Epoch 0 means that there is no record yet; the epochs of leade
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
 from enum import Enum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class OffsetAndEpoch(NamedTuple):

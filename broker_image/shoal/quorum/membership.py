@@ -9,8 +9,7 @@ set could not commit itself. The response waits for the commit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ErrorCode
 from shoal.quorum.leader_state import LeaderState, PendingVoters
@@ -22,9 +21,13 @@ from shoal.quorum.messages import (
     RemoveRaftVoterRequest,
     UpdateRaftVoterRequest,
 )
-from shoal.quorum.replica import Replica
-from shoal.quorum.voters import ReplicaKey, VoterSet
 from shoal.record.control import ControlType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.quorum.replica import Replica
+    from shoal.quorum.voters import ReplicaKey, VoterSet
 
 
 class _Refused(Exception):

@@ -8,12 +8,14 @@ and UpdateRaftVoter (82), and adds the cluster id, the topic and the endpoints.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.protocol.errors import ErrorCode
-from shoal.quorum.log_index import OffsetAndEpoch
-from shoal.quorum.voters import ReplicaKey, Voter
-from shoal.record.batch import Buffer
+
+if TYPE_CHECKING:
+    from shoal.quorum.log_index import OffsetAndEpoch
+    from shoal.quorum.voters import ReplicaKey, Voter
+    from shoal.record.batch import Buffer
 
 NONE = ErrorCode.none
 

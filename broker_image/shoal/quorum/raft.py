@@ -17,8 +17,7 @@ of an Understandable Consensus Algorithm".
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.quorum import elections, following, leading
 from shoal.quorum.events import (
@@ -36,7 +35,6 @@ from shoal.quorum.events import (
     Trim,
 )
 from shoal.quorum.leader_state import LeaderState
-from shoal.quorum.log_index import LogIndex, OffsetAndEpoch
 from shoal.quorum.messages import (
     AddRaftVoterRequest,
     BeginQuorumEpochRequest,
@@ -56,7 +54,12 @@ from shoal.quorum.messages import (
 from shoal.quorum.quorum_state import QuorumState
 from shoal.quorum.replica import QuorumSettings, Replica
 from shoal.quorum.states import Role, check_move
-from shoal.quorum.voters import ReplicaKey, VoterHistory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.quorum.log_index import LogIndex, OffsetAndEpoch
+    from shoal.quorum.voters import ReplicaKey, VoterHistory
 
 #: Transitions that one event can cause. A sole voter becomes leader in three.
 _MOVES_MAX = 8

@@ -8,19 +8,22 @@ transitions through the abstract methods below.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.quorum.control_records import build_control_batch
-from shoal.quorum.events import SnapshotChunk
-from shoal.quorum.leader_state import LeaderState
-from shoal.quorum.log_index import LogIndex, OffsetAndEpoch
 from shoal.quorum.messages import Message, Request, Response
 from shoal.quorum.quorum_state import QuorumState
 from shoal.quorum.states import Role
-from shoal.quorum.voters import ReplicaKey, VoterHistory
-from shoal.record.batch import Buffer
-from shoal.record.control import ControlType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.quorum.events import SnapshotChunk
+    from shoal.quorum.leader_state import LeaderState
+    from shoal.quorum.log_index import LogIndex, OffsetAndEpoch
+    from shoal.quorum.voters import ReplicaKey, VoterHistory
+    from shoal.record.batch import Buffer
+    from shoal.record.control import ControlType
 
 
 class QuorumSettings(NamedTuple):

@@ -7,13 +7,16 @@ its footer is incomplete.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from shoal.quorum.control_records import build_control_batch, read_control_batch
 from shoal.quorum.log_index import OffsetAndEpoch
 from shoal.quorum.voters import KRAFT_VERSION, VoterSet
 from shoal.record.batch import Buffer, CorruptBatch, assign, check_crc, headers, read_header
 from shoal.record.control import ControlType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 SUFFIX = ".checkpoint"
 PART = ".part"

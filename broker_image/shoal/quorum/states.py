@@ -25,8 +25,11 @@ epoch and is kept beside the role. `current_state` combines them as Kafka's metr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class Role(Enum):

@@ -11,23 +11,27 @@ that lags can therefore fetch from the log instead of a snapshot.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from shoal.log.errors import CorruptLog
-from shoal.log.log import Log
-from shoal.log.storage import Storage
-from shoal.log.syncs import Sync
 from shoal.quorum import snapshots
 from shoal.quorum.control_records import read_control_batch
-from shoal.quorum.events import Effects, SnapshotChunk
 from shoal.quorum.log_index import LogIndex, OffsetAndEpoch
 from shoal.quorum.messages import FetchResponse, FetchSnapshotResponse, Message, Slice
 from shoal.quorum.quorum_state import FILE_NAME, QuorumState
 from shoal.quorum.voters import VoterHistory, VoterSet
 from shoal.record.batch import Buffer, CorruptBatch, headers
 from shoal.record.control import ControlType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shoal.log.log import Log
+    from shoal.log.storage import Storage
+    from shoal.log.syncs import Sync
+    from shoal.quorum.events import Effects, SnapshotChunk
 
 _READ_BYTES = 1 << 20
 _EMPTY = OffsetAndEpoch(0, 0)

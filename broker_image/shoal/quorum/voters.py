@@ -10,10 +10,12 @@ as soon as its record is in the log, committed or not. Truncating the record rev
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
 
 #: The supported level of kraft.version: voter sets in the log.
 KRAFT_VERSION = 1

@@ -9,8 +9,7 @@ of any version; fields that an old version lacks are unknown.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from shoal.protocol import codec
@@ -35,6 +34,9 @@ from shoal.quorum.messages import (
     VoteResponse,
 )
 from shoal.quorum.voters import Endpoint, ReplicaKey, Voter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
 
 TOPIC = "__cluster_metadata"
 #: The topic id that every Kafka cluster gives its metadata topic.

@@ -17,9 +17,8 @@ KIP-534.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from enum import IntEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from crc32c import crc32c
 
@@ -33,6 +32,9 @@ from shoal.record.layout import LOG_APPEND_TIME_BIT as LOG_APPEND_TIME_BIT
 from shoal.record.layout import MAGIC as MAGIC
 from shoal.record.layout import OVERHEAD as OVERHEAD
 from shoal.record.layout import TRANSACTIONAL_BIT as TRANSACTIONAL_BIT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Buffer = bytes | bytearray | memoryview
 

@@ -13,12 +13,15 @@ buffer, and releases the GIL meanwhile.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 import cramjam
 
 from shoal.record.batch import Buffer, CorruptBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 #: Largest expanded size of a batch, in bytes. With the default max.message.bytes of 1 MiB, text may
 #: expand a hundredfold.

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import os
 from enum import IntEnum
-from types import ModuleType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.record.batch import NO_TIMESTAMP, Buffer
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 native: ModuleType | None
 try:

@@ -17,11 +17,12 @@ This module has no I/O and no clock. `Partition` owns a `Leadership` while it le
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
-from uuid import UUID
 
 from shoal.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from shoal.replication.partition import Partition
 
 #: The epoch of a broker that may not join an ISR.

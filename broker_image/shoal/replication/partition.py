@@ -14,13 +14,10 @@ offset or leader has changed, and `on_append` when a leader with followers has a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
-from uuid import UUID
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from shoal.log.appends import Appended, Origin
 from shoal.log.errors import AppendRefused, LogOffline, OffsetOutOfRange
-from shoal.log.log import Appended, Log, Origin, Read
-from shoal.log.validation import ValidatedBatch
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import Buffer, CorruptBatch
 from shoal.record.compression import Compression
@@ -31,6 +28,14 @@ from shoal.replication.leadership import (
     AlterPartition,
     Leadership,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from uuid import UUID
+
+    from shoal.log.log import Log
+    from shoal.log.reads import Read
+    from shoal.log.validation import ValidatedBatch
 
 NO_LEADER = -1
 #: The leader epoch of a Fetch or ListOffsets request that names none (KIP-320).

@@ -6,9 +6,10 @@ another leader, the high watermark can pass the offset with other records.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.replication.partition import Partition
+if TYPE_CHECKING:
+    from shoal.replication.partition import Partition
 
 
 class PendingAppend(NamedTuple):

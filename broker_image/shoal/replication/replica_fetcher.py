@@ -16,15 +16,18 @@ that may have changed are examined, so idle partitions cost nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 from uuid import UUID
 
 from shoal.log.errors import AppendRefused, CorruptLog, LogOffline
 from shoal.protocol.errors import ErrorCode
-from shoal.replication.partition import Partition, ReplicaFetch, ReplicaFetched
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from shoal.replication.partition import Partition, ReplicaFetch, ReplicaFetched
 
 Key = tuple[UUID, int]
 #: The id of a fetch without a session, and the epoch of the first fetch of a session.

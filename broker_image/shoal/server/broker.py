@@ -8,9 +8,7 @@ call of a core awaits.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.log.directory import LogDirectory
 from shoal.log.uuids import uuid_text
@@ -32,15 +30,12 @@ from shoal.server.cluster.unreachable_leaders import UnreachableLeaders
 from shoal.server.cluster.voter_checks import VoterChecks
 from shoal.server.cluster.voter_update import VoterUpdate
 from shoal.server.cluster_config import Listeners
-from shoal.server.config import BrokerConfig
 from shoal.server.coordinators.groups import GroupService
-from shoal.server.coordinators.service import CoordinatorService
 from shoal.server.coordinators.transactions import TransactionService
 from shoal.server.metadata_cache import MetadataCache
 from shoal.server.metrics import broker as broker_metrics
 from shoal.server.metrics import coordinator as coordinator_metrics
 from shoal.server.metrics.registry import Metrics
-from shoal.server.network.api import Api
 from shoal.server.network.connection_limits import ConnectionLimits
 from shoal.server.network.dispatch import Dispatcher
 from shoal.server.network.encoding import ErrorResponses
@@ -64,7 +59,15 @@ from shoal.server.replication.replica_fetch import ReplicaFetches
 from shoal.server.replication.replica_fetchers import ReplicaFetcherManager
 from shoal.server.replication.replica_manager import ReplicaManager
 from shoal.server.share.service import ShareService
-from shoal.server.system import System
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Mapping
+
+    from shoal.server.config import BrokerConfig
+    from shoal.server.coordinators.service import CoordinatorService
+    from shoal.server.network.api import Api
+    from shoal.server.system import System
 
 
 class Features(NamedTuple):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from enum import Flag
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.quorum.replica import QuorumSettings
 from shoal.quorum.voters import Endpoint, ReplicaKey, Voter, VoterSet
 from shoal.server.config import BrokerConfig, InvalidConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _VOTER = re.compile(r"(\d+)@(?:\[([0-9a-fA-F:.%]+)\]|([^:\[\]@]+)):(\d+)")
 _ADDRESS = re.compile(r"(?:\[([0-9a-fA-F:.%]+)\]|([^:\[\]@]+)):(\d+)")

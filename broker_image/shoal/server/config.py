@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.metadata import broker_rules, configs
 from shoal.metadata.config_keys import ConfigError, UnknownConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 PREFIX = "SHOAL_"
 #: Kubernetes sets such variables for each Service of the namespace. A Service named "shoal" leads

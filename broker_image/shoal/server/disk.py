@@ -9,13 +9,14 @@ the event loop, where all other state changes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shoal.log.errors import LogOffline
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shoal.log.syncs import Sync
     from shoal.replication.partition import Partition
 

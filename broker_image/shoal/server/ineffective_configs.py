@@ -6,13 +6,17 @@ have (`docs/configs.md`). A user who sets one expects an effect, so the broker n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from shoal.metadata.configs import BROKER, GROUP, TOPIC, Table, without_effect
-from shoal.metadata.delta import MetadataDelta
 from shoal.metadata.image import MetadataImage, ResourceType
-from shoal.server.metadata_cache import MetadataCache
-from shoal.server.node import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.metadata.delta import MetadataDelta
+    from shoal.server.metadata_cache import MetadataCache
+    from shoal.server.node import Node
 
 _TABLES: dict[int, tuple[str, Table]] = {
     ResourceType.TOPIC: ("topic", TOPIC),

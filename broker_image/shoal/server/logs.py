@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @contextmanager

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from random import Random
-from typing import Any
-from uuid import UUID
+from typing import TYPE_CHECKING, Any
 
 from shoal.log.uuids import uuid_text
 from shoal.server.cluster_config import ClusterConfig, cluster_config
-from shoal.server.config import BrokerConfig
 from shoal.server.disk import Disk
 from shoal.server.system import System
 from shoal.server.timers import Clock, Timers
+
+if TYPE_CHECKING:
+    import asyncio
+    from uuid import UUID
+
+    from shoal.server.config import BrokerConfig
 
 
 class Node:

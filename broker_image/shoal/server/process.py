@@ -10,8 +10,8 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -27,7 +27,11 @@ from shoal.server.cluster_config import Listeners
 from shoal.server.config import BrokerConfig, InvalidConfig, address
 from shoal.server.handlers import EARLY, HANDLERS, TABLES
 from shoal.server.network.listener import ListenError
-from shoal.server.system import System
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.server.system import System
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 #: Buffers up to this size come from the heap. This is the largest value that glibc accepts.

@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from shoal.log.storage import DiskStorage, Storage
 from shoal.server import logs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class System:

@@ -9,10 +9,13 @@ are cancelled.
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 import time
-from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
 
 #: Cancelled timers up to this number stay on the heap.
 _CLEAN_FROM = 512

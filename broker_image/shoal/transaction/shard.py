@@ -14,10 +14,8 @@ refuse a request.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.coordinator.contract import ProducerIdAndEpoch, Record, Replayed, Reply, Result, Token
 from shoal.coordinator.deadlines import Deadlines
@@ -32,6 +30,10 @@ from shoal.transaction.transactions import (
     TopicPartition,
     Transaction,
 )
+
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
 #: The time after which unconfirmed markers are requested again.
 MARKERS_RETRY_MS = 1_000

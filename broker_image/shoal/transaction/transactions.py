@@ -6,10 +6,12 @@ Source: KIP-98, KIP-360, KIP-890.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.transaction.states import MOVES, State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 NO_PRODUCER_ID = -1
 NO_PRODUCER_EPOCH = -1

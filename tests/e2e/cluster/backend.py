@@ -8,14 +8,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .commands import Argument, Laps, lock, run
 from .layout import CACHE, ClusterError, Layout
 from .programs import program
+
+if TYPE_CHECKING:
+    import subprocess
+    from contextlib import AbstractContextManager
 
 
 class Cluster(ABC):

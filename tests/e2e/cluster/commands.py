@@ -8,12 +8,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from .layout import ClusterError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
 
 #: Lines of a failed program's output that its error repeats.
 OUTPUT_LINES_MAX = 15

@@ -12,16 +12,18 @@ import hashlib
 import os
 import time
 import tomllib
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .backend import docker_answers
 from .commands import lock, run
 from .control_plane import PAUSE_IMAGE
 from .layout import CACHE, REPOSITORY, SPARK_OPERATOR_VERSION, ClusterError
 from .programs import pip, program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 SUITE = "bookworm"
 #: The Python of that Debian, which the wheels have to fit.

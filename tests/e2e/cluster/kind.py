@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .backend import Cluster, docker_answers, tool
 from .commands import run
 from .layout import KUBERNETES_VERSION, ClusterError
 from .programs import program
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 #: kind's own release notes list the node image of each Kubernetes version.
 NODE_IMAGE = f"kindest/node:{KUBERNETES_VERSION}"

@@ -160,7 +160,8 @@ class Local(Cluster):
             )
         self._node = node
         (state / NODE).write_text(f"{node.pid} {_start_time(node.pid)}")
-        assert node.stdin and node.stdout
+        assert node.stdin
+        assert node.stdout
         if node.stdout.readline() != "namespaces\n":
             reason = (state / "log" / "node.log").read_text().strip()
             raise ClusterError(f"The node's namespaces could not be made: {reason}")

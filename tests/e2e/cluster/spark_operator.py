@@ -7,12 +7,16 @@ submits with a Spark of its own, so its image is the project's Spark image and o
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from . import images
-from .backend import Cluster
 from .layout import SPARK_OPERATOR_VERSION
 from .programs import module_directory
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .backend import Cluster
 
 NAMESPACE = "spark-operator"
 MODULE = "github.com/kubeflow/spark-operator/v2"

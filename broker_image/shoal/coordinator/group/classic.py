@@ -18,16 +18,19 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from shoal.coordinator.contract import Record, Reply, Token
-from shoal.coordinator.deadlines import Deadlines, Key
 from shoal.coordinator.group.groups import CommitCheck, GroupType
 from shoal.coordinator.group.records import RecordType, record, tombstone
 from shoal.protocol.errors import ApiError, ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shoal.coordinator.deadlines import Deadlines, Key
 
 CONSUMER_PROTOCOL = "consumer"
 

@@ -6,25 +6,15 @@ member has a session, and so has each id that MEMBER_ID_REQUIRED assigned.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-from uuid import UUID
+from typing import TYPE_CHECKING, Any
 
 from shoal.coordinator.contract import Record, Replayed, Reply, Result, Token
-from shoal.coordinator.deadlines import Key
 from shoal.coordinator.group.classic import (
     ClassicGroup,
     GroupMetadata,
     Member,
     State,
     refused_join,
-)
-from shoal.coordinator.group.classic_requests import (
-    HeartbeatRequest,
-    JoinRequest,
-    Leaver,
-    LeaveRequest,
-    SyncRequest,
 )
 from shoal.coordinator.group.groups import (
     ClassicBridge,
@@ -38,6 +28,19 @@ from shoal.coordinator.group.rebalance import Rebalances, joined, synced
 from shoal.coordinator.group.records import RecordType
 from shoal.coordinator.group.settings import NEW_MEMBER_JOIN_TIMEOUT_MS, PENDING_JOINS_MAX
 from shoal.protocol.errors import ApiError, ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from uuid import UUID
+
+    from shoal.coordinator.deadlines import Key
+    from shoal.coordinator.group.classic_requests import (
+        HeartbeatRequest,
+        JoinRequest,
+        Leaver,
+        LeaveRequest,
+        SyncRequest,
+    )
 
 
 class ClassicGroups:

@@ -10,27 +10,30 @@ group again. `group.consumer.migration.policy` allows either, both or none. Sour
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.coordinator.contract import Reply, Result, Token
 from shoal.coordinator.group import classic, consumer_protocol
 from shoal.coordinator.group.assignment import EMPTY, grouped
 from shoal.coordinator.group.classic import CONSUMER_PROTOCOL, ClassicGroup, refused_join
-from shoal.coordinator.group.classic_membership import ClassicGroups
-from shoal.coordinator.group.classic_requests import (
-    HeartbeatRequest,
-    JoinRequest,
-    Leaver,
-    LeaveRequest,
-    SyncRequest,
-)
 from shoal.coordinator.group.consumer_group import ClassicProtocols, ConsumerGroup, Member
 from shoal.coordinator.group.consumer_membership import ConsumerGroups, owner_of_instance
 from shoal.coordinator.group.groups import Draft, Group, code
 from shoal.coordinator.group.reconciliation import CurrentAssignment, MemberState
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shoal.coordinator.group.classic_membership import ClassicGroups
+    from shoal.coordinator.group.classic_requests import (
+        HeartbeatRequest,
+        JoinRequest,
+        Leaver,
+        LeaveRequest,
+        SyncRequest,
+    )
 
 
 class ClassicMembers:

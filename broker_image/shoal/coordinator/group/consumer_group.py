@@ -8,14 +8,10 @@ epochs. Decisions are in `consumer_membership`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, ClassVar, NamedTuple
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from shoal.coordinator.contract import Record
-from shoal.coordinator.deadlines import Deadlines
 from shoal.coordinator.group.assignment import (
     EMPTY,
     Assignment,
@@ -32,8 +28,15 @@ from shoal.coordinator.group.reconciliation import (
     owned_on_wire,
 )
 from shoal.coordinator.group.records import RecordType, record, tombstone
-from shoal.coordinator.group.topics import Catalog
 from shoal.protocol.errors import ApiError, ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from uuid import UUID
+
+    from shoal.coordinator.contract import Record
+    from shoal.coordinator.deadlines import Deadlines
+    from shoal.coordinator.group.topics import Catalog
 
 #: The epoch of a static member that has left and may rejoin (KIP-848).
 LEFT_STATIC_MEMBER_EPOCH = -2

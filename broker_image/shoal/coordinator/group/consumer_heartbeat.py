@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.coordinator.group import patterns
-from shoal.coordinator.group.assignment import Assignment
 from shoal.coordinator.group.consumer_group import LEFT_STATIC_MEMBER_EPOCH, Member
 from shoal.coordinator.group.modern_membership import LEAVE_EPOCH
 from shoal.protocol.errors import ApiError, ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shoal.coordinator.group.assignment import Assignment
 
 
 class HeartbeatRequest(NamedTuple):

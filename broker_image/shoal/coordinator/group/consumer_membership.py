@@ -11,11 +11,9 @@ partitions within its rebalance timeout.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from shoal.coordinator.contract import Result, Token
 from shoal.coordinator.group.assignment import EMPTY, Assignment, on_wire
 from shoal.coordinator.group.consumer_group import (
     LEFT_STATIC_MEMBER_EPOCH,
@@ -36,6 +34,11 @@ from shoal.coordinator.group.modern_membership import (
 from shoal.coordinator.group.reconciliation import NONE, MemberState, is_subset, reconcile
 from shoal.coordinator.group.records import RecordType
 from shoal.protocol.errors import ApiError, ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shoal.coordinator.contract import Result, Token
 
 
 class Migration(Protocol):

@@ -8,14 +8,17 @@ The broker reads and writes them when it assigns partitions to classic members o
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.coordinator.group.assignment import Assignment, TopicIdPartition, grouped
-from shoal.coordinator.group.topics import Catalog
 from shoal.protocol import compiler
 from shoal.protocol.errors import WireError
 from shoal.protocol.schema import Column, Message
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shoal.coordinator.group.topics import Catalog
 
 _VERSION = struct.Struct(">h")
 _VERSION_MAX = 3

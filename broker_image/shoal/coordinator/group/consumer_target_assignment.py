@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from shoal.coordinator.group import patterns, range_assignor, uniform_assignor
 from shoal.coordinator.group.assignment import EMPTY, Assignment, GroupSpec, MemberSpec
@@ -16,6 +16,9 @@ from shoal.coordinator.group.consumer_group import (
 from shoal.coordinator.group.groups import Context, Draft, GroupType
 from shoal.coordinator.group.modern_target_assignment import ModernTargetAssignments
 from shoal.coordinator.group.reconciliation import TargetAssignment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 ASSIGNORS: Mapping[str, Callable[[GroupSpec], dict[str, Assignment]]] = {
     uniform_assignor.NAME: uniform_assignor.assign,

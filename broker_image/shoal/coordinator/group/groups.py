@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import UUID
 
 from shoal.coordinator.contract import Record, Replayed, Reply, Result, Token
 from shoal.coordinator.deadlines import Deadlines, Key
-from shoal.coordinator.group.records import RecordType
-from shoal.coordinator.group.settings import GroupSettings
 from shoal.protocol.errors import ApiError, ErrorCode
+
+if TYPE_CHECKING:
+    from shoal.coordinator.group.records import RecordType
+    from shoal.coordinator.group.settings import GroupSettings
 
 Replay = Callable[[dict[str, Any], dict[str, Any] | None, Replayed], None]
 #: Checks one partition of an offset commit: (topic name, topic id, partition) -> error.

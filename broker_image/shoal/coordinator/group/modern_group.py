@@ -10,17 +10,20 @@ assignment was computed. Only the `replay_*` methods change a group.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
-from shoal.coordinator.contract import Record
-from shoal.coordinator.deadlines import Deadlines
 from shoal.coordinator.group.assignment import EMPTY, Assignment, from_wire, on_wire
-from shoal.coordinator.group.groups import CommitCheck, GroupType
 from shoal.coordinator.group.records import RecordType, record, tombstone
-from shoal.coordinator.group.topics import Catalog
 from shoal.protocol.errors import ApiError, ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shoal.coordinator.contract import Record
+    from shoal.coordinator.deadlines import Deadlines
+    from shoal.coordinator.group.groups import CommitCheck, GroupType
+    from shoal.coordinator.group.topics import Catalog
 
 #: The epoch of a new group, as in Kafka.
 FIRST_EPOCH = 1

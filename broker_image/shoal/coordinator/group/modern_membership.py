@@ -9,18 +9,21 @@ of the group's epoch comes last and removes the group.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, Generic, TypeVar
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from shoal.coordinator.contract import Reply, Result, Token
-from shoal.coordinator.deadlines import Key
 from shoal.coordinator.group.groups import Context, Draft, Replay
 from shoal.coordinator.group.modern_group import ModernGroup, Value
 from shoal.coordinator.group.modern_target_assignment import ModernTargetAssignments
-from shoal.coordinator.group.records import RecordType
 from shoal.coordinator.group.topics import Catalog
 from shoal.protocol.errors import ApiError, ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from uuid import UUID
+
+    from shoal.coordinator.deadlines import Key
+    from shoal.coordinator.group.records import RecordType
 
 #: A member with this epoch leaves the group.
 LEAVE_EPOCH = -1

@@ -7,13 +7,16 @@ interval (KIP-1263). One that has to wait sets a deadline.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shoal.coordinator.deadlines import Key
-from shoal.coordinator.group.groups import Context, GroupType
-from shoal.coordinator.group.modern_group import ModernGroup
 from shoal.coordinator.group.topics import Catalog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.coordinator.deadlines import Key
+    from shoal.coordinator.group.groups import Context, GroupType
+    from shoal.coordinator.group.modern_group import ModernGroup
 
 
 class ModernTargetAssignments:

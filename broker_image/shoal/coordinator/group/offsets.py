@@ -11,9 +11,7 @@ created again, the old offset is ignored (KIP-848).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.coordinator.contract import (
     ProducerIdAndEpoch,
@@ -23,11 +21,16 @@ from shoal.coordinator.contract import (
     Result,
     Token,
 )
-from shoal.coordinator.deadlines import Key
 from shoal.coordinator.group.classic import ClassicGroup
-from shoal.coordinator.group.groups import Context, Group
 from shoal.coordinator.group.records import RecordType, record, tombstone
 from shoal.protocol.errors import ApiError, ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from uuid import UUID
+
+    from shoal.coordinator.deadlines import Key
+    from shoal.coordinator.group.groups import Context, Group
 
 #: About the most tombstones that one step of expiry writes, and the pause before the next step.
 EXPIRY_RECORDS_MAX = 1_000

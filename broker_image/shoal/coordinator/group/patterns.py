@@ -6,11 +6,13 @@ an expression that is slow in a backtracking engine. The library is imported on 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ApiError, ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 #: The longest accepted expression, in characters. RE2 bounds the memory of its compiled form.
 REGEX_SIZE_MAX = 4_096

@@ -10,13 +10,16 @@ start and advance it are decided in `classic_membership`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shoal.coordinator.deadlines import Key
 from shoal.coordinator.group.classic import ClassicGroup, Member, State, refused_join
 from shoal.coordinator.group.groups import Context, Draft, code
 from shoal.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shoal.coordinator.deadlines import Key
 
 
 class Rebalances:

@@ -19,10 +19,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from shoal.coordinator.group.assignment import Assignment, TopicIdPartition
+if TYPE_CHECKING:
+    from shoal.coordinator.group.assignment import Assignment, TopicIdPartition
 
 #: Partitions with the member epoch at which each was assigned, by topic id.
 Owned = Mapping[UUID, Mapping[int, int]]

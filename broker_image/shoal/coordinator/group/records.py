@@ -9,17 +9,20 @@ ignores them.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.coordinator.contract import Record
 from shoal.protocol import compiler
-from shoal.protocol.compiler import Reader, Writer
 from shoal.protocol.errors import WireError
 from shoal.protocol.schema import Column, Message, versions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shoal.protocol.compiler import Reader, Writer
 
 _INT16 = struct.Struct(">h")
 

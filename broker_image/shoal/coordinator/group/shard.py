@@ -7,9 +7,7 @@ its own decisions. The shard dispatches to them. The runtime calls it as `contra
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-from uuid import UUID
+from typing import TYPE_CHECKING, Any
 
 from shoal.coordinator.contract import Record, Replayed, Reply, Result, Token
 from shoal.coordinator.group.classic import ClassicGroup
@@ -19,9 +17,14 @@ from shoal.coordinator.group.consumer_membership import ConsumerGroups
 from shoal.coordinator.group.groups import Context, Draft, Kind, Replay
 from shoal.coordinator.group.offsets import Offsets
 from shoal.coordinator.group.records import RecordType, decode
-from shoal.coordinator.group.settings import GroupSettings
 from shoal.coordinator.group.share_membership import ShareGroups
 from shoal.protocol.errors import ApiError, ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from uuid import UUID
+
+    from shoal.coordinator.group.settings import GroupSettings
 
 
 class GroupShard:

@@ -12,17 +12,19 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from uuid import UUID
 
-from shoal.coordinator.contract import Record
-from shoal.coordinator.deadlines import Deadlines
 from shoal.coordinator.group.assignment import EMPTY, Assignment, from_wire, on_wire
 from shoal.coordinator.group.groups import CommitCheck, GroupType
 from shoal.coordinator.group.modern_group import ModernGroup, ModernMember, RecordTypes, Value
 from shoal.coordinator.group.records import RecordType, record
-from shoal.coordinator.group.topics import Catalog
 from shoal.protocol.errors import ApiError, ErrorCode
+
+if TYPE_CHECKING:
+    from shoal.coordinator.contract import Record
+    from shoal.coordinator.deadlines import Deadlines
+    from shoal.coordinator.group.topics import Catalog
 
 
 class State(StrEnum):

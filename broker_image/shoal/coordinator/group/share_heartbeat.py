@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.coordinator.group.modern_membership import LEAVE_EPOCH
-from shoal.coordinator.group.share_group import Member
 from shoal.protocol.errors import ApiError, ErrorCode
+
+if TYPE_CHECKING:
+    from shoal.coordinator.group.share_group import Member
 
 
 class HeartbeatRequest(NamedTuple):

@@ -8,19 +8,22 @@ performer then reports success or failure.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import NamedTuple
-from uuid import UUID
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.coordinator.contract import Record, Reply, Result, Token
-from shoal.coordinator.group.assignment import Assignment
-from shoal.coordinator.group.groups import Context, Draft
 from shoal.coordinator.group.share_group import (
     Initialization,
     NamedPartitions,
     ShareGroup,
 )
 from shoal.coordinator.group.topics import Catalog
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from uuid import UUID
+
+    from shoal.coordinator.group.assignment import Assignment
+    from shoal.coordinator.group.groups import Context, Draft
 
 
 class InitializeShareState(NamedTuple):

@@ -21,13 +21,10 @@ Target assignments are in `share_target_assignment`, initialization in `share_in
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.coordinator.contract import Reply, Result, Token
-from shoal.coordinator.deadlines import Key
 from shoal.coordinator.group import simple_assignor
 from shoal.coordinator.group.assignment import Assignment, on_wire
 from shoal.coordinator.group.groups import Context, Draft
@@ -46,6 +43,12 @@ from shoal.coordinator.group.share_initialization import (
 )
 from shoal.coordinator.group.share_target_assignment import Plan, TargetAssignments
 from shoal.protocol.errors import ApiError, ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from uuid import UUID
+
+    from shoal.coordinator.deadlines import Key
 
 #: How long a heartbeat waits for the initialization of partitions. It takes some milliseconds, or
 #: longer when the state topic has to be created.

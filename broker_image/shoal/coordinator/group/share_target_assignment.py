@@ -12,16 +12,19 @@ assigned in steps of `MOVES_MAX`, so that the records of one step fit in one bat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.coordinator.group.assignment import EMPTY, Assignment, MemberSpec
 from shoal.coordinator.group.groups import Context, Draft, GroupType
 from shoal.coordinator.group.modern_target_assignment import ModernTargetAssignments
-from shoal.coordinator.group.share_group import Change, Initialization, ShareGroup
 from shoal.coordinator.group.simple_assignor import SimpleAssignment
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from uuid import UUID
+
+    from shoal.coordinator.group.share_group import Change, Initialization, ShareGroup
 
 #: The most changes of one step: about 10 ms of CPU time, and 200 kB of records.
 MOVES_MAX = 500

@@ -12,7 +12,7 @@ group. `assign` and `patch` compute an assignment once, from a specification.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from shoal.coordinator.group.assignment import (
@@ -24,6 +24,9 @@ from shoal.coordinator.group.assignment import (
     grouped,
 )
 from shoal.coordinator.group.simple_assignor_pool import Pool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
 NAME = "simple"
 

@@ -10,11 +10,13 @@ the size of the pool. Dicts are used as ordered sets, so that the choices are de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from shoal.coordinator.group.assignment import TopicIdPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
 
 #: The most candidates that one choice compares.
 CANDIDATES_MAX = 8

@@ -6,11 +6,14 @@ current metadata differs (KIP-1101). The hash is never compared with that of ano
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
 from hashlib import blake2b
-from uuid import UUID
+from typing import TYPE_CHECKING
 
-from shoal.metadata.image import MetadataImage
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+    from uuid import UUID
+
+    from shoal.metadata.image import MetadataImage
 
 
 class Catalog:

@@ -11,7 +11,7 @@ Lovasz, Tamir: "Semi-matchings for bipartite graphs and load balancing").
 from __future__ import annotations
 
 from collections import deque
-from uuid import UUID
+from typing import TYPE_CHECKING
 
 from shoal.coordinator.group.assignment import (
     Assignment,
@@ -21,6 +21,9 @@ from shoal.coordinator.group.assignment import (
     grouped,
     subscribed,
 )
+
+if TYPE_CHECKING:
+    from uuid import UUID
 
 NAME = "uniform"
 

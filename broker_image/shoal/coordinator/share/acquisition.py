@@ -16,14 +16,17 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.coordinator.share.batches import Batches
 from shoal.coordinator.share.delivery_failure import Cause
 from shoal.coordinator.share.locks import Lock
-from shoal.coordinator.share.settings import ShareSettings
-from shoal.coordinator.share.share_partition import SharePartition, StateBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from shoal.coordinator.share.batches import Batches
+    from shoal.coordinator.share.settings import ShareSettings
+    from shoal.coordinator.share.share_partition import SharePartition, StateBatch
 
 
 class Wanted(NamedTuple):

@@ -9,10 +9,14 @@ record that was delivered in between waits from its return on.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from shoal.coordinator.share.record_facts import PRIORITY_MAX
-from shoal.coordinator.share.settings import SelectionPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shoal.coordinator.share.settings import SelectionPolicy
 
 OFFSET_BITS = 64
 OFFSET_MASK = (1 << OFFSET_BITS) - 1

@@ -16,8 +16,10 @@ KIP-932 has no back-off. Without `share.redelivery.backoff.ms` this module is no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 #: Offsets with the same wait: first, last, delivery count, and due time (epoch ms).
 Delay = tuple[int, int, int, int]

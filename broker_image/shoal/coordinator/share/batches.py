@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.coordinator.share import compiled
 from shoal.record.batch import (
@@ -24,6 +23,9 @@ from shoal.record.batch import (
     check_crc,
 )
 from shoal.record.layout import format_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _HEADER = struct.Struct(
     format_of(

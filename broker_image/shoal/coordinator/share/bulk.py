@@ -7,13 +7,16 @@ joining for each range; compiled (`compiled`), a thirtieth.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.coordinator.share import compiled
-from shoal.coordinator.share.locks import Locks
 from shoal.coordinator.share.runs import COUNT_MAX, Edit, Row, Runs
 from shoal.coordinator.share.states import ACCEPT, ACKNOWLEDGED, ACQUIRED, AVAILABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from shoal.coordinator.share.locks import Locks
 
 #: A change to persist: first offset, last offset, state, delivery count.
 Changed = tuple[int, int, int, int]

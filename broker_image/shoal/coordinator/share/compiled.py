@@ -20,7 +20,10 @@ the same.
 from __future__ import annotations
 
 import os
-from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 native: ModuleType | None
 try:

@@ -8,11 +8,14 @@ here: the shell (`server.share.dead_letters`) reads records and writes dead lett
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.coordinator.share.delivery_failure import Cause, DeadLetterRange
-from shoal.record.records import NewRecord, Record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from shoal.record.records import NewRecord, Record
 
 PREFIX = "__dlq.errors."
 

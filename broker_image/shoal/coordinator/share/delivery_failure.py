@@ -7,11 +7,13 @@ Callers of the state machine pass a `FailurePolicy`. Without one, KIP-932 alone 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import Enum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.coordinator.share.backoff import Backoff
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.coordinator.share.backoff import Backoff
 
 
 class FailurePolicy(NamedTuple):

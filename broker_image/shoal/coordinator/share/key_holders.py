@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from shoal.coordinator.share.delivery_failure import DeadLetterRange
-from shoal.coordinator.share.selection import Selection
-from shoal.coordinator.share.share_partition import SharePartition, StateBatch
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shoal.coordinator.share.delivery_failure import DeadLetterRange
+    from shoal.coordinator.share.selection import Selection
+    from shoal.coordinator.share.share_partition import SharePartition, StateBatch
 
 
 def hold_keys(

@@ -7,14 +7,17 @@ A key is free while none of its records is acquired. There are two implementatio
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.coordinator.share import compiled
-from shoal.coordinator.share.runs import Runs
-from shoal.coordinator.share.share_partition import StateBatch
 from shoal.coordinator.share.states import AVAILABLE
+
+if TYPE_CHECKING:
+    from array import array
+    from collections.abc import Iterable, Sequence
+
+    from shoal.coordinator.share.runs import Runs
+    from shoal.coordinator.share.share_partition import StateBatch
 
 #: Sort the heap if it holds at most this many times the requested records.
 SORTED_MAX = 4

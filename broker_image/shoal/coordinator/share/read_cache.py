@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
+from typing import TYPE_CHECKING
 
 from shoal.coordinator.share import compiled
-from shoal.coordinator.share.batches import Batches
+
+if TYPE_CHECKING:
+    from shoal.coordinator.share.batches import Batches
 
 #: Bytes for one share partition: enough for one fetch among eight members and 10,000 keys. With
 #: half of it, each fetch reads the log twice more.

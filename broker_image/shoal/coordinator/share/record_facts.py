@@ -8,7 +8,7 @@ counted.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from shoal.coordinator.share import compiled
 from shoal.record.batch import (
@@ -21,6 +21,9 @@ from shoal.record.batch import (
 )
 from shoal.record.layout import OFFSETS, format_of
 from shoal.record.records import Span, headers_of, records_body
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 #: Epoch milliseconds before which a record is not to be delivered.
 DELIVER_AT = "shoal.deliver.at"

@@ -8,18 +8,21 @@ keys are needed, of new batches without holes, one call reads the keys of a whol
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
 from itertools import islice
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from shoal.coordinator.share import compiled
 from shoal.coordinator.share.batches import WHOLE_BATCH_OFFSETS_MAX, Batches
 from shoal.coordinator.share.delivery_failure import Cause
 from shoal.coordinator.share.record_facts import Fact, HeaderReader, facts, key_hashes
-from shoal.coordinator.share.settings import ShareSettings
-from shoal.coordinator.share.share_partition import SharePartition, StateBatch
 from shoal.coordinator.share.states import AVAILABLE, is_terminal
 from shoal.record.batch import CorruptBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shoal.coordinator.share.settings import ShareSettings
+    from shoal.coordinator.share.share_partition import SharePartition, StateBatch
 
 
 class Places(Protocol):

@@ -11,21 +11,24 @@ tag that Kafka's readers skip (KIP-482). Without it the bytes are Kafka's.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import starmap
-from typing import Any, NamedTuple
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.coordinator.contract import Record
 from shoal.coordinator.share import compiled
-from shoal.coordinator.share.backoff import Delay
-from shoal.coordinator.share.share_partition import StateBatch
 from shoal.log.uuids import uuid_text
 from shoal.protocol import compiler
 from shoal.protocol.errors import WireError
 from shoal.protocol.schema import Column, Message
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from uuid import UUID
+
+    from shoal.coordinator.share.backoff import Delay
+    from shoal.coordinator.share.share_partition import StateBatch
 
 _INT16 = struct.Struct(">h")
 _VERSION = 0

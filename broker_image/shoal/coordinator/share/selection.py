@@ -25,14 +25,12 @@ the heaps may be outdated, so each is checked when it is taken.
 from __future__ import annotations
 
 import heapq
-from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from shoal.coordinator.share import compiled
 from shoal.coordinator.share.available_queue import OFFSET_BITS, OFFSET_MASK, AvailableQueue
-from shoal.coordinator.share.batches import Batches
 from shoal.coordinator.share.bulk import lock_new
 from shoal.coordinator.share.delivery_failure import Cause
 from shoal.coordinator.share.fetch_limit import FetchLimit
@@ -41,9 +39,15 @@ from shoal.coordinator.share.locks import Lock
 from shoal.coordinator.share.read_cache import ReadCache
 from shoal.coordinator.share.record_facts import Fact, HeaderReader
 from shoal.coordinator.share.record_scanner import RecordScanner
-from shoal.coordinator.share.settings import SelectionPolicy, ShareSettings
-from shoal.coordinator.share.share_partition import SharePartition, StateBatch
 from shoal.coordinator.share.states import ACQUIRED, ARCHIVING, AVAILABLE, HOLDS_KEY, is_terminal
+
+if TYPE_CHECKING:
+    from array import array
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from shoal.coordinator.share.batches import Batches
+    from shoal.coordinator.share.settings import SelectionPolicy, ShareSettings
+    from shoal.coordinator.share.share_partition import SharePartition, StateBatch
 
 #: First offset, last offset, delivery count.
 Range = tuple[int, int, int]

@@ -8,10 +8,13 @@ opens a new one if the broker has none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from shoal.protocol.errors import ApiError, ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 INITIAL_EPOCH = 0
 FINAL_EPOCH = -1

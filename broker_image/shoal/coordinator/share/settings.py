@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.coordinator.share.backoff import Backoff
+if TYPE_CHECKING:
+    from shoal.coordinator.share.backoff import Backoff
 
 #: A batch is delivered in ever smaller pieces only where the limit leaves attempts to do so.
 _SPLITTING_LIMIT_MIN = 3

@@ -23,14 +23,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.coordinator.share import bulk
 from shoal.coordinator.share.backoff import UNTIL_FREED, Delay
 from shoal.coordinator.share.delivery_failure import Cause, DeadLetterRange, FailurePolicy
 from shoal.coordinator.share.locks import Lock, Locks
 from shoal.coordinator.share.runs import COUNT_MAX, ONE_BY_ONE_MAX, Runs
-from shoal.coordinator.share.settings import ShareSettings
 from shoal.coordinator.share.states import (
     ACCEPT,
     ACKNOWLEDGED,
@@ -46,6 +45,9 @@ from shoal.coordinator.share.states import (
     may_move,
 )
 from shoal.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from shoal.coordinator.share.settings import ShareSettings
 
 #: Offsets with one state, as they are persisted: first, last, state, delivery count.
 StateBatch = tuple[int, int, int, int]

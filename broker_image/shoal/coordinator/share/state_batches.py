@@ -8,13 +8,17 @@ is that of the window (`runs`), so a state needs as little memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from shoal.coordinator.share import compiled
 from shoal.coordinator.share.bulk import lay_over
 from shoal.coordinator.share.runs import COUNT_MAX, ONE_BY_ONE_MAX, Runs
-from shoal.coordinator.share.share_partition import StateBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from shoal.coordinator.share.share_partition import StateBatch
 
 #: The state of offsets without a write; it is never written.
 _UNTOLD = 255

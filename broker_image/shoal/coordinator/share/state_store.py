@@ -15,19 +15,22 @@ Called by the runtime, in the shape of `coordinator.contract`. Source: KIP-932, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.coordinator.contract import Record, Replayed, Reply, Result
 from shoal.coordinator.share import records
 from shoal.coordinator.share.backoff import UNTIL_FREED, Delay, still_due
 from shoal.coordinator.share.records import RecordType, ShareKey, Update
-from shoal.coordinator.share.share_partition import StateBatch
 from shoal.coordinator.share.state_batches import StateBatches, combine
 from shoal.coordinator.share.states import RecordState
 from shoal.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from uuid import UUID
+
+    from shoal.coordinator.share.share_partition import StateBatch
 
 #: An absent value in requests and records.
 NONE = -1

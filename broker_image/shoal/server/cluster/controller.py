@@ -10,19 +10,22 @@ and fences it if nothing listens there. The image has all other state of brokers
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.metadata import brokers, controller, elections, internal_topics
 from shoal.metadata.controller import Decision
-from shoal.metadata.delta import MetadataDelta
-from shoal.metadata.image import BrokerImage, MetadataImage
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.cluster.metadata_log import Metadata
-from shoal.server.cluster.quorum import Quorum
-from shoal.server.metadata_cache import MetadataCache
-from shoal.server.network.api import Peer
-from shoal.server.node import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.metadata.delta import MetadataDelta
+    from shoal.metadata.image import BrokerImage, MetadataImage
+    from shoal.server.cluster.metadata_log import Metadata
+    from shoal.server.cluster.quorum import Quorum
+    from shoal.server.metadata_cache import MetadataCache
+    from shoal.server.network.api import Peer
+    from shoal.server.node import Node
 
 #: The interval of the checks of sessions.
 _LOOK_MS = 100

@@ -14,16 +14,18 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.client.errors import ClientError
-from shoal.client.settings import Address
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server.network.api import Api, Peer, Request
 from shoal.server.network.links import Link, SetupTimeouts
-from shoal.server.node import Node
+
+if TYPE_CHECKING:
+    from shoal.client.settings import Address
+    from shoal.server.node import Node
 
 #: The pause between two attempts.
 _RETRY_S = 0.05

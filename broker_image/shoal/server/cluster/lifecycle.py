@@ -10,21 +10,24 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shoal.log.directory import LogDirectory
 from shoal.metadata import controller
-from shoal.metadata.delta import MetadataDelta
-from shoal.metadata.image import MetadataImage
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server.cluster.controller import is_gone
-from shoal.server.cluster.controller_channel import ControllerChannel
-from shoal.server.cluster.quorum import Quorum
-from shoal.server.cluster.registration import Registration
-from shoal.server.metadata_cache import MetadataCache
-from shoal.server.node import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from shoal.log.directory import LogDirectory
+    from shoal.metadata.delta import MetadataDelta
+    from shoal.metadata.image import MetadataImage
+    from shoal.server.cluster.controller_channel import ControllerChannel
+    from shoal.server.cluster.quorum import Quorum
+    from shoal.server.cluster.registration import Registration
+    from shoal.server.metadata_cache import MetadataCache
+    from shoal.server.node import Node
 
 #: Longest controlled shutdown.
 CONTROLLED_SHUTDOWN_S = 20.0

@@ -15,7 +15,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.log.errors import CorruptLog
 from shoal.metadata import controller
@@ -28,9 +28,11 @@ from shoal.protocol.errors import ApiError, ErrorCode, WireError
 from shoal.quorum.events import Propose
 from shoal.record.batch import CorruptBatch
 from shoal.record.records import build_batch
-from shoal.server.cluster.quorum import Quorum
-from shoal.server.metadata_cache import MetadataCache
-from shoal.server.node import Node
+
+if TYPE_CHECKING:
+    from shoal.server.cluster.quorum import Quorum
+    from shoal.server.metadata_cache import MetadataCache
+    from shoal.server.node import Node
 
 #: Records in one batch of a snapshot: 2 to 3 ms of work.
 _SNAPSHOT_BATCH = 250

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
+from typing import TYPE_CHECKING
 
-from shoal.server.cluster.metadata_log import Metadata
-from shoal.server.cluster.quorum import Quorum
-from shoal.server.node import Node
+if TYPE_CHECKING:
+    import asyncio
+
+    from shoal.server.cluster.metadata_log import Metadata
+    from shoal.server.cluster.quorum import Quorum
+    from shoal.server.node import Node
 
 #: The interval of the checks.
 CHECK_MS = 1_000

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.metadata import controller
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.cluster.controller_channel import ControllerChannel
-from shoal.server.cluster.lifecycle import Lifecycle
-from shoal.server.cluster.metadata_log import Metadata
-from shoal.server.network.api import Answer, Body
-from shoal.server.node import Node
+
+if TYPE_CHECKING:
+    from shoal.server.cluster.controller_channel import ControllerChannel
+    from shoal.server.cluster.lifecycle import Lifecycle
+    from shoal.server.cluster.metadata_log import Metadata
+    from shoal.server.network.api import Answer, Body
+    from shoal.server.node import Node
 
 
 class ProducerIds:

@@ -17,15 +17,10 @@ import asyncio
 import contextlib
 import functools
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.client.settings import Address
 from shoal.log.config import LogConfig
-from shoal.log.directory import LogDirectory
 from shoal.log.errors import AppendRefused, CorruptLog, LogOffline
-from shoal.log.log import Log
-from shoal.log.syncs import Sync
 from shoal.metadata.names import METADATA_TOPIC
 from shoal.quorum import wire
 from shoal.quorum.events import (
@@ -39,7 +34,6 @@ from shoal.quorum.events import (
     Tick,
     Trim,
 )
-from shoal.quorum.leader_state import Progress
 from shoal.quorum.log_index import OffsetAndEpoch
 from shoal.quorum.messages import Message, Request, Response
 from shoal.quorum.quorum_state import CorruptState
@@ -50,8 +44,17 @@ from shoal.quorum.voters import Endpoint, ReplicaKey, Voter, VoterSet
 from shoal.record.batch import headers
 from shoal.record.records import read_records
 from shoal.server.cluster.quorum_peers import Peers, QuorumEndpoints
-from shoal.server.network.links import SetupTimeouts
-from shoal.server.node import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from shoal.client.settings import Address
+    from shoal.log.directory import LogDirectory
+    from shoal.log.log import Log
+    from shoal.log.syncs import Sync
+    from shoal.quorum.leader_state import Progress
+    from shoal.server.network.links import SetupTimeouts
+    from shoal.server.node import Node
 
 #: Only records that a snapshot contains are removed from the log.
 _CONFIG = LogConfig(

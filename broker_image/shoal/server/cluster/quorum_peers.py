@@ -12,20 +12,23 @@ address. Voters may have moved while this node was down.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from shoal.client.errors import ClientError, Refused, Unreachable, Unsupported
-from shoal.client.settings import Address
-from shoal.log.directory import LogDirectory
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.quorum import wire
 from shoal.quorum.events import Event, PeerDown, Received, RequestFailed
 from shoal.quorum.messages import FetchRequest, FetchSnapshotRequest, Message, Request, Response
-from shoal.quorum.voters import Endpoint
 from shoal.server.network.links import Link, SetupTimeouts
-from shoal.server.node import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.client.settings import Address
+    from shoal.log.directory import LogDirectory
+    from shoal.quorum.voters import Endpoint
+    from shoal.server.node import Node
 
 #: Errors with which a listener that does not serve the metadata log answers a Fetch.
 _NO_METADATA_LOG = frozenset({ErrorCode.unknown_topic_id, ErrorCode.unknown_topic_or_partition})

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from shoal.log.directory import LogDirectory
 from shoal.metadata import controller
 from shoal.metadata.image import BrokerImage, Endpoint
 from shoal.quorum.voters import Endpoint as QuorumEndpoint
 from shoal.server.cluster_config import Listeners
-from shoal.server.node import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shoal.log.directory import LogDirectory
+    from shoal.server.node import Node
 
 
 class BoundListener(Protocol):

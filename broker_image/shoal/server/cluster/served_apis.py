@@ -8,16 +8,19 @@ once the quorum has committed the new endpoint of the voter (ADR 0052).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.protocol.api import ApiKey
-from shoal.quorum.voters import VoterSet
-from shoal.server.cluster.quorum import Quorum
-from shoal.server.cluster.registration import Registration
 from shoal.server.cluster_config import Listeners
-from shoal.server.network.api import Api
-from shoal.server.node import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from shoal.quorum.voters import VoterSet
+    from shoal.server.cluster.quorum import Quorum
+    from shoal.server.cluster.registration import Registration
+    from shoal.server.network.api import Api
+    from shoal.server.node import Node
 
 MOVE = (
     "Give each voter a port for controllers: name those ports in controller.quorum.voters"

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.metadata.topics import NewTopic, create_topics, internal_topic
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.cluster.controller_channel import ControllerChannel
-from shoal.server.cluster.metadata_log import Metadata
-from shoal.server.metadata_cache import MetadataCache
-from shoal.server.node import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shoal.server.cluster.controller_channel import ControllerChannel
+    from shoal.server.cluster.metadata_log import Metadata
+    from shoal.server.metadata_cache import MetadataCache
+    from shoal.server.node import Node
 
 #: How long this broker waits until its image has the topics that the controller created.
 IMAGE_TIMEOUT_S = 5.0

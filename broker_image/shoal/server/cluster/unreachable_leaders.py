@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shoal.metadata.delta import MetadataDelta
-from shoal.metadata.image import MetadataImage
-from shoal.server.metadata_cache import MetadataCache
-from shoal.server.network.api import Answer, Body
-from shoal.server.node import Node
+if TYPE_CHECKING:
+    from shoal.metadata.delta import MetadataDelta
+    from shoal.metadata.image import MetadataImage
+    from shoal.server.metadata_cache import MetadataCache
+    from shoal.server.network.api import Answer, Body
+    from shoal.server.node import Node
 
 #: How long an answer waits at most. The controller replaces a dead leader within 50 ms, or within
 #: 250 ms if that leader was also the controller; a busy machine takes longer. librdkafka asks again

@@ -6,15 +6,19 @@ while the node starts, and by `Node.fail` for what shows later.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from shoal.client.settings import Address
-from shoal.log.directory import LogDirectory
 from shoal.protocol.errors import ErrorCode
 from shoal.server.cluster.lifecycle import CannotJoin
-from shoal.server.cluster.quorum import Quorum
-from shoal.server.cluster.registration import Registration
-from shoal.server.node import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shoal.client.settings import Address
+    from shoal.log.directory import LogDirectory
+    from shoal.server.cluster.quorum import Quorum
+    from shoal.server.cluster.registration import Registration
+    from shoal.server.node import Node
 
 #: In `meta.properties`: the voters of controller.quorum.voters that the quorum once had.
 FIRST_VOTERS = "shoal.first.voters"

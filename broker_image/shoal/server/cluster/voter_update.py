@@ -11,19 +11,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shoal.log.directory import LogDirectory
 from shoal.metadata.names import METADATA_TOPIC
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.quorum import wire
 from shoal.quorum.messages import UpdateRaftVoterRequest
 from shoal.quorum.voters import ReplicaKey, Voter
-from shoal.server.cluster.controller_channel import ControllerChannel
-from shoal.server.cluster.quorum import Quorum
-from shoal.server.cluster.registration import Registration
-from shoal.server.node import Node
+
+if TYPE_CHECKING:
+    from shoal.log.directory import LogDirectory
+    from shoal.server.cluster.controller_channel import ControllerChannel
+    from shoal.server.cluster.quorum import Quorum
+    from shoal.server.cluster.registration import Registration
+    from shoal.server.node import Node
 
 _RETRY_S = 0.5
 

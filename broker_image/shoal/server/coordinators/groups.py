@@ -7,16 +7,14 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 from shoal.coordinator.contract import Reply, Result, Token
 from shoal.coordinator.group import classic, consumer_group, share_group
 from shoal.coordinator.group.groups import GroupType
 from shoal.coordinator.group.settings import GroupSettings
 from shoal.coordinator.group.shard import GroupShard
-from shoal.log.log import Origin
+from shoal.log.appends import Origin
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.replication.partition import Partition
 from shoal.server.coordinators.service import (
     CoordinatorService,
     CreateTopic,
@@ -28,8 +26,11 @@ from shoal.server.coordinators.service import (
 from shoal.server.metrics.registry import Labels, label
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from shoal.metadata.delta import MetadataDelta
     from shoal.metadata.image import MetadataImage
+    from shoal.replication.partition import Partition
     from shoal.server.metadata_cache import MetadataCache
     from shoal.server.metrics.registry import Metrics
     from shoal.server.node import Node

@@ -25,11 +25,11 @@ from shoal.record.batch import CorruptBatch, headers
 from shoal.record.compression import Compression
 from shoal.record.control import ControlType, read_marker
 from shoal.record.records import read_records
-from shoal.replication.partition import Partition
 
 if TYPE_CHECKING:
     from shoal.metadata.delta import MetadataDelta
     from shoal.metadata.image import MetadataImage
+    from shoal.replication.partition import Partition
     from shoal.server.metadata_cache import MetadataCache
     from shoal.server.node import Node
     from shoal.server.timers import Timer

@@ -11,27 +11,28 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from shoal.client.errors import ClientError
+from shoal.log.appends import Origin
 from shoal.log.errors import AppendRefused, LogOffline
-from shoal.log.log import Origin
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.record.control import build_marker
-from shoal.replication.partition import Partition
 from shoal.replication.pending_append import PendingAppend
 from shoal.server.coordinators import groups
-from shoal.server.network.api import Body
-from shoal.transaction.shard import WriteMarkers
 from shoal.transaction.transactions import TV_2, TopicPartition
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from shoal.replication.partition import Partition
     from shoal.server.coordinators.service import Partitions
     from shoal.server.metadata_cache import MetadataCache
+    from shoal.server.network.api import Body
     from shoal.server.network.purgatory import Purgatory
     from shoal.server.node import Node
+    from shoal.transaction.shard import WriteMarkers
 
 #: How long written markers may wait for their replicas before the wait is repeated.
 COMMIT_TIMEOUT_MS = 30_000

@@ -15,13 +15,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.client.errors import ClientError
-from shoal.coordinator.contract import ProducerIdAndEpoch, Result, Token
 from shoal.coordinator.runtime import Phase
-from shoal.log.log import Log
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.record.batch import BatchHeader
-from shoal.replication.partition import Partition
 from shoal.server.coordinators.service import (
     CoordinatorService,
     CreateTopic,
@@ -39,6 +35,10 @@ from shoal.transaction.shard import TransactionSettings, TransactionShard, Write
 from shoal.transaction.transactions import TV_2, TopicPartition
 
 if TYPE_CHECKING:
+    from shoal.coordinator.contract import ProducerIdAndEpoch, Result, Token
+    from shoal.log.log import Log
+    from shoal.record.batch import BatchHeader
+    from shoal.replication.partition import Partition
     from shoal.server.metadata_cache import MetadataCache
     from shoal.server.metrics.registry import Metrics
     from shoal.server.network.purgatory import Purgatory

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server.coordinators import groups
-from shoal.server.network.api import Answer, Body, Request
 from shoal.server.network.responses import mapped, old_epoch_error
 from shoal.transaction.shard import Writer
 from shoal.transaction.transactions import TV_0
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Body, Request
 
 FENCED_SINCE = 2
 

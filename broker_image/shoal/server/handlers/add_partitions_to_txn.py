@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.network.api import Answer, Body, Request
 from shoal.server.network.responses import Outcome, combined, old_epoch_error
 from shoal.transaction.shard import Writer
 from shoal.transaction.transactions import TV_0, TV_2, TopicPartition
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Body, Request
 
 FENCED_SINCE = 2
 BATCHES_SINCE = 4

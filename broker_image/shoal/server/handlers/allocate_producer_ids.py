@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.metadata import brokers, controller
-from shoal.metadata.controller import Decision
-from shoal.metadata.image import MetadataImage
 from shoal.protocol.errors import ErrorCode
-from shoal.server.network.api import Answer, Request
 
 if TYPE_CHECKING:
+    from shoal.metadata.controller import Decision
+    from shoal.metadata.image import MetadataImage
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Request
 
 
 def handle(broker: Broker, request: Request) -> Answer:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from shoal.metadata.client_quotas import QuotaChange
 from shoal.metadata.client_quotas import alter as decide
 from shoal.server.handlers.describe_client_quotas import entity_fields
-from shoal.server.network.api import Answer, Request
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Request
 
 
 def handle(broker: Broker, request: Request) -> Answer:

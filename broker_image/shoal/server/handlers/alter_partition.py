@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.metadata.alter_partition import NO_EPOCH, Wish, alter_partition
 from shoal.protocol.errors import ErrorCode
-from shoal.server.network.api import Answer, Request
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Request
 
 
 def handle(broker: Broker, request: Request) -> Answer:

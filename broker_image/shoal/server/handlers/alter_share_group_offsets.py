@@ -8,16 +8,17 @@ the leaders, in a tagged field, to release keys that dead-lettered records block
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 from shoal.coordinator.share.state_store import NONE
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.network.api import Answer, Request
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from uuid import UUID
+
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Request
 
 
 def handle(broker: Broker, request: Request) -> Answer:

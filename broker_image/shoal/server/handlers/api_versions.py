@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.features import FEATURES, OWN_CLIENT
-from shoal.server.network.api import Answer, Api, Request
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Api, Request
 
 #: librdkafka up to 2.8 does not compress for a broker without Produce v0 (KAFKA-18659). So Kafka
 #: names these versions, and refuses requests with them.

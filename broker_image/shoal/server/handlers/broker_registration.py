@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from shoal.metadata.image import BrokerImage, Endpoint
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.network.api import Answer, Request
 from shoal.server.network.responses import mapped
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Request
 
 
 def handle(broker: Broker, request: Request) -> Answer:

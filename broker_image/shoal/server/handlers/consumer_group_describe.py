@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from shoal.coordinator.contract import Result, Token
-from shoal.coordinator.group.shard import GroupShard
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server.handlers.describe_groups import GROUP_OPERATIONS, NOT_ASKED
-from shoal.server.network.api import Answer, Body, Request
 from shoal.server.network.responses import Outcome, combined
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shoal.coordinator.contract import Result, Token
+    from shoal.coordinator.group.shard import GroupShard
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Body, Request
 
 
 def handle(broker: Broker, request: Request) -> Answer:

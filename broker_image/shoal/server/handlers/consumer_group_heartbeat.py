@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from shoal.coordinator.group.assignment import grouped
 from shoal.coordinator.group.consumer_membership import HeartbeatRequest
 from shoal.protocol import codec
-from shoal.server.network.api import Answer, Request
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Request
 
 
 def handle(broker: Broker, request: Request) -> Answer:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.metadata.topics import Growth, create_partitions
 from shoal.protocol.errors import ErrorCode
-from shoal.server.network.api import Answer, Request
 from shoal.server.quota.client_quotas import QUOTA_EXCEEDED, throttle
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Request
 
 #: The first version with THROTTLING_QUOTA_EXCEEDED (KIP-599).
 STRICT_QUOTA_FROM = 3

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from shoal.metadata import names
 from shoal.metadata.topics import NewTopic, create_topics
 from shoal.protocol.errors import ErrorCode
-from shoal.server.network.api import Answer, Request
 from shoal.server.quota.client_quotas import QUOTA_EXCEEDED, throttle
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Request
 
 #: The first version with THROTTLING_QUOTA_EXCEEDED (KIP-599).
 STRICT_QUOTA_FROM = 6

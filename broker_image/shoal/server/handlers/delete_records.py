@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.log.errors import LogOffline, OffsetOutOfRange
 from shoal.protocol.errors import ErrorCode
-from shoal.server.network.api import Answer, Request
 from shoal.server.network.responses import absence
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Request
 
 #: The offset that requests deletion up to the high watermark.
 HIGH_WATERMARK = -1

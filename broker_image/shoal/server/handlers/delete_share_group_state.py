@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.server.handlers.share_group_state import for_each_partition
-from shoal.server.network.api import Answer, Request
 from shoal.server.share.persister import answer_of
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Request
 
 
 def handle(broker: Broker, request: Request) -> Answer:

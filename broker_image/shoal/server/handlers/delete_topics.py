@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from shoal.metadata.image import MetadataImage, TopicImage
 from shoal.metadata.topics import delete_topics
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.network.api import Answer, Request
 from shoal.server.quota.client_quotas import QUOTA_EXCEEDED, throttle
 
 if TYPE_CHECKING:
+    from shoal.metadata.image import MetadataImage, TopicImage
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Request
 
 Asked = tuple[str | None, Any]
 #: The first version with TOPIC_DELETION_DISABLED.

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from shoal.metadata.client_quotas import Component, describe
-from shoal.server.network.api import Answer, Request
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Request
 
 
 def handle(broker: Broker, request: Request) -> Answer:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server.cluster_config import Listeners
 from shoal.server.handlers import authorized_operations as operations
-from shoal.server.network.api import Answer, Request
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Request
 
 _BROKERS, _CONTROLLERS = 1, 2
 

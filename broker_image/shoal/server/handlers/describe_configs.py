@@ -14,10 +14,10 @@ from shoal.metadata.config_keys import ConfigKey, Scope, text_of
 from shoal.metadata.configs import BROKER, GROUP, TOPIC, Origin, Source
 from shoal.metadata.image import MetadataImage, ResourceType
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.network.api import Answer, Request
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Request
 
 Found = Iterable[tuple[ConfigKey, Any, list[Origin]]]
 #: The source of the configs of a client metrics subscription.

@@ -3,17 +3,18 @@ version 6 it has an error as well (KIP-1043)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from shoal.coordinator.contract import Reply, Result, Token
-from shoal.coordinator.group.shard import GroupShard
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.network.api import Answer, Body, Request
 from shoal.server.network.responses import Outcome, combined
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shoal.coordinator.group.shard import GroupShard
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Body, Request
 
 NOT_FOUND_SINCE = 6
 #: Read, delete, describe, describe configs, alter configs, as bits of AclOperation's numbers.

@@ -6,11 +6,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ErrorCode
-from shoal.replication.partition import Partition
-from shoal.server.network.api import Answer, Request
 
 if TYPE_CHECKING:
+    from shoal.replication.partition import Partition
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Request
 
 _UNKNOWN_BYTES = -1
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.metadata.names import METADATA_TOPIC
 from shoal.protocol.errors import ErrorCode
-from shoal.server.cluster.quorum import Quorum, ReplicaState
-from shoal.server.network.api import Answer, Request
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
+    from shoal.server.cluster.quorum import Quorum, ReplicaState
+    from shoal.server.network.api import Answer, Request
 
 
 def handle(broker: Broker, request: Request) -> Answer:

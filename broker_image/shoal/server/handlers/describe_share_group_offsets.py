@@ -12,21 +12,22 @@ it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from shoal.client.errors import ClientError
 from shoal.coordinator.contract import Reply, Result, Token
-from shoal.coordinator.group.shard import GroupShard
 from shoal.coordinator.share.state_store import NONE
-from shoal.metadata.image import TopicImage
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server.handlers.list_offsets import LATEST
-from shoal.server.network.api import Answer, Body, Request
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from shoal.coordinator.group.shard import GroupShard
+    from shoal.metadata.image import TopicImage
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Body, Request
 
 _Entry = dict[str, Any]
 

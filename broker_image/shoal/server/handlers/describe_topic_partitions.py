@@ -13,10 +13,10 @@ from shoal.metadata.image import NO_LEADER, MetadataImage, TopicImage
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server.handlers import authorized_operations as operations
 from shoal.server.handlers.metadata import is_internal
-from shoal.server.network.api import Answer, Request
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Request
 
 
 def handle(broker: Broker, request: Request) -> Answer:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ApiError
-from shoal.server.network.api import Answer, Request
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Request
 
 
 def handle(broker: Broker, request: Request) -> Answer:

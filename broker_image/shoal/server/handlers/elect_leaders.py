@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.metadata.elections import PREFERRED, UNCLEAN, elect_leaders
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.network.api import Answer, Request
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Request
 
 
 def handle(broker: Broker, request: Request) -> Answer:

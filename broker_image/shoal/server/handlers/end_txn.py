@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.protocol.errors import ErrorCode
-from shoal.server.network.api import Answer, Body, Request
 from shoal.server.network.responses import old_epoch_error
 from shoal.transaction.shard import Writer
 from shoal.transaction.transactions import TV_0, TV_2
 
 if TYPE_CHECKING:
+    from shoal.protocol.errors import ErrorCode
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Body, Request
 
 FENCED_SINCE = 2
 EPOCH_BUMP_SINCE = 5

@@ -14,14 +14,14 @@ from shoal.log.errors import LogOffline, OffsetOutOfRange
 from shoal.protocol import codec
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import CorruptBatch
-from shoal.replication.partition import Partition
-from shoal.server.network.api import Answer, Body, Request
 from shoal.server.network.fetch_sessions import TOPIC_IDS_FROM, Cursor, Session
 from shoal.server.network.responses import absence, leader_endpoints
 from shoal.server.replication import replica_fetch, replica_selector
 
 if TYPE_CHECKING:
+    from shoal.replication.partition import Partition
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Body, Request
 
 READ_COMMITTED = 1
 #: The first version whose refusals name the leader (KIP-951).

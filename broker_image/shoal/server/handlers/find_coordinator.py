@@ -11,18 +11,19 @@ because librdkafka repeats the request on the connection that it used last.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from shoal.log.uuids import uuid_from_text
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.network.api import Answer, Body, Request
 from shoal.server.network.responses import combined
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from shoal.server.broker import Broker
     from shoal.server.coordinators.service import CoordinatorService
+    from shoal.server.network.api import Answer, Body, Request
 
 BATCHES_SINCE = 4
 SHARE_SINCE = 6

@@ -7,16 +7,17 @@ of a client is computed for each request, so the broker keeps no state of client
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from uuid import UUID
 
 from shoal.log.uuids import uuid_text
 from shoal.metadata.client_metrics import Subscription, subscribe
 from shoal.metadata.image import ResourceType
 from shoal.protocol.errors import ErrorCode
-from shoal.server.network.api import Answer, Request
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Request
 
 #: zstd, lz4, gzip, snappy: the order in which clients should take them.
 COMPRESSION_TYPES = (4, 3, 1, 2)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from shoal.coordinator.group.classic_requests import HeartbeatRequest
 from shoal.coordinator.group.groups import code
 from shoal.protocol.errors import ErrorCode
-from shoal.server.network.api import Answer, Body, Request
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Body, Request
 
 
 def handle(broker: Broker, request: Request) -> Answer:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from shoal.coordinator.contract import ProducerIdAndEpoch
 from shoal.protocol import codec
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.network.api import Answer, Body, Request
 from shoal.server.network.responses import old_epoch_error
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Body, Request
 
 NONE = -1
 #: The first version with PRODUCER_FENCED. Older clients get INVALID_PRODUCER_EPOCH.

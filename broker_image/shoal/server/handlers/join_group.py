@@ -8,10 +8,10 @@ from shoal.coordinator.group.classic import refused_join
 from shoal.coordinator.group.classic_requests import JoinRequest
 from shoal.protocol import codec
 from shoal.protocol.errors import ErrorCode
-from shoal.server.network.api import Answer, Body, Request
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Body, Request
 
 
 def handle(broker: Broker, request: Request) -> Answer:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from shoal.coordinator.group.classic_requests import Leaver, LeaveRequest
 from shoal.coordinator.group.groups import code
 from shoal.protocol.errors import ErrorCode
-from shoal.server.network.api import Answer, Request
 from shoal.server.network.responses import mapped
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Request
 
 BATCHES_SINCE = 3
 

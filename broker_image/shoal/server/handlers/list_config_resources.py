@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from shoal.metadata.image import MetadataImage, ResourceType
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.network.api import Answer, Request
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Request
 
 _LISTED = (
     ResourceType.TOPIC,

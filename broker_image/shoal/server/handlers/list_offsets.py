@@ -13,11 +13,11 @@ from shoal.log.errors import LogOffline
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import CorruptBatch
 from shoal.replication.partition import NO_EPOCH, Partition
-from shoal.server.network.api import Answer, Request
 from shoal.server.network.responses import absence
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Request
 
 LATEST = -1
 EARLIEST = -2

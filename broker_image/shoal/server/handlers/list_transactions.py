@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.network.api import Answer, Request
 from shoal.transaction.states import State
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Request
 
 STATES = tuple(state.title for state in State)
 

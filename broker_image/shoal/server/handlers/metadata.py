@@ -6,7 +6,6 @@ A request has topics by name, by id, or all of them. An unknown name creates the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from shoal.metadata import names
@@ -15,11 +14,13 @@ from shoal.metadata.topics import NewTopic, internal_topic
 from shoal.protocol import codec
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server.handlers import authorized_operations as operations
-from shoal.server.network.api import Answer, Request
 from shoal.server.network.responses import mapped
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Request
 
 Row = dict[str, Any]
 #: The first version with topics by id in the request. Responses have ids since version 10.

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 from shoal.coordinator.group.offsets import CommitRequest, PartitionCommit, TopicCommit
-from shoal.metadata.image import MetadataImage, TopicImage
 from shoal.protocol import codec
 from shoal.protocol.errors import ErrorCode
-from shoal.server.network.api import Answer, Body, Request
 from shoal.server.network.responses import mapped
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from uuid import UUID
+
+    from shoal.metadata.image import MetadataImage, TopicImage
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Body, Request
 
 TOPIC_IDS_SINCE = 10
 Row = dict[str, Any]

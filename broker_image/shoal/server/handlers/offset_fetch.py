@@ -6,20 +6,21 @@ an error.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.coordinator.contract import Reply, Result, Token
 from shoal.coordinator.group.offsets import TopicQuery
-from shoal.coordinator.group.shard import GroupShard
-from shoal.metadata.image import MetadataImage
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.network.api import Answer, Body, Request
 from shoal.server.network.responses import Outcome, combined
 
 if TYPE_CHECKING:
+    import asyncio
+
+    from shoal.coordinator.group.shard import GroupShard
+    from shoal.metadata.image import MetadataImage
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Body, Request
 
 GROUPS_SINCE = 8
 TOPIC_IDS_SINCE = 10

@@ -14,25 +14,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 from shoal.log.errors import AppendRefused
-from shoal.log.validation import ValidatedBatch
 from shoal.protocol import produce
 from shoal.protocol.errors import ErrorCode, WireError
 from shoal.protocol.produce import TOPIC_IDS_FROM, ProduceRequest
 from shoal.record.batch import COMPRESSION_MASK, TRANSACTIONAL_BIT, low_attributes
 from shoal.record.compression import Compression
-from shoal.replication.partition import Partition
 from shoal.replication.pending_append import PendingAppend
 from shoal.server.handlers import transactional_produce
 from shoal.server.handlers.transactional_produce import pass_on
-from shoal.server.network.api import Answer, Body, Request
 from shoal.server.network.responses import absence, leader_endpoints
-from shoal.server.replication.batch_validator import Outcomes
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
+    from shoal.log.validation import ValidatedBatch
+    from shoal.replication.partition import Partition
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Body, Request
+    from shoal.server.replication.batch_validator import Outcomes
 
 _ACKS_ALL = -1
 #: The client id of Kafka's tools, which may write to internal topics.

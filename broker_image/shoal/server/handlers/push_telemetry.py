@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server.handlers.get_telemetry_subscriptions import COMPRESSION_TYPES, subscription_of
-from shoal.server.network.api import Answer, Request
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Request
 
 _UNCOMPRESSED = 0
 

@@ -13,12 +13,12 @@ from shoal.quorum import wire
 from shoal.quorum.messages import AddRaftVoterRequest, Response, VoteRequest
 from shoal.server.cluster_config import Listeners
 from shoal.server.handlers import fetch as partitions
-from shoal.server.network.api import Answer, Request
 from shoal.server.network.fetch_sessions import TOPIC_IDS_FROM
 from shoal.server.network.responses import mapped
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Request
 
 
 def handle(broker: Broker, request: Request) -> Answer:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal.coordinator.contract import Result
 from shoal.coordinator.share.backoff import still_due
-from shoal.coordinator.share.records import ShareKey
-from shoal.coordinator.share.state_store import ShareStateShard
 from shoal.server.handlers.share_group_state import for_each_partition
-from shoal.server.network.api import Answer, Request
 from shoal.server.share.persister import answer_of, delay_entries
 
 if TYPE_CHECKING:
+    from shoal.coordinator.contract import Result
+    from shoal.coordinator.share.records import ShareKey
+    from shoal.coordinator.share.state_store import ShareStateShard
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Request
 
 
 def handle(broker: Broker, request: Request) -> Answer:

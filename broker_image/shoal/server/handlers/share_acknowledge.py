@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
-from uuid import UUID
 
 from shoal.coordinator.share.sessions import FINAL_EPOCH, INITIAL_EPOCH
 from shoal.protocol.errors import ApiError, ErrorCode
@@ -15,15 +13,18 @@ from shoal.protocol.share import (
     write_acknowledged,
 )
 from shoal.server.handlers.share_fetch import checked_ids
-from shoal.server.network.api import Answer, Body, Request
 from shoal.server.network.deferred import DeferredResponse
 from shoal.server.share.acknowledge import Acks, count_by_type, misuse
 from shoal.server.share.fetch import current_leader, endpoints_of
 from shoal.server.share.leader import Phase
-from shoal.server.share.state_write import Failure
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from uuid import UUID
+
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Body, Request
+    from shoal.server.share.state_write import Failure
 
 
 def handle(broker: Broker, request: Request) -> Answer:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from shoal.coordinator.share.sessions import FINAL_EPOCH, INITIAL_EPOCH
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.protocol.share import ShareFetchRequest, write_fetch
-from shoal.server.network.api import Answer, Body, Request
 from shoal.server.share.acknowledge import Acks
 from shoal.server.share.fetch import check_acquire_mode
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Body, Request
 
 #: The longest member id that Kafka accepts. Its member ids are UUIDs of 22 characters.
 MEMBER_ID_LENGTH_MAX = 36

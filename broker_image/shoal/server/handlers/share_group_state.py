@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from shoal.coordinator.contract import Result
 from shoal.coordinator.share.records import ShareKey
 from shoal.coordinator.share.state_store import ShareStateShard
-from shoal.server.network.api import Answer, Request
 from shoal.server.network.responses import combined
 from shoal.server.share.state_coordinator import keys_of, outcomes_by_topic
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Request
 
 #: Decides on one partition of a request: (shard, now_ms, key, entry) -> (response fields, records).
 Decide = Callable[[ShareStateShard, int, ShareKey, Any], tuple[dict[str, Any], Result]]

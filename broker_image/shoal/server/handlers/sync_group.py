@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from shoal.coordinator.group.classic_requests import SyncRequest
 from shoal.coordinator.group.groups import code
 from shoal.protocol.errors import ErrorCode
-from shoal.server.network.api import Answer, Request
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Request
 
 NAMES_PROTOCOL_SINCE = 5
 

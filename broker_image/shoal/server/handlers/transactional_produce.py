@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ErrorCode, WireError
-from shoal.protocol.produce import ProduceRequest
 from shoal.record.batch import HEADER_SIZE, BatchHeader, CorruptBatch, read_header
 from shoal.replication.partition import Partition
 from shoal.server.coordinators.transactions import Errors, write_error
@@ -21,6 +20,7 @@ from shoal.server.network.api import Answer, Body, Request
 from shoal.transaction.shard import Writer
 
 if TYPE_CHECKING:
+    from shoal.protocol.produce import ProduceRequest
     from shoal.server.broker import Broker
 
 ABORTABLE_SINCE = 11

@@ -6,20 +6,21 @@ AddOffsetsToTxn must have added it, which is verified (KIP-890).
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 from shoal.coordinator.contract import ProducerIdAndEpoch, Reply, Result, Token
 from shoal.coordinator.group.offsets import CommitRequest, PartitionCommit, TopicCommit
-from shoal.coordinator.group.shard import GroupShard
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server.coordinators import groups
 from shoal.server.coordinators.transactions import Errors, is_open, write_error
-from shoal.server.network.api import Answer, Body, Request
 from shoal.transaction.shard import Writer
 
 if TYPE_CHECKING:
+    import asyncio
+
+    from shoal.coordinator.group.shard import GroupShard
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Body, Request
 
 LOADING_SINCE = 2
 ABORTABLE_SINCE = 4

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from shoal.metadata.brokers import unregister
 from shoal.protocol.errors import ErrorCode
-from shoal.server.network.api import Answer, Request
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Request
 
 
 def handle(broker: Broker, request: Request) -> Answer:

@@ -5,16 +5,17 @@ The coordinator on another broker sends it, or an admin client.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.replication.pending_append import PendingAppend
 from shoal.server.coordinators.transaction_markers import COMMIT_TIMEOUT_MS, Marker
-from shoal.server.network.api import Answer, Body, Request
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shoal.replication.pending_append import PendingAppend
     from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Body, Request
 
 Row = dict[str, Any]
 

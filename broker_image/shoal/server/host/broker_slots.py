@@ -9,12 +9,14 @@ This module only computes; `host` runs the brokers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.server.cluster_config import cluster_config
 from shoal.server.config import BrokerConfig, Endpoint, InvalidConfig, bracketed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 SETTING = "shoal.brokers.per.host"
 #: Settings that `controller_listener` may add and that no flag sets.

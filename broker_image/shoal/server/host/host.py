@@ -19,10 +19,14 @@ import ctypes
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from shoal.server.cluster_config import CONTROLLER
-from shoal.server.host.broker_slots import BrokerSlot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from shoal.server.host.broker_slots import BrokerSlot
 
 #: The first and the longest pause before a restart, and the running time that resets the pause.
 PAUSE_S, PAUSE_MAX_S, STEADY_S = 1.0, 30.0, 60.0
@@ -142,7 +146,8 @@ class Host:
         )
         if self._stopping:  # The signal came while the process was created.
             self._signal(one, signal.SIGTERM)
-        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
         await asyncio.gather(
             self._forward_output(one, process.stdout, self._say),
             self._forward_output(one, process.stderr, self._warn),

@@ -18,7 +18,10 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 #: How long the others may stay ready. Kubernetes stops all containers at about the same time.
 READY_GRACE_S = 2.0

@@ -5,12 +5,15 @@ Families have Kafka's names. Each reads its source when the metrics are asked fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from shoal.replication.partition import Partition
-from shoal.server.disk import Disk
 from shoal.server.metrics.registry import Metrics, Samples, label
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from shoal.replication.partition import Partition
+    from shoal.server.disk import Disk
 
 _MANAGER = "kafka_server_ReplicaManager_"
 _SESSIONS = "kafka_server_FetchSessionCache_"

@@ -8,11 +8,13 @@ queued, and the idle ratio is that of the loop.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from shoal.coordinator.runtime import Phase, Runtime
 from shoal.server.metrics.registry import Metrics, Samples, label
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 #: The shortest time over which the idle ratio is measured.
 IDLE_WINDOW_S = 1.0

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from shoal.coordinator.share.states import AcknowledgeType
 from shoal.server.metrics import queue as queue_metrics
 from shoal.server.metrics.registry import Metrics, Samples, label
-from shoal.server.metrics.share_meters import Mean
 from shoal.server.metrics.share_ports import LeaderPort, ShareServicePort, of_leaders
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.server.metrics.share_meters import Mean
 
 _GROUP = "kafka_server_ShareGroupMetrics_"
 _PARTITION = "kafka_server_SharePartitionMetrics_"

@@ -5,17 +5,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from shoal.coordinator.share.selection import Selection
-from shoal.coordinator.share.sessions import ShareSessions
-from shoal.coordinator.share.settings import ShareSettings
-from shoal.coordinator.share.share_partition import SharePartition
-from shoal.replication.partition import Partition
 from shoal.server.metrics.registry import Labels, Samples, label
-from shoal.server.metrics.share_meters import FetchMeter, Mean, ShareTopicMeter
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from shoal.coordinator.share.selection import Selection
+    from shoal.coordinator.share.sessions import ShareSessions
+    from shoal.coordinator.share.settings import ShareSettings
+    from shoal.coordinator.share.share_partition import SharePartition
+    from shoal.replication.partition import Partition
+    from shoal.server.metrics.share_meters import FetchMeter, Mean, ShareTopicMeter
 
 
 class DeadLetterFailure(Protocol):

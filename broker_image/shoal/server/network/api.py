@@ -18,13 +18,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from shoal.protocol.api import ApiKey
-from shoal.protocol.errors import ErrorCode
-from shoal.protocol.frames import RequestHeader
 from shoal.protocol.produce import ProduceRequest
 from shoal.server.cluster_config import Listeners
+
+if TYPE_CHECKING:
+    from shoal.protocol.api import ApiKey
+    from shoal.protocol.errors import ErrorCode
+    from shoal.protocol.frames import RequestHeader
 
 Buffer = bytes | bytearray | memoryview
 Body = Mapping[str, Any] | Sequence[Buffer]

@@ -21,18 +21,20 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from shoal.log.slices import FileSlice
 from shoal.protocol.errors import WireError
-from shoal.server.network.api import Buffer, Peer
-from shoal.server.network.dispatch import Dispatcher, PendingResponse
 from shoal.server.network.request_limits import (
     LARGE_REQUEST_BYTES,
     RequestLimits,
     needs_capacity,
 )
 from shoal.server.network.sendfile_writer import SendfileWriter
+
+if TYPE_CHECKING:
+    from shoal.server.network.api import Buffer, Peer
+    from shoal.server.network.dispatch import Dispatcher, PendingResponse
 
 #: Bytes of one read. uvloop reads at most this many at a time.
 SCRATCH_SIZE = 256 * 1024
@@ -134,7 +136,7 @@ class Connection(asyncio.BufferedProtocol):
         self.peer: Peer | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it.
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's does not inherit from it.
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH)
         self.active_at = self._loop.time()
         self.peer = self._listener.register(self, self._transport)

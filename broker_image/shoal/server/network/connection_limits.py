@@ -9,13 +9,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.metadata.client_quotas import connection_rate
 from shoal.metadata.config_keys import counts_by_address
-from shoal.server.metadata_cache import MetadataCache
-from shoal.server.node import Node
 from shoal.server.quota.rates import Rate
+
+if TYPE_CHECKING:
+    from shoal.server.metadata_cache import MetadataCache
+    from shoal.server.node import Node
 
 #: The default of max.connection.creation.rate. At this value, no rate is measured.
 _NO_LIMIT = 2**31 - 1

@@ -11,10 +11,12 @@ creating one takes 2 µs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shoal.server.network.api import Body
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.server.network.api import Body
 
 
 class DeferredResponse:

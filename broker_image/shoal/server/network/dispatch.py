@@ -16,13 +16,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
-from shoal.server.metadata_cache import MetadataCache
-from shoal.server.metrics.registry import Metrics
 from shoal.server.network.api import Api, AwaitableBody, Body, Peer, Request
 from shoal.server.network.deferred import DeferredResponse
 from shoal.server.network.encoding import (
@@ -31,8 +29,12 @@ from shoal.server.network.encoding import (
     encode_body,
     with_throttle_time,
 )
-from shoal.server.network.purgatory import Purgatory
-from shoal.server.quota.client_quotas import ClientQuotas
+
+if TYPE_CHECKING:
+    from shoal.server.metadata_cache import MetadataCache
+    from shoal.server.metrics.registry import Metrics
+    from shoal.server.network.purgatory import Purgatory
+    from shoal.server.quota.client_quotas import ClientQuotas
 
 
 class ControllerPort(Protocol):

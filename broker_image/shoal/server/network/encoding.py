@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kio.static.constants import EntityType
 
@@ -11,8 +11,10 @@ from shoal.protocol import codec
 from shoal.protocol.api import ApiKey
 from shoal.protocol.compiler import Gather
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
-from shoal.server.metrics.registry import Metrics
 from shoal.server.network.api import Api, Body, Buffer, Request
+
+if TYPE_CHECKING:
+    from shoal.server.metrics.registry import Metrics
 
 Buffers = list[Buffer]
 

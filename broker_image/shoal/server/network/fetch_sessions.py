@@ -10,11 +10,13 @@ continues with full requests, which need no session.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
-from uuid import UUID
+from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ApiError, ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from uuid import UUID
 
 TOPIC_IDS_FROM = 13
 #: A request without a session, or one that ends its session.

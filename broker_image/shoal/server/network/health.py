@@ -8,12 +8,14 @@ response has the version.
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from shoal import __version__
-from shoal.server.metrics.registry import Metrics
 from shoal.server.network.listener import bound_socket
-from shoal.server.node import Node
+
+if TYPE_CHECKING:
+    from shoal.server.metrics.registry import Metrics
+    from shoal.server.node import Node
 
 #: The largest head of a request, in bytes. curl sends 80 bytes, Prometheus about 300.
 HEAD_SIZE_MAX = 8192
@@ -85,7 +87,7 @@ class _Http(asyncio.Protocol):
         self._timeout: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it.
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's does not inherit from it.
         self._listener.connections += 1
         if self._listener.connections > CONNECTIONS_MAX:
             self._transport.abort()

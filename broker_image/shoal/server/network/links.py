@@ -12,14 +12,17 @@ node is reached in the end. All links of a node share one `SetupTimeouts`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.client.connection import Connection, connect, joined
 from shoal.client.errors import ClientError, ConnectionLost, Unreachable
 from shoal.client.settings import Address, Settings
-from shoal.protocol.api import ApiKey
-from shoal.server.config import BrokerConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from shoal.protocol.api import ApiKey
+    from shoal.server.config import BrokerConfig
 
 
 class SetupTimeouts:

@@ -11,17 +11,21 @@ import asyncio
 import errno
 import os
 import socket
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from shoal.server.cluster_config import Listeners
 from shoal.server.config import address
 from shoal.server.network.api import Peer
 from shoal.server.network.connection import Connection
-from shoal.server.network.connection_limits import ConnectionLimits
-from shoal.server.network.dispatch import Dispatcher
-from shoal.server.network.request_limits import RequestLimits
-from shoal.server.node import Node
-from shoal.server.system import System
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shoal.server.network.connection_limits import ConnectionLimits
+    from shoal.server.network.dispatch import Dispatcher
+    from shoal.server.network.request_limits import RequestLimits
+    from shoal.server.node import Node
+    from shoal.server.system import System
 
 #: Connections that the kernel completes before they are accepted, unless
 #: `socket.listen.backlog.size` is set. Kafka's default of 50 is low for a group whose members all

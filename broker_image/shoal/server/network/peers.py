@@ -9,15 +9,18 @@ another address gets a new connection.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.client.errors import Unreachable
-from shoal.client.settings import Address
-from shoal.protocol.api import ApiKey
-from shoal.server.metadata_cache import MetadataCache
 from shoal.server.network.links import Link, SetupTimeouts
-from shoal.server.node import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from shoal.client.settings import Address
+    from shoal.protocol.api import ApiKey
+    from shoal.server.metadata_cache import MetadataCache
+    from shoal.server.node import Node
 
 REQUEST_TIMEOUT_MS = 5_000
 

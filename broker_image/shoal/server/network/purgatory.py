@@ -16,13 +16,17 @@ max wait), DeleteRecords.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING
 
 from shoal.server.network.api import Body
 from shoal.server.network.deferred import DeferredResponse
-from shoal.server.timers import Timer, Timers
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from shoal.server.timers import Timer, Timers
 
 Attempt = Callable[[], Body | None]
 #: The last part of a fetch's `max_wait` in which it may expire early, together with others: 50 of

@@ -13,12 +13,15 @@ in the middle of a large request for `STALL_S` is disconnected.
 
 from __future__ import annotations
 
-import asyncio
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from shoal.protocol.api import ApiKey
-from shoal.server.network.api import Request
-from shoal.server.node import Node
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from shoal.server.network.api import Request
+    from shoal.server.node import Node
 
 #: Requests above this size count while they are received. Smaller ones are received into a buffer
 #: that all connections share.

@@ -6,8 +6,10 @@ records the next fetch gets.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 #: Bytes of responses that may wait in memory, over all connections.
 BUFFERED_BYTES_MAX = 128 << 20

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
-from uuid import UUID
+from typing import TYPE_CHECKING, Any
 
-from shoal.metadata.image import MetadataImage, PartitionImage
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.network.api import Answer, Body
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from shoal.metadata.image import MetadataImage, PartitionImage
+    from shoal.server.network.api import Answer, Body
 
 Response = Mapping[str, Any]
 Outcome = Response | ApiError

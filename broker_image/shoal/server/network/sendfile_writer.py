@@ -10,14 +10,18 @@ With `sendfile`, consuming 1 KB records takes half of the broker's CPU (`bench`)
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from shoal.log.slices import FileSlice
-from shoal.server.network.api import Buffer
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Sequence
+
+    from shoal.server.network.api import Buffer
 
 #: Linux's flag for "more data follows": the head of a response leaves with its records.
 _MORE = socket.MSG_MORE

@@ -9,8 +9,7 @@ Without quotas, nothing is measured.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.metadata import client_quotas
 from shoal.metadata.client_quotas import (
@@ -20,14 +19,18 @@ from shoal.metadata.client_quotas import (
     REQUEST_PERCENTAGE,
     Match,
 )
-from shoal.metadata.delta import MetadataDelta
-from shoal.metadata.image import MetadataImage
 from shoal.protocol.api import ApiKey
-from shoal.protocol.frames import RequestHeader
-from shoal.server.metadata_cache import MetadataCache
 from shoal.server.metrics.registry import Metrics, Samples, label
-from shoal.server.node import Node
 from shoal.server.quota.rates import Bucket, Rate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.metadata.delta import MetadataDelta
+    from shoal.metadata.image import MetadataImage
+    from shoal.protocol.frames import RequestHeader
+    from shoal.server.metadata_cache import MetadataCache
+    from shoal.server.node import Node
 
 #: Requests between brokers, which no quota applies to.
 _EXEMPT = frozenset(

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 
 from shoal.log.errors import AppendRefused
 from shoal.log.validation import ValidatedBatch, is_large, validate
-from shoal.protocol.produce import ProduceTopic
 from shoal.record.batch import COMPRESSION_MASK, low_attributes
 from shoal.record.compression import OutputFull
 
 if TYPE_CHECKING:
     from shoal.log.config import LogConfig
+    from shoal.protocol.produce import ProduceTopic
     from shoal.server.node import Node
     from shoal.server.replication.partitions import Partitions
 

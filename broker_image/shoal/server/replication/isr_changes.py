@@ -8,17 +8,18 @@ is in flight at a time. `Partition.complete_isr_change` or `fail_isr_change` tak
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
-from uuid import UUID
 
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.replication.leadership import NOT_ELIGIBLE, AlterPartition
-from shoal.replication.replica_fetcher import Key
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from uuid import UUID
+
     from shoal.replication.partition import Partition
+    from shoal.replication.replica_fetcher import Key
     from shoal.server.metadata_cache import MetadataCache
     from shoal.server.node import Node
 

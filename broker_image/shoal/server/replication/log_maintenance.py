@@ -6,16 +6,17 @@ disk work runs in the disk's worker thread.
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
-from shoal.log.compaction import Compaction
 from shoal.log.errors import LogOffline
-from shoal.log.segment import DeletedSegment
 
 if TYPE_CHECKING:
+    import asyncio
+
+    from shoal.log.compaction import Compaction
     from shoal.log.directory import LogDirectory
+    from shoal.log.segment import DeletedSegment
     from shoal.replication.partition import Partition
     from shoal.server.metadata_cache import MetadataCache
     from shoal.server.node import Node

@@ -6,19 +6,20 @@ a delta. The effective configs of a topic become the `LogConfig` of its logs her
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
-from uuid import UUID
 
 from shoal.log.config import LogConfig
-from shoal.log.log import Log
-from shoal.metadata.delta import MetadataDelta
 from shoal.metadata.image import MetadataImage, PartitionImage, ResourceType, TopicImage
 from shoal.replication.leadership import LAG_TIME_MAX_MS, AlterPartition
 from shoal.replication.partition import Partition
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from uuid import UUID
+
     from shoal.log.directory import LogDirectory
+    from shoal.log.log import Log
+    from shoal.metadata.delta import MetadataDelta
     from shoal.server.network.purgatory import Purgatory
     from shoal.server.node import Node
 

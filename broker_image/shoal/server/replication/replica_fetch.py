@@ -15,18 +15,19 @@ from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-from uuid import UUID
 
 from shoal.protocol import codec
 from shoal.protocol.errors import ErrorCode
 from shoal.replication.partition import ReplicaFetch, ReplicaFetched
-from shoal.server.network.api import Answer, Body, Request
-from shoal.server.network.fetch_sessions import Cursor, FetchSessions, Session
 from shoal.server.replication.replica_manager import AWAITED_FETCH_WAIT_MS, ReplicaManager
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from shoal.replication.leadership import Leadership
     from shoal.replication.partition import Partition
+    from shoal.server.network.api import Answer, Body, Request
+    from shoal.server.network.fetch_sessions import Cursor, FetchSessions, Session
     from shoal.server.network.purgatory import Purgatory
     from shoal.server.node import Node
     from shoal.server.replication.partitions import Partitions

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-from uuid import UUID
 from zlib import crc32
 
 from shoal.client.errors import ClientError
@@ -27,6 +26,8 @@ from shoal.replication.replica_fetcher import (
 from shoal.server.replication.isr_changes import broker_epoch
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from shoal.metadata.delta import MetadataDelta
     from shoal.metadata.image import MetadataImage
     from shoal.server.metadata_cache import MetadataCache

@@ -14,10 +14,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from shoal.replication.leadership import UNKNOWN_OFFSET
-from shoal.replication.partition import Partition
-from shoal.replication.replica_fetcher import Key
 
 if TYPE_CHECKING:
+    from shoal.replication.partition import Partition
+    from shoal.replication.replica_fetcher import Key
     from shoal.server.network.purgatory import Purgatory
     from shoal.server.node import Node
     from shoal.server.replication.isr_changes import IsrChanges

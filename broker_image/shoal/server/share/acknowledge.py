@@ -10,19 +10,22 @@ is refused.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import NamedTuple, Protocol
-from uuid import UUID
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from shoal.coordinator.share.bulk import accepted_records
 from shoal.coordinator.share.states import ACCEPT, AcknowledgeType
 from shoal.protocol.errors import ErrorCode
-from shoal.protocol.share import AcknowledgementBatch, Acknowledgements
-from shoal.server.metrics.share_meters import ShareTopicMeter
 from shoal.server.share.leader import Phase
 from shoal.server.share.state_write import Failure, Waiter
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Callable, Sequence
+    from uuid import UUID
+
+    from shoal.protocol.share import AcknowledgementBatch, Acknowledgements
+    from shoal.server.metrics.share_meters import ShareTopicMeter
 
 _INVALID = ErrorCode.invalid_request
 #: The largest acknowledge type, without and with renewals (KIP-1222).

@@ -8,12 +8,10 @@ in between, the next one finds the record, and the request is made again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
 from shoal.coordinator.contract import Reply, Result, Token
-from shoal.coordinator.group.shard import GroupShard
 from shoal.coordinator.share.records import ShareKey
 from shoal.coordinator.share.state_store import NONE
 from shoal.protocol.errors import ApiError, ErrorCode
@@ -21,6 +19,9 @@ from shoal.server.share.leader import Phase, ShareLeader
 from shoal.server.share.state_write import Failure
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from shoal.coordinator.group.shard import GroupShard
     from shoal.server.coordinators.groups import GroupService
     from shoal.server.network.purgatory import Purgatory
     from shoal.server.node import Node

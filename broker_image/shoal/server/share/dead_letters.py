@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -31,7 +30,6 @@ from shoal.coordinator.share.dead_letters import (
 )
 from shoal.coordinator.share.delivery_failure import DeadLetterRange
 from shoal.log.errors import AppendRefused, LogOffline, OffsetOutOfRange
-from shoal.metadata.image import TopicImage
 from shoal.metadata.topics import NewTopic
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
@@ -41,9 +39,12 @@ from shoal.replication.partition import Partition
 from shoal.replication.pending_append import PendingAppend
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from shoal.coordinator.share.records import ShareKey
     from shoal.coordinator.share.settings import ShareSettings
     from shoal.coordinator.share.share_partition import SharePartition
+    from shoal.metadata.image import TopicImage
     from shoal.server.metadata_cache import MetadataCache
     from shoal.server.network.peers import Peers
     from shoal.server.network.purgatory import Purgatory

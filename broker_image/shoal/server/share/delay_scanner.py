@@ -10,16 +10,17 @@ acquires nothing, and runs only for groups with `share.delay.max.ms`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol
-from uuid import UUID
 
-from shoal.coordinator.share.settings import ShareSettings
 from shoal.protocol.errors import ApiError
 from shoal.record.batch import CorruptBatch
 from shoal.server.share.leader import Phase, ShareLeader
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from uuid import UUID
+
+    from shoal.coordinator.share.settings import ShareSettings
     from shoal.replication.partition import Partition
     from shoal.server.node import Node
     from shoal.server.share.group_settings import ShareGroupSettings

@@ -6,12 +6,13 @@ of the group's share partitions on this broker. Members keep their records and m
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from shoal.coordinator.share.dead_letter_rate import DeadLetterRate
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shoal.server.node import Node
     from shoal.server.share.group_settings import ShareGroupSettings
 

@@ -8,7 +8,6 @@ undelivered.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
@@ -20,22 +19,24 @@ from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.protocol.features import HEADERS_ONLY, OWN_CLIENT
 from shoal.protocol.share import PartitionRecords, ShareFetchRequest, write_fetch
 from shoal.record.batch import HEADER_SIZE, headers
-from shoal.server.network.api import Answer, Body, Peer, Request
 from shoal.server.network.deferred import DeferredResponse
 from shoal.server.network.responses import leader_endpoints
-from shoal.server.share.acknowledge import Acks
 from shoal.server.share.leader import Phase, ShareLeader
 from shoal.server.share.state_write import Failure
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Sequence
+
     from shoal.coordinator.share.settings import ShareSettings
     from shoal.metadata.image import MetadataImage
     from shoal.server.metadata_cache import MetadataCache
     from shoal.server.metrics.registry import Metrics
     from shoal.server.metrics.share_meters import Mean, ShareTopicMeter
+    from shoal.server.network.api import Answer, Body, Peer, Request
     from shoal.server.network.purgatory import Purgatory
     from shoal.server.network.response_limits import ResponseLimits
     from shoal.server.node import Node
+    from shoal.server.share.acknowledge import Acks
     from shoal.server.share.member_sessions import MemberSessions
 
 RECORD_LIMIT = 1

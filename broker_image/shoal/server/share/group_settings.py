@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from shoal.coordinator.share import compiled
@@ -10,6 +9,8 @@ from shoal.coordinator.share.backoff import Backoff
 from shoal.coordinator.share.settings import SelectionPolicy, ShareSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from shoal.metadata.image import MetadataImage
     from shoal.server.metadata_cache import MetadataCache
     from shoal.server.node import Node

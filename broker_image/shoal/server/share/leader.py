@@ -8,7 +8,6 @@ drops the window and refuses those requests; the next fetch loads the persisted 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,9 +15,6 @@ from shoal.coordinator.share.acquisition import NOTHING, Acquired, Wanted, acqui
 from shoal.coordinator.share.batches import AbortedTransaction, scan
 from shoal.coordinator.share.delivery_failure import DeadLetterRange, FailurePolicy
 from shoal.coordinator.share.key_holders import hold_keys
-from shoal.coordinator.share.records import ShareKey
-from shoal.coordinator.share.selection import Selection
-from shoal.coordinator.share.settings import ShareSettings
 from shoal.coordinator.share.share_partition import (
     Acknowledgement,
     SharePartition,
@@ -30,14 +26,18 @@ from shoal.log.errors import LogOffline, OffsetOutOfRange
 from shoal.metadata.config_keys import duration_ms
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.record.batch import CorruptBatch
-from shoal.replication.partition import Partition
 from shoal.server.metrics.share_meters import FetchMeter
 from shoal.server.share import selection_fetch as share_selection
 from shoal.server.share.state_write import Failure, StateWrite, Waiter, client_failure
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Iterable, Sequence
 
+    from shoal.coordinator.share.records import ShareKey
+    from shoal.coordinator.share.selection import Selection
+    from shoal.coordinator.share.settings import ShareSettings
+    from shoal.replication.partition import Partition
     from shoal.server.share.ports import Cancellable, LeaderPorts
 
 #: The assumed size of a record before the first read, and the minimum size of a read.

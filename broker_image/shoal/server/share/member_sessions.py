@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
-from uuid import UUID
 
 from shoal.coordinator.share.sessions import ShareSession, ShareSessions
 from shoal.server.share.leader import Phase, ShareLeader
 from shoal.server.share.turns import CallQueue
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from uuid import UUID
+
     from shoal.server.network.api import Peer
     from shoal.server.network.purgatory import Purgatory
     from shoal.server.node import Node

@@ -7,14 +7,8 @@ coordinator, and returns the outcome.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
-from shoal.coordinator.contract import Result
-from shoal.coordinator.group.assignment import Assignment
-from shoal.coordinator.group.shard import GroupShard
 from shoal.coordinator.group.share_membership import (
     LEAVE_EPOCH,
     HeartbeatRequest,
@@ -24,6 +18,13 @@ from shoal.coordinator.group.share_membership import (
 from shoal.server.share.admin import ShareAdmin, acknowledged
 
 if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+    from uuid import UUID
+
+    from shoal.coordinator.contract import Result
+    from shoal.coordinator.group.assignment import Assignment
+    from shoal.coordinator.group.shard import GroupShard
     from shoal.server.coordinators.groups import GroupService
     from shoal.server.network.api import Peer
     from shoal.server.node import Node

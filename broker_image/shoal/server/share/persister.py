@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from shoal.client.errors import ClientError
 from shoal.coordinator.contract import Result
 from shoal.coordinator.share.backoff import Delay, still_due
-from shoal.coordinator.share.records import ShareKey
 from shoal.coordinator.share.state_store import NONE, Change, ShareStateShard
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
+    from shoal.coordinator.share.records import ShareKey
     from shoal.server.metadata_cache import MetadataCache
     from shoal.server.node import Node
     from shoal.server.share.state_write import StateWrite

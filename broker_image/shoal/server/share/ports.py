@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Hashable, Mapping, Sequence
+
     from shoal.coordinator.share.delivery_failure import DeadLetterRange
     from shoal.coordinator.share.records import ShareKey
     from shoal.coordinator.share.settings import ShareSettings

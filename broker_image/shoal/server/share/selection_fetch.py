@@ -8,19 +8,19 @@ single fetch takes long.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from shoal.coordinator.share.acquisition import NOTHING, Acquired, Wanted
 from shoal.coordinator.share.batches import AbortedTransaction, Batches, scan
-from shoal.coordinator.share.read_cache import ReadCache
 from shoal.coordinator.share.selection import Range, Selection, encoded, open_lock, ranges_of
-from shoal.coordinator.share.settings import ShareSettings
-from shoal.coordinator.share.share_partition import StateBatch
 from shoal.protocol.errors import ApiError
 
 if TYPE_CHECKING:
-    from shoal.coordinator.share.share_partition import SharePartition
+    from collections.abc import Sequence
+
+    from shoal.coordinator.share.read_cache import ReadCache
+    from shoal.coordinator.share.settings import ShareSettings
+    from shoal.coordinator.share.share_partition import SharePartition, StateBatch
 
 #: Records that one fetch scans: some 5 ms of work.
 SCANNED_RECORDS_MAX = 2000

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
-from uuid import UUID
 
 from shoal.coordinator.group.groups import GroupType
 from shoal.coordinator.share.records import ShareKey
@@ -41,6 +39,9 @@ from shoal.server.share.state_write import Failure
 from shoal.server.share.turns import CallQueue
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+    from uuid import UUID
+
     from shoal.metadata.delta import MetadataDelta
     from shoal.metadata.image import MetadataImage
     from shoal.replication.partition import Partition

@@ -8,7 +8,6 @@ next coordinator replays it before it serves.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from uuid import UUID
@@ -26,14 +25,16 @@ from shoal.server.coordinators.service import (
     Replicas,
 )
 from shoal.server.metrics.registry import label
-from shoal.server.network.api import Request
-from shoal.server.network.responses import Outcome
 
 if TYPE_CHECKING:
+    import asyncio
+
     from shoal.metadata.delta import MetadataDelta
     from shoal.metadata.image import MetadataImage
     from shoal.server.metadata_cache import MetadataCache
     from shoal.server.metrics.registry import Metrics
+    from shoal.server.network.api import Request
+    from shoal.server.network.responses import Outcome
     from shoal.server.node import Node
     from shoal.server.share.state_write import StateWrite
 

@@ -7,12 +7,14 @@ token of its own decision, so its waiters are called in the turn of the loop tha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.coordinator.share.delivery_failure import DeadLetterRange
-from shoal.coordinator.share.records import ShareKey
 from shoal.coordinator.share.state_store import StateUpdate
 from shoal.protocol.errors import ApiError, ErrorCode
+
+if TYPE_CHECKING:
+    from shoal.coordinator.share.delivery_failure import DeadLetterRange
+    from shoal.coordinator.share.records import ShareKey
 
 #: Called when a write is committed (None), or with the reason why it failed.
 Waiter = Callable[["Failure | None"], None]

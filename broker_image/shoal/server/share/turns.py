@@ -5,9 +5,12 @@ Thousands of locks may expire at once, and one member may hold a million records
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Iterable
 
 #: How long the calls of one turn take, about.
 STEP_S = 0.005
