@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -106,44 +107,48 @@ class Pipeline:
 
     def start(self, images: int) -> None:
         """Start the broker, fill the queue and start the job. Raises `CannotRun`."""
-        self._run(
-            "broker",
-            sys.executable,
-            "-m",
-            "shoal.cli",
-            "server",
-            "--listener=127.0.0.1:0",
-            f"--data-dir={self.folder / 'data'}",
-            "--metrics=127.0.0.1:0",
-        )
+        self._start_broker()
+        self._start_feeder(images)
+        self._start_job()
+
+    def _start_broker(self) -> None:
+        options = {
+            "--listener": "127.0.0.1:0",
+            "--data-dir": self.folder / "data",
+            "--metrics": "127.0.0.1:0",
+        }
+        self._run("broker", sys.executable, "-m", "shoal.cli", "server", *_words(options))
         self.bootstrap = self._said("broker", _READY)
         self.metrics = self._said("broker", _METRICS)
-        where = ("--bootstrap-servers", self.bootstrap)
-        self._run(
-            "feeder",
-            sys.executable,
-            self._job("feed_images"),
-            *where,
-            "--topic",
-            TASKS,
-            "--partitions",
-            PARTITIONS,
-            "--count",
-            images,
-            "--size",
-            128,
-            "--replication-factor",
-            1,
-            "--broken-every",
-            BROKEN_EVERY,
-            "--group",
-            GROUP,
-            "--dead-letters",
-            DEAD_LETTERS,
-            "--results-topic",
-            RESULTS,
-        )
+
+    def _start_feeder(self, images: int) -> None:
+        options = {
+            "--bootstrap-servers": self.bootstrap,
+            "--topic": TASKS,
+            "--partitions": PARTITIONS,
+            "--count": images,
+            "--size": 128,
+            "--replication-factor": 1,
+            "--broken-every": BROKEN_EVERY,
+            "--group": GROUP,
+            "--dead-letters": DEAD_LETTERS,
+            "--results-topic": RESULTS,
+        }
+        self._run("feeder", sys.executable, self._job("feed_images"), *_words(options))
+
+    def _start_job(self) -> None:
         cores = max(2, os.cpu_count() or 2)
+        options = {
+            "--bootstrap-servers": self.bootstrap,
+            "--topics": TASKS,
+            "--group": GROUP,
+            "--results-topic": RESULTS,
+            "--work-ms": WORK_MS,
+            "--tasks": 2 * cores,
+            "--max-records": 40 * cores,
+            "--output": self.folder / "thumbnails",
+            "--checkpoint": self.folder / "checkpoint",
+        }
         confs = {
             "spark.ui.port": self.ui.rpartition(":")[2],
             "spark.driver.host": "127.0.0.1",
@@ -151,33 +156,13 @@ class Pipeline:
             "spark.ui.showConsoleProgress": "false",
             "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
         }
-        words = [f"--master local[{cores}]", *(f"--conf {n}={v}" for n, v in confs.items())]
-        self._run(
-            "job",
-            sys.executable,
-            self._job("image_tasks"),
-            *where,
-            "--topics",
-            TASKS,
-            "--group",
-            GROUP,
-            "--results-topic",
-            RESULTS,
-            "--work-ms",
-            WORK_MS,
-            "--tasks",
-            2 * cores,
-            "--max-records",
-            40 * cores,
-            "--output",
-            self.folder / "thumbnails",
-            "--checkpoint",
-            self.folder / "checkpoint",
-            environment={
-                "PYSPARK_SUBMIT_ARGS": " ".join([*words, "pyspark-shell"]),
-                "PYSPARK_PYTHON": sys.executable,
-            },
-        )
+        submit = [f"--master local[{cores}]", *(f"--conf {n}={v}" for n, v in confs.items())]
+        environment = {
+            "PYSPARK_SUBMIT_ARGS": " ".join([*submit, "pyspark-shell"]),
+            "PYSPARK_PYTHON": sys.executable,
+        }
+        job = self._job("image_tasks")
+        self._run("job", sys.executable, job, *_words(options), environment=environment)
 
     def sample(self, last: Sample, began: float) -> Sample:
         """Take a sample; a value that is unavailable keeps its last state."""
@@ -295,6 +280,11 @@ def run(images: int, timeout_s: float, picture: Path | None) -> list[str]:
         soft_wrap=True,
     )
     return failures(watch, distinct)
+
+
+def _words(options: Mapping[str, object]) -> Iterator[object]:
+    """Yield options and their values as words of a command line."""
+    return chain.from_iterable(options.items())
 
 
 def _counts(sample: Sample) -> Iterator[int]:
