@@ -14,6 +14,7 @@ from uuid import UUID
 
 from shoal.coordinator.contract import Record, Replayed, Reply, Result, Token
 from shoal.coordinator.deadlines import Deadlines, Key
+from shoal.metadata.image import MetadataImage
 from shoal.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
@@ -180,8 +181,8 @@ class Context:
     settings: GroupSettings
     groups: Groups = field(default_factory=Groups)
     deadlines: Deadlines = field(default_factory=Deadlines)
-    #: The cluster's metadata (`metadata.image.MetadataImage`) as of the last change.
-    image: Any = None
+    #: The cluster's metadata as of the last change.
+    image: MetadataImage = field(default_factory=MetadataImage)
     #: Set by the consumer kind. Without one, a classic request to a consumer group is refused.
     bridge: ClassicBridge | None = None
 

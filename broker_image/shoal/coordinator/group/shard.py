@@ -18,6 +18,7 @@ from shoal.coordinator.group.groups import Context, Draft, Kind, Replay
 from shoal.coordinator.group.offsets import Offsets
 from shoal.coordinator.group.records import RecordType, decode
 from shoal.coordinator.group.share_membership import ShareGroups
+from shoal.metadata.image import MetadataImage
 from shoal.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 class GroupShard:
     """The groups and offsets of one partition. `kinds` are by name, in the order of loading."""
 
-    def __init__(self, settings: GroupSettings, image: Any = None) -> None:
-        self.context = Context(settings, image=image)
+    def __init__(self, settings: GroupSettings, image: MetadataImage | None = None) -> None:
+        self.context = Context(settings, image=image or MetadataImage())
         self.offsets = Offsets(self.context)
         self.classic = ClassicGroups(self.context)
         self.consumer = ConsumerGroups(self.context)
@@ -77,7 +78,7 @@ class GroupShard:
         return Result() if key is None else self.kinds[key[0]].due(key, now_ms)
 
     def metadata_changed(
-        self, image: Any, deleted: Sequence[tuple[str, UUID]], now_ms: int
+        self, image: MetadataImage, deleted: Sequence[tuple[str, UUID]], now_ms: int
     ) -> Result:
         """Apply new metadata, `image`. `deleted` has the deleted topics, as (name, id)."""
         self.context.image = image

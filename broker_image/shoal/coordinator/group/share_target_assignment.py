@@ -13,7 +13,7 @@ assigned in steps of `MOVES_MAX`, so that the records of one step fit in one bat
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.coordinator.group.assignment import EMPTY, Assignment, MemberSpec
 from shoal.coordinator.group.groups import Context, Draft, GroupType
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from shoal.coordinator.group.share_group import Change, Initialization, ShareGroup
+    from shoal.metadata.image import MetadataImage
 
 #: The most changes of one step: about 10 ms of CPU time, and 200 kB of records.
 MOVES_MAX = 500
@@ -53,7 +54,7 @@ class _CachedAssignment:
     assignment: SimpleAssignment
     #: The group's revision after the replay of the last decision's records.
     revision: int
-    image: Any
+    image: MetadataImage
     #: The topics by name; None for one that does not exist.
     topics: dict[str, UUID | None]
     initialization: Initialization

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from shoal.server.network.api import Answer, Request
 
 
+#: The first version with broker epochs in the ISR (KIP-903).
+_EPOCHS_FROM = 3
+
+
 def handle(broker: Broker, request: Request) -> Answer:
     body = request.body
     wishes = [
@@ -20,7 +24,7 @@ def handle(broker: Broker, request: Request) -> Answer:
             partition.partition_index,
             partition.leader_epoch,
             partition.partition_epoch,
-            _isr(partition),
+            _isr(partition, request.version),
             partition.leader_recovery_state,
         )
         for topic in body.topics
@@ -31,8 +35,8 @@ def handle(broker: Broker, request: Request) -> Answer:
     )
 
 
-def _isr(partition: Any) -> tuple[tuple[int, int], ...]:
-    if hasattr(partition, "new_isr"):  # v2
+def _isr(partition: Any, version: int) -> tuple[tuple[int, int], ...]:
+    if version < _EPOCHS_FROM:
         return tuple((id, NO_EPOCH) for id in partition.new_isr)
     return tuple((state.broker_id, state.broker_epoch) for state in partition.new_isr_with_epochs)
 
