@@ -62,7 +62,7 @@ class Simulation(Generic[S]):
 
     def submit(self, token: Token, decide: Callable[[S, int, Token], Result]) -> None:
         self.runtime.submit(0, token, decide, self.now_ms)
-        self.runtime.flush(self.now_ms)
+        self.runtime.flush()
 
     def mark(self, producer_id: int, *, committed: bool) -> None:
         """End a producer's transaction in the partition, as its marker does."""
@@ -73,9 +73,7 @@ class Simulation(Generic[S]):
             if self.commits:
                 self.committed_offset = len(self.log)
 
-        self.runtime.append_marker(
-            0, append, lambda shard: shard.replay_end_transaction(*marker), self.now_ms
-        )
+        self.runtime.append_marker(0, append, lambda shard: shard.replay_end_transaction(*marker))
 
     def advance(self, ms: int) -> None:
         """Let time pass, stopping at every deadline on the way."""
@@ -83,7 +81,7 @@ class Simulation(Generic[S]):
         while (due_ms := self.runtime.next_deadline_ms) is not None and due_ms <= end_ms:
             self.now_ms = max(self.now_ms, due_ms)
             self.runtime.tick(self.now_ms)
-            self.runtime.flush(self.now_ms)
+            self.runtime.flush()
         self.now_ms = end_ms
 
     def commit(self) -> None:

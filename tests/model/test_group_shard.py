@@ -160,7 +160,7 @@ class GroupMachine(RuleBasedStateMachine):
         self.sim.runtime.apply(
             0, lambda shard, now: shard.metadata_changed(None, deleted, now), self.sim.now_ms
         )
-        self.sim.runtime.flush(self.sim.now_ms)
+        self.sim.runtime.flush()
         self.offsets = {k: v for k, v in self.offsets.items() if k[1] != topic}
         self._listen()
 

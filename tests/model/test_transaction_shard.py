@@ -161,7 +161,7 @@ class TransactionMachine(RuleBasedStateMachine):
             self.sim.runtime.apply(
                 0, lambda s, now_ms, m=markers: s.complete(m, now_ms), self.sim.now_ms
             )
-            self.sim.runtime.flush(self.sim.now_ms)
+            self.sim.runtime.flush()
             found = self.sim.shard.get(id)
             assert found is None or not found.state.is_prepared or self.sim.refuse_append is None
         self.owed.clear()

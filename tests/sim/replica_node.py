@@ -345,7 +345,7 @@ class ReplicaNode:
         def timed_out() -> None:
             if self.in_flight.get(leader_id) == correlation:
                 del self.in_flight[leader_id]
-                fetcher.fail_fetch(self.world.now_ms)
+                fetcher.fail_fetch()
 
         alive = partial(_alive_in, self, self.incarnation)
         epoch = self.epoch

@@ -61,7 +61,7 @@ def test_decisions_of_one_turn_see_each_other_and_are_one_append(sim: Simulation
     for token in ("a", "b", "c"):
         sim.runtime.submit(0, token, add(), sim.now_ms)
     assert not sim.delivered
-    sim.runtime.flush(sim.now_ms)
+    sim.runtime.flush()
     assert sim.appends == 1
     assert [sim.delivered[t]["count"] for t in ("a", "b", "c")] == [1, 2, 3]
     assert sim.shard.offsets == [0, 1, 2]
@@ -114,7 +114,7 @@ def test_a_write_too_large_for_a_batch_is_refused_by_itself(sim: Simulation[Coun
 def test_a_full_batch_goes_before_the_next_decision(sim: Simulation[Counter]) -> None:
     for token in range(5):
         sim.runtime.submit(0, token, add(size=400_000), sim.now_ms)
-    sim.runtime.flush(sim.now_ms)
+    sim.runtime.flush()
     assert sim.appends == 3
     assert sim.shard.offsets == [0, 1, 2, 3, 4]
 

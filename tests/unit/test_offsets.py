@@ -102,7 +102,7 @@ def test_a_transaction_goes_through_the_runtime(sim: Simulation[GroupShard]) -> 
         lambda s, now_ms, t: s.offsets.commit(request._replace(group_id="h"), now_ms, t),
     ):
         sim.runtime.submit(0, object(), decide, sim.now_ms)
-    sim.runtime.flush(sim.now_ms)
+    sim.runtime.flush()
     assert [producer for _, _, producer in sim.log] == [None, (PRODUCER, 3), (PRODUCER, 3)]
     assert sim.appends == 2
     assert fetched(sim.shard)["error_code"].name == "unstable_offset_commit"
@@ -186,7 +186,7 @@ def test_offsets_of_deleted_topics_go_unless_they_are_another_topics(
         lambda shard, now_ms: shard.metadata_changed(MetadataImage(), [("t", old)], now_ms),
         sim.now_ms,
     )
-    sim.runtime.flush(sim.now_ms)
+    sim.runtime.flush()
     left = [p for p in range(3) if sim.shard.offsets.get("g", "t", p)]
     assert left == [1]
     assert sim.rebuilt().hard_state() == sim.shard.hard_state()
