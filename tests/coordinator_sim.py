@@ -124,12 +124,14 @@ class Simulation(Generic[S]):
         return len(self.log) - 1
 
     def deliver(self, token: Token, response: Mapping[str, Any]) -> None:
-        assert token not in self.delivered and token not in self.failed, token
+        assert token not in self.delivered, token
+        assert token not in self.failed, token
         self.delivered[token] = response
         self.events.append((token, response))
 
     def fail(self, token: Token, error: ApiError) -> None:
-        assert token not in self.delivered and token not in self.failed, token
+        assert token not in self.delivered, token
+        assert token not in self.failed, token
         self.failed[token] = error.code
         self.events.append((token, error.code))
 

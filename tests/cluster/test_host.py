@@ -137,5 +137,5 @@ def test_a_broker_that_does_not_start_ends_the_whole(tmp_path: Path) -> None:
         taken.listen()
         said = host.refusal()
     assert f"broker 2 did not start: Cannot listen on 127.0.0.1:{port + 1}" in said
-    with pytest.raises(OSError):
+    with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))

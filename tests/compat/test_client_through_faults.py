@@ -205,7 +205,7 @@ def test_a_share_session_survives_its_connection(tmp_path: Path) -> None:
 
 
 async def _closed(session: ShareSession) -> None:
-    while not all(node.link.closed for node in session._nodes.values()):
+    while not all(link.closed for link in session.links.values()):
         await asyncio.sleep(0)
 
 
@@ -228,7 +228,7 @@ async def _mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.close()
 
 
-async def _hangs_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _hangs_up(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     writer.close()
 
 

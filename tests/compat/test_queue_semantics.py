@@ -192,7 +192,7 @@ def test_dead_letters_keep_the_record_and_tell_why(
 
 
 def test_without_copying_a_dead_letter_is_headers_alone(
-    broker: ShoalProcess, queue: Queue, member: ShareConsumer
+    queue: Queue, member: ShareConsumer
 ) -> None:
     topic = f"dlq.{queue.topic}"
     create(queue, topic, errors_deadletterqueue_group_enable="true")
@@ -234,7 +234,7 @@ def test_a_record_waits_for_its_dead_letter_over_a_killed_broker(
 
 
 def test_a_dead_letter_topic_is_created_where_the_broker_allows_it(
-    broker: ShoalProcess, queue: Queue, member: ShareConsumer
+    queue: Queue, member: ShareConsumer
 ) -> None:
     change = [ConfigChange(f"{DLQ}.auto.create.topics.enable", "true")]
     resource = Resource(ResourceType.BROKER, "")
@@ -248,7 +248,7 @@ def test_a_dead_letter_topic_is_created_where_the_broker_allows_it(
 
 
 def test_a_record_too_large_for_the_dead_letter_topic_leaves_its_headers(
-    broker: ShoalProcess, queue: Queue, member: ShareConsumer
+    queue: Queue, member: ShareConsumer
 ) -> None:
     topic = f"dlq.{queue.topic}"
     create(queue, topic, errors_deadletterqueue_group_enable="true", max_message_bytes="2000")
@@ -354,9 +354,7 @@ def test_a_flood_of_dead_letters_holds_delivery_until_the_limit_allows_it(
     assert held(broker, queue) == set()
 
 
-def test_a_flood_passes_by_itself(
-    broker: ShoalProcess, queue: Queue, member: ShareConsumer
-) -> None:
+def test_a_flood_passes_by_itself(queue: Queue, member: ShareConsumer) -> None:
     topic = f"dlq.{queue.topic}"
     create(queue, topic, errors_deadletterqueue_group_enable="true")
     queue.configure(**{f"{DLQ}.topic.name": topic, f"shoal.{DLQ}.flood.per.minute": "1"})

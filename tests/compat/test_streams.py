@@ -80,7 +80,8 @@ class Application:
         """End it in order; it has not died before."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        assert self._ended() == 0 and not self.died, self.lines
+        assert self._ended() == 0, self.lines
+        assert not self.died, self.lines
 
     def _ended(self) -> int:
         status = self._process.wait(60)
@@ -114,7 +115,8 @@ class Lines:
             self._producer.produce(
                 self._topic, " ".join(words), on_delivery=lambda e, _: e and failed.append(e)
             )
-        assert self._producer.flush(120) == 0 and not failed, failed
+        assert self._producer.flush(120) == 0, failed
+        assert not failed, failed
 
 
 class Counts:

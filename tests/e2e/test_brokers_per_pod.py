@@ -41,7 +41,8 @@ def six(release: Release) -> Iterator[Resources]:
 def assert_apart(six: Resources) -> None:
     """No two replicas of a partition share a pod."""
     rows = replicas_of(six, "jobs")
-    assert rows and all(len({id % 1000 for id in row}) == len(row) == 3 for row in rows), rows
+    assert rows
+    assert all(len({id % 1000 for id in row}) == len(row) == 3 for row in rows), rows
 
 
 def containers(six: Resources, pod: str) -> dict[str, Manifest]:
@@ -66,7 +67,7 @@ def test_each_broker_is_reached_from_outside(six: Resources) -> None:
     (servers,) = [row["bootstrapServers"] for row in rows if row["name"] == "outside"]
     lines = "".join(f"{n}\n" for n in range(240))
     there = ("client", "--", "env", f"SHOAL_BOOTSTRAP_SERVERS={servers}", "shoal")
-    six.kubectl("exec", "--stdin", *there, "produce", "jobs", "--quiet", input=lines)
+    six.kubectl("exec", "--stdin", *there, "produce", "jobs", "--quiet", stdin_text=lines)
     taken = ("share-consume", "jobs", "--group=workers", "--format={value}", "-n", "240")
     found = six.kubectl("exec", *there, *taken).stdout.split()
     assert sorted(map(int, found)) == list(range(240))

@@ -41,7 +41,7 @@ def demo(cluster: Cluster, release: Release) -> Resources:
 def produce_in_the_broker(demo: Resources, numbers: range) -> None:
     lines = "".join(f"{number}\n" for number in numbers)
     produce = ("exec", "--stdin", "demo-broker-0", "--", "shoal", "produce", "jobs")
-    demo.kubectl(*produce, input=lines)
+    demo.kubectl(*produce, stdin_text=lines)
 
 
 def consume_in_a_pod(demo: Resources, name: str) -> None:

@@ -60,7 +60,7 @@ def test_records_that_are_due_tomorrow_start_no_consumer(queue: Resources) -> No
     queue.wait("queuetopic/reminders", "sharegroup/later", "shareconsumer/eager")
     tomorrow = ("--header", "shoal.deliver.after=86400000")
     lines = "".join(f"{n}\n" for n in range(20))
-    queue.shoal("produce", "reminders", "--quiet", *tomorrow, input=lines)
+    queue.shoal("produce", "reminders", "--quiet", *tomorrow, stdin_text=lines)
     queue.wait_status("sharegroup/later", lag=20, delayed=20, available=0)
     queue.wait_status("shareconsumer/eager", lag=20, due=0, desiredReplicas=0)
     due = datetime.datetime.fromisoformat(queue.status("sharegroup/later")["nextDueTime"])

@@ -250,7 +250,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     @invariant()
     def offsets_are_those_that_were_acknowledged(self) -> None:
-        def fetch(shard: GroupShard, now_ms: int, token: Token) -> Result:
+        def fetch(shard: GroupShard, _now_ms: int, token: Token) -> Result:
             found = {}
             for group in GROUPS:
                 query = [TopicQuery(t, TOPICS[t], (0, 1)) for t in sorted(TOPICS)]

@@ -143,7 +143,7 @@ async def wait(seconds: float) -> None:
     await passed
 
 
-async def prepare(load: Workload, client: Client, name: str) -> None:
+async def prepare(load: Workload, client: Client, _name: str) -> None:
     """Make the topic, and set the share group's configs."""
     count = len(load.cluster.brokers)
     while len((await client.admin.describe_cluster()).brokers) < count:
@@ -295,7 +295,7 @@ async def read_all(load: Workload, client: Client, name: str) -> None:
 def reassignment(topic: str, partition: int, replicas: list[int]) -> Program:
     """Move a partition to other brokers, or make another one its preferred leader."""
 
-    async def change(load: Workload, client: Client, name: str) -> None:
+    async def change(_load: Workload, client: Client, _name: str) -> None:
         await client.admin.reassign({TopicPartition(topic, partition): replicas})
 
     return change

@@ -81,7 +81,7 @@ class Queues:
         self.groups[HOARDERS].finish(final)
 
 
-async def prepare(load: Workload, client: Client, name: str) -> None:
+async def prepare(load: Workload, client: Client, _name: str) -> None:
     """Make the topics, and set the groups' configs."""
     topics = [NewTopic(JOBS, 1), NewTopic(LETTERS, 1)]
     for made in (await client.admin.topics.create(topics)).values():

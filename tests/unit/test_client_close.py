@@ -20,7 +20,7 @@ async def two_wait() -> AsyncIterator[tuple[Cluster, list[asyncio.Task[object]]]
     """A client, and two who wait for its connection to a broker that never answers."""
     accepted = asyncio.Event()
 
-    async def never_answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def never_answer(_: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
         accepted.set()
         await asyncio.Event().wait()
 

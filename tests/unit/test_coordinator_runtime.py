@@ -41,14 +41,14 @@ Decide = Callable[[Counter, int, Token], Result]
 def add(count: int = 1, size: int = 1) -> Decide:
     """Write `count` records and reply with the count afterwards."""
 
-    def decide(shard: Counter, now_ms: int, token: Token) -> Result:
+    def decide(shard: Counter, _now_ms: int, token: Token) -> Result:
         reply = Reply(token, {"count": shard.count + count})
         return Result([Record(b"k", bytes(size))] * count, (reply,))
 
     return decide
 
 
-def look(shard: Counter, now_ms: int, token: Token) -> Result:
+def look(shard: Counter, _now_ms: int, token: Token) -> Result:
     return Result((), (Reply(token, {"count": shard.count}),))
 
 
@@ -95,7 +95,7 @@ def test_a_failed_append_drops_the_shard_and_refuses_who_waits(sim: Simulation[C
 
 
 def test_a_decision_that_refuses_has_changed_nothing(sim: Simulation[Counter]) -> None:
-    def refuse(shard: Counter, now_ms: int, token: Token) -> Result:
+    def refuse(_shard: Counter, _now_ms: int, _token: Token) -> Result:
         raise ApiError(ErrorCode.non_empty_group)
 
     sim.submit("a", refuse)

@@ -145,7 +145,7 @@ class Coordinators:
         self.node.disk.close()
 
 
-def echo(shard: GroupShard, now_ms: int, token: Token) -> Result:
+def echo(_shard: GroupShard, _now_ms: int, token: Token) -> Result:
     return Result((), (Reply(token, {"answered": True}),))
 
 

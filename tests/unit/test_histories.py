@@ -114,9 +114,11 @@ OVERLAPS: list[tuple[str, dict[str, float], dict[str, float], bool]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "first", "second", "found"), OVERLAPS)
+@pytest.mark.parametrize(
+    ("first", "second", "found"), [pytest.param(*case, id=name) for name, *case in OVERLAPS]
+)
 def test_only_locks_of_a_lost_leader_are_exempt(
-    name: str, first: dict[str, float], second: dict[str, float], found: bool
+    first: dict[str, float], second: dict[str, float], found: bool
 ) -> None:
     """`NEXT` delivers another record at 2.5 as well."""
     history = History(outages=[Outage(LEADER, began=2.2, back=8.0)])

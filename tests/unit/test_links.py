@@ -112,7 +112,7 @@ class Inactive:
     is_active = False
 
 
-async def refuse_locally(frame: bytes, peer: Peer, request_id: bytes) -> bytes:
+async def refuse_locally(_frame: bytes, _peer: Peer, _request_id: bytes) -> bytes:
     raise ApiError(ErrorCode.not_controller)
 
 

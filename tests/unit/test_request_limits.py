@@ -33,7 +33,7 @@ def produce() -> bytes:
     return request_frame(ApiKey.PRODUCE, 9, body)
 
 
-def append(server: Server, request: Request) -> Answer:
+def append(_server: Server, request: Request) -> Answer:
     request.release()
     return {"responses": []}
 

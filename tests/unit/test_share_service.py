@@ -69,11 +69,11 @@ class NoIsrChanges:
         raise AssertionError("no ISR changes")
 
 
-async def no_topic(topic: InternalTopic) -> None:
+async def no_topic(_topic: InternalTopic) -> None:
     raise AssertionError("no topic is created")
 
 
-def no_topics(topics: Sequence[NewTopic]) -> asyncio.Future[list[dict[str, Any]]]:
+def no_topics(_topics: Sequence[NewTopic]) -> asyncio.Future[list[dict[str, Any]]]:
     raise AssertionError("no topic is created")
 
 

@@ -407,7 +407,7 @@ def test_an_operator_ends_a_transaction_with_a_marker(
 
 
 def test_a_committed_reader_waits_for_the_marker(
-    client: WireClient, topic: str, writer: Writer, shared_broker: ShoalProcess
+    topic: str, writer: Writer, shared_broker: ShoalProcess
 ) -> None:
     """Writes of an open transaction do not wake it; the marker does."""
     with WireClient(shared_broker.bootstrap) as reader:

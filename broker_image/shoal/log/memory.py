@@ -196,7 +196,7 @@ class MemoryStorage:
         self.fault("read", path)
         return bytes(self._node(path, False).data)
 
-    # A file in memory has nothing to sync.
+    # Every replacement is durable here, with `sync` or without.
     def replace_file(self, path: str, data: Buffer, *, sync: bool) -> None:  # noqa: ARG002
         self.fault("write", path)
         if self.room(0, 0, len(data)) < len(data):
