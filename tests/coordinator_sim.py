@@ -73,7 +73,10 @@ class Simulation(Generic[S]):
             if self.commits:
                 self.committed_offset = len(self.log)
 
-        self.runtime.append_marker(0, append, lambda shard: shard.replay_end_transaction(*marker))
+        def ended(shard: Any) -> None:
+            shard.replay_end_transaction(*marker)
+
+        self.runtime.append_marker(0, append, ended)
 
     def advance(self, ms: int) -> None:
         """Let time pass, stopping at every deadline on the way."""

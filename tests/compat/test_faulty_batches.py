@@ -139,19 +139,19 @@ def _stored(client: WireClient, topic: str, partitions: list[int]) -> dict[int, 
             ((at, header),) = headers(row.records)
             stamped = header.attributes & _LOG_APPEND_TIME
             try:
-                rows = [
+                records = [
                     r._replace(timestamp_ms=0) if stamped else r
                     for r in read_records(row.records, at, bytes_max=1 << 20)
                 ]
             except Exception:
-                rows = []  # Larger than that, or Kafka stored what cannot be read.
+                records = []  # Larger than that, or Kafka stored what cannot be read.
             found[row.partition_index] = (
                 header.record_count,
                 header.last_offset_delta,
                 header.attributes,
                 header.base_timestamp,
                 0 if stamped else header.max_timestamp,
-                rows,
+                records,
             )
     return found
 

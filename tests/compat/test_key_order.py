@@ -197,7 +197,7 @@ def test_a_killed_broker_keeps_the_order_of_keys_and_delays(
     settle(member, take(member), RELEASE)
     broker.kill9()
     broker.start()
-    order = []
+    order: list[bytes | None] = []
     while len(order) < 3:
         came = take(member, 60)
         order += values(came)
@@ -231,7 +231,7 @@ def test_the_most_urgent_record_goes_first(queue: Queue) -> None:
         }
     )
     consumer.subscribe([queue.topic])
-    order = []
+    order: list[bytes | None] = []
     while len(order) < 9:
         came = take(consumer)
         order += values(came)

@@ -92,7 +92,12 @@ def test_a_killed_broker_keeps_waits(
     queue.configure(**{f"{BACKOFF}.ms": "6000", f"{BACKOFF}.jitter": "0"})
     queue.produce(["work"])
     came: list[float] = []
-    poll(member, lambda _: came.append(time.monotonic()) or RELEASE)
+
+    def release(_message: Message) -> AcknowledgeType:
+        came.append(time.monotonic())
+        return RELEASE
+
+    poll(member, release)
     broker.kill9()
     broker.start()
     again = poll(member, lambda _: ACCEPT, timeout_s=120)
@@ -104,8 +109,7 @@ def test_a_paused_group_gets_nothing_until_it_is_resumed(
     broker: ShoalProcess, queue: Queue, member: ShareConsumer
 ) -> None:
     queue.produce(["one"])
-    held = []
-    eventually(lambda: held.extend(member.poll(0.2)) or held, what="a record comes")
+    held = eventually(lambda: member.poll(0.2), what="a record comes")
     queue.configure(**{"share.delivery.paused": "true"})
     assert gauge(broker, queue, "paused") == 1
     queue.produce(["two"])
@@ -391,9 +395,8 @@ def test_the_age_of_the_oldest_lock_counts_renewals_in(
     broker: ShoalProcess, queue: Queue, member: ShareConsumer
 ) -> None:
     queue.produce(["slow"])
-    held: list[Message] = []
     begun = time.monotonic()
-    eventually(lambda: held.extend(member.poll(0.2)) or held, what="a record comes")
+    held = eventually(lambda: member.poll(0.2), what="a record comes")
     eventually(lambda: gauge(broker, queue, "oldest_lock_age_seconds") >= 1.0)
     assert time.monotonic() - begun >= 1.0
     member.acknowledge(held[0], ACCEPT)

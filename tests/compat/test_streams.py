@@ -109,12 +109,15 @@ class Lines:
     def write(self, lines: int) -> None:
         """Returns when they are acknowledged."""
         failed: list[object] = []
+
+        def delivered(error: object, _message: object) -> None:
+            if error is not None:
+                failed.append(error)
+
         for _ in range(lines):
             words = self._random.choices(WORDS, k=WORDS_A_LINE)
             self.counts.update(words)
-            self._producer.produce(
-                self._topic, " ".join(words), on_delivery=lambda e, _: e and failed.append(e)
-            )
+            self._producer.produce(self._topic, " ".join(words), on_delivery=delivered)
         assert self._producer.flush(120) == 0, failed
         assert not failed, failed
 

@@ -58,7 +58,7 @@ class Resources:
         found = self.kubectl("get", what, "--output=json", "--ignore-not-found").stdout
         return json.loads(found) if found else None
 
-    def list(self, kind: str, selector: str = "") -> list[Manifest]:
+    def find_all(self, kind: str, selector: str = "") -> list[Manifest]:
         found = self.kubectl("get", kind, f"--selector={selector}", "--output=json")
         return json.loads(found.stdout)["items"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from conditions import eventually
@@ -24,7 +24,8 @@ SIX = [0, 1, 2, 1000, 1001, 1002]
 
 
 def wanted(**spec: object) -> Manifest:
-    return queue_cluster(**{"replicas": 3, "brokersPerPod": 2, "listeners": LISTENERS, **spec})
+    defaults: dict[str, Any] = {"replicas": 3, "brokersPerPod": 2, "listeners": LISTENERS}
+    return queue_cluster(**(defaults | spec))
 
 
 @pytest.fixture(scope="module")

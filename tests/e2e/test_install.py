@@ -17,6 +17,8 @@ from e2e.resources import Resources, queue_cluster, queue_topic, share_consumer,
 from kube.kstatus import results
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from e2e.cluster.backend import Cluster
 
 READY_SECONDS_MAX = 30
@@ -26,7 +28,7 @@ EARLY = 100
 
 
 @pytest.fixture
-def demo(cluster: Cluster, release: Release) -> Resources:
+def demo(cluster: Cluster, release: Release) -> Iterator[Resources]:
     """The chart's own demo, in the namespace of the release."""
     release.install(demo__enabled=True)
     demo = Resources(cluster, release.namespace)

@@ -24,7 +24,7 @@ SCALING = {
 
 def pods(queue: Resources, consumer: str) -> int:
     """Consumers that are not on their way out."""
-    found = queue.list("pods", f"shoal.dev/share-consumer={consumer}")
+    found = queue.find_all("pods", f"shoal.dev/share-consumer={consumer}")
     return sum("deletionTimestamp" not in p["metadata"] for p in found)
 
 
@@ -80,7 +80,7 @@ def test_kubectl_scale_drives_it_where_the_operator_does_not(queue: Resources) -
     queue.kubectl("scale", "shareconsumer/manual", "--replicas=3")
     queue.wait_status("shareconsumer/manual", replicas=3, readyReplicas=3)
     selector = queue.status("shareconsumer/manual")["selector"]
-    assert len(queue.list("pods", selector)) == 3
+    assert len(queue.find_all("pods", selector)) == 3
     queue.patch("shareconsumer/manual", {"spec": {"paused": True}})
     queue.wait_status("shareconsumer/manual", replicas=0)
     assert queue.condition("shareconsumer/manual", "Paused")["status"] == "True"

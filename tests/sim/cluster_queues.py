@@ -7,6 +7,7 @@ records in flight, ask for many, and wait long for them. Records come in bursts,
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shoal.client.cluster import TopicPartition
@@ -120,7 +121,7 @@ async def produce(load: Workload, client: Client, name: str) -> None:
                 queues.sent[value] = key
                 load.under_way[name] += 1
                 future = await producer.send(JOBS, value, key=key)
-                future.add_done_callback(lambda f, value=value: settled(value, f))
+                future.add_done_callback(partial(settled, value))
             burst = rng.choice((1, 5, 20, 40))
             await wait(rng.uniform(0.2, 0.8))
 

@@ -358,7 +358,8 @@ def test_a_worker_that_dies_is_replaced(
 ) -> None:
     queue = shoal_queue(partitions=1)
     queue.produce(range(40), batch=10)
-    marker, got = tmp_path / "died", []
+    marker = tmp_path / "died"
+    got: list[int] = []
 
     def deadly(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:

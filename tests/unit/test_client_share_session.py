@@ -24,7 +24,7 @@ class Link:
     """An open connection to a broker that has one record for each fetch."""
 
     closed = False
-    features = frozenset()
+    features: frozenset[str] = frozenset()
 
     def __init__(self, partition: int) -> None:
         self._partition = partition
@@ -212,7 +212,7 @@ def test_a_partition_that_is_taken_away_keeps_its_locks() -> None:
         brokers.reachable[0].set()
         member = session(brokers)
         (one,) = await member.acquire()
-        link = member.links[0]
+        link: Any = member.links[0]
         member.membership.assignment = {}
         assert (await member.acquire(max_wait_ms=0)).count == 0
         assert await member.acknowledge(one.acknowledge(AcknowledgeType.ACCEPT)) == ()

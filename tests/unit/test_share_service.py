@@ -73,8 +73,8 @@ async def no_topic(_topic: InternalTopic) -> None:
     raise AssertionError("no topic is created")
 
 
-def no_topics(_topics: Sequence[NewTopic]) -> asyncio.Future[list[dict[str, Any]]]:
-    raise AssertionError("no topic is created")
+def no_topics(topics: Sequence[NewTopic]) -> asyncio.Future[list[dict[str, Any]]]:
+    raise AssertionError(f"no topic is created: {topics}")
 
 
 def service(node: Node, cache: MetadataCache) -> ShareService:

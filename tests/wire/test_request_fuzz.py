@@ -34,7 +34,7 @@ def example(rng: random.Random, struct: Struct, depth: int = 0) -> dict[str, obj
             return None
         return False if kind == "bool" else rng.choice([0, 1, 100])
 
-    body = {}
+    body: dict[str, object] = {}
     for field in struct.fields:
         if field.array:
             body[field.name] = [one(field.type) for _ in range(rng.choice([0, 1, 2]))]
@@ -176,9 +176,10 @@ def test_a_struct_is_null_by_minus_one_alone(marker: int) -> None:
     """Kafka writes 1 or -1; with 0 the parser read what had not been gone over, and a length in it
     of 57 GB ended the process."""
     key, version = ApiKey.CONSUMER_GROUP_HEARTBEAT, 0
-    topic = {"topic_id": UUID(int=1), "partitions": (1, 2, 3)}
+    topic_id = UUID(int=1)
+    topic = {"topic_id": topic_id, "partitions": (1, 2, 3)}
     body = codec.write_response(key, version, {"assignment": {"topic_partitions": (topic,)}})
-    at = body.index(b"\x01\x02" + topic["topic_id"].bytes)
+    at = body.index(b"\x01\x02" + topic_id.bytes)
     data = bytes(body[:at]) + bytes([marker]) + bytes(body[at + 1 :])
     layout = codec.struct_of(codec.entity(key, version, EntityType.response))
     assert length_check.compile_check(layout)(data, 0, 100)[0] == len(data)

@@ -141,11 +141,13 @@ def markers(client: WireClient, topic: str, partition: int = 0) -> list[tuple[st
     """The markers of a partition: how they end, and under which producer epoch."""
     found = client.fetch(topic, 0, partition=partition)
     data = found.records or b""
-    return [
-        (ControlType(read_marker(data, at).control_type).name, header.producer_epoch)
-        for at, header in headers(data)
-        if header.is_control
-    ]
+    made = []
+    for at, header in headers(data):
+        if header.is_control:
+            marker = read_marker(data, at)
+            assert marker is not None
+            made.append((ControlType(marker.control_type).name, header.producer_epoch))
+    return made
 
 
 def committed(client: WireClient, topic: str, partition: int = 0) -> list[bytes | None]:
