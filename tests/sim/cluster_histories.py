@@ -111,7 +111,7 @@ class Histories(GroupOffsets):
             if stored in seen:
                 raise Violation("duplicate", f"{stored!r} at {seen[stored]} and at {record}")
             seen[stored] = record
-            self.saw(record, value, "the last reader")
+            self.saw(record, stored, "the last reader")
         for record in self.values:
             if record not in final and record[2] < ends[record[:2]]:
                 raise Violation("inconsistent-offsets", f"{record} was seen, and is not there")
