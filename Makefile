@@ -29,7 +29,7 @@ lint: venv       ## style and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 types: venv      ## static types
-	$(BIN)/mypy broker_image/shoal operator/shoal_operator spark_operator_jobs/shoal_spark tools
+	$(BIN)/mypy broker_image/shoal operator/shoal_operator spark_operator_jobs/shoal_spark tools tests
 imports: venv    ## layers and forbidden imports
 	$(BIN)/lint-imports
 check: venv                 ## style, types, layers and unit tests; about a minute

@@ -68,7 +68,7 @@ class Front(asyncio.Protocol):
         _, self._back = await loop.create_connection(lambda: Back(self), *self._broker)
         self.data_received(b"")
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, _exc: Exception | None) -> None:
         if self._back is not None:
             self._back.transport.close()
 

@@ -178,12 +178,12 @@ class Steady:
         return found
 
 
-def kill_leader(cluster: Cluster, scale: float) -> Figures:
+def kill_leader(cluster: Cluster, _scale: float) -> Figures:
     return _kill(cluster, lambda topic: cluster.leaders(topic)[0])
 
 
-def kill_controller(cluster: Cluster, scale: float) -> Figures:
-    return _kill(cluster, lambda topic: cluster.controller())
+def kill_controller(cluster: Cluster, _scale: float) -> Figures:
+    return _kill(cluster, lambda _topic: cluster.controller())
 
 
 def _kill(cluster: Cluster, whom: Callable[[str], int]) -> Figures:
@@ -199,7 +199,7 @@ def _kill(cluster: Cluster, whom: Callable[[str], int]) -> Figures:
     return {"pause_s": pause_s, "errors": len(steady.errors)}
 
 
-def kill_share_leader(cluster: Cluster, scale: float) -> Figures:
+def kill_share_leader(cluster: Cluster, _scale: float) -> Figures:
     """Measure from the kill until the share group gets a record that was written after it."""
     (topic,) = create(cluster, 1)
     group = f"bench-{uuid.uuid4().hex[:10]}"
@@ -237,7 +237,7 @@ def kill_share_leader(cluster: Cluster, scale: float) -> Figures:
     return {"pause_s": pause_s, "errors": len(steady.errors)}
 
 
-def rolling_restart(cluster: Cluster, scale: float) -> Figures:
+def rolling_restart(cluster: Cluster, _scale: float) -> Figures:
     """Stop (SIGTERM) and start one node after the other, each once all replicas are in sync."""
     (topic,) = create(cluster, PARTITIONS)
     admin = cluster.admin()

@@ -29,7 +29,6 @@ from shoal.protocol.api import ApiKey
 from shoal.record.records import build_batch
 from shoal.server import logs
 from shoal.server.config import resolve
-from shoal.server.network.connection import Connection
 from shoal.server.process import compose, tune_collector
 
 if TYPE_CHECKING:
@@ -108,7 +107,7 @@ class Client:
 
     def __init__(self, broker: Broker, turns: Turns, group: str) -> None:
         listener = broker.listeners[0]
-        self.connection = Connection(listener, listener._dispatch)
+        self.connection = listener.connection()
         self.transport = Transport()
         self.connection.connection_made(self.transport)  # type: ignore[arg-type]
         self._turns = turns

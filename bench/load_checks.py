@@ -92,7 +92,7 @@ class Sent:
         self.acknowledged = 0
         self.errors: list[str] = []
 
-    def __call__(self, error: Any, message: Any) -> None:
+    def __call__(self, error: Any, _message: Any) -> None:
         if error is None:
             self.acknowledged += 1
         else:

@@ -30,7 +30,7 @@ TITLES = {
     "spark": "Spark",
 }
 _LIST = re.compile(r"(<!-- runs -->\n).*?(<!-- end -->)", re.DOTALL)
-_TABLE = re.compile(r"(<!-- run: ([\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+TABLE = re.compile(r"(<!-- run: ([\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def table(head: list[str], lines: list[list[str]]) -> str:
@@ -123,7 +123,7 @@ def list_of_runs(page: str, documents: dict[str, dict[str, Any]]) -> str:
 
 def render(page: str, documents: dict[str, dict[str, Any]]) -> str:
     """Return the page with each table made from its document."""
-    return _TABLE.sub(lambda m: m[1] + summary(documents[m[2]], m[2]) + m[3], page)
+    return TABLE.sub(lambda m: m[1] + summary(documents[m[2]], m[2]) + m[3], page)
 
 
 def documents() -> dict[str, dict[str, Any]]:

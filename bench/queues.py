@@ -256,7 +256,7 @@ def _cpu_us(found: Figures, told: str) -> float:
     return total
 
 
-def hot_key(broker: Measured, run: Run) -> Figures:
+def hot_key(_broker: Measured, run: Run) -> Figures:
     """Half of all records have one key; 8 members with 5 ms of work. Compares the other keys' rate
     with and without the hot key.
     """

@@ -80,7 +80,7 @@ class Results:
 
     def _row(self, load: str, figure: str, goal: Goal | None) -> Row | None:
         sides = {
-            side: sorted(round[figure] for round in rounds if figure in round)
+            side: sorted(one[figure] for one in rounds if figure in one)
             for side, rounds in self._rounds[load].items()
         }
         if not all(sides.values()):

@@ -112,13 +112,13 @@ def source() -> type:
         def initialOffset(self) -> dict:
             return {"at": 0}
 
-        def latestOffset(self, start: dict, limit: object) -> dict:
+        def latestOffset(self, start: dict, _limit: object) -> dict:
             return {"at": min(3, start["at"] + 1)}
 
-        def partitions(self, start: dict, end: dict) -> list:
+        def partitions(self, _start: dict, end: dict) -> list:
             return [InputPartition(end["at"])]
 
-        def read(self, partition: InputPartition):
+        def read(self, _partition: InputPartition):
             import pyarrow
 
             yield pyarrow.RecordBatch.from_pydict({"value": [b"x"]})
@@ -131,7 +131,8 @@ def source() -> type:
         def schema(self) -> str:
             return "value binary"
 
-        def streamReader(self, schema: object) -> DataSourceStreamReader:
+        # PySpark passes `schema` by name.
+        def streamReader(self, schema: object) -> DataSourceStreamReader:  # noqa: ARG002
             return Reader()
 
     return Source
@@ -144,7 +145,7 @@ def job(kind: str) -> None:
     spark = SparkSession.builder.getOrCreate()
     if kind == "job":
 
-        def work(batch, number: int) -> None:
+        def work(batch, _number: int) -> None:
             done = batch.mapInPandas(lambda frames: frames, batch.schema)
             done.persist()
             done.count()

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from conditions import eventually
 from ports import free_ports
@@ -96,7 +96,7 @@ class ShoalCluster:
             "--set=controller.listener.names=CONTROLLER",
         ]
 
-    def start(self, ids: Iterable[int] | None = None) -> ShoalCluster:
+    def start(self, ids: Iterable[int] | None = None) -> Self:
         """Start those nodes, all unless told, at once; returns when they are ready, and where
         they are all when each broker knows all brokers, which it may a moment after that."""
         nodes = [self.nodes[id] for id in ids or self.nodes]
@@ -169,7 +169,7 @@ class ShoalCluster:
             found = [self.topic(id, name) for id in brokers]
             return found[0] if all(one == found[0] for one in found) else None
 
-        return eventually(look, timeout_s=60, what=f"{name} on all brokers")  # type: ignore[return-value]
+        return eventually(look, timeout_s=60, what=f"{name} on all brokers")
 
     def topic(self, id: int, name: str) -> list[Any]:
         """The partitions of a topic as a broker tells of them, by index."""
@@ -189,7 +189,7 @@ class ShoalCluster:
                         return found
             return None
 
-        return eventually(look, timeout_s=60, what="no controller")  # type: ignore[return-value]
+        return eventually(look, timeout_s=60, what="no controller")
 
     def describe_quorum(self, id: int) -> Any:
         """The one partition of DescribeQuorum's answer."""

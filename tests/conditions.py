@@ -13,9 +13,10 @@ _TICK_S = 0.01
 _STANDSTILL_S = 0.1
 
 
-def eventually(probe: Callable[[], T], *, timeout_s: float = 60.0, what: str = "") -> T:
+def eventually(probe: Callable[..., T | None], *, timeout_s: float = 60.0, what: str = "") -> T:
     """Call `probe` until it returns something true, and return that.
 
+    `probe` is called without arguments; a default may bind a loop's variable to it.
     An `AssertionError` that `probe` raises counts as false and is raised again at the deadline.
     """
     deadline = time.monotonic() + timeout_s
@@ -32,7 +33,9 @@ def eventually(probe: Callable[[], T], *, timeout_s: float = 60.0, what: str = "
         pause.wait(0.02)
 
 
-async def eventually_async(probe: Callable[[], T], *, timeout_s: float = 60.0, what: str = "") -> T:
+async def eventually_async(
+    probe: Callable[..., T | None], *, timeout_s: float = 60.0, what: str = ""
+) -> T:
     """`eventually` in a running loop: what else runs in it goes on between the looks."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s

@@ -21,13 +21,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 #: How long an example takes says more of the machine than of the code.
-_PATIENT = {
-    "deadline": None,
-    "print_blob": True,
-    "suppress_health_check": [hypothesis.HealthCheck.too_slow],
-}
-hypothesis.settings.register_profile("ci", database=None, **_PATIENT)
-hypothesis.settings.register_profile("home", **_PATIENT)
+_PATIENT = hypothesis.settings(
+    deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.register_profile("ci", _PATIENT, database=None)
+hypothesis.settings.register_profile("home", _PATIENT)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "home")
 
 

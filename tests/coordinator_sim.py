@@ -62,7 +62,7 @@ class Simulation(Generic[S]):
 
     def submit(self, token: Token, decide: Callable[[S, int, Token], Result]) -> None:
         self.runtime.submit(0, token, decide, self.now_ms)
-        self.runtime.flush(self.now_ms)
+        self.runtime.flush()
 
     def mark(self, producer_id: int, *, committed: bool) -> None:
         """End a producer's transaction in the partition, as its marker does."""
@@ -73,9 +73,10 @@ class Simulation(Generic[S]):
             if self.commits:
                 self.committed_offset = len(self.log)
 
-        self.runtime.append_marker(
-            0, append, lambda shard: shard.replay_end_transaction(*marker), self.now_ms
-        )
+        def ended(shard: Any) -> None:
+            shard.replay_end_transaction(*marker)
+
+        self.runtime.append_marker(0, append, ended)
 
     def advance(self, ms: int) -> None:
         """Let time pass, stopping at every deadline on the way."""
@@ -83,7 +84,7 @@ class Simulation(Generic[S]):
         while (due_ms := self.runtime.next_deadline_ms) is not None and due_ms <= end_ms:
             self.now_ms = max(self.now_ms, due_ms)
             self.runtime.tick(self.now_ms)
-            self.runtime.flush(self.now_ms)
+            self.runtime.flush()
         self.now_ms = end_ms
 
     def commit(self) -> None:
@@ -126,12 +127,14 @@ class Simulation(Generic[S]):
         return len(self.log) - 1
 
     def deliver(self, token: Token, response: Mapping[str, Any]) -> None:
-        assert token not in self.delivered and token not in self.failed, token
+        assert token not in self.delivered, token
+        assert token not in self.failed, token
         self.delivered[token] = response
         self.events.append((token, response))
 
     def fail(self, token: Token, error: ApiError) -> None:
-        assert token not in self.delivered and token not in self.failed, token
+        assert token not in self.delivered, token
+        assert token not in self.failed, token
         self.failed[token] = error.code
         self.events.append((token, error.code))
 

@@ -168,11 +168,11 @@ def written(history: History, log: Log) -> Iterator[Anomaly]:
         place = (send.partition, send.offset)
         if told.setdefault(place, send.value) != send.value:
             yield Anomaly("inconsistent-offsets", f"{send.value!r} and {told[place]!r} at {place}")
-        found = log.get(place)
-        if found is None:
+        stored = log.get(place)
+        if stored is None:
             yield Anomaly("lost-write", f"{send.value!r} was acknowledged at {place}")
-        elif found != send.value:
-            yield Anomaly("inconsistent-offsets", f"{send.value!r} sent, {found!r} at {place}")
+        elif stored != send.value:
+            yield Anomaly("inconsistent-offsets", f"{send.value!r} sent, {stored!r} at {place}")
         before = last.get((send.producer, send.partition), -1)
         if send.offset < before:
             yield Anomaly("nonmonotonic-send", f"{send.value!r} at {place}, after {before}")
@@ -197,8 +197,8 @@ def polled(history: History, log: Log) -> Iterator[Anomaly]:
             yield Anomaly("inconsistent-offsets", f"{poll.value!r} and {other!r} at {place}")
     visible = defaultdict(set)
     for partition, offset in values:
-        send = by_transaction.get(values[partition, offset])
-        if send is None or (send.producer, send.transaction) in history.committed:
+        sent = by_transaction.get(values[partition, offset])
+        if sent is None or (sent.producer, sent.transaction) in history.committed:
             visible[partition].add(offset)
     yield from _steps(history.polls, {p: sorted(offsets) for p, offsets in visible.items()})
 

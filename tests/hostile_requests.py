@@ -54,8 +54,8 @@ class Author:
         self, rng: random.Random, names: Sequence[str] = (), ids: Sequence[uuid.UUID] = ()
     ) -> None:
         self._rng = rng
-        self._strings = (*_STRINGS, *names * 4)
-        self._ids = (None, uuid.UUID(int=1), uuid.UUID(int=(1 << 128) - 1), *ids * 4)
+        self._strings = (*_STRINGS, *(list(names) * 4))
+        self._ids = (None, uuid.UUID(int=1), uuid.UUID(int=(1 << 128) - 1), *(list(ids) * 4))
 
     def request(self, api: ApiKey, version: int, correlation_id: int) -> bytes:
         """A whole frame with its size before it."""

@@ -109,7 +109,8 @@ class KafkaProcess:
         return self
 
     def _answers(self) -> bool:
-        assert self._process is not None and self._process.poll() is None, "Kafka has ended"
+        assert self._process is not None
+        assert self._process.poll() is None, "Kafka has ended"
 
         async def ask() -> bool:
             async with Client(self.bootstrap) as client:

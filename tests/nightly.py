@@ -79,7 +79,7 @@ def parts_of(hours: float, seed: int) -> list[Part]:
         )
         return Command(words, {"CLUSTER_SEEDS": f"{begin}-{begin + SEEDS - 1}"})
 
-    def faults(number: int) -> Command:
+    def faults(_number: int) -> Command:
         words = (
             *PYTEST,
             "-s",

@@ -32,4 +32,4 @@ def free_run(count: int) -> int:
             return None
         return port
 
-    return eventually(found)  # type: ignore[return-value]
+    return eventually(found)

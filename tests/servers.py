@@ -146,7 +146,8 @@ class ShoalProcess:
             raise AssertionError("it goes on:\n" + "\n".join(self.log[-40:])) from None
         status = self._ended()
         said = [line for line in self.log if line.startswith("shoal server: ")]
-        assert status == 1 and len(said) == 1, (status, self.log)
+        assert status == 1, (status, self.log)
+        assert len(said) == 1, self.log
         assert not any("Traceback" in line for line in self.log), self.log
         return said[0]
 

@@ -72,7 +72,7 @@ def main(plan: dict[str, Any]) -> None:
     spark = session(place)
     done: list[str] = []
 
-    def sink(frame: DataFrame, batch: int) -> None:
+    def sink(frame: DataFrame, _batch: int) -> None:
         rows = frame.select("value").mapInArrow(slowly, "value binary").collect()
         done.extend(bytes(row["value"]).decode() for row in rows)
 

@@ -108,7 +108,7 @@ def die_when_committed(spark: SparkSession, doomed: int) -> None:
     """Die when Spark reports a batch, which it does when its commit log has it."""
     from pyspark.sql.streaming import StreamingQueryListener
 
-    class Watch(StreamingQueryListener):
+    class Watch(StreamingQueryListener):  # type: ignore[misc]
         def onQueryStarted(self, event: Any) -> None: ...
 
         def onQueryIdle(self, event: Any) -> None: ...

@@ -69,7 +69,7 @@ class Stream:
         self.query = writer.start()
         return self.query
 
-    def drain(self, sink: Sink | None = None, **options: Any) -> None:
+    def drain(self, sink: Sink | None = None, /, **options: Any) -> None:
         """Run the query with Trigger.AvailableNow to its end; raises what it fails with."""
         query = self.start(sink, available_now=True, **options)
         assert query.awaitTermination(QUERY_TIMEOUT_S), "the query did not end"
@@ -92,7 +92,7 @@ class Stream:
 
 @contextmanager
 def running(
-    spark: SparkSession, queue: Queue, place: Path, sink: Sink | None = None, **options: Any
+    spark: SparkSession, queue: Queue, place: Path, sink: Sink | None = None, /, **options: Any
 ) -> Iterator[Stream]:
     """A query that runs until the block ends."""
     stream = Stream(spark, queue, place)

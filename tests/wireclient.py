@@ -68,7 +68,7 @@ class WireClient:
             return True
         return False
 
-    def create_topic(self, name: str, partitions: int = 1, **configs: str) -> Any:
+    def create_topic(self, name: str, partitions: int = 1, /, **configs: str) -> Any:
         """Make a topic and give its id; config names have `_` for `.`."""
         body = {
             "timeout_ms": 10_000,

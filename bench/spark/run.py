@@ -275,7 +275,7 @@ def lag(client: SyncClient, group: str) -> int:
     return sum(lags) if lags and min(lags) >= 0 else 1
 
 
-def working(frame: DataFrame, batch: int) -> None:
+def working(frame: DataFrame, _batch: int) -> None:
     """Work 20 ms for each record on the executors."""
 
     def work(batches: Iterator[Any]) -> Iterator[Any]:
@@ -294,7 +294,7 @@ def verify(
     """Drain the topic again, and raise LoadFailed unless its values are those sent."""
     found = [0, 0]
 
-    def add(frame: DataFrame, batch: int) -> None:
+    def add(frame: DataFrame, _batch: int) -> None:
         count, total = frame.selectExpr("count(*)", "coalesce(sum(crc32(value)), 0)").first()
         found[0] += count
         found[1] += total

@@ -60,7 +60,7 @@ class Pipeline:
             self.cluster.load(images.archive(image))
         console.print("Installing Kubeflow's Spark operator and the chart of Shoal.")
         manifest = f"{{apiVersion: v1, kind: Namespace, metadata: {{name: {NAMESPACE}}}}}"
-        self.cluster.kubectl("apply", "--filename=-", input=manifest)
+        self.cluster.kubectl("apply", "--filename=-", stdin_text=manifest)
         spark_operator.install(self.cluster, [])
         # Helm does not update the definitions that an earlier run has installed.
         force = ("--server-side", "--force-conflicts")
@@ -165,7 +165,7 @@ class Pipeline:
             "metadata": {"name": "feeder"},
             "spec": {"restartPolicy": "Never", "containers": [container]},
         }
-        self.kubectl("apply", "--filename=-", input=json.dumps(pod))
+        self.kubectl("apply", "--filename=-", stdin_text=json.dumps(pod))
 
     def feeder_failed(self) -> str:
         """Return the last log line of a failed feeder pod, else an empty string."""

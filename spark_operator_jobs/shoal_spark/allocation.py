@@ -31,8 +31,9 @@ class Executors:
     """The executors of one application, through its scheduler back end (py4j)."""
 
     def __init__(self, spark: SparkSession) -> None:
-        self._jvm: Any = spark._jvm
-        self._context: Any = spark._jsc.sc()
+        # PySpark has no public names for the JVM and the Java context.
+        self._jvm: Any = spark._jvm  # noqa: SLF001
+        self._context: Any = spark._jsc.sc()  # noqa: SLF001
         self._backend: Any = self._context.schedulerBackend()
         self._leaving: set[str] = set()
         #: Tasks have no preferred host.

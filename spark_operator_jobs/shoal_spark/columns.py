@@ -113,7 +113,8 @@ class Columns:
                 self.timestamps_ms.append(header.base_timestamp + span.timestamp_delta)
                 self.headers.append([{"key": k, "value": v} for k, v in headers_of(body, span)])
 
-    def _read(self, body: bytes, header: BatchHeader, r: Range) -> None:
+    # One call per record or field would take more time than the branches do.
+    def _read(self, body: bytes, header: BatchHeader, r: Range) -> None:  # noqa: C901
         """Read all columns except headers; see `shoal.record.records` for a record's layout.
 
         The loop is inlined, with the short forms of numbers first; bench/spark/run.py measures it.

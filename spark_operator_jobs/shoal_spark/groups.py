@@ -37,7 +37,7 @@ class LagReader(DataSourceReader):  # type: ignore[misc]
     def __init__(self, options: GroupOptions) -> None:
         self.options = options
 
-    def read(self, partition: InputPartition) -> Iterator[tuple]:
+    def read(self, _partition: InputPartition) -> Iterator[tuple]:
         from shoal.client.errors import KafkaError
         from shoal.client.topics import OffsetSpec
 
@@ -76,7 +76,8 @@ class LagSource(DataSource):  # type: ignore[misc]
         GroupOptions.of_lag(self.options)
         return LAG
 
-    def reader(self, schema: StructType) -> DataSourceReader:
+    # PySpark passes `schema` by name.
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002
         return LagReader(GroupOptions.of_lag(self.options))
 
 
@@ -167,5 +168,6 @@ class DeadLetterSource(DataSource):  # type: ignore[misc]
         TopicOptions.of_dead_letters(self.options)
         return DEAD_LETTERS
 
-    def reader(self, schema: StructType) -> DataSourceReader:
+    # PySpark passes `schema` by name.
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002
         return DeadLetterReader(TopicOptions.of_dead_letters(self.options))

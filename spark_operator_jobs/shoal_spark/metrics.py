@@ -54,8 +54,9 @@ class Gauges:
     """The gauges of one application, created when a group first appears."""
 
     def __init__(self, spark: SparkSession) -> None:
-        self._jvm: Any = spark._jvm
-        self._context: Any = spark._jsc.sc()
+        # PySpark has no public names for the JVM and the Java context.
+        self._jvm: Any = spark._jvm  # noqa: SLF001
+        self._context: Any = spark._jsc.sc()  # noqa: SLF001
         self._groups: dict[str, dict[str, Any]] = {}
 
     def set(self, group: str, values: Mapping[str, int]) -> None:

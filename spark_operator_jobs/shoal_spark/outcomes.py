@@ -179,7 +179,7 @@ class _Writer:
         found = (outcome(row) for row in iterator)
         return Judged(tuple(outcome_files.joined(o for o in found if o.kind != Kind.ACCEPT)))
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:
+    def commit(self, messages: list[WriterCommitMessage | None], _batchId: int = 0) -> None:
         found = [o for message in messages if isinstance(message, Judged) for o in message.outcomes]
         _say(found)
         outcome_files.write(self.options.outcomes_dir, found)
@@ -206,8 +206,13 @@ class OutcomeSink(DataSource):  # type: ignore[misc]
     def name(cls) -> str:
         return "sharegroup-outcome"
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+    # PySpark passes `overwrite` by name.
+    def streamWriter(
+        self,
+        schema: StructType,
+        overwrite: bool,  # noqa: ARG002
+    ) -> DataSourceStreamWriter:
         return OutcomeStreamWriter(GroupOptions.of_outcomes(self.options), schema)
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: ARG002
         return OutcomeWriter(GroupOptions.of_outcomes(self.options), schema)

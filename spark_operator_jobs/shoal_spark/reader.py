@@ -126,7 +126,7 @@ class ShareGroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
     def prepareForTriggerAvailableNow(self) -> None:
         self.driver.drain()
 
-    def partitions(self, start: dict, end: dict) -> Sequence[InputPartition]:
+    def partitions(self, _start: dict, end: dict) -> Sequence[InputPartition]:
         batch = self._typed(end)
         self.driver.run(batch)
         places = len({r[:2] for r in batch.ranges})

@@ -121,8 +121,13 @@ class TopicSink(DataSource):  # type: ignore[misc]
     def name(cls) -> str:
         return "kafka-topic"
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+    # PySpark passes `overwrite` by name.
+    def streamWriter(
+        self,
+        schema: StructType,
+        overwrite: bool,  # noqa: ARG002
+    ) -> DataSourceStreamWriter:
         return TopicStreamWriter(TopicOptions.of_sink(self.options), schema)
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: ARG002
         return TopicWriter(TopicOptions.of_sink(self.options), schema)

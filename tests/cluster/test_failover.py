@@ -84,7 +84,7 @@ class Load:
                 one.acknowledge(AcknowledgeType.ACCEPT)
             )
 
-    async def until(self, holds: Callable[[], object], what: str) -> None:
+    async def until(self, holds: Callable[..., object], what: str) -> None:
         await eventually_async(holds, timeout_s=HANG_S, what=what)
 
     async def settle(self) -> None:

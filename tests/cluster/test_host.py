@@ -25,7 +25,7 @@ PARTITIONS = 8
 def pids(host: ShoalProcess) -> dict[int, int]:
     """The processes of a host's brokers, by id."""
     children = Path(f"/proc/{host.pid}/task/{host.pid}/children").read_text().split()
-    named = {}
+    named: dict[int, int] = {}
     for child in map(int, children):
         words = Path(f"/proc/{child}/cmdline").read_text().split("\0")
         named |= {int(w.partition("node.id=")[2]): child for w in words if "node.id=" in w}
@@ -109,7 +109,8 @@ def test_a_host_by_itself(tmp_path: Path) -> None:
     for _ in range(2):
         host.bootstrap = first
         host.start()
-        found = eventually(lambda: (m := described()) and len(m.brokers) == 2 and m)
+        found = eventually(lambda: m if len((m := described()).brokers) == 2 else None)
+        assert found is not None
         assert {broker.rack for broker in found.brokers} == {socket.gethostname()}
         ids.add(found.cluster_id)
         for number in range(2):
@@ -137,5 +138,5 @@ def test_a_broker_that_does_not_start_ends_the_whole(tmp_path: Path) -> None:
         taken.listen()
         said = host.refusal()
     assert f"broker 2 did not start: Cannot listen on 127.0.0.1:{port + 1}" in said
-    with pytest.raises(OSError):
+    with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))

@@ -27,7 +27,6 @@ from wireclient import WireClient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 PARTITIONS = 3
 CONFIGS = {
@@ -250,9 +249,7 @@ def test_with_too_few_in_sync_acks_all_is_refused(cluster: ShoalCluster) -> None
         cluster.nodes[others[0]].start()
 
 
-def test_offsets_and_members_outlive_their_coordinator(
-    cluster: ShoalCluster, topic: str, tmp_path: Path
-) -> None:
+def test_offsets_and_members_outlive_their_coordinator(cluster: ShoalCluster, topic: str) -> None:
     """A consumer group goes on where it has committed when its coordinator is killed."""
     with Writer(cluster, topic) as writer:
         writer.more(150)

@@ -65,7 +65,8 @@ def reassign(cluster: ShoalCluster, topic: str, replicas: list[int]) -> None:
     rows = [{"partition_index": 0, "replicas": replicas}]
     fields = {"timeout_ms": 10_000, "topics": [{"name": topic, "partitions": rows}]}
     answer = cluster.ask(cluster.controller(), ApiKey.ALTER_PARTITION_REASSIGNMENTS, fields)
-    assert answer.error_code == 0 and answer.responses[0].partitions[0].error_code == 0, answer
+    assert answer.error_code == 0, answer
+    assert answer.responses[0].partitions[0].error_code == 0, answer
 
 
 def moved(cluster: ShoalCluster, topic: str, replicas: list[int]) -> bool:

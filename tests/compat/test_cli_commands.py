@@ -335,7 +335,8 @@ def task(shoal: Shoal) -> None:
 
 
 @pytest.mark.parametrize(("words", "status", "said"), REFUSALS, ids=lambda v: str(v)[:40])
-def test_refusals(shoal: Shoal, task: None, words: list[str], status: int, said: str) -> None:
+@pytest.mark.usefixtures("task")
+def test_refusals(shoal: Shoal, words: list[str], status: int, said: str) -> None:
     assert said in shoal.refusal(*words, status=status)
 
 

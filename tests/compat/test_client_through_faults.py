@@ -143,7 +143,7 @@ def test_what_may_be_asked_twice_is_asked_again_where_the_answer_was_lost(tmp_pa
             (ApiKey.LIST_PARTITION_REASSIGNMENTS, admin.reassignments),
         ):
             relay.lose(api_key, 1)
-            await call()  # type: ignore[operator]
+            await call()
         assert relay.lost == 5
         relay.lose(ApiKey.CREATE_TOPICS, 1)
         with pytest.raises(ConnectionLost):
@@ -205,7 +205,7 @@ def test_a_share_session_survives_its_connection(tmp_path: Path) -> None:
 
 
 async def _closed(session: ShareSession) -> None:
-    while not all(node.link.closed for node in session._nodes.values()):
+    while not all(link.closed for link in session.links.values()):
         await asyncio.sleep(0)
 
 
@@ -228,7 +228,7 @@ async def _mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.close()
 
 
-async def _hangs_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _hangs_up(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     writer.close()
 
 

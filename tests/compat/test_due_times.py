@@ -10,6 +10,7 @@ from conditions import eventually
 from ports import free_ports
 from queues import Queue
 from shoal.client.client import SyncClient
+from shoal.client.errors import expect
 from shoal.client.share import AcknowledgeType, AcquireMode, ShareMembership
 from shoal_operator.brokers import Brokers
 
@@ -91,7 +92,7 @@ def test_delays_are_counted_while_no_member_fetches(broker: ShoalProcess, queue:
 
 async def lag(queue: Queue) -> int:
     found = await queue.client.client.admin.share_groups.offsets([queue.group])
-    return sum(o.lag for o in found[queue.group].values())
+    return sum(offset.lag for offset in expect(expect(found)[queue.group]).values())
 
 
 def test_records_behind_a_delayed_one_of_their_key_are_not_due(

@@ -139,19 +139,19 @@ def _stored(client: WireClient, topic: str, partitions: list[int]) -> dict[int, 
             ((at, header),) = headers(row.records)
             stamped = header.attributes & _LOG_APPEND_TIME
             try:
-                rows = [
+                records = [
                     r._replace(timestamp_ms=0) if stamped else r
                     for r in read_records(row.records, at, bytes_max=1 << 20)
                 ]
             except Exception:
-                rows = []  # Larger than that, or Kafka stored what cannot be read.
+                records = []  # Larger than that, or Kafka stored what cannot be read.
             found[row.partition_index] = (
                 header.record_count,
                 header.last_offset_delta,
                 header.attributes,
                 header.base_timestamp,
                 0 if stamped else header.max_timestamp,
-                rows,
+                records,
             )
     return found
 
@@ -192,7 +192,8 @@ def test_every_answer_is_kafkas(outcomes: list[tuple[Case, Outcome, Outcome]]) -
 def test_what_is_stored_can_be_read(outcomes: list[tuple[Case, Outcome, Outcome]]) -> None:
     for case, _, shoal in outcomes:
         if shoal.end and "8 MiB" not in case.name and "no UTF-8" not in case.name:
-            assert shoal.stored is not None and len(shoal.stored[-1]) == shoal.end, case.name
+            assert shoal.stored is not None, case.name
+            assert len(shoal.stored[-1]) == shoal.end, case.name
 
 
 def test_a_client_blames_the_records_that_are_listed(

@@ -98,6 +98,11 @@ def test_other_clients_get_records_as_ever(queue: Queue) -> None:
     member = ShareConsumer({"bootstrap.servers": queue.bootstrap, "group.id": queue.group})
     member.subscribe([queue.topic])
     values: list[bytes | None] = []
-    eventually(lambda: values.extend(m.value() for m in member.poll(0.2)) or len(values) == 2)
+
+    def both_came() -> bool:
+        values.extend(m.value() for m in member.poll(0.2))
+        return len(values) == 2
+
+    eventually(both_came)
     member.close()
     assert values == [b"one", b"two"]

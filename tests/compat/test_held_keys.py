@@ -174,7 +174,7 @@ def test_a_key_is_held_until_its_letter_is_redriven(broker: ShoalProcess, queue:
     queue.drained()
 
 
-def test_a_key_is_held_until_it_is_skipped(broker: ShoalProcess, queue: Held) -> None:
+def test_a_key_is_held_until_it_is_skipped(queue: Held) -> None:
     queue.reject_first()
     assert queue.nothing_comes()
     skip = ("share", "skip", queue.group)

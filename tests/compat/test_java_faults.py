@@ -7,7 +7,7 @@ delivered again, delivery counts above the releases. The whole matrix is marked 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from cluster.test_replication import CONFIGS
@@ -43,10 +43,10 @@ class JavaRun(Run):
         super().__init__(cluster)
         self.process = JavaProcess(cluster.bootstrap, TOPIC, PARTITIONS, protocol)
         parts = (self.process, self.history)
-        self.plain = [JavaWriter(*parts, name) for name in ("w1", "w2")]
+        self.plain: list[Any] = [JavaWriter(*parts, name) for name in ("w1", "w2")]
         self.writers = [*self.plain]
-        self.group = [JavaReader(*parts, name) for name in ("g1", "g2")]
-        self.share = [JavaSharer(*parts, name) for name in ("s1", "s2")]
+        self.group: list[Any] = [JavaReader(*parts, name) for name in ("g1", "g2")]
+        self.share: list[Any] = [JavaSharer(*parts, name) for name in ("s1", "s2")]
         self.readers = [*self.group, *self.share]
         self.teams = [*([w] for w in self.writers), [*self.group], [*self.share]]
 

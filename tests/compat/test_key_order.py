@@ -197,7 +197,7 @@ def test_a_killed_broker_keeps_the_order_of_keys_and_delays(
     settle(member, take(member), RELEASE)
     broker.kill9()
     broker.start()
-    order = []
+    order: list[bytes | None] = []
     while len(order) < 3:
         came = take(member, 60)
         order += values(came)
@@ -218,7 +218,7 @@ def test_up_to_a_batch_of_one_key_goes_to_a_member_at_once(
     assert values(take(member)) == [b"a3", b"a4"]
 
 
-def test_the_most_urgent_record_goes_first(queue: Queue, join: Callable[[], ShareConsumer]) -> None:
+def test_the_most_urgent_record_goes_first(queue: Queue) -> None:
     queue.configure(**{"share.priority.header": "urgency"})
     for value, urgency in (("low", b"1"), ("none", b"often"), ("high", b"9")):
         queue.produce([value] * 3, headers=(("urgency", urgency),), batch=1)
@@ -231,7 +231,7 @@ def test_the_most_urgent_record_goes_first(queue: Queue, join: Callable[[], Shar
         }
     )
     consumer.subscribe([queue.topic])
-    order = []
+    order: list[bytes | None] = []
     while len(order) < 9:
         came = take(consumer)
         order += values(came)
@@ -335,6 +335,38 @@ def check_order(members: list[Member], records: int) -> None:
             assert one[1] <= other[0] or one[3] == other[3], f"key {key}: {one} with {other}"
 
 
+def _collect_deliveries(
+    member: Member,
+    got: dict[str, list[tuple[float, int]]],
+    accepted: dict[str, dict[int, float]],
+) -> None:
+    """Add to the deliveries of each key, and to the times when its offsets were accepted."""
+    key_of: dict[int, str] = {}
+    fates: list[tuple[int, int, int, str]] = []
+    for event in member.events:
+        if event["e"] == "got":
+            key_of[event["where"][1]] = event["value"]
+            got.setdefault(event["value"], []).append((event["t"], event["where"][1]))
+        elif event["e"] == "begin":
+            fates = event["fates"]
+        elif event["e"] == "end" and not any(event["codes"].values()):
+            for _, offset, _, fate in fates:
+                if fate == "ACCEPT":
+                    accepted.setdefault(key_of[offset], {})[offset] = event["t"]
+
+
+def _waits(member: Member) -> list[tuple[float, float]]:
+    """Return when the member waited for records: (begin, end) in seconds."""
+    waits: list[tuple[float, float]] = []
+    for event in member.events:
+        if event["e"] == "idle" and event["t"] - event["since"] < STANDSTILL_S:
+            if waits and event["since"] - waits[-1][1] < 0.01:  # The same wait goes on.
+                waits[-1] = (waits[-1][0], event["t"])
+            else:
+                waits.append((event["since"], event["t"]))
+    return waits
+
+
 def check_nothing_was_stuck(members: list[Member]) -> None:
     """No record was free, with the one before it of its key accepted, while some member waited for
     records all that time and longer than a turn takes."""
@@ -342,25 +374,8 @@ def check_nothing_was_stuck(members: list[Member]) -> None:
     accepted: dict[str, dict[int, float]] = {}
     idle: list[tuple[float, float]] = []
     for member in members:
-        key_of: dict[int, str] = {}
-        fates: list[tuple[int, int, int, str]] = []
-        waits: list[tuple[float, float]] = []
-        for event in member.events:
-            if event["e"] == "got":
-                key_of[event["where"][1]] = event["value"]
-                got.setdefault(event["value"], []).append((event["t"], event["where"][1]))
-            elif event["e"] == "idle" and event["t"] - event["since"] < STANDSTILL_S:
-                if waits and event["since"] - waits[-1][1] < 0.01:  # The same wait goes on.
-                    waits[-1] = (waits[-1][0], event["t"])
-                else:
-                    waits.append((event["since"], event["t"]))
-            elif event["e"] == "begin":
-                fates = event["fates"]
-            elif event["e"] == "end" and not any(event["codes"].values()):
-                for _, offset, _, fate in fates:
-                    if fate == "ACCEPT":
-                        accepted.setdefault(key_of[offset], {})[offset] = event["t"]
-        idle += waits
+        _collect_deliveries(member, got, accepted)
+        idle += _waits(member)
     patience_s = ceiling(STUCK_S)
     for key, deliveries in got.items():
         deliveries.sort()

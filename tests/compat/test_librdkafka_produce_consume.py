@@ -204,14 +204,19 @@ def test_records_outlive_a_restart_and_a_crash(broker: ShoalProcess) -> None:
 def test_an_idempotent_producer_goes_on_over_a_crash(broker: ShoalProcess) -> None:
     topic = make_topic(broker)
     producer = Producer({"bootstrap.servers": broker.bootstrap, "enable.idempotence": True})
-    failed = []
+    failed: list[object] = []
+
+    def delivered(error: object, _message: object) -> None:
+        if error is not None:
+            failed.append(error)
+
     for number in range(50):
-        producer.produce(topic, b"%d" % number, on_delivery=lambda e, _: e and failed.append(e))
+        producer.produce(topic, b"%d" % number, on_delivery=delivered)
     assert producer.flush(20) == 0
     broker.kill9()
     broker.start()
     for number in range(50, 100):
-        producer.produce(topic, b"%d" % number, on_delivery=lambda e, _: e and failed.append(e))
+        producer.produce(topic, b"%d" % number, on_delivery=delivered)
     assert producer.flush(60) == 0
     assert not failed
     assert [m.value() for m in consume(broker, topic, 100)] == [b"%d" % i for i in range(100)]

@@ -18,7 +18,6 @@ from wireclient import WireClient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 BROKER, CONTROLLER = "broker", "controller"
 LISTENERS = (BROKER, CONTROLLER)
@@ -290,9 +289,7 @@ def test_clients_see_no_listener_of_controllers(cluster: ShoalCluster) -> None:
         assert known == cluster.addresses
 
 
-def test_requests_for_the_controller_reach_it_from_any_broker(
-    cluster: ShoalCluster, tmp_path: Path
-) -> None:
+def test_requests_for_the_controller_reach_it_from_any_broker(cluster: ShoalCluster) -> None:
     for id, address in cluster.addresses.items():
         with WireClient(address) as client:
             client.create_topic(f"forwarded-{id}", retention_ms="1000")

@@ -92,7 +92,12 @@ def test_a_killed_broker_keeps_waits(
     queue.configure(**{f"{BACKOFF}.ms": "6000", f"{BACKOFF}.jitter": "0"})
     queue.produce(["work"])
     came: list[float] = []
-    poll(member, lambda _: came.append(time.monotonic()) or RELEASE)
+
+    def release(_message: Message) -> AcknowledgeType:
+        came.append(time.monotonic())
+        return RELEASE
+
+    poll(member, release)
     broker.kill9()
     broker.start()
     again = poll(member, lambda _: ACCEPT, timeout_s=120)
@@ -104,8 +109,7 @@ def test_a_paused_group_gets_nothing_until_it_is_resumed(
     broker: ShoalProcess, queue: Queue, member: ShareConsumer
 ) -> None:
     queue.produce(["one"])
-    held = []
-    eventually(lambda: held.extend(member.poll(0.2)) or held, what="a record comes")
+    held = eventually(lambda: member.poll(0.2), what="a record comes")
     queue.configure(**{"share.delivery.paused": "true"})
     assert gauge(broker, queue, "paused") == 1
     queue.produce(["two"])
@@ -192,7 +196,7 @@ def test_dead_letters_keep_the_record_and_tell_why(
 
 
 def test_without_copying_a_dead_letter_is_headers_alone(
-    broker: ShoalProcess, queue: Queue, member: ShareConsumer
+    queue: Queue, member: ShareConsumer
 ) -> None:
     topic = f"dlq.{queue.topic}"
     create(queue, topic, errors_deadletterqueue_group_enable="true")
@@ -234,7 +238,7 @@ def test_a_record_waits_for_its_dead_letter_over_a_killed_broker(
 
 
 def test_a_dead_letter_topic_is_created_where_the_broker_allows_it(
-    broker: ShoalProcess, queue: Queue, member: ShareConsumer
+    queue: Queue, member: ShareConsumer
 ) -> None:
     change = [ConfigChange(f"{DLQ}.auto.create.topics.enable", "true")]
     resource = Resource(ResourceType.BROKER, "")
@@ -248,7 +252,7 @@ def test_a_dead_letter_topic_is_created_where_the_broker_allows_it(
 
 
 def test_a_record_too_large_for_the_dead_letter_topic_leaves_its_headers(
-    broker: ShoalProcess, queue: Queue, member: ShareConsumer
+    queue: Queue, member: ShareConsumer
 ) -> None:
     topic = f"dlq.{queue.topic}"
     create(queue, topic, errors_deadletterqueue_group_enable="true", max_message_bytes="2000")
@@ -354,9 +358,7 @@ def test_a_flood_of_dead_letters_holds_delivery_until_the_limit_allows_it(
     assert held(broker, queue) == set()
 
 
-def test_a_flood_passes_by_itself(
-    broker: ShoalProcess, queue: Queue, member: ShareConsumer
-) -> None:
+def test_a_flood_passes_by_itself(queue: Queue, member: ShareConsumer) -> None:
     topic = f"dlq.{queue.topic}"
     create(queue, topic, errors_deadletterqueue_group_enable="true")
     queue.configure(**{f"{DLQ}.topic.name": topic, f"shoal.{DLQ}.flood.per.minute": "1"})
@@ -393,9 +395,8 @@ def test_the_age_of_the_oldest_lock_counts_renewals_in(
     broker: ShoalProcess, queue: Queue, member: ShareConsumer
 ) -> None:
     queue.produce(["slow"])
-    held: list[Message] = []
     begun = time.monotonic()
-    eventually(lambda: held.extend(member.poll(0.2)) or held, what="a record comes")
+    held = eventually(lambda: member.poll(0.2), what="a record comes")
     eventually(lambda: gauge(broker, queue, "oldest_lock_age_seconds") >= 1.0)
     assert time.monotonic() - begun >= 1.0
     member.acknowledge(held[0], ACCEPT)

@@ -4,7 +4,8 @@ once, also over an interruption."""
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from commands import Shoal
@@ -96,7 +97,7 @@ class Letters(Queue):
 
         return self.client.run(read())
 
-    def redrive(self, *words: str) -> dict[str, object]:
+    def redrive(self, *words: str) -> dict[str, Any]:
         """`shoal share redrive`, as JSON."""
         return self.shoal.json("share", "redrive", self.letters, *words)
 
@@ -159,7 +160,7 @@ def test_a_filter_leaves_the_others_for_later(queue: Letters) -> None:
     assert queue.redrive("--since", "2m", "-p", "0", "--offsets", "1-2,7")["redriven"] == 3
     assert queue.redrive("--until", "2m")["redriven"] == 0
     assert queue.redrive("-H", f"__dlq.errors.group={queue.group}")["redriven"] == 2
-    assert sorted(values(queue.records(queue.topic)[8:])) == sorted(
+    assert Counter(values(queue.records(queue.topic)[8:])) == Counter(
         f"{key}{n}".encode() for key in "xy" for n in range(4)
     )
 
@@ -260,7 +261,8 @@ def test_bad_input_is_refused_in_a_sentence(queue: Letters) -> None:
 def test_a_record_that_is_refused_is_told_and_left_for_later(queue: Letters) -> None:
     queue.produce(["small", "x" * 3000])
     queue.reject(2)
-    queue.create("narrow-" + queue.topic, **{"max.message.bytes": "2000"})
+    small: dict[str, Any] = {"max.message.bytes": "2000"}
+    queue.create("narrow-" + queue.topic, **small)
     said = queue.shoal.refusal("share", "redrive", queue.letters, "--to", "narrow-" + queue.topic)
     assert "the broker rejected 1 records" in said
     assert values(queue.records("narrow-" + queue.topic)) == [b"small"]

@@ -163,12 +163,14 @@ def test_it_names_settings_without_effect(start_broker: Callable[..., ShoalProce
         altered = [line for line in broker.log if "settings without effect" in line][1:]
         return [line for line in altered if kind in line]
 
-    for kind, name in (
+    for logged_type, name in (
         ("topic", "local.retention.ms"),
         ("broker", "background.threads"),
         ("group", "streams.num.standby.replicas"),
     ):
-        eventually(lambda name=name, kind=kind: any(name in line for line in logged_of(kind)))
+        eventually(
+            lambda name=name, type=logged_type: any(name in line for line in logged_of(type))
+        )
     assert not any("'retention.ms'" in line for line in broker.log)
 
 

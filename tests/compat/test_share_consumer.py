@@ -68,7 +68,7 @@ class Queue:
         assert producer.flush(15) == 0
 
     @contextmanager
-    def consumer(self, mode: str = "explicit", **settings: object) -> Iterator[ShareConsumer]:
+    def consumer(self, mode: str = "explicit", /, **settings: object) -> Iterator[ShareConsumer]:
         consumer = ShareConsumer(
             {
                 "bootstrap.servers": self.broker.bootstrap,

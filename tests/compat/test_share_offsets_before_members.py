@@ -138,7 +138,8 @@ class Admin:
     def join(self, group: str, topic: str) -> str:
         """A member that has an assignment."""
         member_id = uuid_text(uuid.uuid4())
-        epoch, topics = 0, [topic]
+        epoch = 0
+        topics: list[str] | None = [topic]
 
         def assigned() -> bool:
             nonlocal epoch, topics
@@ -155,14 +156,14 @@ class Admin:
         body = {"group_id": classic, "topics": [{"name": topic, "partitions": [offset]}]}
         row = self.wire.call(ApiKey.OFFSET_COMMIT, 8, body).topics[0].partitions[0]
         assert row.error_code is ErrorCode.none
-        body = {
+        heartbeat = {
             "group_id": consumer,
             "member_id": uuid_text(uuid.uuid4()),
             "rebalance_timeout_ms": 60_000,
             "subscribed_topic_names": [topic],
             "topic_partitions": [],
         }
-        self._call(ApiKey.CONSUMER_GROUP_HEARTBEAT, 0, body)
+        self._call(ApiKey.CONSUMER_GROUP_HEARTBEAT, 0, heartbeat)
 
 
 def _has_id(row: Any) -> bool:

@@ -80,7 +80,8 @@ class Application:
         """End it in order; it has not died before."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        assert self._ended() == 0 and not self.died, self.lines
+        assert self._ended() == 0, self.lines
+        assert not self.died, self.lines
 
     def _ended(self) -> int:
         status = self._process.wait(60)
@@ -108,13 +109,17 @@ class Lines:
     def write(self, lines: int) -> None:
         """Returns when they are acknowledged."""
         failed: list[object] = []
+
+        def delivered(error: object, _message: object) -> None:
+            if error is not None:
+                failed.append(error)
+
         for _ in range(lines):
             words = self._random.choices(WORDS, k=WORDS_A_LINE)
             self.counts.update(words)
-            self._producer.produce(
-                self._topic, " ".join(words), on_delivery=lambda e, _: e and failed.append(e)
-            )
-        assert self._producer.flush(120) == 0 and not failed, failed
+            self._producer.produce(self._topic, " ".join(words), on_delivery=delivered)
+        assert self._producer.flush(120) == 0, failed
+        assert not failed, failed
 
 
 class Counts:

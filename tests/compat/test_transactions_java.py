@@ -40,7 +40,8 @@ def name() -> str:
 
 def committed(client: WireClient, topic: str) -> list[bytes | None]:
     """All that a read_committed consumer is shown of partition 0."""
-    offset, found = 0, []
+    offset = 0
+    found: list[bytes | None] = []
     while True:
         answer = client.fetch(topic, offset, isolation_level=1)
         if offset >= answer.last_stable_offset:

@@ -79,14 +79,20 @@ def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]
 
 
 @pytest.fixture
-def resources(cluster: Cluster, release: Release, namespace: str) -> Resources:
+def resources(
+    cluster: Cluster,
+    release: Release,  # noqa: ARG001 - the operator runs.
+    namespace: str,
+) -> Resources:
     """The test's own namespace, with the operator watching it."""
     return Resources(cluster, namespace)
 
 
 @pytest.fixture(scope="module")
 def queue(
-    cluster: Cluster, release: Release, request: pytest.FixtureRequest
+    cluster: Cluster,
+    release: Release,  # noqa: ARG001 - the operator runs.
+    request: pytest.FixtureRequest,
 ) -> Iterator[Resources]:
     """A namespace that the tests of a file share: the QueueCluster `main` and a client's pod."""
     name = new_namespace(cluster, name_of(request.path.stem))

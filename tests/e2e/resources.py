@@ -30,18 +30,20 @@ class Resources:
         self.namespace = namespace
 
     def kubectl(
-        self, *argv: str, input: str | None = None, check: bool = True
+        self, *argv: str, stdin_text: str | None = None, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
         where = f"--namespace={self.namespace}"
         # What follows `--` is the command of a pod.
-        return self.cluster.kubectl(argv[0], where, *argv[1:], input=input, check=check)
+        return self.cluster.kubectl(argv[0], where, *argv[1:], stdin_text=stdin_text, check=check)
 
     def apply(self, *manifests: Manifest) -> None:
-        self.kubectl("apply", "--filename=-", input=yaml.safe_dump_all(manifests))
+        self.kubectl("apply", "--filename=-", stdin_text=yaml.safe_dump_all(manifests))
 
     def refusal(self, manifest: Manifest) -> str:
         """What the API server says to a manifest that it must not take."""
-        applied = self.kubectl("apply", "--filename=-", input=yaml.safe_dump(manifest), check=False)
+        applied = self.kubectl(
+            "apply", "--filename=-", stdin_text=yaml.safe_dump(manifest), check=False
+        )
         assert applied.returncode != 0, f"the API server took {manifest}"
         return applied.stderr
 
@@ -56,7 +58,7 @@ class Resources:
         found = self.kubectl("get", what, "--output=json", "--ignore-not-found").stdout
         return json.loads(found) if found else None
 
-    def list(self, kind: str, selector: str = "") -> list[Manifest]:
+    def find_all(self, kind: str, selector: str = "") -> list[Manifest]:
         found = self.kubectl("get", kind, f"--selector={selector}", "--output=json")
         return json.loads(found.stdout)["items"]
 
@@ -145,27 +147,33 @@ class Resources:
         self.kubectl("wait", "--for=condition=Ready", f"pod/{name}", "--timeout=60s")
 
     def shoal(
-        self, *argv: str, input: str | None = None, cluster: str = "main", client: str = "client"
+        self,
+        *argv: str,
+        stdin_text: str | None = None,
+        cluster: str = "main",
+        client: str = "client",
     ) -> str:
         """What a `shoal` command in the client's pod prints."""
-        return self.shoal_result(*argv, input=input, cluster=cluster, client=client).stdout
+        return self.shoal_result(
+            *argv, stdin_text=stdin_text, cluster=cluster, client=client
+        ).stdout
 
     def shoal_result(
         self,
         *argv: str,
-        input: str | None = None,
+        stdin_text: str | None = None,
         cluster: str = "main",
         client: str = "client",
         check: bool = True,
     ) -> subprocess.CompletedProcess[str]:
         servers = f"SHOAL_BOOTSTRAP_SERVERS={cluster}-bootstrap.{self.namespace}.svc:9092"
-        attached = ("--stdin",) if input is not None else ()
+        attached = ("--stdin",) if stdin_text is not None else ()
         command = ("exec", *attached, client, "--", "env", servers, "shoal", *argv)
-        return self.kubectl(*command, input=input, check=check)
+        return self.kubectl(*command, stdin_text=stdin_text, check=check)
 
     def produce(self, topic: str, count: int, first: int = 0) -> None:
         lines = "".join(f"{number}\n" for number in range(first, first + count))
-        self.shoal("produce", topic, "--quiet", input=lines)
+        self.shoal("produce", topic, "--quiet", stdin_text=lines)
 
     def share_consume(self, topic: str, group: str, *argv: str) -> list[str]:
         """The values that a share consumer prints; by default until nothing came for 3 s."""

@@ -62,7 +62,7 @@ def prepare(queue: Resources) -> Resources:
 
 def executors(queue: Resources) -> list[str]:
     """The names of the executors' pods that run."""
-    pods = queue.list("pods", "shoal.dev/share-consumer=eaters,spark-role=executor")
+    pods = queue.find_all("pods", "shoal.dev/share-consumer=eaters,spark-role=executor")
     return [
         p["metadata"]["name"]
         for p in pods

@@ -26,7 +26,7 @@ def main() -> None:
     spark = SparkSession.builder.appName("work").getOrCreate()
     shoal_spark.register(spark)
 
-    def write(batch, number: int) -> None:
+    def write(batch, _number: int) -> None:
         done = batch.select("key", "value").mapInPandas(worked, "key binary, value binary")
         topics.produce(done, {**arguments.connection(given), "topic": given.results})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from conditions import eventually
@@ -24,7 +24,8 @@ SIX = [0, 1, 2, 1000, 1001, 1002]
 
 
 def wanted(**spec: object) -> Manifest:
-    return queue_cluster(**{"replicas": 3, "brokersPerPod": 2, "listeners": LISTENERS, **spec})
+    defaults: dict[str, Any] = {"replicas": 3, "brokersPerPod": 2, "listeners": LISTENERS}
+    return queue_cluster(**(defaults | spec))
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,8 @@ def six(release: Release) -> Iterator[Resources]:
 def assert_apart(six: Resources) -> None:
     """No two replicas of a partition share a pod."""
     rows = replicas_of(six, "jobs")
-    assert rows and all(len({id % 1000 for id in row}) == len(row) == 3 for row in rows), rows
+    assert rows
+    assert all(len({id % 1000 for id in row}) == len(row) == 3 for row in rows), rows
 
 
 def containers(six: Resources, pod: str) -> dict[str, Manifest]:
@@ -66,7 +68,7 @@ def test_each_broker_is_reached_from_outside(six: Resources) -> None:
     (servers,) = [row["bootstrapServers"] for row in rows if row["name"] == "outside"]
     lines = "".join(f"{n}\n" for n in range(240))
     there = ("client", "--", "env", f"SHOAL_BOOTSTRAP_SERVERS={servers}", "shoal")
-    six.kubectl("exec", "--stdin", *there, "produce", "jobs", "--quiet", input=lines)
+    six.kubectl("exec", "--stdin", *there, "produce", "jobs", "--quiet", stdin_text=lines)
     taken = ("share-consume", "jobs", "--group=workers", "--format={value}", "-n", "240")
     found = six.kubectl("exec", *there, *taken).stdout.split()
     assert sorted(map(int, found)) == list(range(240))

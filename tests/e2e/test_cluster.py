@@ -46,7 +46,7 @@ def web(cluster: Cluster, namespace: str) -> str:
     """The namespace of a StatefulSet of two web servers that serve their own volumes."""
     cluster.load(images.archive("broker"))
     manifest = MANIFEST.read_text().replace("IMAGE", images.tag("broker"))
-    cluster.kubectl("apply", "--namespace", namespace, "--filename=-", input=manifest)
+    cluster.kubectl("apply", "--namespace", namespace, "--filename=-", stdin_text=manifest)
     rollout = ("rollout", "status", "statefulset/web", "--timeout=90s")
     cluster.kubectl(*rollout, "--namespace", namespace)
     return namespace

@@ -58,7 +58,7 @@ def test_a_missing_storage_class(resources: Resources) -> None:
     standard = yaml.safe_load(kubectl("get", "storageclass", "standard", "--output=yaml").stdout)
     late = {k: v for k, v in standard.items() if k != "metadata"}
     late["metadata"] = {"name": STORAGE_CLASS}
-    kubectl("apply", "--filename=-", input=yaml.safe_dump(late))
+    kubectl("apply", "--filename=-", stdin_text=yaml.safe_dump(late))
     try:
         resources.wait("queuecluster/main", timeout_s=120)
     finally:

@@ -17,6 +17,8 @@ from e2e.resources import Resources, queue_cluster, queue_topic, share_consumer,
 from kube.kstatus import results
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from e2e.cluster.backend import Cluster
 
 READY_SECONDS_MAX = 30
@@ -26,7 +28,7 @@ EARLY = 100
 
 
 @pytest.fixture
-def demo(cluster: Cluster, release: Release) -> Resources:
+def demo(cluster: Cluster, release: Release) -> Iterator[Resources]:
     """The chart's own demo, in the namespace of the release."""
     release.install(demo__enabled=True)
     demo = Resources(cluster, release.namespace)
@@ -41,7 +43,7 @@ def demo(cluster: Cluster, release: Release) -> Resources:
 def produce_in_the_broker(demo: Resources, numbers: range) -> None:
     lines = "".join(f"{number}\n" for number in numbers)
     produce = ("exec", "--stdin", "demo-broker-0", "--", "shoal", "produce", "jobs")
-    demo.kubectl(*produce, input=lines)
+    demo.kubectl(*produce, stdin_text=lines)
 
 
 def consume_in_a_pod(demo: Resources, name: str) -> None:

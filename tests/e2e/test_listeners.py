@@ -62,7 +62,7 @@ def test_a_load_balancer_without_an_address_is_told(resources: Resources) -> Non
     said = resources.wait_reason("queuecluster/main", "ListenerWithoutAddress")
     assert "main-world-bootstrap" in said
     resources.wait_event("QueueCluster", "main", "ListenerWithoutAddress")
-    assert resources.list("pods") == []
+    assert resources.find_all("pods") == []
     for name, address in (("main-world-bootstrap", "192.0.2.1"), ("main-world-0", "192.0.2.2")):
         status = {"status": {"loadBalancer": {"ingress": [{"ip": address}]}}}
         patch = ("--type=merge", f"--patch={json.dumps(status)}")

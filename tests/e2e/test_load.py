@@ -47,7 +47,7 @@ def test_a_thousand_resources(queue: Resources, release: Release) -> None:
     groups = [share_group(f"group-{n}", topics=[f"topic-{n}"]) for n in range(COUNT)]
     began = time.monotonic()
     text = yaml.dump_all([*topics, *groups], Dumper=yaml.CSafeDumper)
-    queue.kubectl("create", "--filename=-", input=text)
+    queue.kubectl("create", "--filename=-", stdin_text=text)
     created = time.monotonic() - began
 
     def all_ready() -> bool:

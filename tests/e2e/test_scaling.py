@@ -24,7 +24,7 @@ SCALING = {
 
 def pods(queue: Resources, consumer: str) -> int:
     """Consumers that are not on their way out."""
-    found = queue.list("pods", f"shoal.dev/share-consumer={consumer}")
+    found = queue.find_all("pods", f"shoal.dev/share-consumer={consumer}")
     return sum("deletionTimestamp" not in p["metadata"] for p in found)
 
 
@@ -60,7 +60,7 @@ def test_records_that_are_due_tomorrow_start_no_consumer(queue: Resources) -> No
     queue.wait("queuetopic/reminders", "sharegroup/later", "shareconsumer/eager")
     tomorrow = ("--header", "shoal.deliver.after=86400000")
     lines = "".join(f"{n}\n" for n in range(20))
-    queue.shoal("produce", "reminders", "--quiet", *tomorrow, input=lines)
+    queue.shoal("produce", "reminders", "--quiet", *tomorrow, stdin_text=lines)
     queue.wait_status("sharegroup/later", lag=20, delayed=20, available=0)
     queue.wait_status("shareconsumer/eager", lag=20, due=0, desiredReplicas=0)
     due = datetime.datetime.fromisoformat(queue.status("sharegroup/later")["nextDueTime"])
@@ -80,7 +80,7 @@ def test_kubectl_scale_drives_it_where_the_operator_does_not(queue: Resources) -
     queue.kubectl("scale", "shareconsumer/manual", "--replicas=3")
     queue.wait_status("shareconsumer/manual", replicas=3, readyReplicas=3)
     selector = queue.status("shareconsumer/manual")["selector"]
-    assert len(queue.list("pods", selector)) == 3
+    assert len(queue.find_all("pods", selector)) == 3
     queue.patch("shareconsumer/manual", {"spec": {"paused": True}})
     queue.wait_status("shareconsumer/manual", replicas=0)
     assert queue.condition("shareconsumer/manual", "Paused")["status"] == "True"

@@ -49,7 +49,8 @@ def tells(queue: Resources, name: str, reason: str, *words: str) -> None:
     def told() -> bool:
         condition = queue.condition(f"shareconsumer/{name}")
         said = condition["message"]
-        assert condition["reason"] == reason and all(word in said for word in words), condition
+        assert condition["reason"] == reason, condition
+        assert all(word in said for word in words), condition
         return True
 
     eventually(told, timeout_s=240)

@@ -76,7 +76,7 @@ def test_the_application_fits_the_published_schema(work: Resources, cluster: Clu
     manifest = work.get("sparkapplication/eaters")
     bare = {k: manifest[k] for k in ("apiVersion", "kind", "spec")}
     bare["metadata"] = {"name": "eaters"}
-    work.kubectl(*dry, "--filename=-", input=yaml.safe_dump(bare))
+    work.kubectl(*dry, "--filename=-", stdin_text=yaml.safe_dump(bare))
 
 
 @pytest.mark.timeout(900)

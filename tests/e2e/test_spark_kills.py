@@ -52,7 +52,8 @@ def test_nothing_is_lost(queue: Resources, cluster: Cluster) -> None:
 
         def reached() -> bool:
             done, there = stored(queue, "done"), len(executors(queue))
-            assert done >= part * RECORDS and there >= executors_min, f"{done} done, {there} run"
+            assert done >= part * RECORDS, f"{done} done, {there} run"
+            assert there >= executors_min, f"{done} done, {there} run"
             return True
 
         eventually(reached, timeout_s=240)

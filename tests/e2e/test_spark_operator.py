@@ -34,7 +34,8 @@ def test_jvms_of_the_image_start_from_its_archive(cluster: Cluster, namespace: s
     sources = [line.partition("source: ")[2] for line in lines if "org.apache.spark." in line]
     shared = sources.count("shared objects file")
     read = [source for source in sources if source.startswith("file:")]
-    assert shared > 100 and len(read) < shared / 10, f"{shared} shared, read from {read}"
+    assert shared > 100, f"{shared} shared, read from {read}"
+    assert len(read) < shared / 10, f"{shared} shared, read from {read}"
 
 
 def test_spark_application_completes(cluster: Cluster, namespace: str) -> None:
@@ -43,7 +44,7 @@ def test_spark_application_completes(cluster: Cluster, namespace: str) -> None:
     manifest = MANIFEST.read_text().replace("IMAGE", images.tag("spark"))
     manifest = manifest.replace("ACCOUNT", spark_operator.DRIVER_SERVICE_ACCOUNT)
     where = f"--namespace={namespace}"
-    cluster.kubectl("apply", where, "--filename=-", input=manifest)
+    cluster.kubectl("apply", where, "--filename=-", stdin_text=manifest)
     get = ("get", where, "sparkapplication/pi", "--output=jsonpath={.status.applicationState}")
 
     def state() -> dict[str, str]:

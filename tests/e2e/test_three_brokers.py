@@ -119,7 +119,7 @@ def test_an_operator_killed_in_a_roll_of_three_is_followed_by_one_that_ends_it(
         eventually(lambda: len(restarts(three)) > told, timeout_s=60)
         release.kill(release.leader())
         # The roll has begun and is not over.
-        assert three.list("pods", BROKER), "the brokers' pods are gone"
+        assert three.find_all("pods", BROKER), "the brokers' pods are gone"
         assert len(restarts(three)) < told + len(BROKERS)
         for pod in BROKERS:
             three.wait_replaced(f"pod/{pod}", before[pod])

@@ -249,4 +249,4 @@ def test_what_this_version_cannot_do_is_a_condition(resources: Resources) -> Non
     resources.apply(queue_cluster(listeners=[encrypted]))
     said = resources.wait_reason("queuecluster/main", "SecurityNotSupported")
     assert "spec.listeners[0].tls is set" in said
-    assert resources.list("pods") == []
+    assert resources.find_all("pods") == []

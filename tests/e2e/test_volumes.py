@@ -41,7 +41,7 @@ def small_volume(resources: Resources, name: str, size: str) -> None:
             "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [node]}]}},
         },
     }
-    resources.cluster.kubectl("apply", "--filename=-", input=yaml.safe_dump(volume))
+    resources.cluster.kubectl("apply", "--filename=-", stdin_text=yaml.safe_dump(volume))
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def small(resources: Resources) -> Iterator[Resources]:
         "allowVolumeExpansion": True,
         "volumeBindingMode": "WaitForFirstConsumer",
     }
-    kubectl("apply", "--filename=-", input=yaml.safe_dump(storage_class))
+    kubectl("apply", "--filename=-", stdin_text=yaml.safe_dump(storage_class))
     try:
         storage = {"size": "32Mi", "storageClassName": name}
         resources.apply(queue_cluster(storage=storage), queue_topic())
@@ -89,7 +89,7 @@ def test_a_full_disk(small: Resources) -> None:
     fill(small)
     large = f"{'x' * 900_000}\n"
     soon = ("-X", "delivery.timeout.ms=10000", "-X", "request.timeout.ms=5000")
-    refused = small.shoal_result("produce", "jobs", "--quiet", *soon, input=large, check=False)
+    refused = small.shoal_result("produce", "jobs", "--quiet", *soon, stdin_text=large, check=False)
     assert refused.returncode != 0
     small.cluster.in_node("rm", _file(small))
     small.wait("queuecluster/main", timeout_s=120)

@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import datetime
+from typing import Any
 
 import crd_reference
 import pytest
@@ -67,6 +68,7 @@ def test_only_settings_that_the_resource_put_there_are_taken_away() -> None:
 
 def test_partitions_are_never_taken_away() -> None:
     refused = decide(topic(partitions=1), have(partitions=3)).refusal
+    assert refused is not None
     assert refused.reason == "PartitionsNeverShrink"
     assert "3 or more" in refused.message
 
@@ -74,7 +76,9 @@ def test_partitions_are_never_taken_away() -> None:
 def test_an_unmanaged_topic_is_left_alone() -> None:
     resource = topic(managed=False, config={"retention.ms": "5"}, partitions=9)
     assert not decide(resource, have())
-    assert decide(resource, None).refusal.reason == "TopicNotFound"
+    refused = decide(resource, None).refusal
+    assert refused is not None
+    assert refused.reason == "TopicNotFound"
 
 
 def test_the_older_claim_wins_and_a_leaving_one_counts_for_nothing() -> None:
@@ -213,7 +217,7 @@ def test_a_broker_without_order_by_key_gets_all_else_and_the_status_says_so() ->
         def __init__(self) -> None:
             self.set: dict[str, dict[str, str]] = {}
 
-        async def alter_group_configs(self, changes):  # type: ignore[no-untyped-def]
+        async def alter_group_configs(self, changes):
             text = "Unknown group config name: share.ordering"
             refused = {
                 g: KafkaError(ErrorCode.invalid_config, text)
@@ -223,7 +227,7 @@ def test_a_broker_without_order_by_key_gets_all_else_and_the_status_says_so() ->
             self.set |= {g: c for g, c in changes.items() if g not in refused}
             return refused
 
-    brokers = Older()
+    brokers: Any = Older()
     changes = {"g": {"share.ordering": "key", "share.delivery.count.limit": "3"}}
     failures, warnings = asyncio.run(alter_configs(brokers, changes))
     assert not failures
@@ -292,7 +296,7 @@ shoal_share_partition_locked_records{group="q\\"\\\\",topic="t",partition="0"} 1
     }
 
 
-CLUSTER = {
+CLUSTER: dict[str, Any] = {
     "kind": "QueueCluster",
     "metadata": {"name": "main", "namespace": "n", "uid": "u"},
     "spec": {
@@ -345,6 +349,7 @@ def test_what_brokers_cannot_do_is_refused_by_its_path(path, value, reason) -> N
     resource = copy.deepcopy(CLUSTER)
     resource["spec"][path] = value
     verdict = refusal(resource)
+    assert verdict is not None
     assert verdict.reason == reason
     assert f"spec.{path}" in verdict.message
     assert refusal(CLUSTER) is None
@@ -417,7 +422,7 @@ def test_what_others_add_to_an_object_is_no_drift() -> None:
 
 
 def test_consumers_are_told_where_work_is() -> None:
-    consumer = {
+    consumer: dict[str, Any] = {
         "kind": "ShareConsumer",
         "metadata": {"name": "c", "namespace": "n", "uid": "u"},
         "spec": {
@@ -548,13 +553,17 @@ def test_the_store_keeps_the_newest_version_of_the_same_object() -> None:
 
     store.put(version(10))
     store.put(version(9))
-    kept = store.get("QueueTopic", "n", "a")["metadata"]
+    found = store.get("QueueTopic", "n", "a")
+    assert found is not None
+    kept = found["metadata"]
     assert kept["resourceVersion"] == "10"
     assert "managedFields" not in kept
     # Another object under the name is another story, and its predecessor's end is no end.
     store.put(version(8, "two"))
     store.drop(version(10))
-    assert store.get("QueueTopic", "n", "a")["metadata"]["uid"] == "two"
+    found = store.get("QueueTopic", "n", "a")
+    assert found is not None
+    assert found["metadata"]["uid"] == "two"
 
 
 def test_the_reference_is_made_of_the_definitions(request) -> None:

@@ -39,6 +39,7 @@ def pod(waiting=None, last="", **scheduled):
 )
 def test_what_kubernetes_says_of_a_pod(seen, reason, words) -> None:
     found = diagnose_pods([seen], [])
+    assert found is not None
     assert found.reason == reason
     assert words in found.message
     assert "main-broker-0" in found.message
@@ -56,10 +57,12 @@ def test_a_claim_that_is_not_bound_names_its_class() -> None:
     }
     unbound = "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims."
     found = diagnose_pods([pod(message=unbound)], [claim])
+    assert found is not None
     assert found.reason == "VolumeNotBound"
     assert "data-main-broker-0" in found.message
     assert "storage class fast" in found.message
     full = diagnose_pods([pod(message="0/1 nodes are available: 1 Insufficient cpu.")], [claim])
+    assert full is not None
     assert full.reason == "Unschedulable"
 
 
@@ -79,11 +82,13 @@ def test_a_volume_that_grows_or_cannot() -> None:
         [claim("1Gi", "1Gi"), claim("1Gi", "2Gi", conditions=[waits])]
     )
     assert stuck is None
+    assert growing is not None
     assert growing.reason == "VolumeGrows"
     assert "data-main-broker-0 has 1Gi of 2Gi so far" in growing.message
     assert "(re-)start a pod" in growing.message
     stuck, growing = diagnose_expansion([claim("1Gi", "2Gi", allocatedResourceStatuses=infeasible)])
     assert growing is None
+    assert stuck is not None
     assert stuck.reason == "VolumeNotGrown"
     unbound = claim("1Gi", "2Gi")
     del unbound["status"]["capacity"]
@@ -112,10 +117,12 @@ def test_versions() -> None:
     assert diagnose_versions({0: "1.0"}, "", "1.0") is None
     assert diagnose_versions({}, "2.0", "1.0") is None
     assert diagnose_versions({0: "2.0"}, "2.0", "1.0") is None
-    assert "Broker 1 is version 2.0, and this operator is 1.0" in (
-        diagnose_versions({0: "1.0", 1: "2.0"}, "", "1.0").message
-    )
-    assert "spec.version is 3.0" in diagnose_versions({0: "2.0"}, "3.0", "1.0").message
+    newer = diagnose_versions({0: "1.0", 1: "2.0"}, "", "1.0")
+    assert newer is not None
+    assert "Broker 1 is version 2.0, and this operator is 1.0" in newer.message
+    wanted = diagnose_versions({0: "2.0"}, "3.0", "1.0")
+    assert wanted is not None
+    assert "spec.version is 3.0" in wanted.message
 
 
 def test_an_alarm_is_news_once() -> None:

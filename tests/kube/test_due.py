@@ -91,7 +91,9 @@ class Told(Brokers):
 
     def __init__(self) -> None:
         super().__init__("nowhere:1")
-        self.answer = GroupState("workers", "share", lag=20, in_flight=0, metrics=numbers())
+        self.answer: GroupState | None = GroupState(
+            "workers", "share", lag=20, in_flight=0, metrics=numbers()
+        )
 
     async def share_groups(self, groups: Any, *, of_any_type: bool = False) -> Any:
         del of_any_type

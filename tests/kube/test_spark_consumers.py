@@ -1,6 +1,7 @@
 """A ShareConsumer as a SparkApplication: what is rendered, and what its states mean."""
 
 import copy
+from typing import Any
 
 import pytest
 from shoal_operator import consumers
@@ -18,7 +19,7 @@ CONTEXT = spark.WorkloadContext(
     scale_url="http://operator:8080",
     driver_role="drivers",
 )
-CONSUMER = {
+CONSUMER: dict[str, Any] = {
     "kind": "ShareConsumer",
     "metadata": {"name": "c", "namespace": "n", "uid": "u"},
     "spec": {
@@ -135,15 +136,18 @@ def test_executors_share_a_batch() -> None:
 
 def test_parallelism_out_of_reach_is_told_with_the_numbers() -> None:
     wide = consumer(maxExecutors=60)["spec"]
-    reason, text = consumers.warning(wide, {"maxRecordLocks": 2000}, 50)
+    found = consumers.warning(wide, {"maxRecordLocks": 2000}, 50)
+    assert found is not None
+    reason, text = found
     assert reason == "ParallelismUnreachable"
     assert "maxExecutors is 60" in text
     assert "is enough for 50" in text
     assert consumers.warning(CONSUMER["spec"], {"maxRecordLocks": 2000}, 50) is None
-    reason, _ = consumers.warning(
+    found = consumers.warning(
         CONSUMER["spec"], {"renewal": False, "lockDuration": "30s", "maxRecordLocks": 1}, 0
     )
-    assert reason == "RenewalOff"
+    assert found is not None
+    assert found[0] == "RenewalOff"
 
 
 def test_without_scaling_and_replicas_spark_scales_by_defaults() -> None:
@@ -206,7 +210,8 @@ def ended_driver(exit_code):
 def test_a_driver_that_was_told_to_end_did_not_fail(exit_code, reason) -> None:
     store = Store()
     store.put(ended_driver(exit_code))
-    workloads = Workloads(None, store)
+    no_kube: Any = None
+    workloads = Workloads(no_kube, store)
 
     def said(state):
         application = {"status": {"applicationState": {"state": state}}}
@@ -222,7 +227,8 @@ def test_a_driver_without_memory_is_told_so() -> None:
     store, killed = Store(), ended_driver(137)
     killed["status"]["containerStatuses"][0]["state"]["terminated"]["reason"] = "OOMKilled"
     store.put(killed)
-    words = Workloads(None, store).failure_of(CONSUMER, "FAILING")
+    no_kube: Any = None
+    words = Workloads(no_kube, store).failure_of(CONSUMER, "FAILING")
     assert "spark.driver.memoryOverhead" in words
     assert "ValueError" not in words
 

@@ -84,8 +84,8 @@ def test_consumer_assignors_give_a_partition_to_one_member(assign, spec):
 
 
 @pytest.mark.parametrize("assign", [uniform_assignor.assign, simple_assignor.assign])
-@given(spec=groups(), data=st.data())
-def test_a_settled_group_stays_as_it_is(assign, spec, data):
+@given(spec=groups())
+def test_a_settled_group_stays_as_it_is(assign, spec):
     settled = assign(spec)
     assert assign(after(spec, settled)) == settled
 

@@ -160,7 +160,7 @@ class GroupMachine(RuleBasedStateMachine):
         self.sim.runtime.apply(
             0, lambda shard, now: shard.metadata_changed(None, deleted, now), self.sim.now_ms
         )
-        self.sim.runtime.flush(self.sim.now_ms)
+        self.sim.runtime.flush()
         self.offsets = {k: v for k, v in self.offsets.items() if k[1] != topic}
         self._listen()
 
@@ -250,8 +250,8 @@ class GroupMachine(RuleBasedStateMachine):
 
     @invariant()
     def offsets_are_those_that_were_acknowledged(self) -> None:
-        def fetch(shard: GroupShard, now_ms: int, token: Token) -> Result:
-            found = {}
+        def fetch(shard: GroupShard, _now_ms: int, token: Token) -> Result:
+            found: dict[Any, int] = {}
             for group in GROUPS:
                 query = [TopicQuery(t, TOPICS[t], (0, 1)) for t in sorted(TOPICS)]
                 row = shard.offsets.fetch(
@@ -267,7 +267,8 @@ class GroupMachine(RuleBasedStateMachine):
         self.count += 1
         self.sim.submit(self.count, fetch)
         self.sim.events.pop()
-        assert self.sim.delivered[self.count] == self.offsets
+        found: Any = self.sim.delivered[self.count]
+        assert found == self.offsets
 
     @invariant()
     def groups_are_whole(self) -> None:

@@ -32,19 +32,21 @@ def values(column: Column) -> st.SearchStrategy[Any]:
     kind = column.type
     if not isinstance(kind, str):
         return st.lists(st.fixed_dictionaries({c.name: values(c) for c in kind}), max_size=2)
+    found: st.SearchStrategy[Any]
     if kind.startswith("[]"):
         found = st.lists(values(Column(column.name, kind[2:])), max_size=3)
     elif kind in _INTS:
         bits = _INTS[kind]
         found = st.integers(-(1 << bits - 1), (1 << bits - 1) - 1)
     else:
-        found = {
+        scalars: dict[str, st.SearchStrategy[Any]] = {
             "bool": st.booleans(),
             "uint16": st.integers(0, 65_535),
             "float64": st.floats(allow_nan=False),
             "uuid": st.uuids(),
             "string": st.text(max_size=3),
-        }[kind]
+        }
+        found = scalars[kind]
     return st.none() | found if versions(column.nullable) else found
 
 

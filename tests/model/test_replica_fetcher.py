@@ -199,7 +199,7 @@ class FollowerSession(RuleBasedStateMachine):
     @precondition(lambda self: self.under_way)
     @rule()
     def no_answer(self) -> None:
-        self.fetcher.fail_fetch(self.now_ms)
+        self.fetcher.fail_fetch()
         self.under_way, self.session_id = False, 0
 
     @precondition(lambda self: self.under_way)

@@ -59,6 +59,7 @@ class Broker:
 
     def replay(self, record):
         decoded = decode(record)
+        assert decoded is not None
         replay = self.groups.replays[decoded.type]
         replay(decoded.key, decoded.value, Replayed(0, 0))
 

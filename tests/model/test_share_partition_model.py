@@ -14,6 +14,7 @@ that, until it is freed.
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 from uuid import UUID
 
 from hypothesis import settings
@@ -99,7 +100,7 @@ class ShareMachine(RuleBasedStateMachine):
             backoff=backoff,
             dead_letters=dead_letters,
         )
-        self.log: list[Batch] = []
+        self.log: list[Any] = []
         self.log_start, self.log_end = 0, start
         self.records: list[Record] = []
         self.store = self._new_store()
@@ -554,8 +555,9 @@ class ShareMachine(RuleBasedStateMachine):
                 self.twin[offset].state = HOLDS_KEY
         for offset, (count, due_ms) in self.waits.items():
             entry = self.twin.get(offset)
-            waits = entry is not None and (entry.state, entry.count) == (AVAILABLE, count)
-            if waits and due_ms > self.now_ms:
+            if entry is None or (entry.state, entry.count) != (AVAILABLE, count):
+                continue
+            if due_ms > self.now_ms:
                 entry.state, entry.deadline_ms = WAITING, due_ms
         self.share.end_waits(self.now_ms)
         self._advance()

@@ -288,6 +288,7 @@ class SelectionMachine(ShareMachine):
     def fetch(self, member: str, max_records: int) -> None:
         self.leader.share = self.share
         known = share_selection.selection_of(self.leader, self.settings)
+        assert known is not None
         cursor, held = known.cursor, {o for o, e in self.twin.items() if e.state is ACQUIRED}
         under_way = {o for o, e in self.twin.items() if e.state is not AVAILABLE}
         in_flight, self.more_to_scan = known.in_flight(), False

@@ -158,10 +158,12 @@ class TransactionMachine(RuleBasedStateMachine):
     def write_markers(self) -> None:
         self._new_markers()
         for id, markers in sorted(self.owed.items()):
-            self.sim.runtime.apply(
-                0, lambda s, now_ms, m=markers: s.complete(m, now_ms), self.sim.now_ms
-            )
-            self.sim.runtime.flush(self.sim.now_ms)
+
+            def complete(shard: TransactionShard, now_ms: int, markers: Any = markers) -> Any:
+                return shard.complete(markers, now_ms)
+
+            self.sim.runtime.apply(0, complete, self.sim.now_ms)
+            self.sim.runtime.flush()
             found = self.sim.shard.get(id)
             assert found is None or not found.state.is_prepared or self.sim.refuse_append is None
         self.owed.clear()

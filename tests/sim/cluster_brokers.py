@@ -233,7 +233,7 @@ class SimCluster:
                         return False
         return True
 
-    def until(self, done: Callable[[], bool], limit_s: float, what: str) -> None:
+    def until(self, done: Callable[..., bool], limit_s: float, what: str) -> None:
         """Let things happen until it is so. Raises `Violation` when the time is over."""
         kernel, end = self.kernel, self.kernel.now + limit_s
 

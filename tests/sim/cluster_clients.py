@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shoal.client.client import Client
@@ -139,11 +140,16 @@ async def wait(seconds: float) -> None:
     """Let simulated time pass."""
     loop = asyncio.get_running_loop()
     passed = loop.create_future()
-    loop.call_later(seconds, lambda: passed.done() or passed.set_result(None))
+
+    def pass_() -> None:
+        if not passed.done():
+            passed.set_result(None)
+
+    loop.call_later(seconds, pass_)
     await passed
 
 
-async def prepare(load: Workload, client: Client, name: str) -> None:
+async def prepare(load: Workload, client: Client, _name: str) -> None:
     """Make the topic, and set the share group's configs."""
     count = len(load.cluster.brokers)
     while len((await client.admin.describe_cluster()).brokers) < count:
@@ -184,7 +190,7 @@ async def produce(load: Workload, client: Client, name: str) -> None:
                 histories.sent.add(value)
                 load.under_way[name] += 1
                 future = await producer.send(TOPIC, value, key=key)
-                future.add_done_callback(lambda f, value=value: settled(value, f))
+                future.add_done_callback(partial(settled, value))
             await wait(rng.uniform(0.01, 0.15))
 
 
@@ -295,7 +301,7 @@ async def read_all(load: Workload, client: Client, name: str) -> None:
 def reassignment(topic: str, partition: int, replicas: list[int]) -> Program:
     """Move a partition to other brokers, or make another one its preferred leader."""
 
-    async def change(load: Workload, client: Client, name: str) -> None:
+    async def change(_load: Workload, client: Client, _name: str) -> None:
         await client.admin.reassign({TopicPartition(topic, partition): replicas})
 
     return change

@@ -79,7 +79,7 @@ def torn_write(load: Workload, rng: Random) -> End:
     return end
 
 
-def blackout(load: Workload, rng: Random) -> End:
+def blackout(load: Workload, _rng: Random) -> End:
     """All brokers at once: without power where acknowledged records are on disk, else killed."""
     machines = list(load.cluster.brokers.values())
     if not load.cluster.may_crash():

@@ -103,14 +103,15 @@ class Histories(GroupOffsets):
         for value, record in self.acknowledged.items():
             if final.get(record) != value:
                 raise Violation(
-                    "lost-write", f"{value!r} was stored at {record}; there is {final.get(record)}"
+                    "lost-write",
+                    f"{value!r} was stored at {record}; there is {final.get(record)!r}",
                 )
         seen: dict[bytes | None, Record] = {}
-        for record, value in final.items():
-            if value in seen:
-                raise Violation("duplicate", f"{value!r} at {seen[value]} and at {record}")
-            seen[value] = record
-            self.saw(record, value, "the last reader")
+        for record, stored in final.items():
+            if stored in seen:
+                raise Violation("duplicate", f"{stored!r} at {seen[stored]} and at {record}")
+            seen[stored] = record
+            self.saw(record, stored, "the last reader")
         for record in self.values:
             if record not in final and record[2] < ends[record[:2]]:
                 raise Violation("inconsistent-offsets", f"{record} was seen, and is not there")

@@ -224,7 +224,7 @@ class Process:
             coroutine = task.get_coro()
             with contextlib.suppress(BaseException):
                 while True:  # Once more for each thing that it awaits while it ends.
-                    coroutine.throw(Buried())  # type: ignore[union-attr]
+                    coroutine.throw(Buried())
         self.kernel.enter(None)
 
 

@@ -116,6 +116,7 @@ class LogsChecker:
                 self._leads((METADATA_TOPIC, quorum.epoch), machine.id)
             # One whose disk refused a write begins anew within its broker, as another `Raft`.
             where, log = (METADATA_TOPIC, 0), quorum._log
+            assert log is not None
             self._replica(machine, quorum.raft, where, log, quorum.high_watermark)
             for partition in broker.partitions:
                 where = (partition.topic, partition.index)

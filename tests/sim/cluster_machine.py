@@ -144,6 +144,16 @@ class Machine:
         self.host.power_off()
         self.disk.crash(self.kernel.random.randrange)
 
+    def pause(self) -> None:
+        """Stop the process (SIGSTOP)."""
+        assert self.process is not None
+        self.process.pause()
+
+    def resume(self) -> None:
+        """Continue the process (SIGCONT)."""
+        assert self.process is not None
+        self.process.resume()
+
     def bury(self) -> None:
         for past in self._past:
             past.bury()

@@ -264,7 +264,7 @@ class Transport(asyncio.Transport):
         self.arrives_at = 0.0
         #: Arrived and not read.
         self._in: deque[bytes] = deque()
-        self._in_bytes = 0
+        self.in_bytes = 0
         host.sockets[self] = None
 
     def __str__(self) -> str:
@@ -335,7 +335,7 @@ class Transport(asyncio.Transport):
     def _shut(self, how: bytes) -> None:
         self.closing = True
         self._in.clear()
-        self._in_bytes = 0
+        self.in_bytes = 0
         self.host.sockets.pop(self, None)
         if how is RESET:
             self.out.clear()
@@ -375,7 +375,7 @@ class Transport(asyncio.Transport):
             self._under_way = False
             return
         lost = network.loss and kernel.random.random() < network.loss
-        full = self.peer._in_bytes >= SOCKET_BYTES and not self.peer.closing
+        full = self.peer.in_bytes >= SOCKET_BYTES and not self.peer.closing
         if lost or full or not network.passes(self.host, self.remote):
             wait_s = again_s * kernel.random.uniform(0.8, 1.2)
             again_s = min(again_s * 2, RETRANSMIT_MAX_S)
@@ -384,7 +384,7 @@ class Transport(asyncio.Transport):
         chunk = self.out.popleft()
         self._out_bytes -= len(chunk)
         kernel.trace(f"{self} {len(chunk)}", chunk, _shown if self.asked else _end)
-        self.peer._came(chunk)
+        self.peer.came(chunk)
         if self._paused and self.get_write_buffer_size() <= self._high // 4:
             self._paused = False
             if not self.closing:
@@ -398,7 +398,7 @@ class Transport(asyncio.Transport):
         if not self.closing:
             self.protocol.resume_writing()
 
-    def _came(self, chunk: bytes) -> None:
+    def came(self, chunk: bytes) -> None:
         if self.closing or not self.host.powered:
             if chunk is not RESET and chunk is not FIN and not self.peer.closing:
                 # Nobody has this connection any more.
@@ -412,7 +412,7 @@ class Transport(asyncio.Transport):
             self.process.loop.call_soon(self._tell_lost, error)
         else:
             self._in.append(chunk)
-            self._in_bytes += len(chunk)
+            self.in_bytes += len(chunk)
             if self.protocol is not None and self._reading and len(self._in) == 1:
                 self.process.loop.call_soon(self._read)
 
@@ -420,7 +420,7 @@ class Transport(asyncio.Transport):
         """Hand what has come to the protocol, until it wants no more."""
         while self._in and self._reading and not self.closing:
             chunk = self._in.popleft()
-            self._in_bytes -= len(chunk)
+            self.in_bytes -= len(chunk)
             if chunk is FIN:
                 if not self.protocol.eof_received():
                     self.close()
@@ -439,7 +439,7 @@ class Transport(asyncio.Transport):
             self.protocol.buffer_updated(size)
             if view and not self._reading:
                 self._in.appendleft(bytes(view))
-                self._in_bytes += len(view)
+                self.in_bytes += len(view)
                 return
 
 

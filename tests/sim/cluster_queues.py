@@ -7,6 +7,7 @@ records in flight, ask for many, and wait long for them. Records come in bursts,
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shoal.client.cluster import TopicPartition
@@ -81,7 +82,7 @@ class Queues:
         self.groups[HOARDERS].finish(final)
 
 
-async def prepare(load: Workload, client: Client, name: str) -> None:
+async def prepare(load: Workload, client: Client, _name: str) -> None:
     """Make the topics, and set the groups' configs."""
     topics = [NewTopic(JOBS, 1), NewTopic(LETTERS, 1)]
     for made in (await client.admin.topics.create(topics)).values():
@@ -120,7 +121,7 @@ async def produce(load: Workload, client: Client, name: str) -> None:
                 queues.sent[value] = key
                 load.under_way[name] += 1
                 future = await producer.send(JOBS, value, key=key)
-                future.add_done_callback(lambda f, value=value: settled(value, f))
+                future.add_done_callback(partial(settled, value))
             burst = rng.choice((1, 5, 20, 40))
             await wait(rng.uniform(0.2, 0.8))
 

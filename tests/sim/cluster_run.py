@@ -96,6 +96,14 @@ class Run:
         kernel.after(LOOK_S, self._look)
         load.run("admin", clients.prepare)
         cluster.until(lambda: load.prepared, 30.0, "a fresh cluster serves")
+        self._run_clients()
+        if "queues" in self.parts:
+            self._queues()
+        self._befall()
+        self._rest()
+
+    def _run_clients(self) -> None:
+        load = self.load
         for index in range(self.rng.randint(1, 2)):
             load.run(f"producer-{index}", clients.produce)
         for index in range(self.rng.randint(1, 3)):
@@ -115,10 +123,6 @@ class Run:
         if "mixed" in self.parts:
             for index in range(self.rng.randint(1, 2)):
                 load.run(f"mixed-{index}", classic.read_in_mixed_group)
-        if "queues" in self.parts:
-            self._queues()
-        self._befall()
-        self._rest()
 
     def _queues(self) -> None:
         """Two share groups that ask for more than the defaults."""

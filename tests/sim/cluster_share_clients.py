@@ -151,7 +151,7 @@ class Worker:
                 history.settled(record, delivery, sent, answered, accepted=choice.accepted)
 
 
-async def work_in_share_group(load: Workload, client: Client, name: str) -> None:
+async def work_in_share_group(load: Workload, client: Client, _name: str) -> None:
     """A member of the share group on the topic that everybody reads."""
     await Worker(load, load.share, load.topics[0], load.random).work(client)
 

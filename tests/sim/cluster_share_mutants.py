@@ -62,7 +62,7 @@ def loads_from_the_log_start(patch: pytest.MonkeyPatch) -> None:
     """A new leader begins where the log does, not where the group was."""
     real = SharePartition.load
 
-    def load(start_offset: int, batches: Any, **options: Any) -> SharePartition:
+    def load(_start_offset: int, _batches: Any, **options: Any) -> SharePartition:
         return real(options["log_start_offset"], (), **options)
 
     patch.setattr(SharePartition, "load", load)

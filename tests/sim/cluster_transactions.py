@@ -36,7 +36,7 @@ LEDGER, PROCESSORS, EXAMINERS = "ledger", "processors", "examiners"
 _LEDGER = [TopicPartition(LEDGER, index) for index in range(PARTITIONS)]
 
 
-async def prepare(load: Workload, client: Client, name: str) -> None:
+async def prepare(load: Workload, client: Client, _name: str) -> None:
     """Make the ledger."""
     error = (await client.admin.topics.create([NewTopic(LEDGER, PARTITIONS)]))[LEDGER]
     if isinstance(error, KafkaError) and error.code != ErrorCode.topic_already_exists:

@@ -83,7 +83,12 @@ class Shells:
         node.stop(lambda n: 0)
         self.cluster.checker.forget(node)
         node.replace_disk()
-        self.cluster.world.after(rng.randint(1, 3_000), lambda: node.up or node.start())
+
+        def start() -> None:
+            if not node.up:
+                node.start()
+
+        self.cluster.world.after(rng.randint(1, 3_000), start)
 
 
 def simulate(seed: int, *, duration_ms: int = 30_000, keep_trace: bool = False) -> Shells:

@@ -67,7 +67,7 @@ def joins_before_it_has_caught_up(patch: pytest.MonkeyPatch) -> None:
 def joins_as_its_earlier_self(patch: pytest.MonkeyPatch) -> None:
     """A fetch of a broker's earlier incarnation vouches for the one after it (KIP-903)."""
 
-    def may_join(self: Leadership, replica_id: int, follower: Any) -> bool:
+    def may_join(self: Leadership, replica_id: int, _follower: Any) -> bool:
         return self._partition.broker_epoch_of(replica_id) >= 0
 
     patch.setattr(Leadership, "_may_join", may_join)
@@ -120,7 +120,7 @@ def takes_answers_of_another_epoch(patch: pytest.MonkeyPatch) -> None:
 def answers_any_epoch(patch: pytest.MonkeyPatch) -> None:
     """A leader ignores the leader epoch of requests."""
 
-    def epoch_error(self: Partition, current_leader_epoch: int) -> ErrorCode | None:
+    def epoch_error(self: Partition, _current_leader_epoch: int) -> ErrorCode | None:
         return None if self.is_leader else ErrorCode.not_leader_or_follower
 
     patch.setattr(Partition, "epoch_error", epoch_error)

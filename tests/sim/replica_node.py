@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from shoal.log.config import LogConfig
@@ -46,7 +46,7 @@ ALTER_RETRY_MS = 50
 class Produce(NamedTuple):
     """An idempotent producer's batch of one record, with acks=all."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # It hides tuple.index.
     data: bytes
 
 
@@ -250,8 +250,8 @@ class ReplicaNode:
         """AlterPartition; an answer that does not come is as good as a refusal for now."""
         controller, done = self.cluster.controller, [False]
 
-        def answered(found: object) -> None:
-            code, registered = found  # type: ignore[misc]
+        def answered(found: Any) -> None:
+            code, registered = found
             done[0] = True
             if code is ErrorCode.none:
                 partition.complete_isr_change(registered.isr, registered.partition_epoch)
@@ -345,7 +345,7 @@ class ReplicaNode:
         def timed_out() -> None:
             if self.in_flight.get(leader_id) == correlation:
                 del self.in_flight[leader_id]
-                fetcher.fail_fetch(self.world.now_ms)
+                fetcher.fail_fetch()
 
         alive = partial(_alive_in, self, self.incarnation)
         epoch = self.epoch

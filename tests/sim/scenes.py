@@ -66,7 +66,7 @@ class Scene:
     def __init__(self, cluster: SimCluster) -> None:
         self.cluster, self.kernel = cluster, cluster.kernel
 
-    def until(self, done: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> None:
+    def until(self, done: Callable[..., Any], what: str, limit_s: float = LIMIT_S) -> None:
         self.cluster.until(lambda: bool(done()), limit_s, what)
 
     def passes(self, seconds: float) -> None:
@@ -103,8 +103,9 @@ class Scene:
         def leader() -> BrokerMachine | None:
             words = [broker.quorum.leader_id for _, broker in self.cluster.running()]
             most = max(set(words), key=words.count)
-            sure = most is not None and 2 * words.count(most) > len(words)
-            return self.cluster.brokers[most] if sure else None
+            if most is None or 2 * words.count(most) <= len(words):
+                return None
+            return self.cluster.brokers[most]
 
         self.until(leader, "a controller")
         found = leader()
@@ -128,7 +129,7 @@ class Scene:
     def partition(self, topic: str, index: int, id: int) -> Partition:
         """A partition as that broker has it."""
         broker = self.cluster.brokers[id].broker
-        found = broker and broker.partitions.by_name(topic, index)
+        found = None if broker is None else broker.partitions.by_name(topic, index)
         assert found is not None, f"broker {id} has no {topic}-{index}"
         return found
 
@@ -217,8 +218,8 @@ def scene(
     kernel = Kernel(seed, keep_trace=True)
     cluster = SimCluster(kernel, brokers, configs, voters)
     try:
-        for machine in cluster.brokers.values():
-            machine.start()
+        for broker in cluster.brokers.values():
+            broker.start()
         cluster.until(cluster.fully_replicated, LIMIT_S, "a fresh cluster serves")
         yield Scene(cluster)
     except BaseException:

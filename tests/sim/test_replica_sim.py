@@ -69,7 +69,8 @@ CASES = [
 
 
 def test_every_mutant_has_a_case_or_a_scene() -> None:
-    assert sorted(case.mutant for case in [*CASES, *SCENES]) == sorted(MUTANTS)
+    mutants = [case.mutant for case in CASES] + [case.mutant for case in SCENES]
+    assert sorted(mutants) == sorted(MUTANTS)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.mutant)

@@ -111,12 +111,12 @@ def test_a_coordinator_without_replicas_serves_again_when_they_are_back() -> Non
     with scene(configs={"replica.lag.time.max.ms": "60000"}) as cluster:
         id = cluster.coordinator("t", TRANSACTION)
         for other in cluster.others(cluster.cluster.brokers[id]):
-            other.process.pause()
+            other.pause()
         asked = cluster.ask(id, ApiKey.INIT_PRODUCER_ID, INIT, version=4)
         assert asked.result().error_code is ErrorCode.coordinator_not_available
         assert asked.after_s < WRITE_TIMEOUT_S + SOON_S
         for other in cluster.others(cluster.cluster.brokers[id]):
-            other.process.resume()
+            other.resume()
 
         def serves() -> bool:
             now = cluster.coordinator("t", TRANSACTION)
@@ -369,7 +369,7 @@ def test_a_broker_that_does_not_know_that_it_was_fenced_is_not_let_in_again() ->
             "want_fence": False,
             "want_shut_down": False,
         }
-        off.process.pause()
+        off.pause()
         broker = controller.broker
         cluster.until(lambda: broker.image.brokers[off.id].fenced, "it is fenced")
         answer = cluster.asked(controller.id, ApiKey.BROKER_HEARTBEAT, before)
@@ -479,7 +479,7 @@ def test_a_share_partition_at_its_coordinator_refuses_in_time_too() -> None:
                     await wait(2 * WRITE_TIMEOUT_S)  # The times of what was written before are up.
                     for other in cluster.others(cluster.cluster.brokers[1]):
                         assert other.process is not None
-                        other.process.pause()
+                        other.pause()
                     began = cluster.kernel.now
                     acks = [a for one in got for a in one.acknowledge(AcknowledgeType.ACCEPT)]
                     (refused,) = await session.acknowledge(acks)

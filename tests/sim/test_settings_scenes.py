@@ -25,7 +25,7 @@ def test_produces_that_wait_for_a_coordinator_are_bounded() -> None:
         topic_id = cluster.make_topic("own", [id], partitions=2)
         plain = cluster.make_topic("plain", [id])
         for other in cluster.others(cluster.cluster.brokers[id]):
-            other.process.pause()
+            other.pause()
         who = {
             "transactional_id": "t",
             "producer_id": producer.producer_id,
@@ -55,7 +55,7 @@ def test_a_produce_that_waits_for_replicas_takes_no_room() -> None:
     with scene(configs=configs) as cluster:
         topic_id = cluster.make_topic("work", [1, 2, 3], partitions=1)
         for other in cluster.others(cluster.cluster.brokers[1]):
-            other.process.pause()
+            other.pause()
         waiting = [cluster.produce(1, topic_id, timeout_ms=3_000) for _ in range(3)]
         broker = cluster.cluster.brokers[1].broker
         assert broker is not None
@@ -272,7 +272,7 @@ def test_writes_of_coordinators_are_given_up(config: str, key_type: int) -> None
         key = f"g:{uuid_text(topic_id)}:0" if key_type == SHARE else "g"
         id = cluster.coordinator(key, key_type)
         for other in cluster.others(cluster.cluster.brokers[id]):
-            other.process.pause()
+            other.pause()
         if key_type == GROUP:
             row: dict[str, Any] = {
                 "partition_index": 0,

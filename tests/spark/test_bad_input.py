@@ -37,7 +37,8 @@ def error_summary(pattern: str) -> Iterator[None]:
     """The block fails, and what the driver would leave in its pod's status is this line."""
     from shoal_spark import termination_message
 
-    with pytest.raises(Exception) as raised:
+    # PySpark wraps the error in one of several classes; the summary unwraps it.
+    with pytest.raises(Exception) as raised:  # noqa: PT011
         yield
     assert re.match(f"shoal_spark\\.\\w+\\.{pattern}", termination_message.summary(raised.value))
 
@@ -54,7 +55,8 @@ def error_summary(pattern: str) -> Iterator[None]:
         ({"group.id": ""}, "'group.id' is missing"),
     ],
 )
-def test_wrong_options_are_named(spark: SparkSession, options: dict[str, str], words: str) -> None:
+@pytest.mark.usefixtures("spark")
+def test_wrong_options_are_named(options: dict[str, str], words: str) -> None:
     from shoal_spark.options import InvalidOption, SourceOptions
 
     right = {"kafka.bootstrap.servers": "127.0.0.1:1", "group.id": "g", "subscribe": "t"}

@@ -126,8 +126,9 @@ def test_image_tasks(
     assert {(row["group"], row["sourceTopic"]) for row in dead} == {(queue.group, queue.topic)}
 
 
+@pytest.mark.usefixtures("spark")
 def test_fraud_check(
-    spark: SparkSession, shoal_queue: Callable[..., Queue], run: Callable[..., ModuleType],
+    shoal_queue: Callable[..., Queue], run: Callable[..., ModuleType],
     tmp_path: Path, capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """Alerts name accounts that were taken over, and state outlives a restart of the query."""
@@ -165,8 +166,9 @@ def batches_told(capfd: pytest.CaptureFixture[str]) -> list[dict]:
     return [json.loads(line) for line in capfd.readouterr().out.splitlines() if line[:1] == "{"]
 
 
+@pytest.mark.usefixtures("spark")
 def test_billing(
-    spark: SparkSession, shoal_queue: Callable[..., Queue], run: Callable[..., ModuleType],
+    shoal_queue: Callable[..., Queue], run: Callable[..., ModuleType],
     tmp_path: Path, capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """A batch that runs again registers nothing twice; the PDFs are whole."""
@@ -200,8 +202,9 @@ def test_billing(
         assert f"(Invoice {number})".encode() in pdf
 
 
+@pytest.mark.usefixtures("spark")
 def test_a_dead_letter_is_billed_once_it_is_redriven(
-    spark: SparkSession, shoal_queue: Callable[..., Queue], run: Callable[..., ModuleType],
+    shoal_queue: Callable[..., Queue], run: Callable[..., ModuleType],
     tmp_path: Path, capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """Long orders are poison at first. The cause goes, they are redriven, and none is lost."""

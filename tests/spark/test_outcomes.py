@@ -46,7 +46,7 @@ def test_a_functions_exception_is_its_rows_outcome(
             raise OSError("not now")
         return {"number": value}
 
-    def sink(frame: DataFrame, batch: int) -> None:
+    def sink(frame: DataFrame, _batch: int) -> None:
         judged = outcomes.apply(frame, number, "number int", release=(OSError,)).persist()
         done.extend(row["number"] for row in outcomes.good(judged).collect())
         outcomes.report(judged, queue.options(outcomes_dir=place))
@@ -96,7 +96,7 @@ def test_a_delayed_release_comes_back_later(
             raise outcomes.Released("in a moment", delay_ms=2000)
         return {"ok": 1}
 
-    def sink(frame: DataFrame, batch: int) -> None:
+    def sink(frame: DataFrame, _batch: int) -> None:
         judged = outcomes.apply(frame, later, "ok int").persist()
         if judged.count():
             times.append(time.monotonic())
@@ -116,10 +116,10 @@ def test_rows_that_came_too_often_are_rejected(
     queue = shoal_queue(partitions=1)
     queue.produce(range(10))
 
-    def never(row: dict[str, Any]) -> dict[str, Any]:
+    def never(_row: dict[str, Any]) -> dict[str, Any]:
         raise OSError("never")
 
-    def sink(frame: DataFrame, batch: int) -> None:
+    def sink(frame: DataFrame, _batch: int) -> None:
         judged = outcomes.apply(frame, never, "ok int", release=(OSError,))
         outcomes.report(judged, queue.options(outcomes_dir=place))
 

@@ -122,7 +122,7 @@ def test_a_query_with_a_rhythm(make_queue: MakeQueue, spark: SparkSession, tmp_p
     queue.produce(range(30), batch=10)
     begun: list[float] = []
 
-    def note(frame: DataFrame, batch: int) -> None:
+    def note(_frame: DataFrame, _batch: int) -> None:
         begun.append(time.monotonic())
 
     with running(
@@ -176,7 +176,7 @@ def test_stop_releases_at_once(make_queue: MakeQueue, spark: SparkSession, tmp_p
     queue.produce(range(20))
     begun, go_on = threading.Event(), threading.Event()
 
-    def hold(frame: DataFrame, batch: int) -> None:
+    def hold(frame: DataFrame, _batch: int) -> None:
         if not frame.isEmpty():
             begun.set()
             go_on.wait(QUERY_TIMEOUT_S)
@@ -201,7 +201,7 @@ def test_a_stop_in_the_midst_of_a_batch_costs_no_attempt(
     for _ in range(2):  # The second time the batch runs again, from the checkpoint.
         begun, go_on = threading.Event(), threading.Event()
 
-        def hold(frame: DataFrame, batch: int, begun=begun, go_on=go_on) -> None:
+        def hold(_frame: DataFrame, _batch: int, begun=begun, go_on=go_on) -> None:
             begun.set()
             go_on.wait(QUERY_TIMEOUT_S)
 
@@ -293,7 +293,7 @@ def test_available_now_waits_for_locks_that_run_out(
     session = hold_some(queue, 20)
     held = [Acknowledgement(queue.topic, 0, 0, 19, AcknowledgeType.RENEW)]
 
-    def renew_once(frame: DataFrame, batch: int) -> None:
+    def renew_once(_frame: DataFrame, batch: int) -> None:
         if batch == 0:
             assert not queue.client.run(session.acknowledge(held))
 
@@ -358,7 +358,8 @@ def test_a_worker_that_dies_is_replaced(
 ) -> None:
     queue = shoal_queue(partitions=1)
     queue.produce(range(40), batch=10)
-    marker, got = tmp_path / "died", []
+    marker = tmp_path / "died"
+    got: list[int] = []
 
     def deadly(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
@@ -367,7 +368,7 @@ def test_a_worker_that_dies_is_replaced(
                 os.kill(os.getpid(), signal.SIGKILL)
             yield batch
 
-    def sink(frame: DataFrame, batch: int) -> None:
+    def sink(frame: DataFrame, _batch: int) -> None:
         got.extend(r["offset"] for r in frame.mapInArrow(deadly, frame.schema).collect())
 
     stream = Stream(spark, queue, tmp_path)
@@ -383,7 +384,7 @@ def test_rows_that_the_log_has_dropped(
     queue = shoal_queue(partitions=1)
     queue.produce(range(30), batch=10)
 
-    def fail(frame: DataFrame, batch: int) -> None:
+    def fail(_frame: DataFrame, _batch: int) -> None:
         raise RuntimeError("the sink fails")
 
     stream = Stream(spark, queue, tmp_path)

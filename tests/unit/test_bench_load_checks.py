@@ -174,9 +174,13 @@ def test_work_counts_a_record_once_over_processes() -> None:
 def test_a_count_that_does_not_move_fails() -> None:
     stall = load_checks.Stall(wanted=5, stall_s=0.0)
     stall.look(1)
-    with pytest.raises(LoadFailed, match="1 of 5 records"):
+
+    def look_on() -> None:
         while True:
             stall.look(1)
+
+    with pytest.raises(LoadFailed, match="1 of 5 records"):
+        look_on()
 
 
 def test_values_have_their_size_and_text_compresses_as_logs_do() -> None:

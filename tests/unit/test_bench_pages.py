@@ -18,7 +18,7 @@ def test_every_table_of_figures_names_a_run() -> None:
     text = pages.PAGE.read_text()
     named = text.count("<!-- run: ")
     assert named == len(pages.TITLES)
-    assert len(pages._TABLE.findall(text)) == named
+    assert len(pages.TABLE.findall(text)) == named
 
 
 def found_of(results: Results) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from shoal.client import connection
@@ -16,11 +17,11 @@ from shoal.client.share import ShareMembership, ShareSession
 
 
 @asynccontextmanager
-async def two_wait() -> AsyncIterator[tuple[Cluster, list[asyncio.Task[object]]]]:
+async def two_wait() -> AsyncIterator[tuple[Cluster, list[asyncio.Task[Any]]]]:
     """A client, and two who wait for its connection to a broker that never answers."""
     accepted = asyncio.Event()
 
-    async def never_answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def never_answer(_: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
         accepted.set()
         await asyncio.Event().wait()
 

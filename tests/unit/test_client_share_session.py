@@ -24,7 +24,7 @@ class Link:
     """An open connection to a broker that has one record for each fetch."""
 
     closed = False
-    features = frozenset()
+    features: frozenset[str] = frozenset()
 
     def __init__(self, partition: int) -> None:
         self._partition = partition
@@ -116,7 +116,7 @@ class Moved(Brokers):
 
 
 def session(brokers: Brokers, partitions: int = 0) -> ShareSession:
-    async def changed(timeout_s: float) -> bool:
+    async def changed(_timeout_s: float) -> bool:
         await asyncio.sleep(0)
         return False
 
@@ -194,7 +194,7 @@ def test_what_is_refused_before_a_request_that_fails_is_refused_once(rides: bool
         async def fails(*_: object, **__: object) -> None:
             raise Unreachable("no broker there")
 
-        member._nodes[0].link.request = fails  # type: ignore[method-assign]
+        member.links[0].request = fails  # type: ignore[method-assign]
         if rides:
             told = await member.acquire(acknowledgements=[accept], max_wait_ms=0)
             assert told.refusals == (Refusal(accept, LOST),)
@@ -212,7 +212,7 @@ def test_a_partition_that_is_taken_away_keeps_its_locks() -> None:
         brokers.reachable[0].set()
         member = session(brokers)
         (one,) = await member.acquire()
-        link = member._nodes[0].link
+        link: Any = member.links[0]
         member.membership.assignment = {}
         assert (await member.acquire(max_wait_ms=0)).count == 0
         assert await member.acknowledge(one.acknowledge(AcknowledgeType.ACCEPT)) == ()

@@ -48,7 +48,7 @@ def there() -> None:
 MANY = settings(max_examples=300, deadline=None)
 
 
-def both(work: Callable[[], Any]) -> Any:
+def both(work: Callable[..., Any]) -> Any:
     """What some work comes to compiled, having come to the same in Python."""
     found = work()
     with pytest.MonkeyPatch.context() as patch:
@@ -96,13 +96,13 @@ def test_places_of_batches_in_a_read(data: st.DataObject) -> None:
         at += data.draw(st.sampled_from([0, 0, 0, 2]))
         log += bytes(build_batch([(0, None, b"v", ())] * count, base_offset=at))
         at += count
-    log = bytearray(log[: data.draw(st.integers(0, len(log)))])
-    if log and data.draw(st.booleans()):
-        log[data.draw(st.integers(0, len(log) - 1))] = data.draw(st.integers(0, 255))
+    cut = bytearray(log[: data.draw(st.integers(0, len(log)))])
+    if cut and data.draw(st.booleans()):
+        cut[data.draw(st.integers(0, len(cut) - 1))] = data.draw(st.integers(0, 255))
     wanted = data.draw(st.integers(0, 2))
 
     def scanned() -> Any:
-        found = batches_of.scan(bytes(log), wanted)
+        found = batches_of.scan(bytes(cut), wanted)
         return found.bases, found.lasts, found.ends, found.passed_by
 
     both(scanned)
@@ -128,7 +128,8 @@ def test_spans_of_what_was_acquired(sizes: list[int], data: st.DataObject) -> No
 def test_what_a_member_gets_of_batches(found: list[tuple[int, bool]], data: st.DataObject) -> None:
     """A sound batch that is not compressed has the acquired records and no others, as they were;
     any other batch is sent as it is."""
-    log, at, kept = b"", 3, {}
+    log, at = b"", 3
+    kept: dict[int, bool] = {}
     damaged = data.draw(st.booleans())
     for size, compressed in found:
         records = [(7 + n, b"k%d" % n, b"v" * n, (("h", b"x"),) * (n % 2)) for n in range(size)]
@@ -148,7 +149,7 @@ def test_what_a_member_gets_of_batches(found: list[tuple[int, bool]], data: st.D
             assert sent == b"".join(read.thinned(as_ranges(offsets)))
         return
     before = {r.offset: r for place, _ in headers(log) for r in read_records(log, place)}
-    got = {}
+    got: dict[int, Any] = {}
     for place, header in headers(sent):
         assert check_crc(sent, place, header)
         got |= {r.offset: r for r in read_records(sent, place)}
@@ -240,7 +241,8 @@ def test_keys_of_a_read(found: list[tuple[list[bytes | None], bool]], data: st.D
 def test_what_is_accepted_alone(data: st.DataObject) -> None:
     ends = data.draw(st.lists(st.integers(-1, 60), max_size=12))
     acks: list[Any] = [(first, last, b"\1") for first, last in pairwise(sorted(ends))][::2]
-    if acks and data.draw(st.booleans()):
+    wrong: bool = bool(acks) and data.draw(st.booleans())
+    if wrong:
         other = st.sampled_from(
             [(0, 0, b"\1"), (9, 9, b"\2"), (70, 71, b"\1\1"), (80, 80, b"\1", 5)]
         )

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
@@ -274,10 +275,16 @@ def test_expiry_of_offsets_is_looked_for() -> None:
     """offsets.retention.check.interval.ms"""
     for interval_ms in (5_000, 70_000):
         settings = GroupSettings(offsets_retention_check_interval_ms=interval_ms)
-        sim = Simulation(lambda settings=settings: GroupShard(settings))
+        sim = Simulation(partial(GroupShard, settings))
         rows = [PartitionCommit(0, 1, -1, None)]
         request = CommitRequest("g", "", None, -1, [TopicCommit("t", None, rows)], 9)
-        sim.submit(object(), lambda s, now, t, r=request: s.offsets.commit(r, now, t))
+
+        def commit(
+            shard: GroupShard, now_ms: int, token: Any, request: CommitRequest = request
+        ) -> Any:
+            return shard.offsets.commit(request, now_ms, token)
+
+        sim.submit(object(), commit)
         (_, shard), *_ = sim.runtime.active()
         assert shard.next_deadline_ms == sim.now_ms + interval_ms
 

@@ -67,7 +67,8 @@ def source_of(proof: Proof) -> str:
 @pytest.mark.parametrize(("kind", "config", "proof"), ALL)
 def test_a_proof_is_there_and_names_its_config(kind: str, config: str, proof: Proof) -> None:
     key = TABLES[kind].get(config)
-    assert key is not None and key.effect is ConfigEffect.APPLIED, f"{config} needs no proof"
+    assert key is not None, config
+    assert key.effect is ConfigEffect.APPLIED, f"{config} needs no proof"
     source = source_of(proof)
     named = [w for w in proof.words if re.search(rf"(?<![\w.]){re.escape(w)}", source)]
     named += [w for w in proof.words[2:] if w in source]

@@ -48,7 +48,7 @@ class Handler:
         return Api(ApiKey.INIT_PRODUCER_ID, range(6), self.handle)
 
 
-def count(server: Server, request: Request) -> Answer:
+def count(_server: Server, _request: Request) -> Answer:
     """Answer at once."""
     return {"producer_id": 1}
 
@@ -148,12 +148,12 @@ def test_a_fetch_leaves_before_the_response_to_the_request_that_woke_it() -> Non
         left: list[str] = []
         records: list[bytes] = []
 
-        def produce(server: Server, request: Request) -> Answer:
+        def produce(server: Server, _request: Request) -> Answer:
             records.append(b"a record")
             server.purgatory.wake("t")
             return {"producer_id": 1}
 
-        def fetch(server: Server, request: Request) -> Answer:
+        def fetch(server: Server, _request: Request) -> Answer:
             return server.purgatory.park_fetch(
                 ["t"], lambda: list(records) or None, lambda: [b"none"], 1 << 50
             )

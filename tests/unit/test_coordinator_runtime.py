@@ -41,14 +41,14 @@ Decide = Callable[[Counter, int, Token], Result]
 def add(count: int = 1, size: int = 1) -> Decide:
     """Write `count` records and reply with the count afterwards."""
 
-    def decide(shard: Counter, now_ms: int, token: Token) -> Result:
+    def decide(shard: Counter, _now_ms: int, token: Token) -> Result:
         reply = Reply(token, {"count": shard.count + count})
         return Result([Record(b"k", bytes(size))] * count, (reply,))
 
     return decide
 
 
-def look(shard: Counter, now_ms: int, token: Token) -> Result:
+def look(shard: Counter, _now_ms: int, token: Token) -> Result:
     return Result((), (Reply(token, {"count": shard.count}),))
 
 
@@ -61,7 +61,7 @@ def test_decisions_of_one_turn_see_each_other_and_are_one_append(sim: Simulation
     for token in ("a", "b", "c"):
         sim.runtime.submit(0, token, add(), sim.now_ms)
     assert not sim.delivered
-    sim.runtime.flush(sim.now_ms)
+    sim.runtime.flush()
     assert sim.appends == 1
     assert [sim.delivered[t]["count"] for t in ("a", "b", "c")] == [1, 2, 3]
     assert sim.shard.offsets == [0, 1, 2]
@@ -95,7 +95,7 @@ def test_a_failed_append_drops_the_shard_and_refuses_who_waits(sim: Simulation[C
 
 
 def test_a_decision_that_refuses_has_changed_nothing(sim: Simulation[Counter]) -> None:
-    def refuse(shard: Counter, now_ms: int, token: Token) -> Result:
+    def refuse(_shard: Counter, _now_ms: int, _token: Token) -> Result:
         raise ApiError(ErrorCode.non_empty_group)
 
     sim.submit("a", refuse)
@@ -114,7 +114,7 @@ def test_a_write_too_large_for_a_batch_is_refused_by_itself(sim: Simulation[Coun
 def test_a_full_batch_goes_before_the_next_decision(sim: Simulation[Counter]) -> None:
     for token in range(5):
         sim.runtime.submit(0, token, add(size=400_000), sim.now_ms)
-    sim.runtime.flush(sim.now_ms)
+    sim.runtime.flush()
     assert sim.appends == 3
     assert sim.shard.offsets == [0, 1, 2, 3, 4]
 

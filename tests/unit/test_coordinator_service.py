@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -136,7 +137,7 @@ class Coordinators:
     def lead(self, topic: str) -> None:
         """Publish metadata by which this node leads the topic's partition, and load it."""
         self.partitions.by_topic[topic] = replica(topic)
-        self.cache.publish(image(topic), MetadataDelta(MetadataImage()))
+        self.cache.publish(image(topic), MetadataDelta())
         self.groups.start()
         self.transactions.start()
 
@@ -145,7 +146,15 @@ class Coordinators:
         self.node.disk.close()
 
 
-def echo(shard: GroupShard, now_ms: int, token: Token) -> Result:
+def share_heartbeat(request: Any, shard: GroupShard, now_ms: int, token: Token) -> Result:
+    return shard.share.heartbeat(request, now_ms, token)
+
+
+def consumer_heartbeat(request: Any, shard: GroupShard, now_ms: int, token: Token) -> Result:
+    return shard.consumer.heartbeat(request, now_ms, token)
+
+
+def echo(_shard: GroupShard, _now_ms: int, token: Token) -> Result:
     return Result((), (Reply(token, {"answered": True}),))
 
 
@@ -223,7 +232,7 @@ def test_only_share_groups_have_their_state_deleted_first() -> None:
             )
             await coordinators.groups.submit(
                 "shared",
-                lambda shard, now_ms, token, r=share: shard.share.heartbeat(r, now_ms, token),
+                partial(share_heartbeat, share),
             )
             consumer = consumer_membership.HeartbeatRequest(
                 "consumed",
@@ -235,7 +244,7 @@ def test_only_share_groups_have_their_state_deleted_first() -> None:
             )
             await coordinators.groups.submit(
                 "consumed",
-                lambda shard, now_ms, token, r=consumer: shard.consumer.heartbeat(r, now_ms, token),
+                partial(consumer_heartbeat, consumer),
             )
         for group_id in ("consumed", "shared"):
             await coordinators.groups.delete(group_id)

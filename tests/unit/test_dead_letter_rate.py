@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 from shoal.coordinator.share.dead_letter_rate import WINDOW_MS, DeadLetterRate
@@ -16,7 +18,8 @@ STEP_MS = 1_000
 def test_the_last_minute_is_counted_and_when_it_falls_below_a_limit(
     notes: list[tuple[int, int]], limit: int
 ) -> None:
-    rate, seen, now_ms = DeadLetterRate(), [], 1_000_000
+    rate, now_ms = DeadLetterRate(), 1_000_000
+    seen: list[Any] = []
 
     def total(at_ms: int) -> int:
         """Letters whose second began less than a minute before."""

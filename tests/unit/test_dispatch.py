@@ -62,7 +62,7 @@ def later(result: Any) -> asyncio.Future[Any]:
 
 
 def raising(error: Exception) -> Handler:
-    def handle(context: object, request: object) -> Any:
+    def handle(_context: object, _request: object) -> Any:
         raise error
 
     return handle

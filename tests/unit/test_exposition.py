@@ -51,5 +51,5 @@ def test_comments_and_timestamps_are_skipped() -> None:
 
 @pytest.mark.parametrize("line", ["locked{group=3} 1", 'locked{group="a"} one', "locked "])
 def test_a_malformed_line_is_an_error(line: str) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=r"Invalid labels|could not convert"):
         list(samples(line, ["locked"]))

@@ -76,7 +76,8 @@ class Dialogue:
 
     def settings_are(self, *words: str) -> None:
         named = dict(word.split("=") for word in words)
-        self.settings = GroupSettings(**{name: int(value) for name, value in named.items()})
+        given: dict[str, Any] = {name: int(value) for name, value in named.items()}
+        self.settings = GroupSettings(**given)
         self.sim = self._simulation()
 
     def join(self, name: str, *words: str) -> None:

@@ -82,7 +82,7 @@ def accepted(fields: Mapping[str, Any]) -> Response:
     )
 
 
-def unanswered(fields: Mapping[str, Any]) -> Response:
+def unanswered(_fields: Mapping[str, Any]) -> Response:
     raise ApiError(ErrorCode.request_timed_out)
 
 

@@ -47,7 +47,9 @@ async def two_wait() -> AsyncIterator[tuple[Link, list[asyncio.Future[Any]]]]:
             request_timeout_ms=60_000,
             timeouts=SetupTimeouts(1_000, 30_000),
         )
-        asked = [asyncio.ensure_future(link.request(ApiKey.METADATA, {})) for _ in range(2)]
+        asked: list[asyncio.Future[Any]] = [
+            asyncio.ensure_future(link.request(ApiKey.METADATA, {})) for _ in range(2)
+        ]
         await connected.wait()
         yield link, asked
 
@@ -112,7 +114,7 @@ class Inactive:
     is_active = False
 
 
-async def refuse_locally(frame: bytes, peer: Peer, request_id: bytes) -> bytes:
+async def refuse_locally(_frame: bytes, _peer: Peer, _request_id: bytes) -> bytes:
     raise ApiError(ErrorCode.not_controller)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvloop
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 async def listening(**configs: str) -> AsyncIterator[Listener]:
     """A listener at a free port, without a broker."""
     logs.configure(json=True, level="critical")
-    server = Server(**configs)
+    named: dict[str, Any] = {**configs}
+    server = Server(**named)
     limits = ConnectionLimits(server.node, server.cache)
     listeners: list[Listener] = []
     listener = Listener(

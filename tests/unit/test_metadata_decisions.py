@@ -9,6 +9,7 @@ from shoal.metadata.alterations import Alteration, Change, Operation
 from shoal.metadata.controller import Decision
 from shoal.metadata.image import BrokerImage, Endpoint, MetadataImage, ResourceType, Scope
 from shoal.metadata.names import INTERNAL_TOPICS
+from shoal.metadata.records import MetadataRecord
 from shoal.metadata.topics import Growth, NewTopic
 from shoal.protocol.errors import ApiError, ErrorCode
 
@@ -390,7 +391,7 @@ def test_elections() -> None:
     ]
     topic_id = image.topics["t"].topic_id
     fields = {"topic_id": topic_id, "partition_id": 0, "leader": 2}
-    moved = follow(image, Decision([controller.MetadataRecord("PartitionChangeRecord", fields)]))
+    moved = follow(image, Decision([MetadataRecord("PartitionChangeRecord", fields)]))
     assert moved.topics["t"].partitions[0].leader == 2
     back = elections.elect_leaders(moved, elections.PREFERRED, None)
     assert [row["topic"] for row in back.response] == ["t"]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
-from coordinator_sim import Simulation
+from coordinator_sim import Marker, Simulation
 from shoal.coordinator.contract import ProducerIdAndEpoch, Replayed
 from shoal.coordinator.group.offsets import (
     EXPIRY_RECORDS_MAX,
@@ -102,13 +102,15 @@ def test_a_transaction_goes_through_the_runtime(sim: Simulation[GroupShard]) -> 
         lambda s, now_ms, t: s.offsets.commit(request._replace(group_id="h"), now_ms, t),
     ):
         sim.runtime.submit(0, object(), decide, sim.now_ms)
-    sim.runtime.flush(sim.now_ms)
+    sim.runtime.flush()
     assert [producer for _, _, producer in sim.log] == [None, (PRODUCER, 3), (PRODUCER, 3)]
     assert sim.appends == 2
     assert fetched(sim.shard)["error_code"].name == "unstable_offset_commit"
     sim.mark(PRODUCER, committed=True)
     commit(sim, 9, group="other")
-    assert sim.shard.offsets.get("other", "t", 0).record_offset == 4
+    offset = sim.shard.offsets.get("other", "t", 0)
+    assert offset is not None
+    assert offset.record_offset == 4
     assert fetched(sim.shard)["committed_offset"] == 8
     assert sim.rebuilt().hard_state() == sim.shard.hard_state()
 
@@ -151,8 +153,10 @@ def test_retention_counts_from_the_last_commit(sim: Simulation[GroupShard]) -> N
 
 def test_a_client_of_before_kip_211_names_its_own_retention(sim: Simulation[GroupShard]) -> None:
     commit(sim, 5, retention_time_ms=3 * HOUR_MS)
-    assert sim.log[-1][0].value is not None
-    assert sim.log[-1][0].value[:2] == b"\x00\x01"
+    record = sim.log[-1][0]
+    assert not isinstance(record, Marker)
+    assert record.value is not None
+    assert record.value[:2] == b"\x00\x01"
     sim.advance(2 * HOUR_MS)
     sim.restart()
     assert fetched(sim.shard)["committed_offset"] == 5
@@ -180,13 +184,17 @@ def test_offsets_of_deleted_topics_go_unless_they_are_another_topics(
     for n, topic_id in enumerate((old, new, None)):
         rows = [PartitionCommit(n, 5, -1, None)]
         request = CommitRequest("g", "", None, -1, [TopicCommit("t", topic_id, rows)], 9)
-        sim.submit(n, lambda shard, now_ms, t, r=request: shard.offsets.commit(r, now_ms, t))
+
+        def decide(shard: GroupShard, now_ms: int, token: Any, request: Any = request) -> Any:
+            return shard.offsets.commit(request, now_ms, token)
+
+        sim.submit(n, decide)
     sim.runtime.apply(
         0,
         lambda shard, now_ms: shard.metadata_changed(MetadataImage(), [("t", old)], now_ms),
         sim.now_ms,
     )
-    sim.runtime.flush(sim.now_ms)
+    sim.runtime.flush()
     left = [p for p in range(3) if sim.shard.offsets.get("g", "t", p)]
     assert left == [1]
     assert sim.rebuilt().hard_state() == sim.shard.hard_state()

@@ -359,7 +359,7 @@ def test_a_follower_of_another_epoch_is_refused() -> None:
 # The follower.
 
 
-def follower(led: Led, *values: bytes) -> Partition:
+def follower(*values: bytes) -> Partition:
     """Broker 2, which has led in epoch 1 and written those values."""
     found = Partition(
         "t",
@@ -383,7 +383,7 @@ def follower(led: Led, *values: bytes) -> Partition:
 def test_a_divergent_tail_is_cut_and_durable_before_the_next_fetch() -> None:
     led = Led()
     end = append(led.partition, b"a", b"b", b"c")
-    other = follower(led, b"x")
+    other = follower(b"x")
     fetcher = ReplicaFetcher(1)
     fetcher.follow(other)
     request = fetcher.next_fetch(0)
@@ -408,16 +408,14 @@ def test_a_divergent_tail_is_cut_and_durable_before_the_next_fetch() -> None:
 
 def test_an_epoch_without_a_record_does_not_keep_a_follower_out_of_step() -> None:
     """A short leadership noted the epoch, which the current leader does not know."""
-    led = Led()
-    other = follower(led)
+    other = follower()
     assert other.log.latest_epoch == 1
     other.truncate(0)
     assert other.log.latest_epoch == -1
 
 
 def test_a_refused_partition_pauses_and_others_go_on() -> None:
-    led = Led()
-    other = follower(led)
+    other = follower()
     fetcher = ReplicaFetcher(1)
     fetcher.follow(other)
     request = fetcher.next_fetch(0)
@@ -433,7 +431,7 @@ def test_a_refused_partition_pauses_and_others_go_on() -> None:
 def test_an_answer_to_what_was_asked_in_an_earlier_epoch_is_passed_over() -> None:
     led = Led()
     append(led.partition, b"a")
-    other = follower(led)
+    other = follower()
     fetcher = ReplicaFetcher(1)
     fetcher.follow(other)
     request = fetcher.next_fetch(0)

@@ -137,7 +137,8 @@ def joined(comment: list[tuple[int, str]]) -> Prose:
 
 def document_prose(source: str) -> Iterator[Prose]:
     """Yield the paragraphs of a document without code blocks."""
-    start, lines, fenced = 1, [], False
+    start, fenced = 1, False
+    lines: list[str] = []
     for number, line in enumerate([*source.splitlines(), ""], 1):
         fenced ^= line.lstrip().startswith("```")
         if line.strip() and not fenced and not line.lstrip().startswith("```"):

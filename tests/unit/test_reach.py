@@ -24,8 +24,9 @@ async def hear(host: str) -> list[str]:
 
     server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1")
     async with server:
-        loop.getaddrinfo = late
-        await lifecycle.reach(host, server.sockets[0].getsockname()[1])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loop, "getaddrinfo", late)
+            await lifecycle.reach(host, server.sockets[0].getsockname()[1])
     return asked
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 from conditions import eventually_async
@@ -33,7 +33,7 @@ def produce() -> bytes:
     return request_frame(ApiKey.PRODUCE, 9, body)
 
 
-def append(server: Server, request: Request) -> Answer:
+def append(_server: Server, request: Request) -> Answer:
     request.release()
     return {"responses": []}
 
@@ -42,7 +42,8 @@ def run(test: Callable[[Server], Awaitable[None]], **configs: str) -> None:
     async def main() -> None:
         logs.configure(json=False, level="error")
         row = Api(ApiKey.PRODUCE, range(3, 14), append, read=produce_request.read)
-        await test(Server(row, **configs))
+        named: dict[str, Any] = {**configs}
+        await test(Server(row, **named))
 
     uvloop.run(main())
 

@@ -48,7 +48,7 @@ class Partitions:
     def find(self, group_id: str, topic_id: UUID, index: int) -> FakeLeader:
         return FakeLeader(index, self)
 
-    def unknown(self, topic_id: UUID, index: int) -> Failure:
+    def unknown(self, topic_id: UUID) -> Failure:
         raise AssertionError("all are known")
 
 

@@ -52,7 +52,7 @@ def test_waits_double_up_to_the_maximum(count: int, delay_ms: int) -> None:
 
 def test_jitter_makes_waits_shorter_and_longer_but_never_longer_than_the_maximum() -> None:
     backoff = Backoff(100, 1000, 2.0, 0.5)
-    assert [backoff.delay_ms(1, lambda x=x: x) for x in (0.0, 0.5, 0.75)] == [50, 100, 125]
+    assert [backoff.delay_ms(1, iter([x]).__next__) for x in (0.0, 0.5, 0.75)] == [50, 100, 125]
     assert backoff.delay_ms(9, lambda: 0.99) == 1000
 
 

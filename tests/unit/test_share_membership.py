@@ -27,7 +27,7 @@ TOPIC_ID = UUID(int=7)
 GROUP = "g"
 
 
-def image(partitions: int = 2, **group_configs: str) -> MetadataImage:
+def image(partitions: int = 2, /, **group_configs: str) -> MetadataImage:
     topic = TopicImage("jobs", TOPIC_ID, (PartitionImage((0,), (0,), 0, 0, 0),) * partitions)
     return MetadataImage(
         topics={"jobs": topic},
@@ -183,7 +183,7 @@ def test_a_member_that_is_heard_of_over_another_connection_stays():
 
 
 def test_the_fewer_readers_a_partition_has_the_sooner_members_are_asked_again():
-    share = Share(image(partitions=1))
+    share = Share(image(1))
     assert share.join("a")["heartbeat_interval_ms"] == 400
     assert share.join("b")["heartbeat_interval_ms"] == WAITING_HEARTBEAT_INTERVAL_MS
     share.sim.advance(1_000)

@@ -57,7 +57,7 @@ class ElsewhereStates:
     def write(self, index: int, write: StateWrite, now_ms: int) -> None:
         raise AssertionError("this broker decides on nothing")
 
-    def end_writes(self, now_ms: int) -> None:
+    def end_writes(self) -> None:
         """There are none."""
 
 

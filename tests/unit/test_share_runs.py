@@ -26,7 +26,7 @@ def as_list(runs: Runs) -> list[tuple[int, int, int, int]]:
     becomes=st.lists(STATES, min_size=8, max_size=8),
     refused=st.none() | st.integers(0, 2),
 )
-def test_rewriting_is_changing_each_offset(start, rows, steps, becomes, refused) -> None:  # type: ignore[no-untyped-def]
+def test_rewriting_is_changing_each_offset(start, rows, steps, becomes, refused) -> None:
     runs = Runs(start)
     for size, state, count in rows:
         runs.append(runs.end + size - 1, state, count)

@@ -12,7 +12,8 @@ from shoal.coordinator.share.batches import scan
 from shoal.coordinator.share.record_facts import HeaderReader
 from shoal.coordinator.share.selection import Selection, open_lock
 from shoal.coordinator.share.settings import SelectionPolicy, ShareSettings
-from shoal.coordinator.share.share_partition import ARCHIVED, ARCHIVING, AVAILABLE, SharePartition
+from shoal.coordinator.share.share_partition import SharePartition
+from shoal.coordinator.share.states import ARCHIVED, ARCHIVING, AVAILABLE
 from shoal.record.compression import Compression, compress
 from shoal.record.records import build_batch
 

@@ -69,12 +69,12 @@ class NoIsrChanges:
         raise AssertionError("no ISR changes")
 
 
-async def no_topic(topic: InternalTopic) -> None:
+async def no_topic(_topic: InternalTopic) -> None:
     raise AssertionError("no topic is created")
 
 
 def no_topics(topics: Sequence[NewTopic]) -> asyncio.Future[list[dict[str, Any]]]:
-    raise AssertionError("no topic is created")
+    raise AssertionError(f"no topic is created: {topics}")
 
 
 def service(node: Node, cache: MetadataCache) -> ShareService:

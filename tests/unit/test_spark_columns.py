@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from shoal.client.batches import CorruptRecords
-from shoal.record.batch import CorruptBatch, assign, read_header
+from shoal.record.batch import CorruptBatch, assign, read_header, sign
 from shoal.record.records import build_batch, read_records
 from shoal_spark.columns import Columns, schema
 from shoal_spark.ranges import Range
@@ -83,23 +83,32 @@ def test_damaged_bytes_are_an_error_and_never_a_row(records: list, data: st.Data
         columns.add(bytes(whole), 0, read_header(whole), Range("t", 0, 0, 100))
 
 
+def signed(whole: bytes | bytearray, body: bytes) -> bytes:
+    """Return the batch with other records, and the right size and CRC."""
+    batch = bytearray(whole[:61] + body)
+    batch[8:12] = (len(batch) - 12).to_bytes(4, "big")
+    sign(batch)
+    return bytes(batch)
+
+
 @given(st.binary(max_size=200), st.integers(1, 20))
 def test_records_of_any_bytes_end(body: bytes, count: int) -> None:
     """Behind a right CRC there may still be nonsense: it is refused, or read within its bounds."""
-    header = read_header(build_batch([(0, None, None, ())] * count))
+    whole = signed(build_batch([(0, None, None, ())] * count), body)
     columns = Columns("t", 0, with_headers=False)
     try:
-        columns._read(body, header, Range("t", 0, 0, 2**62))
-    except CorruptBatch:
+        columns.add(whole, 0, read_header(whole), Range("t", 0, 0, 2**62))
+    except (CorruptBatch, CorruptRecords):
         return
     assert len(columns.offsets) <= count
 
 
 def test_a_value_that_passes_its_record_is_refused() -> None:
     whole = build_batch([(0, None, b"abc", ()), (0, None, b"def", ())])
-    header, body = read_header(whole), bytearray(whole[61:])
+    body = bytearray(whole[61:])
     assert body[5:9] == b"\x06abc", "the length of the value, and the value"
     body[5] = 2 * 9
+    damaged = signed(whole, bytes(body))
     columns = Columns("t", 0, with_headers=False)
     with pytest.raises(CorruptBatch, match="offset 0 passes its end"):
-        columns._read(bytes(body), header, Range("t", 0, 0, 9))
+        columns.add(damaged, 0, read_header(damaged), Range("t", 0, 0, 9))

@@ -39,7 +39,7 @@ def test_executors_of_other_containers_are_left_alone(tmp_path: Path) -> None:
         lacking("a PID namespace needs root and unshare")
     java = tmp_path / "java"
     java.symlink_to(sys.executable)
-    words = ["unshare", "--pid", "--fork", "--kill-child", java, "-c", STAND_IN, EXECUTOR]
+    words = ["unshare", "--pid", "--fork", "--kill-child", str(java), "-c", STAND_IN, EXECUTOR]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "ready\n"

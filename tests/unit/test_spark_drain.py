@@ -57,7 +57,7 @@ def test_a_machine_that_stood_still_proves_nothing() -> None:
     one = drain()
     for _ in range(10):
         one.nothing(60.0, assigned=True)
-    assert not one.is_vain(10 * POLL_S_MAX * 1000)
+    assert not one.is_vain(int(10 * POLL_S_MAX * 1000))
 
 
 def test_without_partitions_it_is_left_out_and_not_drained() -> None:

@@ -268,8 +268,8 @@ def test_configs_of_every_kind_are_listed_and_described(client: WireClient) -> N
         "resource_name": "jobs",
         "configuration_keys": ["share.delivery.count.limit"],
     }
-    body = {"resources": [resource], "include_synonyms": True, "include_documentation": True}
-    (config,) = client.call(ApiKey.DESCRIBE_CONFIGS, 4, body).results[0].configs
+    asked = {"resources": [resource], "include_synonyms": True, "include_documentation": True}
+    (config,) = client.call(ApiKey.DESCRIBE_CONFIGS, 4, asked).results[0].configs
     assert (config.value, config.config_source, config.config_type) == ("7", 8, 3)
     assert [(s.name, s.value, s.source) for s in config.synonyms] == [
         ("share.delivery.count.limit", "7", 8),

@@ -110,9 +110,13 @@ def test_a_byte_that_changed_on_disk_fails_the_verifying_pass_and_a_share_load(
     )
     consumer.subscribe([topic])
     taken = Taken()
-    with pytest.raises(LoadFailed, match="a consumer got an error"):
+
+    def take() -> None:
         while taken.new < 100:
             taken.add_shared(consumer.poll(1.0))
+
+    with pytest.raises(LoadFailed, match="a consumer got an error"):
+        take()
     consumer.close()
 
 

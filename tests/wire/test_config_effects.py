@@ -310,7 +310,7 @@ def test_transactional_ids(client: WireClient) -> None:
     assert init(client, "t", 5_001).error_code is ErrorCode.invalid_transaction_timeout
 
     def forgotten() -> bool:
-        body = {"state_filters": [], "producer_id_filters": []}
+        body: dict[str, Any] = {"state_filters": [], "producer_id_filters": []}
         answer = client.call(ApiKey.LIST_TRANSACTIONS, 0, body)
         return "t" not in [row.transactional_id for row in answer.transaction_states]
 

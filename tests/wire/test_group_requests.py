@@ -33,14 +33,14 @@ def shoal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalProcess]:
     assert process.stop() == 0, "\n".join(process.log[-40:])
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def topic_id(shoal: ShoalProcess) -> UUID:
     with WireClient(shoal.bootstrap) as client:
         return client.create_topic("t", PARTITIONS)
 
 
 @pytest.fixture
-def client(shoal: ShoalProcess, topic_id: UUID) -> Iterator[WireClient]:
+def client(shoal: ShoalProcess) -> Iterator[WireClient]:
     with WireClient(shoal.bootstrap) as client:
         yield client
 

@@ -6,7 +6,7 @@ import random
 import socket
 import struct
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import cramjam
 import pytest
@@ -168,7 +168,7 @@ def test_null_where_there_must_be_an_array(
 def bomb(codec: str) -> bytes:
     """A batch below 1 MB that says it has one record and expands to between 16 MB and 27 GB."""
     zeros = bytes(16 << 20)
-    compress = {
+    compress: Any = {
         "gzip": cramjam.gzip.compress,
         "snappy": cramjam.snappy.compress_raw,
         "lz4": cramjam.lz4.compress,
@@ -190,7 +190,7 @@ def test_compression_bombs(shoal: ShoalProcess, codec: str) -> None:
     with WireClient(shoal.bootstrap) as client:
         recompressed = "lz4" if codec != "lz4" else "gzip"
         for name, configs in (
-            ("plain", {}),
+            ("plain", dict[str, str]()),
             ("compacted", {"cleanup_policy": "compact"}),
             ("recompressed", {"compression_type": recompressed}),
         ):

@@ -34,7 +34,7 @@ def example(rng: random.Random, struct: Struct, depth: int = 0) -> dict[str, obj
             return None
         return False if kind == "bool" else rng.choice([0, 1, 100])
 
-    body = {}
+    body: dict[str, object] = {}
     for field in struct.fields:
         if field.array:
             body[field.name] = [one(field.type) for _ in range(rng.choice([0, 1, 2]))]
@@ -43,7 +43,7 @@ def example(rng: random.Random, struct: Struct, depth: int = 0) -> dict[str, obj
     return body
 
 
-def parse(key: int, version: int, frame: bytearray) -> None:
+def parse(key: int, frame: bytearray) -> None:
     """Header and body, as dispatch does."""
     row = HANDLERS[key]
     view = memoryview(frame)
@@ -67,19 +67,19 @@ def test_mutated_requests(key: int) -> None:
             rng = random.Random(f"{key}.{version}.{seed}")
             body = codec.write_request(key, version, example(rng, struct))
             frame = bytearray(frames.request_head(key, version, 1, "c") + body)
-            parse(key, version, frame)
+            parse(key, frame)
             for _ in range(rng.choice([1, 2, 8])):
                 at = rng.randrange(4, len(frame))
                 frame[at] = rng.choice([0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)])
-            parse(key, version, frame)
-            parse(key, version, frame[: rng.randrange(len(frame))])
+            parse(key, frame)
+            parse(key, frame[: rng.randrange(len(frame))])
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(SERVED), st.binary(max_size=300))
 def test_noise(served: tuple[int, int], noise: bytes) -> None:
     key, version = served
-    parse(key, version, bytearray(frames.request_head(key, version, 1, "c") + noise))
+    parse(key, bytearray(frames.request_head(key, version, 1, "c") + noise))
 
 
 @settings(max_examples=300, deadline=None)
@@ -99,8 +99,8 @@ def test_announced_arrays_cost_no_memory(count: bytes) -> None:
         for key, version in SERVED:
             head = frames.request_head(key, version, 1, "c")
             for before in range(0, 40, 3):
-                parse(key, version, bytearray(head + bytes(before) + count))
-                parse(key, version, bytearray(head + b"\x01" * before + count))
+                parse(key, bytearray(head + bytes(before) + count))
+                parse(key, bytearray(head + b"\x01" * before + count))
         assert tracemalloc.get_traced_memory()[1] < 20_000_000
     finally:
         tracemalloc.stop()
@@ -139,7 +139,7 @@ def test_an_array_may_claim_what_it_likes(key: int) -> None:
             body = codec.write_request(key, version, example(rng, layout))
             frame = bytearray(frames.request_head(key, version, 1, "c") + body)
             for at in range(8, len(frame)):
-                parse(key, version, frame[:at] + claim + frame[at + len(claim) :])
+                parse(key, frame[:at] + claim + frame[at + len(claim) :])
 
 
 @pytest.mark.parametrize("key", sorted(HANDLERS), ids=lambda key: HANDLERS[key].key.name)
@@ -176,9 +176,10 @@ def test_a_struct_is_null_by_minus_one_alone(marker: int) -> None:
     """Kafka writes 1 or -1; with 0 the parser read what had not been gone over, and a length in it
     of 57 GB ended the process."""
     key, version = ApiKey.CONSUMER_GROUP_HEARTBEAT, 0
-    topic = {"topic_id": UUID(int=1), "partitions": (1, 2, 3)}
+    topic_id = UUID(int=1)
+    topic = {"topic_id": topic_id, "partitions": (1, 2, 3)}
     body = codec.write_response(key, version, {"assignment": {"topic_partitions": (topic,)}})
-    at = body.index(b"\x01\x02" + topic["topic_id"].bytes)
+    at = body.index(b"\x01\x02" + topic_id.bytes)
     data = bytes(body[:at]) + bytes([marker]) + bytes(body[at + 1 :])
     layout = codec.struct_of(codec.entity(key, version, EntityType.response))
     assert length_check.compile_check(layout)(data, 0, 100)[0] == len(data)

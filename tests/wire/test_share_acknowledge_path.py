@@ -132,7 +132,7 @@ def acquired(bootstrap: str) -> tuple[WireClient, Callable[[int], Any]]:
         epoch += 1
         return answer
 
-    limits = {"max_wait_ms": 1000, "min_bytes": 1, "max_bytes": 1 << 20}
+    limits: dict[str, Any] = {"max_wait_ms": 1000, "min_bytes": 1, "max_bytes": 1 << 20}
     limits |= {"max_records": 10, "batch_size": 10, "forgotten_topics_data": []}
     while not any(
         partition.acquired_records

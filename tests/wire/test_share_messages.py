@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from shoal.protocol import codec, share
 from shoal.protocol.errors import WireError
-from shoal.protocol.share import PartitionError, PartitionRecords
+from shoal.protocol.share import Acknowledgements, PartitionError, PartitionRecords
 
 FETCH, ACKNOWLEDGE = 78, 79
 VERSIONS = (1, 2)
@@ -280,7 +280,9 @@ def test_a_record_acknowledged_by_itself(version: int, types: list[int]) -> None
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("partitions", [0, 1, 2])
 def test_the_response_without_a_refusal(version: int, partitions: int) -> None:
-    asked = [(uuid.UUID(int=3), [(5 + i, [(7, 7, b"\x01")]) for i in range(partitions)])]
+    asked: Acknowledgements = [
+        (uuid.UUID(int=3), [(5 + i, [(7, 7, b"\x01")]) for i in range(partitions)])
+    ]
     told = [(uuid.UUID(int=3), [PartitionError(5 + i) for i in range(partitions)])]
     ours = share.write_acknowledged(version, asked, 30_000)
     assert b"".join(ours) == b"".join(

@@ -156,6 +156,7 @@ def test_an_open_transaction_goes_on(start_broker: Callable[..., ShoalProcess]) 
         answer = eventually(
             lambda: a if (a := client.call(ApiKey.END_TXN, 5, body)).error_code == 0 else None
         )
+        assert answer is not None
         assert (answer.producer_id, answer.producer_epoch) == (producer_id, epoch + 1)
         eventually(lambda: committed_offset(client) == (5, 0))
         found = client.fetch("t", 0, isolation_level=1)

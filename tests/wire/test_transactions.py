@@ -141,11 +141,13 @@ def markers(client: WireClient, topic: str, partition: int = 0) -> list[tuple[st
     """The markers of a partition: how they end, and under which producer epoch."""
     found = client.fetch(topic, 0, partition=partition)
     data = found.records or b""
-    return [
-        (ControlType(read_marker(data, at).control_type).name, header.producer_epoch)
-        for at, header in headers(data)
-        if header.is_control
-    ]
+    made = []
+    for at, header in headers(data):
+        if header.is_control:
+            marker = read_marker(data, at)
+            assert marker is not None
+            made.append((ControlType(marker.control_type).name, header.producer_epoch))
+    return made
 
 
 def committed(client: WireClient, topic: str, partition: int = 0) -> list[bytes | None]:
@@ -407,7 +409,7 @@ def test_an_operator_ends_a_transaction_with_a_marker(
 
 
 def test_a_committed_reader_waits_for_the_marker(
-    client: WireClient, topic: str, writer: Writer, shared_broker: ShoalProcess
+    topic: str, writer: Writer, shared_broker: ShoalProcess
 ) -> None:
     """Writes of an open transaction do not wake it; the marker does."""
     with WireClient(shared_broker.bootstrap) as reader:

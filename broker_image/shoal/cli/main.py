@@ -51,10 +51,10 @@ COMMANDS: dict[str, Command] = {
 class _Commands(TyperGroup):
     """The group of all commands. Listing imports no command; running one imports that one."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
+    def list_commands(self, _ctx: Any) -> list[str]:
         return list(COMMANDS)
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+    def get_command(self, _ctx: Any, cmd_name: str) -> Any:
         found = COMMANDS.get(cmd_name)
         return found and TyperCommand(cmd_name, help=found.help, rich_markup_mode=None)
 

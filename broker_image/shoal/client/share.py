@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from shoal.client.cluster import Cluster
+    from shoal.client.connection import Connection
 
 #: Longest wait of one poll if several brokers are asked. A round ends with its slowest answer, so
 #: this bounds the delay of a busy broker's records by an idle broker.
@@ -105,6 +106,11 @@ class ShareSession:
     def assignment(self) -> Assignment:
         """The topic ids and partitions that this member may acquire from now."""
         return self.membership.assignment
+
+    @property
+    def links(self) -> dict[int, Connection]:
+        """The connections to the brokers that this session has fetched from, by node id."""
+        return {id: node.link for id, node in self._nodes.items()}
 
     async def acquire(
         self,

@@ -270,7 +270,7 @@ class Runtime(Generic[S]):
                 return
             fits = owned.batch_size + size <= self._batch_bytes_max
             if not fits or (owned.batch and owned.producer != result.producer):
-                self._flush_one(partition, now_ms)
+                self._flush_one(partition)
                 if self._owned.get(partition) is not owned:
                     return
             owned.producer = result.producer
@@ -318,12 +318,12 @@ class Runtime(Generic[S]):
 
     # The log.
 
-    def flush(self, now_ms: int) -> None:
+    def flush(self) -> None:
         """Append the records that were decided since the last call, one batch a partition."""
         for partition in list(self._dirty):
-            self._flush_one(partition, now_ms)
+            self._flush_one(partition)
 
-    def _flush_one(self, partition: int, now_ms: int) -> None:
+    def _flush_one(self, partition: int) -> None:
         owned = self._owned.get(partition)
         self._dirty.pop(partition, None)
         if owned is None or not owned.batch:
@@ -342,7 +342,7 @@ class Runtime(Generic[S]):
         self.committed(partition, self._ports.high_watermark(partition))
 
     def append_marker(
-        self, partition: int, append: Callable[[], object], ended: Callable[[S], None], now_ms: int
+        self, partition: int, append: Callable[[], object], ended: Callable[[S], None]
     ) -> None:
         """Append a transaction's marker, one record, with `append`, and apply it to the shard with
         `ended`.
@@ -351,7 +351,7 @@ class Runtime(Generic[S]):
         has changed.
         """
         self.read(partition)
-        self._flush_one(partition, now_ms)
+        self._flush_one(partition)
         shard = self.read(partition)
         owned = self._owned[partition]
         # A request that the append wakes may decide at once: it comes after the marker.

@@ -380,22 +380,10 @@ class _Round:
             kept, body = [], b""
             if not drop and header.record_count:
                 body = records_body(data, 0, header)
-                for span in spans(body, header.record_count):
-                    if self._stays(header, body, span, past_horizon):
-                        kept.append(span)
-                        tombstone = tombstone or span.value_size < 0
-                    if self._pause(1):
-                        yield None
-                        self._check()
+                kept, tombstone = yield from self._retained(header, body, past_horizon)
         if drop or kept == []:
             return _emptied(header) if self._stays_empty(header) else None
-        new_horizon = None
-        if tombstone:
-            new_horizon = horizon
-            if horizon is None:
-                new_horizon = self.now_ms + self.log.config.delete_retention_ms
-            assert new_horizon is not None
-            self._expect(new_horizon)
+        new_horizon = self._tombstone_horizon(horizon) if tombstone else None
         if new_horizon == horizon or new_horizon is None:
             if kept is None or len(kept) == header.record_count:
                 return data, header.max_timestamp
@@ -404,6 +392,27 @@ class _Round:
             body = records_body(data, 0, header)
             kept = list(spans(body, header.record_count))
         return _rebuilt(header, body, kept, new_horizon)
+
+    def _retained(
+        self, header: BatchHeader, body: bytes, past_horizon: bool
+    ) -> Generator[Step, None, tuple[list[Span], bool]]:
+        """Return the retained records of a batch, and whether a tombstone is among them."""
+        kept: list[Span] = []
+        tombstone = False
+        for span in spans(body, header.record_count):
+            if self._stays(header, body, span, past_horizon):
+                kept.append(span)
+                tombstone = tombstone or span.value_size < 0
+            if self._pause(1):
+                yield None
+                self._check()
+        return kept, tombstone
+
+    def _tombstone_horizon(self, horizon: int | None) -> int:
+        """Return the delete horizon of a batch with a tombstone, and schedule a round at it."""
+        found = self.now_ms + self.log.config.delete_retention_ms if horizon is None else horizon
+        self._expect(found)
+        return found
 
     def _expect(self, horizon: int) -> None:
         """Schedule the next round at or before `horizon`, when a tombstone expires."""

@@ -162,7 +162,7 @@ class Log(LogState):
         self, offset: int, max_bytes: int, *, max_offset: int | None = None, min_one: bool = True
     ) -> slices.Slice:
         """Like `read`, but return large results as a range of the file, for `sendfile`."""
-        return reads.slice(self, offset, max_bytes, max_offset, min_one)
+        return reads.read_slice(self, offset, max_bytes, max_offset, min_one)
 
     def offset_for_timestamp(
         self, timestamp_ms: int, *, max_offset: int | None = None

@@ -119,7 +119,7 @@ class MemoryStorage:
     def __init__(self, *, capacity_bytes: int | None = None) -> None:
         self.capacity_bytes = capacity_bytes
         self.now_ms = 0
-        self.fault: Callable[[str, str], None] = lambda operation, path: None
+        self.fault: Callable[[str, str], None] = lambda _operation, _path: None
         self._files: dict[str, _Node] = {}
         self._directories: dict[str, None] = {"": None}
 
@@ -196,7 +196,8 @@ class MemoryStorage:
         self.fault("read", path)
         return bytes(self._node(path, False).data)
 
-    def replace_file(self, path: str, data: Buffer, *, sync: bool) -> None:
+    # Every replacement is durable here, with `sync` or without.
+    def replace_file(self, path: str, data: Buffer, *, sync: bool) -> None:  # noqa: ARG002
         self.fault("write", path)
         if self.room(0, 0, len(data)) < len(data):
             raise OSError(errno.ENOSPC, "No space left on device", path)
@@ -216,6 +217,6 @@ class MemoryStorage:
         node.locked = True
         return MemoryFile(self, path, node)
 
-    def free_bytes(self, path: str) -> tuple[int, int]:
+    def free_bytes(self, _path: str) -> tuple[int, int]:
         total = 1 << 40 if self.capacity_bytes is None else self.capacity_bytes
         return total, max(0, total - self.used_bytes())

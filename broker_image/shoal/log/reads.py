@@ -42,7 +42,7 @@ def read(log: LogState, offset: int, max_bytes: int, max_offset: int | None, min
     return _read_at(log, *place, offset, max_bytes, bound, min_one)
 
 
-def slice(
+def read_slice(
     log: LogState, offset: int, max_bytes: int, max_offset: int | None, min_one: bool
 ) -> slices.Slice:
     """Find whole batches as a range of a file, or read a small result (`Log.slice`)."""

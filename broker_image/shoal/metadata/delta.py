@@ -132,8 +132,8 @@ class Draft:
             client_quotas=_merge(
                 base.client_quotas, {entity: v or None for entity, v in self._quotas.items()}
             ),
-            _topic_configs=_without(base._topic_configs, touched, keep),
-            _group_configs=_without(base._group_configs, touched, keep),
+            known_topic_configs=_without(base.known_topic_configs, touched, keep),
+            known_group_configs=_without(base.known_group_configs, touched, keep),
         )
         if keep:
             for name in ("layers", "broker_config", "_topic_defaults", "_group_defaults"):

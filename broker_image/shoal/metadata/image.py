@@ -113,8 +113,9 @@ class MetadataImage:
     client_quotas: Mapping[Any, Mapping[str, float]] = field(default_factory=dict)
     #: Cache of encoded responses about this image; it is dropped with the image.
     answers: dict[Any, bytes] = field(default_factory=dict, compare=False, repr=False)
-    _topic_configs: dict[str, dict[str, Any]] = field(default_factory=dict, compare=False)
-    _group_configs: dict[str, dict[str, Any]] = field(default_factory=dict, compare=False)
+    #: Cache of the effective configs of topics and groups with configs of their own, by name.
+    known_topic_configs: dict[str, dict[str, Any]] = field(default_factory=dict, compare=False)
+    known_group_configs: dict[str, dict[str, Any]] = field(default_factory=dict, compare=False)
 
     def topic_by_id(self, topic_id: UUID | None) -> TopicImage | None:
         return self.topics_by_id.get(topic_id) if topic_id is not None else None
@@ -162,24 +163,24 @@ class MetadataImage:
 
     def topic_config(self, name: str) -> Mapping[str, Any]:
         """Return every effective config of topic `name`, typed; defaults for an unknown topic."""
-        found = self._topic_configs.get(name)
+        found = self.known_topic_configs.get(name)
         if found is None:
             own = self.configs.get((ResourceType.TOPIC, name))
             if own is None:
                 return self._topic_defaults
             found = configs.override(TOPIC, self._topic_defaults, own)
-            self._topic_configs[name] = found
+            self.known_topic_configs[name] = found
         return found
 
     def group_config(self, group_id: str) -> Mapping[str, Any]:
         """Return every effective config of group `group_id`, typed and within the bounds."""
-        found = self._group_configs.get(group_id)
+        found = self.known_group_configs.get(group_id)
         if found is None:
             own = self.configs.get((ResourceType.GROUP, group_id))
             if own is None:
                 return self._group_defaults
             merged = configs.override(GROUP, self._group_defaults, own)
-            found = self._group_configs[group_id] = configs.bound(merged, self.broker_config)
+            found = self.known_group_configs[group_id] = configs.bound(merged, self.broker_config)
         return found
 
     def origins(self, resource_type: int, resource_name: str, name: str) -> list[Origin]:

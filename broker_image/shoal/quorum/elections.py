@@ -49,7 +49,7 @@ def ask_for_votes(raft: Replica) -> None:
 
 
 def on_vote_response(
-    raft: Replica, source: int, request: VoteRequest, response: VoteResponse
+    raft: Replica, source: int, _request: VoteRequest, response: VoteResponse
 ) -> None:
     if response.error is ErrorCode.none:
         raft.votes[source] = response.vote_granted

@@ -54,7 +54,7 @@ def _fetch(raft: Replica, to: int) -> None:
 
 
 def on_fetch_response(
-    raft: Replica, source: int, request: FetchRequest, response: FetchResponse
+    raft: Replica, source: int, _request: FetchRequest, response: FetchResponse
 ) -> None:
     if response.error is not ErrorCode.none or source != raft.leader_id:
         raft.back_off(source)
@@ -114,7 +114,7 @@ def _voters_in(data: Buffer, at: int) -> tuple[int, VoterSet] | None:
 
 
 def on_fetch_snapshot_response(
-    raft: Replica, source: int, request: FetchSnapshotRequest, response: FetchSnapshotResponse
+    raft: Replica, source: int, _request: FetchSnapshotRequest, response: FetchSnapshotResponse
 ) -> None:
     if response.error is not ErrorCode.none or source != raft.leader_id:
         # The leader has a newer snapshot, or does not lead. The next fetch shows which.

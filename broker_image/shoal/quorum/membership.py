@@ -98,7 +98,7 @@ def _added(raft: Replica, leader: LeaderState, request: AddRaftVoterRequest) -> 
     return voters.added(voter)
 
 
-def _removed(raft: Replica, leader: LeaderState, request: RemoveRaftVoterRequest) -> VoterSet:
+def _removed(raft: Replica, _leader: LeaderState, request: RemoveRaftVoterRequest) -> VoterSet:
     voters, key = raft.voters.latest, request.voter
     found = voters.voters.get(key.id)
     if found is None or found.key.directory_id not in (None, key.directory_id):
@@ -109,7 +109,7 @@ def _removed(raft: Replica, leader: LeaderState, request: RemoveRaftVoterRequest
     return voters.removed(key)
 
 
-def _updated(raft: Replica, leader: LeaderState, request: UpdateRaftVoterRequest) -> VoterSet:
+def _updated(raft: Replica, _leader: LeaderState, request: UpdateRaftVoterRequest) -> VoterSet:
     """Set the endpoints of a voter, or the directory id that the set does not have yet."""
     if request.current_leader_epoch != raft.epoch:
         text = f"Epoch {request.current_leader_epoch} is not the leader's, {raft.epoch}."

@@ -119,6 +119,20 @@ class Raft(Replica):
         match event:
             case Tick():
                 pass
+            case Received() | RequestFailed() | PeerDown():
+                self._network_event(event)
+            case Synced() | SnapshotTaken() | SnapshotInstalled() | Trim():
+                self._log_event(event)
+            case Propose(batch):
+                leading.propose(self, batch)
+            case Resign():
+                if self.role is Role.LEADER:
+                    self.resign()
+        self._drive()
+        return self._effects()
+
+    def _network_event(self, event: Received | RequestFailed | PeerDown) -> None:
+        match event:
             case Received(message):
                 self._receive(message)
             case RequestFailed(to, correlation):
@@ -126,21 +140,17 @@ class Raft(Replica):
                     self._give_up(to)
             case PeerDown(id):
                 self._peer_down(id)
+
+    def _log_event(self, event: Synced | SnapshotTaken | SnapshotInstalled | Trim) -> None:
+        match event:
             case Synced(end_offset):
                 self._synced(end_offset)
-            case Propose(batch):
-                leading.propose(self, batch)
-            case Resign():
-                if self.role is Role.LEADER:
-                    self.resign()
             case SnapshotTaken(snapshot_id):
                 self._snapshot_taken(snapshot_id)
-            case Trim(base):
-                self._trim(base)
             case SnapshotInstalled(snapshot_id, voters):
                 following.installed(self, snapshot_id, voters)
-        self._drive()
-        return self._effects()
+            case Trim(base):
+                self._trim(base)
 
     def _receive(self, message: Message) -> None:
         body = message.body

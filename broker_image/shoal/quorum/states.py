@@ -86,9 +86,9 @@ MOVES: Mapping[tuple[Role, Role], Step] = {
 def check_move(before: Role, epoch_before: int, after: Role, epoch_after: int) -> None:
     """Assert that a move is one of `MOVES`."""
     step = MOVES.get((before, after))
-    assert step is not None and step.admits(epoch_before, epoch_after), (
-        f"{before.value} in epoch {epoch_before} must not become {after.value} in {epoch_after}"
-    )
+    move = f"{before.value} in epoch {epoch_before} must not become {after.value} in {epoch_after}"
+    assert step is not None, move
+    assert step.admits(epoch_before, epoch_after), move
 
 
 def current_state(role: Role, *, voter: bool, voted: bool) -> str:

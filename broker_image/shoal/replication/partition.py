@@ -558,11 +558,11 @@ class Partition:
             call(self)
 
 
-def _no_controller(partition: Partition, change: AlterPartition) -> None:
+def _no_controller(partition: Partition, _change: AlterPartition) -> None:
     raise AssertionError(f"{partition.topic}-{partition.index} has no controller to ask")
 
 
-def _no_broker(broker_id: int) -> int:
+def _no_broker(_broker_id: int) -> int:
     return NOT_ELIGIBLE
 
 

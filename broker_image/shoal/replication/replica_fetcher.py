@@ -265,7 +265,7 @@ class ReplicaFetcher:
             return 0
         return min((self._followed[key].not_before_ms for key in self._pausing), default=None)
 
-    def fail_fetch(self, now_ms: int) -> None:
+    def fail_fetch(self) -> None:
         """Handle a failed request: the connection and the session are gone."""
         self._under_way = False
         self._end_session()

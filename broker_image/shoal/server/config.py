@@ -205,6 +205,17 @@ def address(host: str, port: int) -> str:
 
 def _check_whole(config: BrokerConfig) -> None:
     """What no single value tells. Raises `InvalidConfig`."""
+    _check_log_directories(config)
+    names = _checked_names(config)
+    _check_protocols(config, names)
+    _check_advertised(config, names)
+    _ = config.metrics_listener
+    reason = broker_rules.contradiction(config.values)
+    if reason is not None:
+        raise InvalidConfig(f"{reason[:-1] if reason[-1] == '.' else reason}.")
+
+
+def _check_log_directories(config: BrokerConfig) -> None:
     for name in ("log.dirs", "log.dir"):
         if len(config[name] or ()) > 1:
             raise InvalidConfig(
@@ -213,12 +224,20 @@ def _check_whole(config: BrokerConfig) -> None:
             )
     if not config["log.dirs"] and not config["log.dir"]:
         raise InvalidConfig("log.dir is empty: a broker needs a directory for its logs.")
+
+
+def _checked_names(config: BrokerConfig) -> list[str]:
+    """Return the names of the listeners, each of which is unique."""
     listeners = config.listeners
     if not listeners:
         raise InvalidConfig("listeners is empty: a broker needs an address to listen on.")
     names = [listener.name for listener in listeners]
     if len(set(names)) < len(names):
         raise InvalidConfig("listeners has a name twice; each listener needs a name of its own.")
+    return names
+
+
+def _check_protocols(config: BrokerConfig, names: list[str]) -> None:
     protocols = dict(
         pair.strip().split(":", 1)
         for pair in (config["listener.security.protocol.map"] or "").split(",")
@@ -240,6 +259,9 @@ def _check_whole(config: BrokerConfig) -> None:
                 f"The listener {name} asks for {protocol}; this broker serves PLAINTEXT listeners."
                 " Put TLS or SASL in front of it, or use a PLAINTEXT listener."
             )
+
+
+def _check_advertised(config: BrokerConfig, names: list[str]) -> None:
     for name, advertised in config.advertised.items():
         if name not in names:
             raise InvalidConfig(f"advertised.listeners has {name}, which listeners has not.")
@@ -248,7 +270,3 @@ def _check_whole(config: BrokerConfig) -> None:
                 "advertised.listeners has an address that no client can connect to:"
                 f" {advertised.host or 'none'}. Name a host that clients reach."
             )
-    _ = config.metrics_listener
-    reason = broker_rules.contradiction(config.values)
-    if reason is not None:
-        raise InvalidConfig(f"{reason[:-1] if reason[-1] == '.' else reason}.")

@@ -99,7 +99,19 @@ async def serve(
             f"Cannot use the data directory {config.data_dir}: {error.strerror} ({where})."
             " Choose another by --data-dir, or give this user the right to write there."
         ) from None
-    took = ready()
+    _announce(broker, ready(), say)
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait((stopping, broker.failed), return_when=asyncio.FIRST_COMPLETED)
+    await broker.stop()
+    if broker.failed.done():
+        raise CannotStart(broker.failed.result())
+    say("Stopped.")
+    sys.stdout.flush()
+
+
+def _announce(broker: Broker, took: str, say: Callable[[str], None]) -> None:
+    """Say where the broker listens, where its data is, and what the operator should know."""
+    config = broker.config
     for listener in broker.listeners:
         where = address(listener.host, listener.port)
         if broker.cluster.is_broker and broker.cluster.kinds[listener.name] is Listeners.CONTROLLER:
@@ -117,13 +129,6 @@ async def serve(
     if walker.native is None:
         say("Records are validated in Python, which is slower: there is no compiled module.")
     say(f"{took} Ctrl-C or SIGTERM stops it.")
-    stopping = asyncio.ensure_future(stop.wait())
-    await asyncio.wait((stopping, broker.failed), return_when=asyncio.FIRST_COMPLETED)
-    await broker.stop()
-    if broker.failed.done():
-        raise CannotStart(broker.failed.result())
-    say("Stopped.")
-    sys.stdout.flush()
 
 
 async def _started(broker: Broker, stop: asyncio.Event) -> None:

@@ -85,16 +85,16 @@ class Cluster(ABC):
         self.laps(f"{archive.name} is loaded")
 
     def kubectl(
-        self, *argv: Argument, input: str | None = None, check: bool = True
+        self, *argv: Argument, stdin_text: str | None = None, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
         """Runs kubectl against this cluster; raises ClusterError when `check` and it failed."""
-        return self._run(tool("kubectl"), argv, input, check)
+        return self._run(tool("kubectl"), argv, stdin_text, check)
 
     def helm(
-        self, *argv: Argument, input: str | None = None, check: bool = True
+        self, *argv: Argument, stdin_text: str | None = None, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
         """Runs helm against this cluster; raises ClusterError when `check` and it failed."""
-        return self._run(tool("helm"), argv, input, check)
+        return self._run(tool("helm"), argv, stdin_text, check)
 
     def environment(self) -> dict[str, str]:
         """What a program started by a test needs: KUBECONFIG, and a PATH with the tools."""
@@ -139,10 +139,10 @@ class Cluster(ABC):
     def _load(self, archive: Path) -> None: ...
 
     def _run(
-        self, binary: Path, argv: tuple[Argument, ...], input: str | None, check: bool
+        self, binary: Path, argv: tuple[Argument, ...], stdin_text: str | None, check: bool
     ) -> subprocess.CompletedProcess[str]:
         kubeconfig = {"KUBECONFIG": str(self.kubeconfig)}
-        return run(binary, *argv, input=input, env=kubeconfig, check=check)
+        return run(binary, *argv, stdin_text=stdin_text, env=kubeconfig, check=check)
 
     def _answers(self) -> bool:
         ready = ("get", "--raw", "/readyz", "--request-timeout=5s")

@@ -27,7 +27,7 @@ Argument = str | Path
 
 def run(
     *argv: Argument,
-    input: str | None = None,
+    stdin_text: str | None = None,
     stdin: IO[bytes] | None = None,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
@@ -41,7 +41,7 @@ def run(
     try:
         result = subprocess.run(
             words,
-            input=input,
+            input=stdin_text,
             stdin=stdin,
             env={**os.environ, **env} if env else None,
             cwd=cwd,

@@ -118,10 +118,10 @@ def other_broker(version: str) -> tuple[str, Path]:
             "python3 -m compileall -q -f /opt/shoal/shoal/__init__.py\nUSER 1000:1000\n"
         )
         if docker_answers():
-            run("docker", "build", "--quiet", f"--tag={name}", "-", input=steps)
+            run("docker", "build", "--quiet", f"--tag={name}", "-", stdin_text=steps)
         else:
             build = ("build-using-dockerfile", "--isolation=chroot", "--network=host")
-            _buildah(*build, f"--tag={name}", "--file=-", str(path.parent), input=steps)
+            _buildah(*build, f"--tag={name}", "--file=-", str(path.parent), stdin_text=steps)
         return name, _export(path, name)
 
 
@@ -162,7 +162,7 @@ def pause_archive() -> Path:
     # The program stands alone in the image: it is a static binary.
     steps = f'FROM scratch\nCOPY {binary.name} /pause\nENTRYPOINT ["/pause"]\n'
     build = ("build-using-dockerfile", f"--tag={PAUSE_IMAGE}", "--file=-", str(binary.parent))
-    _buildah(*build, input=steps)
+    _buildah(*build, stdin_text=steps)
     partial = path.with_suffix(f".{os.getpid()}")
     _buildah("push", "--quiet", PAUSE_IMAGE, f"docker-archive:{partial}:{PAUSE_IMAGE}")
     return _keep(path, partial)
@@ -207,7 +207,7 @@ def _base(packages: Iterable[str]) -> str:
     build = ("build-using-dockerfile", f"--tag={name}", "--file=-", str(root.parent))
     try:
         run("mmdebstrap", *make, *excluded, SUITE, root)
-        _buildah(*build, input=steps)
+        _buildah(*build, stdin_text=steps)
     finally:
         root.unlink(missing_ok=True)
     return name
@@ -274,14 +274,14 @@ def _keep(path: Path, partial: Path) -> Path:
     return partial.rename(path)
 
 
-def _buildah(*argv: str, input: str | None = None, check: bool = True) -> bool:
+def _buildah(*argv: str, stdin_text: str | None = None, check: bool = True) -> bool:
     """Runs buildah over a store in the cache, apart from the machine's own; tells if it worked."""
     root, scratch = CACHE / "containers", CACHE / "containers-run"
     words = ("buildah", f"--root={root}", f"--runroot={scratch}", *argv)
     for _ in range(BUILDAH_ATTEMPTS_MAX - 1):
         try:
-            return run(*words, input=input, check=check).returncode == 0
+            return run(*words, stdin_text=stdin_text, check=check).returncode == 0
         except ClusterError as error:
             if SEALING not in str(error):
                 raise
-    return run(*words, input=input, check=check).returncode == 0
+    return run(*words, stdin_text=stdin_text, check=check).returncode == 0

@@ -94,7 +94,7 @@ class Local(Cluster):
             self.state / "pki" / "super-admin.conf",
             "apply",
             "--filename=-",
-            input=control_plane.objects(self.layout),
+            stdin_text=control_plane.objects(self.layout),
         )
         wait_for("containerd", self._pulls, 30)
         self._load(pause_archive())

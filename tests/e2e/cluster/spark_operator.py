@@ -39,7 +39,7 @@ def install(cluster: Cluster, job_namespaces: list[str]) -> None:
     cluster.load(images.spark_operator_archive())
     for namespace in job_namespaces:
         manifest = f"{{apiVersion: v1, kind: Namespace, metadata: {{name: {namespace}}}}}"
-        cluster.kubectl("apply", "--filename=-", input=manifest)
+        cluster.kubectl("apply", "--filename=-", stdin_text=manifest)
     registry, _, rest = images.SPARK_OPERATOR_IMAGE.partition("/")
     repository, _, tag = rest.partition(":")
     values = {

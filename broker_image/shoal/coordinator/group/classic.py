@@ -209,7 +209,7 @@ class ClassicGroup:
         group_instance_id: str | None,
         generation_id_or_member_epoch: int,
         transactional: bool,
-        api_version: int,
+        api_version: int,  # noqa: ARG002 - `Group.check_offset_commit` passes it by name.
     ) -> CommitCheck | None:
         generation_id = generation_id_or_member_epoch
         if generation_id < 0 and self.state is State.EMPTY:

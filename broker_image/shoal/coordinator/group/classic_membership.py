@@ -63,7 +63,7 @@ class ClassicGroups:
 
     # Hard state.
 
-    def _replay(self, key: dict[str, Any], value: dict[str, Any] | None, at: Replayed) -> None:
+    def _replay(self, key: dict[str, Any], value: dict[str, Any] | None, _at: Replayed) -> None:
         group = self._context.groups.get(key["group"])
         if value is None:
             if isinstance(group, ClassicGroup):
@@ -92,7 +92,7 @@ class ClassicGroups:
         for member in group.members.values():
             group.extend_session(member, now_ms, self._deadlines)
 
-    def metadata_changed(self, deleted: Sequence[tuple[str, UUID]], now_ms: int) -> Result:
+    def metadata_changed(self, _deleted: Sequence[tuple[str, UUID]], _now_ms: int) -> Result:
         return Result()  # Clients of the classic protocol watch the metadata.
 
     def _bridge_to(self, group: Group | None) -> ClassicBridge | None:

@@ -127,7 +127,7 @@ class ModernGroups(ABC, Generic[G, T]):
             self.expire(group, rest[0], draft, now_ms)
         return draft.result()
 
-    def metadata_changed(self, deleted: Sequence[tuple[str, UUID]], now_ms: int) -> Result:
+    def metadata_changed(self, _deleted: Sequence[tuple[str, UUID]], _now_ms: int) -> Result:
         self._targets.mark_all_stale()
         return Result()
 

@@ -256,7 +256,7 @@ class Offsets:
     def _arm(self, at_ms: int) -> None:
         self._context.deadlines.set(_EXPIRY, at_ms)
 
-    def due(self, key: Key, now_ms: int) -> Result:
+    def due(self, _key: Key, now_ms: int) -> Result:
         """Delete offsets past their retention, and empty groups without offsets.
 
         A step writes about `EXPIRY_RECORDS_MAX` tombstones at most, so that it stays short.
@@ -297,7 +297,7 @@ class Offsets:
             records += group.tombstones()
         return records
 
-    def metadata_changed(self, deleted: Sequence[tuple[str, UUID]], now_ms: int) -> Result:
+    def metadata_changed(self, deleted: Sequence[tuple[str, UUID]], _now_ms: int) -> Result:
         """Delete the offsets of deleted topics."""
         gone = dict(deleted)
         records: list[Record] = []

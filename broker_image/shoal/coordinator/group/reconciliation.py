@@ -61,9 +61,10 @@ class CurrentAssignment:
     def reconciled_to(self, epoch: int) -> bool:
         return self.state is MemberState.STABLE and self.member_epoch == epoch
 
-    def _at(
+    def advanced(
         self, epoch: int, state: MemberState, assigned: Owned, pending: Owned
     ) -> CurrentAssignment:
+        """Return the assignment that follows this one. This epoch becomes the previous one."""
         return CurrentAssignment(epoch, self.member_epoch, state, assigned, pending)
 
 
@@ -119,14 +120,14 @@ def _next(
     if revoked and _owns_any(owned, revoked):
         # The member stays in its epoch until it has revoked them.
         state = MemberState.UNREVOKED_PARTITIONS
-        return current._at(current.member_epoch, state, kept, revoked)
+        return current.advanced(current.member_epoch, state, kept, revoked)
     state = MemberState.STABLE
     for topic, partition in _missing(target, kept):
         if partition in current.pending_revocation.get(topic, ()) or free(topic, partition):
             kept.setdefault(topic, {})[partition] = target.epoch
         else:
             state = MemberState.UNRELEASED_PARTITIONS
-    found = current._at(target.epoch, state, kept, NONE)
+    found = current.advanced(target.epoch, state, kept, NONE)
     # A change of only the previous epoch is no step.
     same = replace(found, previous_member_epoch=current.previous_member_epoch) == current
     return current if same else found
@@ -145,8 +146,8 @@ def _unsubscribed(
             pending.setdefault(topic, {}).update(partitions)
     epoch = current.member_epoch
     if _owns_any(owned, pending):
-        return current._at(epoch, MemberState.UNREVOKED_PARTITIONS, kept, pending)
-    return current._at(epoch, current.state, kept, current.pending_revocation)
+        return current.advanced(epoch, MemberState.UNREVOKED_PARTITIONS, kept, pending)
+    return current.advanced(epoch, current.state, kept, current.pending_revocation)
 
 
 def _wanted(target: TargetAssignment, topic: UUID) -> frozenset[int]:

@@ -160,21 +160,13 @@ class ShareGroup(ModernGroup[Member]):
     def expires(self) -> bool:
         return False
 
-    def check_offset_commit(
-        self,
-        *,
-        member_id: str,
-        group_instance_id: str | None,
-        generation_id_or_member_epoch: int,
-        transactional: bool,
-        api_version: int,
-    ) -> CommitCheck | None:
+    def check_offset_commit(self, **_request: object) -> CommitCheck | None:
         raise self._no_consumer_group()
 
-    def offsets_committed(self, member_id: str, now_ms: int, deadlines: Deadlines) -> None:
+    def offsets_committed(self, _member_id: str, _now_ms: int, _deadlines: Deadlines) -> None:
         raise self._no_consumer_group()
 
-    def check_offset_fetch(self, member_id: str | None, member_epoch: int) -> None:
+    def check_offset_fetch(self, _member_id: str | None, _member_epoch: int) -> None:
         raise self._no_consumer_group()
 
     def check_offset_delete(self) -> None:
@@ -188,7 +180,7 @@ class ShareGroup(ModernGroup[Member]):
     def subscribes_to(self, topic: str) -> bool:
         return topic in self.readers
 
-    def offset_expiry_base_ms(self, commit_timestamp_ms: int) -> int | None:
+    def offset_expiry_base_ms(self, _commit_timestamp_ms: int) -> int | None:
         return None
 
     def _own_tombstones(self) -> Sequence[Record]:

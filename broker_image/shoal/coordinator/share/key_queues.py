@@ -226,7 +226,7 @@ class PlainKeyQueues:
         return key
 
     def choose(
-        self, ready: list[int], runs: Runs, records: int, splitting: int, chosen: list[int]
+        self, ready: list[int], runs: Runs, records: int, _splitting: int, chosen: list[int]
     ) -> None:
         """Choose among new records if no entry is outdated. It takes a third of the time of single
         steps."""
@@ -274,7 +274,7 @@ class PlainKeyQueues:
                 touched[key] = None
 
     def end_all(
-        self, changes: Sequence[StateBatch], below: int, ready: list[int], runs: Runs
+        self, _changes: Sequence[StateBatch], _below: int, _ready: list[int], _runs: Runs
     ) -> bool:
         return False
 

@@ -146,7 +146,7 @@ class Runs:
                     if at < past:
                         made.put(at, value)
                     for between in range(row + 1, ahead):
-                        made.put(firsts[between], self._row(between))
+                        made.put(firsts[between], self.row_at(between))
                 row, at = ahead, firsts[ahead]
                 past = firsts[row + 1] if row + 1 < rows else end
                 value = states[row], counts[row], locks[row], pieces[row]
@@ -173,7 +173,8 @@ class Runs:
             stretch.replace(self)
         return True
 
-    def _row(self, row: int) -> Row:
+    def row_at(self, row: int) -> Row:
+        """Return the values of row number `row`."""
         return self.states[row], self.counts[row], self.locks[row], self.pieces[row]
 
     def splice(
@@ -226,7 +227,7 @@ class _Stretch:
 
     def __init__(self, runs: Runs, begin: int) -> None:
         self._begin = self._past = begin
-        self.previous = runs._row(begin - 1) if begin else None
+        self.previous = runs.row_at(begin - 1) if begin else None
         self._firsts: list[int] = []
         self._values: list[Row] = []
 
@@ -240,10 +241,10 @@ class _Stretch:
     def end(self, runs: Runs, row: int, at: int, past: int) -> None:
         """Add the rest of the last row, or the row behind it, which may join."""
         if at < past:
-            self.put(at, runs._row(row))
+            self.put(at, runs.row_at(row))
         elif row + 1 < len(runs):
             row += 1
-            self.put(runs.firsts[row], runs._row(row))
+            self.put(runs.firsts[row], runs.row_at(row))
         self._past = row + 1
 
     def replace(self, runs: Runs) -> None:

@@ -108,7 +108,7 @@ class Controller:
         if metadata.is_active and len(metadata.newest.brokers) > 1:
             self._submit(decide)
 
-    def _changed(self, image: MetadataImage, delta: MetadataDelta) -> None:
+    def _changed(self, _image: MetadataImage, delta: MetadataDelta) -> None:
         if delta.brokers:
             self._now_and_then(internal_topics.grow)
 
@@ -188,7 +188,7 @@ class Controller:
         elif known.fenced and caught_up:
             decide = lambda image: brokers.unfence(image, id)  # noqa: E731
         else:
-            decide = lambda image: Decision()  # noqa: E731
+            decide = lambda _image: Decision()  # noqa: E731
 
         def answer(_: Any) -> dict[str, Any]:
             image = metadata.image

@@ -125,7 +125,7 @@ class Lifecycle:
         found = self._cache.image.brokers.get(self._node.id)
         return found is not None and found.incarnation_id == self._registration.incarnation_id
 
-    def _changed(self, image: MetadataImage, delta: MetadataDelta) -> None:
+    def _changed(self, _image: MetadataImage, delta: MetadataDelta) -> None:
         if self._node.id in delta.brokers:
             self.is_put_out = False
             self._moved.set()

@@ -261,7 +261,7 @@ class Metadata:
         if self.quorum.start_offset <= end:  # else the leader has sent a newer one
             await self.quorum.take_snapshot(end, batches)
 
-    def _saved(self, work: asyncio.Future[None]) -> None:
+    def _saved(self, _work: asyncio.Future[None]) -> None:
         self._saving = False
 
     def stop(self) -> None:

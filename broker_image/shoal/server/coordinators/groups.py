@@ -108,12 +108,12 @@ class GroupService(CoordinatorService[GroupShard]):
     def delete(self, group_id: str) -> asyncio.Future[Any]:
         """Delete an empty group of any type, and its state elsewhere."""
 
-        def check(shard: GroupShard, now_ms: int, token: Token) -> Result:
+        def check(shard: GroupShard, _now_ms: int, token: Token) -> Result:
             group = shard.context.groups.find(group_id)
             group.check_delete()
             return Result((), (Reply(token, {"type": group.type}),))
 
-        def delete(shard: GroupShard, now_ms: int, token: Token) -> Result:
+        def delete(shard: GroupShard, _now_ms: int, token: Token) -> Result:
             return shard.delete_group(group_id, token)
 
         async def with_state() -> Response:
@@ -139,7 +139,6 @@ class GroupService(CoordinatorService[GroupShard]):
             index,
             lambda: partition.append(marker, now_ms=now_ms, origin=Origin.COORDINATOR),
             lambda shard: shard.replay_end_transaction(producer_id, committed),
-            now_ms,
         )
         return partition
 
@@ -184,7 +183,7 @@ class GroupService(CoordinatorService[GroupShard]):
             lambda: (((), sum(s.share.rebalances for _, s in self.shards())),),
         )
 
-        for name, attribute, help in (
+        for name, attribute, description in (
             ("offset_commit", "commits", "Offsets committed."),
             ("offset_expiration", "expirations", "Offsets forgotten after their retention."),
             ("offset_deletion", "deletions", "Offsets deleted by an admin."),
@@ -192,7 +191,7 @@ class GroupService(CoordinatorService[GroupShard]):
             metrics.add(
                 f"kafka_server_group_coordinator_metrics_{name}_count_total",
                 "counter",
-                help,
+                description,
                 partial(self._count_offsets, attribute),
             )
 

@@ -276,7 +276,7 @@ class CoordinatorService(Generic[S]):
         self._turn_requests += 1
         self.runtime.submit(partition, token, decide, now_ms)
         if not self._crowded:
-            self.runtime.flush(now_ms)
+            self.runtime.flush()
         self._watch_deadline(self.runtime.deadline_of(partition))
 
     def shards(self) -> list[tuple[int, S]]:
@@ -291,9 +291,9 @@ class CoordinatorService(Generic[S]):
 
     # Partitions.
 
-    def metadata_changed(self, image: MetadataImage, delta: MetadataDelta | None) -> None:
-        """Load and drop shards, as this broker leads their partitions. `delta` is None at the
-        start."""
+    def metadata_changed(self, image: MetadataImage, _delta: MetadataDelta | None) -> None:
+        """Load and drop shards, as this broker leads their partitions. `_delta` is None at
+        the start."""
         topic = image.topics.get(self.topic.name)
         led = {}
         for index in range(len(topic.partitions) if topic is not None else 0):
@@ -487,7 +487,7 @@ class CoordinatorService(Generic[S]):
         self._turn_ends = False
         self._crowded = self._turn_requests > 1
         self._turn_requests = 0
-        self.runtime.flush(self._node.clock.now_ms())
+        self.runtime.flush()
 
     # Time.
 

@@ -178,7 +178,7 @@ class TransactionService(CoordinatorService[TransactionShard]):
         _check_id(writer.transactional_id)
         return self.submit(
             writer.transactional_id,
-            lambda shard, now_ms, token: shard.verify_partitions(writer, partitions, token),
+            lambda shard, _now_ms, token: shard.verify_partitions(writer, partitions, token),
         )
 
     def end(self, writer: Writer, *, committed: bool, version: int) -> asyncio.Future[Any]:

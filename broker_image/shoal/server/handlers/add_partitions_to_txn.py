@@ -104,7 +104,7 @@ def _rows(topics: Any, errors: Mapping[TopicPartition, ErrorCode]) -> list[Row]:
     ]
 
 
-def refuse(request: Request, error: ErrorCode, message: str | None) -> Body:
+def refuse(request: Request, error: ErrorCode, _message: str | None) -> Body:
     """The error of a whole request. Up to version 3 each partition has it."""
     if request.version >= BATCHES_SINCE:
         return {"error_code": error}

@@ -47,7 +47,7 @@ def described(broker: Broker, request: Request, kind: str) -> Answer:
 
 
 def _describe(kind: str, group_id: str) -> Any:
-    def decide(shard: GroupShard, now_ms: int, token: Token) -> Result:
+    def decide(shard: GroupShard, _now_ms: int, token: Token) -> Result:
         return getattr(shard, kind).describe(group_id, token)
 
     return decide

@@ -27,7 +27,7 @@ def handle(broker: Broker, request: Request) -> Answer:
     }
 
 
-def refuse(request: Request, code: int, message: str | None) -> dict[str, Any]:
+def refuse(_request: Request, code: int, message: str | None) -> dict[str, Any]:
     return {"error_code": code, "error_message": message, "entries": None}
 
 

@@ -39,7 +39,7 @@ def handle(broker: Broker, request: Request) -> Answer:
 
 
 def _describe(group_id: str) -> Any:
-    def decide(shard: GroupShard, now_ms: int, token: Token) -> Result:
+    def decide(shard: GroupShard, _now_ms: int, token: Token) -> Result:
         return Result((), (Reply(token, shard.describe_classic(group_id)),))
 
     return decide

@@ -78,7 +78,7 @@ async def _initialized(broker: Broker, group_id: str) -> dict[str, list[int]]:
     Raises `ApiError`.
     """
 
-    def look(shard: GroupShard, now_ms: int, token: Token) -> Result:
+    def look(shard: GroupShard, _now_ms: int, token: Token) -> Result:
         return Result((), (Reply(token, shard.share.initialized_partitions(group_id)),))
 
     found: dict[str, list[int]] = await broker.groups.submit(group_id, look)

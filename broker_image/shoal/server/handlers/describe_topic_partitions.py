@@ -91,5 +91,5 @@ def _row(image: MetadataImage, topic: TopicImage, start: int, stop: int) -> dict
     }
 
 
-def refuse(request: Request, code: int, message: str | None) -> dict[str, Any]:
+def refuse(request: Request, code: int, _message: str | None) -> dict[str, Any]:
     return {"topics": [{"error_code": code, "name": t.name} for t in request.body.topics]}

@@ -26,5 +26,5 @@ def handle(broker: Broker, request: Request) -> Answer:
     )
 
 
-def refuse(request: Request, error: ErrorCode, message: str | None) -> Body:
+def refuse(request: Request, error: ErrorCode, _message: str | None) -> Body:
     return {"error_code": old_epoch_error(error, request.version, FENCED_SINCE)}

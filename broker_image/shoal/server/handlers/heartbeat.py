@@ -29,7 +29,7 @@ def handle(broker: Broker, request: Request) -> Answer:
     )
 
 
-def refuse(request: Request, error: ErrorCode, message: str | None) -> Body:
+def refuse(_request: Request, error: ErrorCode, _message: str | None) -> Body:
     """While the group is loading, heartbeats succeed: no session can expire."""
     loading = error is ErrorCode.coordinator_load_in_progress
     return code(ErrorCode.none if loading else error)

@@ -36,6 +36,6 @@ def handle(broker: Broker, request: Request) -> Answer:
     )
 
 
-def refuse(request: Request, error: ErrorCode, message: str | None) -> Body:
+def refuse(request: Request, error: ErrorCode, _message: str | None) -> Body:
     code = old_epoch_error(error, request.version, FENCED_SINCE)
     return {"error_code": code, "producer_id": NONE, "producer_epoch": NONE}

@@ -41,5 +41,5 @@ def handle(broker: Broker, request: Request) -> Answer:
     )
 
 
-def refuse(request: Request, code: ErrorCode, message: str | None) -> Body:
+def refuse(request: Request, code: ErrorCode, _message: str | None) -> Body:
     return refused_join(request.body.member_id, code)

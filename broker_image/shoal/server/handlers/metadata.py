@@ -206,7 +206,7 @@ def brokers(image: MetadataImage, listener: str, fenced: Iterable[int]) -> list[
     return rows
 
 
-def refuse(request: Request, code: int, message: str | None) -> Row:
+def refuse(request: Request, code: int, _message: str | None) -> Row:
     """The error of the whole request. Before version 13, each topic has it."""
     topics = [
         {"error_code": code, "name": t.name or "", "topic_id": getattr(t, "topic_id", None)}

@@ -86,7 +86,7 @@ def _merged(rows: list[Row], answered: list[Mapping[str, Any]]) -> Body:
     return {"topics": rows}
 
 
-def refuse(request: Request, error: ErrorCode, message: str | None) -> Body:
+def refuse(request: Request, error: ErrorCode, _message: str | None) -> Body:
     return {
         "topics": [
             {

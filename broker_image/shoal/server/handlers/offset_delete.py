@@ -33,6 +33,6 @@ def handle(broker: Broker, request: Request) -> Answer:
     ]
     reply = broker.groups.submit(
         body.group_id,
-        lambda shard, now_ms, token: shard.offsets.delete(body.group_id, known, token),
+        lambda shard, _now_ms, token: shard.offsets.delete(body.group_id, known, token),
     )
     return mapped(reply, lambda r: {**r, "topics": [*r["topics"], *refused]})

@@ -48,7 +48,7 @@ def _ask(broker: Broker, group: Any, version: int, stable: bool) -> asyncio.Futu
     member_id = getattr(group, "member_id", None)
     member_epoch = getattr(group, "member_epoch", -1)
 
-    def decide(shard: GroupShard, now_ms: int, token: Token) -> Result:
+    def decide(shard: GroupShard, _now_ms: int, token: Token) -> Result:
         fetched = shard.offsets.fetch(
             group.group_id,
             queries,

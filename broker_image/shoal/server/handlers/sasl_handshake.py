@@ -11,5 +11,5 @@ if TYPE_CHECKING:
     from shoal.server.network.api import Answer, Request
 
 
-def handle(broker: Broker, request: Request) -> Answer:
+def handle(_broker: Broker, _request: Request) -> Answer:
     return {"error_code": ErrorCode.illegal_sasl_state, "mechanisms": []}

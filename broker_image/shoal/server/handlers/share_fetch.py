@@ -59,7 +59,7 @@ def handle(broker: Broker, request: Request) -> Answer:
     return answer
 
 
-def refuse(request: Request, code: ErrorCode, message: str | None) -> Body:
+def refuse(_request: Request, code: ErrorCode, message: str | None) -> Body:
     return write_fetch({}, error_code=code, error_message=message)
 
 

@@ -124,7 +124,7 @@ def _finish(answer: asyncio.Future[Body], body: Body) -> None:
         answer.set_result(body)
 
 
-def refuse(request: Request, error: ErrorCode, message: str | None) -> Body:
+def refuse(request: Request, error: ErrorCode, _message: str | None) -> Body:
     """The error of the whole request, for every partition."""
     if error is ErrorCode.coordinator_load_in_progress and request.version < LOADING_SINCE:
         error = ErrorCode.coordinator_not_available

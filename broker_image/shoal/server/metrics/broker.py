@@ -94,10 +94,10 @@ def register(metrics: Metrics, sources: Sources) -> None:
 
 
 def _register_replicas(metrics: Metrics, partitions: Iterable[Partition]) -> None:
-    def count(name: str, help: str, counts: Callable[[Partition], bool]) -> None:
-        metrics.gauge(_MANAGER + name, help, lambda: sum(map(counts, partitions)))
+    def count(name: str, description: str, counts: Callable[[Partition], bool]) -> None:
+        metrics.gauge(_MANAGER + name, description, lambda: sum(map(counts, partitions)))
 
-    count("PartitionCount", "Partitions with a replica on this broker.", lambda p: True)
+    count("PartitionCount", "Partitions with a replica on this broker.", lambda _p: True)
     count("LeaderCount", "Partitions that this broker leads.", lambda p: p.is_leader)
     count(
         "UnderReplicatedPartitions",
@@ -203,14 +203,14 @@ def _register_disk(metrics: Metrics, disk: Disk, log_maintenance: LogMaintenance
 
 
 def _register_sockets(metrics: Metrics, listeners: Sequence[ListenerPort]) -> None:
-    def add(name: str, kind: str, help: str, attribute: str) -> None:
+    def add(name: str, kind: str, description: str, attribute: str) -> None:
         def collect() -> Samples:
             return [
                 ((("listener", listener.name),), getattr(listener, attribute))
                 for listener in listeners
             ]
 
-        metrics.add(_SOCKETS + name, kind, help, collect)
+        metrics.add(_SOCKETS + name, kind, description, collect)
 
     add("connection_count", "gauge", "Open connections.", "count")
     add("connection_creation_total", "counter", "Connections accepted.", "opened_total")
@@ -226,14 +226,14 @@ def _register_sockets(metrics: Metrics, listeners: Sequence[ListenerPort]) -> No
 
 
 def _register_logs(metrics: Metrics, partitions: Iterable[Partition]) -> None:
-    def add(name: str, help: str, attribute: str) -> None:
+    def add(name: str, description: str, attribute: str) -> None:
         def collect() -> Samples:
             return [
                 ((("topic", p.topic), ("partition", str(p.index))), getattr(p.log, attribute))
                 for p in partitions
             ]
 
-        metrics.add(f"kafka_log_Log_{name}", "gauge", help, collect)
+        metrics.add(f"kafka_log_Log_{name}", "gauge", description, collect)
 
     add("LogStartOffset", "First offset of the log.", "log_start_offset")
     add("LogEndOffset", "Offset of the next record.", "log_end_offset")

@@ -75,9 +75,9 @@ def register(metrics: Metrics, service: CoordinatorPort) -> None:
         lambda: _phases(service),
     )
     loads = f"{prefix}partition_load_time_ms"
-    help = "Time to load a partition of the coordinator's topic."
-    metrics.add(f"{loads}_count", "counter", help, lambda: [((), service.load_times[0])])
-    metrics.add(f"{loads}_sum", "counter", help, lambda: [((), service.load_times[1])])
+    description = "Time to load a partition of the coordinator's topic."
+    metrics.add(f"{loads}_count", "counter", description, lambda: [((), service.load_times[0])])
+    metrics.add(f"{loads}_sum", "counter", description, lambda: [((), service.load_times[1])])
     metrics.gauge(
         f"{prefix}event_queue_size",
         "Requests that wait until the coordinator's topic is created.",

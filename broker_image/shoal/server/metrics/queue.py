@@ -146,8 +146,8 @@ def _register_partitions(metrics: Metrics, service: ShareServicePort) -> None:
             _archiving,
         ),
     )
-    for name, kind, help, value in (*families, *_OF_DEAD_LETTERS):
-        metrics.add(f"shoal_share_partition_{name}", kind, help, of_leaders(service, value))
+    for name, kind, description, value in (*families, *_OF_DEAD_LETTERS):
+        metrics.add(f"shoal_share_partition_{name}", kind, description, of_leaders(service, value))
 
 
 def _register_due(metrics: Metrics, service: ShareServicePort) -> None:

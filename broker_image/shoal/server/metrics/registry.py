@@ -32,7 +32,7 @@ class Family(NamedTuple):
 
     name: str
     kind: str
-    help: str
+    description: str
     collect: Callable[[], Samples]
 
 
@@ -74,14 +74,14 @@ class Metrics:
         self._families: dict[str, Family] = {}
         self._add_own()
 
-    def add(self, name: str, kind: str, help: str, collect: Callable[[], Samples]) -> None:
+    def add(self, name: str, kind: str, description: str, collect: Callable[[], Samples]) -> None:
         """Register a family. `collect` returns (labels, value) pairs for each exposition."""
         assert name not in self._families, name
-        self._families[name] = Family(name, kind, help, collect)
+        self._families[name] = Family(name, kind, description, collect)
 
-    def gauge(self, name: str, help: str, value: Callable[[], float]) -> None:
+    def gauge(self, name: str, description: str, value: Callable[[], float]) -> None:
         """Register a gauge without labels."""
-        self.add(name, "gauge", help, lambda: (((), value()),))
+        self.add(name, "gauge", description, lambda: (((), value()),))
 
     def topic(self, name: str) -> TopicMeter:
         """Return the meter of a topic."""
@@ -111,7 +111,7 @@ class Metrics:
         """Return all metrics in Prometheus' text format 0.0.4."""
         lines: list[str] = []
         for family in self._families.values():
-            lines.append(f"# HELP {family.name} {family.help}")
+            lines.append(f"# HELP {family.name} {family.description}")
             lines.append(f"# TYPE {family.name} {family.kind}")
             lines += (_sample(family.name, labels, v) for labels, v in family.collect())
         self._request_times(lines)
@@ -135,11 +135,11 @@ class Metrics:
                 "Partitions in fetch requests that failed.",
             ),
         )
-        for name, attribute, help in meters:
+        for name, attribute, description in meters:
             self.add(
                 f"kafka_server_BrokerTopicMetrics_{name}_total",
                 "counter",
-                help,
+                description,
                 partial(self._of_topics, attribute),
             )
         self.add(

@@ -41,9 +41,12 @@ def register(metrics: Metrics, service: ShareServicePort) -> None:
             "Partitions in share acknowledgements that failed.",
         ),
     )
-    for name, attribute, help in topics:
+    for name, attribute, description in topics:
         metrics.add(
-            f"{_TOPICS}{name}_total", "counter", help, partial(_of_topics, service, attribute)
+            f"{_TOPICS}{name}_total",
+            "counter",
+            description,
+            partial(_of_topics, service, attribute),
         )
     metrics.add(
         f"{_GROUP}RecordAcknowledgementsPerSec_total",
@@ -67,9 +70,9 @@ def register(metrics: Metrics, service: ShareServicePort) -> None:
             "Percentage of the requested partitions that were acquired.",
         ),
     )
-    for name, mean, help in means:
-        metrics.add(f"{_GROUP}{name}_count", "counter", help, partial(mean.samples, 0))
-        metrics.add(f"{_GROUP}{name}_sum", "counter", help, partial(mean.samples, 1))
+    for name, mean, description in means:
+        metrics.add(f"{_GROUP}{name}_count", "counter", description, partial(mean.samples, 0))
+        metrics.add(f"{_GROUP}{name}_sum", "counter", description, partial(mean.samples, 1))
     _register_partitions(metrics, service)
     _register_delayed(metrics, service)
     queue_metrics.register(metrics, service)
@@ -163,8 +166,8 @@ def _register_partitions(metrics: Metrics, service: ShareServicePort) -> None:
             lambda x: x.fetches.ratio_sum,
         ),
     )
-    for name, kind, help, value in families:
-        metrics.add(f"{_PARTITION}{name}", kind, help, of_leaders(service, value))
+    for name, kind, description, value in families:
+        metrics.add(f"{_PARTITION}{name}", kind, description, of_leaders(service, value))
 
 
 def _all(mean: Mean, at: int) -> Samples:

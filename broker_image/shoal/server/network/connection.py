@@ -143,7 +143,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.peer is None:
             self._transport.abort()
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, _exc: Exception | None) -> None:
         self._reset_bytes_buffered()
         self._request_limits.connection_closed(self)
         if self._muted is not None:
@@ -161,7 +161,7 @@ class Connection(asyncio.BufferedProtocol):
 
     # Receiving.
 
-    def get_buffer(self, sizehint: int) -> memoryview:
+    def get_buffer(self, _sizehint: int) -> memoryview:
         if self._frame is not None:
             return self._frame_view[self._filled :]
         if not self._backlog:

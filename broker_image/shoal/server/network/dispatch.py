@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from shoal.server.network.purgatory import Purgatory
     from shoal.server.quota.client_quotas import ClientQuotas
 
+#: Bytes of the smallest request header.
+HEADER_SIZE_MIN = 10
+
 
 class ControllerPort(Protocol):
     """The active controller, to which some requests are forwarded."""
@@ -130,20 +133,20 @@ class Dispatcher:
         Raises `WireError` to close the connection.
         """
         received_ns = self._monotonic_ns()
-        if len(frame) < 10:
-            raise WireError(f"a request of {len(frame)} bytes has no header")
-        row = self._served[peer.listener].get(frame[0] << 8 | frame[1])
+        served = self._served[peer.listener]
+        row = served.get(frame[0] << 8 | frame[1]) if len(frame) >= HEADER_SIZE_MIN else None
         if row is None:
-            raise WireError(f"API key {frame[0] << 8 | frame[1]} is not served on {peer.listener}")
+            raise _unserved(frame, peer)
         header = frames.read_request_header(frame, row.versions)
         version = header.api_version
         if version not in row.versions:
             return _unsupported_version(row, header)
         view = memoryview(frame)
-        if row.read is not None:
-            body = row.read(version, view, header.body_at)
-        else:
-            body = codec.read_request(header.api_key, version, view.toreadonly(), header.body_at)
+        body = (
+            row.read(version, view, header.body_at)
+            if row.read is not None
+            else codec.read_request(header.api_key, version, view.toreadonly(), header.body_at)
+        )
         request = Request(header, body, peer, received_ns, len(frame))
         try:
             if row.feature and not self._cache.image.features.get(row.feature):
@@ -151,10 +154,11 @@ class Dispatcher:
                     ErrorCode.unsupported_version,
                     f"The feature {row.feature} is off: its level is 0.",
                 )
-            if row.by_controller and not self._controller.is_local:
-                answer: Any = self._controller.forward(frame, request)
-            else:
-                answer = row.handle(self._context, request)
+            answer: Any = (
+                self._controller.forward(frame, request)
+                if row.by_controller and not self._controller.is_local
+                else row.handle(self._context, request)
+            )
         except WireError:
             raise
         except Exception as error:
@@ -233,6 +237,12 @@ class Dispatcher:
 
     def _error_response(self, request: Request, error: BaseException) -> Buffers:
         return self._encode_response(request, self._errors.body(request, error))
+
+
+def _unserved(frame: bytearray, peer: Peer) -> WireError:
+    if len(frame) < HEADER_SIZE_MIN:
+        return WireError(f"a request of {len(frame)} bytes has no header")
+    return WireError(f"API key {frame[0] << 8 | frame[1]} is not served on {peer.listener}")
 
 
 def _unsupported_version(row: Api, header: frames.RequestHeader) -> Buffers:

@@ -93,7 +93,7 @@ class _Http(asyncio.Protocol):
             self._transport.abort()
         self._timeout = self._listener.loop.call_later(TIMEOUT_S, self._transport.abort)
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, _exc: Exception | None) -> None:
         self._listener.connections -= 1
         if self._timeout is not None:
             self._timeout.cancel()

@@ -94,10 +94,14 @@ class Listener:
         """Start to accept connections."""
         assert self._socket is not None
         self._server = await self.loop.create_server(
-            lambda: Connection(self, self._dispatch), sock=self._socket, backlog=self._backlog
+            self.connection, sock=self._socket, backlog=self._backlog
         )
         if self._idle_max_ms >= 0:
             self._node.timers.every(IDLE_SWEEP_MS, self._close_idle)
+
+    def connection(self) -> Connection:
+        """Return the protocol of a new connection, without a transport."""
+        return Connection(self, self._dispatch)
 
     def register(self, connection: Connection, transport: asyncio.Transport) -> Peer | None:
         """Register a new connection. Return its client, or None to refuse the connection."""

@@ -131,7 +131,7 @@ class ClientQuotas:
         self._update()
         self._cache.subscribe(self._image_changed)
 
-    def _image_changed(self, image: MetadataImage, delta: MetadataDelta) -> None:
+    def _image_changed(self, _image: MetadataImage, delta: MetadataDelta) -> None:
         if delta.client_quotas:
             self._update()
 

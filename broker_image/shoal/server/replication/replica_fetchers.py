@@ -109,7 +109,7 @@ class ReplicaFetcherManager:
         """Follow num.replica.fetchers in the metadata."""
         self.cache.subscribe(self._metadata_changed)
 
-    def _metadata_changed(self, image: MetadataImage, delta: MetadataDelta) -> None:
+    def _metadata_changed(self, _image: MetadataImage, delta: MetadataDelta) -> None:
         if delta.broker_config_changed:
             self.resize()
 
@@ -195,7 +195,7 @@ class _FetcherTask:
             try:
                 response = await self._fetch(request)
             except ClientError:
-                self.fetcher.fail_fetch(self._node.clock.now_ms())
+                self.fetcher.fail_fetch()
                 self._drop_link()
                 await asyncio.sleep(pause_ms / 1000)
                 pause_ms = min(2 * pause_ms, _RECONNECT_MAX_MS)
@@ -203,7 +203,7 @@ class _FetcherTask:
             except Exception:
                 # A bug or an invalid response. Log it and go on replicating.
                 self._node.log.exception("a replica's fetch failed", leader=self._leader_id)
-                self.fetcher.fail_fetch(self._node.clock.now_ms())
+                self.fetcher.fail_fetch()
                 self._drop_link()
                 await asyncio.sleep(_RECONNECT_MAX_MS / 1000)
                 continue

@@ -74,7 +74,7 @@ class AcknowledgedPartitions(Protocol):
     def find(self, group_id: str, topic_id: UUID, index: int) -> AcknowledgedPartition | None:
         """A share partition that is loaded or loading."""
 
-    def unknown(self, topic_id: UUID, index: int) -> Failure:
+    def unknown(self, topic_id: UUID) -> Failure:
         """Why records of a share partition that is not served cannot be acknowledged."""
 
 
@@ -149,7 +149,7 @@ class Acks:
         leader = service.find(asked.group_id, topic_id, index)
         failure = misuse(batches, version=asked.version, is_renew=asked.is_renew)
         if failure is None and (leader is None or leader.phase is not Phase.ACTIVE):
-            failure = service.unknown(topic_id, index)
+            failure = service.unknown(topic_id)
         if failure is None and leader is not None:
             self._left += 1
             failure = leader.acknowledge(asked.member_id, batches, self._waiter(key, batches))

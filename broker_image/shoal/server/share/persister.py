@@ -61,7 +61,7 @@ class States(Protocol):
     def write(self, index: int, write: StateWrite, now_ms: int) -> None:
         """Decide on a write to a state partition."""
 
-    def end_writes(self, now_ms: int) -> None:
+    def end_writes(self) -> None:
         """Append what was decided since `begin_writes`."""
 
 
@@ -115,7 +115,7 @@ class Persister:
             if queue:
                 loop.call_soon(self._flush)
             # In the same turn, since every turn polls the sockets.
-            states.end_writes(now_ms)
+            states.end_writes()
 
     def _send(self, write: StateWrite, now_ms: int) -> None:
         if write.is_closed:

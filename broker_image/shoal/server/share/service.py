@@ -305,7 +305,7 @@ class ShareService:
         topic = self._cache.image.topics_by_id.get(topic_id)
         return None if topic is None else self.meter(topic.name)
 
-    def unknown(self, topic_id: UUID, index: int) -> Failure:
+    def unknown(self, topic_id: UUID) -> Failure:
         """Return why records of a share partition that is not served cannot be acknowledged."""
         if topic_id not in self._cache.image.topics_by_id:
             return Failure(ErrorCode.unknown_topic_id)

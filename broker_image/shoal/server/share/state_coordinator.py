@@ -167,10 +167,10 @@ class StateCoordinator(CoordinatorService[ShareStateShard]):
         self.runtime.submit(index, write, ShareStateShard.decide_update, now_ms)
         self._written[index] = None
 
-    def end_writes(self, now_ms: int) -> None:
+    def end_writes(self) -> None:
         """Append what was decided since `begin_writes`."""
         self._writing = False
-        self.runtime.flush(now_ms)
+        self.runtime.flush()
         for index in self._written:
             self._watch_deadline(self.runtime.deadline_of(index))
         self._written.clear()
