@@ -1,10 +1,10 @@
-"""Which test observes the effect of each config that `docs/configs.md` calls applied.
+"""The test that observes the effect of each config that `docs/configs.md` calls applied.
 
-`tests/unit/test_config_effects.py` holds the tables and this registry to each other. A row of
-`PROOFS` is a config and the test that sets it and observes what it does, and perhaps the word by
-which the test names the config, where that is neither its name nor its name with `_` for `.`.
-Broker configs in `INHERITED` and `BOUNDS` need no row: `test_config_defaults` observes that topics
-and groups get their values, and the topic's or group's own config has a proof.
+`tests/unit/test_config_effects.py` compares the tables with this registry. A row of `PROOFS` is a
+config and the test that sets it and observes its effect. A third field is the word by which the
+test names the config, if that is neither its name nor its name with `_` for `.`. Broker configs in
+`INHERITED` and `BOUNDS` need no row: `test_config_defaults` checks that topics and groups get their
+values, and the config of the topic or group has its own proof.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ TABLES: dict[str, Mapping[str, ConfigKey]] = {
 
 
 def _inherited() -> dict[str, tuple[str, str, int]]:
-    """Broker configs that are a default: the kind of the heir, its name there, and the factor."""
+    """Return the broker configs that are defaults: kind and name of the config that inherits the
+    value, and the factor."""
     return {
         synonym.name: (kind, key.name, synonym.factor)
         for kind, table in (("topic", TOPIC), ("group", GROUP))
@@ -38,7 +39,8 @@ def _inherited() -> dict[str, tuple[str, str, int]]:
 
 
 def _bounds() -> dict[str, tuple[str, bool]]:
-    """Broker configs that bound a group's value: the group config, and whether from below."""
+    """Return the broker configs that bound a group config: its name, and whether it is a lower
+    bound."""
     return {
         name: (key.name, at == 0)
         for key in GROUP.values()
@@ -52,7 +54,7 @@ BOUNDS = _bounds()
 
 
 def another(key: ConfigKey) -> Any:
-    """A value that the config takes and that is not its default."""
+    """Return a valid value of the config other than its default."""
     if key.type is Type.BOOLEAN:
         return not key.default
     if isinstance(key.check, OneOf):
@@ -82,8 +84,8 @@ class Proof(NamedTuple):
 
 
 def _proofs(text: str) -> dict[str, list[Proof]]:
-    """Rows `test config…`, under a line with their file's path; a row may go on in the next line.
-    A config may have `=word`."""
+    """Parse rows `test config…` below a line with the path of their file. A row may continue on the
+    next line. A config may have `=word`."""
     found: dict[str, list[Proof]] = {}
     path = test = ""
     for line in filter(None, map(str.strip, text.splitlines())):

@@ -1,8 +1,7 @@
 """Whole clusters of real brokers on simulated machines: start, stop, crash, restart.
 
-A broker is `server.process` as it stands, from its configs to its signal handler, under a
-supervisor that starts it again as Kubernetes would: when it ends by itself, and when it says that
-it is unhealthy.
+A broker is `server.process` unchanged, from its configs to its signal handler. Like Kubernetes, a
+supervisor restarts it when it ends unasked and when it reports that it is unhealthy.
 """
 
 from __future__ import annotations

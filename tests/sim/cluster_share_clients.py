@@ -1,5 +1,5 @@
-"""Members of share groups in a simulated cluster: they acquire, and settle in all the ways there
-are; and who asks for a group's lag all along."""
+"""Members of share groups in a simulated cluster, which acquire and settle records in all ways, and
+a client that reads a group's lag periodically."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sim.cluster_shares import Delivery, Record, ShareHistory, Where
 if TYPE_CHECKING:
     from shoal.client.client import Client
 
-#: A refusal by one of these tells that the acknowledgement was not taken; of others nobody knows.
+#: After these errors the acknowledgement was certainly not applied; after others it may have been.
 _NOT_TAKEN = (
     ErrorCode.invalid_record_state,
     ErrorCode.share_session_not_found,
@@ -31,8 +31,8 @@ _NOT_TAKEN = (
 
 
 class Ways(NamedTuple):
-    """How the members of a group work: what part of the records each is left alone, released,
-    rejected; how many are asked for at a time; how long a fetch waits."""
+    """How the members of a group work: the fractions of records that are ignored, released and
+    rejected; the records requested at a time; the maximum wait of a fetch."""
 
     left: float = 0.04
     released: float = 0.12
@@ -49,7 +49,7 @@ class _Choice:
         self.delivery = delivery
         topic, partition, offset = record
         self.acknowledgement = Acknowledgement(topic, partition, offset, offset, kind)
-        #: Of an accept or a reject; None for a release.
+        #: The kind of an accept or a reject; None for a release.
         self.accepted = None if kind is AcknowledgeType.RELEASE else kind is AcknowledgeType.ACCEPT
         self.sent = 0.0
 
@@ -98,7 +98,7 @@ class Worker:
     def _choices(
         self, found: Acquisition, member: str, began: float, leaders: dict[Where, object]
     ) -> tuple[list[Delivery], list[_Choice]]:
-        """Note what was acquired, and choose what to do with each record; some are left alone."""
+        """Record what was acquired, and choose what to do with each record; some are ignored."""
         rng, ways, now = self.rng, self.ways, self.load.now
         got: list[Delivery] = []
         chosen: list[_Choice] = []
@@ -136,7 +136,7 @@ class Worker:
         return [choice.acknowledgement for choice in due]
 
     def _told(self, due: list[_Choice], refusals: tuple[Refusal, ...]) -> None:
-        """Acknowledgements were answered."""
+        """Record the response to acknowledgements."""
         history, answered = self.history, self.load.now
         refused = {refusal.acknowledgement: refusal.error for refusal in refusals}
         for choice in due:
@@ -152,12 +152,12 @@ class Worker:
 
 
 async def work_in_share_group(load: Workload, client: Client, name: str) -> None:
-    """A member of the share group on the topic that everybody reads."""
+    """Run a member of the share group on the main topic."""
     await Worker(load, load.share, load.topics[0], load.random).work(client)
 
 
 async def watch_lags(load: Workload, client: Client, name: str) -> None:
-    """Ask for the share group's lag all along, as a scaler does."""
+    """Read the share group's lag periodically, as a scaler does."""
     rng = random.Random(f"{load.kernel.seed} {name} {load.now}")
     history, checker = load.share, load.shares
     while True:

@@ -140,7 +140,7 @@ class _Fetch:
             wanted = min(cursor.max_bytes, self._min_bytes)
             return len(partition.log.slice(cursor.fetch_offset, wanted, max_offset=limit).data)
         except (OSError, LogOffline, CorruptBatch):
-            return self._min_bytes  # the answer tells of it
+            return self._min_bytes  # the response reports the error
 
     def attempt(self) -> Body | None:
         """The response once enough is committed, or a partition cannot be read any more."""
