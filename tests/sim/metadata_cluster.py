@@ -1,8 +1,8 @@
 """The controller on the quorum: decide, records, replay, in simulation.
 
-Each node's state machine is the metadata image. The one that leads is the active controller: it
-decides on the image that all of its log makes, committed or not, and an answer counts when its
-records are committed in the same epoch. A new leader begins with what its log holds.
+Each node's state machine is the metadata image. The leader is the active controller. It decides on
+the image of its whole log, committed or not. A response counts once its records are committed in
+the same epoch. A new leader begins with the content of its log.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class MetadataNode(Node):
         self.image, _ = apply(self.image, map(decode, values), offset=offset, epoch=epoch)
 
     def head(self) -> MetadataImage:
-        """The image to decide on, as a leader."""
+        """Return the image that a leader decides on."""
         raft = self.live()
         if self._head is None or self._head_epoch != raft.epoch:
             head = self.image
@@ -60,7 +60,7 @@ class MetadataNode(Node):
         return self._head
 
     def submit(self, decide: Callable[[MetadataImage], Decision]) -> tuple[int, Any]:
-        """Decide and propose; the offset to wait for, and the answer."""
+        """Decide and propose; return the offset to wait for, and the response."""
         decision = decide(self.head())
         offset = self.live().high_watermark - 1
         if decision.records:
@@ -79,7 +79,7 @@ class MetadataNode(Node):
 
 
 class Asked(NamedTuple):
-    """An answer that waits for its commit."""
+    """A response that waits for its commit."""
 
     incarnation: int
     epoch: int
@@ -88,7 +88,7 @@ class Asked(NamedTuple):
 
 
 class MetadataCluster(Cluster):
-    """Clients create topics and take producer id blocks; what they were told is kept."""
+    """Clients create topics and take producer id blocks; the cluster records their responses."""
 
     node_type = MetadataNode
 
@@ -159,7 +159,7 @@ class MetadataCluster(Cluster):
                 raise Violation("topic_names", f"{name} was created twice")
 
     def check_images(self) -> None:
-        """All nodes have one image, and it has all that clients were told."""
+        """Check that all nodes have one image, and that it contains every acknowledged change."""
         nodes = [n for n in self.nodes.values() if isinstance(n, MetadataNode)]
         first = nodes[0].image
         for node in nodes[1:]:

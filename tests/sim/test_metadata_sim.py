@@ -1,4 +1,4 @@
-"""Topics and producer ids decided by whoever leads the quorum, under the quorum's faults."""
+"""Topics and producer ids that the quorum's leader decides, under the quorum's faults."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_all_nodes_come_to_the_image_that_clients_were_told() -> None:
 def test_a_leader_that_decides_on_the_committed_image_alone_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two decisions in a row would not see one another."""
+    """Two consecutive decisions would not take each other into account."""
 
     def head(node: MetadataNode) -> MetadataImage:
         node._head = node.image

@@ -1,7 +1,7 @@
-"""What the simulation finds: a replica with one rule broken does not get through its seeds.
+"""The simulation finds each broken rule: a mutant fails in its seeds.
 
-Each case begins with a seed that is known to catch its mutant, and tries others if a change of the
-code has moved the runs. The last three were bugs once.
+Each case begins with a seed that is known to catch its mutant, and tries others if a code change
+has changed the runs. The last three were real bugs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sim.quorum_cluster import simulate
 from sim.quorum_mutants import MUTANTS, knows_voters_by_their_id
 from sim.seeds import find
 
-#: Seeds to try before a mutant counts as one that gets away.
+#: Seeds to try before a mutant counts as not found.
 TRIES = 1000
 
 
