@@ -1,4 +1,4 @@
-"""Tables of figures are those of the runs that docs/benchmarks has, failed loads included."""
+"""Tables of figures match the runs in docs/benchmarks, failed loads included."""
 
 from __future__ import annotations
 

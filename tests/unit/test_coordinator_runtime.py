@@ -1,4 +1,4 @@
-"""The runtime, with a shard that counts: what leaves when, and what a failed write undoes."""
+"""The runtime with a shard that counts: the order of replies, and the effect of a failed write."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoal.protocol.errors import ApiError, ErrorCode
 
 
 class Counter:
-    """Counts its records; `due` are times at which it adds one by itself."""
+    """Counts its records; `due` are times at which it adds one."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -33,7 +33,7 @@ def test_kafkas_records_are_read_and_written_alike(line: str) -> None:
     version = None if stored.value is None else int.from_bytes(stored.value[:2], "big")
     again = record(kind, found.key, found.value, version)
     if kind is RecordType.CONSUMER_GROUP_MEMBER_METADATA and stored.value is not None:
-        # Kafka spells the absent classic metadata out, as a tagged null.
+        # Kafka writes absent classic metadata as a tagged null.
         assert stored.value.endswith(b"\x01\x00\x01\x00")
         assert again == Record(stored.key, stored.value[:-4] + b"\x00")
         assert decode(again) == found

@@ -16,7 +16,7 @@ TABLES = (BROKER, TOPIC, GROUP)
 
 
 def image(static: dict[str, str] | None = None, **texts: dict[str, str]) -> MetadataImage:
-    """An image whose configs are given by resource: `broker`, `cluster`, `topic` t, `group` g."""
+    """Return an image with configs by resource: `broker`, `cluster`, `topic` t, `group` g."""
     resources = {
         "broker": (ResourceType.BROKER, "1"),
         "cluster": (ResourceType.BROKER, ""),
@@ -165,7 +165,7 @@ def test_the_strongest_layer_wins() -> None:
 
 
 def test_group_values_are_held_between_the_brokers_bounds() -> None:
-    """KIP-1240: a value set under wider bounds is capped where it is used."""
+    """KIP-1240: a value set under wider bounds is limited where it is used."""
     own = {"share.record.lock.duration.ms": "55000"}
     assert image(group=own).group_config("g")["share.record.lock.duration.ms"] == 55_000
     narrow = image({"group.share.max.record.lock.duration.ms": "40000"}, group=own)

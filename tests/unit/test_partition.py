@@ -1,4 +1,4 @@
-"""What is committed when, on the leader of a partition."""
+"""When records are committed, on the leader of a partition."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def partition(storage: MemoryStorage, *, leader_epoch: int = 3) -> Partition:
 
 
 def append(to: Partition, *values: bytes) -> int:
-    """The offset behind the records."""
+    """Append records; return the offset after them."""
     batch = build_batch([(1, None, value, ()) for value in values])
     return to.append(batch, now_ms=1).last_offset + 1
 
@@ -54,7 +54,8 @@ def test_the_high_watermark_follows_the_log_end() -> None:
 
 
 def test_a_callback_that_removes_itself_hides_no_other() -> None:
-    """Several share groups read a partition, and each forgets its window when the lead is lost."""
+    """Several share groups read a partition, and each drops its window when the leadership is
+    lost."""
     leader = partition(MemoryStorage())
     calls: list[str] = []
 
@@ -149,7 +150,7 @@ def test_records_are_deleted_up_to_the_high_watermark() -> None:
 
 
 class Registered(NamedTuple):
-    """A partition as the controller has it."""
+    """A partition in the controller's state."""
 
     leader: int = 1
     leader_epoch: int = 3
@@ -159,8 +160,8 @@ class Registered(NamedTuple):
 
 
 def test_a_new_leader_syncs_what_a_restart_left_unsynced() -> None:
-    """Under group commit its high watermark waits for the disk, and no append may come that
-    requests the sync: what was committed could be read by nobody."""
+    """Under group commit its high watermark waits for the disk. Without an append that requests the
+    sync, committed records could not be read."""
     storage = MemoryStorage()
     append(partition(storage), b"a", b"b")
     back = Partition(
@@ -188,7 +189,7 @@ def test_a_new_leader_syncs_what_a_restart_left_unsynced() -> None:
 
 
 class Led:
-    """Broker 1 of three; time is a number, and what it asks of the controller a list."""
+    """Broker 1 of three, with a clock and a list of its requests to the controller."""
 
     def __init__(self, *, isr: tuple[int, ...] = (1, 2, 3), min_isr: int = 2) -> None:
         self.asked: list[AlterPartition] = []
@@ -360,7 +361,7 @@ def test_a_follower_of_another_epoch_is_refused() -> None:
 
 
 def follower(led: Led, *values: bytes) -> Partition:
-    """Broker 2, which has led in epoch 1 and written those values."""
+    """Return broker 2, which has led in epoch 1 and written these values."""
     found = Partition(
         "t",
         UUID(int=1),
@@ -407,7 +408,7 @@ def test_a_divergent_tail_is_cut_and_durable_before_the_next_fetch() -> None:
 
 
 def test_an_epoch_without_a_record_does_not_keep_a_follower_out_of_step() -> None:
-    """A short leadership noted the epoch, which the current leader does not know."""
+    """A short leadership recorded the epoch, which the current leader does not have."""
     led = Led()
     other = follower(led)
     assert other.log.latest_epoch == 1
@@ -447,7 +448,7 @@ def test_an_answer_to_what_was_asked_in_an_earlier_epoch_is_passed_over() -> Non
 
 
 def test_who_stays_at_the_end_is_noted_like_any_other_fetch() -> None:
-    """The short way that leaders take for partitions where nothing happens."""
+    """The fast path of leaders for idle partitions."""
     looked_at, noted = Led(), Led()
     for led in (looked_at, noted):
         append(led.partition, b"a", b"b")

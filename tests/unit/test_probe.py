@@ -1,4 +1,4 @@
-"""Whether a broker's process is gone, by its port."""
+"""Whether a broker's process has ended, judged by its port."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shoal.server.cluster.controller import is_gone
 
 
 def test_a_process_that_ends_while_it_is_looked_at_is_gone() -> None:
-    """The kernel closes one socket after the other: the port may still take a connection."""
+    """The kernel closes one socket after the other, so the port may still accept a connection."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""The address that a node advertises is tried at its start."""
+"""A node checks its advertised address when it starts."""
 
 import asyncio
 import errno
@@ -9,7 +9,7 @@ from shoal.server.cluster import lifecycle
 
 
 async def hear(host: str) -> list[str]:
-    """Reach a listener under a name that leads to it from the third try on; what was asked."""
+    """Reach a listener by a name that resolves to it from the third try on; return the lookups."""
     asked = []
     loop = asyncio.get_running_loop()
     resolve = loop.getaddrinfo

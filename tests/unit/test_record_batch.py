@@ -1,4 +1,4 @@
-"""The 61-byte header of a batch: what is read, set in place, and refused."""
+"""The 61-byte header of a batch: fields that are read, changed in place, and refused."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_the_layout_is_that_of_kafka() -> None:
 
 
 def test_sequences_wrap_behind_the_largest() -> None:
-    """KIP-98 leaves it open; Kafka's DefaultRecordBatch goes on with 0."""
+    """KIP-98 leaves it open; Kafka's DefaultRecordBatch continues with 0."""
     assert advance_sequence(SEQUENCE_MAX, 1) == 0
     assert advance_sequence(SEQUENCE_MAX - 1, 3) == 1
     batch = build_batch(ROWS, producer_id=1, producer_epoch=0, base_sequence=SEQUENCE_MAX)

@@ -1,4 +1,4 @@
-"""Dead letters as a reader finds them, what redriving makes of them, and what it remembers."""
+"""Dead letters as a reader finds them, their redriving, and its recorded progress."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_what_is_no_set_of_offsets_is_refused(text: str) -> None:
 
 
 def written(cause: Cause = Cause.REJECTED, *, copied: bool = True) -> DeadLetter:
-    """A letter as the broker writes it, at offset 3 of the dead-letter topic."""
+    """Return a dead letter as the broker writes it, at offset 3 of the dead-letter topic."""
     dead_letter = DeadLetterRange(7, 7, 2, cause, "m-1", "worker")
     record = Record(7, 99, b"k", b"v", (("h", b"1"), ("__dlq.redrive.count", b"1")))
     (made,) = dead_letter_records(

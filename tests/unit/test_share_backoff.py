@@ -1,4 +1,4 @@
-"""Retry back-off: how long a record waits, that it keeps its place, and that a restart keeps it."""
+"""Retry back-off: its length, that the record keeps its place, and that a restart keeps it."""
 
 from __future__ import annotations
 
@@ -184,5 +184,5 @@ def test_waits_are_a_tag_of_an_update() -> None:
     told = plain._replace(delays=((5, 6, 1, 77),))
     assert records.read_update(records.update_value(told)) == told
     assert records.read_update(records.update_value(plain)) == plain
-    # Tag 1000, 28 bytes: one range, compactly counted; no tags of its own.
+    # Tag 1000, 28 bytes: one range, compactly encoded, without tags.
     assert bytes.fromhex("e8071c02") in records.update_value(told)

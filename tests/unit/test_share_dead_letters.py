@@ -1,4 +1,4 @@
-"""Dead letters: which records get one, what it holds, and that its record waits for it."""
+"""Dead letters: which records get one, its content, and that its record waits for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of what it asks for a fetch gets where keys collide, and how keys are read for it."""
+"""How many of the requested records a fetch gets when keys collide, and how keys are read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shoal.record.records import build_batch
 from shoal.server.share import selection_fetch as share_selection
 
 SETTINGS = ShareSettings(selection=SelectionPolicy(key_order=True), max_record_locks=4000)
-#: The minimum with compiled loops is more than 2,000 keys have free.
+#: The minimum with compiled loops exceeds the records that 2,000 keys have free.
 LEAST = 100
 
 
@@ -63,7 +63,7 @@ class Queue:
 
 
 def work(queue: Queue, fetches: int, records: int) -> int:
-    """Four members take and accept in turn; the size of the last fetch."""
+    """Four members acquire and accept in turn; return the size of the last fetch."""
     held = [queue.fetch(records) for _ in range(3)]
     for _ in range(fetches):
         held.append(queue.fetch(records))
@@ -74,7 +74,7 @@ def work(queue: Queue, fetches: int, records: int) -> int:
 
 
 def spread(count: int, keys: int) -> list[bytes | None]:
-    """Keys in an order that looks like chance."""
+    """Return keys in an order that looks random."""
     return [b"k%d" % (n * n * 7919 % 104_729 % keys) for n in range(count)]
 
 

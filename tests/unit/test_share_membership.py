@@ -1,4 +1,4 @@
-"""Share-group membership, one promise at a time (KIP-932, and the two that are Shoal's own)."""
+"""Share-group membership, one rule for each test (KIP-932, and two rules of Shoal's own)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def image(partitions: int = 2, **group_configs: str) -> MetadataImage:
 
 
 class Share:
-    """A group, its members' heartbeats, and the share coordinator's answers."""
+    """A group, its members' heartbeats, and the share coordinator's responses."""
 
     def __init__(self, metadata: MetadataImage | None = None, **settings: Any) -> None:
         metadata = metadata or image()
@@ -47,7 +47,7 @@ class Share:
         self.count = 0
 
     def heartbeat(self, member: str, epoch: int = 0, connection: str = "") -> Any:
-        """The answer, None while it is held, or the code that it was refused with."""
+        """Return the response, None while it is parked, or the error code of a refusal."""
         self.count += 1
         token = f"{member}-{self.count}"
         topics = frozenset(["jobs"]) if epoch == 0 else None
@@ -70,14 +70,14 @@ class Share:
         self.sim.advance(0)
 
     def initialize(self) -> None:
-        """Answer what was asked of the share coordinator."""
+        """Answer the requests to the share coordinator."""
         asked = [e for e in self.sim.performed if isinstance(e, InitializeShareState)]
         self.sim.performed.clear()
         for effect in asked:
             self.tell(lambda s, now, e=effect: s.initialized(e.group_id, e.partitions, now))
 
     def join(self, member: str) -> Any:
-        """Join a group, perhaps one that has to be initialized."""
+        """Join a group, which may need initialization."""
         answer = self.heartbeat(member)
         token = f"{member}-{self.count}"
         self.initialize()
@@ -139,7 +139,7 @@ def test_a_heartbeat_that_is_held_is_answered_when_its_member_sends_another():
 
 
 def test_a_member_that_joins_within_the_assignment_interval_has_work_at_once():
-    """KIP-1263 spaces full assignments; what is there is shared out, and moved later."""
+    """KIP-1263 spaces full assignments; available partitions are shared now, and moved later."""
     share = Share()
     share.join("a")
     assert partitions(share.join("b")) == {0}
@@ -177,7 +177,7 @@ def test_a_member_that_is_heard_of_over_another_connection_stays():
     epoch = share.join("a")["member_epoch"]
     share.lose("a")
     share.heartbeat("a", epoch, connection="another")
-    share.lose("a")  # The old connection again: it tells nothing any more.
+    share.lose("a")  # The old connection again: it no longer counts.
     share.sim.advance(10_000)
     assert sorted(share.group.members) == ["a"]
 
@@ -266,7 +266,7 @@ LARGE = 10_000
 
 
 def large_group(size: int, partitions: int = 64) -> Share:
-    """A settled group whose members do not time out for as long as a test takes."""
+    """Return a settled group whose members do not time out during a test."""
     share = Share(image(partitions), group_share_max_size=LARGE + 1)
     share.join("m0")
     for n in range(1, size):
@@ -304,8 +304,8 @@ def test_a_join_and_a_leave_cost_the_same_in_a_large_group() -> None:
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_thousands_of_members_are_assigned_in_steps(restarts: bool) -> None:
-    """No step is larger than a batch, each answer that was held has work, and a shard that is
-    rebuilt half-way goes on."""
+    """No step exceeds a batch, each parked response contains an assignment, and a shard that is
+    rebuilt half-way continues."""
     size = 2_000 if restarts else LARGE
     share = Share(image(64), group_share_max_size=LARGE)
     for n in range(size):

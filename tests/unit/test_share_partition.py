@@ -1,4 +1,4 @@
-"""A share partition's window by example, with the sentences of KIP-932 and its followers."""
+"""A share partition's window by example, with the sentences of KIP-932 and its successors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ACCEPT, RELEASE, REJECT, RENEW = (bytes([kind]) for kind in (1, 2, 3, 4))
 
 
 def log(*sizes: int, base: int = 0, **options: object) -> bytes:
-    """Batches of so many records, one behind the other."""
+    """Return consecutive batches of these sizes."""
     data = b""
     for size in sizes:
         records = [(0, None, b"x", ())] * size
@@ -94,8 +94,8 @@ def test_the_start_offset_moves_past_complete_records_only() -> None:
 
 
 def test_a_batch_is_delivered_in_ever_smaller_pieces_near_the_limit() -> None:
-    """KAFKA-17541: with a limit of 5 whole batches up to the third delivery, halves at the fourth,
-    and single records at the last, so that one poison record does not take its batch along."""
+    """KAFKA-17541: with a limit of 5, whole batches up to the third delivery, halves at the fourth,
+    and single records at the last. So a poison record does not fail its whole batch."""
     window = Window(log(8))
     sizes = []
     for _ in range(3):
@@ -247,7 +247,7 @@ def test_a_log_start_that_moves_takes_its_records_along() -> None:
     window.fetch()
     window.share.advance_log_start(7)
     assert (window.share.start_offset, window.share.end_offset) == (7, 10)
-    assert window.acknowledge(0, 6, ACCEPT) is ErrorCode.none, "what is gone is passed over"
+    assert window.acknowledge(0, 6, ACCEPT) is ErrorCode.none, "deleted records are ignored"
     assert window.acknowledge(5, 9, ACCEPT) is ErrorCode.none
     window.share.advance_log_start(20)
     assert (window.share.start_offset, window.share.end_offset) == (20, 20)
@@ -327,9 +327,9 @@ def test_many_ranges_are_accepted_together_or_not_at_all() -> None:
         return share.acknowledge(window.now_ms, "m", ranges, window.settings).error
 
     for bad in (
-        [*acks[:2], (3, 3, ACCEPT)],  # held by another member
-        [*acks, (7, 7, ACCEPT)],  # acquired by nobody
-        [*acks, (8, 9, ACCEPT)],  # behind the window
+        [*acks[:2], (3, 3, ACCEPT)],  # locked by another member
+        [*acks, (7, 7, ACCEPT)],  # not acquired
+        [*acks, (8, 9, ACCEPT)],  # after the window
     ):
         assert accept(bad) is not ErrorCode.none
         assert (share.start_offset, share.complete) == (0, 0)

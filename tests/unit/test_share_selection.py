@@ -1,4 +1,4 @@
-"""Selection over a batch that takes several looks, and over a delivery limit that was lowered."""
+"""Selection over a batch that takes several scans, and over a delivery limit that was lowered."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOW_MS = 1000
 
 
 def batch(*records: tuple[bytes | None, dict[str, int]]) -> Any:
-    """A batch of records with these keys and headers, from offset 0 and at `NOW_MS`."""
+    """Return a batch of records with these keys and headers, from offset 0 and at `NOW_MS`."""
     rows = [
         (NOW_MS, key, b"x", [(name, str(value).encode()) for name, value in headers.items()])
         for key, headers in records
@@ -29,8 +29,8 @@ def batch(*records: tuple[bytes | None, dict[str, int]]) -> Any:
 
 
 def delaying(header: str, value: int) -> Selection:
-    """A selection with delays of up to 200 ms that has looked at two of three records at `NOW_MS`;
-    the third has the header."""
+    """Return a selection with delays of up to 200 ms that has scanned two of three records at
+    `NOW_MS`; the third has the header."""
     known = Selection(SharePartition(0), SelectionPolicy(delay_max_ms=200))
     known.scan(NOW_MS, 2, ShareSettings(), batch((None, {}), (None, {}), (None, {header: value})))
     assert known.is_open
@@ -102,8 +102,8 @@ def test_what_is_put_back_has_waited_all_the_same() -> None:
 
 
 def test_a_record_that_was_put_back_and_delivered_waits_anew_when_it_comes_back() -> None:
-    """It was ready twice: when it was put back, and when that was noted. One of these outlived its
-    delivery, and would give it the place it had before."""
+    """It was ready twice: when it was put back, and when that was recorded. One entry outlived its
+    delivery, and would give it its former place."""
     policy, share = SelectionPolicy(priority_header="p", priority_ageing_ms=50), SharePartition(0)
     known, settings = Selection(share, policy), ShareSettings()
     read = batch((None, {"p": 2}))
@@ -123,7 +123,7 @@ def test_a_record_that_was_put_back_and_delivered_waits_anew_when_it_comes_back(
 
 @pytest.mark.parametrize("raw", [b"no gzip", bytes(compress(Compression.GZIP, record()))])
 def test_a_batch_that_claims_two_billion_offsets_is_passed_by(raw: bytes) -> None:
-    """share.partition.max.record.locks holds whatever a log contains, and no letter is written."""
+    """share.partition.max.record.locks holds for any log content, and no dead letter is written."""
     absurd = scan(faulty_batches.batch(codec=1, count=2**31 - 1, raw=raw), 0)
     share = SharePartition(0)
     known = Selection(share, SelectionPolicy(key_order=True))
@@ -138,8 +138,8 @@ def test_a_batch_that_claims_two_billion_offsets_is_passed_by(raw: bytes) -> Non
 
 
 def held_after_a_restart(*offsets: int) -> tuple[SharePartition, Selection]:
-    """A window of three offsets of which some are held by their dead letters, as a new leader
-    finds it, which knows no key yet."""
+    """Return a window of three offsets, some of which hold their keys for dead letters. A new
+    leader loads it before it has read any key."""
     share = SharePartition.load(
         0,
         [(offset, offset, int(ARCHIVING), 1) for offset in offsets],
@@ -188,7 +188,7 @@ def test_what_is_held_and_gone_from_the_log_is_freed() -> None:
     ],
 )
 def test_what_is_a_number_in_a_header(text: bytes | None, number: int | None) -> None:
-    """`int` alone takes 1_0 for ten."""
+    """`int` alone accepts 1_0 as ten."""
     reader = HeaderReader(10**18, "p")
     due_ms, _ = reader.read((("shoal.deliver.at", text),), 0)
     assert due_ms == max(0, number or 0)

@@ -1,4 +1,4 @@
-"""The persisted state of share partitions: Kafka's bytes, fencing, snapshots, cutting."""
+"""The persisted state of share partitions: Kafka's bytes, fencing, snapshots, log truncation."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_updates_of_any_length_are_read_alike(count: int, monkeypatch: pytest.Mo
     value = records.update_value(update)
     assert records.read_update(value) == update
     assert records.read_update(value[:-1]) is None
-    if 0 < count < 16_383:  # By hand, where the length takes two bytes at most.
+    if 0 < count < 16_383:  # Encoded by hand if the length takes at most two bytes.
         monkeypatch.setattr(records, "_read_value", None)
         assert records.read_update(value) == update
 
@@ -273,7 +273,7 @@ def test_batches_are_combined_as_a_twin_with_one_entry_an_offset_combines_them()
 
 
 def spread(batches: Iterable[StateBatch]) -> dict[int, tuple[int, int]]:
-    """State and delivery count of each offset."""
+    """Return state and delivery count of each offset."""
     return {
         offset: (state, count)
         for first, last, state, count in batches

@@ -1,4 +1,4 @@
-"""The size of batches follows what records take, within its bounds, and comes to rest."""
+"""The size of batches follows the time of records, within its bounds, and converges."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shoal_spark.batch_size import FIRST_RECORDS, GROWTH_MAX, BatchSize
 def run(
     pace: BatchSize, record_s: float, overhead_s: float, batches: int, there: int = 10**9
 ) -> int:
-    """Batches of equal records one after the other; the size of the last."""
+    """Run equal batches; return the size of the last one."""
     now_s, size = 0.0, 0
     for seq in range(1, batches + 1):
         size = min(pace.limit(10_000), there)

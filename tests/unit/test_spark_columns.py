@@ -1,4 +1,4 @@
-"""The source's own record reader, against the general one, and whatever bytes come along."""
+"""The source's record reader compared with the general one, and on arbitrary bytes."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_damaged_bytes_are_an_error_and_never_a_row(records: list, data: st.Data
 
 @given(st.binary(max_size=200), st.integers(1, 20))
 def test_records_of_any_bytes_end(body: bytes, count: int) -> None:
-    """Behind a right CRC there may still be nonsense: it is refused, or read within its bounds."""
+    """A valid CRC may cover nonsense, which is refused, or read within its bounds."""
     header = read_header(build_batch([(0, None, None, ())] * count))
     columns = Columns("t", 0, with_headers=False)
     try:

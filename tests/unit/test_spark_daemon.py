@@ -1,4 +1,4 @@
-"""The daemon of Python workers has imported what they need, and is fit to be forked."""
+"""The daemon of Python workers has imported their modules, and is safe to fork."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from machine import lacking
 
 PROGRAM = Path(__file__).resolve().parents[2] / "spark_operator_jobs" / "decommission.py"
 EXECUTOR = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
-#: Stands for an executor: it says when it is ready, and ends by itself once it was told to.
+#: Stands for an executor: it prints when it is ready, and exits when it gets the signal.
 STAND_IN = """
 import signal, sys
 signal.signal(signal.SIGPWR, lambda *_: sys.exit(7))
@@ -34,7 +34,7 @@ def test_the_executor_is_told_and_waited_for(tmp_path: Path) -> None:
 
 
 def test_executors_of_other_containers_are_left_alone(tmp_path: Path) -> None:
-    """A node sees the processes of its pods: they are in PID namespaces of their own."""
+    """A node sees the processes of its pods: each pod has a PID namespace."""
     if os.geteuid() or not shutil.which("unshare"):
         lacking("a PID namespace needs root and unshare")
     java = tmp_path / "java"

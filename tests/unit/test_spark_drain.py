@@ -1,4 +1,4 @@
-"""When a drain is over: by what the group says, whatever the clock does meanwhile."""
+"""When a drain is complete: by the group's offsets, whatever the clock does."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_what_is_kept_here_is_waited_for_by_nobody() -> None:
 
 
 def test_a_partition_without_records_is_no_part_of_it() -> None:
-    """Apache Kafka tells no lag of a partition of which nothing was ever delivered."""
+    """Apache Kafka reports no lag of a partition without any delivery."""
     assert drain().done({A: 0, B: 0}, {A: 0, B: 0}, {}), "a start may lag behind what is settled"
     assert drain().done({A: 0, B: 0}, {A: 0, B: 0, ("t", 2): -1}, {})
     assert not drain().done({A: 0, B: 0}, {A: 0, B: -1}, {})
@@ -47,7 +47,7 @@ def test_it_waits_until_dead_members_locks_have_run_out() -> None:
         polls += 1
     assert polls * 0.25 > 8 + MARGIN_S
     assert not one.is_vain(9_000)
-    # Something moves: it may go on moving.
+    # Progress was made, and more may follow.
     assert not one.done({A: 6, B: 4}, {A: 4}, {})
     assert not one.is_vain(8_000)
     assert patience_s(0) == LOCK_MS / 1000 + MARGIN_S

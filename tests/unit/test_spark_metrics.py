@@ -1,4 +1,4 @@
-"""What a query's progress says in numbers."""
+"""Numbers in a query's progress."""
 
 from __future__ import annotations
 

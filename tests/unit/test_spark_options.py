@@ -98,13 +98,13 @@ def test_what_means_nothing_to_the_sink_says_what_does(name: str, remedy: str) -
 
 
 def test_a_jobs_tasks_are_no_more_than_a_batch_has_records() -> None:
-    """The operator asks for as many as there may be cores, whatever the size of a batch."""
+    """The operator requests as many as there may be cores, whatever the size of a batch."""
     given = arguments.parser("work").parse_args(["--tasks=20", "--max-records=5"])
     assert arguments.options(given)["minPartitions"] == "5"
 
 
 def test_what_agrees_is_taken() -> None:
-    """As many tasks as records, a login where one is asked for, the same word said twice."""
+    """As many tasks as records, a login where one is needed, and a value that is given twice."""
     found = SourceOptions.of(
         {
             **RIGHT,

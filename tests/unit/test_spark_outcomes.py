@@ -1,4 +1,4 @@
-"""Outcomes on their way from a sink to the source, and the number of executors wanted."""
+"""Outcomes between a sink and the source, and the desired number of executors."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_nonsense_is_no_number(text: str) -> None:
 def test_a_number_is_read_over_http() -> None:
     class Answer(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            # 503: the operator does not know the lag, and repeats the number all the same.
+            # 503: the operator has no lag, and repeats the number.
             known = {"/scale/ns/images": 200, "/scale/ns/unknown": 503}
             self.send_response(known.get(self.path, 404))
             self.end_headers()

@@ -1,6 +1,6 @@
-"""Sets of ranges, tasks, offsets and the books of the Spark source, against plain sets of numbers.
+"""Sets of ranges, tasks, offsets and the Spark source's ledger, compared with sets of numbers.
 
-Records are checked one by one, so a dumb twin is easy: an offset is a (topic, partition, number).
+Records are checked individually: an offset is a (topic, partition, number).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def offsets(ranges: Iterable[Range]) -> Offsets:
 
 @st.composite
 def range_sets(draw: st.DrawFn, count_max: int = 6) -> list[Range]:
-    """Disjoint ranges in order, some with sizes."""
+    """Draw disjoint ranges in order, some with sizes."""
     found = []
     for topic in ("a", "b"):
         for partition in (0, 1):
@@ -71,7 +71,7 @@ def test_tasks_hold_every_offset_once_and_in_order(ranges: list[Range], wanted: 
 
 @given(range_sets(count_max=10), st.integers(1, 12))
 def test_tasks_are_even_but_for_a_record(ranges: list[Range], wanted: int) -> None:
-    """A task's weight passes an even share by less than its heaviest record."""
+    """A task exceeds an even share of the weight by less than its heaviest record."""
     total = sum(r.weight for r in ranges)
     heaviest = max((-(-r.weight // r.length) for r in ranges), default=0)
     wanted = min(wanted, max(sets.count(ranges), 1))
@@ -184,9 +184,9 @@ def test_what_is_kept_is_neither_delivered_nor_owed() -> None:
 
 @given(st.data())
 def test_every_record_is_delivered_until_it_is_settled(data: st.DataObject) -> None:
-    """A group of one partition hands out what is free; locks get lost, drivers die and return.
+    """A group of one partition delivers free records; locks are lost, drivers die and return.
 
-    Each record is in one batch only, and at the end every one was settled.
+    Each record is in only one batch, and at the end every record is settled.
     """
     books, log = Ledger(), set(range(40))
     free, settled, batches = set(log), set(), dict[int, Offsets]()
