@@ -1,4 +1,4 @@
-"""The everyday commands: what they print, what they refuse, and with which exit status."""
+"""The everyday commands: their output, their errors, and their exit statuses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalProcess]:
-    """A broker whose metrics listener stands in its configs, so that commands find it."""
+    """A broker whose configs name its metrics listener, so that commands find it."""
     (port,) = free_ports(1)
     process = ShoalProcess(tmp_path_factory.mktemp("cli") / "data", metrics=f"127.0.0.1:{port}")
     yield process.start()
@@ -158,13 +158,13 @@ def test_from_beginning_sets_positions_once_and_no_config(shoal: Shoal, topic: s
     assert len(shoal.says(*take, "-n", "6").split()) == 6
     described = shoal.says("configs", "describe", "group", group)
     assert "earliest" not in described, described
-    # A group that has a position goes on from there.
+    # A group that has a position resumes from there.
     shoal.run("produce", topic, stdin="6\n")
     assert shoal.says(*take, "-n", "1").split() == ["6"]
     shoal.run("groups", "reset-offsets", group, "-t", topic, "--to-latest", "--execute")
     shoal.run("produce", topic, stdin="7\n")
     assert shoal.says(*take, "-n", "1").split() == ["7"]
-    # Beside a member that runs, the command joins it.
+    # The command joins a group that has a running member.
     member = shoal.start("share-consume", topic, "-g", group, "--timeout", "60s")
     eventually(lambda: len(shoal.json("groups", "describe", group)[0]["members"]) == 1)
     assert shoal.says(*take, "--timeout", "1s") == ""

@@ -1,4 +1,4 @@
-"""Dead letters under load: thousands a second over a broker that is killed, and none missing."""
+"""Dead letters under load: thousands a second with a broker kill, and none is missing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 RECORDS = 60_000
 PARTITIONS = 2
-#: What the machine of the tests must reach; `bench` holds the goal of 5,000.
+#: The minimum on the machine of the tests; `bench` checks the goal of 5,000.
 LETTERS_PER_S_MIN = 1_000
 DLQ = "errors.deadletterqueue"
 
@@ -48,7 +48,7 @@ def queue(broker: ShoalProcess) -> Iterator[Queue]:
 
 
 class Rejecter(threading.Thread):
-    """A member that rejects all it gets, each record by itself, until it is told to end."""
+    """A member that rejects every record individually until `end`."""
 
     def __init__(self, queue: Queue) -> None:
         super().__init__(daemon=True)
@@ -84,7 +84,7 @@ class Rejecter(threading.Thread):
 
 
 def letters(queue: Queue) -> Counter[tuple[int, int]]:
-    """How many letters each record has, by partition and offset; their payload is checked."""
+    """Count the dead letters of each record, by partition and offset, and check their payload."""
 
     async def read() -> Counter[tuple[int, int]]:
         client, found = queue.client.client, Counter[tuple[int, int]]()

@@ -1,6 +1,6 @@
-"""A member that goes on purpose, with records it did nothing with: their delivery does not count.
+"""A member that closes deliberately with unprocessed records: their delivery does not count.
 
-Our client's own word; a plain close counts, and Kafka's brokers count always.
+Only our client can ask for this. A plain close counts, and on Kafka's brokers every close counts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def delivered(queue: Queue, *, undelivered: bool) -> list[int]:
-    """The delivery counts of what a new member gets, which then closes its session so."""
+    """Return the delivery counts that a new member gets; it closes its session with this option."""
     session = queue.client.run(queue.client.client.share(queue.group, [queue.topic]))
     found = queue.client.run(session.acquire(max_wait_ms=20_000))
     counts = [r.delivery_count for one in found for r in one.ranges]

@@ -1,4 +1,4 @@
-"""A share fetch that leaves the payload at the broker: for our own client, unseen by all others."""
+"""A share fetch without payload: an option for our own client that no other client can see."""
 
 from __future__ import annotations
 

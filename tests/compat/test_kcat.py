@@ -40,7 +40,7 @@ def run(kcat: str, shared_broker: ShoalProcess) -> Kcat:
 
 @pytest.fixture
 def topic(run: Kcat) -> str:
-    """Asking for a topic makes it, with auto.create.topics.enable."""
+    """A request for a topic creates it, with auto.create.topics.enable."""
     name = f"kcat-{uuid.uuid4().hex[:8]}"
     eventually(lambda: json.loads(run("-L", "-J", "-t", name))["topics"][0]["partitions"])
     return name

@@ -1,14 +1,14 @@
-"""A share group under load while members and the broker are killed, and a checker of what was seen.
+"""A share group under load while members and the broker are killed, and a checker of deliveries.
 
-Members are librdkafka's, each a process of its own (`share_worker`). After the last fault:
+Members are librdkafka's, each in a separate process (`share_worker`). After the last fault:
 
-* what a producer got acknowledged comes to a member, under its offset, with its value;
-* what was accepted or rejected with a confirmation never comes again, and is confirmed once;
-* nobody gets a record while another holds it: a member holds what it got until it commits, dies,
-  its lock ends or the broker is gone;
-* a delivery has a higher count than each confirmed release before it, over kills of the broker too,
-  and while the broker lives than each delivery before it;
-* all is settled in the end: the lag that the broker tells is 0.
+* every acknowledged record was delivered to a member, under its offset and with its value;
+* a record whose accept or reject was confirmed is never delivered again, and confirmed only once;
+* no member gets a record that another holds: a member holds its records until it commits, dies,
+  its lock expires or the broker ends;
+* a delivery has a higher count than each confirmed release before it, also over kills of the
+  broker, and while the broker lives a higher count than each earlier delivery;
+* every record is settled in the end: the reported lag is 0.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from servers import ShoalProcess
 
 MEMBERS, PARTITIONS, RECORDS = 4, 3, 4000
-#: In an order that the seed gives: the broker is killed or restarted, a member killed or closed.
+#: The seed determines the order: the broker is killed or restarted, a member killed or closed.
 FAULTS = ["broker"] * 3 + ["restart"] + ["member"] * 3 + ["leave"] * 2
 LOCK_S = 15.0
 CONFIGS = {"group.share.max.delivery.count.limit": "25", "group.share.delivery.count.limit": "10"}
 Key = tuple[int, int]
-#: When a broker went down, and when it was up again.
+#: Start and end of each outage of the broker.
 Span = tuple[float, float]
 
 
@@ -52,7 +52,7 @@ class Delivery:
 
 
 def deliveries(members: list[Member]) -> tuple[dict[Key, list[Delivery]], dict[Key, str]]:
-    """All deliveries of each record in their order, and each record's value."""
+    """Return all deliveries of each record in their order, and each record's value."""
     found: dict[Key, list[Delivery]] = {}
     values: dict[Key, str] = {}
     for member in members:
@@ -79,7 +79,7 @@ def deliveries(members: list[Member]) -> tuple[dict[Key, list[Delivery]], dict[K
 
 
 def faults_of(key: Key, some: list[Delivery], downs: list[Span]) -> Iterator[str]:
-    """What is wrong with the deliveries of one record."""
+    """Yield the errors in the deliveries of one record."""
     final = [d for d in some if d.fate in ("ACCEPT", "REJECT") and d.confirmed < float("inf")]
     if len(final) > 1:
         yield f"{key}: settled {len(final)} times"
@@ -96,7 +96,7 @@ def faults_of(key: Key, some: list[Delivery], downs: list[Span]) -> Iterator[str
 
 
 class Load:
-    """An idempotent producer that goes on through crashes."""
+    """An idempotent producer that continues through crashes."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self.acknowledged: dict[Key, str] = {}
@@ -141,7 +141,7 @@ class Load:
 
 
 def settled(members: list[Member]) -> int:
-    """Records whose acceptance or rejection was asked for, at a glance."""
+    """Count the records whose accept or reject was sent, approximately."""
     return len(
         {
             (partition, offset)

@@ -40,7 +40,7 @@ def make_topic(broker: ShoalProcess, partitions: int = 1, **configs: str) -> str
 
 
 def produce(broker: ShoalProcess, topic: str, values: Iterable[bytes], **conf: object) -> list[int]:
-    """Produce and wait; the offsets, in the order of the values."""
+    """Produce and wait; return the offsets, in the order of the values."""
     offsets: dict[int, int] = {}
 
     def delivered(number: int, error: object, message: Message) -> None:
@@ -72,7 +72,7 @@ def consumer(broker: ShoalProcess, **conf: object) -> Consumer:
 
 
 def consume(broker: ShoalProcess, topic: str, count: int, **conf: object) -> list[Message]:
-    """The first `count` messages of partition 0."""
+    """Return the first `count` messages of partition 0."""
     reader = consumer(broker, **conf)
     reader.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
     found: list[Message] = []

@@ -1,4 +1,4 @@
-"""What share groups have beyond Kafka's, as an unmodified client (librdkafka) sees it."""
+"""Features of share groups beyond Kafka's, as an unmodified client (librdkafka) sees them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def member(queue: Queue) -> Iterator[ShareConsumer]:
 def poll(
     member: ShareConsumer, answer: Callable[[Message], AcknowledgeType], timeout_s: float = 20.0
 ) -> list[Message]:
-    """The records of the first poll that has any, acknowledged and committed."""
+    """Return the records of the first non-empty poll, acknowledged and committed."""
     taken: list[Message] = []
 
     def some() -> bool:
@@ -80,7 +80,7 @@ def test_a_released_record_comes_back_after_ever_longer_waits(
     for _ in range(3):
         poll(member, answer)
     for (before, after), least in zip(pairwise(came), (0.4, 0.8, 1.6), strict=True):
-        # Clocks of milliseconds may round down. What waited for a lock's end came after thirty.
+        # Clocks of milliseconds may round down. Expired locks would come after thirty.
         assert least - 0.002 <= after - before < least + 10, came
     assert gauge(broker, queue, "backing_off_records") == 0
     queue.drained()
@@ -109,7 +109,7 @@ def test_a_paused_group_gets_nothing_until_it_is_resumed(
     queue.configure(**{"share.delivery.paused": "true"})
     assert gauge(broker, queue, "paused") == 1
     queue.produce(["two"])
-    # What a member holds it may settle.
+    # A member may settle records that it holds.
     member.acknowledge(held[0], ACCEPT)
     assert not [e for e in member.commit_sync(10).values() if e is not None]
     assert not member.poll(1.5)
@@ -125,7 +125,7 @@ DLQ = "errors.deadletterqueue"
 
 
 def dead_letters(queue: Queue, topic: str, count: int) -> list[Message]:
-    """What a plain consumer finds in a dead-letter topic."""
+    """Return the records that a plain consumer finds in a dead-letter topic."""
     reader = Consumer(
         {
             "bootstrap.servers": queue.bootstrap,
@@ -263,7 +263,7 @@ def test_a_record_too_large_for_the_dead_letter_topic_leaves_its_headers(
 def test_a_full_disk_keeps_records_until_their_letters_can_be_written(
     broker: ShoalProcess, queue: Queue, member: ShareConsumer
 ) -> None:
-    """A limit on file sizes stands in for the disk: the log of the dead-letter topic is near it."""
+    """A limit on file sizes simulates a full disk: the dead-letter topic's log is near it."""
     topic = f"dlq.{queue.topic}"
     create(queue, topic, errors_deadletterqueue_group_enable="true")
     queue.configure(**{f"{DLQ}.topic.name": topic, f"{DLQ}.copy.record.enable": "true"})
@@ -299,7 +299,7 @@ def test_a_group_may_drop_what_cannot_be_dead_lettered(
 
 
 def held(broker: ShoalProcess, queue: Queue) -> set[str]:
-    """Why delivery to the group is held."""
+    """Return why delivery to the group is held."""
     samples = broker.samples("shoal_share_group_held", group=queue.group)
     return {sample.labels["why"] for sample in samples}
 
@@ -345,7 +345,7 @@ def test_a_flood_of_dead_letters_holds_delivery_until_the_limit_allows_it(
     last_minute = f'shoal_share_group_dead_letters_last_minute{{group="{queue.group}"}}'
     assert broker.metric(last_minute) == 10
     told = "its dead letters flood"
-    eventually(lambda: any(told in line for line in broker.log), what="the log tells it")
+    eventually(lambda: any(told in line for line in broker.log), what="the log reports it")
     queue.produce(["held back"])
     assert not member.poll(1.5)
     assert queue.lag == 1
@@ -412,10 +412,10 @@ def test_lag_and_pause_of_a_group_that_nobody_reads_are_told_also_after_a_restar
     queue.produce(["two", "three"])
     broker.kill9()
     broker.start()
-    eventually(lambda: gauge(broker, queue, "lag") == 2, what="the lag is told")
+    eventually(lambda: gauge(broker, queue, "lag") == 2, what="the lag is reported")
     assert held(broker, queue) == set()
     queue.configure(**{"share.delivery.paused": "true"})
     eventually(lambda: held(broker, queue) == {"paused"}, what="the pause shows")
-    for metrics in ((), ("--metrics", "127.0.0.1:1")):  # The group's config tells it too.
+    for metrics in ((), ("--metrics", "127.0.0.1:1")):  # The group's config shows it too.
         told = Shoal(queue.bootstrap).says("groups", "describe", queue.group, *metrics)
         assert "Delivery is paused" in told

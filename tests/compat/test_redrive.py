@@ -1,5 +1,5 @@
-"""`shoal share redrive`: dead letters of a real share consumer (librdkafka) put back, by filter and
-once, also over an interruption."""
+"""`shoal share redrive` puts dead letters of a real share consumer (librdkafka) back, by filter,
+only once, and also after an interruption."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from shoal.record.records import Record
 
 DLQ = "errors.deadletterqueue"
-#: So that it is found in seconds that a redrive has died.
+#: Short, so that the death of a redrive is detected in seconds.
 BROKER_CONFIG = {
     f"group.consumer.{name}.ms": value
     for least in ("", "min.")
@@ -53,7 +53,7 @@ class Letters(Queue):
         expect(self.client.run(self.client.admin.topics.create([new])))
 
     def reject(self, count: int, unless: Callable[[bytes], bool] = lambda value: False) -> None:
-        """Reject that many records as they come, but those `unless` accepts; all are settled."""
+        """Reject this number of records, except those that `unless` accepts; all are settled."""
         member = ShareConsumer(
             {
                 "bootstrap.servers": self.bootstrap,
@@ -80,7 +80,7 @@ class Letters(Queue):
         self.drained()
 
     def records(self, topic: str, first: int = 0) -> list[Record]:
-        """All records of a topic, from an offset on."""
+        """Return all records of a topic from an offset on."""
 
         async def read() -> list[Record]:
             client = self.client.client
@@ -97,7 +97,7 @@ class Letters(Queue):
         return self.client.run(read())
 
     def redrive(self, *words: str) -> dict[str, object]:
-        """`shoal share redrive`, as JSON."""
+        """Run `shoal share redrive` and return its JSON."""
         return self.shoal.json("share", "redrive", self.letters, *words)
 
 
@@ -141,7 +141,7 @@ def test_letters_go_back_into_their_topic_once(shared_broker: ShoalProcess, queu
     assert len(queue.records(queue.topic)) == 6
     metric = f'shoal_share_group_redriven_total{{group="{queue.group}"}}'
     assert shared_broker.metric(metric) == 3
-    # What fails again is a letter again, and knows its past.
+    # A record that fails again becomes a dead letter again, with its history.
     queue.reject(3)
     assert queue.redrive()["redriven"] == 3
     back = queue.records(queue.topic, 6)
@@ -203,7 +203,7 @@ def test_an_interrupted_redrive_goes_on_without_loss_and_sends_nothing_twice(
     eventually(lambda: len(queue.records(queue.topic)) > 3400, timeout_s=40, what="it is half way")
     running.kill()
     assert len(queue.records(queue.topic)) < 6000
-    # The group's session has to end before another may begin.
+    # The group's session has to end before another redrive may begin.
     found = queue.redrive()
     back = queue.records(queue.topic)[3000:]
     assert sorted(int(r.value or b"") for r in back) == list(range(3000))
@@ -211,7 +211,7 @@ def test_an_interrupted_redrive_goes_on_without_loss_and_sends_nothing_twice(
 
 
 def test_what_was_sent_and_not_noted_is_found(queue: Letters) -> None:
-    """A redrive that ends between the sending and the noting."""
+    """The redrive ends after sending and before recording its progress."""
     queue.produce(range(6))
     queue.reject(6)
 

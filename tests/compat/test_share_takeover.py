@@ -1,7 +1,7 @@
-"""What members hold that are killed is with others within a second, whoever read which partition.
+"""Records of killed members are with others within a second, whatever partitions each one read.
 
-Kafka takes 43 to 48 s where a dead member was the only reader of a partition: the assignment stays
-until its session ends.
+Kafka takes 43 to 48 s if a dead member was the only reader of a partition, since the assignment
+stays until the member's session ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kafka's console, performance and verifiable clients, and its dump of what they left behind."""
+"""Kafka's console, performance and verifiable clients, and its dump tool on the resulting logs."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ DECODED = {
 def test_kafka_dump_log_of_the_brokers_directories(
     tools: KafkaTools, tools_broker: ShoalProcess
 ) -> None:
-    """Each of Kafka's decoders reads what the broker has written, while it is running."""
+    """Each of Kafka's decoders reads the broker's files, while the broker is running."""
     tools.run("topics", "--create", "--topic", "dumped")
     tools.run("console-producer", "--topic", "dumped", stdin="".join(f"{i}\n" for i in range(50)))
     from_the_beginning(tools, "s-dumped")
