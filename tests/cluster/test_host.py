@@ -23,7 +23,7 @@ PARTITIONS = 8
 
 
 def pids(host: ShoalProcess) -> dict[int, int]:
-    """The processes of a host's brokers, by id."""
+    """Return the processes of a host's brokers, by id."""
     children = Path(f"/proc/{host.pid}/task/{host.pid}/children").read_text().split()
     named = {}
     for child in map(int, children):
@@ -95,7 +95,7 @@ def alone(folder: Path, *flags: str, metrics: str = "127.0.0.1:0") -> ShoalProce
 
 
 def test_a_host_by_itself(tmp_path: Path) -> None:
-    """A cluster of its own, of the same id when it starts again; the host's name is the rack."""
+    """A one-host cluster, with the same id when it restarts; the host's name is the rack."""
     metrics = free_run(2)
     host = alone(tmp_path, metrics=f"127.0.0.1:{metrics}")
     first = host.bootstrap

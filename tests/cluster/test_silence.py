@@ -1,8 +1,8 @@
 """How long a share group of librdkafka members is silent when a broker is killed with -9.
 
-Four members acknowledge explicitly and commit each poll, a process each. The victims are the leader
-of a partition, the coordinator of the group and the coordinator of the partition's state. `-s`
-shows the times. In the long run, marked `nightly`, that state has grown.
+Four members, each in its own process, acknowledge explicitly and commit each poll. The victims are
+the leader of a partition, the group coordinator, and the share coordinator of the partition. `-s`
+shows the times. In the long run, marked `nightly`, the state of that partition has grown.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Group:
         )
 
     def goes_on(self, since: float) -> bool:
-        """Whether every partition was delivered from after that moment."""
+        """Return whether every partition has had a delivery after that moment."""
         return all(self.deliveries(p, since) for p in range(PARTITIONS))
 
     def silence_s(self, since: float) -> float:
-        """The longest time without a delivery from one of the partitions."""
+        """Return the longest time without a delivery from one of the partitions."""
         runs = [[since, *self.deliveries(p, since)] for p in range(PARTITIONS)]
         return max(b - a for run in runs for a, b in itertools.pairwise(run))
 
@@ -78,7 +78,8 @@ class Group:
         return int(row.node_id)
 
     def in_sync(self) -> bool:
-        """Whether all partitions of all topics have their three replicas, as every broker says."""
+        """Return whether all partitions of all topics have three in-sync replicas on every
+        broker."""
         return all(
             len(p.isr_nodes) == 3
             for asked in self.cluster.brokers
@@ -87,7 +88,7 @@ class Group:
         )
 
     def suffer(self, whom: str) -> None:
-        """Kill the broker, judge the silence, and start it again."""
+        """Kill the broker, check the silence, and restart it."""
         victim = self.victim(whom)
         with standstills() as stood_still_s:
             killed = time.monotonic()

@@ -195,7 +195,7 @@ def test_asking_what_to_do_with_each_record(shoal: Shoal) -> None:
     )
     terminal.expect("@0 delivery 1: first\n")
     terminal.expect("[q]uit? ")
-    terminal.type("n\n")  # Renew, and be asked again.
+    terminal.type("n\n")  # Renew; the command asks again.
     terminal.expect("[q]uit? ")
     terminal.type("l\n")
     terminal.expect("@0 delivery 2: first\n")

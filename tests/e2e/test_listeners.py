@@ -15,7 +15,7 @@ WORLD = {"name": "world", "port": 9095, "type": "LoadBalancer"}
 
 
 def outside(queue: Resources, name: str) -> str:
-    """Where a listener bootstraps, as the status says."""
+    """Return the bootstrap address of a listener in the status."""
     rows = queue.status("queuecluster/main")["listeners"]
     return next(row["bootstrapServers"] for row in rows if row["name"] == name)
 

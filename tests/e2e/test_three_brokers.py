@@ -43,7 +43,7 @@ def three(release: Release) -> Iterator[Resources]:
 
 
 def wait_in_sync(three: Resources) -> None:
-    """Until every replica of every partition is in sync."""
+    """Wait until every replica of every partition is in sync."""
 
     def in_sync() -> bool:
         said = three.shoal("cluster", "describe")
@@ -54,7 +54,7 @@ def wait_in_sync(three: Resources) -> None:
 
 
 def replicas_of(three: Resources, topic: str) -> list[tuple[int, ...]]:
-    """The replicas of each partition, as Kafka's own protocol has them."""
+    """Return the replicas of each partition, through Kafka's protocol."""
     said = three.shoal("topics", "describe", topic, "--format=json")
     return [
         tuple(map(int, re.findall(r"\d+", r)))
@@ -74,7 +74,7 @@ def test_three_brokers_stand_as_one_cluster(three: Resources) -> None:
 
 def test_a_roll_under_load_loses_no_record_and_hardly_repeats_one(three: Resources) -> None:
     before = {pod: three.uid(f"pod/{pod}") for pod in BROKERS}
-    # As the roller sees it: the status may be half a minute old.
+    # From the brokers, as the roller reads it: the status may be half a minute old.
     (told,) = json.loads(three.shoal("cluster", "describe", "--format=json"))
     controller = told["controller"]
     with consuming(three, "workers", members=2) as deliveries, producing(three) as counts:
@@ -85,8 +85,8 @@ def test_a_roll_under_load_loses_no_record_and_hardly_repeats_one(three: Resourc
     sent, failed = counts
     assert (failed, sent > 50) == (0, True), counts
     assert {value for value, _ in deliveries} == set(range(sent))
-    # A broker that hands over waits a second for what members hold. A member that hangs on the
-    # address of the pod before for longer is too late, and its records come again.
+    # A broker that shuts down waits a second for members' records. A member that is stuck on the
+    # old pod's address for longer is too late, and its records come again.
     twice = len(deliveries) - len(set(deliveries))
     assert twice <= len(deliveries) // 20, Counter(deliveries).most_common(5)
     three.wait_status("sharegroup/workers", lag=0, inFlight=0)
@@ -138,7 +138,8 @@ def restarts(three: Resources) -> list[str]:
 
 @contextmanager
 def watching(three: Resources, path: Path) -> Iterator[list[int]]:
-    """Watch the brokers' pods; afterwards the list holds how many were ready after each change."""
+    """Watch the brokers' pods; afterwards the list has the number of ready ones after each
+    change."""
     get = ("kubectl", "get", "pods", f"--namespace={three.namespace}", f"--selector={BROKER}")
     up: list[int] = []
     with path.open("w") as file:

@@ -1,8 +1,9 @@
-"""Bad input, as the ShareConsumer tells it: by the ShareGroup, and by what drivers crashed of.
+"""How a ShareConsumer reports bad input: from the ShareGroup, and from drivers that crashed.
 
-`driver_ends` has the ends of logs of drivers that failed, 2048 bytes as Kubernetes keeps them, of
-Spark 4.3.0 with each kind of bad input; of `checkpoint`, whose log ends in the query's offsets, the
-line that the source leaves in the log's place. The queries themselves fail in tests/spark.
+`driver_ends` has the ends of logs of failed drivers of Spark 4.3.0, with each kind of bad input.
+They have 2048 bytes, as Kubernetes keeps them. The log of `checkpoint` ends in the query's offsets,
+so that file has the line that the source writes instead. The queries themselves fail in
+tests/spark.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def test_what_a_driver_died_of_is_the_condition(name: str, words: str) -> None:
 
 
 class World:
-    """Groups and ShareConsumers of a cluster, over a real broker."""
+    """Groups and ShareConsumers of a cluster, with a real broker."""
 
     def __init__(self, bootstrap: str) -> None:
         self.kube = ApiServer(CrashPoint())
@@ -104,7 +105,7 @@ class World:
 
 
 def test_what_the_brokers_tell_is_said_before_spark_starts(broker: ShoalProcess) -> None:
-    """A missing topic, and a group of another type. A workload at zero is no sign of health."""
+    """A missing topic, and a group of another type. A workload at zero does not prove health."""
 
     async def scenario(client: SyncClient) -> None:
         world = World(broker.bootstrap)

@@ -1,4 +1,4 @@
-"""What the operator decides of topics, groups, statuses and manifests, without any cluster."""
+"""The operator's decisions on topics, groups, statuses and manifests, without a cluster."""
 
 import asyncio
 import copy
@@ -208,7 +208,7 @@ shoal_share_group_held{group="f",why="window-full"} 1
 
 def test_a_broker_without_order_by_key_gets_all_else_and_the_status_says_so() -> None:
     class Older:
-        """Brokers that know no `share.ordering`."""
+        """Brokers without `share.ordering`."""
 
         def __init__(self) -> None:
             self.set: dict[str, dict[str, str]] = {}
@@ -248,7 +248,7 @@ def test_a_reset_that_was_interrupted_is_made_unless_it_was_seen() -> None:
     assert resume(pending, {"id": "r2"}, {("t", 0): 6}) is None
     assert resume(pending, reset, {("t", 0): 6}) == rows
     assert resume(pending, reset, {("t", 0): 0}) == []
-    # The group has gone on from there since: moving it back would repeat what is done.
+    # The group has progressed since: moving it back would repeat finished work.
     assert resume(pending, reset, {("t", 0): 4}) == []
 
 
@@ -384,7 +384,7 @@ def test_config_cannot_replace_what_the_operator_sets(name: str, instead: str) -
 
 
 def test_every_setting_in_a_brokers_file_is_reserved_or_may_be_overridden() -> None:
-    """A setting that the operator writes for one broker alone cannot come from spec.config."""
+    """A setting that the operator writes for a single broker cannot come from spec.config."""
     own = broker_config.of_broker(CLUSTER, 0, "PLAIN://x:1").splitlines()
     own += broker_config.of_broker(
         {**CLUSTER, "spec": TWO_PER_POD}, 1000, "PLAIN://x:1"
@@ -454,7 +454,7 @@ def test_consumers_are_told_where_work_is() -> None:
     where = [("SHOAL_BOOTSTRAP_SERVERS", "b:1"), ("SHOAL_GROUP_ID", "g")]
     assert told == [
         [*where, ("SHOAL_TOPICS", "t,u"), ("X", "1")],
-        # What the user set is kept, under the operator's names too.
+        # The user's values are kept, also under the operator's names.
         [*where, ("SHOAL_TOPICS", "mine"), ("SHOAL_LOG_LEVEL", "debug")],
     ]
     assert made["spec"]["replicas"] == 4
@@ -491,7 +491,7 @@ def test_variables_of_a_brokers_pod_are_kept_and_no_setting_has_two_sources() ->
     assert "SHOAL_LOG_RETENTION_MS" in refused.message
     spec["config"] = {"log.segment.bytes": "7"}
     assert refusal({"metadata": {"name": "main"}, "spec": {"replicas": 1, **spec}}) is None
-    # The broker names its settings alike.
+    # The broker uses the same names.
     for name in BROKER:
         parsed = from_environment({broker_config.variable(name): "1"})
         assert list(parsed) in ([name], []), name
@@ -551,7 +551,7 @@ def test_the_store_keeps_the_newest_version_of_the_same_object() -> None:
     kept = store.get("QueueTopic", "n", "a")["metadata"]
     assert kept["resourceVersion"] == "10"
     assert "managedFields" not in kept
-    # Another object under the name is another story, and its predecessor's end is no end.
+    # Another object under the same name is independent: the end of the first does not end it.
     store.put(version(8, "two"))
     store.drop(version(10))
     assert store.get("QueueTopic", "n", "a")["metadata"]["uid"] == "two"
@@ -572,7 +572,7 @@ def test_the_chart_ships_the_same_crds(request) -> None:
 
 
 def test_every_field_is_explained(request) -> None:
-    """`kubectl explain` and the reference show nothing but these sentences."""
+    """`kubectl explain` and the reference show only these sentences."""
     for file in sorted((request.config.rootpath / "crds").glob("*.yaml")):
         schema = yaml.safe_load(file.read_text())["spec"]["versions"][0]["schema"]
         whole = schema["openAPIV3Schema"]

@@ -1,4 +1,4 @@
-"""Troubles of a cluster in words: each names the thing and what to do, and is told once."""
+"""Diagnostics of a cluster: each names the object and the remedy, and is reported once."""
 
 import pytest
 from shoal_operator.conditions import Verdict, conditions

@@ -1,4 +1,4 @@
-"""What counts as work now: records that are due, and records that wait for a time."""
+"""Which records count as work now: those that are due, not those that wait for a time."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_lag_that_a_coordinator_could_not_say_is_not_known(code: ErrorCode, kn
 
 
 class Told(Brokers):
-    """A group as the test says, without any broker."""
+    """A group with the test's values, without a broker."""
 
     def __init__(self) -> None:
         super().__init__("nowhere:1")
@@ -101,7 +101,7 @@ class Told(Brokers):
 
 
 class Shop:
-    """One ShareConsumer, its group, and what scales it."""
+    """One ShareConsumer, its group, and its scaler."""
 
     def __init__(self, **scaling: Any) -> None:
         self.kube = ApiServer(CrashPoint())
@@ -116,7 +116,7 @@ class Shop:
         self.consumers = Consumers(*place[:2], self.monitor, "n", "main", settings)
 
     async def look(self) -> dict[str, Any]:
-        """Look at the group and decide; the ShareConsumer's status."""
+        """Read the group and decide; return the ShareConsumer's status."""
         try:
             await self.monitor.watch([])
         except KafkaError:

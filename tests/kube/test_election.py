@@ -1,4 +1,4 @@
-"""Leader election: one replica leads, and a standby knows whether another one does."""
+"""Leader election: one replica leads, and a standby can tell whether another replica leads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Connection(ApiServer):
 
 
 class Replica:
-    """One replica of the operator, as far as the election goes."""
+    """One replica of the operator, limited to the election."""
 
     def __init__(self, shared: ApiServer, identity: str) -> None:
         self.connection = Connection(shared)

@@ -1,4 +1,4 @@
-"""What brokers tell clients of themselves, inside of Kubernetes and out of it."""
+"""The addresses that brokers advertise to clients inside and outside of Kubernetes."""
 
 from shoal.server.cluster_config import Listeners, cluster_config
 from shoal.server.config import resolve
@@ -67,7 +67,7 @@ def test_a_load_balancer_is_waited_for() -> None:
 
 
 def test_an_address_outside_changes_no_template() -> None:
-    """A new broker, or a port that changes, must not roll those that run."""
+    """A new broker, or a port that changes, must not roll running brokers."""
     have = service("main-outside-bootstrap", 9094, 31000) | service("main-outside-0", 9094, 31001)
     other = have | service("main-outside-0", 9094, 31009)
     one, two = (
@@ -94,7 +94,7 @@ def test_more_brokers_change_no_setting_of_those_that_run() -> None:
 
 
 def test_brokers_that_are_no_controllers_open_no_listener_for_them() -> None:
-    """They share a file of settings with those that are; a NetworkPolicy keeps clients off."""
+    """They share a file of settings with controllers; a NetworkPolicy keeps clients off."""
     five = files(cluster.manifests(queue_cluster(INSIDE, replicas=5), "i:1"))
     opened = []
     for number in range(5):
@@ -107,7 +107,7 @@ def test_brokers_that_are_no_controllers_open_no_listener_for_them() -> None:
 
 
 def test_a_lone_broker_grows_into_a_cluster_of_three() -> None:
-    """The two that come ask to be let in by the one that votes; its log knows no others yet."""
+    """The two new ones ask the voter to admit them; its log has no other voters yet."""
     alone = files(cluster.manifests(queue_cluster(INSIDE, replicas=1), "i:1"))
     only = "controller.quorum.voters=0@main-broker-0.main-brokers.n.svc:9093\n"
     assert only in alone["broker-0.properties"]

@@ -1,4 +1,4 @@
-"""Several brokers in a pod: what is rendered, who is restarted, and where replicas go."""
+"""Several brokers in a pod: rendered objects, restarts, and placement of replicas."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BEFORE = json.loads(Path(__file__).with_name("rendered.json").read_text())
 
 
 def wanted(per_pod: int, replicas: int = 4) -> dict:
-    """The cluster with everything in it, and so many brokers in each pod."""
+    """Return the cluster with every field, and this number of brokers in each pod."""
     resource = copy.deepcopy(rendered.clusters()["whole"])
     resource["spec"] |= {"brokersPerPod": per_pod, "replicas": replicas}
     del resource["spec"]["rack"]
@@ -57,7 +57,7 @@ def template(resource: dict) -> dict:
 
 @pytest.mark.parametrize("name", sorted(BEFORE))
 def test_with_one_broker_in_a_pod_nothing_rendered_changes(name: str) -> None:
-    """An operator that is upgraded must not roll the clusters that it finds."""
+    """An operator that is upgraded must not roll existing clusters."""
     resource = rendered.clusters()[name]
     assert rendered.rendered(resource) == BEFORE[name]
     resource["spec"]["brokersPerPod"] = 1
@@ -75,7 +75,7 @@ def test_ids_tell_pods_and_do_not_change_with_their_number() -> None:
 
 
 def test_the_first_broker_of_a_pod_goes_last() -> None:
-    """The others hand over by a controller, which may be the one beside them."""
+    """The others shut down through a controller, which may be in the same pod."""
     first, *others = template(wanted(3))["spec"]["containers"][:3]
     assert first["lifecycle"]["preStop"]["exec"]["command"] == [
         "python3",
@@ -90,7 +90,7 @@ def test_the_first_broker_of_a_pod_goes_last() -> None:
 
 
 def broker_config(resource: dict, pod: int, container: dict):
-    """What a broker resolves its settings to, as its container starts it in that pod."""
+    """Return the settings of a broker as its container starts it in that pod."""
     env = {
         "metadata.name": f"main-broker-{pod}",
         "status.hostIP": "10.0.0.9",
@@ -196,7 +196,7 @@ def test_a_rack_of_several_brokers_is_their_pod() -> None:
     assert "spec.rack" in said.message
 
 
-# -- what pods say
+# -- status of pods
 
 
 def pod(ready: dict[str, bool], **meta: str) -> dict:
@@ -256,7 +256,7 @@ def test_a_pod_is_restarted_with_all_its_brokers() -> None:
 
 
 def test_the_isr_is_kept_without_all_brokers_of_the_pod() -> None:
-    """Pod 0's first broker could go, its second one could not."""
+    """Pod 0's first broker could stop, its second one could not."""
     behind = [partition((0, 1, 2), (0, 1, 2)), partition((1000, 1), (1000, 1, 2))]
     assert next_step(three_pods(stale=(0, 2)), behind, 0) == Proceed(2, WHY, (1002,))
     step = next_step(three_pods(stale=(0,)), behind, 2)
@@ -283,7 +283,7 @@ def test_more_replicas_than_pods_cannot_be_waited_for() -> None:
 
 
 def test_a_pod_with_one_broken_broker_still_serves_by_the_other() -> None:
-    """It goes first, but not before what its other broker has is in sync elsewhere."""
+    """It restarts first, but not before the replicas of its other broker are in sync elsewhere."""
     stale = three_pods(stale=(0, 1, 2), unready=(0,))
     healthy = [partition((0, 1, 2), (0, 1, 2)), partition((1, 2), (1000, 1, 2))]
     assert next_step(stale, healthy, 0) == Proceed(0, WHY, (1000,))
@@ -309,12 +309,12 @@ def test_one_that_is_not_ready_stops_the_roll() -> None:
     assert step.reason == "one of brokers 0, 1000 is not ready"
 
 
-# -- where replicas go
+# -- placement of replicas
 
 
 @st.composite
 def layouts(draw: st.DrawFn):
-    """Partitions whose replicas share no pod, over pods of one to three brokers."""
+    """Draw partitions whose replicas share no pod, over pods of one to three brokers."""
     count, per_pod = draw(st.integers(4, 6)), draw(st.integers(1, 3))
     rows = []
     for number in range(draw(st.integers(0, 20))):

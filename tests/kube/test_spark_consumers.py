@@ -1,4 +1,4 @@
-"""A ShareConsumer as a SparkApplication: what is rendered, and what its states mean."""
+"""A ShareConsumer as a SparkApplication: rendered objects, and the meaning of its states."""
 
 import copy
 
@@ -49,7 +49,7 @@ def env(pod):
 
 
 def test_only_suspend_depends_on_the_number_of_executors() -> None:
-    """Kubeflow restarts an application whose spec changes in anything else."""
+    """Kubeflow restarts an application when any other part of its spec changes."""
     runs = spark.application(CONSUMER, CONTEXT, suspend=False)
     rests = spark.application(CONSUMER, CONTEXT, suspend=True)
     assert rests["spec"].pop("suspend")
@@ -84,7 +84,7 @@ def test_settings_of_the_user_lie_over_ours() -> None:
 
 
 def test_the_job_goes_on_while_its_executors_start() -> None:
-    """By default the driver's start waits for executors, and asks for the rest only after it."""
+    """By default the driver's start waits for executors, and requests the rest only after it."""
     conf = spark.application(CONSUMER, CONTEXT, suspend=False)["spec"]["sparkConf"]
     assert conf["spark.scheduler.minRegisteredResourcesRatio"] == "0"
 
@@ -126,7 +126,7 @@ def test_where_the_checkpoint_is(given, uri, claim) -> None:
 
 
 def test_executors_share_a_batch() -> None:
-    """1000 records, ten at least for each of two cores: fifty executors find work."""
+    """1000 records, at least ten for each of two cores: fifty executors have work."""
     policy = consumers.policy(CONSUMER["spec"])
     assert (policy.replicas_min, policy.replicas_max) == (0, 6)
     assert ceiling(policy, Load(10**6, 2, 2000)) == 50
@@ -176,7 +176,8 @@ def test_states(state, wanted, running, words, age, ready, reason) -> None:
 
 
 def test_a_submission_that_fails_is_told_in_a_line() -> None:
-    """Kubeflow's message has all that spark-submit has logged, stack trace and all."""
+    """Kubeflow's message contains everything that spark-submit has logged, stack traces
+    included."""
     message = (
         "failed to submit spark application: failed to run spark-submit: WARNING: incubator\n"
         "26/11/22 15:08:09 INFO SparkKubernetesClientFactory: Auto-configuring K8S client\n"
@@ -218,7 +219,7 @@ def test_a_driver_that_was_told_to_end_did_not_fail(exit_code, reason) -> None:
 
 
 def test_a_driver_without_memory_is_told_so() -> None:
-    """Its log ends in the midst of something else."""
+    """Its log ends in unrelated lines."""
     store, killed = Store(), ended_driver(137)
     killed["status"]["containerStatuses"][0]["state"]["terminated"]["reason"] = "OOMKilled"
     store.put(killed)

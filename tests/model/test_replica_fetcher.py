@@ -1,7 +1,7 @@
 """A follower's incremental fetches request what a check of every partition would request.
 
-The machine keeps the leader's end of the session from the requests alone, and beside it what a
-follower that walks all its partitions before each fetch would want.
+The machine derives the leader's side of the session only from the requests. It compares that with a
+follower that checks all its partitions before each fetch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PARTITIONS = st.integers(0, 4)
 
 
 class Held:
-    """A throttle that holds all of some topics, or none."""
+    """A throttle that stops some topics, or none."""
 
     def __init__(self) -> None:
         self.topics: set[str] = set()
@@ -51,7 +51,7 @@ class Held:
 
 
 class Plain:
-    """One partition as the twin knows it."""
+    """One partition of the twin."""
 
     def __init__(self, index: int) -> None:
         log = Log.open(MemoryStorage(), f"t{index}-0", LogConfig(), now_ms=0, clean=False)
@@ -164,7 +164,7 @@ class FollowerSession(RuleBasedStateMachine):
     @precondition(lambda self: not self.under_way)
     @rule(told=st.sets(PARTITIONS), refusing=st.sets(PARTITIONS, max_size=1))
     def exchange(self, told: set[int], refusing: set[int]) -> None:
-        """What mostly happens."""
+        """The usual exchange."""
         self.fetch()
         if self.under_way:
             self.answer(told, 7, refusing)

@@ -127,7 +127,7 @@ class Workload:
                     await program(self, client, name)
                 return
             except ClientError as error:
-                self.kernel.trace(f"{name} begins anew: {error}")
+                self.kernel.trace(f"{name} starts again: {error}")
                 await wait(0.3)
 
     @property

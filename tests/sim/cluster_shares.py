@@ -318,7 +318,7 @@ class ShareHistory:
                 if shared.asked:
                     complete = max(complete, min(sent for sent, _ in shared.asked))
                 else:
-                    raise Violation("share-key-order", f"{record} was passed by: {shared}")
+                    raise Violation("share-key-order", f"{record} was skipped: {shared}")
 
     def finish_letters(self, final: Iterable[Record], letters: Iterable[Letter]) -> None:
         """Check that dead letters are those of records that were rejected or reached the delivery

@@ -140,7 +140,7 @@ class Checker:
         raft = node.live()
         if (epoch := raft.index.epoch_at(raft.high_watermark)) != raft.epoch:
             raise Violation(
-                "own_epoch", f"n{node.id} commits epoch {epoch} by itself in epoch {raft.epoch}"
+                "own_epoch", f"n{node.id} commits epoch {epoch} directly in epoch {raft.epoch}"
             )
         # A change within this step came before the commit, or after it.
         in_force = self._voters[node.id], raft.voters.latest

@@ -1,4 +1,4 @@
-"""Executors as processes: they follow a published number, and one that dies loses nothing."""
+"""Executors as processes: they follow a published number, and no row is lost when one dies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WAIT_S = 180.0
 
 
 class Application:
-    """The program, and what it says of itself."""
+    """The program, and the state that it reports."""
 
     def __init__(self, place: Path, process: subprocess.Popen[str], said: Path) -> None:
         self.place, self._process, self._said = place, process, said

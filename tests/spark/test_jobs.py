@@ -1,4 +1,4 @@
-"""The jobs, as a user runs them, in local mode and on real input."""
+"""The jobs as users run them, in local mode and on real input."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ JOBS = Path(__file__).resolve().parents[2] / "spark_operator_jobs" / "jobs"
 
 
 def job(name: str) -> ModuleType:
-    """A job as a module, whose functions travel to the workers as those of a main program do."""
+    """Load a job as a module, whose functions are pickled like those of a main program."""
     from pyspark import cloudpickle
 
     if str(JOBS) not in sys.path:
@@ -43,7 +43,7 @@ def job(name: str) -> ModuleType:
 
 
 def shoal(*words: str, bootstrap: str) -> str:
-    """What a `shoal` command prints."""
+    """Return what a `shoal` command prints."""
     done = subprocess.run(
         [sys.executable, "-m", "shoal.cli", *words], capture_output=True, text=True, check=False,
         env={**os.environ, "SHOAL_BOOTSTRAP": bootstrap},
@@ -54,7 +54,7 @@ def shoal(*words: str, bootstrap: str) -> str:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
-    """Runs a job's main with these arguments, in the session that all tests share."""
+    """Run a job's main with these arguments, in the session that all tests share."""
     from pyspark.sql import SparkSession
 
     monkeypatch.setattr(SparkSession, "stop", lambda self: None)
@@ -69,7 +69,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
 
 
 def values(client: SyncClient, topic: str) -> list[bytes]:
-    """Everything in a topic."""
+    """Return all values in a topic."""
     found = []
     for index in range(len(client.run(client.cluster.topic(topic)).partitions)):
         from shoal.client.cluster import TopicPartition
@@ -130,7 +130,7 @@ def test_fraud_check(
     spark: SparkSession, shoal_queue: Callable[..., Queue], run: Callable[..., ModuleType],
     tmp_path: Path, capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """Alerts name accounts that were taken over, and state outlives a restart of the query."""
+    """Alerts name accounts that were taken over, and state survives a restart of the query."""
     queue = shoal_queue(partitions=2)
     alerts = f"{queue.topic}-alerts"
     where = ("--bootstrap-servers", queue.bootstrap)
@@ -161,7 +161,7 @@ def registered(registry: Path) -> list[tuple]:
 
 
 def batches_told(capfd: pytest.CaptureFixture[str]) -> list[dict]:
-    """What a job has said of its batches since the last call."""
+    """Return what a job has printed about its batches since the last call."""
     return [json.loads(line) for line in capfd.readouterr().out.splitlines() if line[:1] == "{"]
 
 
@@ -169,7 +169,7 @@ def test_billing(
     spark: SparkSession, shoal_queue: Callable[..., Queue], run: Callable[..., ModuleType],
     tmp_path: Path, capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """A batch that runs again registers nothing twice; the PDFs are whole."""
+    """A batch that runs again registers nothing twice; the PDFs are complete."""
     queue = shoal_queue(partitions=2)
     registry = tmp_path / "invoices.db"
     where = ("--bootstrap-servers", queue.bootstrap)
@@ -204,7 +204,7 @@ def test_a_dead_letter_is_billed_once_it_is_redriven(
     spark: SparkSession, shoal_queue: Callable[..., Queue], run: Callable[..., ModuleType],
     tmp_path: Path, capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """Long orders are poison at first. The cause goes, they are redriven, and none is lost."""
+    """Long orders are poison at first. After the fix they are redriven, and none is lost."""
     queue = shoal_queue(partitions=1)
     registry, letters = tmp_path / "invoices.db", f"dlq.{queue.topic}"
     where = ("--bootstrap-servers", queue.bootstrap)

@@ -46,7 +46,7 @@ def test_executors_of_other_containers_are_left_alone(tmp_path: Path) -> None:
         try:
             done = subprocess.run([sys.executable, str(PROGRAM)], timeout=20, check=False)
             assert done.returncode == 0
-            assert other.poll() is None, "it was told"
+            assert other.poll() is None, "it got the signal"
         finally:
             other.kill()
 

@@ -1,5 +1,5 @@
-"""A feature at level 0 is off: requests that need it are refused, each in the shape of its answer,
-as Kafka's `isShareGroupProtocolEnabled` and `isConsumerGroupProtocolEnabled` have it."""
+"""A feature at level 0 is off: requests that need it are refused, each with a response of its API,
+as in Kafka's `isShareGroupProtocolEnabled` and `isConsumerGroupProtocolEnabled`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from servers import ShoalProcess
 
 OFF = ErrorCode.unsupported_version
-#: Of requests that need `share.version`: whole-request errors.
+#: Requests that need `share.version`, with top-level errors.
 SHARE: dict[ApiKey, dict[str, Any]] = {
     ApiKey.SHARE_GROUP_HEARTBEAT: {
         "group_id": "g",
@@ -52,7 +52,7 @@ def set_level(wire: WireClient, feature: str, level: int) -> None:
 
 
 def codes(wire: WireClient) -> set[ErrorCode]:
-    """What all the requests are answered with."""
+    """Return the errors of all the requests."""
     found = {wire.call(api, 1 if api < 90 else 0, body).error_code for api, body in SHARE.items()}
     found |= {wire.call(api, 1, body).error_code for api, body in CONSUMER.items()}
     for api in (ApiKey.SHARE_GROUP_DESCRIBE, ApiKey.CONSUMER_GROUP_DESCRIBE):

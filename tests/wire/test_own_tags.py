@@ -1,4 +1,4 @@
-"""Fields that only our brokers tell each other: tags that every other reader passes over."""
+"""Tagged fields that only our brokers use, and that every other reader ignores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Produce, Fetch and their kin over the wire, in the versions that differ."""
+"""Produce, Fetch and related requests over the wire, in the versions that differ."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_idempotent_producer(client: WireClient, topic: str) -> None:
 
 
 def test_retries_are_recognised_after_a_restart(broker: ShoalProcess) -> None:
-    """A producer whose answers were lost sends up to five batches again, the oldest first."""
+    """A producer whose responses were lost sends up to five batches again, the oldest first."""
 
     def send(client: WireClient, sequence: int) -> tuple[int, int]:
         who = {"producer_id": 4_000, "producer_epoch": 0}
@@ -167,7 +167,7 @@ def test_min_in_sync_replicas(client: WireClient) -> None:
     topic = next(_names)
     client.create_topic(topic, min_insync_replicas="2")
     assert client.produce(topic, b"v", acks=1).error_code == 0
-    # A topic of one replica can have no more in sync than that, so that one is enough, as in Kafka.
+    # A topic with one replica has at most one in sync, so that is enough, as in Kafka.
     assert client.produce(topic, b"v").error_code == 0
 
 
@@ -175,7 +175,7 @@ def test_fetch_limits(client: WireClient, topic: str) -> None:
     for value in (b"a" * 500, b"b" * 500, b"c" * 500):
         client.produce(topic, value)
         client.produce(topic, value, partition=1)
-    # The first batch comes however small the limit is, and nothing after it.
+    # The first batch comes whatever the limit, and nothing after it.
     assert values(client.fetch(topic, 0, partition_max_bytes=1).records) == [b"a" * 500]
     assert len(values(client.fetch(topic, 0, partition_max_bytes=1200).records)) == 2
     body = {

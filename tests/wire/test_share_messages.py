@@ -1,4 +1,4 @@
-"""The codec of ShareFetch and ShareAcknowledge against kio: same fields, same bytes."""
+"""The codec of ShareFetch and ShareAcknowledge compared with kio: same fields, same bytes."""
 
 import random
 import uuid
@@ -253,7 +253,7 @@ def test_an_acknowledge_response_is_the_bytes_that_the_compiled_writer_gives(
 
 
 def alone(kind: int, **changed: Any) -> dict[str, Any]:
-    """One record acknowledged by itself, which has a way of its own through the codec."""
+    """Return an acknowledgement of a single record, which takes a separate path in the codec."""
     batch = {"first_offset": 7, "last_offset": 7, "acknowledge_types": [kind], **changed}
     partition = {"partition_index": 5, "acknowledgement_batches": [batch]}
     return {
