@@ -4,7 +4,7 @@
 // Arguments: bootstrap servers, topic, number of partitions, group protocol (classic or consumer),
 // then one role and name per client, such as writer:w1, reader:g1, sharer:s1. All clients share one
 // process, each with a thread. Standard input names the clients to stop, one a line; its end stops
-// all. Each line of standard output is a JSON object: the client ("c"), what happened ("e") and
+// all. Each line of standard output is a JSON object: the client ("c"), the event ("e") and
 // when ("t"), in seconds of the monotonic clock.
 
 import java.io.BufferedReader;
@@ -82,7 +82,7 @@ public class FaultClients {
     private static Properties settings() {
         Properties settings = new Properties();
         settings.put("bootstrap.servers", bootstrap);
-        // A frozen broker keeps its connections open; this bounds the wait for its answers.
+        // A frozen broker keeps its connections open; this bounds the wait for its responses.
         settings.put("request.timeout.ms", "6000");
         return settings;
     }
@@ -145,7 +145,7 @@ public class FaultClients {
         }
     }
 
-    /** Report where the member goes on: what the group has committed. */
+    /** Report the position at which the member resumes: the group's commits. */
     private static void assigned(
             String name, KafkaConsumer<String, String> consumer,
             Collection<TopicPartition> partitions) {
@@ -230,7 +230,7 @@ public class FaultClients {
         return offset % 10 == 7 ? AcknowledgeType.REJECT : AcknowledgeType.ACCEPT;
     }
 
-    /** Whether an acknowledgement was taken: true, false, or null if its answer was lost. */
+    /** Whether an acknowledgement was applied: true, false, or null if its response was lost. */
     private static String result(Optional<KafkaException> error) {
         if (error.isEmpty()) {
             return "true";

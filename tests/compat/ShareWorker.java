@@ -49,12 +49,12 @@ public class ShareWorker {
         try {
             while (System.in.read() >= 0) { }
         } catch (java.io.IOException ended) {
-            // As good as its end.
+            // Treat an error as the end of input.
         }
         stopped = true;
     }
 
-    /** One poll; each record gets a fate by chance, then all are committed. */
+    /** Poll once, choose an acknowledgement for each record at random, and commit. */
     private static void settle(
             KafkaShareConsumer<String, String> consumer, Random random, double workMs,
             double released) throws InterruptedException {

@@ -308,7 +308,7 @@ class SelectionMachine(ShareMachine):
         self._check_chosen(member, got, bound, held, ready)
         assert got.total <= max(0, self.settings.max_record_locks - in_flight)
         assert not got.total or not full_of_held, (
-            "records are delivered although the limit of held keys is reached"
+            "the limit of held keys is reached"
         )
         if got.total:
             assert _offsets(b"".join(views)).issuperset(

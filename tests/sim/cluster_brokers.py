@@ -215,8 +215,8 @@ class SimCluster:
                 yield machine, broker
 
     def may_crash(self) -> bool:
-        """Return False after a power loss took acknowledged records of one broker. If the others were
-        killed then, these records could be lost (KIP-966)."""
+        """Return False while a broker lacks acknowledged records after a power loss. If the others
+        were killed then, these records could be lost (KIP-966)."""
         self.lacking = self.lacking and not self.fully_replicated()
         return not self.lacking
 
