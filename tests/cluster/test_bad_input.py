@@ -39,7 +39,7 @@ def test_a_new_directory_needs_the_clusters_id(tmp_path: Path) -> None:
     assert not (tmp_path / "data" / "meta.properties").exists()
 
 
-def test_what_a_directory_says_of_itself(tmp_path: Path) -> None:
+def test_identities_of_data_directories(tmp_path: Path) -> None:
     """A directory of another cluster, of another node, of a newer format."""
     data = tmp_path / "data"
     data.mkdir()
@@ -57,7 +57,7 @@ def test_what_a_directory_says_of_itself(tmp_path: Path) -> None:
         assert meta.read_text() == text
 
 
-def test_who_does_not_fit_a_running_cluster(tmp_path: Path) -> None:
+def test_nodes_that_do_not_fit_a_running_cluster(tmp_path: Path) -> None:
     """An id that is in use, and other voters than the cluster has."""
     quick = {"broker.session.timeout.ms": "3000", "broker.heartbeat.interval.ms": "500"}
     with running(ShoalCluster(tmp_path, 1, configs=quick)) as cluster:

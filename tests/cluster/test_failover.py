@@ -104,7 +104,7 @@ async def prepared(client: Client) -> tuple[str, str]:
     return topic, group
 
 
-def test_who_asks_at_once_is_told_of_the_new_leader(cluster: ShoalCluster) -> None:
+def test_clients_learn_the_new_leader_at_once(cluster: ShoalCluster) -> None:
     """Clients see a broker end when its followers do, and ask others for the new leader."""
 
     async def prepare() -> str:
@@ -196,7 +196,7 @@ def test_a_range_is_read_from_the_next_leader(cluster: ShoalCluster) -> None:
         assert took_s < ceiling(WRITES_S, stood_still_s())
 
 
-def test_who_leaves_while_its_coordinator_dies_is_no_member(cluster: ShoalCluster) -> None:
+def test_a_member_that_leaves_while_its_coordinator_dies_is_removed(cluster: ShoalCluster) -> None:
     """It would stay a member for its session, 45 s, with a share of the partitions."""
 
     async def main() -> float:

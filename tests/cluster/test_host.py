@@ -94,7 +94,7 @@ def alone(folder: Path, *flags: str, metrics: str = "127.0.0.1:0") -> ShoalProce
     return host
 
 
-def test_a_host_by_itself(tmp_path: Path) -> None:
+def test_a_single_host(tmp_path: Path) -> None:
     """A one-host cluster, with the same id when it restarts; the host's name is the rack."""
     metrics = free_run(2)
     host = alone(tmp_path, metrics=f"127.0.0.1:{metrics}")

@@ -72,7 +72,7 @@ def end(cluster: ShoalCluster, id: int) -> int:
     return int(cluster.ask(id, ApiKey.LIST_OFFSETS, fields).topics[0].partitions[0].offset)
 
 
-def test_who_stopped_in_order_below_min_isr_may_lead(cluster: ShoalCluster) -> None:
+def test_a_cleanly_stopped_broker_below_min_isr_may_lead(cluster: ShoalCluster) -> None:
     """It has every acknowledged record, although it is out of the ISR."""
     prepared(cluster)
     cluster.nodes[4].stop()
@@ -90,7 +90,7 @@ def test_who_stopped_in_order_below_min_isr_may_lead(cluster: ShoalCluster) -> N
     assert write(cluster) == RECORDS
 
 
-def test_who_was_killed_may_not(cluster: ShoalCluster) -> None:
+def test_a_killed_broker_below_min_isr_may_not_lead(cluster: ShoalCluster) -> None:
     """Its log may have lost its end; the cluster waits for the last member of the ISR."""
     prepared(cluster)
     cluster.nodes[4].kill9()

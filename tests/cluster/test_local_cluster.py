@@ -42,7 +42,7 @@ def local(tmp_path: Path) -> Iterator[Local]:
             os.kill(int(str(row["pid"])), signal.SIGKILL)
 
 
-def test_it_stops_and_goes_on(local: Local) -> None:
+def test_it_stops_and_resumes(local: Local) -> None:
     said = local.says("stop")
     assert said.startswith("Stopped. The data stays in "), said
     assert local.states() == ["stopped"] * 3

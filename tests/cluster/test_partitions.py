@@ -75,7 +75,7 @@ def heard(network: Network, source: int, to: int) -> bool:
         return False
 
 
-def test_a_network_loses_what_it_is_told_to(network: Network) -> None:
+def test_a_network_loses_the_chosen_traffic(network: Network) -> None:
     pairs = [(a, b) for a in network.hosts for b in network.hosts if a != b]
 
     def lost() -> list[tuple[int, int]]:
@@ -90,7 +90,7 @@ def test_a_network_loses_what_it_is_told_to(network: Network) -> None:
     assert lost() == []
 
 
-def test_what_a_test_that_died_has_left_is_swept() -> None:
+def test_namespaces_of_a_dead_test_are_removed() -> None:
     """Its namespaces and the processes in them, and none of running tests."""
     leave = (
         "import networks, os, subprocess; n = networks.Network(1); n.__enter__();"
@@ -207,7 +207,7 @@ class Cut:
         assert answer is None or answer.topics[0].error_code is not ErrorCode.none, answer
 
 
-def test_who_is_cut_off_acknowledges_nothing_and_the_others_go_on(
+def test_a_broker_that_is_cut_off_acknowledges_nothing_and_the_others_continue(
     tmp_path: Path, network: Network
 ) -> None:
     with (

@@ -43,7 +43,9 @@ def create(
     return row
 
 
-def test_what_one_makes_all_have_and_a_dead_controller_is_replaced(cluster: ShoalCluster) -> None:
+def test_a_topic_reaches_all_brokers_and_a_dead_controller_is_replaced(
+    cluster: ShoalCluster,
+) -> None:
     for id in cluster.brokers:
         create(cluster, id, f"by-{id}")
     for id in cluster.brokers:

@@ -307,9 +307,7 @@ def _coordinator(cluster: ShoalCluster, group: str) -> int:
     return int(answer.coordinators[0].node_id)
 
 
-def test_who_does_not_lead_names_the_leader_and_where_it_is(
-    cluster: ShoalCluster, topic: str
-) -> None:
+def test_a_follower_names_the_leader_and_its_address(cluster: ShoalCluster, topic: str) -> None:
     """The refusal itself names it, so that clients need not ask for metadata (KIP-951)."""
     (topic_id,) = [t.topic_id for t in cluster.metadata(1).topics if t.name == topic]
     (partition, *_) = cluster.topic(1, topic)

@@ -109,7 +109,7 @@ def test_a_reassignment_takes_its_time_and_writes_do_not(cluster: ShoalCluster, 
     set_configs(admin, ResourceType.BROKER, held_by, **{rate: None})
 
 
-def test_describe_tells_how_far_a_replica_is_behind(cluster: ShoalCluster) -> None:
+def test_describe_reports_how_far_a_replica_is_behind(cluster: ShoalCluster) -> None:
     """Without the throttle it catches up."""
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
     made = NewTopic("behind", 1, replica_assignment=[[1]], config={"min.insync.replicas": "1"})

@@ -76,7 +76,7 @@ def test_a_voter_takes_the_place_of_another(tmp_path: Path) -> None:
         eventually(lambda: sorted(rows(cluster, "current_voters")) == [2, 3, 4])
 
 
-def test_a_controller_joins_by_itself(tmp_path: Path) -> None:
+def test_a_controller_joins_automatically(tmp_path: Path) -> None:
     with running(ShoalCluster(tmp_path, 1)) as cluster:
         flags = cluster.joining(2)
         join = {"controller.quorum.auto.join.enable": "true"}

@@ -187,7 +187,7 @@ def test_where_brokers_are_is_read_from_the_environment(shoal: Shoal, topic: str
         assert found or "SHOAL_BOOTSTRAP_SERVERS" in done.stderr
 
 
-def test_asking_what_to_do_with_each_record(shoal: Shoal) -> None:
+def test_asking_for_each_acknowledgement(shoal: Shoal) -> None:
     shoal.run("topics", "create", "asked", "-p", "1")
     shoal.run("produce", "asked", stdin="first\nsecond\nthird\n")
     terminal = shoal.at_a_terminal(
@@ -363,7 +363,7 @@ def test_a_group_of_another_type(shoal: Shoal, topic: str) -> None:
         member.kill()
 
 
-def test_a_reader_that_goes_away(shoal: Shoal, topic: str) -> None:
+def test_a_reader_that_closes_the_pipe(shoal: Shoal, topic: str) -> None:
     """`shoal consume … | head -1` ends quietly."""
     command = " ".join([*SHOAL, "consume", topic, "--from-beginning", "--timeout", "3s"])
     done = subprocess.run(

@@ -127,7 +127,7 @@ def through_relay(tmp_path: Path, scenario: Callable[[Client, Relay], Awaitable[
         broker.kill9()
 
 
-def test_what_may_be_asked_twice_is_asked_again_where_the_answer_was_lost(tmp_path: Path) -> None:
+def test_idempotent_requests_are_repeated_after_a_lost_response(tmp_path: Path) -> None:
     """Also as the first request of a client, which has only the bootstrap addresses."""
 
     async def scenario(client: Client, relay: Relay) -> None:
@@ -270,7 +270,7 @@ def test_a_peer_that_says_nothing() -> None:
         asyncio.run(against(_mute, **settings))
 
 
-def test_nobody_listens() -> None:
+def test_no_process_listens() -> None:
     (port,) = free_ports(1)
 
     async def run() -> None:

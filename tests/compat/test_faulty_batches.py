@@ -189,7 +189,7 @@ def test_every_answer_is_kafkas(outcomes: list[tuple[Case, Outcome, Outcome]]) -
     assert sum(kafka.error is ErrorCode.none for _, kafka, _ in outcomes) > 100
 
 
-def test_what_is_stored_can_be_read(outcomes: list[tuple[Case, Outcome, Outcome]]) -> None:
+def test_stored_batches_are_readable(outcomes: list[tuple[Case, Outcome, Outcome]]) -> None:
     for case, _, shoal in outcomes:
         if shoal.end and "8 MiB" not in case.name and "no UTF-8" not in case.name:
             assert shoal.stored is not None and len(shoal.stored[-1]) == shoal.end, case.name

@@ -25,7 +25,7 @@ def delivered(queue: Queue, *, undelivered: bool) -> list[int]:
     return counts
 
 
-def test_what_is_given_back_has_not_been_delivered(queue: Queue) -> None:
+def test_returned_records_do_not_count_as_delivered(queue: Queue) -> None:
     queue.configure(share_redelivery_backoff_ms="60000", share_redelivery_backoff_max_ms="60000")
     queue.produce([b"a", b"b"], batch=2)
     # More often than the group's limit of five, and at once in spite of its back-off.
@@ -40,7 +40,7 @@ def test_a_plain_close_counts(queue: Queue) -> None:
     assert delivered(queue, undelivered=False) == [2]
 
 
-def test_a_killed_broker_knows_what_counted(broker: ShoalProcess, queue: Queue) -> None:
+def test_a_killed_broker_keeps_delivery_counts(broker: ShoalProcess, queue: Queue) -> None:
     queue.produce([b"a", b"b"], batch=2)
     assert delivered(queue, undelivered=False) == [1]
     assert delivered(queue, undelivered=True) == [2]

@@ -122,7 +122,7 @@ def scaled_by(broker: ShoalProcess, queue: Held) -> tuple[int, int]:
     return state.lag, state.workable
 
 
-def test_what_waits_for_a_redrive_is_lag_and_nothing_to_scale_by(
+def test_records_that_wait_for_a_redrive_count_as_lag_but_not_for_scaling(
     broker: ShoalProcess, queue: Held
 ) -> None:
     queue.reject_first()
@@ -141,7 +141,7 @@ def test_what_waits_for_a_redrive_is_lag_and_nothing_to_scale_by(
     assert scaled_by(broker, queue) == (3, 3)
 
 
-def test_with_as_many_held_as_may_be_nothing_else_is_to_scale_by(
+def test_at_the_limit_of_held_keys_no_other_record_counts_for_scaling(
     broker: ShoalProcess, queue: Held
 ) -> None:
     queue.configure(**{"share.ordering.key.dead.letter.max.held": "1"})
@@ -237,7 +237,7 @@ def test_kafkas_own_formatter_prints_the_state_of_what_is_held(
     assert values[-1]["startOffset"] in (-1, 0)
 
 
-def test_as_many_as_may_be_held_stop_delivery_with_a_reason(
+def test_the_limit_of_held_keys_stops_delivery_with_a_reason(
     broker: ShoalProcess, queue: Held
 ) -> None:
     queue.configure(**{"share.ordering.key.dead.letter.max.held": "2"})
@@ -256,7 +256,7 @@ def test_as_many_as_may_be_held_stop_delivery_with_a_reason(
     assert queue.held() == [(0, "a")]
 
 
-def test_a_group_that_holds_no_longer_frees_its_keys(queue: Held) -> None:
+def test_a_group_that_stops_holding_frees_its_keys(queue: Held) -> None:
     queue.reject_first()
     queue.configure(**{"share.ordering.key.dead.letter": "continue"})
     assert queue.take() == ["a2"]
@@ -288,7 +288,7 @@ def _reset(queue: Held, words: tuple[str, ...]) -> bool:
     return True
 
 
-def test_what_was_sent_and_not_freed_is_freed_by_the_next_redrive(queue: Held) -> None:
+def test_a_sent_record_whose_key_was_not_freed_is_freed_by_the_next_redrive(queue: Held) -> None:
     """The redrive ends after sending and before freeing the keys."""
     queue.reject_first()
 
@@ -313,7 +313,7 @@ def test_what_was_sent_and_not_freed_is_freed_by_the_next_redrive(queue: Held) -
     assert order == ["a2", "a1"]
 
 
-def test_what_is_not_held_is_passed_over_and_a_bad_request_refused(queue: Held) -> None:
+def test_records_that_are_not_held_are_ignored_and_bad_requests_refused(queue: Held) -> None:
     queue.reject_first()
     groups = queue.client.admin.share_groups
     where = TopicPartition(queue.topic, 0)

@@ -84,7 +84,7 @@ def test_offsets_by_time(run: Kcat, topic: str) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["range", "roundrobin", "cooperative-sticky"])
-def test_a_group_goes_on_where_it_stopped(run: Kcat, topic: str, protocol: str) -> None:
+def test_a_group_resumes_where_it_stopped(run: Kcat, topic: str, protocol: str) -> None:
     run("-P", "-t", topic, stdin="".join(f"{i}\n" for i in range(20)))
     group = (
         "-X",

@@ -165,7 +165,7 @@ def test_a_hot_key_neither_blocks_others_nor_fills_the_window(
     assert gauge(broker, queue, "held_by_key_records") == 4999
 
 
-def test_delayed_records_hold_their_key_and_stall_nobody(
+def test_delayed_records_hold_their_key_and_block_no_other(
     broker: ShoalProcess, queue: Queue, join: Callable[[], ShareConsumer]
 ) -> None:
     queue.configure(**KEY_ORDER, **{"share.delay.max.ms": "60000"})

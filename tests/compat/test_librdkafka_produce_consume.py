@@ -179,7 +179,7 @@ def test_delete_records(shared_broker: ShoalProcess, topic: str) -> None:
     assert [m.value() for m in found] == [b"7", b"8", b"9"]
 
 
-def test_a_consumer_at_the_end_waits_for_what_comes(
+def test_a_consumer_at_the_end_waits_for_new_records(
     shared_broker: ShoalProcess, topic: str
 ) -> None:
     reader = consumer(shared_broker)
@@ -201,7 +201,7 @@ def test_records_outlive_a_restart_and_a_crash(broker: ShoalProcess) -> None:
     assert [m.value() for m in consume(broker, topic, 4)] == [b"a", b"b", b"c", b"d"]
 
 
-def test_an_idempotent_producer_goes_on_over_a_crash(broker: ShoalProcess) -> None:
+def test_an_idempotent_producer_continues_over_a_crash(broker: ShoalProcess) -> None:
     topic = make_topic(broker)
     producer = Producer({"bootstrap.servers": broker.bootstrap, "enable.idempotence": True})
     failed = []

@@ -150,7 +150,7 @@ def create(queue: Queue, topic: str, **configs: str) -> None:
     expect(queue.client.run(queue.client.admin.topics.create([new])))
 
 
-def test_dead_letters_keep_the_record_and_tell_why(
+def test_dead_letters_keep_the_record_and_the_reason(
     broker: ShoalProcess, queue: Queue, member: ShareConsumer
 ) -> None:
     topic = f"dlq.{queue.topic}"
@@ -304,7 +304,7 @@ def held(broker: ShoalProcess, queue: Queue) -> set[str]:
     return {sample.labels["why"] for sample in samples}
 
 
-def test_what_fills_a_window_and_what_headers_could_not_say_is_told(
+def test_full_windows_and_invalid_headers_are_reported(
     broker: ShoalProcess, queue: Queue, member: ShareConsumer
 ) -> None:
     queue.configure(
@@ -354,7 +354,7 @@ def test_a_flood_of_dead_letters_holds_delivery_until_the_limit_allows_it(
     assert held(broker, queue) == set()
 
 
-def test_a_flood_passes_by_itself(
+def test_a_flood_ends_automatically(
     broker: ShoalProcess, queue: Queue, member: ShareConsumer
 ) -> None:
     topic = f"dlq.{queue.topic}"
@@ -403,7 +403,7 @@ def test_the_age_of_the_oldest_lock_counts_renewals_in(
     assert gauge(broker, queue, "oldest_lock_age_seconds") == 0
 
 
-def test_lag_and_pause_of_a_group_that_nobody_reads_are_told_also_after_a_restart(
+def test_lag_and_pause_of_an_unread_group_are_reported_also_after_a_restart(
     broker: ShoalProcess, queue: Queue, member: ShareConsumer
 ) -> None:
     queue.produce(["one"])

@@ -194,7 +194,7 @@ def test_a_rate_is_kept(queue: Letters) -> None:
     assert time.monotonic() - begun >= 1.9
 
 
-def test_an_interrupted_redrive_goes_on_without_loss_and_sends_nothing_twice(
+def test_an_interrupted_redrive_continues_without_loss_or_duplicates(
     queue: Letters,
 ) -> None:
     queue.produce(range(3000))
@@ -210,7 +210,7 @@ def test_an_interrupted_redrive_goes_on_without_loss_and_sends_nothing_twice(
     assert found["redriven"] == 3000 - found["before"]
 
 
-def test_what_was_sent_and_not_noted_is_found(queue: Letters) -> None:
+def test_sent_but_unrecorded_dead_letters_are_found(queue: Letters) -> None:
     """The redrive ends after sending and before recording its progress."""
     queue.produce(range(6))
     queue.reject(6)
@@ -257,7 +257,7 @@ def test_bad_input_is_refused_in_a_sentence(queue: Letters) -> None:
     assert f"1 (topic {queue.topic} does not exist)" in said
 
 
-def test_a_record_that_is_refused_is_told_and_left_for_later(queue: Letters) -> None:
+def test_a_refused_record_is_reported_and_left_for_later(queue: Letters) -> None:
     queue.produce(["small", "x" * 3000])
     queue.reject(2)
     queue.create("narrow-" + queue.topic, **{"max.message.bytes": "2000"})
@@ -267,7 +267,7 @@ def test_a_record_that_is_refused_is_told_and_left_for_later(queue: Letters) -> 
     assert queue.redrive()["redriven"] == 1
 
 
-def test_a_standing_too_large_for_the_ledger_is_refused_in_a_sentence(queue: Letters) -> None:
+def test_progress_too_large_for_the_ledger_is_refused_in_a_sentence(queue: Letters) -> None:
     ledger_of = queue.client
 
     async def write() -> None:

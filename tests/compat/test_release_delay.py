@@ -46,7 +46,7 @@ def release(
     return queue.client.run(session.acknowledge(acks))
 
 
-def test_a_release_waits_as_long_as_it_says(queue: Queue) -> None:
+def test_a_release_waits_for_its_delay(queue: Queue) -> None:
     session = join(queue)
     for delay_ms in (1500, 0, 300):
         queue.produce([b"a"])
@@ -91,7 +91,7 @@ def test_a_killed_broker_keeps_it(broker: ShoalProcess, queue: Queue) -> None:
     leave(queue, other)
 
 
-def test_what_cannot_be_is_refused_by_name(queue: Queue) -> None:
+def test_invalid_delays_are_refused_by_name(queue: Queue) -> None:
     queue.configure(share_redelivery_backoff_max_ms="5000")
     queue.produce([b"a"])
     session = join(queue)

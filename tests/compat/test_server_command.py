@@ -40,7 +40,7 @@ def refusal(result: subprocess.CompletedProcess[str]) -> str:
     return result.stderr
 
 
-def test_it_says_where_it_listens_and_where_its_data_is(broker: ShoalProcess) -> None:
+def test_it_prints_its_address_and_its_data_directory(broker: ShoalProcess) -> None:
     said = "\n".join(broker.log)
     assert f"listens on {broker.bootstrap}" in said
     assert f"Its data is in {broker.data_dir}" in said
@@ -172,5 +172,5 @@ def test_it_names_settings_without_effect(start_broker: Callable[..., ShoalProce
     assert not any("'retention.ms'" in line for line in broker.log)
 
 
-def test_a_broker_without_such_settings_says_nothing_of_them(broker: ShoalProcess) -> None:
+def test_a_broker_without_such_settings_logs_nothing(broker: ShoalProcess) -> None:
     assert not [line for line in broker.log if "without effect" in line]

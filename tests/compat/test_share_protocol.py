@@ -175,7 +175,7 @@ def setup(shared_broker: ShoalProcess) -> Iterator[Setup]:
 # Sessions.
 
 
-def test_a_session_goes_on_by_its_epoch(setup: Setup) -> None:
+def test_a_session_continues_with_the_next_epoch(setup: Setup) -> None:
     setup.produce(2, 3)
     member = Member(setup)
     assert member.acquired(max_records=1) == [(0, 1, 1)]
@@ -184,7 +184,7 @@ def test_a_session_goes_on_by_its_epoch(setup: Setup) -> None:
     assert member.fetch(epoch=1).error_code is ErrorCode.invalid_share_session_epoch
 
 
-def test_a_session_that_is_not_there(setup: Setup) -> None:
+def test_a_missing_session(setup: Setup) -> None:
     member = Member(setup)
     assert member.fetch(epoch=5).error_code is ErrorCode.share_session_not_found
     assert member.fetch(epoch=-1).error_code is ErrorCode.share_session_not_found
@@ -192,7 +192,7 @@ def test_a_session_that_is_not_there(setup: Setup) -> None:
     assert member.acknowledge(epoch=0) is ErrorCode.invalid_share_session_epoch
 
 
-def test_what_opens_a_session_acknowledges_nothing(setup: Setup) -> None:
+def test_a_request_that_opens_a_session_acknowledges_nothing(setup: Setup) -> None:
     answer = Member(setup).fetch(acks=[(0, 0, [ACCEPT])])
     assert answer.error_code is ErrorCode.invalid_request
 

@@ -24,7 +24,7 @@ TAKEOVER_S = 1.0
     ("members", "victims", "partitions"),
     [(2, 1, 1), (2, 1, 2), (2, 1, 6), (3, 2, 1), (4, 2, 2), (4, 3, 4)],
 )
-def test_what_killed_members_held(
+def test_records_of_killed_members(
     shared_broker: ShoalProcess, members: int, victims: int, partitions: int
 ) -> None:
     with SyncClient(shared_broker.bootstrap) as client:
@@ -64,7 +64,7 @@ def test_what_killed_members_held(
                     member.kill9()
 
 
-def test_what_the_last_member_held_goes_to_the_next_that_comes(
+def test_records_of_the_last_member_go_to_the_next_one(
     shared_broker: ShoalProcess,
 ) -> None:
     with SyncClient(shared_broker.bootstrap) as client:

@@ -76,7 +76,7 @@ def read(
     return found
 
 
-def test_what_is_committed_is_read_and_what_is_aborted_is_not(
+def test_committed_records_are_read_and_aborted_ones_are_not(
     shared_broker: ShoalProcess, topic: str
 ) -> None:
     producer = transactional(shared_broker, topic)
@@ -211,7 +211,7 @@ def test_a_transaction_outlives_the_broker(durable: ShoalProcess) -> None:
     assert sorted(read(durable, "t")) == [b"after", b"before"]
 
 
-def test_what_a_dead_producer_left_is_aborted_after_the_restart(durable: ShoalProcess) -> None:
+def test_a_dead_producers_transaction_is_aborted_after_the_restart(durable: ShoalProcess) -> None:
     producer = transactional(durable, "x", **{"transaction.timeout.ms": 1_500})
     producer.begin_transaction()
     producer.produce("t", b"left", partition=0)

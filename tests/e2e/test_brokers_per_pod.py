@@ -154,7 +154,7 @@ def test_what_cannot_be_is_refused(six: Resources, spec: Manifest, words: str) -
     assert words in six.refusal(wanted(**spec))
 
 
-def test_a_cluster_made_anew_over_its_volumes_may_have_more(resources: Resources) -> None:
+def test_a_cluster_recreated_over_its_volumes_may_have_more(resources: Resources) -> None:
     resources.start_client()
     resources.apply(queue_cluster(), queue_topic(), share_group())
     resources.wait("queuecluster/main", "queuetopic/jobs", "sharegroup/workers")

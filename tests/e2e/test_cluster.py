@@ -95,7 +95,7 @@ def test_pods_have_names_and_a_service(cluster: Cluster, web: str) -> None:
     assert {read("http://web-any/name") for _ in range(10)} <= {"web-0", "web-1"}
 
 
-def test_service_account_may_what_its_role_says(cluster: Cluster, web: str) -> None:
+def test_service_account_has_the_rights_of_its_role(cluster: Cluster, web: str) -> None:
     assert json.loads(in_pod(cluster, web, "web-0", CALL_API)) == {"pods": 200, "secrets": 403}
 
 

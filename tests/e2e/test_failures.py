@@ -27,7 +27,7 @@ def test_a_killed_broker_keeps_its_data(queue: Resources) -> None:
     queue.wait_status("sharegroup/workers", lag=0)
 
 
-def test_an_unready_node_is_told_and_comes_back(queue: Resources) -> None:
+def test_an_unready_node_is_reported_and_recovers(queue: Resources) -> None:
     node = queue.cluster.kubectl("get", "nodes", "--output=name").stdout.strip()
     before = queue.uid("pod/main-broker-0")
     queue.cluster.stop_kubelet()

@@ -143,7 +143,7 @@ def test_parallelism_that_locks_forbid_is_a_warning(queue: Resources) -> None:
     assert queue.status("shareconsumer/many")["ceiling"] == 2
 
 
-def test_a_missing_group_is_told_and_waited_for(queue: Resources) -> None:
+def test_a_missing_group_is_reported_and_awaited(queue: Resources) -> None:
     queue.apply(share_consumer("early", "not-yet", replicas=1))
     said = queue.wait_reason("shareconsumer/early", "ShareGroupNotFound")
     assert "'not-yet'" in said

@@ -57,7 +57,7 @@ def tells(queue: Resources, name: str, reason: str, *words: str) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_each_kind_is_told_with_its_remedy(queue: Resources, cluster: Cluster) -> None:
+def test_each_kind_is_reported_with_its_remedy(queue: Resources, cluster: Cluster) -> None:
     cluster.load(images.archive("spark"))
     spark_operator.install(cluster, [queue.namespace])
     prepare(queue)

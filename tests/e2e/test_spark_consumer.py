@@ -135,7 +135,7 @@ def test_kubectl_scale_moves_executors(work: Resources, cluster: Cluster) -> Non
     eventually(lambda: gauge(work, "acquired") >= 10, timeout_s=60, what="ten are counted")
 
 
-def test_the_driver_is_told_over_http(work: Resources) -> None:
+def test_the_driver_gets_the_number_over_http(work: Resources) -> None:
     path = f"/api/v1/namespaces/{NAMESPACE}/services/shoal-operator:metrics/proxy/scale"
     raw = f"{path}/{work.namespace}/eaters"
     signal = json.loads(work.cluster.kubectl("get", "--raw", raw).stdout)
@@ -143,7 +143,7 @@ def test_the_driver_is_told_over_http(work: Resources) -> None:
     assert signal["partitions"] == 2
 
 
-def test_a_job_that_fails_is_told_in_its_own_words(work: Resources, cluster: Cluster) -> None:
+def test_a_failed_job_is_reported_with_its_error(work: Resources, cluster: Cluster) -> None:
     spark_operator.install(cluster, [work.namespace])
     work.apply(queue_topic("bad"), share_group("losers", topics=["bad"]))
     wrong = spark(arguments=["--results=done", "--option=maxRecordPerTrigger=1"])

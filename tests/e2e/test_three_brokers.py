@@ -186,7 +186,7 @@ def test_brokers_come_take_their_share_and_leave(three: Resources) -> None:
     assert_taken_once(three, 100)
 
 
-def test_what_leaves_no_majority_is_refused(three: Resources) -> None:
+def test_a_change_that_leaves_no_majority_is_refused(three: Resources) -> None:
     assert "neither has a majority" in three.refusal(queue_cluster("other", replicas=2))
     assert "keeps three" in three.refusal(queue_cluster(replicas=1))
 

@@ -244,7 +244,7 @@ def test_a_bad_spec_is_refused_with_a_reason(queue: Resources, case: str) -> Non
     assert reason in queue.refusal(manifest)
 
 
-def test_what_this_version_cannot_do_is_a_condition(resources: Resources) -> None:
+def test_an_unsupported_field_is_a_condition(resources: Resources) -> None:
     encrypted = {"name": "plain", "port": 9092, "tls": {"secretName": "mine"}}
     resources.apply(queue_cluster(listeners=[encrypted]))
     said = resources.wait_reason("queuecluster/main", "SecurityNotSupported")

@@ -71,7 +71,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalProcess]:
         ("undecodable", "offsets 0 to 9, cannot be decoded.*Set failOnDataLoss to false"),
     ],
 )
-def test_what_a_driver_died_of_is_the_condition(name: str, words: str) -> None:
+def test_a_drivers_error_is_the_condition(name: str, words: str) -> None:
     said = termination_message((ENDS / f"{name}.txt").read_text())
     application = {"status": {"applicationState": {"state": "FAILING", "errorMessage": "exit 1"}}}
     verdict = application_verdict(application, 1, 0, said, 9)
@@ -104,7 +104,7 @@ class World:
         return next(c for c in conditions if c["type"] == "Ready")
 
 
-def test_what_the_brokers_tell_is_said_before_spark_starts(broker: ShoalProcess) -> None:
+def test_errors_from_brokers_are_reported_before_spark_starts(broker: ShoalProcess) -> None:
     """A missing topic, and a group of another type. A workload at zero does not prove health."""
 
     async def scenario(client: SyncClient) -> None:

@@ -112,7 +112,7 @@ def test_a_share_group_in_kafkas_words() -> None:
     }
 
 
-def test_what_kafkas_groups_lack_is_asked_for_only_where_the_spec_does() -> None:
+def test_own_group_configs_are_set_only_if_the_spec_has_them() -> None:
     plain = set(group_config(GROUP))
     letters = {"topic": "dlq.t", "copyRecords": True, "dropAfter": "1h", "floodPerMinute": 9}
     spec = GROUP | {
@@ -166,7 +166,7 @@ def test_what_kafkas_groups_lack_is_asked_for_only_where_the_spec_does() -> None
     )
 
 
-def test_what_metrics_say_of_a_queue() -> None:
+def test_numbers_of_a_queue_in_metrics() -> None:
     page = """
 shoal_share_group_dead_letters_total{group="a"} 3
 shoal_share_group_redriven_total{group="a"} 2
@@ -206,7 +206,7 @@ shoal_share_group_held{group="f",why="window-full"} 1
     assert (found["f"].delivery, found["f"].warning()) == ("Running", None)
 
 
-def test_a_broker_without_order_by_key_gets_all_else_and_the_status_says_so() -> None:
+def test_a_broker_without_key_order_gets_the_other_configs_and_a_condition() -> None:
     class Older:
         """Brokers without `share.ordering`."""
 
@@ -260,7 +260,7 @@ def test_a_group_begins_where_its_spec_says() -> None:
     assert first_offsets(back, empty, {"t": 1}, 100_000) == {("t", 0): StartSpec(40_000)}
 
 
-def test_what_has_a_position_keeps_it_and_what_grew_is_read_from_its_start() -> None:
+def test_positions_are_kept_and_new_partitions_are_read_from_their_start() -> None:
     state = GroupState("g", "share", partitions=(SharePartition("t", 0, 7, 1),))
     latest = {"startOffset": "Latest"}
     assert first_offsets(latest, state, {"t": 2, "u": 1}, 0) == {
@@ -341,7 +341,7 @@ def test_pods_are_restricted() -> None:
         ("listeners", [{"name": "a", "port": 1, "tls": {}}], "SecurityNotSupported"),
     ],
 )
-def test_what_brokers_cannot_do_is_refused_by_its_path(path, value, reason) -> None:
+def test_unsupported_fields_are_refused_by_path(path, value, reason) -> None:
     resource = copy.deepcopy(CLUSTER)
     resource["spec"][path] = value
     verdict = refusal(resource)
@@ -373,7 +373,7 @@ def test_what_brokers_cannot_do_is_refused_by_its_path(path, value, reason) -> N
         ("shoal.brokers.per.host", "spec.brokersPerPod"),
     ],
 )
-def test_config_cannot_replace_what_the_operator_sets(name: str, instead: str) -> None:
+def test_config_cannot_override_the_operators_settings(name: str, instead: str) -> None:
     resource = copy.deepcopy(CLUSTER)
     resource["spec"]["config"][name] = "x"
     verdict = refusal(resource)
@@ -408,7 +408,7 @@ def test_the_api_server_refuses_the_same_settings() -> None:
     assert [v for v in variables if f"'{v}'" not in env and not v.startswith(prefix)] == []
 
 
-def test_what_others_add_to_an_object_is_no_drift() -> None:
+def test_fields_that_others_add_are_no_drift() -> None:
     want = {"spec": {"ports": [{"port": 1}], "replicas": 2}}
     seen = {"spec": {"ports": [{"port": 1, "nodePort": 3}], "replicas": 2}, "status": {}}
     assert not has_drifted(want, seen)
@@ -416,7 +416,7 @@ def test_what_others_add_to_an_object_is_no_drift() -> None:
     assert has_drifted(want, {"spec": {"ports": [{"port": 1}], "replicas": 3}})
 
 
-def test_consumers_are_told_where_work_is() -> None:
+def test_consumers_get_the_connection_settings() -> None:
     consumer = {
         "kind": "ShareConsumer",
         "metadata": {"name": "c", "namespace": "n", "uid": "u"},

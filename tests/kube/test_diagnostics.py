@@ -37,7 +37,7 @@ def pod(waiting=None, last="", **scheduled):
         (pod(message="0/1 nodes: Insufficient cpu."), "Unschedulable", "Insufficient cpu"),
     ],
 )
-def test_what_kubernetes_says_of_a_pod(seen, reason, words) -> None:
+def test_diagnoses_of_pods(seen, reason, words) -> None:
     found = diagnose_pods([seen], [])
     assert found.reason == reason
     assert words in found.message

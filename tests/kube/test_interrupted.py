@@ -206,7 +206,7 @@ def test_a_roll_restarts_each_broker_once(broker: ShoalProcess) -> None:
     each_crash(broker, prepare, change, look)
 
 
-def test_nothing_is_said_of_a_template_that_kubernetes_has_not_seen(
+def test_a_template_that_kubernetes_has_not_observed_is_not_judged(
     broker: ShoalProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
@@ -234,7 +234,7 @@ def test_nothing_is_said_of_a_template_that_kubernetes_has_not_seen(
     asyncio.run(scenario())
 
 
-def test_what_has_never_been_ready_is_no_alarm(broker: ShoalProcess) -> None:
+def test_a_broker_that_was_never_ready_raises_no_alarm(broker: ShoalProcess) -> None:
     """A broker registers before it is ready. Only its pod shows which brokers are not ready."""
     three = {**CLUSTER, "spec": {**CLUSTER["spec"], "replicas": 3}}
 
@@ -265,7 +265,7 @@ def test_what_has_never_been_ready_is_no_alarm(broker: ShoalProcess) -> None:
     asyncio.run(scenario())
 
 
-def test_ready_is_what_who_comes_anew_reaches(
+def test_ready_means_that_new_connections_succeed(
     broker: ShoalProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The operator may have a connection, or use the pods, before the Service routes there."""
@@ -290,7 +290,7 @@ def test_ready_is_what_who_comes_anew_reaches(
     asyncio.run(scenario())
 
 
-def test_refused_positions_are_told_as_such(
+def test_refused_start_offsets_are_reported(
     broker: ShoalProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The topic is deleted while the group is created, after it was found."""

@@ -150,7 +150,7 @@ def test_the_image_of_a_version() -> None:
     assert cluster.image(wanted, "x") == "mine:1"
 
 
-def test_brokers_spread_over_nodes_and_zones_and_may_know_their_rack() -> None:
+def test_brokers_spread_over_nodes_and_zones_and_may_have_a_rack() -> None:
     wanted = queue_cluster(INSIDE)
     wanted["spec"]["rack"] = {"topologyKey": "topology.kubernetes.io/zone"}
     pod = cluster.manifests(wanted, "i:1")[-1]["spec"]["template"]["spec"]

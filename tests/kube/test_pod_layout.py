@@ -64,7 +64,7 @@ def test_with_one_broker_in_a_pod_nothing_rendered_changes(name: str) -> None:
     assert rendered.rendered(resource) == BEFORE[name]
 
 
-def test_ids_tell_pods_and_do_not_change_with_their_number() -> None:
+def test_ids_identify_pods_and_do_not_change_with_their_number() -> None:
     assert pod_layout.brokers(wanted(1, 3)) == [0, 1, 2]
     assert pod_layout.brokers(wanted(3, 2)) == [0, 1, 1000, 1001, 2000, 2001]
     assert set(pod_layout.brokers(wanted(2, 3))) < set(pod_layout.brokers(wanted(2, 5)))
@@ -211,7 +211,7 @@ def pod(ready: dict[str, bool], **meta: str) -> dict:
     }
 
 
-def test_a_pod_tells_which_of_its_brokers_serve() -> None:
+def test_a_pod_shows_which_of_its_brokers_serve() -> None:
     assert pods.broker_readiness(pod({"broker": True})) == {2: True}
     assert pods.broker_readiness(pod({"broker": True, "broker1": False})) == {2: True, 1002: False}
     ending = pod({"broker": True, "broker1": True}, deletionTimestamp="now")

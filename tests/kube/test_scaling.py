@@ -44,12 +44,12 @@ def test_to_zero_only_after_idling() -> None:
     assert run(steps) == [1, 1, 1, 1, 0]
 
 
-def test_lag_in_between_starts_the_idle_time_anew() -> None:
+def test_lag_in_between_restarts_the_idle_time() -> None:
     steps = [(0, 100), (1_000, 0), (200_000, 5), (301_001, 0), (500_000, 0), (601_002, 0)]
     assert run(steps) == [1, 1, 1, 1, 1, 0]
 
 
-def test_what_waits_for_a_redrive_keeps_nobody_running() -> None:
+def test_records_that_wait_for_a_redrive_need_no_consumers() -> None:
     state = GroupState("g", lag=900, blocked=900)
     held = Load(state.workable, 2, 2000, blocked=state.blocked)
     history, current, found = History(), 3, []

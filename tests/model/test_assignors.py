@@ -200,7 +200,7 @@ def test_simple_moves_little_when_one_member_leaves(spec):
 
 
 @given(spec=groups())
-def test_patch_moves_nothing_and_leaves_nobody_idle(spec):
+def test_patch_moves_nothing_and_leaves_no_member_idle(spec):
     valid = simple_assignor.patch(spec)
     for member, topics in valid.items():
         kept = {

@@ -307,9 +307,7 @@ class SelectionMachine(ShareMachine):
         ready -= {o for x in got.changes for o in range(x[0], x[1] + 1)}
         self._check_chosen(member, got, bound, held, ready)
         assert got.total <= max(0, self.settings.max_record_locks - in_flight)
-        assert not got.total or not full_of_held, (
-            "the limit of held keys is reached"
-        )
+        assert not got.total or not full_of_held, "the limit of held keys is reached"
         if got.total:
             assert _offsets(b"".join(views)).issuperset(
                 o for x in got.records for o in range(x[0], x[1] + 1)

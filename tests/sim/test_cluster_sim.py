@@ -71,7 +71,7 @@ def test_the_same_seed_is_the_same_run() -> None:
 
 
 @pytest.mark.parametrize("fault", sorted(FAULTS))
-def test_each_fault_by_itself(fault: str) -> None:
+def test_each_fault_alone(fault: str) -> None:
     run = simulate(len(fault), brokers=3, faults=[fault], duration_s=5.0, parts=PARTS)
     assert run.load.histories.counts["accepted"] > 20
 
@@ -160,7 +160,7 @@ def test_a_share_partition_that_cannot_be_loaded_is_tried_again_after_a_pause() 
     simulate(1, brokers=1, faults=["disk_full"] * 4, duration_s=8.0, synced=False, parts=[])
 
 
-def test_a_coordinator_that_was_put_out_tells_no_old_offsets() -> None:
+def test_a_deposed_coordinator_returns_no_old_offsets() -> None:
     """A broker that had been cut off learned from the new controller that it is fenced before it
     got the metadata with the new coordinators. Until then it returned its groups' offsets, which
     were older than the ones committed elsewhere."""
@@ -173,13 +173,13 @@ def test_a_member_confirms_an_assignment_that_was_taken_back() -> None:
     simulate(80, brokers=3, faults=["partition"] * 4, parts=EOS, rest_s=30.0)
 
 
-def test_a_member_that_was_put_out_commits_nothing_under_its_new_epoch() -> None:
+def test_a_removed_member_commits_nothing_under_its_new_epoch() -> None:
     """A poll that had begun before returned records of a partition that another member owned by
     then. The position after them was committed, so the other member's next commit went back."""
     simulate(185, brokers=3, faults=["partition"] * 4, parts=EOS, rest_s=30.0)
 
 
-def test_a_write_that_is_carried_over_is_of_its_own_time() -> None:
+def test_a_moved_write_has_the_state_of_its_own_time() -> None:
     """A write of share state waited for another broker when its own broker became the coordinator.
     It took the start offset and the complete count from the window of that later time. The
     committed lag left out incomplete records."""
@@ -189,7 +189,7 @@ def test_a_write_that_is_carried_over_is_of_its_own_time() -> None:
     )
 
 
-def test_a_leader_that_is_behind_knows_no_lag() -> None:
+def test_a_leader_that_is_behind_reports_no_lag() -> None:
     """A new leader's high watermark may lie below what was committed (KIP-207). A group coordinator
     that led the partition itself reported a lag that was too low, instead of an unknown one."""
     faults = ["slow_disk", "crash", "disk_error"]

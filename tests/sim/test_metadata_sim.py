@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from shoal.metadata.image import MetadataImage
 
 
-def test_all_nodes_come_to_the_image_that_clients_were_told() -> None:
+def test_all_nodes_converge_to_the_acknowledged_image() -> None:
     told = 0
     for seed in range(1, 13):
         cluster = MetadataCluster(seed, voters=3, observers=2)

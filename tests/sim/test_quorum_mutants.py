@@ -91,6 +91,6 @@ def test_an_empty_disk_taken_for_a_voter_is_found(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.faults], ids=lambda case: case.mutant)
-def test_the_whole_core_stands_the_same(case: Case) -> None:
+def test_the_unbroken_core_passes(case: Case) -> None:
     for seed in range(case.seed, case.seed + 10):
         simulate(seed, faults=case.faults, voters=case.voters)

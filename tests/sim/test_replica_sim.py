@@ -38,12 +38,12 @@ def test_the_same_seed_is_the_same_run() -> None:
 
 
 @pytest.mark.parametrize("fault", sorted(FAULTS))
-def test_each_fault_by_itself(fault: str) -> None:
+def test_each_fault_alone(fault: str) -> None:
     cluster = torment(ReplicaCluster(len(fault)), (fault,), duration_ms=6_000)
     assert cluster.checker.acknowledged_count > 20
 
 
-def test_who_led_without_a_record_comes_back_into_step() -> None:
+def test_a_leader_without_a_record_gets_back_in_sync() -> None:
     """Seed 2 found a follower that asked for ever from an epoch that no other broker had."""
     simulate(2)
 

@@ -126,7 +126,7 @@ def test_a_coordinator_without_replicas_serves_again_when_they_are_back() -> Non
         assert serves()
 
 
-def test_a_leader_that_is_cut_off_says_so_when_its_session_is_over() -> None:
+def test_a_leader_that_is_cut_off_refuses_when_its_session_is_over() -> None:
     """Clients that reach it go to the new leader. They used to wait for the whole timeout of each
     request, and then had to retry at the same broker."""
     with scene() as cluster:
@@ -171,7 +171,7 @@ def test_a_coordinator_that_is_cut_off_is_none_when_its_session_is_over() -> Non
         assert asked.after_s < SOON_S
 
 
-def test_who_asks_a_broker_that_is_cut_off_for_a_coordinator_is_hung_up_on() -> None:
+def test_a_broker_that_is_cut_off_closes_connections_that_ask_for_a_coordinator() -> None:
     """librdkafka asks the broker that it last used, which is the one that is cut off, and did so
     until the cut was healed. A closed connection makes it ask the others. A broker whose writes are
     merely late may recover, so consumers continue to read from it."""
@@ -210,7 +210,7 @@ def test_a_producer_waits_for_its_id_no_longer_than_for_a_write() -> None:
         assert asked.after_s < WRITE_TIMEOUT_S + SOON_S
 
 
-def test_who_is_left_alone_still_names_itself() -> None:
+def test_the_last_coordinator_still_names_itself() -> None:
     """If the other brokers' processes have ended, none can lead in its place, so consumers keep
     reading. Once another broker runs, even out of reach, that one may lead."""
     with scene() as cluster:
@@ -353,7 +353,7 @@ def test_a_marker_that_was_refused_and_forgotten_is_found(monkeypatch: pytest.Mo
         a_marker_is_refused()
 
 
-def test_a_broker_that_does_not_know_that_it_was_fenced_is_not_let_in_again() -> None:
+def test_a_fenced_broker_with_old_metadata_is_not_unfenced() -> None:
     """Its heartbeat succeeds before it gets the metadata with the new leaders. If it were unfenced
     at once, it would act as the leader of its old partitions, unopposed by the controller."""
     with scene() as cluster:
@@ -527,7 +527,7 @@ def test_a_member_that_asks_a_broker_that_is_cut_off_asks_the_others() -> None:
         working.result()
 
 
-def test_a_client_asks_the_next_broker_where_one_does_not_say_a_word() -> None:
+def test_a_client_asks_the_next_broker_if_one_does_not_answer() -> None:
     """A stopped process still accepts connections. It had 10 s to answer ApiVersions before the
     client asked another broker."""
     with scene() as cluster:

@@ -62,7 +62,7 @@ def test_wrong_options_are_named(spark: SparkSession, options: dict[str, str], w
         SourceOptions.of({**right, **options})
 
 
-def test_a_query_says_what_is_wrong(
+def test_a_query_reports_bad_input(
     shoal_queue: MakeQueue, spark: SparkSession, tmp_path: Path
 ) -> None:
     """A wrong option, a missing topic, another checkpoint: each is an error of the query."""

@@ -43,7 +43,7 @@ def test_the_pipeline_on_one_machine(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("shoal-demo-*")), "it left files behind"
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_missing_requirements_are_reported(tmp_path: Path) -> None:
     java = tmp_path / "java"
     java.touch(mode=0o755)
     here = {"PATH": str(tmp_path)}

@@ -88,7 +88,7 @@ def test_dead_letters_are_a_frame_with_reasons(shoal_queue: MakeQueue, spark: Sp
     assert [tuple(h) for h in row["headers"]] == [("trace", b"7")]
 
 
-def test_a_sink_says_what_it_lacks(spark: SparkSession, shoal_queue: MakeQueue) -> None:
+def test_a_sink_names_missing_columns(spark: SparkSession, shoal_queue: MakeQueue) -> None:
     queue = shoal_queue(partitions=1)
     frame = spark.createDataFrame([("1",)], "text string")
     writer = frame.write.format("kafka-topic").option(BOOTSTRAP, queue.bootstrap).mode("append")

@@ -33,7 +33,7 @@ async def two_wait() -> AsyncIterator[tuple[Cluster, list[asyncio.Task[object]]]
     server.close()
 
 
-def test_who_waits_for_a_connection_is_told_and_not_cancelled() -> None:
+def test_callers_that_wait_for_a_connection_get_an_error_and_no_cancellation() -> None:
     """A cancellation would end the caller's own task, silently."""
 
     async def main() -> None:
@@ -46,7 +46,7 @@ def test_who_waits_for_a_connection_is_told_and_not_cancelled() -> None:
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_a_client_that_is_closed_asks_nobody_anew() -> None:
+def test_a_closed_client_does_not_retry() -> None:
     """Callers that would retry after a lost connection get the error at once, and so do later
     ones."""
 
@@ -102,7 +102,7 @@ def test_a_cancellation_is_never_lost(turns: int, monkeypatch: pytest.MonkeyPatc
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_a_name_is_looked_up_again_while_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_is_resolved_again_while_no_broker_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """As when a pod was restarted and a resolver still returns its old address."""
     said = iter(("127.0.0.2", "127.0.0.2", "127.0.0.1"))
     look_up = socket.getaddrinfo

@@ -95,7 +95,7 @@ def _member(kind: str, cluster: Any) -> Membership:
 
 
 @pytest.mark.parametrize("kind", ["consumer", "share"])
-def test_a_heartbeat_after_one_without_an_answer_says_everything(kind: str) -> None:
+def test_a_heartbeat_after_one_without_a_response_is_complete(kind: str) -> None:
     """Found by the cluster simulation: the lost response had a new assignment. A coordinator sends
     that once, or to a member whose heartbeat is complete (KIP-848, KIP-932)."""
 
@@ -159,7 +159,7 @@ def test_an_assignment_that_was_taken_back_is_confirmed() -> None:
 
 
 @pytest.mark.parametrize("when", ["never", "before", "meanwhile"])
-def test_a_member_that_was_put_out_commits_nothing_of_what_it_had(when: str) -> None:
+def test_a_removed_member_commits_nothing_of_its_old_partitions(when: str) -> None:
     """It has joined again by then, and the broker accepts its commits under its new epoch. Such a
     commit moved back the position in a partition that another member had begun to read."""
 

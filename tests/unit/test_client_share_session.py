@@ -186,7 +186,7 @@ def test_an_acknowledgement_that_rides_along_is_sent_or_comes_back(forgotten: st
 
 
 @pytest.mark.parametrize("rides", [True, False])
-def test_what_is_refused_before_a_request_that_fails_is_refused_once(rides: bool) -> None:
+def test_a_refusal_before_a_failed_request_is_reported_once(rides: bool) -> None:
     async def main() -> None:
         brokers = Brokers(1)
         member, accept = await with_a_record(brokers)
@@ -222,7 +222,7 @@ def test_a_partition_that_is_taken_away_keeps_its_locks() -> None:
     asyncio.run(main())
 
 
-def test_who_led_and_is_gone_is_asked_for_anew() -> None:
+def test_a_leader_that_is_gone_is_looked_up_again() -> None:
     """No other broker reports the new leader if the old one led all the member's partitions."""
 
     async def main() -> None:

@@ -236,7 +236,7 @@ def test_keys_of_a_read(found: list[tuple[list[bytes | None], bool]], data: st.D
 
 @MANY
 @given(st.data())
-def test_what_is_accepted_alone(data: st.DataObject) -> None:
+def test_single_records_accepted(data: st.DataObject) -> None:
     ends = data.draw(st.lists(st.integers(-1, 60), max_size=12))
     acks: list[Any] = [(first, last, b"\1") for first, last in pairwise(sorted(ends))][::2]
     if acks and data.draw(st.booleans()):

@@ -75,7 +75,7 @@ def test_a_proof_is_there_and_names_its_config(kind: str, config: str, proof: Pr
 
 
 @pytest.mark.parametrize("kind", TABLES)
-def test_what_is_called_applied_has_a_proof(kind: str) -> None:
+def test_each_applied_config_has_a_proof(kind: str) -> None:
     through = {*INHERITED, *BOUNDS} if kind == "broker" else set()
     missing = [
         name

@@ -115,7 +115,7 @@ def test_the_roles_decide_what_is_opened() -> None:
     ],
     ids=["absent", "not-named", "none-left"],
 )
-def test_what_cannot_be(given: dict[str, str], parts: list[str]) -> None:
+def test_invalid_listener_settings(given: dict[str, str], parts: list[str]) -> None:
     with pytest.raises(InvalidConfig) as refused:
         kinds(**given)
     assert all(part in str(refused.value) for part in parts), refused.value

@@ -77,7 +77,7 @@ def test_each_break_has_its_name(name: str, broken: Broken) -> None:
     assert name in {anomaly.name for anomaly in check(history, log)}
 
 
-def test_what_is_allowed_is_silent() -> None:
+def test_allowed_events_are_no_anomalies() -> None:
     """A rebalance goes back to the commit; a response was lost; a fault ended the locks."""
     history, log = good()
     history.polls.append(Poll("g", 2, 0, 7, b"v7"))

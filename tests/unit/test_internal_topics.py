@@ -99,7 +99,7 @@ def test_leaders_and_replicas_spread_over_brokers_and_racks() -> None:
     assert max(Counter(r[0] for r in found).values()) == 2
 
 
-def test_what_moves_already_is_left_alone_and_brokers_that_are_down_get_nothing() -> None:
+def test_moving_partitions_are_left_alone_and_stopped_brokers_get_none() -> None:
     cluster = Cluster()
     cluster.join(1)
     cluster.create("__consumer_offsets")

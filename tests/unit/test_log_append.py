@@ -97,7 +97,7 @@ def test_refusals_of_broken_batches() -> None:
     assert refusal(log, changed(good, 16, bytes([3]))) is ErrorCode.corrupt_message
 
 
-def test_refusals_of_what_a_client_may_not_say() -> None:
+def test_refusals_of_attributes_that_clients_may_not_set() -> None:
     log, good = log_of(), batch(b"a", b"b")
     assert refusal(log, changed(good, 57, (3).to_bytes(4, "big"))) is ErrorCode.invalid_record
     assert refusal(log, changed(good, 57, bytes(4))) is ErrorCode.invalid_record
@@ -365,7 +365,7 @@ def test_truncation_takes_the_producers_back() -> None:
 # The disk
 
 
-def test_a_full_disk_refuses_and_the_log_goes_on_when_there_is_room() -> None:
+def test_a_full_disk_refuses_and_the_log_recovers_when_there_is_room() -> None:
     storage = MemoryStorage()
     log = open_log(storage)
     fill(log, [batch(b"a")])

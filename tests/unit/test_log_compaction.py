@@ -65,7 +65,7 @@ def test_the_active_segment_is_never_touched() -> None:
     assert len(contents(log)) == 10
 
 
-def test_what_is_not_below_the_high_watermark_is_never_touched() -> None:
+def test_records_from_the_high_watermark_on_are_never_compacted() -> None:
     log = log_of(segment_bytes=75)
     fill(log, [keyed((b"a", b"1"))] * 10)
     closed(log)
@@ -92,7 +92,7 @@ def test_the_dirty_ratio_decides_and_the_largest_lag_overrules_it() -> None:
     assert compact(log, NOW_MS + 101)
 
 
-def test_a_tombstone_stays_for_its_delay_and_goes_by_itself() -> None:
+def test_a_tombstone_stays_for_its_delay_and_is_then_removed() -> None:
     log = log_of()
     fill(log, [keyed((b"a", b"1")), keyed((b"a", None)), keyed((b"b", b"2"))])
     closed(log)

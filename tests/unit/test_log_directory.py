@@ -125,7 +125,7 @@ def test_a_deleted_log_is_gone_at_once_and_removed_later() -> None:
     assert directory.staged_deletes() == []
 
 
-def test_a_log_made_anew_does_not_take_the_old_ones_recovery_point() -> None:
+def test_a_recreated_log_does_not_take_the_old_ones_recovery_point() -> None:
     storage = MemoryStorage()
     directory = opened(storage)
     log = with_log(directory)

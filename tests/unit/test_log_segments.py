@@ -79,7 +79,7 @@ def test_a_full_index_rolls() -> None:
     assert all(len(s.offset_index) <= 5 for s in log.segments)
 
 
-def test_an_offset_that_the_indexes_cannot_tell_rolls() -> None:
+def test_an_offset_too_large_for_the_indexes_rolls() -> None:
     log = log_of()
     fill(log, [batch(b"a")])
     log.log_end_offset = 2**31
@@ -357,7 +357,7 @@ def test_a_batch_that_is_damaged_ends_the_log_there() -> None:
     assert log.bases == [0, damaged.base_offset]
 
 
-def test_indexes_that_are_missing_or_nonsense_are_made_anew() -> None:
+def test_missing_or_invalid_indexes_are_rebuilt() -> None:
     storage = MemoryStorage()
     log = open_log(storage, LogConfig(segment_bytes=2000, index_interval_bytes=100))
     fill(log, [batch(b"x" * 20, timestamp_ms=NOW_MS + i) for i in range(100)])

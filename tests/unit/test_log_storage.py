@@ -102,7 +102,7 @@ def test_free_bytes_and_times(root: tuple[Storage, str]) -> None:
     assert storage.modified_ms(f"{path}/f") >= 0
 
 
-def test_a_short_write_of_the_system_is_gone_on_with(
+def test_a_short_write_of_the_system_is_continued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """pwritev may write only a part: at a limit of the file system, or after a signal."""

@@ -48,7 +48,7 @@ def test_a_topics_defaults_are_those_of_the_broker_configs_it_inherits() -> None
     assert inherited == {name: key.default for name, key in TOPIC.items()}
 
 
-def test_the_page_is_the_one_in_the_repository() -> None:
+def test_the_generated_page_is_in_the_repository() -> None:
     assert DOCS.read_text() == config_page.page(), "python tools/config_page.py > docs/configs.md"
 
 

@@ -82,7 +82,7 @@ def refuse(operation: str, code: int) -> Any:
     return fault
 
 
-def test_what_was_answered_is_there_after_a_power_loss() -> None:
+def test_acknowledged_changes_survive_a_power_loss() -> None:
     async def main() -> None:
         storage = MemoryStorage()
         node = Node(storage)
@@ -138,7 +138,7 @@ def test_decisions_see_those_before_them_and_publish_in_order() -> None:
     run(main())
 
 
-def test_a_refusal_does_not_overtake_what_it_is_about() -> None:
+def test_a_refusal_does_not_overtake_the_commit_that_it_refers_to() -> None:
     """The error that a topic exists is sent only once the topic is durable."""
 
     async def main() -> None:
@@ -179,7 +179,7 @@ def test_a_full_disk_refuses_and_changes_nothing() -> None:
     run(main())
 
 
-def test_a_failed_sync_answers_nobody_and_ends_decisions() -> None:
+def test_a_failed_sync_sends_no_responses_and_ends_decisions() -> None:
     async def main() -> None:
         storage = MemoryStorage()
         node = Node(storage)

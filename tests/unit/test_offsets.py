@@ -131,7 +131,7 @@ def test_a_group_with_an_open_transaction_stays(sim: Simulation[GroupShard]) -> 
     assert sim.shard.context.groups.get("g") is None
 
 
-def test_deleting_a_group_takes_what_is_pending_too(sim: Simulation[GroupShard]) -> None:
+def test_deleting_a_group_removes_pending_offsets(sim: Simulation[GroupShard]) -> None:
     transactional(sim.shard, 8, at_offset=0)
     sim.submit("delete", lambda shard, now_ms, t: shard.delete_group("g", t))
     sim.shard.replay_end_transaction(PRODUCER, committed=True)

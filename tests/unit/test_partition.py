@@ -240,7 +240,7 @@ def test_bytes_count_once_they_are_committed() -> None:
     assert led.partition.bytes_committed == led.partition.bytes_appended
 
 
-def test_who_lags_leaves_once_the_controller_says_so() -> None:
+def test_a_lagging_replica_leaves_once_the_controller_agrees() -> None:
     led = Led()
     end = append(led.partition, b"a")
     led.fetch(2, end, now_ms=900)
@@ -255,7 +255,7 @@ def test_who_lags_leaves_once_the_controller_says_so() -> None:
     assert led.partition.high_watermark == end
 
 
-def test_who_has_caught_up_joins_and_holds_the_high_watermark_from_then_on() -> None:
+def test_a_caught_up_replica_joins_and_then_holds_back_the_high_watermark() -> None:
     led = Led(isr=(1, 2))
     end = append(led.partition, b"a")
     led.fetch(2, end)
@@ -305,7 +305,7 @@ def test_min_isr_asks_no_more_than_there_are_replicas() -> None:
     assert alone.effective_min_isr == 1
 
 
-def test_a_new_leader_is_behind_until_it_knows() -> None:
+def test_a_new_leader_is_behind_until_its_own_epoch_is_committed() -> None:
     led = Led()
     end = append(led.partition, b"a")
     led.partition.register(Registered(leader=2, leader_epoch=4), 0)
@@ -320,7 +320,7 @@ def test_a_new_leader_is_behind_until_it_knows() -> None:
     assert not led.partition.is_behind
 
 
-def test_what_a_leader_wrote_is_not_committed_by_the_high_watermark_of_the_next() -> None:
+def test_a_leaders_write_is_not_committed_by_the_next_leaders_high_watermark() -> None:
     led = Led()
     written = PendingAppend.of(led.partition, append(led.partition, b"a"))
     assert not written.is_committed
@@ -431,7 +431,7 @@ def test_a_refused_partition_pauses_and_others_go_on() -> None:
     assert fetcher.next_fetch(due_ms) is not None
 
 
-def test_an_answer_to_what_was_asked_in_an_earlier_epoch_is_passed_over() -> None:
+def test_a_response_to_a_request_of_an_earlier_epoch_is_ignored() -> None:
     led = Led()
     append(led.partition, b"a")
     other = follower(led)
@@ -447,7 +447,7 @@ def test_an_answer_to_what_was_asked_in_an_earlier_epoch_is_passed_over() -> Non
     assert other.log.log_end_offset == 0
 
 
-def test_who_stays_at_the_end_is_noted_like_any_other_fetch() -> None:
+def test_a_fetch_at_the_log_end_counts_like_any_other() -> None:
     """The fast path of leaders for idle partitions."""
     looked_at, noted = Led(), Led()
     for led in (looked_at, noted):

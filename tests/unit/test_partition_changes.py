@@ -88,7 +88,7 @@ def test_a_fenced_leader_is_replaced_from_the_isr() -> None:
     assert (now.leader, now.leader_epoch, now.isr, now.partition_epoch) == (2, 1, (2,), 2)
 
 
-def test_below_the_min_isr_who_leaves_stays_eligible_and_may_lead_cleanly() -> None:
+def test_below_the_min_isr_a_leaving_replica_stays_eligible() -> None:
     cluster = Cluster(3)
     cluster.create([1, 2, 3], min_insync_replicas="2")
     cluster.fence(1, 2)
@@ -157,7 +157,7 @@ def test_alter_partition_is_of_one_partition_epoch_and_of_brokers_that_run() -> 
         alter_partition(cluster.image, 1, cluster.epoch(1) - 1, [stale])
 
 
-def test_an_unclean_election_needs_the_topics_word() -> None:
+def test_an_unclean_election_needs_the_topics_config() -> None:
     cluster = Cluster(2)
     cluster.create([1, 2])
     assert cluster.alter([1]) is ErrorCode.none

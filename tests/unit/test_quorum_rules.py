@@ -78,7 +78,7 @@ def test_voters_are_taken_back_with_the_record_that_is_cut_off() -> None:
     assert history.at(8).ids == (2,)
 
 
-def test_control_records_keep_what_they_say() -> None:
+def test_control_records_survive_encoding() -> None:
     voter = Voter(ReplicaKey(7, A), (Endpoint("CONTROLLER", "host", 9093),), 0, 1)
     voters = VoterSet.of([voter, Voter(ReplicaKey(8))])
     batch = build_control_batch(
@@ -174,7 +174,7 @@ def test_a_follower_is_cut_to_the_common_prefix_in_a_few_fetches() -> None:
         assert follower.end_offset == common, (leaders, followers)
 
 
-def test_who_is_behind_the_logs_start_gets_the_snapshot() -> None:
+def test_a_replica_behind_the_log_start_gets_the_snapshot() -> None:
     """KIP-630: an offset below the log start, or an epoch below the snapshot's."""
     index = index_of([1, 1, 2, 2, 4])
     index.snapshots.append(OffsetAndEpoch(3, 2))

@@ -94,14 +94,14 @@ def test_without_keys_a_fetch_gets_what_it_asks_for() -> None:
     assert work(Queue([None] * 20_000), 30, 500) == 500
 
 
-def test_who_asks_for_little_gets_that() -> None:
+def test_a_small_fetch_is_not_limited() -> None:
     queue = Queue(spread(20_000, 2000))
     work(queue, 20, 500)
     assert queue.fetch_limit < RECORDS_MAX
     assert [queue.fetch(n).total for n in (1, 2, 50)] == [1, 2, 50]
 
 
-def test_what_piles_up_behind_a_hot_key_lowers_no_limit() -> None:
+def test_records_behind_a_hot_key_do_not_lower_the_limit() -> None:
     queue = Queue([b"hot" if n % 2 else b"%d" % n for n in range(20_000)])
     work(queue, 15, 500)
     assert queue.fetch_limit == RECORDS_MAX

@@ -149,7 +149,7 @@ def test_a_member_that_joins_within_the_assignment_interval_has_work_at_once():
     assert share.assigned("b") == {0}
 
 
-def test_what_a_leaver_read_alone_is_read_on_within_the_assignment_interval():
+def test_a_leavers_partitions_are_reassigned_within_the_assignment_interval():
     share = Share()
     share.join("a")
     share.join("b")
@@ -196,7 +196,7 @@ def test_the_takeover_interval_can_be_switched_off():
     assert share.join("a")["heartbeat_interval_ms"] == 5_000
 
 
-def test_a_member_that_takes_up_another_assignment_is_told_of_to_the_broker():
+def test_a_new_assignment_of_a_member_is_reported_to_the_broker():
     """Its fetch may wait for partitions that it had before."""
     share = Share()
     share.join("a")

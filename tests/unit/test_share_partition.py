@@ -118,7 +118,7 @@ def test_pieces_halve_with_each_delivery_under_a_high_limit() -> None:
     assert totals == [64, 64, 64, 64, 64, 32, 16, 8, 4, 1]
 
 
-def test_what_comes_back_at_the_limit_is_archived() -> None:
+def test_a_record_released_at_the_limit_is_archived() -> None:
     window = Window(log(1), delivery_count_limit=2)
     for count in (1, 2):
         assert window.fetch().records == [(0, 0, count)]
@@ -225,7 +225,7 @@ def test_read_committed_passes_by_aborted_records() -> None:
     assert Window(data).fetch().records == [(0, 3, 1)]
 
 
-def test_a_corrupt_batch_that_comes_back_is_archived_and_passed_by() -> None:
+def test_a_corrupt_redelivered_batch_is_archived_and_skipped() -> None:
     good, bad = log(2), bytearray(log(2, base=2))
     bad[-1] ^= 1
     window = Window(good + bytes(bad) + log(2, base=4))
@@ -274,7 +274,7 @@ def test_a_window_is_built_from_what_is_persisted() -> None:
     ]
 
 
-def test_state_that_tells_of_records_the_log_has_lost_ends_with_the_log() -> None:
+def test_state_beyond_the_log_end_is_cut() -> None:
     def load(log_end_offset: int) -> SharePartition:
         return SharePartition.load(
             10,

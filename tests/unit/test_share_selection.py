@@ -37,7 +37,7 @@ def delaying(header: str, value: int) -> Selection:
     return known
 
 
-def test_what_fell_due_between_two_looks_at_its_batch_is_not_delayed() -> None:
+def test_a_record_that_falls_due_between_two_scans_of_its_batch_is_not_delayed() -> None:
     known = delaying("shoal.deliver.after", 100)
     known.scan(NOW_MS + 100, 2, ShareSettings(), None)
     assert (known.delayed, known.next_due_ms) == (0, None)
@@ -59,7 +59,7 @@ def test_a_delay_is_cut_by_the_time_of_the_look_that_finds_it() -> None:
     assert known.headers.clamped == 0
 
 
-def test_what_follows_an_exhausted_record_of_its_key_is_as_urgent_as_it_would_be_alone() -> None:
+def test_an_exhausted_record_does_not_change_the_urgency_of_the_next_one() -> None:
     policy = SelectionPolicy(key_order=True, priority_header="p", priority_ageing_ms=10)
     share = SharePartition.load(
         0,
@@ -90,7 +90,7 @@ def test_a_record_that_comes_back_alone_waits_for_those_of_its_key_that_are_out(
     assert known.choose(1, ShareSettings(), NOW_MS)[0] == [0]
 
 
-def test_what_is_put_back_has_waited_all_the_same() -> None:
+def test_a_record_that_was_put_back_keeps_its_waiting_time() -> None:
     policy = SelectionPolicy(priority_header="p", priority_ageing_ms=50)
     known = Selection(SharePartition(0), policy)
     known.scan(NOW_MS, 9, ShareSettings(), batch((None, {"p": 2})))
@@ -101,7 +101,7 @@ def test_what_is_put_back_has_waited_all_the_same() -> None:
     assert known.choose(1, ShareSettings(), NOW_MS + 400)[0] == [0]
 
 
-def test_a_record_that_was_put_back_and_delivered_waits_anew_when_it_comes_back() -> None:
+def test_a_record_that_was_put_back_and_delivered_waits_again_when_released() -> None:
     """It was ready twice: when it was put back, and when that was recorded. One entry outlived its
     delivery, and would give it its former place."""
     policy, share = SelectionPolicy(priority_header="p", priority_ageing_ms=50), SharePartition(0)
@@ -122,7 +122,7 @@ def test_a_record_that_was_put_back_and_delivered_waits_anew_when_it_comes_back(
 
 
 @pytest.mark.parametrize("raw", [b"no gzip", bytes(compress(Compression.GZIP, record()))])
-def test_a_batch_that_claims_two_billion_offsets_is_passed_by(raw: bytes) -> None:
+def test_a_batch_that_claims_two_billion_offsets_is_skipped(raw: bytes) -> None:
     """share.partition.max.record.locks holds for any log content, and no dead letter is written."""
     absurd = scan(faulty_batches.batch(codec=1, count=2**31 - 1, raw=raw), 0)
     share = SharePartition(0)
@@ -154,7 +154,7 @@ def held_after_a_restart(*offsets: int) -> tuple[SharePartition, Selection]:
     return share, Selection(share, policy)
 
 
-def test_what_is_held_and_turns_out_to_have_no_key_is_freed() -> None:
+def test_a_held_record_without_a_key_is_freed() -> None:
     share, known = held_after_a_restart(0, 1)
     _, changes = known.scan(NOW_MS, 9, ShareSettings(), batch((None, {}), (b"a", {}), (b"a", {})))
     assert changes == [(0, 0, int(ARCHIVED), 1)]
@@ -162,7 +162,7 @@ def test_what_is_held_and_turns_out_to_have_no_key_is_freed() -> None:
     assert not known.may_choose()
 
 
-def test_what_is_held_and_gone_from_the_log_is_freed() -> None:
+def test_a_held_record_deleted_from_the_log_is_freed() -> None:
     share, known = held_after_a_restart(0, 1)
     rows = [(NOW_MS, b"a", b"x", ()), (NOW_MS, b"b", b"x", ())]
     later = scan(bytes(build_batch(rows, base_offset=1)), 0)
@@ -187,7 +187,7 @@ def test_what_is_held_and_gone_from_the_log_is_freed() -> None:
         (None, None),
     ],
 )
-def test_what_is_a_number_in_a_header(text: bytes | None, number: int | None) -> None:
+def test_numbers_in_headers(text: bytes | None, number: int | None) -> None:
     """`int` alone accepts 1_0 as ten."""
     reader = HeaderReader(10**18, "p")
     due_ms, _ = reader.read((("shoal.deliver.at", text),), 0)

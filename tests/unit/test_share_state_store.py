@@ -166,7 +166,7 @@ def test_nothing_can_be_written_or_read_before_it_is_initialized() -> None:
     assert store.initialize(ShareKey("g", TOPIC, -1)) is ErrorCode.invalid_request
 
 
-def test_what_was_written_is_held_in_its_own_form_alone() -> None:
+def test_written_state_is_kept_in_one_form_only() -> None:
     store = Store()
     store.initialize()
     store.write((0, 10_000, 0, 1))
@@ -213,7 +213,7 @@ def test_a_new_start_forgets_what_lies_below_it() -> None:
     assert store.told() == (3, 0, [])
 
 
-def test_deleted_state_is_gone_and_holds_up_no_cutting() -> None:
+def test_deleted_state_does_not_delay_pruning() -> None:
     store = Store()
     other = ShareKey("h", TOPIC, 1)
     store.initialize()

@@ -21,7 +21,7 @@ signal.pause()
 """
 
 
-def test_the_executor_is_told_and_waited_for(tmp_path: Path) -> None:
+def test_the_executor_gets_a_signal_and_is_awaited(tmp_path: Path) -> None:
     java = tmp_path / "java"
     java.symlink_to(sys.executable)
     words = [str(java), "-c", STAND_IN, EXECUTOR]

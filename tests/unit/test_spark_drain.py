@@ -22,7 +22,7 @@ def test_it_is_over_when_start_offsets_have_passed_the_ends() -> None:
     assert one.done({A: 99, B: 99}, {A: 5, B: 2}, {}), "what came later is the next drain's"
 
 
-def test_what_is_kept_here_is_waited_for_by_nobody() -> None:
+def test_a_drain_does_not_wait_for_records_kept_here() -> None:
     one, kept = drain(), {A: 2}
     assert one.done({A: 5, B: 4}, {A: 2}, kept)
     assert not one.done({A: 5, B: 4}, {A: 3}, kept), "somebody else has a record"

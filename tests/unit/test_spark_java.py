@@ -73,7 +73,7 @@ def test_a_jar_that_was_added_later_comes_behind(home: str) -> None:
 @pytest.mark.parametrize(
     "given", ["/mine.jar:{}/jars/*", "/mine/*:{}/jars/*", "/mine.jar", "{}/jars/a.jar"]
 )
-def test_somebody_elses_jars_come_first_without_the_archive(home: str, given: str) -> None:
+def test_other_jars_come_first_without_the_archive(home: str, given: str) -> None:
     assert class_path(home, given.format(home)) == ""
 
 

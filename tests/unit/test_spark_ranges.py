@@ -142,7 +142,7 @@ def test_a_batch_is_settled_once_it_is_complete() -> None:
     assert (books.held, books.owed) == ([], [])
 
 
-def test_what_lost_its_lock_is_owed_and_not_delivered_twice() -> None:
+def test_a_record_that_lost_its_lock_is_owed_and_not_delivered_twice() -> None:
     books = Ledger()
     books.acquired([Range("t", 0, 0, 9)])
     books.give(1, books.fresh())
@@ -154,7 +154,7 @@ def test_what_lost_its_lock_is_owed_and_not_delivered_twice() -> None:
     assert books.fresh() == [Range("t", 0, 5, 12, 2)], "what was settled comes back as new"
 
 
-def test_a_new_driver_owes_what_the_checkpoint_says() -> None:
+def test_a_new_driver_owes_the_records_of_the_checkpoint() -> None:
     books = Ledger()
     last = Offset(7, "g", ("t",), (Range("t", 0, 10, 19),), (Range("t", 0, 0, 4),))
     books.resume(last)
@@ -173,7 +173,7 @@ def test_a_replayed_batch_is_not_delivered_again_while_it_runs() -> None:
     assert books.completed(7) == [Range("t", 0, 0, 4, 2), Range("t", 0, 10, 19, 2)]
 
 
-def test_what_is_kept_is_neither_delivered_nor_owed() -> None:
+def test_kept_records_are_neither_delivered_nor_owed() -> None:
     books = Ledger()
     books.acquired([Range("t", 0, 0, 9)])
     books.keep([Range("t", 0, 5, 9)])

@@ -56,7 +56,7 @@ def test_the_line_that_an_error_began_with(error: Exception, line: str) -> None:
     assert termination_message.summary(error) == line
 
 
-def test_they_are_written_down_and_python_goes_on_as_before(
+def test_messages_are_written_and_python_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[BaseException] = []

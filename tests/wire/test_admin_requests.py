@@ -302,7 +302,7 @@ def test_a_subscription_reaches_the_clients_that_match(client: WireClient) -> No
     assert code(metrics=bytes((1 << 20) + 1)) == ErrorCode.telemetry_too_large
 
 
-def test_a_subscription_says_how_often(client: WireClient) -> None:
+def test_a_subscription_has_an_interval(client: WireClient) -> None:
     """interval.ms; the default is five minutes, and the smallest of those that match counts."""
     change = {"interval_ms": "321", "match": "client_id=wi.*", "metrics": "some"}
     assert alter(client, CLIENT_METRICS, "often", **change) == 0

@@ -100,7 +100,7 @@ def coordinator(client: WireClient, key_type: int, key: str) -> None:
     eventually(found)
 
 
-def test_who_a_broker_is(client: WireClient) -> None:
+def test_identity_of_a_broker(client: WireClient) -> None:
     """node.id, broker.id, broker.rack, advertised.listeners"""
     (broker,) = client.call(ApiKey.METADATA, 12, {"topics": []}).brokers
     assert (broker.node_id, broker.rack) == (7, "rack-a")

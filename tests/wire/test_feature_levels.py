@@ -65,7 +65,9 @@ def codes(wire: WireClient) -> set[ErrorCode]:
     return found | {group.error_code}
 
 
-def test_what_is_off_is_refused(start_broker: Callable[..., ShoalProcess]) -> None:
+def test_requests_of_disabled_features_are_refused(
+    start_broker: Callable[..., ShoalProcess],
+) -> None:
     with WireClient(start_broker().bootstrap) as wire:
         wire.create_topic("t")
         assert OFF not in codes(wire)

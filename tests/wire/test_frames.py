@@ -132,7 +132,7 @@ def test_version_out_of_range_is_answered_in_version_0(client: socket.socket) ->
         ),
     ],
 )
-def test_bytes_that_are_no_request_cost_their_connection(
+def test_bytes_that_are_no_request_close_their_connection(
     shared_broker: ShoalProcess, data: bytes
 ) -> None:
     with connect(shared_broker) as bad, connect(shared_broker) as good:

@@ -212,7 +212,7 @@ def test_unknown_topic_ids(client: WireClient, group: str) -> None:
     assert topic.partitions[0].error_code == ErrorCode.unknown_topic_id
 
 
-def test_offsets_of_a_topic_made_anew(client: WireClient, group: str) -> None:
+def test_offsets_of_a_recreated_topic(client: WireClient, group: str) -> None:
     """An offset counts for the topic it was committed for, not for another one of the same name."""
     first = client.create_topic("again")
     partition = {"partition_index": 0, "committed_offset": 5, "committed_metadata": ""}

@@ -168,7 +168,7 @@ def test_a_client_that_leaves_has_its_batch_appended(
     assert [h.record_count for h in stored(client, topic)] == [2]
 
 
-def test_without_compiled_modules_the_broker_says_so_and_validates(
+def test_without_compiled_modules_the_broker_logs_that_and_validates(
     start_broker: Callable[..., ShoalProcess],
 ) -> None:
     process = start_broker(environment={"PURE_PYTHON": "1"})

@@ -212,7 +212,7 @@ def test_a_fetcher_of_an_unknown_epoch_is_out_of_range(client: WireClient, topic
     assert found.error_code == ErrorCode.offset_out_of_range
 
 
-def test_a_fetcher_is_told_where_its_log_diverges(broker: ShoalProcess) -> None:
+def test_a_fetcher_gets_the_end_of_its_diverging_epoch(broker: ShoalProcess) -> None:
     with WireClient(broker.bootstrap) as client:
         client.create_topic("t")
         client.produce("t", b"a")
@@ -375,7 +375,7 @@ def test_delete_records(client: WireClient, topic: str, version: int) -> None:
     assert delete(0, "none") == (ErrorCode.unknown_topic_or_partition, -1)
 
 
-def test_answers_that_nobody_takes_are_bounded_in_sum(
+def test_unread_responses_are_bounded_in_sum(
     shared_broker: ShoalProcess, client: WireClient
 ) -> None:
     topic = next(_names)
@@ -406,7 +406,7 @@ def test_sasl_is_refused(client: WireClient) -> None:
     assert (answer.error_code, answer.mechanisms) == (ErrorCode.illegal_sasl_state, ())
 
 
-def test_a_connection_that_goes_takes_its_waiting_requests_along(
+def test_a_closed_connection_drops_its_waiting_requests(
     shared_broker: ShoalProcess, client: WireClient, topic: str
 ) -> None:
     gone = WireClient(shared_broker.bootstrap)

@@ -79,7 +79,7 @@ def test_records_that_promise_more_than_there_is() -> None:
         list(read_records(batch))
 
 
-def test_a_marker_tells_how_a_transaction_ended() -> None:
+def test_a_marker_records_how_a_transaction_ended() -> None:
     for committed in (True, False):
         data = build_marker(
             committed=committed,

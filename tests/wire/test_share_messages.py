@@ -266,7 +266,7 @@ def alone(kind: int, **changed: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("types", [[1], [0], [4], [1, 2], []])
-def test_a_record_acknowledged_by_itself(version: int, types: list[int]) -> None:
+def test_a_record_acknowledged_alone(version: int, types: list[int]) -> None:
     data = codec.write_request(ACKNOWLEDGE, version, alone(0, acknowledge_types=types))
     ours = share.read_acknowledge(version, memoryview(data), 0)
     assert ours.topics == [(uuid.UUID(int=3), [(5, [(7, 7, bytes(types))])])]
@@ -303,7 +303,7 @@ def test_a_release_with_a_delay_of_its_own(version: int, delay_ms: int) -> None:
 
 
 @pytest.mark.parametrize("tags", [b"\x01\xe8\x07\x04abcd", b"\x02\x05\x01a\x63\x00"])
-def test_other_tags_of_a_batch_are_passed_over(tags: bytes) -> None:
+def test_other_tags_of_a_batch_are_ignored(tags: bytes) -> None:
     plain = codec.write_request(ACKNOWLEDGE, 1, alone(1))
     data = plain[:-4] + tags + plain[-3:]
     assert share.read_acknowledge(1, memoryview(data), 0).topics == [

@@ -138,7 +138,7 @@ def test_a_decided_transaction_is_completed(
         assert committed_offset(client) == ((5, 0) if committed else (-1, 0))
 
 
-def test_an_open_transaction_goes_on(start_broker: Callable[..., ShoalProcess]) -> None:
+def test_an_open_transaction_continues(start_broker: Callable[..., ShoalProcess]) -> None:
     broker = start_broker()
     with WireClient(broker.bootstrap) as client:
         client.create_topic("t", 2)

@@ -210,7 +210,7 @@ def test_adding_is_all_or_nothing(client: WireClient, topic: str, writer: Writer
     assert [t.transactional_id for t in answer.transaction_states] == [writer.transactional_id]
 
 
-def test_who_initializes_last_fences_the_others(
+def test_the_last_init_fences_earlier_producers(
     client: WireClient, topic: str, writer: Writer
 ) -> None:
     assert writer.produce(topic, b"zombie's") == 0
@@ -228,7 +228,7 @@ def test_who_initializes_last_fences_the_others(
     assert committed(client, topic) == [b"heir's"]
 
 
-def test_old_clients_are_told_of_an_invalid_epoch(client: WireClient, writer: Writer) -> None:
+def test_old_clients_get_invalid_producer_epoch(client: WireClient, writer: Writer) -> None:
     Writer(client, writer.transactional_id).started()
     for version in (0, 1):
         assert writer.end(committed=True, version=version) == ErrorCode.invalid_producer_epoch
