@@ -109,20 +109,20 @@ class Writer(Worker):
             send = Send(self._name, n % self._partitions, b"%s-%d" % (self._name.encode(), n))
             self.history.sends.append(send)
             producer.produce(
-                self.topic, send.value, partition=send.partition, on_delivery=self._told(send)
+                self.topic, send.value, partition=send.partition, on_delivery=self._report_to(send)
             )
             producer.poll(PACE_S)
         assert producer.flush(TIMEOUT_S) == 0
 
-    def _told(self, send: Send) -> Any:
-        def told(error: KafkaError | None, message: Any) -> None:
+    def _report_to(self, send: Send) -> Any:
+        def report(error: KafkaError | None, message: Any) -> None:
             if error is not None:
                 self.errors.append(f"{send.value!r}: {error}")
             else:
                 send.offset = message.offset()
                 self.done += 1
 
-        return told
+        return report
 
 
 class TransactionalWriter(Worker):
@@ -143,10 +143,10 @@ class TransactionalWriter(Worker):
                 return
             producer.begin_transaction()
             whole = self._write(producer, number) and number % 3 != 2
-            told = self._end(producer.commit_transaction if whole else producer.abort_transaction)
-            if told == "abort":
-                whole, told = False, self._end(producer.abort_transaction)
-            if told == "done":
+            result = self._end(producer.commit_transaction if whole else producer.abort_transaction)
+            if result == "abort":
+                whole, result = False, self._end(producer.abort_transaction)
+            if result == "done":
                 ended = self.history.committed if whole else self.history.aborted
                 ended.add((self._name, number))
                 self.done += 1
@@ -191,11 +191,11 @@ class TransactionalWriter(Worker):
 
 
 def _note(send: Send) -> Any:
-    def told(error: KafkaError | None, message: Any) -> None:
+    def report(error: KafkaError | None, message: Any) -> None:
         if error is None:
             send.offset = message.offset()
 
-    return told
+    return report
 
 
 class GroupMember(Worker):
@@ -252,8 +252,8 @@ class GroupMember(Worker):
         with contextlib.suppress(KafkaException):
             for one in consumer.commit(offsets=offsets, asynchronous=False):
                 if one.error is None:
-                    told = Commit(one.partition, one.offset, time.monotonic())
-                    self.history.commits.append(told)
+                    commit = Commit(one.partition, one.offset, time.monotonic())
+                    self.history.commits.append(commit)
                     # The poll's result does not count: the client has buffered some records.
                     self.done += 1
 

@@ -161,14 +161,16 @@ def written(history: History, log: Log) -> Iterator[Anomaly]:
     for value, found in places.items():
         if len(found) > 1:
             yield Anomaly("duplicate", f"{value!r} stands at {sorted(found)}")
-    told: dict[Place, bytes] = {}
+    values_sent: dict[Place, bytes] = {}
     last: dict[tuple[str, int], int] = {}
     for send in history.sends:
         if send.offset is None:
             continue
         place = (send.partition, send.offset)
-        if told.setdefault(place, send.value) != send.value:
-            yield Anomaly("inconsistent-offsets", f"{send.value!r} and {told[place]!r} at {place}")
+        if values_sent.setdefault(place, send.value) != send.value:
+            yield Anomaly(
+                "inconsistent-offsets", f"{send.value!r} and {values_sent[place]!r} at {place}"
+            )
         found = log.get(place)
         if found is None:
             yield Anomaly("lost-write", f"{send.value!r} was acknowledged at {place}")

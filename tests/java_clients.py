@@ -185,13 +185,13 @@ class JavaSharer(JavaClient):
             )
             self.times.append(event["t"])
         elif kind == "settled":
-            for offset, fate in event["fates"].items():
+            for offset, acknowledgement in event["acknowledgements"].items():
                 self.history.settles.append(
                     Settle(
                         self.name,
                         event["p"],
                         int(offset),
-                        fate,
+                        acknowledgement,
                         event["since"],
                         event["t"],
                         event["ok"],

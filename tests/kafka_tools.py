@@ -125,8 +125,8 @@ def table(text: str) -> list[dict[str, str]]:
 
 def events(lines: list[str], name: str) -> list[dict[str, Any]]:
     """Return the events of this name that a verifiable client has printed."""
-    told = [json.loads(line) for line in lines if line.startswith("{")]
-    return [event for event in told if event["name"] == name]
+    all_events = [json.loads(line) for line in lines if line.startswith("{")]
+    return [event for event in all_events if event["name"] == name]
 
 
 def objects(text: str) -> list[dict[str, Any]]:

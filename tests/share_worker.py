@@ -106,20 +106,21 @@ def settle(
         if released is not None:
             tell(e="idle", since=since)
         return
-    fates = []
+    acknowledgements = []
     for message in polled:
         where, count = [message.partition(), message.offset()], message.delivery_count()
         tell(e="got", where=where, count=count, value=message.value().decode())
         if work_ms:
             threading.Event().wait(rng.random() * work_ms / 1000)
-        (fate,) = rng.choices(list(chances), list(chances.values()))
-        consumer.acknowledge(message, AcknowledgeType[fate])
-        fates.append([*where, count, fate])
-    tell(e="begin", fates=fates)
+        (acknowledgement,) = rng.choices(list(chances), list(chances.values()))
+        consumer.acknowledge(message, AcknowledgeType[acknowledgement])
+        acknowledgements.append([*where, count, acknowledgement])
+    tell(e="begin", acknowledgements=acknowledgements)
     try:
         results = consumer.commit_sync(10)
         codes = {
-            told.partition: error.args[0].code() if error else 0 for told, error in results.items()
+            found.partition: error.args[0].code() if error else 0
+            for found, error in results.items()
         }
     except KafkaException as error:
         codes = {partition: error.args[0].code() for partition in {m.partition() for m in polled}}

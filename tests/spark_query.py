@@ -79,24 +79,24 @@ def die() -> None:
 def start(spark: SparkSession, plan: dict[str, Any]) -> StreamingQuery:
     """Start the query of the plan, which ends once it has drained the queue."""
     out, run = Path(plan["out"]), uuid.uuid4().hex[:8]
-    step, doomed = plan.get("kill") or ("", -1)
+    step, last_batch = plan.get("kill") or ("", -1)
 
     def sink(frame: DataFrame, batch: int) -> None:
-        if step == "committed" and batch > doomed:
+        if step == "committed" and batch > last_batch:
             # A thread of Spark's reports batches, and the query may overtake it.
             threading.Event().wait()
         found = rows_of(frame)
-        if batch == doomed and step == "before":
+        if batch == last_batch and step == "before":
             die()
         text = json.dumps(found)
         path = out / f"{batch}.{run}.json"
         part = path.with_suffix(".part")
         part.write_text(text[: len(text) // 2])
-        if batch == doomed and step == "during":
+        if batch == last_batch and step == "during":
             die()
         part.write_text(text)
         part.rename(path)
-        if batch == doomed and step == "after":
+        if batch == last_batch and step == "after":
             die()
 
     source = spark.readStream.format("sharegroup").options(**plan["options"]).load()
@@ -104,7 +104,7 @@ def start(spark: SparkSession, plan: dict[str, Any]) -> StreamingQuery:
     return writer.trigger(availableNow=True).start()
 
 
-def die_when_committed(spark: SparkSession, doomed: int) -> None:
+def die_when_committed(spark: SparkSession, last_batch: int) -> None:
     """Die when Spark reports a batch, which it does once its commit log has the batch."""
     from pyspark.sql.streaming import StreamingQueryListener
 
@@ -116,7 +116,7 @@ def die_when_committed(spark: SparkSession, doomed: int) -> None:
         def onQueryTerminated(self, event: Any) -> None: ...
 
         def onQueryProgress(self, event: Any) -> None:
-            if event.progress.batchId == doomed:
+            if event.progress.batchId == last_batch:
                 die()
 
     spark.streams.addListener(Watch())
@@ -124,9 +124,9 @@ def die_when_committed(spark: SparkSession, doomed: int) -> None:
 
 def main(plan: dict[str, Any]) -> None:
     spark = session(Path(plan["checkpoint"]).parent)
-    step, doomed = plan["kill"]
+    step, last_batch = plan["kill"]
     if step == "committed":
-        die_when_committed(spark, doomed)
+        die_when_committed(spark, last_batch)
     start(spark, plan).awaitTermination()
 
 

@@ -92,8 +92,8 @@ def test_held_keys_outlive_a_broker_and_go_on_when_redriven(cluster: ShoalCluste
     shoal = Shoal(cluster.bootstrap)
 
     def held() -> set[tuple[int, str]]:
-        (told,) = shoal.json("groups", "describe", GROUP)
-        return {(row["partition"], row["key"]) for row in told["held_keys"]}
+        (described,) = shoal.json("groups", "describe", GROUP)
+        return {(row["partition"], row["key"]) for row in described["held_keys"]}
 
     with SyncClient(cluster.bootstrap) as client:
         prepare(client)

@@ -78,8 +78,8 @@ def test_replicas_share_no_host_and_a_dead_broker_comes_back(hosts: Hosts) -> No
         eventually(lambda: all(len(p.isr_nodes) == 2 for p in hosts.topic(10, "t")))
         writer.more(100)
     check(hosts, "t", writer)
-    told = "broker 11 ended (SIGKILL); it is started again in 1 s."
-    assert any(told in line for line in host.log)
+    message = "broker 11 ended (SIGKILL); it is started again in 1 s."
+    assert any(message in line for line in host.log)
     for host in hosts.nodes.values():
         assert host.stop() == 0
         assert "Stopped." in host.log

@@ -104,8 +104,8 @@ def test_namespaces_of_a_dead_test_are_removed() -> None:
         text=True,
     )
     assert died.stdout is not None
-    with died.stdout as told:
-        sleeper = Path("/proc", told.readline().strip(), "stat")
+    with died.stdout as output:
+        sleeper = Path("/proc", output.readline().strip(), "stat")
     assert died.wait(60) == 0
     left = list(NAMESPACES.glob(f"shoal-net-{died.pid}-*"))
     assert len(left) == 2
@@ -146,11 +146,11 @@ class Cut:
 
         def moved() -> bool:
             asyncio.run(move())
-            told = [
+            coordinators = [
                 self.cluster.ask(by, ApiKey.FIND_COORDINATOR, asked).coordinators[0].node_id
                 for by in self.cluster.brokers
             ]
-            return told == [id] * len(told)
+            return coordinators == [id] * len(coordinators)
 
         eventually(moved)
         self.run.all_get_on()
@@ -190,9 +190,9 @@ class Cut:
         topic = {"name": TOPIC, "topic_id": topic_id, "partition_data": rows}
         produce = {"acks": -1, "timeout_ms": PATIENCE_MS, "topic_data": [topic]}
         answer = self.asked(id, ApiKey.PRODUCE, produce)
-        told = [] if answer is None else answer.responses[0].partition_responses
-        print("  writes were answered", [ErrorCode(row.error_code).name for row in told])
-        assert not [row for row in told if row.error_code is ErrorCode.none], told
+        rows = [] if answer is None else answer.responses[0].partition_responses
+        print("  writes were answered", [ErrorCode(row.error_code).name for row in rows])
+        assert not [row for row in rows if row.error_code is ErrorCode.none], rows
 
     def makes_no_topic(self, id: int) -> None:
         topic = {

@@ -103,11 +103,11 @@ public class FaultClients {
                 String value = name + "-" + n;
                 producer.send(
                     new ProducerRecord<>(topic, n % partitions, null, value), (where, error) -> {
-                        String told = ", \"v\": " + quoted(value);
+                        String fields = ", \"v\": " + quoted(value);
                         if (error == null) {
-                            tell(name, "sent", told + at(where.partition(), where.offset()));
+                            tell(name, "sent", fields + at(where.partition(), where.offset()));
                         } else {
-                            tell(name, "refused", told + ", \"error\": " + quoted("" + error));
+                            tell(name, "refused", fields + ", \"error\": " + quoted("" + error));
                         }
                     });
                 Thread.sleep(PACE_MS);
@@ -198,17 +198,17 @@ public class FaultClients {
     private static void settle(String name, KafkaShareConsumer<String, String> consumer) {
         String since = ", \"since\": " + now();
         ConsumerRecords<String, String> polled = consumer.poll(Duration.ofMillis(200));
-        Map<Integer, StringJoiner> fates = new HashMap<>();
+        Map<Integer, StringJoiner> acknowledgements = new HashMap<>();
         for (ConsumerRecord<String, String> record : polled) {
             int count = record.deliveryCount().orElse((short) 0);
             tell(name, "got", since + at(record.partition(), record.offset())
                 + ", \"n\": " + count + ", \"v\": " + quoted(record.value()));
-            AcknowledgeType fate = fate(record.offset(), count);
-            consumer.acknowledge(record, fate);
-            fates.computeIfAbsent(record.partition(), p -> new StringJoiner(", ", "{", "}"))
-                .add("\"" + record.offset() + "\": " + quoted(fate.toString()));
+            AcknowledgeType acknowledgement = acknowledgement(record.offset(), count);
+            consumer.acknowledge(record, acknowledgement);
+            acknowledgements.computeIfAbsent(record.partition(), p -> new StringJoiner(", ", "{", "}"))
+                .add("\"" + record.offset() + "\": " + quoted(acknowledgement.toString()));
         }
-        if (fates.isEmpty()) {
+        if (acknowledgements.isEmpty()) {
             return;
         }
         String begun = ", \"since\": " + now();
@@ -218,12 +218,13 @@ public class FaultClients {
         } finally {
             Map<Integer, String> results = new HashMap<>();
             done.forEach((where, error) -> results.put(where.partition(), result(error)));
-            fates.forEach((partition, told) -> tell(name, "settled", begun + ", \"p\": " + partition
-                + ", \"fates\": " + told + ", \"ok\": " + results.getOrDefault(partition, "null")));
+            acknowledgements.forEach((partition, sent) -> tell(name, "settled", begun
+                + ", \"p\": " + partition + ", \"acknowledgements\": " + sent
+                + ", \"ok\": " + results.getOrDefault(partition, "null")));
         }
     }
 
-    private static AcknowledgeType fate(long offset, int deliveryCount) {
+    private static AcknowledgeType acknowledgement(long offset, int deliveryCount) {
         if (offset % 10 == 3 && deliveryCount == 1) {
             return AcknowledgeType.RELEASE;
         }

@@ -22,8 +22,8 @@ COUNT, RATE = 2_400, 300
 
 def count(command: RunningCommand, name: str) -> int:
     """Count the records in events of this name, without those that the broker refused."""
-    told = events(list(command.lines), name)
-    return sum(event["count"] for event in told if event.get("success", True))
+    all_events = events(list(command.lines), name)
+    return sum(event["count"] for event in all_events if event.get("success", True))
 
 
 def test_the_verifiable_clients_lose_nothing_with_a_killed_leader(tmp_path: Path) -> None:

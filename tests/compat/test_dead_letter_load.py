@@ -53,22 +53,22 @@ class Rejecter(threading.Thread):
     def __init__(self, queue: Queue) -> None:
         super().__init__(daemon=True)
         self._queue = queue
-        self._told_to_end = threading.Event()
+        self._ending = threading.Event()
         self.start()
 
     def run(self) -> None:
-        while not self._told_to_end.is_set():
+        while not self._ending.is_set():
             try:
                 with SyncClient(self._queue.bootstrap) as client:
                     client.run(self._reject(client))
             except ClientError:
-                self._told_to_end.wait(0.1)  # The broker is being killed.
+                self._ending.wait(0.1)  # The broker is being killed.
 
     async def _reject(self, client: SyncClient) -> None:
         session = await client.client.share(self._queue.group, [self._queue.topic])
         async with session:
             acks: list = []
-            while not self._told_to_end.is_set():
+            while not self._ending.is_set():
                 found = await session.acquire(
                     max_records=1000,
                     max_wait_ms=200,
@@ -79,7 +79,7 @@ class Rejecter(threading.Thread):
                 acks = [a for one in found for a in one.acknowledge(AcknowledgeType.REJECT)]
 
     def end(self) -> None:
-        self._told_to_end.set()
+        self._ending.set()
         self.join()
 
 

@@ -82,8 +82,8 @@ class Held(Queue):
 
     def held(self) -> list[tuple[int, str | None]]:
         """Return the offsets and keys that `describe` reports."""
-        (told,) = self.shoal.json("groups", "describe", self.group)
-        return [(row["offset"], row["key"]) for row in told["held_keys"]]
+        (described,) = self.shoal.json("groups", "describe", self.group)
+        return [(row["offset"], row["key"]) for row in described["held_keys"]]
 
     def reject_first(self) -> None:
         """Reject a1, whose dead letter then holds its key; accept b1."""

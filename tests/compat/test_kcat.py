@@ -47,9 +47,9 @@ def topic(run: Kcat) -> str:
 
 
 def test_metadata(run: Kcat, topic: str) -> None:
-    told = json.loads(run("-L", "-J"))
-    assert [broker["id"] for broker in told["brokers"]] == [1]
-    (row,) = [t for t in told["topics"] if t["topic"] == topic]
+    metadata = json.loads(run("-L", "-J"))
+    assert [broker["id"] for broker in metadata["brokers"]] == [1]
+    (row,) = [t for t in metadata["topics"] if t["topic"] == topic]
     assert row["partitions"] == [
         {"partition": 0, "leader": 1, "replicas": [{"id": 1}], "isrs": [{"id": 1}]}
     ]

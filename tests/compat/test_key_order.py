@@ -321,7 +321,7 @@ def check_order(members: list[Member], records: int) -> None:
             if event["e"] == "got":
                 held[event["where"][1]] = (event["t"], event["value"])
             elif event["e"] == "begin":
-                for _, offset, _, _fate in event["fates"]:
+                for _, offset, _, _acknowledgement in event["acknowledgements"]:
                     since, key = held.pop(offset)
                     deliveries.setdefault(key, []).append((since, event["t"], offset, number))
                     seen.add(offset)
@@ -343,7 +343,7 @@ def check_nothing_was_stuck(members: list[Member]) -> None:
     idle: list[tuple[float, float]] = []
     for member in members:
         key_of: dict[int, str] = {}
-        fates: list[tuple[int, int, int, str]] = []
+        acknowledgements: list[tuple[int, int, int, str]] = []
         waits: list[tuple[float, float]] = []
         for event in member.events:
             if event["e"] == "got":
@@ -355,10 +355,10 @@ def check_nothing_was_stuck(members: list[Member]) -> None:
                 else:
                     waits.append((event["since"], event["t"]))
             elif event["e"] == "begin":
-                fates = event["fates"]
+                acknowledgements = event["acknowledgements"]
             elif event["e"] == "end" and not any(event["codes"].values()):
-                for _, offset, _, fate in fates:
-                    if fate == "ACCEPT":
+                for _, offset, _, acknowledgement in acknowledgements:
+                    if acknowledgement == "ACCEPT":
                         accepted.setdefault(key_of[offset], {})[offset] = event["t"]
         idle += waits
     patience_s = ceiling(STUCK_S)

@@ -126,8 +126,8 @@ def test_topics_and_configs_survive(start_broker: Callable[..., ShoalProcess]) -
             f"t{j}": j + 1 for j in range(i + 1)
         }
         asked = ConfigResource(ConfigResource.Type.TOPIC, name)
-        (told,) = admin.describe_configs([asked]).values()
-        assert told.result(15)["retention.ms"].value == str(1_000_000 + i)
+        (described,) = admin.describe_configs([asked]).values()
+        assert described.result(15)["retention.ms"].value == str(1_000_000 + i)
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     producer.produce("t2", b"old", partition=0)
     assert producer.flush(15) == 0

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 MEMBERS, PARTITIONS, RECORDS = 4, 3, 4000
 #: The seed determines the order: the broker is killed or restarted, a member killed or closed.
 FAULTS = ["broker"] * 3 + ["restart"] + ["member"] * 3 + ["leave"] * 2
+#: Acknowledgements that settle a record.
+FINAL = ("ACCEPT", "REJECT")
 LOCK_S = 15.0
 CONFIGS = {"group.share.max.delivery.count.limit": "25", "group.share.delivery.count.limit": "10"}
 Key = tuple[int, int]
@@ -42,12 +44,12 @@ Span = tuple[float, float]
 class Delivery:
     """One record at one member: held from `begun` until `ended` at the latest."""
 
-    __slots__ = ("begun", "confirmed", "count", "ended", "fate", "member")
+    __slots__ = ("begun", "confirmed", "count", "ended", "acknowledgement", "member")
 
     def __init__(self, member: Member, begun: float, count: int) -> None:
         self.member, self.begun, self.count = member, begun, count
         self.ended = min(member.died, begun + LOCK_S)
-        self.fate = ""
+        self.acknowledgement = ""
         self.confirmed = float("inf")
 
 
@@ -57,7 +59,7 @@ def deliveries(members: list[Member]) -> tuple[dict[Key, list[Delivery]], dict[K
     values: dict[Key, str] = {}
     for member in members:
         open_: dict[Key, Delivery] = {}
-        fates: list[list[Any]] = []
+        acknowledgements: list[list[Any]] = []
         for event in member.events:
             if event["e"] == "got":
                 key = (event["where"][0], event["where"][1])
@@ -65,12 +67,12 @@ def deliveries(members: list[Member]) -> tuple[dict[Key, list[Delivery]], dict[K
                 found.setdefault(key, []).append(open_[key])
                 assert values.setdefault(key, event["value"]) == event["value"]
             elif event["e"] == "begin":
-                fates = event["fates"]
-                for partition, offset, _, fate in fates:
+                acknowledgements = event["acknowledgements"]
+                for partition, offset, _, acknowledgement in acknowledgements:
                     one = open_[partition, offset]
-                    one.fate, one.ended = fate, min(one.ended, event["t"])
+                    one.acknowledgement, one.ended = acknowledgement, min(one.ended, event["t"])
             elif event["e"] == "end":
-                for partition, offset, _, _ in fates:
+                for partition, offset, _, _ in acknowledgements:
                     if event["codes"].get(str(partition)) == 0:
                         open_[partition, offset].confirmed = event["t"]
     for some in found.values():
@@ -80,17 +82,17 @@ def deliveries(members: list[Member]) -> tuple[dict[Key, list[Delivery]], dict[K
 
 def faults_of(key: Key, some: list[Delivery], downs: list[Span]) -> Iterator[str]:
     """Yield the errors in the deliveries of one record."""
-    final = [d for d in some if d.fate in ("ACCEPT", "REJECT") and d.confirmed < float("inf")]
+    final = [d for d in some if d.acknowledgement in FINAL and d.confirmed < float("inf")]
     if len(final) > 1:
         yield f"{key}: settled {len(final)} times"
     for i, later in enumerate(some):
         for earlier in some[:i]:
             if earlier in final and later.begun > earlier.confirmed:
-                yield f"{key}: came again after its {earlier.fate} was confirmed"
+                yield f"{key}: came again after its {earlier.acknowledgement} was confirmed"
             same_life = not any(earlier.begun < up and down < later.begun for down, up in downs)
             if same_life and earlier.ended > later.begun and earlier.member is not later.member:
                 yield f"{key}: at two members at once, deliveries {earlier.count}, {later.count}"
-            confirmed = earlier.fate == "RELEASE" and earlier.confirmed < later.begun
+            confirmed = earlier.acknowledgement == "RELEASE" and earlier.confirmed < later.begun
             if (same_life or confirmed) and later.count <= earlier.count:
                 yield f"{key}: delivery {later.count} after {earlier.count}"
 
@@ -123,11 +125,11 @@ class Load:
                 topic,
                 value,
                 partition=number % PARTITIONS,
-                on_delivery=lambda error, message: self._told(error, message),
+                on_delivery=lambda error, message: self._delivered(error, message),
             )
             self._producer.poll(0.002)
 
-    def _told(self, error: Any, message: Any) -> None:
+    def _delivered(self, error: Any, message: Any) -> None:
         if error is not None:
             self.failed.append(str(error))
         else:
@@ -148,8 +150,8 @@ def settled(members: list[Member]) -> int:
             for member in members
             for event in list(member.events)
             if event["e"] == "begin"
-            for partition, offset, _, fate in event["fates"]
-            if fate != "RELEASE"
+            for partition, offset, _, acknowledgement in event["acknowledgements"]
+            if acknowledgement != "RELEASE"
         }
     )
 
@@ -199,7 +201,7 @@ def check(members: list[Member], acknowledged: dict[Key, str], downs: list[Span]
     wrong = [w for key, some in sorted(found.items()) for w in faults_of(key, some, downs)]
     assert not wrong, wrong[:10]
     unsettled = [
-        key for key, some in found.items() if not any(d.fate in ("ACCEPT", "REJECT") for d in some)
+        key for key, some in found.items() if not any(d.acknowledgement in FINAL for d in some)
     ]
     assert not unsettled
     assert sum(map(len, found.values())) > RECORDS

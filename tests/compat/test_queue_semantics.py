@@ -344,8 +344,8 @@ def test_a_flood_of_dead_letters_holds_delivery_until_the_limit_allows_it(
     eventually(lambda: held(broker, queue) == {"flood"}, what="the flood shows")
     last_minute = f'shoal_share_group_dead_letters_last_minute{{group="{queue.group}"}}'
     assert broker.metric(last_minute) == 10
-    told = "its dead letters flood"
-    eventually(lambda: any(told in line for line in broker.log), what="the log reports it")
+    line_part = "its dead letters flood"
+    eventually(lambda: any(line_part in line for line in broker.log), what="the log reports it")
     queue.produce(["held back"])
     assert not member.poll(1.5)
     assert queue.lag == 1
@@ -417,5 +417,5 @@ def test_lag_and_pause_of_an_unread_group_are_reported_also_after_a_restart(
     queue.configure(**{"share.delivery.paused": "true"})
     eventually(lambda: held(broker, queue) == {"paused"}, what="the pause shows")
     for metrics in ((), ("--metrics", "127.0.0.1:1")):  # The group's config shows it too.
-        told = Shoal(queue.bootstrap).says("groups", "describe", queue.group, *metrics)
-        assert "Delivery is paused" in told
+        described = Shoal(queue.bootstrap).says("groups", "describe", queue.group, *metrics)
+        assert "Delivery is paused" in described

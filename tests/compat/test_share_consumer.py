@@ -249,7 +249,7 @@ def test_commit_async_calls_back(shared_broker: ShoalProcess) -> None:
     queue.produce(10)
     results: list[object] = []
     with queue.consumer() as consumer:
-        consumer.set_acknowledgement_commit_callback(lambda *told: results.append(told))
+        consumer.set_acknowledgement_commit_callback(lambda *committed: results.append(committed))
         for message in take(consumer, 10):
             consumer.acknowledge(message, ACCEPT)
         consumer.commit_async()

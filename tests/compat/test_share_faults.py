@@ -109,7 +109,7 @@ def work(
         confirmed: set[int] = set()
         try:
             results = consumer.commit_sync(5) if polled else {}
-            confirmed = {told.partition for told, error in results.items() if error is None}
+            confirmed = {found.partition for found, error in results.items() if error is None}
         except KafkaException:
             pass  # Then no accept is confirmed.
         for partition, keys in by_partition.items():

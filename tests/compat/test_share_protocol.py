@@ -42,7 +42,7 @@ class Member:
         setup.members.append(self)
 
     def fetch(
-        self, *, version: int = 2, acks: Any = (), epoch: int | None = None, **told: Any
+        self, *, version: int = 2, acks: Any = (), epoch: int | None = None, **more: Any
     ) -> Any:
         sent = self.epoch if epoch is None else epoch
         partition = {
@@ -62,16 +62,16 @@ class Member:
             "max_records": 500,
             "batch_size": 500,
             "topics": [{"topic_id": self.setup.topic_id, "partitions": [partition]}],
-            **told,
+            **more,
         }
         answer = self.wire.call(ApiKey.SHARE_FETCH, version, body)
         if answer.error_code is ErrorCode.none and epoch is None:
             self.epoch += 1
         return answer
 
-    def acquired(self, **told: Any) -> list[tuple[int, int, int]]:
+    def acquired(self, **more: Any) -> list[tuple[int, int, int]]:
         """Fetch; return first offset, last offset and delivery count of the acquired ranges."""
-        answer = self.fetch(**told)
+        answer = self.fetch(**more)
         assert answer.error_code is ErrorCode.none, answer
         return [
             (r.first_offset, r.last_offset, r.delivery_count)
@@ -424,13 +424,13 @@ def test_a_deleted_topic_is_unknown(setup: Setup) -> None:
     assert member.acquired() == [(0, 0, 1)]
     setup.admin.delete_topics([setup.topic])[setup.topic].result(15)
 
-    def told() -> bool:
+    def is_unknown() -> bool:
         answer = member.fetch()
         return bool(answer.responses) and (
             answer.responses[0].partitions[0].error_code is ErrorCode.unknown_topic_id
         )
 
-    eventually(told)
+    eventually(is_unknown)
     assert member.acknowledge((0, 0, [ACCEPT])) is ErrorCode.unknown_topic_id
 
 

@@ -30,24 +30,24 @@ def test_records_of_killed_members(
     with SyncClient(shared_broker.bootstrap) as client:
         queue = Queue(client, shared_broker.bootstrap, partitions=partitions)
         words = (shared_broker.bootstrap, queue.group, queue.topic)
-        doomed = [Member(*words, "hold") for _ in range(victims)]
+        killed = [Member(*words, "hold") for _ in range(victims)]
         others: list[Member] = []
         try:
-            eventually(lambda: all(m.events for m in doomed), what="they have joined")
+            eventually(lambda: all(m.events for m in killed), what="they have joined")
             others += [Member(*words, str(seed)) for seed in range(members - victims)]
             eventually(lambda: all(m.events for m in others), what="the others, too")
 
             def hold() -> bool:
                 for partition in range(partitions):
                     queue.produce(["x"], partition=partition)
-                return all(m.got() for m in doomed) and all(m.got() for m in others)
+                return all(m.got() for m in killed) and all(m.got() for m in others)
 
             eventually(hold, timeout_s=120, what="each has taken something")
-            held = {key for m in doomed for key in m.got()}
+            held = {key for m in killed for key in m.got()}
             with standstills() as stood_still_s:
-                for member in doomed:
+                for member in killed:
                     member.kill9()
-                died = max(m.died for m in doomed)
+                died = max(m.died for m in killed)
 
                 def again() -> dict[tuple[int, int], float]:
                     got = [(k, t) for m in others for k, t in m.got().items()]
@@ -59,7 +59,7 @@ def test_records_of_killed_members(
         finally:
             for member in others:
                 member.kill9()
-            for member in doomed:
+            for member in killed:
                 if member.died == float("inf"):
                     member.kill9()
 

@@ -119,8 +119,8 @@ def test_the_perf_tools(tools: KafkaTools, topic: str) -> None:
 def test_the_verifiable_clients(tools: KafkaTools, topic: str) -> None:
     sent = tools.run("verifiable-producer", "--topic", topic, "--max-messages", "40", "--acks",
                      "-1", "--value-prefix", "7")  # fmt: skip
-    told = events(sent.splitlines(), "tool_data")[0]
-    assert (told["sent"], told["acked"]) == (40, 40)
+    tool_data = events(sent.splitlines(), "tool_data")[0]
+    assert (tool_data["sent"], tool_data["acked"]) == (40, 40)
     values = {event["value"] for event in events(sent.splitlines(), "producer_send_success")}
     assert values == {f"7.{i}" for i in range(40)}
 

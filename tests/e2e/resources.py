@@ -125,13 +125,13 @@ class Resources:
     def wait_event(self, kind: str, name: str, reason: str, words: str = "") -> str:
         """Wait for an event whose message contains these words; return its message."""
 
-        def told() -> str:
+        def matching() -> str:
             said = self.events(kind, name, reason)
             assert said, f"no event {reason} of {kind} {name}"
             assert words in said[-1], said
             return said[-1]
 
-        return eventually(told, timeout_s=30)
+        return eventually(matching, timeout_s=30)
 
     def uid(self, what: str) -> str:
         return self.get(what)["metadata"]["uid"]

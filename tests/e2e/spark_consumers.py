@@ -74,8 +74,8 @@ def stored(queue: Resources, topic: str) -> int:
     """Return the number of records ever written to a topic, by the broker's metrics; -1 without
     one."""
     pod = f"/api/v1/namespaces/{queue.namespace}/pods/main-broker-0:9404/proxy/metrics"
-    told = queue.kubectl("get", "--raw", pod, check=False)
-    found = samples(told.stdout, [END_OFFSET], zeros=[END_OFFSET])
+    scraped = queue.kubectl("get", "--raw", pod, check=False)
+    found = samples(scraped.stdout, [END_OFFSET], zeros=[END_OFFSET])
     ends = [int(s.value) for s in found if s.labels["topic"] == topic]
     return sum(ends) if ends else -1
 
@@ -83,8 +83,8 @@ def stored(queue: Resources, topic: str) -> int:
 def gauge(queue: Resources, name: str) -> int:
     """Return the driver's Prometheus value of this count of the source; -1 if there is none."""
     pod = f"/api/v1/namespaces/{queue.namespace}/pods/eaters-driver:4040/proxy/metrics/prometheus"
-    told = queue.kubectl("get", "--raw", pod, check=False).stdout
-    found = re.search(rf"^metrics_\S+_sharegroup_workers_{name}_Value\S* (\d+)", told, re.MULTILINE)
+    text = queue.kubectl("get", "--raw", pod, check=False).stdout
+    found = re.search(rf"^metrics_\S+_sharegroup_workers_{name}_Value\S* (\d+)", text, re.MULTILINE)
     return int(found[1]) if found else -1
 
 

@@ -83,8 +83,8 @@ def test_a_roll_under_load_takes_pod_by_pod(six: Resources) -> None:
     sent, failed = counts
     assert (failed, sent > 50) == (0, True), counts
     assert {value for value, _ in deliveries} == set(range(sent))
-    told = six.events("QueueCluster", "main", "BrokerRestart")
-    assert sorted(text.partition(":")[0] for text in told) == BROKERS
+    messages = six.events("QueueCluster", "main", "BrokerRestart")
+    assert sorted(text.partition(":")[0] for text in messages) == BROKERS
     assert six.events("QueueCluster", "main", "BrokerNotReady") == []
     wait_in_sync(six)
     assert_apart(six)

@@ -178,8 +178,8 @@ def test_the_notes_of_the_chart_lead_to_a_queue_that_works(
     resources: Resources, release: Release
 ) -> None:
     """The commands of `helm install`'s notes are run as they are printed."""
-    told = release.cluster.helm("get", "notes", "shoal", f"--namespace={release.namespace}").stdout
-    script = told[told.index("kubectl -n") : told.index("`helm uninstall`")]
+    notes = release.cluster.helm("get", "notes", "shoal", f"--namespace={release.namespace}").stdout
+    script = notes[notes.index("kubectl -n") : notes.index("`helm uninstall`")]
     done = subprocess.run(
         ("bash", "-euo", "pipefail", "-c", script.replace(release.namespace, resources.namespace)),
         env={**os.environ, **release.cluster.environment()},

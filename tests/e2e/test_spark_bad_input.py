@@ -46,13 +46,13 @@ def job(group: str, **options: str) -> dict[str, object]:
 def tells(queue: Resources, name: str, reason: str, *words: str) -> None:
     """Wait until the ShareConsumer reports this, then delete it."""
 
-    def told() -> bool:
+    def is_reported() -> bool:
         condition = queue.condition(f"shareconsumer/{name}")
         said = condition["message"]
         assert condition["reason"] == reason and all(word in said for word in words), condition
         return True
 
-    eventually(told, timeout_s=240)
+    eventually(is_reported, timeout_s=240)
     queue.kubectl("delete", f"shareconsumer/{name}", "--wait=false")
 
 

@@ -75,8 +75,8 @@ def test_three_brokers_stand_as_one_cluster(three: Resources) -> None:
 def test_a_roll_under_load_loses_no_record_and_hardly_repeats_one(three: Resources) -> None:
     before = {pod: three.uid(f"pod/{pod}") for pod in BROKERS}
     # From the brokers, as the roller reads it: the status may be half a minute old.
-    (told,) = json.loads(three.shoal("cluster", "describe", "--format=json"))
-    controller = told["controller"]
+    (described,) = json.loads(three.shoal("cluster", "describe", "--format=json"))
+    controller = described["controller"]
     with consuming(three, "workers", members=2) as deliveries, producing(three) as counts:
         three.patch("queuecluster/main", {"spec": {"config": {"num.partitions": "3"}}})
         for pod in BROKERS:
@@ -113,21 +113,21 @@ def test_an_operator_killed_in_a_roll_of_three_is_followed_by_one_that_ends_it(
 ) -> None:
     wait_in_sync(three)
     before = {pod: three.uid(f"pod/{pod}") for pod in BROKERS}
-    told = len(restarts(three))
+    restarts_before = len(restarts(three))
     with watching(three, tmp_path / "pods") as up, producing(three) as counts:
         three.patch("queuecluster/main", {"spec": {"config": {"num.partitions": "4"}}})
-        eventually(lambda: len(restarts(three)) > told, timeout_s=60)
+        eventually(lambda: len(restarts(three)) > restarts_before, timeout_s=60)
         release.kill(release.leader())
         # The roll has begun and is not over.
         assert three.list("pods", BROKER), "the brokers' pods are gone"
-        assert len(restarts(three)) < told + len(BROKERS)
+        assert len(restarts(three)) < restarts_before + len(BROKERS)
         for pod in BROKERS:
             three.wait_replaced(f"pod/{pod}", before[pod])
         three.wait("queuecluster/main", timeout_s=120)
     sent, failed = counts
     assert (failed, sent > 50) == (0, True), counts
     assert min(up) == len(BROKERS) - 1, up
-    again = restarts(three)[told:]
+    again = restarts(three)[restarts_before:]
     assert sorted(text.partition(":")[0] for text in again) == BROKERS
     assert_taken_once(three, sent)
 

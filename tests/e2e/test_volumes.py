@@ -134,8 +134,8 @@ def test_a_volume_grows_and_never_shrinks(small: Resources) -> None:
     shrunk = queue_cluster(storage={"size": "64Mi", "storageClassName": volume_name(small)})
     assert "never shrink" in small.refusal(shrunk)
     assert _request(small) == "96Mi"
-    told = small.shoal("consume", "jobs", "--from-beginning", "--format={value}", "-n", "20")
-    assert sorted(map(int, told.split())) == list(range(20))
+    consumed = small.shoal("consume", "jobs", "--from-beginning", "--format={value}", "-n", "20")
+    assert sorted(map(int, consumed.split())) == list(range(20))
     assert (small.uid("pod/main-broker-0"), small.uid("pvc/data-main-broker-0")) == (pod, claim)
 
 

@@ -447,12 +447,12 @@ def test_consumers_get_the_connection_settings() -> None:
         group_id="g",
         topics=["t", "u"],
     )
-    told = [
+    pod_env = [
         [(e["name"], e["value"]) for e in c["env"]]
         for c in made["spec"]["template"]["spec"]["containers"]
     ]
     where = [("SHOAL_BOOTSTRAP_SERVERS", "b:1"), ("SHOAL_GROUP_ID", "g")]
-    assert told == [
+    assert pod_env == [
         [*where, ("SHOAL_TOPICS", "t,u"), ("X", "1")],
         # The user's values are kept, also under the operator's names.
         [*where, ("SHOAL_TOPICS", "mine"), ("SHOAL_LOG_LEVEL", "debug")],

@@ -88,7 +88,7 @@ def test_a_lag_that_a_coordinator_does_not_report_is_unknown(code: ErrorCode, kn
     assert group_state("g", _About(), KafkaError(code, "x"), None, scraped=False).lag_known is known
 
 
-class Told(Brokers):
+class FixedGroup(Brokers):
     """A group with the test's values, without a broker."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class Shop:
         self.kube.add(resource("ShareGroup", "workers", cluster="main", maxRecordLocks=2000))
         spec = {"shareGroup": "workers", "deployment": POD, "scaling": scaling}
         self.kube.add(resource("ShareConsumer", "eaters", **spec))
-        self.store, self.brokers = self.kube.store(), Told()
+        self.store, self.brokers = self.kube.store(), FixedGroup()
         place = (self.kube, self.store, self.brokers, "n", "main")
         self.monitor = GroupMonitor(*place)
         settings = Settings("b:1", "s:1", "role", "http://o")

@@ -34,10 +34,10 @@ def files(made):
 
 
 def test_inside_a_broker_is_its_pod() -> None:
-    told = listeners.advertised(queue_cluster(INSIDE), 1, {})
-    assert told == "PLAIN://${env:POD_NAME}.main-brokers.n.svc:9092"
+    advertised = listeners.advertised(queue_cluster(INSIDE), 1, {})
+    assert advertised == "PLAIN://${env:POD_NAME}.main-brokers.n.svc:9092"
     pod = {"metadata": {"name": "main-broker-1"}, "status": {"hostIP": "10.0.0.9"}}
-    assert listeners.resolve_env(pod, told) == "PLAIN://main-broker-1.main-brokers.n.svc:9092"
+    assert listeners.resolve_env(pod, advertised) == "PLAIN://main-broker-1.main-brokers.n.svc:9092"
 
 
 def test_a_node_port_is_the_brokers_own() -> None:
@@ -113,11 +113,11 @@ def test_a_lone_broker_grows_into_a_cluster_of_three() -> None:
     assert only in alone["broker-0.properties"]
     grown = queue_cluster(INSIDE, replicas=3)
     grown["status"] = {"clusterId": "known-before", "quorumVoters": [0]}
-    told = files(cluster.manifests(grown, "i:1"))
-    assert all(only in text for text in told.values())
-    assert all("shoal.cluster.id=known-before\n" in text for text in told.values())
+    rendered = files(cluster.manifests(grown, "i:1"))
+    assert all(only in text for text in rendered.values())
+    assert all("shoal.cluster.id=known-before\n" in text for text in rendered.values())
     join = "controller.quorum.auto.join.enable=true"
-    assert all(join in told[f"broker-{n}.properties"] for n in range(3))
+    assert all(join in rendered[f"broker-{n}.properties"] for n in range(3))
     assert "auto.join" not in "".join(alone.values())
 
 

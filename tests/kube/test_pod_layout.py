@@ -96,9 +96,9 @@ def broker_config(resource: dict, pod: int, container: dict):
         "status.hostIP": "10.0.0.9",
         "metadata.labels['apps.kubernetes.io/pod-index']": str(pod),
     }
-    told = {e["name"]: env[e["valueFrom"]["fieldRef"]["fieldPath"]] for e in container["env"]}
-    path = re.sub(r"\$\((\w+)\)", lambda m: told[m[1]], container["args"][-1])
-    return resolve({}, told, files(resource)[path.rpartition("/")[2]], path)
+    own_env = {e["name"]: env[e["valueFrom"]["fieldRef"]["fieldPath"]] for e in container["env"]}
+    path = re.sub(r"\$\((\w+)\)", lambda m: own_env[m[1]], container["args"][-1])
+    return resolve({}, own_env, files(resource)[path.rpartition("/")[2]], path)
 
 
 @pytest.mark.parametrize("per_pod", [1, 2, 16])
@@ -155,15 +155,15 @@ def test_each_broker_is_reached_from_outside_by_a_service_of_its_own() -> None:
     own = {s["metadata"]["name"]: s["spec"] for s in objects(resource, "Service")}
     containers = template(resource)["spec"]["containers"]
     where = {p["name"]: p["containerPort"] for c in containers for p in c["ports"]}
-    told = []
+    addresses = []
     for broker in pod_layout.brokers(resource):
         spec = own[f"main-outside-{broker}"]
         pod = spec["selector"]["statefulset.kubernetes.io/pod-name"]
         assert pod == f"main-broker-{broker % 1000}"
         (port,) = spec["ports"]
         assert (port["port"], where[port["targetPort"]]) == (9094, 9094 + broker // 1000 * 1000)
-        told.append(listeners.advertised(resource, broker, rendered.services(resource)))
-    assert len(set(told)) == 6
+        addresses.append(listeners.advertised(resource, broker, rendered.services(resource)))
+    assert len(set(addresses)) == 6
     (bootstrap,) = own["main-bootstrap"]["ports"][:1]
     assert where[bootstrap["targetPort"]] == 9092
 

@@ -64,10 +64,10 @@ def test_the_driver_gets_the_connection_settings() -> None:
     spec = spark.application(CONSUMER, CONTEXT, suspend=False)["spec"]
     where = "file:///var/lib/shoal/checkpoint"
     assert spec["arguments"] == ["--to=main-bootstrap.n.svc:9092", "g t,u", where]
-    told = env(spec["driver"])
-    assert told["SHOAL_SCALE_URL"] == "http://operator:8080/scale/n/c"
-    assert told["SHOAL_TOPICS"] == "t,u"
-    assert told["SHOAL_CHECKPOINT"] == where
+    driver_env = env(spec["driver"])
+    assert driver_env["SHOAL_SCALE_URL"] == "http://operator:8080/scale/n/c"
+    assert driver_env["SHOAL_TOPICS"] == "t,u"
+    assert driver_env["SHOAL_CHECKPOINT"] == where
     assert "env" not in spec["executor"]["template"]["spec"]["containers"][0]
 
 

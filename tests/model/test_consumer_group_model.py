@@ -85,7 +85,7 @@ class Client:
         self.subscription = subscription
         self.epoch = 0
         self.owned = set()
-        self.told = None
+        self.assigned_new = None
         self.in_group = False
         #: A response was lost: as KIP-848 requires, the next heartbeat is complete.
         self.missed = False
@@ -113,17 +113,17 @@ class Client:
         self.epoch = response["member_epoch"]
         assignment = response.get("assignment")
         if assignment is not None:
-            self.told = {
+            self.assigned_new = {
                 (t["topic_id"], p) for t in assignment["topic_partitions"] for p in t["partitions"]
             }
 
     def reconcile(self):
         """Stop reading revoked partitions, and start with new ones."""
-        if self.told is not None:
-            self.owned = set(self.told)
+        if self.assigned_new is not None:
+            self.owned = set(self.assigned_new)
 
     def lose_everything(self):
-        self.epoch, self.owned, self.told, self.in_group = 0, set(), None, False
+        self.epoch, self.owned, self.assigned_new, self.in_group = 0, set(), None, False
 
 
 SUBSCRIPTIONS = st.one_of(

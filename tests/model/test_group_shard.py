@@ -221,8 +221,8 @@ class GroupMachine(RuleBasedStateMachine):
 
     def _synced(self, group: str, client: Client, answer: Any) -> None:
         if answer["error_code"] is ErrorCode.none:
-            told = self.assigned.setdefault((group, client.generation), {})
-            before = told.setdefault(client.member_id, answer["assignment"])
+            assignments = self.assigned.setdefault((group, client.generation), {})
+            before = assignments.setdefault(client.member_id, answer["assignment"])
             assert before == answer["assignment"], "one generation, one assignment"
 
     def _commited(self, group: str, about: Any, answer: Any) -> None:

@@ -156,28 +156,28 @@ class FollowerSession(RuleBasedStateMachine):
             del self.at_leader[key]
         for key, asked in request.partitions:
             (one,) = [one for one in self.plain if one.partition.key == key]
-            assert one.anew or self.at_leader.get(key) != asked, "told again"
+            assert one.anew or self.at_leader.get(key) != asked, "answered again"
             one.anew = False
             self.at_leader[key] = asked
         assert self.at_leader == wanted
 
     @precondition(lambda self: not self.under_way)
-    @rule(told=st.sets(PARTITIONS), refusing=st.sets(PARTITIONS, max_size=1))
-    def exchange(self, told: set[int], refusing: set[int]) -> None:
+    @rule(answered=st.sets(PARTITIONS), refusing=st.sets(PARTITIONS, max_size=1))
+    def exchange(self, answered: set[int], refusing: set[int]) -> None:
         """The usual exchange."""
         self.fetch()
         if self.under_way:
-            self.answer(told, 7, refusing)
+            self.answer(answered, 7, refusing)
 
     @precondition(lambda self: self.under_way)
     @rule(
-        told=st.sets(PARTITIONS),
+        answered=st.sets(PARTITIONS),
         session_id=st.sampled_from([7, 7, 7, 0]),
         refusing=st.sets(PARTITIONS),
     )
-    def answer(self, told: set[int], session_id: int, refusing: set[int]) -> None:
+    def answer(self, answered: set[int], session_id: int, refusing: set[int]) -> None:
         rows = {}
-        for index in sorted(told):
+        for index in sorted(answered):
             one = self.plain[index]
             asked = self.at_leader.get(one.partition.key)
             if asked is None:

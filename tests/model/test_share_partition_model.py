@@ -543,9 +543,9 @@ class ShareMachine(RuleBasedStateMachine):
             DeadLetterRange(first, last, count, Cause.REJECTED, "")
             for first, last, count in self.share.archiving()
         ]
-        told = [o for o in self.persisted if o >= state.start_offset]
+        persisted_offsets = [o for o in self.persisted if o >= state.start_offset]
         self.spso = max(state.start_offset, self.log_start)
-        self.end = max([self.spso, *(o + 1 for o in told)])
+        self.end = max([self.spso, *(o + 1 for o in persisted_offsets)])
         self.twin = {
             o: Entry(*_as_entry(self.persisted.get(o))) for o in range(self.spso, self.end)
         }
@@ -607,11 +607,11 @@ class ShareMachine(RuleBasedStateMachine):
     def what_is_archiving_is_doomed_once(self) -> None:
         if not hasattr(self, "share"):
             return
-        told = [
+        reported = [
             o for d in self.share.dead_letters for o in range(d.first, d.last + 1) if o >= self.spso
         ]
         archiving = [o for o, e in self.twin.items() if e.state is ARCHIVING]
-        assert sorted(told) == sorted(archiving)
+        assert sorted(reported) == sorted(archiving)
 
     @invariant()
     def what_is_held_is_known_to_the_store(self) -> None:
@@ -620,8 +620,8 @@ class ShareMachine(RuleBasedStateMachine):
         held = [o for o, e in sorted(self.twin.items()) if e.state is HOLDS_KEY]
         assert self.share.key_holders == len(held)
         (state,) = self.store.states()
-        told = [o for first, last, *_ in state.key_holders() for o in range(first, last + 1)]
-        assert [o for o in told if o >= self.spso] == held
+        stored = [o for first, last, *_ in state.key_holders() for o in range(first, last + 1)]
+        assert [o for o in stored if o >= self.spso] == held
 
     @invariant()
     def accepted_never_comes_back(self) -> None:

@@ -164,12 +164,12 @@ class SelectionMachine(ShareMachine):
     def _persist(self, changes) -> None:
         super()._persist(changes)
         if self.selection is not None and not self.fetching:
-            self._told(lambda: self.selection.changed(changes, self.now_ms))
+            self._with_selection(lambda: self.selection.changed(changes, self.now_ms))
 
     fetching = False
 
-    def _told(self, tell) -> None:
-        tell()
+    def _with_selection(self, notify) -> None:
+        notify()
         self._note_ready()
 
     def _note_ready(self) -> None:
@@ -206,8 +206,8 @@ class SelectionMachine(ShareMachine):
         at = offset - batch.base
         due_ms = 0
         if self.policy.delay_max_ms:
-            told = batch.times[at]
-            due_ms = (told[0] if told[0] is not None else told[1]) or 0
+            times = batch.times[at]
+            due_ms = (times[0] if times[0] is not None else times[1]) or 0
         return batch.keys[at], due_ms, batch.priorities[at]
 
     def _due(self, offset: int) -> bool:
@@ -361,12 +361,12 @@ class SelectionMachine(ShareMachine):
                 assert entry.state is AVAILABLE
                 exhausted = entry.count >= self.settings.delivery_count_limit
                 assert self._never_delivered(offset) or exhausted, f"{offset} skipped"
-                told = {self._failed_state()} if exhausted else set()
+                allowed = {self._failed_state()} if exhausted else set()
                 if self._never_delivered(offset):
                     # Archived by its count, unread: its dead letter finds no record.
-                    told.add(TERMINAL[1])
-                assert state in told
-                entry.state = next(one for one in told if one == state)
+                    allowed.add(TERMINAL[1])
+                assert state in allowed
+                entry.state = next(one for one in allowed if one == state)
 
     def _check_chosen(self, member, got, max_records, held, ready) -> None:
         chosen = [o for first, last, _ in got.records for o in range(first, last + 1)]

@@ -75,10 +75,10 @@ class TransactionMachine(RuleBasedStateMachine):
         return reply["error_code"] or reply
 
     def _writer(self, id: str, holder: int) -> Writer | None:
-        told = self.twins[id].holders
-        return Writer(id, *told[holder]) if holder < len(told) else None
+        holders = self.twins[id].holders
+        return Writer(id, *holders[holder]) if holder < len(holders) else None
 
-    def _told(self, id: str, reply: Any) -> None:
+    def _initialized(self, id: str, reply: Any) -> None:
         given = (reply["producer_id"], reply["producer_epoch"])
         assert given[1] <= LAST_EPOCH, "no epoch is left to fence with"
         twin = self.twins[id]
@@ -101,7 +101,7 @@ class TransactionMachine(RuleBasedStateMachine):
             return
         assert before is None or before.state.is_at_rest
         self.twins[id].open.clear()
-        self._told(id, reply)
+        self._initialized(id, reply)
 
     @rule(id=ids, holder=holders, version=versions, parts=partitions)
     def add(self, id: str, holder: int, version: int, parts: list[tuple[str, int]]) -> None:
@@ -137,7 +137,7 @@ class TransactionMachine(RuleBasedStateMachine):
             assert set(markers.partitions) == set(self.twins[id].open)
         elif not before.state.is_at_rest:
             raise AssertionError("a decided transaction was decided again")
-        self._told(id, reply)
+        self._initialized(id, reply)
 
     @rule(id=ids)
     def verify(self, id: str) -> None:

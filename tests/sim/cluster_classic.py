@@ -97,10 +97,10 @@ class ClassicMember:
             self.cluster, self.group, key, {**self._who, **fields}, **options
         )
 
-    def _told(self, sent: float) -> None:
+    def _confirm(self, sent: float) -> None:
         """Record that a response confirmed what the member owned when it sent the request."""
         if self.owners is not None:
-            self.owners.told(
+            self.owners.confirmed(
                 self._name, self.generation, self.owned, sent=sent, answered=self.cluster.now()
             )
 
@@ -168,7 +168,7 @@ class ClassicMember:
         self.owned, made_for = _owned(bytes(answer.assignment))
         if isinstance(self.history, ClassicHistory):
             self.history.synced(self._name, self.generation, made_for, self.owned)
-        self._told(sent)
+        self._confirm(sent)
 
     def _out_of_step(self, error: KafkaError) -> None:
         if error.code in _REJOINS:
@@ -189,7 +189,7 @@ class ClassicMember:
             try:
                 await self._ask(ApiKey.HEARTBEAT, {"generation_id": generation})
                 if generation == self.generation and not self.rejoins:
-                    self._told(sent)
+                    self._confirm(sent)
             except KafkaError as error:
                 if error.code is ErrorCode.rebalance_in_progress and self.owners is not None:
                     self.owners.still(self._name, sent)

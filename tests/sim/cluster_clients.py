@@ -194,7 +194,7 @@ class WatchedMembership(ConsumerMembership):
     def __init__(self, cluster: Cluster, load: Workload) -> None:
         super().__init__(cluster, GROUP, [TOPIC])
         self._load = load
-        self._told: tuple[int, ...] = ()
+        self._last_partitions: tuple[int, ...] = ()
 
     async def _send(self, body: Mapping[str, Any]) -> Any:
         owners, sent = self._load.owners, self._load.now
@@ -206,11 +206,11 @@ class WatchedMembership(ConsumerMembership):
         elif not answer.error_code and answer.member_epoch > 0:
             if answer.assignment is not None:
                 rows = answer.assignment.topic_partitions
-                self._told = tuple(p for row in rows for p in row.partitions)
-            owners.told(
+                self._last_partitions = tuple(p for row in rows for p in row.partitions)
+            owners.confirmed(
                 self.member_id,
                 answer.member_epoch,
-                self._told,
+                self._last_partitions,
                 sent=sent,
                 answered=self._load.now,
             )

@@ -43,7 +43,7 @@ class Transaction:
     values: set[bytes] = field(default_factory=set)
     #: The requested end: True for a commit, None before the request.
     asked: bool | None = None
-    told: bool = False
+    acknowledged: bool = False
 
 
 def value_of(transaction: Transaction, offset: int) -> bytes:
@@ -85,9 +85,9 @@ class Ledger:
         transaction.values |= {value_of(transaction, at) for at in range(first, next_)}
         return transaction
 
-    def told(self, transaction: Transaction) -> None:
+    def acknowledged(self, transaction: Transaction) -> None:
         """The requested end was acknowledged."""
-        transaction.told = True
+        transaction.acknowledged = True
         self.counts["committed" if transaction.asked else "aborted"] += 1
         if transaction.asked:
             known = self.processed.get(transaction.source, 0)
@@ -146,7 +146,7 @@ class Ledger:
                 raise Violation("dirty-read", f"{part} of {transaction}")
             if part and part != transaction.values:
                 raise Violation("torn-transaction", f"{part} of {transaction}")
-            if not part and transaction.asked and transaction.told:
+            if not part and transaction.asked and transaction.acknowledged:
                 raise Violation("lost-transaction", f"{transaction}")
         for (_, partition), end in ends.items():
             for offset in range(end):

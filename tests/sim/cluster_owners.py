@@ -33,7 +33,7 @@ class Hold:
     def __repr__(self) -> str:
         return f"{self.who} since epoch {self.epoch}, from {self.begins:.6f} to {self.ends:.6f}"
 
-    def was_told_within(self, other: Hold) -> bool:
+    def is_within(self, other: Hold) -> bool:
         return other.begins <= self.asked and self.begins <= other.ends
 
     def overlaps(self, other: Hold) -> bool:
@@ -50,14 +50,14 @@ class Owners:
         self._holds: dict[int, list[Hold]] = {}
         #: Partitions of each member, by partition.
         self._held: dict[str, dict[int, Hold]] = {}
-        self.told_times = 0
+        self.confirmations = 0
 
-    def told(
+    def confirmed(
         self, who: str, epoch: int, owned: Collection[int], *, sent: float, answered: float
     ) -> None:
         """Record a response: the request was sent at `sent`, and in `epoch` the member owns
         these."""
-        self.told_times += 1
+        self.confirmations += 1
         if epoch < self._newest.get(who, 0):
             what = f"{who} is in {epoch} after {self._newest[who]}"
             self._broken(Violation("group-epoch", what))
@@ -89,6 +89,6 @@ class Owners:
     def _alone(self, partition: int, hold: Hold) -> None:
         for other in self._holds[partition]:
             if other.who != hold.who and (
-                hold.overlaps(other) or hold.was_told_within(other) or other.was_told_within(hold)
+                hold.overlaps(other) or hold.is_within(other) or other.is_within(hold)
             ):
                 self._broken(Violation("group-two-owners", f"{partition}: {hold}; {other}"))

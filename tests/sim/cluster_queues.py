@@ -168,10 +168,10 @@ async def _all(client: Client, topic: str) -> AsyncIterator[StoredRecord]:
 
 
 def _letter(record: StoredRecord) -> Letter:
-    def told(name: str, headers: Iterable[tuple[str, bytes | None]] = record.headers) -> bytes:
+    def header(name: str, headers: Iterable[tuple[str, bytes | None]] = record.headers) -> bytes:
         return next(value or b"" for of, value in headers if of == PREFIX + name)
 
-    if told("group") != SORTERS.encode():
-        raise Violation("share-dead-letters", f"a letter of {told('group')!r}")
-    place = (told("topic").decode(), int(told("partition")), int(told("offset")))
-    return Letter(place, int(told("delivery.count")))
+    if header("group") != SORTERS.encode():
+        raise Violation("share-dead-letters", f"a letter of {header('group')!r}")
+    place = (header("topic").decode(), int(header("partition")), int(header("offset")))
+    return Letter(place, int(header("delivery.count")))

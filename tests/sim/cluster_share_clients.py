@@ -86,7 +86,7 @@ class Worker:
                     mode=rng.choice((AcquireMode.RECORD_LIMIT, AcquireMode.BATCH_OPTIMIZED)),
                     acknowledgements=self._sending(carried),
                 )
-                self._told(carried, found.refusals)
+                self._answered(carried, found.refusals)
                 got, due = self._choices(found, session.member_id, began, leaders)
                 if due and rng.random() < 0.3 and not load.draining:
                     await wait(rng.choice((0.05, 0.3, 1.0, 2.5)))
@@ -125,9 +125,9 @@ class Worker:
         try:
             refusals = await session.acknowledge(acknowledgements)
         except ClientError as error:
-            self._told(due, tuple(Refusal(a, error) for a in acknowledgements))
+            self._answered(due, tuple(Refusal(a, error) for a in acknowledgements))
             raise
-        self._told(due, refusals)
+        self._answered(due, refusals)
 
     def _sending(self, due: list[_Choice]) -> list[Acknowledgement]:
         for choice in due:
@@ -135,7 +135,7 @@ class Worker:
             self.history.sending(choice.record, choice.delivery, choice.sent, choice.accepted)
         return [choice.acknowledgement for choice in due]
 
-    def _told(self, due: list[_Choice], refusals: tuple[Refusal, ...]) -> None:
+    def _answered(self, due: list[_Choice], refusals: tuple[Refusal, ...]) -> None:
         """Record the response to acknowledgements."""
         history, answered = self.history, self.load.now
         refused = {refusal.acknowledgement: refusal.error for refusal in refusals}

@@ -206,9 +206,9 @@ class SharesChecker:
         if known is None or known.state_epoch != value["state_epoch"]:
             known = self._committed[key] = _Committed(value["state_epoch"], value["start_offset"])
         start = max(known.start, value["start_offset"])
-        told = {o for first, last, *_ in state_batches(value) for o in range(first, last + 1)}
+        covered = {o for first, last, *_ in state_batches(value) for o in range(first, last + 1)}
         for offset in sorted(known.terminal):
-            if offset >= start and offset not in told:
+            if offset >= start and offset not in covered:
                 raise Violation("share-terminal", f"{key}: a snapshot is without {offset}")
         self._apply(key, known, value, {})
 

@@ -90,7 +90,7 @@ async def _end(
 ) -> None:
     transaction.asked = committed
     await producer.end(committed=committed)
-    load.ledger.told(transaction)
+    load.ledger.acknowledged(transaction)
 
 
 async def _late(

@@ -95,8 +95,8 @@ class MetadataCluster(Cluster):
     def __init__(self, seed: int, **options: Any) -> None:
         super().__init__(seed, **options)
         self.asked: dict[int, list[Asked]] = {}
-        self.told_topics: dict[str, UUID] = {}
-        self.told_blocks: list[range] = []
+        self.acknowledged_topics: dict[str, UUID] = {}
+        self.acknowledged_blocks: list[range] = []
 
     def propose(self, node: Node) -> None:
         assert isinstance(node, MetadataNode)
@@ -141,21 +141,21 @@ class MetadataCluster(Cluster):
                 if not raft.is_leader or raft.epoch != one.epoch:
                     continue
                 if raft.high_watermark > one.offset:
-                    self._told(*one.answer)
+                    self._acknowledge(*one.answer)
                 else:
                     left.append(one)
             self.asked[id] = left
 
-    def _told(self, kind: str, answer: Any) -> None:
+    def _acknowledge(self, kind: str, answer: Any) -> None:
         self.checker.acknowledged_count += 1
         if kind == "block":
-            for block in self.told_blocks:
+            for block in self.acknowledged_blocks:
                 if block.start < answer.stop and answer.start < block.stop:
                     raise Violation("producer_ids", f"{answer} was given out as {block}")
-            self.told_blocks.append(answer)
+            self.acknowledged_blocks.append(answer)
         elif kind == "topic":
             name, topic_id = answer
-            if self.told_topics.setdefault(name, topic_id) != topic_id:
+            if self.acknowledged_topics.setdefault(name, topic_id) != topic_id:
                 raise Violation("topic_names", f"{name} was created twice")
 
     def check_images(self) -> None:
@@ -165,7 +165,7 @@ class MetadataCluster(Cluster):
         for node in nodes[1:]:
             if (node.image.topics, node.image.brokers) != (first.topics, first.brokers):
                 raise Violation("same_image", f"n{node.id} and n{nodes[0].id} differ")
-        for name, topic_id in self.told_topics.items():
+        for name, topic_id in self.acknowledged_topics.items():
             if name not in first.topics or first.topics[name].topic_id != topic_id:
                 raise Violation("acknowledged", f"topic {name} of {topic_id} is not there")
 

@@ -58,7 +58,7 @@ class Producer:
                 return
             self._attempt += 1
             if code is ErrorCode.none:
-                cluster.checker.told(self.index, offset, value)
+                cluster.checker.acknowledged(self.index, offset, value)
                 cluster.acknowledged_sequences[self.id] = self.sequence
                 self.sequence += 1
                 world.after(world.random.randint(1, 60), self.next)
@@ -152,7 +152,7 @@ class PipelinedProducer:
             self._failed(code)
             return
         value, _ = self._unanswered.pop(sequence)
-        cluster.checker.told(self.index, offset, value)
+        cluster.checker.acknowledged(self.index, offset, value)
         acknowledged = cluster.acknowledged_sequences
         acknowledged[self.id] = max(sequence, acknowledged.get(self.id, -1))
 
@@ -229,7 +229,7 @@ class ReplicaCluster:
             self._version = self.controller.version
             image = self.controller.image
             for node in self.nodes.values():
-                self.network.carry(0, node.id, lambda node=node: node.told(image))  # type: ignore[misc]
+                self.network.carry(0, node.id, lambda node=node: node.push(image))  # type: ignore[misc]
         self.world.after(10, self._control)
 
     def _look(self) -> None:

@@ -213,13 +213,13 @@ class ReplicaNode:
                 controller.heartbeat(self.id, epoch)
             return controller.image
 
-        self._ask(heard, self._told)
+        self._ask(heard, self._apply_image)
 
-    def told(self, image: Image) -> None:
+    def push(self, image: Image) -> None:
         """The controller sends a new image."""
-        self.alive(lambda: self._told(image))()
+        self.alive(lambda: self._apply_image(image))()
 
-    def _told(self, image: object) -> None:
+    def _apply_image(self, image: object) -> None:
         assert isinstance(image, Image)
         if self.image is not None and image.version <= self.image.version:
             return

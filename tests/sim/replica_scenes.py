@@ -50,7 +50,7 @@ class ReplicaScene:
             self.cluster.controller.elect(0, 1)
         self.leads(1)
         self.passes(REQUEST_TIMEOUT_MS)
-        self.write(1, told=True)
+        self.write(1, acknowledged=True)
         self.until(self.cluster.in_sync, "all replicas are in sync")
 
     @property
@@ -73,9 +73,9 @@ class ReplicaScene:
         self.world.run_until(self.world.now_ms + duration_ms)
 
     def write(
-        self, id: int, value: bytes = b"", *, told: bool = False, sequence: int = -1
+        self, id: int, value: bytes = b"", *, acknowledged: bool = False, sequence: int = -1
     ) -> Written:
-        """Send one record with acks=all to a broker, and wait for success if `told` is set.
+        """Send one record with acks=all to a broker, and wait for success if `acknowledged` is set.
 
         With a `sequence`, an idempotent producer sends it: the same record for the same sequence.
         """
@@ -88,7 +88,7 @@ class ReplicaScene:
         def answered(code: ErrorCode, offset: int) -> None:
             written.code = code
             if code is ErrorCode.none:
-                self.cluster.checker.told(0, offset, value)
+                self.cluster.checker.acknowledged(0, offset, value)
 
         def reply(code: ErrorCode, offset: int) -> None:
             self.network.carry(id, CLIENT, lambda: answered(code, offset))
@@ -100,7 +100,7 @@ class ReplicaScene:
             )
         )  # fmt: skip
         node.alive(lambda: node.produce(Produce(0, data), reply))()
-        if told:
+        if acknowledged:
             self.until(lambda: written.code is ErrorCode.none, "an acknowledged record")
         return written
 
@@ -161,7 +161,7 @@ class ReplicaScene:
             lambda: len(self.in_force.isr) == len(self.cluster.nodes), "a full ISR", LIVENESS_MS
         )
         self.until(lambda: self.replica(self.in_force.leader).is_leader, "a leader")
-        self.write(self.in_force.leader, told=True)
+        self.write(self.in_force.leader, acknowledged=True)
         self.until(self.cluster.in_sync, "all replicas are in sync", LIVENESS_MS)
         self.cluster.check()
 
@@ -208,7 +208,7 @@ def a_follower_is_far_behind(scene: ReplicaScene) -> None:
     scene.out_of_isr(3)
     for _ in range(60):
         scene.write(1)
-    scene.write(1, told=True)
+    scene.write(1, acknowledged=True)
     scene.heal(*scene.part(3))
     scene.until(lambda: 3 in scene.in_force.isr, "3 joins the ISR")
     scene.cut(*scene.part(3))
@@ -225,7 +225,7 @@ def a_follower_fetches_and_loses_its_disk(scene: ReplicaScene) -> None:
     scene.cut(*scene.part(3))
     scene.write(1)
     scene.out_of_isr(3)
-    scene.write(1, told=True)
+    scene.write(1, acknowledged=True)
     scene.cut((1, 0))
     scene.heal(*scene.part(3))
     scene.until(lambda: scene.end(3) == scene.end(1), "3 has caught up")
@@ -296,7 +296,7 @@ def an_answer_comes_two_epochs_late(scene: ReplicaScene) -> None:
     scene.until(lambda: scene.end(1) == before, "1 has cut its log")
     scene.elect(1)
     scene.until(lambda: scene.end(3) == before, "3 has cut its log")
-    scene.write(1, told=True)
+    scene.write(1, acknowledged=True)
     assert scene.end(3) == before + 1
     scene.elect(2)
     scene.cut((3, 2))
@@ -340,7 +340,7 @@ def a_leader_comes_back_as_a_follower(scene: ReplicaScene) -> None:
     scene.passes(ROUND_TRIP_MS)
     scene.elect(2)
     scene.heal(*scene.part(1))
-    scene.write(2, told=True)
+    scene.write(2, acknowledged=True)
     scene.until(scene.cluster.in_sync, "all replicas are in sync")
     scene.passes(ROUND_TRIP_MS)
     scene.rest()
@@ -366,7 +366,7 @@ def all_followers_lose_power(scene: ReplicaScene) -> None:
 def all_replicas_restart_before_they_answer(scene: ReplicaScene) -> None:
     """A producer has no responses to four batches that all replicas have. Each replica restarts
     from a snapshot, which has only the last batch, and the producer sends all four again."""
-    scene.write(1, sequence=0, told=True)
+    scene.write(1, sequence=0, acknowledged=True)
     scene.cut((1, CLIENT))
     for sequence in range(1, 5):
         scene.write(1, sequence=sequence)

@@ -138,12 +138,12 @@ class Scene:
         fields = {"key_type": key_type, "coordinator_keys": [key]}
         found: list[int] = []
 
-        def told() -> bool:
+        def is_found() -> bool:
             (row,) = self.asked(asked, ApiKey.FIND_COORDINATOR, fields).coordinators
             found[:] = [] if row.error_code else [row.node_id]
             return bool(found)
 
-        while not told():
+        while not is_found():
             self.passes(0.1)
         return found[0]
 

@@ -80,13 +80,13 @@ def test_a_run_leaves_nothing_behind() -> None:
     """Interrupted clients are closed completely. Otherwise a coroutine that ends without a loop
     would make another one fail to start after any `asyncio.run`."""
     asyncio.run(asyncio.sleep(0))
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         simulate(
             len("client_crash"), brokers=3, faults=["client_crash"], duration_s=5.0, parts=PARTS
         )
         gc.collect()
-    assert [str(one.message) for one in told] == []
+    assert [str(one.message) for one in warned] == []
 
 
 # Bugs that seeds have found: each seed and its faults fail without the fix.

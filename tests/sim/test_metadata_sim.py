@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def test_all_nodes_converge_to_the_acknowledged_image() -> None:
-    told = 0
+    acknowledged = 0
     for seed in range(1, 13):
         cluster = MetadataCluster(seed, voters=3, observers=2)
         torment(cluster, (), duration_ms=10_000)
         cluster.check_images()
-        told += len(cluster.told_topics) + len(cluster.told_blocks)
-    assert told > 100
+        acknowledged += len(cluster.acknowledged_topics) + len(cluster.acknowledged_blocks)
+    assert acknowledged > 100
 
 
 def test_a_leader_that_decides_on_the_committed_image_alone_is_found(

@@ -95,8 +95,8 @@ def test_a_coordinator_that_is_cut_off_refuses_in_time() -> None:
 
         # It does not name itself as the coordinator. A client that returns nevertheless does not
         # wait again. The others soon name a new coordinator.
-        (told,) = cluster.asked(id, ApiKey.FIND_COORDINATOR, find).coordinators
-        assert told.error_code is ErrorCode.coordinator_not_available
+        (coordinator,) = cluster.asked(id, ApiKey.FIND_COORDINATOR, find).coordinators
+        assert coordinator.error_code is ErrorCode.coordinator_not_available
         again = add_partition(cluster, id, who)
         assert added(again) is ErrorCode.coordinator_not_available
         assert again.after_s < SOON_S
@@ -139,9 +139,9 @@ def test_a_leader_that_is_cut_off_refuses_when_its_session_is_over() -> None:
         again = cluster.produce(1, topic_id)
         assert written(again) is ErrorCode.not_leader_or_follower
         assert again.after_s < SOON_S
-        told = cluster.asked(1, ApiKey.METADATA, {"topics": None})
-        assert {row.node_id for row in told.brokers} == {2, 3}
-        (partition,) = told.topics[0].partitions
+        metadata = cluster.asked(1, ApiKey.METADATA, {"topics": None})
+        assert {row.node_id for row in metadata.brokers} == {2, 3}
+        (partition,) = metadata.topics[0].partitions
         assert partition.leader_id == -1
         assert partition.error_code is ErrorCode.leader_not_available
         now = cluster.leader("work", 0, 2)
@@ -164,8 +164,8 @@ def test_a_coordinator_that_is_cut_off_is_none_when_its_session_is_over() -> Non
         cluster.until(lambda: lifecycle.is_lost, "its session is over", 2 * SESSION_S + SOON_S)
         cluster.passes(SOON_S)
         find = {"key_type": TRANSACTION, "coordinator_keys": ["t"]}
-        (told,) = cluster.asked(id, ApiKey.FIND_COORDINATOR, find).coordinators
-        assert told.error_code is ErrorCode.coordinator_not_available
+        (coordinator,) = cluster.asked(id, ApiKey.FIND_COORDINATOR, find).coordinators
+        assert coordinator.error_code is ErrorCode.coordinator_not_available
         asked = cluster.ask(id, ApiKey.INIT_PRODUCER_ID, INIT, version=4)
         assert asked.result().error_code is ErrorCode.not_coordinator
         assert asked.after_s < SOON_S
@@ -180,22 +180,22 @@ def test_a_broker_that_is_cut_off_closes_connections_that_ask_for_a_coordinator(
         settings = cluster.settings(id)
         find = {"key_type": TRANSACTION, "coordinator_keys": ["t"]}
         lifecycle = cluster.cluster.brokers[id].broker.lifecycle  # type: ignore[union-attr]
-        told: list[tuple[bool, ErrorCode]] = []
+        errors: list[tuple[bool, ErrorCode]] = []
 
         async def look() -> None:
             connection = await connect(settings, settings.bootstrap[0])
             while True:
                 (row,) = (await connection.request(ApiKey.FIND_COORDINATOR, find)).coordinators
-                told.append((lifecycle.is_lost, row.error_code))
+                errors.append((lifecycle.is_lost, row.error_code))
 
         assert not cluster.asked(id, ApiKey.INIT_PRODUCER_ID, INIT, version=4).error_code
         cluster.cut_off(cluster.cluster.brokers[id])
         cluster.asked(id, ApiKey.INIT_PRODUCER_ID, INIT, version=4)  # It waits for its commit.
         with pytest.raises(ConnectionLost):
             Asked(cluster, look).result()
-        assert {error for _, error in told} == {ErrorCode.coordinator_not_available}
-        assert not told[0][0]
-        assert told[-1][0]
+        assert {error for _, error in errors} == {ErrorCode.coordinator_not_available}
+        assert not errors[0][0]
+        assert errors[-1][0]
 
 
 def test_a_producer_waits_for_its_id_no_longer_than_for_a_write() -> None:
@@ -220,16 +220,16 @@ def test_the_last_coordinator_still_names_itself() -> None:
         for other in others:
             other.crash()
         cluster.passes(3 * SESSION_S)
-        told = cluster.asked(1, ApiKey.METADATA, {"topics": None})
-        assert 1 in {row.node_id for row in told.brokers}
-        assert told.topics[0].partitions[0].leader_id == 1
+        metadata = cluster.asked(1, ApiKey.METADATA, {"topics": None})
+        assert 1 in {row.node_id for row in metadata.brokers}
+        assert metadata.topics[0].partitions[0].leader_id == 1
 
         cluster.cut_off(alone)
         for other in others:
             other.start()
         cluster.passes(SESSION_S)
-        told = cluster.asked(1, ApiKey.METADATA, {"topics": None})
-        assert told.topics[0].partitions[0].leader_id == -1
+        metadata = cluster.asked(1, ApiKey.METADATA, {"topics": None})
+        assert metadata.topics[0].partitions[0].leader_id == -1
 
 
 def test_brokers_without_a_controller_go_on() -> None:
@@ -242,8 +242,8 @@ def test_brokers_without_a_controller_go_on() -> None:
         broker = cluster.cluster.brokers[1].broker
         assert broker is not None
         assert broker.lifecycle.is_lost
-        told = cluster.asked(1, ApiKey.METADATA, {"topics": None})
-        assert 1 in {row.node_id for row in told.brokers}
+        metadata = cluster.asked(1, ApiKey.METADATA, {"topics": None})
+        assert 1 in {row.node_id for row in metadata.brokers}
         assert not written(cluster.produce(1, topic_id))
         process = cluster.cluster.brokers[2].process
         assert process is not None
@@ -464,7 +464,7 @@ def test_a_share_partition_at_its_coordinator_refuses_in_time_too() -> None:
         key = f"{{}}:{uuid_text(topic_id)}:0"
         group = next(g for g in groups if cluster.coordinator(key.format(g), SHARE) == 1)
         assert not written(cluster.produce(1, topic_id))
-        told: list[tuple[float, Any, int]] = []
+        results: list[tuple[float, Any, int]] = []
 
         async def work() -> None:
             async with cluster.client() as client:
@@ -486,11 +486,11 @@ def test_a_share_partition_at_its_coordinator_refuses_in_time_too() -> None:
                     (refused,) = await session.acknowledge(acks)
                     after_s = cluster.kernel.now - began
                     got = await session.acquire()
-                    told.append((after_s, refused.error, got.count))
+                    results.append((after_s, refused.error, got.count))
 
         Asked(cluster, work)
-        cluster.until(lambda: told, "an answer", 4 * WRITE_TIMEOUT_S)
-        ((after_s, error, count_now),) = told
+        cluster.until(lambda: results, "an answer", 4 * WRITE_TIMEOUT_S)
+        ((after_s, error, count_now),) = results
         assert error.code is ErrorCode.coordinator_not_available
         assert after_s < WRITE_TIMEOUT_S + SOON_S
         assert not count_now

@@ -90,10 +90,11 @@ def test_executors_follow_the_published_number_and_may_die(
         application.until(lambda s: len(s["executors"]) == 1, "one executor")
         application.want(3)
         application.until(lambda s: len(s["executors"]) == 3, "three executors, one partition")
-        doomed = application.state["executors"]
+        before = application.state["executors"]
         os.kill(application.executor_processes()[0], signal.SIGKILL)
         application.until(
-            lambda s: len(s["executors"]) == 3 and s["executors"] != doomed, "another one in place"
+            lambda s: len(s["executors"]) == 3 and s["executors"] != before,
+            "another one in place",
         )
         application.want(1)
         application.until(lambda s: len(s["executors"]) == 1, "one executor again")

@@ -112,8 +112,8 @@ def test_image_tasks(
     assert all(bytes(row["thumbnail"])[:2] == b"\xff\xd8" for row in rows)
     hashes = {row["name"]: row["hash"] for row in rows}
     assert len(set(hashes.values())) > 20
-    told = [json.loads(value) for value in values(queue.client, results)]
-    assert {one["name"]: one["hash"] for one in told} == hashes
+    written = [json.loads(value) for value in values(queue.client, results)]
+    assert {one["name"]: one["hash"] for one in written} == hashes
     said = [json.loads(line) for line in capfd.readouterr().out.splitlines() if line[0] == "{"]
     assert sum(one["images"] for one in said) == 60
     assert sum(one["rejected"] for one in said) == 3
@@ -147,10 +147,10 @@ def test_fraud_check(
     run("fraud_check", *check)
     queue.drained()
 
-    told = [json.loads(value) for value in values(queue.client, alerts)]
-    assert len(told) > known > 0
-    assert {one["account"] for one in told} == {"account-00049"}
-    assert all(one["score"] >= 70 for one in told)
+    written = [json.loads(value) for value in values(queue.client, alerts)]
+    assert len(written) > known > 0
+    assert {one["account"] for one in written} == {"account-00049"}
+    assert all(one["score"] >= 70 for one in written)
     said = [json.loads(line) for line in capfd.readouterr().out.splitlines() if line[0] == "{"]
     assert sum(one["rejected"] for one in said) == 8
 
@@ -160,7 +160,7 @@ def registered(registry: Path) -> list[tuple]:
         return found.execute("SELECT order_id, number, total_cents, pdf FROM invoices").fetchall()
 
 
-def batches_told(capfd: pytest.CaptureFixture[str]) -> list[dict]:
+def printed_batches(capfd: pytest.CaptureFixture[str]) -> list[dict]:
     """Return what a job has printed about its batches since the last call."""
     return [json.loads(line) for line in capfd.readouterr().out.splitlines() if line[:1] == "{"]
 
@@ -187,7 +187,7 @@ def test_billing(
     module = run("billing", *words)
     queue.drained()
 
-    assert [one["invoices"] for one in batches_told(capfd) if one["rejected"]] == [96, 0]
+    assert [one["invoices"] for one in printed_batches(capfd) if one["rejected"]] == [96, 0]
     rows = registered(registry)
     assert len(rows) == 96
     for _, number, total, pdf in rows:
@@ -216,7 +216,7 @@ def test_a_dead_letter_is_billed_once_it_is_redriven(
     )  # fmt: skip
     run("billing", *words, "--lines-max", 3)
     queue.drained()
-    rejected = sum(one["rejected"] for one in batches_told(capfd))
+    rejected = sum(one["rejected"] for one in printed_batches(capfd))
     assert rejected
     assert len(registered(registry)) == 40 - rejected
 

@@ -177,10 +177,10 @@ def test_an_acknowledgement_that_rides_along_is_sent_or_comes_back(forgotten: st
         member, accept = await with_a_record(brokers)
         brokers.forgetful = forgotten
         asyncio.get_running_loop().call_later(0.05, setattr, brokers, "forgetful", "")
-        told = await member.acquire(acknowledgements=[accept], max_wait_ms=5_000)
-        assert told.refusals == (Refusal(accept, LOST),)
+        got = await member.acquire(acknowledgements=[accept], max_wait_ms=5_000)
+        assert got.refusals == (Refusal(accept, LOST),)
         brokers.forgetful = forgotten
-        assert forgotten == "topic_name" or await member.acknowledge([accept]) == told.refusals
+        assert forgotten == "topic_name" or await member.acknowledge([accept]) == got.refusals
 
     asyncio.run(main())
 
@@ -197,8 +197,8 @@ def test_a_refusal_before_a_failed_request_is_reported_once(rides: bool) -> None
 
         member._nodes[0].link.request = fails  # type: ignore[method-assign]
         if rides:
-            told = await member.acquire(acknowledgements=[accept], max_wait_ms=0)
-            assert told.refusals == (Refusal(accept, LOST),)
+            got = await member.acquire(acknowledgements=[accept], max_wait_ms=0)
+            assert got.refusals == (Refusal(accept, LOST),)
         else:
             assert await member.acknowledge([accept]) == (Refusal(accept, LOST),)
 

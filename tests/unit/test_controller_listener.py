@@ -44,8 +44,8 @@ def test_a_voter_listens_at_its_port_of_the_quorum(
     """On the host of its first listener; other nodes reach it at its address in the quorum."""
     found = config(listeners=listener, controller_quorum_voters=quorum)
     assert found.given["listeners"] == f"{listener},CONTROLLER://{added}"
-    told = None if advertised is None else f"CONTROLLER://{advertised}"
-    assert found.given.get("advertised.listeners") == told
+    expected = None if advertised is None else f"CONTROLLER://{advertised}"
+    assert found.given.get("advertised.listeners") == expected
     cluster = cluster_config(found)
     assert cluster.kinds == {"PLAINTEXT": BROKER, "CONTROLLER": CONTROLLER}
     assert (cluster.listener, cluster.inter_broker) == ("CONTROLLER", "PLAINTEXT")

@@ -81,8 +81,8 @@ def test_allowed_events_are_no_anomalies() -> None:
     """A rebalance goes back to the commit; a response was lost; a fault ended the locks."""
     history, log = good()
     history.polls.append(Poll("g", 2, 0, 7, b"v7"))
-    history.sends.append(Send("w", 0, b"never told"))
-    log[0, 8] = b"never told"
+    history.sends.append(Send("w", 0, b"never acknowledged"))
+    log[0, 8] = b"never acknowledged"
     history.settles[0].ok = None
     history.outages.append(Outage(LEADER, began=0.12, back=4.0))
     again(history, member="s2", sent=0.13, answered=0.15, leader=NEXT)

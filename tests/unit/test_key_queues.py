@@ -40,7 +40,7 @@ class Partition:
     def __init__(self, queues: KeyQueues) -> None:
         self.queues, self.runs, self.ready = queues, Runs(0), list[int]()
 
-    def told(self) -> Any:
+    def state_of_all(self) -> Any:
         """Return everything that can be queried."""
         queues, offsets = self.queues, range(-1, self.runs.end + 2)
         return (
@@ -190,7 +190,7 @@ def test_both_kinds_come_to_the_same(steps: list[tuple[Any, int]]) -> None:
     for step, seed in steps:
         compiled_one, plain = (step(one, Random(seed)) for one in pair)
         assert compiled_one == plain
-        assert pair[0].told() == pair[1].told()
+        assert pair[0].state_of_all() == pair[1].state_of_all()
 
 
 @pytest.mark.parametrize("queues", [made, PlainKeyQueues])

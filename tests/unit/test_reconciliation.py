@@ -49,8 +49,8 @@ def test_a_member_keeps_its_epoch_until_it_has_revoked_its_partitions():
     assert waits.member_epoch == 3
     assert waits.assigned == {A: {0: 2}}
     assert waits.pending_revocation == {A: {1: 3}}
-    for told in (None, owned(0, 1), owned(1)):
-        assert reconcile(waits, target(4, 0, 2), free=free, owned=told) is waits
+    for reported in (None, owned(0, 1), owned(1)):
+        assert reconcile(waits, target(4, 0, 2), free=free, owned=reported) is waits
     done = reconcile(waits, target(4, 0, 2), free=free, owned=owned(0))
     assert done == CurrentAssignment(4, 3, MemberState.STABLE, {A: {0: 2, 2: 4}})
 

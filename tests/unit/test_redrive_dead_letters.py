@@ -71,8 +71,8 @@ def test_a_letter_is_read_as_it_was_written(cause: Cause, reason: str) -> None:
 
 
 def test_a_letter_of_kafka_has_no_more_than_its_headers() -> None:
-    told = {"topic": b"t", "partition": b"0", "offset": b"1", "group": b"g", "message": b"?"}
-    headers = tuple((f"__dlq.errors.{name}", value) for name, value in told.items())
+    fields = {"topic": b"t", "partition": b"0", "offset": b"1", "group": b"g", "message": b"?"}
+    headers = tuple((f"__dlq.errors.{name}", value) for name, value in fields.items())
     letter = parse_dead_letter("dlq.t", 0, Record(0, 42, None, None, headers))
     assert letter is not None
     assert (letter.reason, letter.timestamp_ms, letter.client_id) == ("other", 42, "")

@@ -181,8 +181,8 @@ def test_of_two_waits_with_one_delivery_count_the_later_one_counts() -> None:
 
 def test_waits_are_a_tag_of_an_update() -> None:
     plain = Update(1, 2, 3, 4, [(5, 6, 0, 1)])
-    told = plain._replace(delays=((5, 6, 1, 77),))
-    assert records.read_update(records.update_value(told)) == told
+    delayed = plain._replace(delays=((5, 6, 1, 77),))
+    assert records.read_update(records.update_value(delayed)) == delayed
     assert records.read_update(records.update_value(plain)) == plain
     # Tag 1000, 28 bytes: one range, compactly encoded, without tags.
-    assert bytes.fromhex("e8071c02") in records.update_value(told)
+    assert bytes.fromhex("e8071c02") in records.update_value(delayed)

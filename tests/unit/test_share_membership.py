@@ -66,7 +66,7 @@ class Share:
             return Result(result.records, (*result.replies, Reply(token, {})), result.effects)
 
         self.count += 1
-        self.sim.submit(f"told-{self.count}", acknowledged)
+        self.sim.submit(f"acknowledged-{self.count}", acknowledged)
         self.sim.advance(0)
 
     def initialize(self) -> None:

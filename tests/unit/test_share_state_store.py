@@ -97,7 +97,7 @@ class Store:
             self.shard.initialize(self.now_ms, key, state_epoch=state_epoch, start_offset=start)
         )
 
-    def told(self, key: ShareKey = KEY) -> tuple[int, int, list[StateBatch]]:
+    def persisted(self, key: ShareKey = KEY) -> tuple[int, int, list[StateBatch]]:
         state, refusal = self.shard.summary(key)
         assert state is not None
         assert refusal is None
@@ -199,8 +199,8 @@ def test_every_nth_write_is_a_snapshot_and_the_log_before_it_can_go() -> None:
     kinds = [record.key[1] for record in store.log]
     assert kinds == [0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1]
     assert store.shard.redundant_offset == 8
-    assert store.rebuilt().told() == store.rebuilt(first=8).told() == store.told()
-    assert store.told() == (0, 10, [(2 * o, 2 * o, 2, 1) for o in range(10)])
+    assert store.rebuilt().persisted() == store.rebuilt(first=8).persisted() == store.persisted()
+    assert store.persisted() == (0, 10, [(2 * o, 2 * o, 2, 1) for o in range(10)])
 
 
 def test_a_new_start_forgets_what_lies_below_it() -> None:
@@ -208,9 +208,9 @@ def test_a_new_start_forgets_what_lies_below_it() -> None:
     store.initialize(start=0)
     store.write((0, 9, 2, 1), (12, 14, 0, 2))
     store.write((10, 10, 2, 1), start=11, complete=0)
-    assert store.told() == (11, 0, [(12, 14, 0, 2)])
+    assert store.persisted() == (11, 0, [(12, 14, 0, 2)])
     store.initialize(state_epoch=1, start=3)
-    assert store.told() == (3, 0, [])
+    assert store.persisted() == (3, 0, [])
 
 
 def test_deleted_state_does_not_delay_pruning() -> None:
@@ -246,7 +246,7 @@ def test_cold_partitions_get_a_new_snapshot_until_there_is_nothing_to_cut() -> N
             store.append(record)
     assert written == [2, 0, 0, 0, 0]
     assert store.shard.redundant_offset == len(store.log) - 2
-    assert store.rebuilt(store.shard.redundant_offset).told(busy) == store.told(busy)
+    assert store.rebuilt(store.shard.redundant_offset).persisted(busy) == store.persisted(busy)
 
 
 def test_batches_are_combined_as_a_twin_with_one_entry_an_offset_combines_them() -> None:

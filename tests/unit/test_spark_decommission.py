@@ -28,9 +28,9 @@ def test_the_executor_gets_a_signal_and_is_awaited(tmp_path: Path) -> None:
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as executor:
         assert executor.stdout is not None
         assert executor.stdout.readline() == "ready\n"
-        told = subprocess.Popen([sys.executable, str(PROGRAM)])
+        executor_process = subprocess.Popen([sys.executable, str(PROGRAM)])
         assert executor.wait(20) == 7, "it was ended in another way than by SIGPWR"
-        assert told.wait(20) == 0
+        assert executor_process.wait(20) == 0
 
 
 def test_executors_of_other_containers_are_left_alone(tmp_path: Path) -> None:

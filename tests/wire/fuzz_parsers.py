@@ -217,8 +217,8 @@ def main() -> None:
             command = [sys.executable, __file__, "--target", target, "--seconds", str(share)]
             command += ["--seed", str(words.seed)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
-            told = [x for x in done.stderr.splitlines() if "number_of_executed_units" in x]
-            count = told[0].split()[-1] if told else "?"
+            counts = [x for x in done.stderr.splitlines() if "number_of_executed_units" in x]
+            count = counts[0].split()[-1] if counts else "?"
             print(f"{target}: {count} inputs in {time.monotonic() - begun:.0f} s", flush=True)
             if done.returncode:
                 failed.append(target)

@@ -213,7 +213,7 @@ def test_unknown_topics_in_a_page(client: WireClient) -> None:
 
 
 def test_delete_by_id_and_refusals(client: WireClient) -> None:
-    topic_id = client.create_topic("doomed")
+    topic_id = client.create_topic("deleted")
     asked = [(None, topic_id), (None, uuid.uuid4()), ("none", None), (None, None), ("t", topic_id)]
     body = {"topics": [{"name": n, "topic_id": i} for n, i in asked], "timeout_ms": 1000}
     rows = client.call(ApiKey.DELETE_TOPICS, 6, body).responses
@@ -224,7 +224,7 @@ def test_delete_by_id_and_refusals(client: WireClient) -> None:
         ErrorCode.invalid_request,
         ErrorCode.invalid_request,
     ]
-    assert rows[0].name == "doomed"
+    assert rows[0].name == "deleted"
 
 
 def test_a_topic_named_twice_is_neither_made_nor_deleted(client: WireClient) -> None:

@@ -47,8 +47,8 @@ CONSUMER: dict[ApiKey, dict[str, Any]] = {
 
 def set_level(wire: WireClient, feature: str, level: int) -> None:
     unsafe = {"feature": feature, "max_version_level": level, "upgrade_type": 1 if level else 2}
-    told = wire.call(ApiKey.UPDATE_FEATURES, 1, {"timeout": 30_000, "feature_updates": [unsafe]})
-    assert told.error_code is ErrorCode.none, told
+    answer = wire.call(ApiKey.UPDATE_FEATURES, 1, {"timeout": 30_000, "feature_updates": [unsafe]})
+    assert answer.error_code is ErrorCode.none, answer
 
 
 def codes(wire: WireClient) -> set[ErrorCode]:

@@ -150,8 +150,8 @@ def test_a_life_in_a_group(client: WireClient, group: str, version: int) -> None
     again = client.call(
         ApiKey.LEAVE_GROUP, min(version, 5), {"group_id": group, **leaver, "members": [leaver]}
     )
-    told = again.error_code if version < 3 else again.members[0].error_code
-    assert told == ErrorCode.unknown_member_id
+    code = again.error_code if version < 3 else again.members[0].error_code
+    assert code == ErrorCode.unknown_member_id
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.OFFSET_COMMIT))
