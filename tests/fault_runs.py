@@ -34,7 +34,7 @@ class Fault(NamedTuple):
     follower."""
 
     how: str
-    whom: str
+    role: str
 
 
 class Run:
@@ -111,8 +111,8 @@ class Run:
         controller = self.cluster.controller()
         leaders = [int(p.leader_id) for p in self.cluster.topic(controller, TOPIC)]
         found: list[int] = []
-        for _, whom in faults:
-            first = {"controller": [controller], "leader": leaders, "follower": []}[whom]
+        for _, role in faults:
+            first = {"controller": [controller], "leader": leaders, "follower": []}[role]
             others = [id for id in self.cluster.brokers if id not in (leaders[0], controller)]
             found.append(next(id for id in (*first, *others) if id not in found))
         return found
@@ -148,7 +148,7 @@ class Run:
                 cluster.nodes[id].start()
         self.recover()
         named = ", ".join(
-            f"{how} {whom} (broker {id})" for id, (how, whom) in zip(victims, faults, strict=True)
+            f"{how} {role} (broker {id})" for id, (how, role) in zip(victims, faults, strict=True)
         )
         print(f"{named}: {time.monotonic() - began:.1f} s", flush=True)
 

@@ -160,7 +160,7 @@ def written(history: History, log: Log) -> Iterator[Anomaly]:
         places[value].append(place)
     for value, found in places.items():
         if len(found) > 1:
-            yield Anomaly("duplicate", f"{value!r} stands at {sorted(found)}")
+            yield Anomaly("duplicate", f"{value!r} is at {sorted(found)}")
     values_sent: dict[Place, bytes] = {}
     last: dict[tuple[str, int], int] = {}
     for send in history.sends:
@@ -304,11 +304,13 @@ def _of_one_record(
     final = [s for s in settles if s.type in ("accept", "reject") and s.ok]
     if len(final) > 1:
         members = [s.member for s in final]
-        yield Anomaly("double-accept", f"{place} was settled for good by {members}")
+        yield Anomaly("double-accept", f"{place} was settled by {members}")
     released = [s for s in settles if s.type == "release" and s.ok]
     for acquire in acquires:
         if any(s.answered < acquire.sent for s in final):
-            yield Anomaly("terminal-redelivered", f"{place} to {acquire.member} after its end")
+            yield Anomaly(
+                "terminal-redelivered", f"{place} to {acquire.member} after it was settled"
+            )
         given_back = sum(s.answered < acquire.sent for s in released)
         if acquire.delivery_count < given_back + 1:
             yield Anomaly(

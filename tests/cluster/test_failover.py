@@ -124,15 +124,15 @@ def test_clients_learn_the_new_leader_at_once(cluster: ShoalCluster) -> None:
         cluster.nodes[victim].start()
 
 
-@pytest.mark.parametrize("whom", ["leader", "controller"])
-def test_writes_and_a_share_group_go_on(cluster: ShoalCluster, whom: str) -> None:
+@pytest.mark.parametrize("role", ["leader", "controller"])
+def test_writes_and_a_share_group_go_on(cluster: ShoalCluster, role: str) -> None:
     async def main() -> tuple[float, float]:
         async with Client(cluster.bootstrap) as client:
             topic, group = await prepared(client)
             load = Load(client, topic, group)
             await load.until(lambda: len(load.delivered) >= 60, "nothing is delivered")
             loop = asyncio.get_running_loop()
-            if whom == "leader":
+            if role == "leader":
                 found = await loop.run_in_executor(None, cluster.topic, 1, topic)
                 victim = found[0].leader_id
             else:
@@ -160,7 +160,7 @@ def test_writes_and_a_share_group_go_on(cluster: ShoalCluster, whom: str) -> Non
 
     with standstills() as stood_still_s:
         pause_s, delivered_s = asyncio.run(main())
-        print(f"\n{whom}: {pause_s:.2f} s without writes; delivered after {delivered_s:.2f} s")
+        print(f"\n{role}: {pause_s:.2f} s without writes; delivered after {delivered_s:.2f} s")
         assert pause_s < ceiling(WRITES_S, stood_still_s())
         assert delivered_s < ceiling(DELIVERY_S, stood_still_s())
 

@@ -71,6 +71,6 @@ def test_five_brokers_lose_a_minority_at_a_time(tmp_path: Path) -> None:
         run.prepare()
         for faults in drawn():
             run.suffer(*faults)
-            seen.update(f"{one.how} {one.whom}" for one in faults)
+            seen.update(f"{one.how} {one.role}" for one in faults)
         run.judge()
     print(f"SHOAL_FAULTS_SEED={SEED}: {dict(seen)}")

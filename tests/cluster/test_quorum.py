@@ -79,7 +79,7 @@ def test_a_topic_reaches_all_brokers_and_a_dead_controller_is_replaced(
     eventually(
         lambda: {b.node_id for b in cluster.metadata(left[0]).brokers} == {1, 2, 3},
         timeout_s=60,
-        what="the broker that came back is not let in",
+        what="the restarted broker is not admitted",
     )
 
 

@@ -167,7 +167,7 @@ def check(cluster: ShoalCluster, topic: str, writer: Writer) -> None:
     assert not lost, f"{len(lost)} acknowledged records are lost: {sorted(lost)[:5]}"
     values = list(found.values())
     assert writer.implied <= set(values), sorted(writer.implied - set(values))[:5]
-    assert len(values) == len(set(values)), "a record of an idempotent producer stands there twice"
+    assert len(values) == len(set(values)), "a record of an idempotent producer is there twice"
     assert not writer.errors, writer.errors[:5]
 
 

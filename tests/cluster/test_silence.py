@@ -63,12 +63,12 @@ class Group:
         runs = [[since, *self.deliveries(p, since)] for p in range(PARTITIONS)]
         return max(b - a for run in runs for a, b in itertools.pairwise(run))
 
-    def victim(self, whom: str) -> int:
+    def victim(self, role: str) -> int:
         asked = self.cluster.controller()
-        if whom == "leader":
+        if role == "leader":
             return int(self.cluster.topic(asked, self.queue.topic)[0].leader_id)
         kind, key = GROUP_KEY, self.queue.group
-        if whom == "state coordinator":
+        if role == "state coordinator":
             topics = self.cluster.metadata(asked).topics
             (id,) = [t.topic_id for t in topics if t.name == self.queue.topic]
             kind, key = SHARE_KEY, f"{self.queue.group}:{uuid_text(id)}:0"
@@ -87,15 +87,15 @@ class Group:
             for p in topic.partitions
         )
 
-    def suffer(self, whom: str) -> None:
+    def suffer(self, role: str) -> None:
         """Kill the broker, check the silence, and restart it."""
-        victim = self.victim(whom)
+        victim = self.victim(role)
         with standstills() as stood_still_s:
             killed = time.monotonic()
             self.cluster.nodes[victim].kill9()
             eventually(lambda: self.goes_on(killed + WATCHED_S), what="deliveries go on")
             silent_s = self.silence_s(killed)
-            print(f"{whom} (broker {victim}): {silent_s:.2f} s", flush=True)
+            print(f"{role} (broker {victim}): {silent_s:.2f} s", flush=True)
             assert silent_s < ceiling(SILENCE_S, stood_still_s())
         self.cluster.nodes[victim].start()
         eventually(self.in_sync, timeout_s=90, what="all replicas are in sync")
@@ -115,8 +115,8 @@ def test_a_share_group_is_silent_for_two_seconds_at_most(tmp_path: Path, rounds:
                 writer.start()
             began = time.monotonic()
             eventually(lambda: group.goes_on(began), what="every partition is delivered")
-            for whom in VICTIMS * rounds:
-                group.suffer(whom)
+            for role in VICTIMS * rounds:
+                group.suffer(role)
             for writer in group.writers:
                 writer.finish()
         finally:

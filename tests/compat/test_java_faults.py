@@ -29,9 +29,9 @@ pytestmark = pytest.mark.java
 SILENCE_S = {"kill": 3.0, "restart": 3.0, "freeze": 15.0}
 BRIEF = [Fault("kill", "leader"), Fault("restart", "controller"), Fault("freeze", "follower")]
 MATRIX = [
-    Fault(how, whom)
+    Fault(how, role)
     for how in ("kill", "freeze", "restart")
-    for whom in ("leader", "follower", "controller")
+    for role in ("leader", "follower", "controller")
 ]
 
 

@@ -53,7 +53,7 @@ CASES: dict[str, tuple[list[dict[str, str]], list[str]]] = {
         [series('shoal_operator_leader{namespace="other",pod="a"}', "1x50")],
         ["ShoalNoOperatorActs"],
     ),
-    "nobody consumes": (group("50x50", "50x50", "0x50"), ["ShoalShareGroupStuck"]),
+    "no member consumes": (group("50x50", "50x50", "0x50"), ["ShoalShareGroupStuck"]),
     "members hold records and do not settle them": (
         group("50x50", "0x50", "50x50"),
         ["ShoalShareGroupStuck"],

@@ -291,7 +291,7 @@ def test_a_pod_with_one_broken_broker_still_serves_by_the_other() -> None:
     step = next_step(stale, needed, 0)
     assert isinstance(step, Wait)
     assert not step.serving
-    assert next_step(stale, None, -1) == Proceed(0, WHY, (1000,)), "nobody answers"
+    assert next_step(stale, None, -1) == Proceed(0, WHY, (1000,)), "no broker answers"
     other = three_pods(stale=(0, 1), unready=(0, 2))
     assert isinstance(next_step(other, needed, 0), Wait)
 

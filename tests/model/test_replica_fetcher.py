@@ -68,7 +68,7 @@ class Plain:
         )
         self.followed = False
         #: Followed again: its position is sent again, and responses to earlier requests are stale.
-        self.anew = False
+        self.is_new = False
         self.ready()
 
     def ready(self) -> None:
@@ -101,7 +101,7 @@ class FollowerSession(RuleBasedStateMachine):
     @rule(index=PARTITIONS)
     def forget(self, index: int) -> None:
         one = self.plain[index]
-        one.followed, one.anew = False, True
+        one.followed, one.is_new = False, True
         self.fetcher.forget(one.partition)
 
     @rule(index=PARTITIONS)
@@ -156,8 +156,8 @@ class FollowerSession(RuleBasedStateMachine):
             del self.at_leader[key]
         for key, asked in request.partitions:
             (one,) = [one for one in self.plain if one.partition.key == key]
-            assert one.anew or self.at_leader.get(key) != asked, "answered again"
-            one.anew = False
+            assert one.is_new or self.at_leader.get(key) != asked, "answered again"
+            one.is_new = False
             self.at_leader[key] = asked
         assert self.at_leader == wanted
 
@@ -188,7 +188,7 @@ class FollowerSession(RuleBasedStateMachine):
             if index in refusing:
                 found = ReplicaFetched(ErrorCode.unknown_leader_epoch)
             rows[one.partition.key] = found
-            if one.followed and not one.anew and asked == one.partition.position():
+            if one.followed and not one.is_new and asked == one.partition.position():
                 if index in refusing:
                     one.pause(self.now_ms)
                 else:

@@ -604,7 +604,7 @@ class ShareMachine(RuleBasedStateMachine):
         assert self.share.next_deadline_ms == min(due, default=None)
 
     @invariant()
-    def what_is_archiving_is_doomed_once(self) -> None:
+    def each_archiving_record_has_one_dead_letter(self) -> None:
         if not hasattr(self, "share"):
             return
         reported = [
@@ -614,7 +614,7 @@ class ShareMachine(RuleBasedStateMachine):
         assert sorted(reported) == sorted(archiving)
 
     @invariant()
-    def what_is_held_is_known_to_the_store(self) -> None:
+    def held_records_are_in_the_store(self) -> None:
         if not hasattr(self, "share"):
             return
         held = [o for o, e in sorted(self.twin.items()) if e.state is HOLDS_KEY]

@@ -81,7 +81,7 @@ class Histories(GroupOffsets):
                 "inconsistent-offsets", f"{record} is {known!r}, and {value!r} to {who}"
             )
         if value not in self.sent:
-            raise Violation("inconsistent-offsets", f"nobody sent {value!r}, which {who} got")
+            raise Violation("inconsistent-offsets", f"no producer sent {value!r}, which {who} got")
 
     # Groups.
 

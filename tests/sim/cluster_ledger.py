@@ -126,7 +126,7 @@ class Ledger:
     def _of(self, value: bytes) -> Transaction:
         number = int(value.rsplit(b" ", 1)[1])
         if number >= len(self.transactions) or value not in self.transactions[number].values:
-            raise Violation("dirty-read", f"nobody wrote {value!r}")
+            raise Violation("dirty-read", f"no processor wrote {value!r}")
         return self.transactions[number]
 
     # At the end.

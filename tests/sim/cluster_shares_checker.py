@@ -179,7 +179,8 @@ class SharesChecker:
             record = (topic, key.partition, offset)
             if not history.may_be_complete(record):
                 raise Violation(
-                    "share-start-offset", f"{key} is at {start}, past {record}: nobody ended it"
+                    "share-start-offset",
+                    f"{key} is at {start}, past {record}, which no member settled",
                 )
 
     # As committed.

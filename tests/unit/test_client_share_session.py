@@ -17,7 +17,7 @@ from shoal.protocol.errors import ErrorCode
 TOPIC_ID = UUID(int=7)
 
 
-LOST = KafkaError(ErrorCode.leader_not_available, "nobody knows")
+LOST = KafkaError(ErrorCode.leader_not_available, "no leader")
 
 
 class Link:

@@ -272,10 +272,10 @@ def test_a_caught_up_replica_joins_and_then_holds_back_the_high_watermark() -> N
 
     led.partition.fail_isr_change(asked, ErrorCode.request_timed_out, 0, 50)
     led.fetch(2, later)
-    assert led.partition.high_watermark == end, "nobody knows whether it was taken"
+    assert led.partition.high_watermark == end, "it may have been accepted"
     led.partition.register(Registered(partition_epoch=0, isr=(1, 2)), 0)
     led.fetch(2, later)
-    assert led.partition.high_watermark == end, "what is in force already tells nothing new"
+    assert led.partition.high_watermark == end, "the ISR in force brings no change"
     led.partition.tick(50)
     assert led.asked == [asked, asked]
     led.partition.fail_isr_change(asked, ErrorCode.ineligible_replica, 50, 50)

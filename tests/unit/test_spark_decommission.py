@@ -29,7 +29,7 @@ def test_the_executor_gets_a_signal_and_is_awaited(tmp_path: Path) -> None:
         assert executor.stdout is not None
         assert executor.stdout.readline() == "ready\n"
         executor_process = subprocess.Popen([sys.executable, str(PROGRAM)])
-        assert executor.wait(20) == 7, "it was ended in another way than by SIGPWR"
+        assert executor.wait(20) == 7, "it did not end by SIGPWR"
         assert executor_process.wait(20) == 0
 
 

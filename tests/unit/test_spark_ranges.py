@@ -151,7 +151,7 @@ def test_a_record_that_lost_its_lock_is_owed_and_not_delivered_twice() -> None:
     ledger.settled([Range("t", 0, 5, 9)])
     assert ledger.owed == [Range("t", 0, 0, 4)]
     assert ledger.acquired([Range("t", 0, 2, 12, 2)]) == [Range("t", 0, 2, 4, 2)]
-    assert ledger.fresh() == [Range("t", 0, 5, 12, 2)], "what was settled comes back as new"
+    assert ledger.fresh() == [Range("t", 0, 5, 12, 2)], "settled records come back as new"
 
 
 def test_a_new_driver_owes_the_records_of_the_checkpoint() -> None:

@@ -107,7 +107,7 @@ def test_a_timer_with_leeway_fires_with_others_in_the_last_part_of_its_wait() ->
         timers.at(deadline_ms, note(name), leeway=0.1)
     timers.at(530, note("strict"))
     loop.advance(0.490)
-    assert not fired, "nobody has to fire yet, and leeway alone wakes nobody"
+    assert not fired, "no timer is due, and leeway alone fires none"
     loop.advance(0.500)
     assert fired == ["a", "b"], "c, behind one without leeway, waits for that"
     loop.advance(0.530)
