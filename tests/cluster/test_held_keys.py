@@ -116,6 +116,6 @@ def test_held_keys_outlive_a_broker_and_go_on_when_redriven(cluster: ShoalCluste
         eventually(
             lambda: {p for p, v in taken.poll(rejecting=False) if v == b"next"} == {*everywhere},
             timeout_s=60,
-            what="every key goes on",
+            what="every key is delivered again",
         )
         taken.member.close()

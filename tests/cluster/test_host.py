@@ -74,7 +74,7 @@ def test_replicas_share_no_host_and_a_dead_broker_comes_back(hosts: Hosts) -> No
         os.kill(before[11], signal.SIGKILL)
         writer.more(100)
         eventually(lambda: pids(host).get(11) not in (None, before[11]))
-        assert pids(host)[10] == before[10], "the other one goes on"
+        assert pids(host)[10] == before[10], "the other one keeps running"
         eventually(lambda: all(len(p.isr_nodes) == 2 for p in hosts.topic(10, "t")))
         writer.more(100)
     check(hosts, "t", writer)

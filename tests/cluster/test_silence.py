@@ -93,7 +93,7 @@ class Group:
         with standstills() as stood_still_s:
             killed = time.monotonic()
             self.cluster.nodes[victim].kill9()
-            eventually(lambda: self.goes_on(killed + WATCHED_S), what="deliveries go on")
+            eventually(lambda: self.goes_on(killed + WATCHED_S), what="deliveries continue")
             silent_s = self.silence_s(killed)
             print(f"{role} (broker {victim}): {silent_s:.2f} s", flush=True)
             assert silent_s < ceiling(SILENCE_S, stood_still_s())

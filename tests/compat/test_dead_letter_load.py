@@ -116,7 +116,9 @@ def test_no_letter_is_lost_over_a_killed_broker(broker: ShoalProcess, queue: Que
     for _ in range(2):
         eventually(lambda: name in broker.scrape(), timeout_s=60, what="letters are written")
         goal = broker.metric(name) + RECORDS / 6
-        eventually(lambda goal=goal: broker.metric(name) > goal, timeout_s=60, what="it goes on")
+        eventually(
+            lambda goal=goal: broker.metric(name) > goal, timeout_s=60, what="more dead letters"
+        )
         broker.kill9()
         broker.start()
     queue.drained(timeout_s=120)

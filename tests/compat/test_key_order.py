@@ -287,7 +287,7 @@ def run(
             left = records * (kills - kill) // (kills + 1)
             patience_s = 240 * LONGER
             eventually(
-                lambda n=left: 0 <= queue.lag <= n, timeout_s=patience_s, what="work goes on"
+                lambda n=left: 0 <= queue.lag <= n, timeout_s=patience_s, what="work continues"
             )
             running[0].kill9()
             dead.append(running.pop(0))

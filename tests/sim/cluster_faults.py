@@ -121,7 +121,7 @@ def _stopped(load: Workload, machine: Machine) -> End:
     process.pause()
 
     def end() -> None:
-        load.kernel.trace(f"{machine.name} goes on")
+        load.kernel.trace(f"{machine.name} resumes")
         process.resume()
 
     return end

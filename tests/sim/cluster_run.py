@@ -176,7 +176,7 @@ class Run:
         cluster.until(
             lambda: not any(load.under_way.values()),
             self.rest_s,
-            "the producers know of all records",
+            "all produce requests have responses",
         )
         load.run("last reader", clients.read_all)
         cluster.until(lambda: load.final is not None, self.rest_s, "both groups are through")

@@ -95,7 +95,7 @@ class Checker:
                 sequence = (batch.producer_id, batch.base_sequence)
                 at = self.sequences[index].setdefault(sequence, batch.base_offset)
                 if at != batch.base_offset:
-                    raise Violation("no_duplicate", f"{sequence} stands at {at} and at {batch}")
+                    raise Violation("no_duplicate", f"{sequence} is at {at} and at {batch}")
         self.ends[index] = max(self.ends[index], end)
 
     def acknowledged(self, index: int, offset: int, value: bytes) -> None:

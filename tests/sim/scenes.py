@@ -164,7 +164,9 @@ class Scene:
         (row,) = self.asked(replicas[0], ApiKey.CREATE_TOPICS, fields).topics
         assert not row.error_code, row
         brokers = [broker for _, broker in self.cluster.running()]
-        self.until(lambda: all(topic in b.image.topics for b in brokers), "all know the topic")
+        self.until(
+            lambda: all(topic in b.image.topics for b in brokers), "all brokers have the topic"
+        )
         found: UUID = row.topic_id
         return found
 

@@ -221,7 +221,7 @@ def test_a_leader_that_comes_back_syncs_what_it_has() -> None:
 
 def test_every_share_group_forgets_a_partition_whose_lead_is_lost() -> None:
     """Three groups read a partition that got another leader. The first one removed its callback,
-    which hid the second one's: that group went on delivering from its old window."""
+    which hid the second one's: that group kept delivering from its old window."""
     simulate(
         2352939297706,
         brokers=5,

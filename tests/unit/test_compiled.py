@@ -197,7 +197,7 @@ def test_what_a_member_gets_of_several_reads_has_bounds() -> None:
     size = len(cache.find(3)[0].data)  # type: ignore[union-attr]
     offsets = [3, 7, 11]
     assert cache.gathered(offsets, 3 * size, 0)[0] == 3
-    assert cache.gathered(offsets, 10, size)[0] == 1  # No room is left behind the first.
+    assert cache.gathered(offsets, 10, size)[0] == 1  # No room is left after the first.
     assert cache.gathered(offsets, size + 10, 0)[0] == 1  # Less than the second read.
     assert cache.gathered(offsets, 10, size - 1)[0] == 0
     assert cache.gathered([2, 3], 3 * size, 0)[0] == 0

@@ -166,7 +166,7 @@ class Dialogue:
             if not self.wire:
                 return
             self._deliver_one()
-        raise AssertionError("the replicas do not come to rest")
+        raise AssertionError("the replicas do not stop sending")
 
     def isolate(self, id: str) -> None:
         self.cut.add(int(id))

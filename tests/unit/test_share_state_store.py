@@ -176,7 +176,7 @@ def test_written_state_is_kept_in_one_form_only() -> None:
     gc.collect()
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert held < 30 * 10_000, "tuples of the write are kept beside columns"
+    assert held < 30 * 10_000, "tuples of the write are kept in addition to columns"
 
 
 def test_former_leaders_and_former_states_are_fenced() -> None:
