@@ -6,8 +6,8 @@ Members are librdkafka's, each in a separate process (`share_worker`). After the
 * a record whose accept or reject was confirmed is never delivered again, and confirmed only once;
 * no member gets a record that another holds: a member holds its records until it commits, dies,
   its lock expires or the broker ends;
-* a delivery has a higher count than each confirmed release before it, also over kills of the
-  broker, and while the broker lives a higher count than each earlier delivery;
+* a delivery has a higher count than each confirmed release before it, also over broker kills;
+* while the broker lives, a delivery has a higher count than each earlier one;
 * every record is settled in the end: the reported lag is 0.
 """
 
@@ -44,7 +44,7 @@ Span = tuple[float, float]
 class Delivery:
     """One record at one member: held from `begun` until `ended` at the latest."""
 
-    __slots__ = ("begun", "confirmed", "count", "ended", "acknowledgement", "member")
+    __slots__ = ("acknowledgement", "begun", "confirmed", "count", "ended", "member")
 
     def __init__(self, member: Member, begun: float, count: int) -> None:
         self.member, self.begun, self.count = member, begun, count

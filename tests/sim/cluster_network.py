@@ -3,9 +3,9 @@
 The network carries Kafka's own bytes in ordered streams: no byte is lost, duplicated or overtaken
 within a connection. A lost segment stalls its stream until the retransmission. A link that is cut,
 in one direction or both, stalls its streams until it is restored. Only another connection can
-overtake. A connection breaks when a process ends (the peers get a reset), when a fault resets it,
-or when a restarted machine gets data of a connection that it does not have. A machine without power
-sends nothing, so its peers wait for a timeout.
+overtake. A connection breaks when a process ends (the peers get a reset) or a fault resets it. It
+also breaks when a restarted machine gets data of a connection that it does not have. A machine
+without power sends nothing, so its peers wait for a timeout.
 """
 
 from __future__ import annotations
