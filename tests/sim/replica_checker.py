@@ -98,7 +98,7 @@ class Checker:
                     raise Violation("no_duplicate", f"{sequence} is at {at} and at {batch}")
         self.ends[index] = max(self.ends[index], end)
 
-    def acknowledged(self, index: int, offset: int, value: bytes) -> None:
+    def note_acknowledged(self, index: int, offset: int, value: bytes) -> None:
         """A producer got a response that its record is at `offset`."""
         if self.acknowledged[index].setdefault(offset, value) != value:
             raise Violation("acknowledged", f"two records were acknowledged at {index}/{offset}")

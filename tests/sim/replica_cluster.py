@@ -58,7 +58,7 @@ class Producer:
                 return
             self._attempt += 1
             if code is ErrorCode.none:
-                cluster.checker.acknowledged(self.index, offset, value)
+                cluster.checker.note_acknowledged(self.index, offset, value)
                 cluster.acknowledged_sequences[self.id] = self.sequence
                 self.sequence += 1
                 world.after(world.random.randint(1, 60), self.next)
@@ -152,7 +152,7 @@ class PipelinedProducer:
             self._failed(code)
             return
         value, _ = self._unanswered.pop(sequence)
-        cluster.checker.acknowledged(self.index, offset, value)
+        cluster.checker.note_acknowledged(self.index, offset, value)
         acknowledged = cluster.acknowledged_sequences
         acknowledged[self.id] = max(sequence, acknowledged.get(self.id, -1))
 

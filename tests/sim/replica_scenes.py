@@ -88,7 +88,7 @@ class ReplicaScene:
         def answered(code: ErrorCode, offset: int) -> None:
             written.code = code
             if code is ErrorCode.none:
-                self.cluster.checker.acknowledged(0, offset, value)
+                self.cluster.checker.note_acknowledged(0, offset, value)
 
         def reply(code: ErrorCode, offset: int) -> None:
             self.network.carry(id, CLIENT, lambda: answered(code, offset))
