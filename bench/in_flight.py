@@ -95,7 +95,7 @@ class Turns:
         if self._watches:
             self._loop.call_soon(self._turn)
 
-    def told(self, what: str) -> None:
+    def report(self, what: str) -> None:
         self._watches = False
         self.pause_ms = max(self.pause_ms, *self.longest_ms)
         longest = ", ".join(f"{ms:.1f}" for ms in reversed(self.longest_ms))
@@ -136,7 +136,7 @@ class Client:
         )
 
     async def fetch(self, topic_id: Any, partitions: int) -> int:
-        told = [{"partition_index": n, "acknowledgement_batches": []} for n in range(partitions)]
+        rows = [{"partition_index": n, "acknowledgement_batches": []} for n in range(partitions)]
         answer = await self.call(
             ApiKey.SHARE_FETCH,
             1,
@@ -151,7 +151,7 @@ class Client:
                 "batch_size": 5000,
                 "topics": []
                 if self.session_epoch
-                else [{"topic_id": topic_id, "partitions": told}],
+                else [{"topic_id": topic_id, "partitions": rows}],
             },
         )
         assert not answer.error_code, answer
@@ -235,8 +235,8 @@ async def join(client: Client, partitions: int, each: int, lock_ms: int) -> None
             },
         )
         epoch = answer.member_epoch
-        told = answer.assignment.topic_partitions if answer.assignment else ()
-        assigned = sum(len(t.partitions) for t in told)
+        assigned_topics = answer.assignment.topic_partitions if answer.assignment else ()
+        assigned = sum(len(t.partitions) for t in assigned_topics)
         await asyncio.sleep(0.05)
 
 
@@ -264,32 +264,32 @@ async def pauses(
     began_ns = client.cpu_ns
     turns.watch()
     total = await client.fetch(topic_id, partitions)
-    turns.told("the first fetch, which loads all share partitions")
+    turns.report("the first fetch, which loads all share partitions")
     turns.watch()
     total += await acquire_all(client, topic_id, partitions)
-    turns.told(f"fetches until {total:,} records are acquired")
+    turns.report(f"fetches until {total:,} records are acquired")
     record_cpu_us = (client.cpu_ns - began_ns) / 1000 / total
     for what, offset in (("one record", 5), ("one more", 7)):
         turns.watch()
         rows = {index: [(offset, offset, [1])] for index in range(partitions)}
         await client.acknowledge(topic_id, rows)
-        turns.told(f"{what} of every partition acknowledged at once")
+        turns.report(f"{what} of every partition acknowledged at once")
     mixed = alternating(10, each // 2)
     turns.watch()
     await client.acknowledge(topic_id, {0: [mixed]})
-    turns.told(f"{each // 2:,} records of one partition, individually")
+    turns.report(f"{each // 2:,} records of one partition, individually")
     turns.watch()
     await client.acknowledge(topic_id, {index: [mixed] for index in range(1, 21)})
-    turns.told("the same of 20 partitions in one request")
+    turns.report("the same of 20 partitions in one request")
     turns.watch()
     await unlocked(0.1)
-    turns.told("the locks of all end")
+    turns.report("the locks of all end")
     total = await acquire_all(client, topic_id, partitions)
     turns.watch()
     client.connection.connection_lost(None)
     await unlocked(0.01)
     await asyncio.sleep(0.01)
-    turns.told(f"the member that holds {total:,} dies")
+    turns.report(f"the member that holds {total:,} dies")
     return record_cpu_us
 
 

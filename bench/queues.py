@@ -226,7 +226,7 @@ def key_order(broker: Measured, run: Run, counts: tuple[int, int], *, each: bool
     """10,000 keys, 8 members, 100 B: `counts` records unordered, and ordered by key."""
     found: Figures = {}
     kinds = (("none", "unordered"), ("key", "ordered"))
-    for (ordering, told), wanted in zip(kinds, counts, strict=True):
+    for (ordering, kind_name), wanted in zip(kinds, counts, strict=True):
         count, topic = run.count(wanted), run.topic(2)
         sent = fill(run, topic, random.Random(1).choices(range(10_000), k=count))
         group = group_with(run, share_ordering=ordering)
@@ -240,9 +240,9 @@ def key_order(broker: Measured, run: Run, counts: tuple[int, int], *, each: bool
             each=each,
             warm=count // 20,
         )
-        found[f"{told}_per_s"] = sum(rates)
-        found[f"{told}_cpu_us"] = (broker.cpu_s() - cpu) / count * 1e6
-        found[f"{told}_members_cpu_us"] = (ended_cpu_s() - members_cpu) / count * 1e6
+        found[f"{kind_name}_per_s"] = sum(rates)
+        found[f"{kind_name}_cpu_us"] = (broker.cpu_s() - cpu) / count * 1e6
+        found[f"{kind_name}_members_cpu_us"] = (ended_cpu_s() - members_cpu) / count * 1e6
     return {
         **found,
         "ratio": found["ordered_per_s"] / found["unordered_per_s"],
@@ -250,9 +250,9 @@ def key_order(broker: Measured, run: Run, counts: tuple[int, int], *, each: bool
     }
 
 
-def _cpu_us(found: Figures, told: str) -> float:
+def _cpu_us(found: Figures, kind_name: str) -> float:
     """Return CPU us per record of broker and members."""
-    total: float = found[f"{told}_cpu_us"] + found[f"{told}_members_cpu_us"]
+    total: float = found[f"{kind_name}_cpu_us"] + found[f"{kind_name}_members_cpu_us"]
     return total
 
 
@@ -460,8 +460,8 @@ def _sources(run: Run, letters: str) -> dict[tuple[Any, Any], int]:
         messages = consumer.consume(10_000, 1.0)
         check_errors(messages)
         for message in messages:
-            told = dict(message.headers())
-            source = (told["__dlq.errors.partition"], told["__dlq.errors.offset"])
+            headers = dict(message.headers())
+            source = (headers["__dlq.errors.partition"], headers["__dlq.errors.offset"])
             found[source] = found.get(source, 0) + 1
             idle_since = time.monotonic()
     consumer.close()

@@ -1,6 +1,6 @@
 """What our client must do against any Kafka-compatible cluster: run against Shoal and Apache Kafka.
 
-Each scenario takes an open `Client` and makes topics and groups of its own.
+Each scenario takes an open `Client` and creates its own topics and groups.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ async def new_group(client: Client, **configs: str) -> str:
 
 
 async def acquire(session: ShareSession, **options: object) -> tuple[Acquired, ...]:
-    """Acquire until something comes."""
+    """Acquire until a fetch returns records."""
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
         found = await session.acquire(max_wait_ms=500, **options)  # type: ignore[arg-type]
@@ -135,7 +135,7 @@ async def configs_of_topics_and_groups(client: Client) -> None:
 
 
 async def value_is(client: Client, resource: Resource, key: str, value: str) -> None:
-    """Wait for a config's value: Kafka's brokers learn of a change a moment after it is made."""
+    """Wait for a config's value: Kafka's brokers apply a change a moment after the response."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
         found = expect(await client.admin.configs.describe([resource], keys=[key]))[resource]
@@ -190,7 +190,7 @@ async def a_record_that_is_too_large(client: Client) -> None:
 
 
 async def records_without_a_key_are_blamed(client: Client) -> None:
-    """KIP-467: the others of their batch get another error."""
+    """KIP-467: the other records of the batch get another error."""
     topic = await new_topic(client, configs={"cleanup.policy": "compact"})
     async with client.producer(linger_ms=1000) as producer:
         sent = [await producer.send(topic, b"v", key=None if i == 3 else b"k") for i in range(5)]
@@ -296,7 +296,8 @@ async def closing_gives_records_back(client: Client) -> None:
 
 
 async def a_session_that_the_broker_has_ended(client: Client) -> None:
-    """Someone closes the member's session from another connection: its locks go, it opens anew."""
+    """The member's session is closed from another connection. Its locks end, and it opens a new
+    one."""
     topic, group = await new_topic(client), await new_group(client)
     await fill(client, topic, [b"x"] * 2)
     async with await client.share(group, [topic]) as session:

@@ -1,4 +1,4 @@
-"""Clusters of real broker processes for tests: on free ports, killed, frozen, started again."""
+"""Clusters of real broker processes for tests: on free ports; killed, frozen, restarted."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
     from networks import Network
 
-#: A machine that does much else beside the test takes its time.
+#: A busy machine is slow.
 START_TIMEOUT_S = 120.0
 CLUSTER_ID = "tests-cluster"
 
 
 class ShoalCluster:
-    """Nodes 1 to n, each a voter and a broker unless `roles` says otherwise."""
+    """Nodes 1 to n. Each is a voter and a broker unless `roles` says otherwise."""
 
-    #: What its nodes' hosts are on; all on loopback without one.
+    #: The network that the nodes' hosts are on; loopback if None.
     network: Network | None = None
 
     def __init__(
@@ -45,8 +45,8 @@ class ShoalCluster:
         racks: Sequence[str] = (),
         network: Network | None = None,
     ) -> None:
-        """In a `network` each node is on a host of its own, which its clients reach too. Voters
-        have a port for controllers, which `controllers` has by id."""
+        """With a `network`, each node runs on its own host, which clients can reach. `controllers`
+        maps a voter's id to its port for controllers."""
         self.network = network
         if network is None:
             ports = [f"127.0.0.1:{port}" for port in free_ports(2 * nodes)]
@@ -57,7 +57,7 @@ class ShoalCluster:
             self.controllers = {id: f"{host}:9093" for id, host in network.addresses.items()}
         self.roles = {id: (roles or {}).get(id, "broker,controller") for id in self.addresses}
         voters = [id for id, role in self.roles.items() if "controller" in role]
-        # A node that is no broker has one listener, which its tests ask.
+        # A node without a broker has one listener, which tests send requests to.
         for id in voters:
             if self.roles[id] == "controller":
                 self.controllers[id] = self.addresses[id]
@@ -70,7 +70,7 @@ class ShoalCluster:
             self.nodes[id] = self.node(id, folder / str(id), {**(configs or {}), **own})
 
     def node(self, id: int, folder: Path, configs: Mapping[str, str], *flags: str) -> ShoalProcess:
-        """A node's process, not started; `flags` come last and win."""
+        """A node's process, not started. `flags` come last and override the others."""
         process = ShoalProcess(
             folder,
             configs=configs,
@@ -87,7 +87,8 @@ class ShoalCluster:
         return process
 
     def joining(self, id: int) -> list[str]:
-        """Give the cluster one more address, and the flags of a node there that is to vote."""
+        """Add an address to the cluster. Return the flags of a node there that is to become a
+        voter."""
         ports = free_ports(2)
         self.addresses[id], self.controllers[id] = (f"127.0.0.1:{port}" for port in ports)
         self.roles[id] = "broker,controller"
@@ -97,15 +98,15 @@ class ShoalCluster:
         ]
 
     def start(self, ids: Iterable[int] | None = None) -> Self:
-        """Start those nodes, all unless told, at once; returns when they are ready, and where
-        they are all when each broker knows all brokers, which it may a moment after that."""
+        """Start these nodes (default: all) and wait until they are ready. After starting all nodes,
+        also wait until each broker's metadata lists all brokers, which can take a moment longer."""
         nodes = [self.nodes[id] for id in ids or self.nodes]
         for node in nodes:
             node.launch()
         for node in nodes:
             node.wait()
         if ids is None:
-            eventually(self._all_known, timeout_s=60, what="each broker knows all")
+            eventually(self._all_known, timeout_s=60, what="each broker lists all brokers")
         return self
 
     def _all_known(self) -> bool:
@@ -113,7 +114,7 @@ class ShoalCluster:
         return all({b.node_id for b in self.metadata(id).brokers} == wanted for id in wanted)
 
     def stop(self) -> None:
-        """End all; what is frozen is thawed first."""
+        """Stop all nodes. Frozen nodes are thawed first."""
         for node in self.nodes.values():
             node.kill9()
 
@@ -131,11 +132,14 @@ class ShoalCluster:
     def thaw(self, id: int) -> None:
         os.kill(self.nodes[id].pid, signal.SIGCONT)
 
-    # What the nodes say.
+    # What the nodes report.
 
     def ask(self, id: int, api_key: ApiKey, fields: Mapping[str, Any]) -> Any:
-        """One node's answer, at its listener for controllers where only that serves the API. Raises
-        `ClientError`, and `AssertionError` with what the node has said where it has ended."""
+        """Return one node's response, from its listener for controllers if only that serves the
+        API.
+
+        Raises `ClientError`, or `AssertionError` with the node's output if it has ended.
+        """
         of_controllers = HANDLERS[api_key].on is Listeners.CONTROLLER
         addresses = self.controllers if of_controllers else self.addresses
         host, _, port = addresses[id].rpartition(":")
@@ -158,12 +162,12 @@ class ShoalCluster:
             raise
 
     def metadata(self, id: int) -> Any:
-        """A broker's Metadata answer about all topics."""
+        """Return a broker's Metadata response for all topics."""
         return self.ask(id, ApiKey.METADATA, {"topics": None})
 
     def on_all(self, name: str, brokers: list[int]) -> list[Any]:
-        """The partitions of a topic once all those brokers tell the same of them: who creates one
-        is answered before each of them knows it, as by Kafka."""
+        """Return the partitions of a topic once all these brokers report the same ones. As in
+        Kafka, CreateTopics is answered before every broker has applied the change."""
 
         def look() -> list[Any] | None:
             found = [self.topic(id, name) for id in brokers]
@@ -172,13 +176,13 @@ class ShoalCluster:
         return eventually(look, timeout_s=60, what=f"{name} on all brokers")
 
     def topic(self, id: int, name: str) -> list[Any]:
-        """The partitions of a topic as a broker tells of them, by index."""
+        """Return the partitions of a topic in a broker's metadata, by index."""
         (found,) = [t for t in self.metadata(id).topics if t.name == name] or [None]
-        assert found is not None, f"broker {id} does not know {name}"
+        assert found is not None, f"broker {id} has no metadata of {name}"
         return sorted(found.partitions, key=lambda p: p.partition_index)
 
     def controller(self, *, asked: int | None = None, but: int | None = None) -> int:
-        """Who leads the quorum, by the word of a node; waits until somebody does."""
+        """Return the id of the quorum's leader as a node reports it; wait until there is one."""
         ids = [asked] if asked is not None else [i for i in self.brokers if i != but]
 
         def look() -> int | None:
@@ -192,7 +196,7 @@ class ShoalCluster:
         return eventually(look, timeout_s=60, what="no controller")
 
     def describe_quorum(self, id: int) -> Any:
-        """The one partition of DescribeQuorum's answer."""
+        """Return the only partition of a DescribeQuorum response."""
         topics = [{"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}]
         answer = self.ask(id, ApiKey.DESCRIBE_QUORUM, {"topics": topics})
         if answer.error_code:

@@ -1,4 +1,4 @@
-"""The `shoal` command as a user runs it: to its end, or beside the test, or at a terminal."""
+"""The `shoal` command as users run it: to its end, in the background, or at a terminal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Shoal:
     def run(
         self, *words: str, stdin: str = "", status: int = 0
     ) -> subprocess.CompletedProcess[str]:
-        """Run to the end and expect that exit status, and never a traceback."""
+        """Run to the end. Expect this exit status, and no traceback."""
         done = subprocess.run(
             [*SHOAL, *words],
             input=stdin,
@@ -43,33 +43,33 @@ class Shoal:
         return done
 
     def says(self, *words: str, stdin: str = "") -> str:
-        """What it prints."""
+        """Return what the command prints."""
         return self.run(*words, stdin=stdin).stdout
 
     def json(self, *words: str) -> Any:
-        """What it prints with `--format json`."""
+        """Return what the command prints with `--format json`."""
         return json.loads(self.says(*words, "--format", "json"))
 
     def refusal(self, *words: str, status: int = 1, stdin: str = "") -> str:
-        """What it says on standard error while it fails."""
+        """Return the error output of a command that must fail."""
         done = self.run(*words, stdin=stdin, status=status)
         return done.stderr
 
     def start(self, *words: str) -> RunningCommand:
-        """Start a command that goes on until it is interrupted."""
+        """Start a command that runs until it is interrupted."""
         return RunningCommand([*SHOAL, *words], self.environment)
 
     def at_a_terminal(self, *words: str) -> Terminal:
-        """Start a command that talks with a person."""
+        """Start an interactive command."""
         return Terminal([*SHOAL, *words], self.environment)
 
 
 class RunningCommand:
-    """A command beside the test; `lines` grows as it prints."""
+    """A command in the background; `lines` grows as it prints."""
 
     def __init__(self, words: list[str], environment: dict[str, str]) -> None:
         self.lines: list[str] = []
-        # Of tests that a shell runs in the background, children would not hear Ctrl-C.
+        # If a shell runs the tests in the background, its children ignore Ctrl-C.
         self._process = subprocess.Popen(
             words,
             stdout=subprocess.PIPE,
@@ -87,7 +87,7 @@ class RunningCommand:
             self.lines.append(line.rstrip("\n"))
 
     def interrupt(self) -> int:
-        """Ctrl-C; the exit status."""
+        """Press Ctrl-C and return the exit status."""
         self._process.send_signal(signal.SIGINT)
         try:
             status = self._process.wait(RUN_TIMEOUT_S)
@@ -96,7 +96,7 @@ class RunningCommand:
         return status
 
     def kill(self) -> None:
-        """End it as a crash would."""
+        """Kill the command, as a crash would."""
         self._process.kill()
         self._process.wait()
         self._reader.join()
@@ -106,8 +106,8 @@ class RunningCommand:
 
 
 def _own_terminal() -> None:
-    """Make standard input the terminal whose Ctrl-C reaches this process, and is not ignored, as
-    it is by what a shell has started in the background."""
+    """Make standard input the controlling terminal of this process, and accept Ctrl-C. A shell
+    makes background processes ignore it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
@@ -140,7 +140,7 @@ class Terminal:
             self.text += data.decode(errors="replace").replace("\r\n", "\n")
 
     def expect(self, words: str) -> None:
-        """Wait until the screen has shown these words, and forget everything up to them."""
+        """Wait until the screen has shown this text; discard everything up to its end."""
         eventually(lambda: words in self.text, what=f"{words!r} in {self.text!r}")
         self.text = self.text.partition(words)[2]
 
@@ -148,7 +148,7 @@ class Terminal:
         os.write(self._master, keys.encode())
 
     def ended(self) -> int:
-        """Wait for its end; the exit status."""
+        """Wait for the end of the command; return its exit status."""
         try:
             return self._process.wait(RUN_TIMEOUT_S)
         finally:

@@ -1,4 +1,4 @@
-"""Waiting for a condition with a deadline; the only way in which a test waits."""
+"""Waiting for a condition with a deadline. Tests wait in no other way."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 _TICK_S = 0.01
-#: Later than this a thread that slept was not merely waiting for its turn.
+#: A sleeping thread that wakes up later than this was stopped, not only waiting for its turn.
 _STANDSTILL_S = 0.1
 
 
@@ -36,7 +36,7 @@ def eventually(probe: Callable[..., T | None], *, timeout_s: float = 60.0, what:
 async def eventually_async(
     probe: Callable[..., T | None], *, timeout_s: float = 60.0, what: str = ""
 ) -> T:
-    """`eventually` in a running loop: what else runs in it goes on between the looks."""
+    """Run `eventually` in a running loop. Other tasks of the loop run between the probes."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     while not (found := probe()):
@@ -53,9 +53,9 @@ SLOWNESS_MAX = 4.0
 
 
 def slowness() -> float:
-    """How many times longer than it needs a busy thread takes here now: 1 to `SLOWNESS_MAX`.
+    """Return how many times longer a busy thread takes here now: 1 to `SLOWNESS_MAX`.
 
-    It sees no standstill that is over by now: `standstills` and `stopwatch` do.
+    Pauses that have ended do not count: `standstills` and `stopwatch` measure them.
     """
     begun, used = time.monotonic(), time.thread_time()
     while time.thread_time() - used < 0.1:
@@ -74,8 +74,11 @@ def ceiling(limit: float, stood_still: float = 0.0) -> float:
 
 @contextlib.contextmanager
 def standstills() -> Iterator[Callable[[], float]]:
-    """Gives the seconds in which nothing ran here, as far as the block has come: those that a
-    thread which only sleeps woke up too late. `took < ceiling(PROMISE_S, stood_still_s())`."""
+    """Yield a function that returns the seconds of the block so far in which nothing ran here.
+
+    A thread that only sleeps measures how late it wakes up. Use it as
+    `took < ceiling(PROMISE_S, stood_still_s())`.
+    """
     total_s, over = 0.0, threading.Event()
 
     def tick() -> None:
@@ -98,7 +101,7 @@ def standstills() -> Iterator[Callable[[], float]]:
 
 @contextlib.contextmanager
 def stopwatch() -> Iterator[Callable[[], float]]:
-    """Gives the seconds since the block began, without those of `standstills`."""
+    """Yield a function that returns the seconds since the block began, without `standstills`."""
     with standstills() as stood_still_s:
         began = time.monotonic()
         yield lambda: time.monotonic() - began - stood_still_s()

@@ -1,10 +1,10 @@
-"""Which test observes the effect of each config that `docs/configs.md` calls applied.
+"""The test that observes the effect of each config that `docs/configs.md` calls applied.
 
-`tests/unit/test_config_effects.py` holds the tables and this registry to each other. A row of
-`PROOFS` is a config and the test that sets it and observes what it does, and perhaps the word by
-which the test names the config, where that is neither its name nor its name with `_` for `.`.
-Broker configs in `INHERITED` and `BOUNDS` need no row: `test_config_defaults` observes that topics
-and groups get their values, and the topic's or group's own config has a proof.
+`tests/unit/test_config_effects.py` compares the tables with this registry. A row of `PROOFS` is a
+config and the test that sets it and observes its effect. A third field is the word by which the
+test names the config, if that is neither its name nor its name with `_` for `.`. Broker configs in
+`INHERITED` and `BOUNDS` need no row: `test_config_defaults` checks that topics and groups get their
+values, and the config of the topic or group has its own proof.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ TABLES: dict[str, Mapping[str, ConfigKey]] = {
 
 
 def _inherited() -> dict[str, tuple[str, str, int]]:
-    """Broker configs that are a default: the kind of the heir, its name there, and the factor."""
+    """Return the broker configs that are defaults: kind and name of the config that inherits the
+    value, and the factor."""
     return {
         synonym.name: (kind, key.name, synonym.factor)
         for kind, table in (("topic", TOPIC), ("group", GROUP))
@@ -38,7 +39,8 @@ def _inherited() -> dict[str, tuple[str, str, int]]:
 
 
 def _bounds() -> dict[str, tuple[str, bool]]:
-    """Broker configs that bound a group's value: the group config, and whether from below."""
+    """Return the broker configs that bound a group config: its name, and whether it is a lower
+    bound."""
     return {
         name: (key.name, at == 0)
         for key in GROUP.values()
@@ -52,7 +54,7 @@ BOUNDS = _bounds()
 
 
 def another(key: ConfigKey) -> Any:
-    """A value that the config takes and that is not its default."""
+    """Return a valid value of the config other than its default."""
     if key.type is Type.BOOLEAN:
         return not key.default
     if isinstance(key.check, OneOf):
@@ -82,8 +84,8 @@ class Proof(NamedTuple):
 
 
 def _proofs(text: str) -> dict[str, list[Proof]]:
-    """Rows `test config…`, under a line with their file's path; a row may go on in the next line.
-    A config may have `=word`."""
+    """Parse rows `test config…` below a line with the path of their file. A row may continue on the
+    next line. A config may have `=word`."""
     found: dict[str, list[Proof]] = {}
     path = test = ""
     for line in filter(None, map(str.strip, text.splitlines())):
@@ -105,7 +107,7 @@ def _proofs(text: str) -> dict[str, list[Proof]]:
 PROOFS = {
     "broker": _proofs("""
 wire/test_config_effects.py
-test_who_a_broker_is node.id broker.id broker.rack advertised.listeners
+test_identity_of_a_broker node.id broker.id broker.rack advertised.listeners
 test_new_topics num.partitions default.replication.factor
 test_internal_topics offsets.topic.num.partitions offsets.topic.replication.factor
 test_internal_topics offsets.topic.segment.bytes transaction.state.log.num.partitions
@@ -165,7 +167,7 @@ test_a_produce_waits_for_the_end_of_the_last_transaction
 test_requests_to_the_controller_are_given_up request.timeout.ms
 
 sim/test_scenes.py
-test_a_leader_that_is_cut_off_says_so_when_its_session_is_over broker.session.timeout.ms
+test_a_leader_that_is_cut_off_refuses_when_its_session_is_over broker.session.timeout.ms
 
 sim/test_cluster_sim.py
 test_followers_hear_of_a_leader_that_came_back_from_a_loss_of_power replica.socket.timeout.ms
@@ -222,7 +224,7 @@ test_connections_wait_for_their_turn max.connection.creation.rate
 test_connections_at_a_time max.connections.per.ip max.connections.per.ip.overrides
 
 wire/test_frames.py
-test_bytes_that_are_no_request_cost_their_connection socket.request.max.bytes
+test_bytes_that_are_no_request_close_their_connection socket.request.max.bytes
 
 wire/test_hostile_requests.py
 test_connections_that_trickle connections.max.idle.ms
@@ -264,10 +266,10 @@ test_a_reassignment_takes_its_time_and_writes_do_not
     leader.replication.throttled.rate=_replication_throttled_rate
 
 cluster/test_voters.py
-test_a_controller_joins_by_itself controller.quorum.auto.join.enable
+test_a_controller_joins_automatically controller.quorum.auto.join.enable
 
 cluster/test_bad_input.py
-test_who_does_not_fit_a_running_cluster controller.quorum.voters=--quorum
+test_nodes_that_do_not_fit_a_running_cluster controller.quorum.voters=--quorum
 test_a_node_that_was_given_another_clusters_id shoal.cluster.id=--cluster-id
 """),
     "topic": _proofs("""
@@ -279,13 +281,13 @@ compat/test_librdkafka_produce_consume.py
 test_a_record_too_large_is_refused max.message.bytes
 
 compat/test_queue_semantics.py
-test_dead_letters_keep_the_record_and_tell_why errors.deadletterqueue.group.enable
+test_dead_letters_keep_the_record_and_the_reason errors.deadletterqueue.group.enable
 
 unit/test_log_compaction.py
 test_the_dirty_ratio_decides_and_the_largest_lag_overrules_it min.cleanable.dirty.ratio
 test_the_dirty_ratio_decides_and_the_largest_lag_overrules_it max.compaction.lag.ms
 test_min_compaction_lag_keeps_the_young min.compaction.lag.ms
-test_a_tombstone_stays_for_its_delay_and_goes_by_itself delete.retention.ms
+test_a_tombstone_stays_for_its_delay_and_is_then_removed delete.retention.ms
 
 unit/test_log_segments.py
 test_a_segment_rolls_by_its_records_time segment.ms
@@ -343,7 +345,7 @@ test_configs_hold_from_the_next_request_on share.record.lock.duration.ms
 
 compat/test_queue_semantics.py
 test_a_paused_group_gets_nothing_until_it_is_resumed share.delivery.paused
-test_dead_letters_keep_the_record_and_tell_why errors.deadletterqueue.topic.name=topic.name
+test_dead_letters_keep_the_record_and_the_reason errors.deadletterqueue.topic.name=topic.name
     errors.deadletterqueue.copy.record.enable=copy.record.enable
 test_a_group_may_drop_what_cannot_be_dead_lettered
     shoal.errors.deadletterqueue.drop.after.ms=drop.after.ms
@@ -353,13 +355,13 @@ test_a_flood_of_dead_letters_holds_delivery_until_the_limit_allows_it
 compat/test_key_order.py
 test_a_released_record_holds_its_key_also_in_back_off share.redelivery.backoff.ms
 test_up_to_a_batch_of_one_key_goes_to_a_member_at_once share.ordering.key.batch
-test_delayed_records_hold_their_key_and_stall_nobody share.delay.max.ms
+test_delayed_records_hold_their_key_and_block_no_other share.delay.max.ms
 test_a_hot_key_neither_blocks_others_nor_fills_the_window share.ordering
 test_the_most_urgent_record_goes_first share.priority.header
 
 compat/test_held_keys.py
-test_a_group_that_holds_no_longer_frees_its_keys share.ordering.key.dead.letter
-test_as_many_as_may_be_held_stop_delivery_with_a_reason share.ordering.key.dead.letter.max.held
+test_a_group_that_stops_holding_frees_its_keys share.ordering.key.dead.letter
+test_the_limit_of_held_keys_stops_delivery_with_a_reason share.ordering.key.dead.letter.max.held
 
 unit/test_share_backoff.py
 test_waits_double_up_to_the_maximum share.redelivery.backoff.max.ms=Backoff
@@ -375,6 +377,6 @@ TestShareSelection share.priority.ageing.ms=priority_ageing_ms share.delay.max.r
     "client-metrics": _proofs("""
 wire/test_admin_requests.py
 test_a_subscription_reaches_the_clients_that_match match metrics
-test_a_subscription_says_how_often interval.ms
+test_a_subscription_has_an_interval interval.ms
 """),
 }

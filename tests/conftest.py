@@ -1,7 +1,7 @@
 """Fixtures that start real brokers, and the seed that tests draw from (`seeding`).
 
-Each run draws new inputs, in CI too, which is how bugs are found. A found one becomes a test. The
-seed stands in pytest's header, and beside each failure with the command that repeats it.
+Each run draws new inputs, in CI too, to find new bugs. Each bug found gets a test. pytest's header
+shows the seed, and each failure shows the command that repeats it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-#: How long an example takes says more of the machine than of the code.
+#: The time of an example depends more on the machine than on the code.
 _PATIENT = hypothesis.settings(
     deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
@@ -31,7 +31,7 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "home")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Have Hypothesis draw from the run's seed, unless `--hypothesis-seed` names another one."""
+    """Make Hypothesis draw from the run's seed, unless `--hypothesis-seed` is given."""
     if config.getoption("hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(SEED)
 
@@ -62,7 +62,7 @@ def seed() -> int:
 
 @pytest.fixture
 def start_broker(tmp_path: Path) -> Iterator[Callable[..., ShoalProcess]]:
-    """Starts brokers of the test's own; `start_broker(name, configs=…)`. All end with the test."""
+    """Start brokers for one test: `start_broker(name, configs=…)`. All stop when the test ends."""
     started: list[ShoalProcess] = []
 
     def start(name: str = "data", **options: object) -> ShoalProcess:
@@ -77,7 +77,7 @@ def start_broker(tmp_path: Path) -> Iterator[Callable[..., ShoalProcess]]:
 
 @pytest.fixture
 def broker(start_broker: Callable[..., ShoalProcess]) -> ShoalProcess:
-    """A broker process of the test's own."""
+    """A broker process for one test."""
     return start_broker()
 
 
@@ -85,8 +85,8 @@ def broker(start_broker: Callable[..., ShoalProcess]) -> ShoalProcess:
 def shared_broker(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ShoalProcess]:
-    """A broker process that the tests of a file share, with the file's `BROKER_CONFIG` if it has
-    one; each uses topics and groups of its own."""
+    """A broker process for all tests of a file, with the file's `BROKER_CONFIG` if it has one. Each
+    test creates its own topics and groups."""
     configs = getattr(request.module, "BROKER_CONFIG", None)
     process = ShoalProcess(tmp_path_factory.mktemp("shared") / "data", configs=configs).start()
     yield process

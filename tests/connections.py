@@ -89,8 +89,8 @@ class FakeListener:
 
 
 class Server:
-    """The network of a node that serves `rows`, without anything behind it. The handlers' context
-    is this object."""
+    """The network of a node that serves `rows`, with nothing behind it. This object is also the
+    context of the handlers."""
 
     def __init__(
         self, *rows: Api, controller: ControllerPort | None = None, **configs: str
@@ -171,7 +171,7 @@ class Wire(asyncio.Transport):
         self.write(b"".join(list_of_data))
 
     def receive(self, data: bytes) -> None:
-        """Receive these bytes, as far as the connection reads."""
+        """Receive these bytes until the connection pauses reading."""
         while data and not self.reading_paused and not self.closed:
             buffer = self.connection.get_buffer(-1)
             part, data = data[: len(buffer)], data[len(buffer) :]

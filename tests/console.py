@@ -1,9 +1,9 @@
-"""Pages for users whose commands are tried as they stand.
+"""Runs the commands of documentation pages exactly as they are written.
 
-A block marked `console` has commands behind `$ `, which a backslash at the end of a line continues,
-and below each what it prints, on either stream. `...` stands for any text, on a line of its own for
-any lines; how wide columns are doesn't count. What only looks is asked again until it prints that,
-as a reader would.
+A block marked `console` has commands after `$ `; a backslash at the end of a line continues one.
+The lines below a command are its output on both streams. `...` stands for any text; alone on a
+line, for any lines. The widths of columns are ignored. A command that only reads is repeated until
+its output matches, as a reader would.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LOOKS = re.compile(r"(shoal \w+ (describe|status|list|lag)|sort) ")
 
 
 class Step(NamedTuple):
-    """A command and what it is said to print."""
+    """A command and the output that the page shows."""
 
     command: str
     prints: str
@@ -41,7 +41,7 @@ def _narrow(text: str) -> str:
 
 
 def steps(text: str) -> list[Step]:
-    """All commands of a page, in their order."""
+    """Return all commands of a page, in their order."""
     found: list[Step] = []
     for block in _BLOCK.findall(text):
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
@@ -51,8 +51,8 @@ def steps(text: str) -> list[Step]:
 
 
 class Console:
-    """A user's shell in a folder, with the project's commands on its PATH. Used in a `with`, which
-    ends what was left in the background."""
+    """A user's shell in a folder, with the project's commands on its PATH. As a context manager it
+    ends background jobs on exit."""
 
     def __init__(self, folder: Path, bootstrap: str) -> None:
         self._folder = folder
@@ -69,7 +69,7 @@ class Console:
                 os.killpg(session, signal.SIGKILL)
 
     def try_all(self, tried: list[Step]) -> None:
-        """Each prints what the page says."""
+        """Check that each command prints what the page shows."""
         for step in tried:
             if _LOOKS.match(f"{step.command} "):
                 eventually(lambda step=step: self._tried(step))
@@ -79,12 +79,12 @@ class Console:
     def _tried(self, step: Step) -> bool:
         printed = self.run(step.command)
         assert step.matches(printed), (
-            f"$ {step.command}\n--- the page says\n{step.prints}\n--- it says\n{printed}"
+            f"$ {step.command}\n--- the page shows\n{step.prints}\n--- the output is\n{printed}"
         )
         return True
 
     def run(self, command: str) -> str:
-        """What a command prints, on both streams."""
+        """Return what a command prints, on both streams."""
         with tempfile.TemporaryFile("w+") as printed:
             process = subprocess.Popen(
                 ["bash", "-c", command],

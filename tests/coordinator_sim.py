@@ -1,7 +1,7 @@
-"""A coordinator's runtime on a clock and a log of the test's own.
+"""A coordinator's runtime on a clock and a log that the test controls.
 
-`Simulation` is the shell that `server.coordinators` is in a broker: it appends to a list, commits
-when told to, and keeps what was delivered. Tokens are strings that a test makes up.
+`Simulation` is the shell that `server.coordinators` is in a broker. It appends to a list, commits
+on request, and keeps the replies. Tests choose the tokens, which are strings.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ class Marker(NamedTuple):
 
 
 class Simulation(Generic[S]):
-    """One partition with its shard. Time stands still but for `advance`."""
+    """One partition with its shard. Only `advance` moves the time."""
 
     def __init__(self, new_shard: Callable[[], S], *, start_ms: int = 1_000_000) -> None:
         self.now_ms = start_ms
-        #: Records with their time and the transaction they are in; a marker is what `mark` wrote.
+        #: Records with their time and transaction; `mark` writes the markers.
         self.log: list[tuple[Record | Marker, int, ProducerIdAndEpoch | None]] = []
         self.committed_offset = 0
         #: Whether an append is committed at once, as on a single broker.
         self.commits = True
-        #: What the next append fails with.
+        #: The error of the next append.
         self.refuse_append: ErrorCode | None = None
         self.delivered: dict[Token, Mapping[str, Any]] = {}
         self.failed: dict[Token, ErrorCode] = {}
@@ -58,14 +58,14 @@ class Simulation(Generic[S]):
     def shard(self) -> S:
         return self.runtime.read(0)
 
-    # What a test does.
+    # Actions of a test.
 
     def submit(self, token: Token, decide: Callable[[S, int, Token], Result]) -> None:
         self.runtime.submit(0, token, decide, self.now_ms)
         self.runtime.flush()
 
     def mark(self, producer_id: int, *, committed: bool) -> None:
-        """End a producer's transaction in the partition, as its marker does."""
+        """End a producer's transaction in the partition with a marker."""
         marker = Marker(producer_id, committed)
 
         def append() -> None:
@@ -79,7 +79,7 @@ class Simulation(Generic[S]):
         self.runtime.append_marker(0, append, ended)
 
     def advance(self, ms: int) -> None:
-        """Let time pass, stopping at every deadline on the way."""
+        """Let time pass, and stop at every deadline."""
         end_ms = self.now_ms + ms
         while (due_ms := self.runtime.next_deadline_ms) is not None and due_ms <= end_ms:
             self.now_ms = max(self.now_ms, due_ms)
@@ -88,22 +88,22 @@ class Simulation(Generic[S]):
         self.now_ms = end_ms
 
     def commit(self) -> None:
-        """The replicas have caught up."""
+        """Commit everything: the replicas have caught up."""
         self.committed_offset = len(self.log)
         self.runtime.committed(0, self.committed_offset)
 
     def restart(self) -> None:
-        """The coordinator moves: soft state is lost, the log is not."""
+        """Move the coordinator: its soft state is lost, the log is kept."""
         self.runtime.resign(0)
         self.reload(0)
 
     def rebuilt(self) -> S:
-        """A shard that has seen nothing but the log."""
+        """Return a new shard that has replayed the log."""
         shard = self._new_shard()
         self._replay(shard)
         return shard
 
-    # What the runtime asks of its shell.
+    # Requests of the runtime to its shell.
 
     def end_offset(self, partition: int) -> int:
         return len(self.log)
@@ -142,7 +142,7 @@ class Simulation(Generic[S]):
         self.performed.append(effect)
 
     def flush_soon(self) -> None:
-        """Tests flush by themselves."""
+        """Do nothing: tests flush explicitly."""
 
     def reload(self, partition: int) -> None:
         self._replay(self.runtime.begin(0))

@@ -1,7 +1,7 @@
-"""Clients that go on whatever happens to the brokers, and write down what they are told.
+"""Clients that continue through faults of the brokers and record every response.
 
-Each runs in a thread of its own from `start` to `finish`: producers (idempotent, and transactional
-ones that abort every third transaction), members of a consumer group, members of a share group.
+Each runs in a thread from `start` to `finish`. There are idempotent producers, transactional ones
+that abort every third transaction, and members of a consumer group and of a share group.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from shoal.protocol.errors import ErrorCode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: librdkafka gives up the coordinator that it has just found for requests that failed with the one
-#: before, and asks for it anew behind its own fetch, on one connection: after a kill it went round
-#: for up to 32 s, half a second a time, and goes round by this.
+#: When requests to the old coordinator fail, librdkafka also discards the one that it has just
+#: found. It looks it up again on the connection of its own fetch, which delays the request. After a
+#: kill this loop lasted up to 32 s, half a second a turn. Short fetches end it.
 SHORT_FETCHES = {"fetch.wait.max.ms": 50}
-#: Ends a hang; far more than any fault lasts.
+#: Ends a hang. Faults are far shorter.
 TIMEOUT_S = 120
-#: How long an answer is waited for: a frozen broker does not close its connections.
+#: The timeout of a request: a frozen broker does not close its connections.
 SOCKET_TIMEOUT_MS = 6_000
-#: Between two records of a producer.
+#: Pause between two records of a producer.
 PACE_S = 0.004
-#: Refusals after which an acknowledgement has certainly not been taken.
+#: Errors after which the broker has certainly not applied an acknowledgement.
 _NOT_TAKEN = (
     ErrorCode.invalid_record_state,
     ErrorCode.share_session_not_found,
@@ -51,11 +51,11 @@ _ACTIONS = {
 
 
 class Worker:
-    """A thread that works until it is told to finish; what ended it early is raised then."""
+    """A thread that works until `finish`, which raises the error that ended it early."""
 
     def __init__(self, bootstrap: str, topic: str, history: History) -> None:
         self.bootstrap, self.topic, self.history = bootstrap, topic, history
-        #: Things done so far, to see that it gets on.
+        #: Operations so far, to see progress.
         self.done = 0
         self.stopping = threading.Event()
         self._error: BaseException | None = None
@@ -84,7 +84,7 @@ class Worker:
             self._error = error
 
     def run(self) -> None:
-        raise TypeError("a worker of a kind runs")
+        raise TypeError("only a subclass runs")
 
     def client(self, **more: object) -> dict[str, Any]:
         known = {"bootstrap.servers": self.bootstrap, "log_level": 0}
@@ -109,20 +109,20 @@ class Writer(Worker):
             send = Send(self._name, n % self._partitions, b"%s-%d" % (self._name.encode(), n))
             self.history.sends.append(send)
             producer.produce(
-                self.topic, send.value, partition=send.partition, on_delivery=self._told(send)
+                self.topic, send.value, partition=send.partition, on_delivery=self._report_to(send)
             )
             producer.poll(PACE_S)
         assert producer.flush(TIMEOUT_S) == 0
 
-    def _told(self, send: Send) -> Any:
-        def told(error: KafkaError | None, message: Any) -> None:
+    def _report_to(self, send: Send) -> Any:
+        def report(error: KafkaError | None, message: Any) -> None:
             if error is not None:
                 self.errors.append(f"{send.value!r}: {error}")
             else:
                 send.offset = message.offset()
                 self.done += 1
 
-        return told
+        return report
 
 
 class TransactionalWriter(Worker):
@@ -143,14 +143,14 @@ class TransactionalWriter(Worker):
                 return
             producer.begin_transaction()
             whole = self._write(producer, number) and number % 3 != 2
-            told = self._end(producer.commit_transaction if whole else producer.abort_transaction)
-            if told == "abort":
-                whole, told = False, self._end(producer.abort_transaction)
-            if told == "done":
+            result = self._end(producer.commit_transaction if whole else producer.abort_transaction)
+            if result == "abort":
+                whole, result = False, self._end(producer.abort_transaction)
+            if result == "done":
                 ended = self.history.committed if whole else self.history.aborted
                 ended.add((self._name, number))
                 self.done += 1
-            else:  # a new life ends what was open, either way
+            else:  # a new producer ends the open transaction
                 producer = self._producer()
 
     def _producer(self) -> Producer:
@@ -176,7 +176,7 @@ class TransactionalWriter(Worker):
             return False
 
     def _end(self, call: Any) -> str:
-        """What became of a step of a transaction: done, abort it, or the producer is lost."""
+        """Return the result of a step of a transaction: done, abort it, or the producer is lost."""
         deadline = time.monotonic() + TIMEOUT_S
         while True:
             try:
@@ -191,15 +191,15 @@ class TransactionalWriter(Worker):
 
 
 def _note(send: Send) -> Any:
-    def told(error: KafkaError | None, message: Any) -> None:
+    def report(error: KafkaError | None, message: Any) -> None:
         if error is None:
             send.offset = message.offset()
 
-    return told
+    return report
 
 
 class GroupMember(Worker):
-    """A member of a consumer group, in read_committed, that commits what it has got."""
+    """A read_committed member of a consumer group that commits the records it has got."""
 
     GROUP = "readers"
 
@@ -235,7 +235,7 @@ class GroupMember(Worker):
                     self.history.assigned.append(Assigned(one.partition, offset, asked))
 
     def _read(self, consumer: Consumer) -> None:
-        """Some records, one by one so that assignments fall between them, and a commit."""
+        """Read some records, one at a time so that assignments fall between them, and commit."""
         reached: dict[int, int] = {}
         for _ in range(50):
             message = consumer.poll(0.05)
@@ -252,9 +252,9 @@ class GroupMember(Worker):
         with contextlib.suppress(KafkaException):
             for one in consumer.commit(offsets=offsets, asynchronous=False):
                 if one.error is None:
-                    told = Commit(one.partition, one.offset, time.monotonic())
-                    self.history.commits.append(told)
-                    # What it polls says little: it has some records at hand.
+                    commit = Commit(one.partition, one.offset, time.monotonic())
+                    self.history.commits.append(commit)
+                    # The poll's result does not count: the client has buffered some records.
                     self.done += 1
 
 
@@ -344,7 +344,7 @@ def _action(offset: int, delivery_count: int) -> str:
 def _without(
     ranges: Sequence[Acknowledgement], records: dict[tuple[int, int], Settle]
 ) -> list[Acknowledgement]:
-    """Acknowledgements of the offsets in `ranges` that hold no record, each by itself."""
+    """Return acknowledgements of the offsets in `ranges` that hold no record, one for each."""
     return [
         one._replace(first_offset=offset, last_offset=offset)
         for one in ranges

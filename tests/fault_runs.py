@@ -1,4 +1,4 @@
-"""Whole runs of clients against a cluster that suffers: what they do, and what must hold after."""
+"""Whole runs of clients against a cluster with faults, and the checks of what they saw."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ SHARE = {
 
 
 class Fault(NamedTuple):
-    """What is done to a broker: kill, freeze or restart; leader, controller or follower."""
+    """What happens to a broker: kill, freeze or restart; to a leader, a controller or a
+    follower."""
 
     how: str
-    whom: str
+    role: str
 
 
 class Run:
-    """A cluster, its clients, and what is done to its brokers."""
+    """A cluster, its clients, and the faults of its brokers."""
 
     share_group = ShareMember.GROUP
 
@@ -53,7 +54,7 @@ class Run:
         group = [GroupMember(*parts, name) for name in ("g1", "g2")]
         share = [ShareMember(*parts, name) for name in ("s1", "s2")]
         self.readers: list[Worker] = [*group, *share]
-        #: Whose work one of them may do alone.
+        #: Workers of which any one may do all the work of its team.
         self.teams: list[list[Worker]] = [*([w] for w in self.writers), [*group], [*share]]
 
     def prepare(self) -> None:
@@ -72,7 +73,7 @@ class Run:
         self.all_get_on()
 
     def all_get_on(self) -> None:
-        """Every producer, the group and the share group do something from now on."""
+        """Check that every producer, the group and the share group make progress from now on."""
 
         def done(team: list[Worker]) -> int:
             return sum(worker.done for worker in team)
@@ -85,7 +86,7 @@ class Run:
                 worker.check()
             still = [w[0] for w, n in zip(self.teams, before, strict=True) if done(w) < n + 5]
             waited.update({str(w): time.monotonic() - began for w in still})
-            assert not still, f"they do not get on: {', '.join(map(str, still))}"
+            assert not still, f"no progress: {', '.join(map(str, still))}"
             return True
 
         try:
@@ -97,7 +98,7 @@ class Run:
             print("  waited for", {w: f"{s:.1f} s" for w, s in waited.items()})
 
     def partitions(self) -> str:
-        """The partitions of all topics, as the controller has them."""
+        """Describe the partitions of all topics, as the controller reports them."""
         return "\n".join(
             f"{topic.name}-{p.partition_index}: leader {p.leader_id}, epoch {p.leader_epoch},"
             f" in sync {p.isr_nodes} of {p.replica_nodes}"
@@ -106,19 +107,19 @@ class Run:
         )
 
     def victims(self, faults: Sequence[Fault]) -> list[int]:
-        """A broker for each fault, each another one."""
+        """Choose a different broker for each fault."""
         controller = self.cluster.controller()
         leaders = [int(p.leader_id) for p in self.cluster.topic(controller, TOPIC)]
         found: list[int] = []
-        for _, whom in faults:
-            first = {"controller": [controller], "leader": leaders, "follower": []}[whom]
+        for _, role in faults:
+            first = {"controller": [controller], "leader": leaders, "follower": []}[role]
             others = [id for id in self.cluster.brokers if id not in (leaders[0], controller)]
             found.append(next(id for id in (*first, *others) if id not in found))
         return found
 
     def suffer(self, *faults: Fault) -> None:
-        """Do it to as many brokers at once, see that all go on meanwhile, undo it, and wait until
-        all replicas are in sync."""
+        """Inject these faults at once, each into another broker, and check progress. Then end the
+        faults, and wait until all replicas are in sync."""
         cluster, victims, began = self.cluster, self.victims(faults), time.monotonic()
         frozen = [id for id, one in zip(victims, faults, strict=True) if one.how == "freeze"]
         since: dict[int, float] = {}
@@ -147,21 +148,21 @@ class Run:
                 cluster.nodes[id].start()
         self.recover()
         named = ", ".join(
-            f"{how} {whom} (broker {id})" for id, (how, whom) in zip(victims, faults, strict=True)
+            f"{how} {role} (broker {id})" for id, (how, role) in zip(victims, faults, strict=True)
         )
         print(f"{named}: {time.monotonic() - began:.1f} s", flush=True)
 
     def back(self, id: int, since: Mapping[int, float]) -> None:
-        """Note that the broker is started or thawed now."""
+        """Record the time at which a broker is restarted or thawed."""
         self.history.outages.append(Outage(id, since[id], time.monotonic()))
 
     def recover(self) -> None:
-        """Nothing is broken any more: all replicas get in sync, and all get on."""
+        """Wait, after all faults, until all replicas are in sync and all clients make progress."""
         eventually(self.in_sync, timeout_s=90, what="not all replicas are in sync")
         self.all_get_on()
 
     def in_sync(self) -> bool:
-        """Whether every broker says so."""
+        """Return whether every broker reports all replicas in sync."""
         return all(
             len(p.isr_nodes) == self.replicas
             for asked in self.cluster.brokers
@@ -169,7 +170,7 @@ class Run:
         )
 
     def rest(self) -> None:
-        """Write no more; everything is polled and settled."""
+        """Stop writing; wait until every record is polled and settled."""
         for writer in self.writers:
             writer.finish()
         history = self.history
@@ -179,12 +180,12 @@ class Run:
             polled = {(p.partition, p.offset) for p in history.polls}
             return wanted <= polled and wanted <= history.settled()
 
-        eventually(all_had, timeout_s=90, what="not all is polled and settled")
+        eventually(all_had, timeout_s=90, what="not all records are polled and settled")
         for reader in self.readers:
             reader.finish()
 
     def log(self) -> Log:
-        """What stands in the topic, also what was aborted."""
+        """Return the content of the topic, aborted records included."""
         consumer = Consumer(
             {
                 "bootstrap.servers": self.cluster.bootstrap,
@@ -213,7 +214,7 @@ class Run:
         return found
 
     def judge(self) -> None:
-        """Let all come to rest, and hold what was seen against what stands there."""
+        """Wait until the clients have finished, and check their history against the log."""
         self.rest()
         print(self.history.summary())
         found = check(self.history, self.log())

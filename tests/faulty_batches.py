@@ -1,4 +1,4 @@
-"""Record batches that a broker must refuse, and sound ones beside them, made field by field.
+"""Record batches that a broker must refuse, and valid ones for comparison, built field by field.
 
 `CASES` is the table; each case names a topic's settings and the bytes to produce to it. Batches
 carry a valid CRC unless a case says otherwise.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 NOW_MS = time.time_ns() // 1_000_000
 HOUR_MS = 3_600_000
 CODECS = tuple(Compression)
-#: Settings of the topics, by the name that cases use.
+#: Configs of the topics, by the names that cases use.
 TOPICS: dict[str, dict[str, str]] = {
     "plain": {},
     "compacted": {"cleanup.policy": "compact"},
@@ -53,8 +53,8 @@ TOPICS: dict[str, dict[str, str]] = {
 class Case(NamedTuple):
     """A batch and the topic it goes to; `version` is that of the Produce request.
 
-    A case that is `alone` has a request of its own: Kafka refuses a whole request for a header that
-    it cannot read, or for one transactional batch.
+    Kafka refuses a whole request for a header that it cannot read, or for one transactional batch.
+    So a case with `alone` is sent in a separate request.
     """
 
     name: str
@@ -94,8 +94,8 @@ def record(
     offset_field: bytes | None = None,
     size_field: bytes | None = None,
 ) -> bytes:
-    """One encoded record. `…_field` replaces a field's bytes, length included; `size` is the
-    announced length where it is not the true one; `tail` follows the headers within the record."""
+    """Encode a record. `…_field` replaces a field's bytes, length included; `size` is the announced
+    length if that is wrong; `tail` follows the headers within the record."""
     body = b"".join(
         (
             bytes((attributes,)),
@@ -116,7 +116,7 @@ def _bytes(value: bytes | None) -> bytes:
 
 
 def headers(*pairs: tuple[bytes | None, bytes | None], count: int | None = None) -> bytes:
-    """The headers' part of a record; `count` is the announced number where it is another."""
+    """Encode the headers of a record; `count` is the announced number if that is wrong."""
     fields = [_bytes(part) for pair in pairs for part in pair]
     return varint(len(pairs) if count is None else count) + b"".join(fields)
 
@@ -135,8 +135,8 @@ def batch(
     tail: bytes = b"",
     raw: bytes | None = None,
 ) -> bytes:
-    """A batch around encoded records. `tail` follows them inside the compressed data; `raw`
-    replaces the compressed data; `producer` is id, epoch and base sequence."""
+    """Encode a batch around encoded records. `tail` follows them inside the compressed data; `raw`
+    replaces the compressed data; `producer` is (id, epoch, base sequence)."""
     number = len(records) if count is None else count
     header = BatchHeader(
         base_offset,
@@ -156,7 +156,7 @@ def batch(
 
 
 def resealed(data: bytes, **at: int) -> bytes:
-    """The batch with bytes replaced, `b16=1` for byte 16, and its CRC computed again."""
+    """Return the batch with bytes replaced (`b16=1` for byte 16) and its CRC computed again."""
     out = bytearray(data)
     for place, value in at.items():
         out[int(place[1:])] = value
@@ -169,7 +169,7 @@ def records(count: int, **options: object) -> list[bytes]:
 
 
 def cases() -> list[Case]:
-    """The whole table."""
+    """Return all cases."""
     found = [case._replace(alone=True) for case in _headers()]
     found += [*_compressed_lies(), *_keys(), *_settings(), *_versions()]
     for codec in CODECS:
@@ -182,7 +182,7 @@ def cases() -> list[Case]:
 
 
 def _structure(codec: Compression) -> Iterator[Case]:
-    """Counts and offsets that are not those of the records."""
+    """Counts and offsets that differ from those of the records."""
 
     def case(name: str, data: bytes, topic: str = "plain") -> Case:
         return Case(f"{codec.name} {name}", topic, data)
@@ -302,7 +302,7 @@ def _bytes_of_records(codec: Compression) -> Iterator[Case]:
 
 
 def _headers() -> Iterator[Case]:
-    """What the batch's header alone shows."""
+    """Faults that are visible in the batch header."""
     sound = batch(*records(3))
     yield Case("a wrong CRC", "plain", sound[:-1] + b"!")
     yield Case("magic 0", "plain", resealed(sound, b16=0))
@@ -348,7 +348,7 @@ def _headers() -> Iterator[Case]:
 
 
 def _compressed_lies() -> Iterator[Case]:
-    """Small batches that announce or expand to very much."""
+    """Small batches that announce or expand to very large sizes."""
     gzipped = bytes(compress(Compression.GZIP, b""))[:9]
     yield Case(
         "70 bytes of gzip, 2147483647 records",

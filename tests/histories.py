@@ -1,11 +1,11 @@
-"""What clients saw of a cluster under faults, and what must not be in it.
+"""What clients saw of a cluster under faults, and checks for anomalies.
 
-A history is what each client did and was told, with times from one monotonic clock. The errors have
-the names that Jepsen's Kafka workload gives them; those of share groups are named after the same
-manner. Each check is a plain function from a history to anomalies: slow and simple on purpose.
+A history holds each client's calls and their results, with times from one monotonic clock. Errors
+have the names of Jepsen's Kafka workload; those of share groups follow its pattern. Each check is a
+plain function from a history to anomalies, slow and simple on purpose.
 
-The log is what an independent reader finds in the end, by partition and offset, also what was
-aborted; `None` stands for nothing known of a value.
+The log is what an independent reader finds at the end, by partition and offset, aborted records
+included. `None` stands for an unknown value.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Anomaly(NamedTuple):
 
 @dataclass(slots=True)
 class Send:
-    """One record of a producer, in the order of its sends. `offset` is None until it is told;
-    `transaction` is the number of the producer's transaction, None outside of any."""
+    """One record of a producer, in the order of its sends. `offset` is None until the response.
+    `transaction` is the number of the producer's transaction, or None."""
 
     producer: str
     partition: int
@@ -51,7 +51,7 @@ class Poll:
 
 @dataclass(slots=True)
 class Commit:
-    """An offset that a group's coordinator has acknowledged, and when it was answered."""
+    """An offset that a group's coordinator has acknowledged, and the time of the response."""
 
     partition: int
     offset: int
@@ -60,7 +60,7 @@ class Commit:
 
 @dataclass(slots=True)
 class Assigned:
-    """Where a member begins to read after an assignment: asked for at `asked`."""
+    """The position of a member after an assignment; the member requested it at `asked`."""
 
     partition: int
     offset: int
@@ -70,7 +70,7 @@ class Assigned:
 class Outage(NamedTuple):
     """A broker that was killed, stopped, frozen or cut off from `began` on.
 
-    `back` is when it was started again, thawed or reconnected.
+    `back` is the time when it was restarted, thawed or reconnected.
     """
 
     broker: int
@@ -80,7 +80,8 @@ class Outage(NamedTuple):
 
 @dataclass(slots=True)
 class Acquire:
-    """A record that broker `leader` delivered to a member: the fetch was sent and answered then."""
+    """A record that broker `leader` delivered to a member, with the times of request and
+    response."""
 
     member: str
     partition: int
@@ -95,7 +96,7 @@ class Acquire:
 
 @dataclass(slots=True)
 class Settle:
-    """An acknowledgement of a record: `ok` is None when the answer was lost."""
+    """An acknowledgement of a record; `ok` is None if the response was lost."""
 
     member: str
     partition: int
@@ -109,7 +110,7 @@ class Settle:
 @dataclass
 class History:
     sends: list[Send] = field(default_factory=list)
-    #: By producer: transactions that were told to be committed, and to be aborted; others are open.
+    #: By producer: transactions whose commit, or abort, was acknowledged; others are open.
     committed: set[tuple[str, int]] = field(default_factory=set)
     aborted: set[tuple[str, int]] = field(default_factory=set)
     polls: list[Poll] = field(default_factory=list)
@@ -120,7 +121,7 @@ class History:
     outages: list[Outage] = field(default_factory=list)
 
     def settled(self) -> set[Place]:
-        """The records that a share group is done with, as far as its members know."""
+        """Return the records that a share group has settled, as far as its members have learned."""
         return {
             (s.partition, s.offset)
             for s in list(self.settles)
@@ -136,7 +137,7 @@ class History:
 
 
 def check(history: History, log: Log) -> list[Anomaly]:
-    """All anomalies of a run that has come to rest: everything was polled and settled."""
+    """Return all anomalies of a run in which every record was polled and settled."""
     return [
         *written(history, log),
         *polled(history, log),
@@ -146,28 +147,30 @@ def check(history: History, log: Log) -> list[Anomaly]:
 
 
 def counts(history: History, send: Send) -> bool:
-    """Whether a send was acknowledged, and its transaction, if any, committed."""
+    """Return whether a send was acknowledged and its transaction, if any, committed."""
     if send.offset is None:
         return False
     return send.transaction is None or (send.producer, send.transaction) in history.committed
 
 
 def written(history: History, log: Log) -> Iterator[Anomaly]:
-    """What producers were told, against the log."""
+    """Compare the producers' responses with the log."""
     places: dict[bytes, list[Place]] = defaultdict(list)
     for place, value in log.items():
         places[value].append(place)
     for value, found in places.items():
         if len(found) > 1:
-            yield Anomaly("duplicate", f"{value!r} stands at {sorted(found)}")
-    told: dict[Place, bytes] = {}
+            yield Anomaly("duplicate", f"{value!r} is at {sorted(found)}")
+    values_sent: dict[Place, bytes] = {}
     last: dict[tuple[str, int], int] = {}
     for send in history.sends:
         if send.offset is None:
             continue
         place = (send.partition, send.offset)
-        if told.setdefault(place, send.value) != send.value:
-            yield Anomaly("inconsistent-offsets", f"{send.value!r} and {told[place]!r} at {place}")
+        if values_sent.setdefault(place, send.value) != send.value:
+            yield Anomaly(
+                "inconsistent-offsets", f"{send.value!r} and {values_sent[place]!r} at {place}"
+            )
         stored = log.get(place)
         if stored is None:
             yield Anomaly("lost-write", f"{send.value!r} was acknowledged at {place}")
@@ -180,7 +183,7 @@ def written(history: History, log: Log) -> Iterator[Anomaly]:
 
 
 def polled(history: History, log: Log) -> Iterator[Anomaly]:
-    """What members of a consumer group got, in read_committed."""
+    """Check what members of a consumer group got in read_committed."""
     aborted = {s.value for s in history.sends if (s.producer, s.transaction) in history.aborted}
     by_transaction = {s.value: s for s in history.sends if s.transaction is not None}
     seen = {p.value for p in history.polls}
@@ -204,7 +207,7 @@ def polled(history: History, log: Log) -> Iterator[Anomaly]:
 
 
 def _steps(polls: Iterable[Poll], visible: Mapping[int, list[int]]) -> Iterator[Anomaly]:
-    """Between the polls of one member in one assignment: none back, none left out."""
+    """Check the polls of one member in one assignment: no step back, no record skipped."""
     last: dict[tuple[str, int, int], int] = {}
     for poll in polls:
         key = (poll.consumer, poll.generation, poll.partition)
@@ -221,7 +224,7 @@ def _steps(polls: Iterable[Poll], visible: Mapping[int, list[int]]) -> Iterator[
 
 
 def offsets_of_groups(history: History) -> Iterator[Anomaly]:
-    """A group goes on where it has committed: never before it, and never behind all commits."""
+    """Check that a group resumes where it has committed, neither before nor after."""
     for one in history.assigned:
         known = [c for c in history.commits if c.partition == one.partition]
         before = [c.offset for c in known if c.answered < one.asked]
@@ -230,7 +233,7 @@ def offsets_of_groups(history: History) -> Iterator[Anomaly]:
 
 
 def shared(history: History, log: Log) -> Iterator[Anomaly]:
-    """What members of a share group got and settled."""
+    """Check what members of a share group got and settled."""
     acquires: dict[Place, list[Acquire]] = defaultdict(list)
     settles: dict[Place, list[Settle]] = defaultdict(list)
     for acquire in history.acquires:
@@ -255,7 +258,7 @@ def shared(history: History, log: Log) -> Iterator[Anomaly]:
 
 
 class Losses:
-    """Locks that an outage ended: those of the lost leader, until the next leader's first answer.
+    """Locks that an outage ended: those of the lost leader, until the next leader's first response.
 
     Locks are in the memory of the partition's leader. Those of other brokers, and those that the
     next leader grants, stay in force.
@@ -269,7 +272,7 @@ class Losses:
         self._ends: dict[tuple[Outage, int], float] = {}
 
     def between(self, first: Acquire, second: Acquire) -> bool:
-        """Whether the first delivery's lock was lost before the second delivery."""
+        """Return whether the first delivery's lock was lost before the second delivery."""
         return any(
             outage.broker == first.leader
             and first.sent <= self._end(outage, first.partition) <= second.answered
@@ -277,7 +280,7 @@ class Losses:
         )
 
     def _end(self, outage: Outage, partition: int) -> float:
-        """When the next leader of the partition answered first; infinity if none did."""
+        """Return when the next leader of the partition first answered; infinity if none did."""
         key = (outage, partition)
         if key not in self._ends:
             self._ends[key] = min(
@@ -301,11 +304,13 @@ def _of_one_record(
     final = [s for s in settles if s.type in ("accept", "reject") and s.ok]
     if len(final) > 1:
         members = [s.member for s in final]
-        yield Anomaly("double-accept", f"{place} was settled for good by {members}")
+        yield Anomaly("double-accept", f"{place} was settled by {members}")
     released = [s for s in settles if s.type == "release" and s.ok]
     for acquire in acquires:
         if any(s.answered < acquire.sent for s in final):
-            yield Anomaly("terminal-redelivered", f"{place} to {acquire.member} after its end")
+            yield Anomaly(
+                "terminal-redelivered", f"{place} to {acquire.member} after it was settled"
+            )
         given_back = sum(s.answered < acquire.sent for s in released)
         if acquire.delivery_count < given_back + 1:
             yield Anomaly(

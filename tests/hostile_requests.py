@@ -1,4 +1,4 @@
-"""Requests that fit their schema and mean harm: extreme numbers, odd names, absurd combinations."""
+"""Malicious requests that fit their schema: extreme numbers, odd names, absurd combinations."""
 
 from __future__ import annotations
 
@@ -58,14 +58,15 @@ class Author:
         self._ids = (None, uuid.UUID(int=1), uuid.UUID(int=(1 << 128) - 1), *(list(ids) * 4))
 
     def request(self, api: ApiKey, version: int, correlation_id: int) -> bytes:
-        """A whole frame with its size before it."""
+        """Return a whole frame with its size prefix."""
         layout, write = _layout(api, version)
         frame = bytearray(frames.request_head(api, version, correlation_id, "hostile"))
         write(frame, self._struct(layout))
         return framed(bytes(frame))
 
     def mutilated(self, frame: bytes) -> bytes:
-        """The frame with bytes overwritten, cut out or doubled; its size is made right again."""
+        """Return the frame with bytes overwritten, removed or duplicated, and a matching size
+        prefix."""
         rng = self._rng
         data = bytearray(frame[4:])
         for _ in range(rng.randrange(1, 6)):
@@ -135,7 +136,7 @@ def _layout(api: ApiKey, version: int) -> tuple[Struct, compiler.Writer]:
 
 
 def _lax(layout: Struct) -> Struct:
-    """The layout with null allowed where it is not, so that it can be written."""
+    """Return the layout with every field nullable, so that null can be written."""
     fields = tuple(
         replace(
             field,

@@ -1,4 +1,4 @@
-"""Apache Kafka's Java clients in fault runs: one JVM, and what each client reports.
+"""Apache Kafka's Java clients in fault runs: one JVM, and the events of each client.
 
 `compat/FaultClients.java` is the other side. Each client has the shape of `fault_clients.Worker`.
 A Java member does not report which broker delivered a record, nor when it sent the fetch. So lock
@@ -39,7 +39,7 @@ class JavaProcess:
         self._clients[client.name] = client
 
     def start(self) -> None:
-        """Start the JVM with all clients that were added, once."""
+        """Start the JVM once, with all clients that were added."""
         if self._process is None:
             roles = [f"{one.role}:{name}" for name, one in self._clients.items()]
             self._process = subprocess.Popen(
@@ -51,7 +51,7 @@ class JavaProcess:
             self._reader.start()
 
     def finish(self, name: str) -> None:
-        """Have one client stop."""
+        """Stop one client."""
         assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.write(f"{name}\n")
@@ -79,7 +79,7 @@ class JavaProcess:
 
 
 class JavaClient:
-    """One client of the JVM; `heard` takes its events into the history."""
+    """One client of the JVM; `heard` records its events in the history."""
 
     role = ""
 
@@ -87,7 +87,7 @@ class JavaClient:
         self.name, self.history = name, history
         self.done = 0
         self.errors: list[str] = []
-        #: When each record came, or was acknowledged to the writer.
+        #: When each record arrived, or was acknowledged to the writer.
         self.times: list[float] = []
         self._process = process
         self._died = ""
@@ -109,7 +109,7 @@ class JavaClient:
         assert not self._died, f"{self} died: {self._died}"
 
     def over(self) -> None:
-        """The JVM has ended."""
+        """Note that the JVM has ended."""
         if not self._ended.is_set():
             self._died = self._died or "the JVM has ended"
             self._ended.set()
@@ -123,7 +123,7 @@ class JavaClient:
             self._note(kind, event)
 
     def _note(self, kind: str, event: dict[str, Any]) -> None:
-        raise TypeError("a role takes its events")
+        raise TypeError("only a subclass takes events")
 
 
 class JavaWriter(JavaClient):
@@ -185,13 +185,13 @@ class JavaSharer(JavaClient):
             )
             self.times.append(event["t"])
         elif kind == "settled":
-            for offset, fate in event["fates"].items():
+            for offset, acknowledgement in event["acknowledgements"].items():
                 self.history.settles.append(
                     Settle(
                         self.name,
                         event["p"],
                         int(offset),
-                        fate,
+                        acknowledgement,
                         event["since"],
                         event["t"],
                         event["ok"],
@@ -201,12 +201,13 @@ class JavaSharer(JavaClient):
 
 
 def _fetched(since: float, history: History) -> float:
-    """The earliest time at which the fetch of a record can have been sent, polled at `since`."""
+    """Return the earliest time at which the fetch of a record polled at `since` can have been
+    sent."""
     begun = (o.began for o in list(history.outages) if since - BUFFERED_S <= o.began <= since)
     return min(since, min(begun, default=since))
 
 
 def gap_s(clients: Sequence[JavaClient], since: float) -> float:
-    """The longest silence of these clients together after `since`, in seconds."""
+    """Return the longest silence of all these clients together after `since`, in seconds."""
     times = sorted(t for client in clients for t in list(client.times) if t >= since)
     return max((b - a for a, b in zip([since, *times], times, strict=False)), default=float("inf"))

@@ -1,4 +1,4 @@
-"""Apache Kafka's own command-line tools, run with java from the jars that `make java` brings."""
+"""Apache Kafka's own command-line tools, run with java from the jars of `make java`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 from commands import RunningCommand
 
 LIBRARY = Path(__file__).parent / "compat" / "lib"
-#: Classes that the first tool loaded, ready for those that follow: halves the start of a JVM.
+#: Archive of the classes that the first tool loaded. It halves the start of the following JVMs.
 ARCHIVE = LIBRARY / "tools.jsa"
 RUN_TIMEOUT_S = 180
-#: What each script of Kafka's `bin` starts.
+#: The class that each script of Kafka's `bin` starts.
 CLASSES = {
     "kafka-broker-api-versions": "BrokerApiVersionsCommand",
     "kafka-client-metrics": "ClientMetricsCommand",
@@ -46,7 +46,7 @@ CLASSES = {
 
 
 def absent() -> str:
-    """Why Kafka's tools cannot run here, and what helps; empty where they can."""
+    """Return why Kafka's tools cannot run here, with the remedy; empty if they can."""
     if shutil.which("java") is None:
         return "no java on the PATH: install a JRE of 17 or newer"
     if not list(LIBRARY.glob("kafka-tools-*.jar")):
@@ -55,7 +55,7 @@ def absent() -> str:
 
 
 def java(*words: str, heap: str = "256m") -> list[str]:
-    """A command line that starts a class of Kafka's, for a short life."""
+    """Return a command line that starts a class of Kafka's, tuned for short runs."""
     return [
         "java",
         f"-Xmx{heap}",
@@ -69,7 +69,7 @@ def java(*words: str, heap: str = "256m") -> list[str]:
 
 
 def command(script: str, *words: str) -> list[str]:
-    """A command line that starts a tool, by the name of its script in Kafka's `bin`."""
+    """Return a command line that starts a tool, by the name of its script in Kafka's `bin`."""
     archive = "SharedArchiveFile" if ARCHIVE.exists() else "ArchiveClassesAtExit"
     tool = CLASSES.get(script)
     main = f"org.apache.kafka.tools.{tool}" if tool else "kafka.admin.ConfigCommand"
@@ -86,7 +86,7 @@ class KafkaTools:
         return command(f"kafka-{tool}", "--bootstrap-server", self.bootstrap, *words)
 
     def run(self, tool: str, *words: str, stdin: str = "", status: int = 0) -> str:
-        """Run to the end, expect that exit status; all it said."""
+        """Run to the end, expect this exit status, and return all output."""
         done = subprocess.run(
             self._words(tool, words),
             input=stdin,
@@ -100,16 +100,16 @@ class KafkaTools:
         return said
 
     def rows(self, tool: str, *words: str) -> list[dict[str, str]]:
-        """The rows of the tables it prints, by the names of their columns."""
+        """Return the rows of the tables that the tool prints, by column name."""
         return table(self.run(tool, *words))
 
     def start(self, tool: str, *words: str) -> RunningCommand:
-        """Start a tool that goes on until it is interrupted."""
+        """Start a tool that runs until it is interrupted."""
         return RunningCommand(self._words(tool, words), dict(os.environ))
 
 
 def table(text: str) -> list[dict[str, str]]:
-    """Rows of blank-separated columns under a head in capitals; an empty line ends a table."""
+    """Parse blank-separated columns below a header in capitals; an empty line ends a table."""
     found: list[dict[str, str]] = []
     head: list[str] = []
     for line in text.splitlines():
@@ -124,13 +124,13 @@ def table(text: str) -> list[dict[str, str]]:
 
 
 def events(lines: list[str], name: str) -> list[dict[str, Any]]:
-    """What a verifiable client has told under that name."""
-    told = [json.loads(line) for line in lines if line.startswith("{")]
-    return [event for event in told if event["name"] == name]
+    """Return the events of this name that a verifiable client has printed."""
+    all_events = [json.loads(line) for line in lines if line.startswith("{")]
+    return [event for event in all_events if event["name"] == name]
 
 
 def objects(text: str) -> list[dict[str, Any]]:
-    """JSON objects that a record formatter printed one behind the other."""
+    """Parse consecutive JSON objects that a record formatter printed."""
     found, at, decoder = [], text.find("{"), json.JSONDecoder()
     while at >= 0:
         value, end = decoder.raw_decode(text, at)

@@ -1,4 +1,4 @@
-"""Apache Kafka itself, one node, for tests that hold our clients against the original.
+"""Apache Kafka itself, one node, for tests that compare our clients with the original.
 
 The jars come from `make java`.
 """
@@ -40,7 +40,8 @@ _SINGLE_NODE = {
 
 
 class KafkaProcess:
-    """A broker with its controller. `listeners`: name to security protocol, beside PLAINTEXT."""
+    """A broker with its controller. `listeners` maps further listener names to security
+    protocols."""
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class KafkaProcess:
         return self.addresses["PLAINTEXT"]
 
     def start(self) -> KafkaProcess:
-        """Format, start, and wait for the first answer."""
+        """Format, start, and wait for the first response."""
         self.directory.mkdir(parents=True, exist_ok=True)
         properties = self.directory / "server.properties"
         properties.write_text("".join(f"{n}={v}\n" for n, v in self._configs.items()))
@@ -101,7 +102,7 @@ class KafkaProcess:
                 stderr=subprocess.STDOUT,
             )
         try:
-            eventually(self._answers, timeout_s=START_TIMEOUT_S, what="Kafka's first answer")
+            eventually(self._answers, timeout_s=START_TIMEOUT_S, what="Kafka's first response")
         except AssertionError:
             self.kill9()
             said = (self.directory / "out").read_text()[-4000:]

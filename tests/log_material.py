@@ -1,4 +1,4 @@
-"""What tests of the log are made of: batches, and logs over memory."""
+"""Batches, and logs in memory, for tests of the log."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def batch(
     producer: tuple[int, int, int] = (-1, -1, -1),
     transactional: bool = False,
 ) -> bytearray:
-    """A client's batch; `producer` is (id, epoch, base sequence)."""
+    """Return a client's batch; `producer` is (id, epoch, base sequence)."""
     return build_batch(
         [(timestamp_ms, key, value, ()) for value in values],
         compression=compression,
@@ -38,7 +38,7 @@ def batch(
 
 
 def keyed(*pairs: tuple[bytes, bytes | None], timestamp_ms: int = NOW_MS) -> bytearray:
-    """A batch of keys and values."""
+    """Return a batch of keys and values."""
     return build_batch([(timestamp_ms, key, value, ()) for key, value in pairs])
 
 
@@ -52,7 +52,7 @@ def open_log(
     log_start_offset: int = 0,
     cleaned_to: int = 0,
 ) -> Log:
-    """The one log of a storage in memory."""
+    """Open the only log of a storage in memory."""
     return Log.open(
         storage,
         DIRECTORY,
@@ -72,7 +72,7 @@ def fill(log: Log, batches: Iterable[bytes | bytearray], *, now_ms: int = NOW_MS
 
 
 def records(log: Log, offset: int | None = None, *, max_bytes: int = 1 << 20) -> list[Record]:
-    """All records from `offset` (the log's start) on, by reads that follow one another."""
+    """Return all records from `offset` (default: log start) on, through consecutive reads."""
     at = log.log_start_offset if offset is None else offset
     first, out = at, []
     while at < log.log_end_offset:
@@ -87,7 +87,7 @@ def records(log: Log, offset: int | None = None, *, max_bytes: int = 1 << 20) ->
 
 
 def compact(log: Log, now_ms: int = NOW_MS, *, memory_bytes: int = 1 << 20) -> bool:
-    """Run a round of compaction to its end; whether there was one."""
+    """Run one round of compaction to its end; return whether there was one."""
     steps = log.compaction(now_ms, high_watermark=log.log_end_offset, memory_bytes=memory_bytes)
     if steps is None:
         return False

@@ -1,5 +1,5 @@
-"""What a machine may lack for a test. At home such a test is skipped and says why; in CI, which has
-to have all of it, that is a failure."""
+"""Requirements of a test that a machine may lack. Such a test is skipped with the reason on a
+developer's machine, and fails in CI."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 
 def lacking(reason: str) -> NoReturn:
-    """Skip this test for a reason, or fail in CI."""
+    """Skip this test with a reason, or fail in CI."""
     if os.environ.get("CI", "").lower() in {"", "0", "false"}:
         pytest.skip(reason)
     pytest.fail(reason)

@@ -1,12 +1,12 @@
-"""Machines that are namespaces: one network namespace for each host, and a router among them.
+"""Hosts that are network namespaces, with a router between them.
 
-Each host has an address of its own (198.18.0.0/15, which is for such tests, RFC 2544) and reaches
-the others through the router's namespace, where the clients are. The router loses what goes from
-one host to another when it is told to, in one direction or both: what was sent is gone without a
-word, as with a cable that is cut, while clients reach both. It takes Linux, root and iproute2.
+Each host has its own address (198.18.0.0/15, reserved for tests by RFC 2544). It reaches the others
+through the router's namespace, where the clients are. On request the router drops traffic from one
+host to another, in one direction or both. Packets vanish silently, as with a cut cable, while
+clients still reach both hosts. This needs Linux, root and iproute2.
 
-Nothing is outside of these namespaces, and their names have the test's process id in them. They end
-with the test; those of a test whose process is gone go when the next one begins.
+Nothing outside these namespaces changes. Their names contain the test's process id. They are
+removed when the test ends; leftovers of dead processes are removed when the next test begins.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _numbers = itertools.count(1)
 
 
 def lacks() -> str | None:
-    """Why this machine cannot do it."""
+    """Return why this machine cannot create namespaces, or None."""
     if os.geteuid():
         return "network namespaces need root: run the test as root"
     if shutil.which("ip") is None:
@@ -42,12 +42,12 @@ def lacks() -> str | None:
         with Network(2) as network:
             network.part([1])
     except (AssertionError, OSError) as error:
-        return f"this machine lets nobody make network namespaces and rules for them: {error}"
+        return f"this machine does not allow network namespaces and rules for them: {error}"
     return None
 
 
 def sweep() -> None:
-    """Remove the namespaces of tests whose process is gone, and end what runs in them."""
+    """Remove the namespaces of tests whose process is dead, and end what runs in them."""
     for name in _ip("netns", "list").split("\n"):
         found = NAMES.match(name.split(" ")[0])
         if found and not Path("/proc", found[1]).exists():
@@ -68,7 +68,7 @@ def _ip(*words: str) -> str:
 
 
 class Network:
-    """Hosts 1 to n. Used in a `with`, which makes and removes it."""
+    """Hosts 1 to n, as a context manager that creates and removes them."""
 
     def __init__(self, hosts: int) -> None:
         prefix = f"shoal-net-{os.getpid()}-{next(_numbers)}"
@@ -107,30 +107,32 @@ class Network:
             _ip("-n", name, "route", "add", "default", "via", gateway)
 
     def remove(self) -> None:
-        """End all that runs in it, and it."""
+        """End all processes in the network, and remove it."""
         there = {line.split(" ")[0] for line in _ip("netns", "list").split("\n")}
         for name in (*self.hosts.values(), self.router):
             if name in there:
                 _remove(name)
 
     def command(self, id: int) -> list[str]:
-        """What starts a command on a host when it stands before it; the process stays the same."""
+        """Return a command prefix that runs a command on a host, in the same process."""
         return ["ip", "netns", "exec", self.hosts[id]]
 
     def clients(self) -> contextlib.AbstractContextManager[None]:
-        """Within it, what this thread opens or starts is where all hosts are reached from."""
+        """Within this context, the thread's sockets and processes are where all hosts are
+        reachable."""
         return inside(self.router)
 
     # Faults.
 
     def lose(self, source: int, to: int) -> None:
-        """What `source` sends to `to` is lost from now on."""
+        """Drop from now on what `source` sends to `to`."""
         if (source, to) not in self._lost:
             self._rule("add", source, to)
             self._lost.add((source, to))
 
     def part(self, ids: Iterable[int], *, one_way: bool = False) -> None:
-        """What these hosts send to the others is lost, and what they are sent unless `one_way`."""
+        """Drop what these hosts send to the others and, unless `one_way`, what the others send to
+        them."""
         some = set(ids)
         for source in some:
             for to in self.hosts.keys() - some:
@@ -139,7 +141,7 @@ class Network:
                     self.lose(to, source)
 
     def heal(self) -> None:
-        """Nothing is lost any more."""
+        """Stop dropping packets."""
         for source, to in list(self._lost):
             self._rule("delete", source, to)
             self._lost.discard((source, to))
@@ -151,7 +153,7 @@ class Network:
 
 @contextlib.contextmanager
 def inside(name: str) -> Iterator[None]:
-    """This thread, and the threads and processes that it starts meanwhile, are in a namespace."""
+    """Run this thread, and the threads and processes that it starts, in a namespace."""
     thread = threading.get_native_id()
     before = os.open(f"/proc/self/task/{thread}/ns/net", os.O_RDONLY)
     try:

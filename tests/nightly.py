@@ -28,7 +28,7 @@ PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
 SEEDS = 200
 #: What a part may take beyond its time, in seconds, to prepare and to end.
 SLACK_S = 1800.0
-#: Upper bound of a part without a time of its own, in seconds.
+#: Upper bound of a part without a given time, in seconds.
 UNTIMED_S = 6 * 3600.0
 #: The exit code of `timeout`.
 TOO_LATE = 124

@@ -1,4 +1,4 @@
-"""Ports of this machine that nobody listens on now."""
+"""Free ports of this machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from conditions import eventually
 
 
 def free_ports(count: int) -> list[int]:
-    """So many, of those that the machine gives to who asks for any."""
+    """Return `count` free ports from the ephemeral range."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
@@ -19,8 +19,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def free_run(count: int) -> int:
-    """A port that is free, as are those that follow; below those that the machine gives to who asks
-    for any."""
+    """Return a free port that is followed by `count - 1` free ones, below the ephemeral range."""
 
     def found() -> int | None:
         port = random.randrange(10_000, 30_000)

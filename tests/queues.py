@@ -1,4 +1,4 @@
-"""A topic and a share group on it, for tests that need both; any broker that speaks Kafka."""
+"""A topic and a share group on it, for tests that need both, on any broker that speaks Kafka."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Headers = tuple[tuple[str, bytes | None], ...]
 
 
 class Queue:
-    """Made with names of its own; the group starts at the topic's beginning."""
+    """A topic and a group with names of their own; the group starts at the topic's beginning."""
 
     def __init__(
         self,
@@ -60,7 +60,8 @@ class Queue:
         headers: Headers = (),
         compression: str = "none",
     ) -> list[Produced]:
-        """Produce values over all partitions in turn; `batch` records to each of the log's."""
+        """Produce values to all partitions in turn, with `batch` records in each batch of the
+        log."""
         encoded = [v if isinstance(v, bytes) else str(v).encode() for v in values]
         size = batch or max(len(encoded), 1)
 
@@ -86,7 +87,7 @@ class Queue:
 
     def positions(self) -> dict[TopicPartition, ShareOffset]:
         found = self.client.run(self.client.admin.share_groups.offsets([self.group]))[self.group]
-        if isinstance(found, KafkaError):  # A group is there from its first member on.
+        if isinstance(found, KafkaError):  # A group exists from its first member on.
             assert found.code is ErrorCode.group_id_not_found, found
             return {}
         return {
@@ -97,16 +98,16 @@ class Queue:
 
     @property
     def lag(self) -> int:
-        """Records not yet settled; -1 while the broker does not know."""
+        """Records not yet settled; -1 while the broker reports none."""
         lags = [offset.lag for offset in self.positions().values()]
         return sum(lags) if lags and min(lags) >= 0 else -1
 
     def drained(self, timeout_s: float = 60.0) -> None:
-        """Wait until nothing is left to settle."""
+        """Wait until every record is settled."""
         eventually(lambda: self.lag == 0, timeout_s=timeout_s, what=f"lag of {self.group} is 0")
 
     def options(self, **more: Any) -> dict[str, str]:
-        """The source's options, underscores in names standing for dots."""
+        """Return the source's options; underscores in names stand for dots."""
         return {
             "kafka.bootstrap.servers": self.bootstrap,
             "group.id": self.group,

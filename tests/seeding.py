@@ -1,4 +1,4 @@
-"""The seed of one run of the tests: all that tests draw comes from it.
+"""The seed of one run of the tests: all inputs that tests draw come from it.
 
 Each run draws a new one, in CI too, and prints it in pytest's header and beside each failure.
 `SEED=n` in the environment repeats a run's drawn inputs: those of the `seed` fixture, of Hypothesis
@@ -12,7 +12,7 @@ import secrets
 
 #: Seeds of simulations from here on are drawn; those below are recorded.
 DRAWN_FROM = 1 << 32
-#: Drawn seeds that one simulation may run at the most.
+#: Drawn seeds that one simulation may run at most.
 DRAWN_MAX = 1_000
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _LISTENS = re.compile(r"listens on (\S+:\d+)")
 _METRICS = re.compile(r"(http://\S+)/metrics")
-#: These end a hang and judge no speed.
+#: These end a hang. They are not limits on speed.
 START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 180
 
@@ -41,7 +41,7 @@ class ShoalProcess:
         command: Sequence[str] = (),
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
-        """`command` stands before the broker's own, and becomes it."""
+        """`command` is put before the broker's command and must exec it."""
         self.data_dir = data_dir
         self._metrics_listener = metrics
         self.configs = dict(configs or {})
@@ -63,11 +63,11 @@ class ShoalProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended by itself, and was not ended."""
+        """Whether it has neither ended nor been stopped."""
         return self._process is not None and self._process.poll() is None
 
     def scrape(self) -> str:
-        """What `/metrics` gives now."""
+        """Return the current text of `/metrics`."""
         with urllib.request.urlopen(f"{self.metrics_url}/metrics", timeout=60) as answer:
             return answer.read().decode()
 
@@ -93,7 +93,7 @@ class ShoalProcess:
         return self.wait()
 
     def launch(self) -> None:
-        """Start it, to be waited for by `wait`."""
+        """Start it; `wait` waits until it is ready."""
         assert self._process is None
         pairs = [f"--set={name}={value}" for name, value in self.configs.items()]
         self._process = subprocess.Popen(
@@ -112,7 +112,7 @@ class ShoalProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # SHOAL_CLUSTER and the like are for the tests; a broker refuses what it does not know.
+            # SHOAL_CLUSTER and similar variables are for the tests; a broker refuses unknown ones.
             env={k: v for k, v in os.environ.items() if not k.startswith("SHOAL_")}
             | self.environment,
         )
@@ -127,7 +127,7 @@ class ShoalProcess:
             reader.start()
 
     def wait(self) -> ShoalProcess:
-        """Until it is ready."""
+        """Wait until it is ready."""
         assert self._process is not None
         self._ready.wait(self.start_timeout_s)
         if not (self._said_ready and self.is_running):
@@ -136,14 +136,14 @@ class ShoalProcess:
         return self
 
     def refusal(self) -> str:
-        """What it says when it does not start, in the end; it is expected not to."""
+        """Return the error of a broker that must not start."""
         self.launch()
         assert self._process is not None
         try:
             self._process.wait(self.start_timeout_s)
         except subprocess.TimeoutExpired:
             self.kill9()
-            raise AssertionError("it goes on:\n" + "\n".join(self.log[-40:])) from None
+            raise AssertionError("it still runs:\n" + "\n".join(self.log[-40:])) from None
         status = self._ended()
         said = [line for line in self.log if line.startswith("shoal server: ")]
         assert status == 1, (status, self.log)
@@ -152,14 +152,14 @@ class ShoalProcess:
         return said[0]
 
     def stop(self) -> int:
-        """Stop it cleanly; its exit status."""
+        """Stop it cleanly; return its exit status."""
         if self._process is None:
             return 0
         self._process.send_signal(signal.SIGTERM)
         return self._ended()
 
     def kill9(self) -> None:
-        """End it as a crash would."""
+        """Kill it, as a crash would."""
         if self._process is not None:
             self._process.kill()
             self._ended()
@@ -195,4 +195,4 @@ class ShoalProcess:
             if line.startswith("Ready"):
                 self._said_ready = True
                 ready.set()
-        ready.set()  # its end: there is nothing to wait for
+        ready.set()  # the process has ended

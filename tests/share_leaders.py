@@ -1,4 +1,4 @@
-"""Leaders of share partitions whose log, clock and share coordinator belong to the test."""
+"""Leaders of share partitions whose log, clock and share coordinator the test controls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shoal.coordinator.share.share_partition import SharePartition
     from shoal.server.share.state_write import StateWrite
 
-#: Returns about as many bytes of the log from an offset on, and the offset behind them.
+#: Returns about this many bytes of the log from an offset on, and the offset after them.
 Read = Callable[[int, int, int], tuple[bytes | memoryview, int]]
 
 
@@ -58,14 +58,14 @@ class LogLeader:
 
 
 class NoTimer:
-    """A timer that a test fires by itself, through the call that it was given."""
+    """A timer that never fires; the test makes the call instead."""
 
     def cancel(self) -> None:
         """Nothing is due."""
 
 
 class NoDeadLetters:
-    """Satisfies `DeadLetterQueue`, and keeps what it is given."""
+    """Satisfies `DeadLetterQueue`, and keeps the ranges it receives."""
 
     trouble = None
 
@@ -87,9 +87,9 @@ class NoDeadLetters:
 
 
 class FakePorts:
-    """Satisfies `LeaderPorts`: a clock that the test sets, and writes that it answers.
+    """Satisfies `LeaderPorts`: a clock that the test sets, and state writes that it answers.
 
-    The share coordinator has a state that begins at offset 0 for each share partition.
+    Each share partition has a state that begins at offset 0.
     """
 
     draining = False

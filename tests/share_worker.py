@@ -1,13 +1,13 @@
-"""One member of a share group as a process of its own, which tells what it sees and can be killed.
+"""One member of a share group as a separate process that reports events and can be killed.
 
 `python share_worker.py BOOTSTRAP GROUP TOPIC SEED|hold [WORK_MS [RELEASED]]` prints a JSON object a
 line.
 Times are of the monotonic clock, which all processes of a machine share. `got` is a record that
-came; `begin` and `end` stand around each commit, `end` with the error code of each partition (0 for
-none). With `hold` it keeps what its first poll brings. WORK_MS is the longest that it works on one
-record; with RELEASED, such a part of the records is released and the others are accepted, and polls
-that bring nothing are told as `idle`. `Member` is the other side: it starts one and listens; with
-`java` it is `compat/ShareWorker.java`.
+arrived. `begin` and `end` enclose each commit; `end` has the error code of each partition (0 for
+none). With `hold`, the member keeps the records of its first poll. WORK_MS is the longest time that
+it works on one record. With RELEASED, that fraction of the records is released, the others are
+accepted, and empty polls are reported as `idle`. `Member` is the other side: it starts a worker and
+reads its events. With `java`, the worker is `compat/ShareWorker.java`.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def now() -> float:
 
 
 def tell(**event: object) -> None:
-    """One write a line, so that a kill leaves whole lines."""
+    """Write each line at once, so that a kill leaves whole lines."""
     os.write(1, (json.dumps({"t": now(), **event}) + "\n").encode())
 
 
 class Member:
-    """A worker's process and all that it told."""
+    """A worker's process and all events that it reported."""
 
     def __init__(self, *words: str, java: Sequence[str] = ()) -> None:
         self.events: list[dict[str, Any]] = []
@@ -60,7 +60,7 @@ class Member:
             self.events.append(json.loads(line))
 
     def got(self) -> dict[tuple[int, int], float]:
-        """When each record came last."""
+        """Return when each record last arrived."""
         return {
             (e["where"][0], e["where"][1]): e["t"] for e in list(self.events) if e["e"] == "got"
         }
@@ -87,7 +87,7 @@ class Member:
 
 
 def hold(consumer: ShareConsumer) -> None:
-    """Take records and keep them, until killed."""
+    """Acquire records and keep them until killed."""
     while not (polled := [m for m in consumer.poll(0.1) if m.error() is None]):
         pass
     for message in polled:
@@ -98,7 +98,7 @@ def hold(consumer: ShareConsumer) -> None:
 def settle(
     consumer: ShareConsumer, rng: random.Random, work_ms: float, released: float | None = None
 ) -> None:
-    """One poll; each record gets a fate by chance, then all are committed."""
+    """Poll once, choose an acknowledgement for each record at random, and commit."""
     since = now()
     chances = CHANCES if released is None else {"ACCEPT": 1 - released, "RELEASE": released}
     polled = [m for m in consumer.poll(0.3) if m.error() is None]
@@ -106,20 +106,21 @@ def settle(
         if released is not None:
             tell(e="idle", since=since)
         return
-    fates = []
+    acknowledgements = []
     for message in polled:
         where, count = [message.partition(), message.offset()], message.delivery_count()
         tell(e="got", where=where, count=count, value=message.value().decode())
         if work_ms:
             threading.Event().wait(rng.random() * work_ms / 1000)
-        (fate,) = rng.choices(list(chances), list(chances.values()))
-        consumer.acknowledge(message, AcknowledgeType[fate])
-        fates.append([*where, count, fate])
-    tell(e="begin", fates=fates)
+        (acknowledgement,) = rng.choices(list(chances), list(chances.values()))
+        consumer.acknowledge(message, AcknowledgeType[acknowledgement])
+        acknowledgements.append([*where, count, acknowledgement])
+    tell(e="begin", acknowledgements=acknowledgements)
     try:
         results = consumer.commit_sync(10)
         codes = {
-            told.partition: error.args[0].code() if error else 0 for told, error in results.items()
+            found.partition: error.args[0].code() if error else 0
+            for found, error in results.items()
         }
     except KafkaException as error:
         codes = {partition: error.args[0].code() for partition in {m.partition() for m in polled}}

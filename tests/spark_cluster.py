@@ -1,10 +1,10 @@
-"""A streaming query on executors that are processes of their own, for tests to steer and to kill.
+"""A streaming query on executors in separate processes, for tests to control and to kill.
 
     python spark_cluster.py '{"options": {…}, "place": "…"}'
 
-Runs in `local-cluster[3,1,512]` until it is told to end. `place/executors` says how many executors
-are wanted, `place/state.json` how things are: the application's id, its executors' ids, and the
-values done so far, each as often as it was.
+Runs in `local-cluster[3,1,512]` until it is stopped. `place/executors` holds the number of
+executors wanted. `place/state.json` holds the state: the application's id, its executors' ids, and
+the values processed so far, each as often as it was processed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def session(place: Path) -> SparkSession:
 
 
 def slowly(batches: Iterator[Any]) -> Iterator[Any]:
-    """Hold each record as long as real work would."""
+    """Hold each record as long as real work would take."""
     pause = threading.Event()
     for batch in batches:
         pause.wait(WORK_S * batch.num_rows)
@@ -91,7 +91,7 @@ def main(plan: dict[str, Any]) -> None:
         raise error
     query.stop()
     spark.stop()
-    # The workers of `local-cluster` keep their executors' logs there, and nowhere else.
+    # The workers of `local-cluster` keep their executors' logs only there.
     shutil.rmtree(Path(pyspark.__file__).parent / "work" / name, ignore_errors=True)
 
 

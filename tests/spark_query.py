@@ -1,9 +1,9 @@
-"""A streaming query as a program of its own, which tests start, kill and start again.
+"""A streaming query as a separate program, which tests start, kill and restart.
 
     python spark_query.py '{"options": {…}, "checkpoint": "…", "out": "…", "kill": ["during", 2]}'
 
-The sink writes the rows of batch N to `out/N.RUN.json`, RUN being unique, and is as good as any
-sink that overwrites by batch id. `kill` names a step and the batch to end in, by SIGKILL to the
+The sink writes the rows of batch N to `out/N.RUN.json`, where RUN is unique. It is idempotent as
+any sink that overwrites by batch id. `kill` names a step and the batch to end in, by SIGKILL to the
 whole process group: driver, JVM, reader and workers at once.
 """
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-#: Before the sink writes, half-way, when it has written, and when Spark has noted that it has.
+#: Before the sink writes, half-way, after it has written, and after Spark has committed the batch.
 STEPS = ("before", "during", "after", "committed")
 COLUMNS = ("topic", "partition", "offset", "value", "deliveryCount")
 
 
 def session(directory: Path, cores: int = 2) -> SparkSession:
-    """A local session with nothing shared and little shown."""
+    """A local session that shares nothing and logs little."""
     import shoal_spark
     from pyspark.sql import SparkSession
 
     settings = {
-        # Short-lived programs: compiling well costs more than it gains.
+        # Short-lived programs: better compilation costs more than it gains.
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -46,7 +46,7 @@ def session(directory: Path, cores: int = 2) -> SparkSession:
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         "spark.local.dir": str(directory / "local"),
         "spark.sql.session.timeZone": "UTC",
-        # A query that is idle tells its counts each second, not every ten.
+        # An idle query reports its counts each second, not every ten.
         "spark.sql.streaming.noDataProgressEventInterval": "1000",
         # A busy machine starts a Python worker slowly.
         "spark.python.authenticate.socketTimeout": "120s",
@@ -59,7 +59,7 @@ def session(directory: Path, cores: int = 2) -> SparkSession:
 
 
 def rows_of(frame: DataFrame) -> list[list[Any]]:
-    """What identifies a row and what it says, in order."""
+    """Return the identity and the value of each row, sorted."""
     return sorted(
         [*(row[name] for name in COLUMNS[:3]), bytes(row["value"]).decode(), row["deliveryCount"]]
         for row in frame.select(*COLUMNS).collect()
@@ -67,7 +67,7 @@ def rows_of(frame: DataFrame) -> list[list[Any]]:
 
 
 def written(out: Path) -> Iterator[tuple[int, list[list[Any]]]]:
-    """Everything the sink has written: batch id and rows, oldest run first."""
+    """Yield everything the sink has written: batch id and rows, oldest run first."""
     for path in sorted(out.glob("*.json"), key=lambda p: p.stat().st_mtime_ns):
         yield int(path.name.split(".")[0]), json.loads(path.read_text())
 
@@ -77,26 +77,26 @@ def die() -> None:
 
 
 def start(spark: SparkSession, plan: dict[str, Any]) -> StreamingQuery:
-    """The query of the plan, which ends once it has drained the queue."""
+    """Start the query of the plan, which ends once it has drained the queue."""
     out, run = Path(plan["out"]), uuid.uuid4().hex[:8]
-    step, doomed = plan.get("kill") or ("", -1)
+    step, last_batch = plan.get("kill") or ("", -1)
 
     def sink(frame: DataFrame, batch: int) -> None:
-        if step == "committed" and batch > doomed:
-            # Who reports batches is a thread of Spark's own, which the query may overtake.
+        if step == "committed" and batch > last_batch:
+            # A thread of Spark's reports batches, and the query may overtake it.
             threading.Event().wait()
         found = rows_of(frame)
-        if batch == doomed and step == "before":
+        if batch == last_batch and step == "before":
             die()
         text = json.dumps(found)
         path = out / f"{batch}.{run}.json"
         part = path.with_suffix(".part")
         part.write_text(text[: len(text) // 2])
-        if batch == doomed and step == "during":
+        if batch == last_batch and step == "during":
             die()
         part.write_text(text)
         part.rename(path)
-        if batch == doomed and step == "after":
+        if batch == last_batch and step == "after":
             die()
 
     source = spark.readStream.format("sharegroup").options(**plan["options"]).load()
@@ -104,8 +104,8 @@ def start(spark: SparkSession, plan: dict[str, Any]) -> StreamingQuery:
     return writer.trigger(availableNow=True).start()
 
 
-def die_when_committed(spark: SparkSession, doomed: int) -> None:
-    """Die when Spark reports a batch, which it does when its commit log has it."""
+def die_when_committed(spark: SparkSession, last_batch: int) -> None:
+    """Die when Spark reports a batch, which it does once its commit log has the batch."""
     from pyspark.sql.streaming import StreamingQueryListener
 
     class Watch(StreamingQueryListener):  # type: ignore[misc]
@@ -116,7 +116,7 @@ def die_when_committed(spark: SparkSession, doomed: int) -> None:
         def onQueryTerminated(self, event: Any) -> None: ...
 
         def onQueryProgress(self, event: Any) -> None:
-            if event.progress.batchId == doomed:
+            if event.progress.batchId == last_batch:
                 die()
 
     spark.streams.addListener(Watch())
@@ -124,9 +124,9 @@ def die_when_committed(spark: SparkSession, doomed: int) -> None:
 
 def main(plan: dict[str, Any]) -> None:
     spark = session(Path(plan["checkpoint"]).parent)
-    step, doomed = plan["kill"]
+    step, last_batch = plan["kill"]
     if step == "committed":
-        die_when_committed(spark, doomed)
+        die_when_committed(spark, last_batch)
     start(spark, plan).awaitTermination()
 
 

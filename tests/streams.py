@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
     from queues import Queue
 
-#: A machine that is busy with other work is slow; a quiet one never waits so long.
+#: A busy machine is slow; a quiet one never waits this long.
 QUERY_TIMEOUT_S = 180.0
 Sink = Callable[["DataFrame", int], None]
 
@@ -49,8 +49,8 @@ class Stream:
         every: str = "",
         **options: Any,
     ) -> StreamingQuery:
-        """`sink` is called with each batch before its rows are noted; `every` is the time of a
-        `processingTime` trigger."""
+        """Start the query. `sink` is called with each batch before its rows are recorded; `every`
+        is the interval of a `processingTime` trigger."""
 
         def each(frame: DataFrame, batch: int) -> None:
             if sink is not None:
@@ -70,12 +70,12 @@ class Stream:
         return self.query
 
     def drain(self, sink: Sink | None = None, /, **options: Any) -> None:
-        """Run the query with Trigger.AvailableNow to its end; raises what it fails with."""
+        """Run the query with Trigger.AvailableNow to its end; raise the error it fails with."""
         query = self.start(sink, available_now=True, **options)
         assert query.awaitTermination(QUERY_TIMEOUT_S), "the query did not end"
 
     def until(self, what: Callable[[], object], says: str = "") -> None:
-        """Wait for something while the query runs; raises what the query fails with."""
+        """Wait for a condition while the query runs; raise the error the query fails with."""
 
         def probe() -> object:
             assert self.query is not None

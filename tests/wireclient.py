@@ -1,4 +1,5 @@
-"""A client of one connection that speaks any version of any API, for tests of the wire itself."""
+"""A client with one connection that sends any version of any API, for tests of the wire
+protocol."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class WireClient:
-    """Requests as mappings, answers as kio's entities."""
+    """Requests are mappings; responses are kio's entities."""
 
     def __init__(self, bootstrap: str, *, timeout_s: float = 120, client_id: str = "wire") -> None:
         self.client_id = client_id
@@ -31,7 +32,7 @@ class WireClient:
         self.sock.close()
 
     def send(self, api: ApiKey, version: int, body: Mapping[str, Any]) -> int:
-        """Send one request; its correlation id."""
+        """Send one request; return its correlation id."""
         self._correlation_id += 1
         head = frames.request_head(api, version, self._correlation_id, self.client_id)
         frame = head + codec.write_request(api, version, body)
@@ -39,7 +40,7 @@ class WireClient:
         return self._correlation_id
 
     def receive(self, api: ApiKey, version: int) -> tuple[int, Any]:
-        """The next answer: its correlation id and body."""
+        """Receive the next response; return its correlation id and body."""
         (size,) = struct.unpack(">i", self._exactly(4))
         frame = self._exactly(size)
         (correlation_id,) = struct.unpack_from(">i", frame)
@@ -47,21 +48,21 @@ class WireClient:
         return correlation_id, codec.read_response(api, version, frame, at)
 
     def call(self, api: ApiKey, version: int, body: Mapping[str, Any]) -> Any:
-        """One request and its answer."""
+        """Send one request and return its response."""
         sent = self.send(api, version, body)
         correlation_id, answer = self.receive(api, version)
         assert correlation_id == sent
         return answer
 
     def closed(self) -> bool:
-        """Whether the broker closes the connection, without another byte."""
+        """Return whether the broker closes the connection without another byte."""
         try:
             return self.sock.recv(1) == b""
         except ConnectionResetError:
             return True
 
     def refused(self) -> bool:
-        """Whether the broker closes the connection instead of answering."""
+        """Return whether the broker closes the connection instead of answering."""
         try:
             self.call(ApiKey.API_VERSIONS, 0, {})
         except (ConnectionResetError, BrokenPipeError):
@@ -69,7 +70,7 @@ class WireClient:
         return False
 
     def create_topic(self, name: str, partitions: int = 1, /, **configs: str) -> Any:
-        """Make a topic and give its id; config names have `_` for `.`."""
+        """Create a topic and return its id; config names have `_` for `.`."""
         body = {
             "timeout_ms": 10_000,
             "topics": [
@@ -89,7 +90,7 @@ class WireClient:
         return row.topic_id
 
     def produce(self, topic: str, *values: bytes, partition: int = 0, **options: Any) -> Any:
-        """One batch with acks=all (or `acks`); the partition's answer."""
+        """Produce one batch with acks=all (or `acks`); return the partition's response."""
         acks = options.pop("acks", -1)
         now_ms = options.pop("timestamp_ms", 1)
         if "records" in options:
@@ -108,7 +109,7 @@ class WireClient:
         return self.call(ApiKey.PRODUCE, 9, body).responses[0].partition_responses[0]
 
     def fetch(self, topic: str, offset: int, *, partition: int = 0, **options: Any) -> Any:
-        """The partition's answer to a fetch without a session."""
+        """Fetch without a session; return the partition's response."""
         version = options.pop("version", 12)
         asked = {
             "partition": partition,

@@ -86,7 +86,7 @@ made of the table of handlers, from which ApiVersions answers too.
 `make compat` holds real clients against a real broker: librdkafka (confluent-kafka and kcat),
 kafka-python, aiokafka, the Java clients, Kafka Streams and Kafka's command-line tools.
 
-Kafka Streams works with its classic protocol, which is what it uses unless told otherwise, with
+Kafka Streams works with its classic protocol, which is its default, with
 `at_least_once` and `exactly_once_v2`. An application with `group.protocol=streams` (KIP-1071) ends
 at its start: "The cluster does not support the STREAMS group protocol".
 """

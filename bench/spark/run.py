@@ -195,8 +195,8 @@ class Bench:
                     verify(spark, kind, options[kind], rows, checksum)
                     continue
                 batches = progress(spark, kind, options[kind], sink)
-                told = [(p["numInputRows"], p["durationMs"]["triggerExecution"]) for p in batches]
-                print("   ", *(f"{n} in {ms / 1000:.1f} s" for n, ms in told), sep="  ")
+                sizes = [(p["numInputRows"], p["durationMs"]["triggerExecution"]) for p in batches]
+                print("   ", *(f"{n} in {ms / 1000:.1f} s" for n, ms in sizes), sep="  ")
                 beside = skip + (find if kind == "sharegroup" else 0)
                 found = rate(batches, rows, beside)
                 results.add(name, side, {"rows_per_s": found})

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 #: Kubernetes requests in flight at once while statuses are written.
 WRITES_MAX = 16
-#: Seconds until the next pass over resources whose QueueCluster does not exist.
+#: Seconds until resources are reconciled again whose QueueCluster does not exist.
 NO_CLUSTER_SECONDS = 30.0
 
 

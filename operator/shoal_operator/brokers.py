@@ -227,7 +227,7 @@ class Brokers:
         await self._client.admin.unregister_broker(broker_id)
 
     async def _quorum(self) -> Quorum:
-        """Return the voters, and those of them that keep up."""
+        """Return the voters, and those voters that keep up."""
         self._count("DescribeQuorum")
         found = await self._client.admin.describe_quorum()
         newest = max((v.last_caught_up_ms for v in found.voters), default=0)

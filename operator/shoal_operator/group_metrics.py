@@ -83,7 +83,7 @@ class GroupMetrics:
     def due_later(self, within_s: float) -> int:
         """Return how many records a delay or a back-off holds back for longer than `within_s`.
 
-        Brokers report the number for a few times only; the shortest of them that is not below
+        Brokers report the number for a few times only; the shortest time that is not below
         `within_s` counts.
         """
         times = sorted(self.not_due)

@@ -29,7 +29,7 @@ BACKOFF_SECONDS_MAX = 30.0
 class ReconcileLoop:
     """One reconciler with its queue and its back-off.
 
-    `list_names` returns the names of all resources. A pass over all of them every
+    `list_names` returns the names of all resources. A pass through all of them every
     `interval_seconds` finds changes inside the brokers, which no watch reports. Names that arrive
     within `settle_seconds` form one batch.
     """

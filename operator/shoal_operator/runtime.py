@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 ClusterKey = tuple[str, str]
-#: Seconds between passes over all resources, which find changes inside the brokers.
+#: Seconds between passes through all resources, which find changes inside the brokers.
 RESYNC_SECONDS = 60.0
 #: Names that arrive within this time are reconciled as one batch.
 SETTLE_SECONDS = 0.2

@@ -87,10 +87,12 @@ def sink(given: argparse.Namespace) -> Callable[[DataFrame, int], None]:
             if given.output:
                 good.write.mode("overwrite").parquet(f"{given.output}/batch={number}")
             if given.results_topic:
-                told = good.selectExpr(
+                results = good.selectExpr(
                     "name as key", "to_json(struct(name, format, width, height, hash)) as value"
                 )
-                topics.produce(told, {**arguments.connection(given), "topic": given.results_topic})
+                topics.produce(
+                    results, {**arguments.connection(given), "topic": given.results_topic}
+                )
             count = judged.count()
             rejected = outcomes.report(judged, options)
         finally:

@@ -132,7 +132,7 @@ class DeadLetterReader(DataSourceReader):  # type: ignore[misc]
 def _dead_letter(partition: int, record: Any) -> tuple:
     import datetime
 
-    told = {
+    headers = {
         name.removeprefix(PREFIX): (value or b"").decode(errors="replace")
         for name, value in record.headers
         if name.startswith(PREFIX)
@@ -140,7 +140,7 @@ def _dead_letter(partition: int, record: Any) -> tuple:
     own = [{"key": k, "value": v} for k, v in record.headers if not k.startswith(PREFIX)]
     at = datetime.datetime.fromtimestamp(record.timestamp_ms / 1000, datetime.UTC)
     numbers = [
-        int(told[name]) if name in told else None
+        int(headers[name]) if name in headers else None
         for name in ("partition", "offset", "delivery.count")
     ]
     return (
@@ -149,10 +149,10 @@ def _dead_letter(partition: int, record: Any) -> tuple:
         partition,
         record.offset,
         at,
-        told.get("group"),
-        told.get("topic"),
+        headers.get("group"),
+        headers.get("topic"),
         *numbers,
-        told.get("message"),
+        headers.get("message"),
         own,
     )
 

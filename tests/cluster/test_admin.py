@@ -1,4 +1,4 @@
-"""What is asked of a controller that is deposed meanwhile is answered by the next one."""
+"""The next controller answers requests to a controller that is deposed meanwhile."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from conditions import eventually
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: Time for the controller to write what no other voter takes, before it gives up leading.
+#: Time for the controller to write records that no other voter takes, before it resigns.
 PATIENT = {"controller.quorum.fetch.timeout.ms": "4000"}
 
 
 def test_a_topic_asked_of_a_controller_that_is_deposed_is_made(tmp_path: Path) -> None:
-    """The controller writes the topic into its log, which no other voter takes, and another one
-    is elected: its client is told what that one says, and not NOT_CONTROLLER."""
+    """The controller writes the topic into its log, no other voter fetches it, and another
+    controller is elected. The client gets that one's response, not NOT_CONTROLLER."""
     with (
         running(ShoalCluster(tmp_path, configs=PATIENT)) as cluster,
         ThreadPoolExecutor(1) as beside,
     ):
         old = cluster.controller()
         others = [id for id in cluster.brokers if id != old]
-        # Brokers that die are fenced, by a record. These do not, until the topic is written.
+        # A record fences brokers that die. These do not die until the topic is written.
         for id in others:
             cluster.freeze(id)
         before = _end(cluster, old)
@@ -44,6 +44,6 @@ def test_a_topic_asked_of_a_controller_that_is_deposed_is_made(tmp_path: Path) -
 
 
 def _end(cluster: ShoalCluster, id: int) -> int:
-    """The log end of a node that leads the quorum, by its own word."""
+    """Return the log end of a node that leads the quorum, as it reports it."""
     found = cluster.describe_quorum(id)
     return next(v.log_end_offset for v in found.current_voters if v.replica_id == id)

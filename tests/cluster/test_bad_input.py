@@ -1,4 +1,4 @@
-"""What does not fit a cluster is refused at start, with a sentence that says what to do."""
+"""Settings that do not fit a cluster are refused at start, with an error that names the remedy."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_new_directory_needs_the_clusters_id(tmp_path: Path) -> None:
     assert not (tmp_path / "data" / "meta.properties").exists()
 
 
-def test_what_a_directory_says_of_itself(tmp_path: Path) -> None:
+def test_identities_of_data_directories(tmp_path: Path) -> None:
     """A directory of another cluster, of another node, of a newer format."""
     data = tmp_path / "data"
     data.mkdir()
@@ -57,8 +57,8 @@ def test_what_a_directory_says_of_itself(tmp_path: Path) -> None:
         assert meta.read_text() == text
 
 
-def test_who_does_not_fit_a_running_cluster(tmp_path: Path) -> None:
-    """An id that is taken, and other voters than the cluster has."""
+def test_nodes_that_do_not_fit_a_running_cluster(tmp_path: Path) -> None:
+    """An id that is in use, and other voters than the cluster has."""
     quick = {"broker.session.timeout.ms": "3000", "broker.heartbeat.interval.ms": "500"}
     with running(ShoalCluster(tmp_path, 1, configs=quick)) as cluster:
         twin = cluster.node(1, tmp_path / "twin", quick)
@@ -73,7 +73,7 @@ def test_who_does_not_fit_a_running_cluster(tmp_path: Path) -> None:
 
 
 def test_a_node_that_was_given_another_clusters_id(tmp_path: Path) -> None:
-    """Nothing in its directory tells; the cluster does."""
+    """Its directory does not contain the id; the cluster reports it."""
     with running(ShoalCluster(tmp_path, 1)) as cluster:
         said = cluster.node(2, tmp_path / "stranger", {}, "--cluster-id=other").refusal()
         where = f"Node 1 at {cluster.controllers[1]} is of another cluster than other"

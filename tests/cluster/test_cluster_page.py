@@ -1,4 +1,4 @@
-"""Every command of docs/cluster.md's walk, in its order, prints what the page says."""
+"""Every command of docs/cluster.md, in order, prints what the page shows."""
 
 from __future__ import annotations
 

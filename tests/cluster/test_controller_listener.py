@@ -1,5 +1,5 @@
-"""A quorum at its clients' ports, as clusters had it before ADR 0052, and its way to ports of its
-own: served as before until it has moved, and on no listener of clients afterwards."""
+"""A quorum on its clients' ports, as in clusters before ADR 0052, and its move to separate ports:
+it is served as before until it has moved, and on no listener of clients afterwards."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 VOTERS = (1, 2, 3)
-#: Broker 4 is no voter, and is down while the voters move.
+#: Broker 4 is not a voter, and is down while the voters move.
 ROLES = {4: "broker"}
 WARNING = "clients can reach the metadata quorum"
 SHARED = {"controller.listener.names": "PLAINTEXT"}
@@ -40,7 +40,7 @@ QUORUM_APIS = (
 
 
 def serves(address: str, key: ApiKey, version: int) -> bool:
-    """Whether the request is answered there; one about nothing, which changes nothing."""
+    """Return whether the request is answered there; it is empty and changes nothing."""
     with WireClient(address) as client:
         client.send(key, version, {})
         try:
@@ -51,7 +51,7 @@ def serves(address: str, key: ApiKey, version: int) -> bool:
 
 
 def has_metadata_log(address: str) -> bool:
-    """Whether a Fetch of the metadata log finds it there."""
+    """Return whether a Fetch finds the metadata log there."""
     row = {"topic_id": wire.TOPIC_ID, "partitions": [{"partition": 0, "current_leader_epoch": 1}]}
     body = {"max_wait_ms": 0, "session_epoch": -1, "topics": [row]}
     with WireClient(address) as client:
@@ -60,7 +60,7 @@ def has_metadata_log(address: str) -> bool:
 
 
 def quorum_endpoints(cluster: ShoalCluster, asked: int) -> dict[int, str]:
-    """Where the quorum's log has its voters, by the word of a broker."""
+    """Return the voters' endpoints in the quorum's log, as a broker reports them."""
     topics = [{"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}]
     answer = cluster.ask(asked, ApiKey.DESCRIBE_QUORUM, {"topics": topics})
     return {
@@ -110,7 +110,7 @@ def test_a_quorum_at_the_clients_ports_goes_on_and_moves_with_a_roll(old: OldSty
     admin.create_topics([NewTopic("t", 4, 3)], operation_timeout=60)["t"].result(60)
     with Writer(old, "t") as writer:
         writer.more(50)
-        # As after an upgrade: the settings name no listener for controllers, the log has them.
+        # As after an upgrade: the settings name no listener for controllers, only the log has them.
         for id in VOTERS:
             old.configure(id, {}, old.addresses)
             old.restart(id)
@@ -119,7 +119,7 @@ def test_a_quorum_at_the_clients_ports_goes_on_and_moves_with_a_roll(old: OldSty
             assert all(serves(old.addresses[id], *api) for api in QUORUM_APIS)
         assert set(quorum_endpoints(old, 1).values()) == {old.addresses[id] for id in VOTERS}
         old.nodes[4].stop()
-        # The way: ports for controllers on all nodes, one after another.
+        # The move: ports for controllers on all nodes, one after another.
         for id in VOTERS:
             old.configure(id, {}, old.moved)
             old.restart(id)
@@ -165,7 +165,7 @@ def test_a_new_quorum_is_not_put_at_the_clients_ports(tmp_path: Path) -> None:
 
 
 def test_a_lone_broker_grows_by_a_listener_for_controllers(tmp_path: Path) -> None:
-    """It has none at first, and the voter that joins it later is asked nowhere else."""
+    """It has none at first, and the voter that joins later uses no other listener."""
     cluster = ShoalCluster(tmp_path, 1)
     first = cluster.nodes[1] = ShoalProcess(tmp_path / "lone")
     try:
@@ -195,7 +195,7 @@ def test_a_lone_broker_grows_by_a_listener_for_controllers(tmp_path: Path) -> No
 
 
 def test_clients_that_take_all_connections_leave_the_quorum_its_own(tmp_path: Path) -> None:
-    """`max.connections` counts listeners for controllers apart."""
+    """`max.connections` counts listeners for controllers separately."""
     (port,) = free_ports(1)
     flags = [
         f"--listener=CONTROLLER://127.0.0.1:{port}",

@@ -1,4 +1,4 @@
-"""How long a cluster goes without when a broker is killed, and that a share group works on.
+"""How long a cluster is unavailable when a broker is killed, and that a share group continues.
 
 `-s` shows the times: without acknowledged writes, and until a share group delivers again.
 """
@@ -26,10 +26,10 @@ from shoal.server.cluster.unreachable_leaders import PATIENCE_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-#: Ends a hang and judges no speed.
+#: Ends a hang. It is not a limit on speed.
 HANG_S = 90.0
-#: Three times what `docs/performance.md` claims: 0.7 s without writes, whoever is killed, and 0.5 s
-#: until a share group gets what was written after the kill.
+#: Three times the claims of `docs/performance.md`: 0.7 s without writes, whatever broker is killed,
+#: and 0.5 s until a share group gets records that were written after the kill.
 WRITES_S, DELIVERY_S = 2.1, 1.5
 #: A member that leaves gives up after `LEAVE_MS`.
 LEAVE_S = 1.5 * LEAVE_MS / 1000
@@ -42,7 +42,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalCluster]:
 
 
 class Load:
-    """One producer and one member of a share group, going on whatever happens."""
+    """One producer and one member of a share group that continue through faults."""
 
     def __init__(self, client: Client, topic: str, group: str) -> None:
         self.acknowledged: dict[bytes, tuple[int, int]] = {}
@@ -88,7 +88,7 @@ class Load:
         await eventually_async(holds, timeout_s=HANG_S, what=what)
 
     async def settle(self) -> None:
-        """Write no more, and deliver what was acknowledged."""
+        """Stop writing, and wait until every acknowledged record is delivered."""
         self._writing = False
         await self._tasks[0]
         await self.until(lambda: self.acknowledged.keys() <= self.delivered.keys(), "undelivered")
@@ -104,8 +104,8 @@ async def prepared(client: Client) -> tuple[str, str]:
     return topic, group
 
 
-def test_who_asks_at_once_is_told_of_the_new_leader(cluster: ShoalCluster) -> None:
-    """Clients see a broker end when its followers do, and ask others who leads now."""
+def test_clients_learn_the_new_leader_at_once(cluster: ShoalCluster) -> None:
+    """Clients see a broker end when its followers do, and ask others for the new leader."""
 
     async def prepare() -> str:
         async with Client(cluster.bootstrap) as client:
@@ -124,15 +124,15 @@ def test_who_asks_at_once_is_told_of_the_new_leader(cluster: ShoalCluster) -> No
         cluster.nodes[victim].start()
 
 
-@pytest.mark.parametrize("whom", ["leader", "controller"])
-def test_writes_and_a_share_group_go_on(cluster: ShoalCluster, whom: str) -> None:
+@pytest.mark.parametrize("role", ["leader", "controller"])
+def test_writes_and_a_share_group_go_on(cluster: ShoalCluster, role: str) -> None:
     async def main() -> tuple[float, float]:
         async with Client(cluster.bootstrap) as client:
             topic, group = await prepared(client)
             load = Load(client, topic, group)
             await load.until(lambda: len(load.delivered) >= 60, "nothing is delivered")
             loop = asyncio.get_running_loop()
-            if whom == "leader":
+            if role == "leader":
                 found = await loop.run_in_executor(None, cluster.topic, 1, topic)
                 victim = found[0].leader_id
             else:
@@ -160,7 +160,7 @@ def test_writes_and_a_share_group_go_on(cluster: ShoalCluster, whom: str) -> Non
 
     with standstills() as stood_still_s:
         pause_s, delivered_s = asyncio.run(main())
-        print(f"\n{whom}: {pause_s:.2f} s without writes; delivered after {delivered_s:.2f} s")
+        print(f"\n{role}: {pause_s:.2f} s without writes; delivered after {delivered_s:.2f} s")
         assert pause_s < ceiling(WRITES_S, stood_still_s())
         assert delivered_s < ceiling(DELIVERY_S, stood_still_s())
 
@@ -196,8 +196,8 @@ def test_a_range_is_read_from_the_next_leader(cluster: ShoalCluster) -> None:
         assert took_s < ceiling(WRITES_S, stood_still_s())
 
 
-def test_who_leaves_while_its_coordinator_dies_is_no_member(cluster: ShoalCluster) -> None:
-    """It would be one for its session, 45 s, and have a share of the partitions."""
+def test_a_member_that_leaves_while_its_coordinator_dies_is_removed(cluster: ShoalCluster) -> None:
+    """It would stay a member for its session, 45 s, with a share of the partitions."""
 
     async def main() -> float:
         async with Client(cluster.bootstrap) as client:
@@ -223,7 +223,7 @@ def test_who_leaves_while_its_coordinator_dies_is_no_member(cluster: ShoalCluste
 
 
 def test_a_rolling_restart_delivers_nothing_twice(cluster: ShoalCluster) -> None:
-    """A broker that stops lets members settle what they hold before others lead."""
+    """A broker that stops lets members settle their records before others lead."""
 
     async def main() -> dict[bytes, int]:
         async with Client(cluster.bootstrap) as client:

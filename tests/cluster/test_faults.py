@@ -1,8 +1,8 @@
-"""Real clients while brokers are killed, frozen and restarted, and a checker over what they saw.
+"""Real clients while brokers are killed, frozen and restarted, and a checker of what they saw.
 
-Each fault comes once to a cluster of three; five have faults drawn by a seed, to up to two brokers
+Each fault happens once to a cluster of three. Five brokers get faults that a seed draws, up to two
 at once. `SHOAL_FAULTS_S=900 SHOAL_FAULTS_SEED=7 pytest -s tests/cluster/test_faults.py -k five`
-draws for so many seconds.
+draws for 900 seconds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ONCE = [
 HOW, WHOM = ("kill", "freeze", "restart"), ("leader", "follower", "controller")
 #: A rebalance moves leaders without a fault, and locks end with their leader.
 STEADY = CONFIGS | {"auto.leader.rebalance.enable": "false"}
-#: Two of five may be gone: everything has five replicas, and two in sync are enough.
+#: Two of five may be down: everything has five replicas, and two in sync are enough.
 FIVE = {
     "default.replication.factor": "5",
     "offsets.topic.replication.factor": "5",
@@ -56,7 +56,7 @@ def test_what_clients_see_while_brokers_die_freeze_and_restart(tmp_path: Path) -
 
 
 def drawn() -> Iterator[list[Fault]]:
-    """What comes at once: to one broker, or to two."""
+    """Yield the faults of each moment: of one broker, or of two."""
     draw, end = random.Random(SEED), time.monotonic() + DURATION_S
     count = 0
     while count < FEW if not DURATION_S else time.monotonic() < end:
@@ -71,6 +71,6 @@ def test_five_brokers_lose_a_minority_at_a_time(tmp_path: Path) -> None:
         run.prepare()
         for faults in drawn():
             run.suffer(*faults)
-            seen.update(f"{one.how} {one.whom}" for one in faults)
+            seen.update(f"{one.how} {one.role}" for one in faults)
         run.judge()
     print(f"SHOAL_FAULTS_SEED={SEED}: {dict(seen)}")

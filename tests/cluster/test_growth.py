@@ -1,4 +1,4 @@
-"""A cluster that begins with one broker: its internal topics follow it when others join."""
+"""A cluster that begins with one broker: its internal topics grow when others join."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_internal_topics_grow_and_outlive_the_broker_that_had_them_alone(tmp_pat
 
 
 async def use(cluster: ShoalCluster) -> str:
-    """Have each kind of coordinator write; the topic, which is the group's id, too."""
+    """Make each kind of coordinator write; return the topic, which is also the group's id."""
     async with Client(cluster.addresses[2]) as client:
         topic, share_group = await prepared(client)
         producer = Producer(
@@ -75,7 +75,8 @@ def reader(cluster: ShoalCluster, group: str) -> Consumer:
 
 
 def committed(cluster: ShoalCluster, group: str) -> int | None:
-    """None while a coordinator is not there yet, which not every client waits for."""
+    """Return the offset, or None while there is no coordinator, which not every client waits
+    for."""
     consumer = reader(cluster, group)
     try:
         return int(consumer.committed([TopicPartition(group, 0)], 60)[0].offset)

@@ -1,5 +1,5 @@
-"""Keys that dead letters hold, in a cluster where the state of share partitions is elsewhere than
-they are, and over the death of a broker."""
+"""Keys that dead letters hold, in a cluster whose share partitions and their states are on
+different brokers, and through the death of a broker."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def cluster(tmp_path: Path) -> Iterator[ShoalCluster]:
 
 
 def prepare(client: SyncClient) -> None:
-    """A topic and its dead-letter topic, a group that holds, and in each partition a record that
-    is to fail with one of its key behind it."""
+    """Create a topic and its dead-letter topic, a group that holds keys, and in each partition a
+    record that must fail, followed by one of its key."""
     topics = [
         NewTopic("t", PARTITIONS, 3),
         NewTopic("dlq.t", PARTITIONS, 3, configs={f"{DLQ}.group.enable": "true"}),
@@ -60,7 +60,7 @@ def prepare(client: SyncClient) -> None:
 
 
 class Taken:
-    """What a member got, by value: bad records are rejected once, all others accepted."""
+    """A member's records by value: bad records are rejected once, all others accepted."""
 
     def __init__(self, bootstrap: str) -> None:
         self.values: list[tuple[int, bytes]] = []
@@ -82,7 +82,7 @@ class Taken:
             kind = AcknowledgeType.REJECT if bad else AcknowledgeType.ACCEPT
             self.member.acknowledge(message, kind)
             self.values.append((message.partition(), message.value()))
-        with contextlib.suppress(KafkaException):  # Of a broker that has just died.
+        with contextlib.suppress(KafkaException):  # The broker has just died.
             self.member.commit_sync(10)
         return self.values
 
@@ -92,8 +92,8 @@ def test_held_keys_outlive_a_broker_and_go_on_when_redriven(cluster: ShoalCluste
     shoal = Shoal(cluster.bootstrap)
 
     def held() -> set[tuple[int, str]]:
-        (told,) = shoal.json("groups", "describe", GROUP)
-        return {(row["partition"], row["key"]) for row in told["held_keys"]}
+        (described,) = shoal.json("groups", "describe", GROUP)
+        return {(row["partition"], row["key"]) for row in described["held_keys"]}
 
     with SyncClient(cluster.bootstrap) as client:
         prepare(client)
@@ -108,7 +108,7 @@ def test_held_keys_outlive_a_broker_and_go_on_when_redriven(cluster: ShoalCluste
         taken.values.clear()
         for _ in range(10):
             assert {value for _, value in taken.poll(rejecting=False)} <= {b"bad"}
-        # A commit that the death cut short may bring a bad one again; it is accepted then.
+        # A commit that the death interrupted may bring a bad one again; it is accepted then.
         redriven = shoal.json("share", "redrive", "dlq.t")
         assert redriven["redriven"] >= PARTITIONS
         assert redriven["unfreed"] == 0
@@ -116,6 +116,6 @@ def test_held_keys_outlive_a_broker_and_go_on_when_redriven(cluster: ShoalCluste
         eventually(
             lambda: {p for p, v in taken.poll(rejecting=False) if v == b"next"} == {*everywhere},
             timeout_s=60,
-            what="every key goes on",
+            what="every key is delivered again",
         )
         taken.member.close()

@@ -23,7 +23,7 @@ PARTITIONS = 8
 
 
 def pids(host: ShoalProcess) -> dict[int, int]:
-    """The processes of a host's brokers, by id."""
+    """Return the processes of a host's brokers, by id."""
     children = Path(f"/proc/{host.pid}/task/{host.pid}/children").read_text().split()
     named: dict[int, int] = {}
     for child in map(int, children):
@@ -74,12 +74,12 @@ def test_replicas_share_no_host_and_a_dead_broker_comes_back(hosts: Hosts) -> No
         os.kill(before[11], signal.SIGKILL)
         writer.more(100)
         eventually(lambda: pids(host).get(11) not in (None, before[11]))
-        assert pids(host)[10] == before[10], "the other one goes on"
+        assert pids(host)[10] == before[10], "the other one keeps running"
         eventually(lambda: all(len(p.isr_nodes) == 2 for p in hosts.topic(10, "t")))
         writer.more(100)
     check(hosts, "t", writer)
-    told = "broker 11 ended (SIGKILL); it is started again in 1 s."
-    assert any(told in line for line in host.log)
+    message = "broker 11 ended (SIGKILL); it is started again in 1 s."
+    assert any(message in line for line in host.log)
     for host in hosts.nodes.values():
         assert host.stop() == 0
         assert "Stopped." in host.log
@@ -94,8 +94,8 @@ def alone(folder: Path, *flags: str, metrics: str = "127.0.0.1:0") -> ShoalProce
     return host
 
 
-def test_a_host_by_itself(tmp_path: Path) -> None:
-    """A cluster of its own, of the same id when it starts again; the host's name is the rack."""
+def test_a_single_host(tmp_path: Path) -> None:
+    """A one-host cluster, with the same id when it restarts; the host's name is the rack."""
     metrics = free_run(2)
     host = alone(tmp_path, metrics=f"127.0.0.1:{metrics}")
     first = host.bootstrap

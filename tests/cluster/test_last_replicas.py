@@ -1,6 +1,6 @@
-"""Who may lead when the last member of the ISR is gone (KIP-966): nobody who could lack a record.
+"""Leaders after the last member of the ISR is gone (KIP-966): none that could lack a record.
 
-The controller runs by itself, so that a majority of the brokers can be gone.
+The controller runs on a separate node, so that a majority of the brokers can be down.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def cluster(tmp_path: Path) -> Iterator[ShoalCluster]:
 
 
 def prepared(cluster: ShoalCluster) -> None:
-    """A topic that 2 leads, and records that all three have."""
+    """Create a topic that broker 2 leads, with records that all three have."""
     eventually(lambda: len(cluster.metadata(2).brokers) == 3)
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
     admin.create_topics([NewTopic("t", 1, replica_assignment=[[2, 3, 4]])])["t"].result(60)
@@ -41,7 +41,7 @@ def prepared(cluster: ShoalCluster) -> None:
 
 
 def write(cluster: ShoalCluster, timeout_ms: int = 60_000) -> int:
-    """How many of the records are acknowledged by as many replicas as it takes."""
+    """Return how many records are acknowledged by the required number of replicas."""
     acknowledged: list[object] = []
     producer = Producer(
         {
@@ -58,7 +58,7 @@ def write(cluster: ShoalCluster, timeout_ms: int = 60_000) -> int:
 
 
 def state(cluster: ShoalCluster, asked: int) -> tuple[int, set[int], set[int]]:
-    """Leader, ISR and eligible leader replicas, as DescribeTopicPartitions tells."""
+    """Return leader, ISR and eligible leader replicas, from DescribeTopicPartitions."""
     fields = {"topics": [{"name": "t"}], "response_partition_limit": 10}
     (topic,) = cluster.ask(asked, ApiKey.DESCRIBE_TOPIC_PARTITIONS, fields).topics
     (row,) = topic.partitions
@@ -66,14 +66,14 @@ def state(cluster: ShoalCluster, asked: int) -> tuple[int, set[int], set[int]]:
 
 
 def end(cluster: ShoalCluster, id: int) -> int:
-    """The offset that a consumer of that leader reads up to."""
+    """Return the offset that a consumer of that leader reads up to."""
     partition = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": -1}
     fields = {"replica_id": -1, "topics": [{"name": "t", "partitions": [partition]}]}
     return int(cluster.ask(id, ApiKey.LIST_OFFSETS, fields).topics[0].partitions[0].offset)
 
 
-def test_who_stopped_in_order_below_min_isr_may_lead(cluster: ShoalCluster) -> None:
-    """It has all that was ever acknowledged, though it is out of the ISR."""
+def test_a_cleanly_stopped_broker_below_min_isr_may_lead(cluster: ShoalCluster) -> None:
+    """It has every acknowledged record, although it is out of the ISR."""
     prepared(cluster)
     cluster.nodes[4].stop()
     assert write(cluster) == RECORDS
@@ -85,13 +85,13 @@ def test_who_stopped_in_order_below_min_isr_may_lead(cluster: ShoalCluster) -> N
     eventually(lambda: state(cluster, 3)[0] == 3)
     cluster.nodes[4].start()
     eventually(lambda: state(cluster, 3)[1] >= {3, 4})
-    # Below two it does not know how far its predecessor has committed, and says so.
+    # Below two, it cannot know how far its predecessor has committed, and reports that.
     eventually(lambda: end(cluster, 3) == 2 * RECORDS)
     assert write(cluster) == RECORDS
 
 
-def test_who_was_killed_may_not(cluster: ShoalCluster) -> None:
-    """Its log may have lost its end; the last one of the ISR is waited for."""
+def test_a_killed_broker_below_min_isr_may_not_lead(cluster: ShoalCluster) -> None:
+    """Its log may have lost its end; the cluster waits for the last member of the ISR."""
     prepared(cluster)
     cluster.nodes[4].kill9()
     eventually(lambda: 4 not in state(cluster, 2)[1])

@@ -1,4 +1,4 @@
-"""`shoal cluster` as a user types it: brokers on one machine, killed, and stopped in any state."""
+"""`shoal cluster` as users type it: brokers on one machine, killed, and stopped in any state."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def local(tmp_path: Path) -> Iterator[Local]:
             os.kill(int(str(row["pid"])), signal.SIGKILL)
 
 
-def test_it_stops_and_goes_on(local: Local) -> None:
+def test_it_stops_and_resumes(local: Local) -> None:
     said = local.says("stop")
     assert said.startswith("Stopped. The data stays in "), said
     assert local.states() == ["stopped"] * 3
@@ -51,7 +51,7 @@ def test_it_stops_and_goes_on(local: Local) -> None:
 
 
 def test_stop_ends_brokers_that_have_no_quorum_and_says_how_each_ended(local: Local) -> None:
-    """One is dead, one is frozen, and the third finds no controller to hand over to."""
+    """One is dead, one is frozen, and the third finds no controller for its shutdown."""
     frozen = int(str(local.status()[2]["pid"]))
     local.says("kill", "1")
     os.kill(frozen, signal.SIGSTOP)

@@ -1,8 +1,8 @@
-"""Brokers that do not reach one another, in network namespaces, with real clients that reach all.
+"""Brokers that cannot reach each other, in network namespaces, with real clients that reach all.
 
-What a broker sends is lost without a word: nothing is refused and no connection ends, so brokers
-and clients find out by their time-outs. Fewer than a majority acknowledge nothing, the others go
-on, and what was cut off catches up when it is back. `-s` shows the times.
+Packets vanish silently: nothing is refused and no connection ends, so brokers and clients rely on
+their time-outs. Less than a majority acknowledges nothing, and the others continue. A broker that
+was cut off catches up when it is back. `-s` shows the times.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from shoal.server.coordinators.service import partition_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: How long a broker is given for what it must not acknowledge.
+#: How long a broker may try what it must not acknowledge.
 PATIENCE_MS = 3_000
-#: Until all replicas are in sync again: a session's time to give up a dead connection, and some to
-#: catch up. TCP alone would take as long again as the partition took.
+#: Until all replicas are in sync again: a session's time to give up a dead connection, and some
+#: time to catch up. TCP alone would take as long again as the partition lasted.
 BACK_S = 15.0
 #: Partitions of __consumer_offsets.
 OFFSETS = int(CONFIGS["offsets.topic.num.partitions"])
@@ -48,7 +48,7 @@ OFFSETS = int(CONFIGS["offsets.topic.num.partitions"])
 
 @pytest.fixture(scope="module", autouse=True)
 def _machine() -> None:
-    """In CI it has to be one that can do this."""
+    """Fail in CI if the machine cannot do this, else skip."""
     if reason := lacks():
         lacking(reason)
 
@@ -60,7 +60,7 @@ def network() -> Iterator[Network]:
 
 
 def heard(network: Network, source: int, to: int) -> bool:
-    """Whether a datagram gets from one host to another."""
+    """Return whether a datagram gets from one host to another."""
     with contextlib.ExitStack() as stack:
         ends = []
         for id in (source, to):
@@ -75,7 +75,7 @@ def heard(network: Network, source: int, to: int) -> bool:
         return False
 
 
-def test_a_network_loses_what_it_is_told_to(network: Network) -> None:
+def test_a_network_loses_the_chosen_traffic(network: Network) -> None:
     pairs = [(a, b) for a in network.hosts for b in network.hosts if a != b]
 
     def lost() -> list[tuple[int, int]]:
@@ -90,8 +90,8 @@ def test_a_network_loses_what_it_is_told_to(network: Network) -> None:
     assert lost() == []
 
 
-def test_what_a_test_that_died_has_left_is_swept() -> None:
-    """Its namespaces and what runs in them; nothing of those that live."""
+def test_namespaces_of_a_dead_test_are_removed() -> None:
+    """Its namespaces and the processes in them, and none of running tests."""
     leave = (
         "import networks, os, subprocess; n = networks.Network(1); n.__enter__();"
         "print(subprocess.Popen([*n.command(1), 'sleep', '600'], stdout=2).pid, flush=True);"
@@ -104,8 +104,8 @@ def test_what_a_test_that_died_has_left_is_swept() -> None:
         text=True,
     )
     assert died.stdout is not None
-    with died.stdout as told:
-        sleeper = Path("/proc", told.readline().strip(), "stat")
+    with died.stdout as output:
+        sleeper = Path("/proc", output.readline().strip(), "stat")
     assert died.wait(60) == 0
     left = list(NAMESPACES.glob(f"shoal-net-{died.pid}-*"))
     assert len(left) == 2
@@ -119,14 +119,14 @@ def test_what_a_test_that_died_has_left_is_swept() -> None:
 
 
 class Cut:
-    """A run whose brokers are cut off from one another, and what is asked of them meanwhile."""
+    """A run whose brokers are cut off from each other, and the requests to them meanwhile."""
 
     def __init__(self, network: Network, cluster: ShoalCluster) -> None:
         self.network, self.cluster = network, cluster
         self.run = Run(cluster)
 
     def leader(self) -> int:
-        """A broker that leads, and is not the controller."""
+        """Return a broker that leads and is not the controller."""
         controller = self.cluster.controller()
         leaders = [int(p.leader_id) for p in self.cluster.topic(controller, TOPIC)]
         return next(id for id in leaders if id != controller)
@@ -135,29 +135,30 @@ class Cut:
         return [other for other in self.cluster.brokers if other != id]
 
     def coordinates(self, id: int) -> None:
-        """Have the consumer group's coordinator on that broker."""
+        """Move the consumer group's coordinator to that broker."""
         asked = {"key_type": 0, "coordinator_keys": [GroupMember.GROUP]}
         where = TopicPartition("__consumer_offsets", partition_of(GroupMember.GROUP, OFFSETS))
 
         async def move() -> None:
             async with Client(self.cluster.bootstrap) as client:
                 expect(await client.admin.reassign({where: [id, *self.others(id)]}))
-                await client.admin.elect_leaders([where])  # It may be that already, or not in sync.
+                await client.admin.elect_leaders([where])  # It may already lead, or be out of sync.
 
         def moved() -> bool:
             asyncio.run(move())
-            told = [
+            coordinators = [
                 self.cluster.ask(by, ApiKey.FIND_COORDINATOR, asked).coordinators[0].node_id
                 for by in self.cluster.brokers
             ]
-            return told == [id] * len(told)
+            return coordinators == [id] * len(coordinators)
 
         eventually(moved)
         self.run.all_get_on()
 
     @contextlib.contextmanager
     def off(self, what: str, id: int, *lost: tuple[int, int]) -> Iterator[None]:
-        """Lose that, or all between the broker and the others; then heal, and see all recover."""
+        """Drop this traffic, or all between the broker and the others; then heal and wait for
+        recovery."""
         began = time.monotonic()
         if not lost:
             self.network.part([id])
@@ -175,22 +176,23 @@ class Cut:
         assert back_s < ceiling(BACK_S)
 
     def asked(self, id: int, api_key: ApiKey, fields: dict[str, Any]) -> Any:
-        """The broker's answer, None when it gives none."""
+        """Return the broker's response, or None without one."""
         with contextlib.suppress(ClientError):
             return self.cluster.ask(id, api_key, fields)
         return None
 
     def acknowledges_no_write(self, id: int, led: list[int]) -> None:
-        """Not one with acks=all to what it led, which it may believe to lead still."""
+        """Check that it acknowledges no write with acks=all to partitions that it may still
+        lead."""
         (topic_id,) = [t.topic_id for t in self.cluster.metadata(id).topics if t.name == TOPIC]
         batch = bytes(build_batch([(int(time.time() * 1000), None, b"minority", ())]))
         rows = [{"index": index, "records": batch} for index in led]
         topic = {"name": TOPIC, "topic_id": topic_id, "partition_data": rows}
         produce = {"acks": -1, "timeout_ms": PATIENCE_MS, "topic_data": [topic]}
         answer = self.asked(id, ApiKey.PRODUCE, produce)
-        told = [] if answer is None else answer.responses[0].partition_responses
-        print("  writes were answered", [ErrorCode(row.error_code).name for row in told])
-        assert not [row for row in told if row.error_code is ErrorCode.none], told
+        rows = [] if answer is None else answer.responses[0].partition_responses
+        print("  writes were answered", [ErrorCode(row.error_code).name for row in rows])
+        assert not [row for row in rows if row.error_code is ErrorCode.none], rows
 
     def makes_no_topic(self, id: int) -> None:
         topic = {
@@ -205,7 +207,7 @@ class Cut:
         assert answer is None or answer.topics[0].error_code is not ErrorCode.none, answer
 
 
-def test_who_is_cut_off_acknowledges_nothing_and_the_others_go_on(
+def test_a_broker_that_is_cut_off_acknowledges_nothing_and_the_others_continue(
     tmp_path: Path, network: Network
 ) -> None:
     with (

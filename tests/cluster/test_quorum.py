@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-#: A new controller after kill -9 of the old one; Kafka's defaults need more than the 2 s of
-#: controller.quorum.fetch.timeout.ms.
-#: Three times the 0.7 s that `docs/performance.md` claims after kill -9 of the controller.
+#: Time to a new controller after kill -9 of the old one. Kafka's defaults need more than the 2 s of
+#: controller.quorum.fetch.timeout.ms. This is three times the 0.7 s that `docs/performance.md`
+#: claims.
 FAILOVER_S = 2.1
 
 
@@ -29,7 +29,7 @@ def cluster(tmp_path: Path) -> Iterator[ShoalCluster]:
 def create(
     cluster: ShoalCluster, asked: int, name: str, partitions: int = 3, replicas: int = 3
 ) -> Any:
-    """CreateTopics by way of one broker; its row."""
+    """Send CreateTopics through one broker; return its row."""
     topic = {
         "name": name,
         "num_partitions": partitions,
@@ -43,7 +43,9 @@ def create(
     return row
 
 
-def test_what_one_makes_all_have_and_a_dead_controller_is_replaced(cluster: ShoalCluster) -> None:
+def test_a_topic_reaches_all_brokers_and_a_dead_controller_is_replaced(
+    cluster: ShoalCluster,
+) -> None:
     for id in cluster.brokers:
         create(cluster, id, f"by-{id}")
     for id in cluster.brokers:
@@ -77,7 +79,7 @@ def test_what_one_makes_all_have_and_a_dead_controller_is_replaced(cluster: Shoa
     eventually(
         lambda: {b.node_id for b in cluster.metadata(left[0]).brokers} == {1, 2, 3},
         timeout_s=60,
-        what="the broker that came back is not let in",
+        what="the restarted broker is not admitted",
     )
 
 

@@ -58,7 +58,7 @@ def test_a_consumer_reads_in_its_rack(tmp_path: Path) -> None:
             cluster.nodes[3].kill9()
             write()
             eventually(lambda: read(2 * RECORDS))
-            assert sent(1) > RECORDS, "nobody is left in its rack"
+            assert sent(1) > RECORDS, "its rack has no replica left"
             cluster.nodes[3].start()
             before = sent(1)
 

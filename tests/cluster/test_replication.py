@@ -1,4 +1,4 @@
-"""Replicated partitions on three real brokers, with librdkafka: what was acknowledged stays."""
+"""Replicated partitions on three real brokers, with librdkafka: acknowledged records are kept."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def topic(cluster: ShoalCluster) -> str:
 
 
 class Writer:
-    """An idempotent producer with acks=all in a thread; keeps what was acknowledged."""
+    """An idempotent producer with acks=all in a thread; it records what was acknowledged."""
 
     def __init__(self, cluster: ShoalCluster, topic: str) -> None:
         self.acknowledged: dict[tuple[int, int], bytes] = {}
-        #: Acknowledged by the answer to a later batch, which leaves their offsets unknown.
+        #: Acknowledged by the response to a later batch, so that their offsets are unknown.
         self.implied: set[bytes] = set()
         self.errors: list[str] = []
         self._fatal: list[str] = []
@@ -119,7 +119,7 @@ class Writer:
             self.errors.append(f"{other!r} and {value!r} are both at {partition}/{offset}")
 
     def more(self, count: int, *, timeout_s: float = 90) -> None:
-        """Wait until so many more are acknowledged."""
+        """Wait until this number of further records is acknowledged."""
         goal = len(self.acknowledged) + count
 
         def done() -> bool:
@@ -131,7 +131,7 @@ class Writer:
 
 
 def read_all(cluster: ShoalCluster, topic: str) -> dict[tuple[int, int], bytes]:
-    """Every record by partition and offset."""
+    """Return every record by partition and offset."""
     consumer = Consumer(
         {
             "bootstrap.servers": cluster.bootstrap,
@@ -160,13 +160,13 @@ def read_all(cluster: ShoalCluster, topic: str) -> dict[tuple[int, int], bytes]:
 
 
 def check(cluster: ShoalCluster, topic: str, writer: Writer) -> None:
-    """Nothing acknowledged is lost or elsewhere, and nothing stands there twice."""
+    """Check that every acknowledged record is at its offset, and that no record is there twice."""
     found = read_all(cluster, topic)
     lost = {w: v for w, v in writer.acknowledged.items() if found.get(w) != v}
     assert not lost, f"{len(lost)} acknowledged records are lost: {sorted(lost)[:5]}"
     values = list(found.values())
     assert writer.implied <= set(values), sorted(writer.implied - set(values))[:5]
-    assert len(values) == len(set(values)), "a record of an idempotent producer stands there twice"
+    assert len(values) == len(set(values)), "a record of an idempotent producer is there twice"
     assert not writer.errors, writer.errors[:5]
 
 
@@ -250,7 +250,7 @@ def test_with_too_few_in_sync_acks_all_is_refused(cluster: ShoalCluster) -> None
 
 
 def test_offsets_and_members_outlive_their_coordinator(cluster: ShoalCluster, topic: str) -> None:
-    """A consumer group goes on where it has committed when its coordinator is killed."""
+    """A consumer group resumes from its commits when its coordinator is killed."""
     with Writer(cluster, topic) as writer:
         writer.more(150)
     consumer = Consumer(
@@ -304,10 +304,8 @@ def _coordinator(cluster: ShoalCluster, group: str) -> int:
     return int(answer.coordinators[0].node_id)
 
 
-def test_who_does_not_lead_names_the_leader_and_where_it_is(
-    cluster: ShoalCluster, topic: str
-) -> None:
-    """In the refusal itself, so that clients need not ask for metadata (KIP-951)."""
+def test_a_follower_names_the_leader_and_its_address(cluster: ShoalCluster, topic: str) -> None:
+    """The refusal itself names it, so that clients need not ask for metadata (KIP-951)."""
     (topic_id,) = [t.topic_id for t in cluster.metadata(1).topics if t.name == topic]
     (partition, *_) = cluster.topic(1, topic)
     other = next(id for id in cluster.brokers if id != partition.leader_id)
@@ -339,8 +337,8 @@ def test_who_does_not_lead_names_the_leader_and_where_it_is(
 
 
 def test_a_broker_without_a_replica_names_the_leader(cluster: ShoalCluster) -> None:
-    """The answers are those of Apache Kafka 4.3.1: a client asks the leader, and does not take the
-    topic for deleted."""
+    """Its responses are those of Apache Kafka 4.3.1: a client asks the leader, and does not treat
+    the topic as deleted."""
     name, leader, other = next(_names), 1, 3
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
     admin.create_topics([NewTopic(name, 1, replica_assignment=[[leader]])])[name].result(60)
@@ -349,7 +347,7 @@ def test_a_broker_without_a_replica_names_the_leader(cluster: ShoalCluster) -> N
     batch = bytes(build_batch([(1_700_000_000_000, None, b"v", ())]))
 
     def asked(index: int, version_of_fetch: int, version_of_produce: int) -> list[Any]:
-        """The answers of the broker without a replica: the partition's row of each."""
+        """Return the partition's row of each response of the broker without a replica."""
         topic = {"name": name, "topic": name, "topic_id": topic_id}
         produce = {
             "acks": -1,
@@ -390,8 +388,7 @@ def test_a_broker_without_a_replica_names_the_leader(cluster: ShoalCluster) -> N
 def test_a_follower_compares_leader_epochs_before_it_refuses(
     cluster: ShoalCluster, topic: str
 ) -> None:
-    """As Apache Kafka does: a newer epoch tells the client to ask again, not to look for a
-    leader."""
+    """As Apache Kafka does: a newer epoch makes the client ask again, not look for a leader."""
     (partition, *_) = cluster.topic(1, topic)
     other = next(id for id in cluster.brokers if id != partition.leader_id)
 

@@ -1,4 +1,4 @@
-"""Share fetches at brokers that do not lead: the answer names the leader and its address (KIP-951).
+"""Share fetches at non-leaders: the response names the leader and its address (KIP-951).
 
 librdkafka asks for metadata after NOT_LEADER_OR_FOLLOWER. After UNKNOWN_TOPIC_OR_PARTITION it waits
 for its next refresh, minutes later.

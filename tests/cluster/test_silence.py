@@ -1,8 +1,8 @@
 """How long a share group of librdkafka members is silent when a broker is killed with -9.
 
-Four members acknowledge explicitly and commit each poll, a process each. The victims are the leader
-of a partition, the coordinator of the group and the coordinator of the partition's state. `-s`
-shows the times. In the long run, marked `nightly`, that state has grown.
+Four members, each in its own process, acknowledge explicitly and commit each poll. The victims are
+the leader of a partition, the group coordinator, and the share coordinator of the partition. `-s`
+shows the times. In the long run, marked `nightly`, the state of that partition has grown.
 """
 
 from __future__ import annotations
@@ -55,20 +55,20 @@ class Group:
         )
 
     def goes_on(self, since: float) -> bool:
-        """Whether every partition was delivered from after that moment."""
+        """Return whether every partition has had a delivery after that moment."""
         return all(self.deliveries(p, since) for p in range(PARTITIONS))
 
     def silence_s(self, since: float) -> float:
-        """The longest time without a delivery from one of the partitions."""
+        """Return the longest time without a delivery from one of the partitions."""
         runs = [[since, *self.deliveries(p, since)] for p in range(PARTITIONS)]
         return max(b - a for run in runs for a, b in itertools.pairwise(run))
 
-    def victim(self, whom: str) -> int:
+    def victim(self, role: str) -> int:
         asked = self.cluster.controller()
-        if whom == "leader":
+        if role == "leader":
             return int(self.cluster.topic(asked, self.queue.topic)[0].leader_id)
         kind, key = GROUP_KEY, self.queue.group
-        if whom == "state coordinator":
+        if role == "state coordinator":
             topics = self.cluster.metadata(asked).topics
             (id,) = [t.topic_id for t in topics if t.name == self.queue.topic]
             kind, key = SHARE_KEY, f"{self.queue.group}:{uuid_text(id)}:0"
@@ -78,7 +78,8 @@ class Group:
         return int(row.node_id)
 
     def in_sync(self) -> bool:
-        """Whether all partitions of all topics have their three replicas, as every broker says."""
+        """Return whether all partitions of all topics have three in-sync replicas on every
+        broker."""
         return all(
             len(p.isr_nodes) == 3
             for asked in self.cluster.brokers
@@ -86,15 +87,15 @@ class Group:
             for p in topic.partitions
         )
 
-    def suffer(self, whom: str) -> None:
-        """Kill the broker, judge the silence, and start it again."""
-        victim = self.victim(whom)
+    def suffer(self, role: str) -> None:
+        """Kill the broker, check the silence, and restart it."""
+        victim = self.victim(role)
         with standstills() as stood_still_s:
             killed = time.monotonic()
             self.cluster.nodes[victim].kill9()
-            eventually(lambda: self.goes_on(killed + WATCHED_S), what="deliveries go on")
+            eventually(lambda: self.goes_on(killed + WATCHED_S), what="deliveries continue")
             silent_s = self.silence_s(killed)
-            print(f"{whom} (broker {victim}): {silent_s:.2f} s", flush=True)
+            print(f"{role} (broker {victim}): {silent_s:.2f} s", flush=True)
             assert silent_s < ceiling(SILENCE_S, stood_still_s())
         self.cluster.nodes[victim].start()
         eventually(self.in_sync, timeout_s=90, what="all replicas are in sync")
@@ -114,8 +115,8 @@ def test_a_share_group_is_silent_for_two_seconds_at_most(tmp_path: Path, rounds:
                 writer.start()
             began = time.monotonic()
             eventually(lambda: group.goes_on(began), what="every partition is delivered")
-            for whom in VICTIMS * rounds:
-                group.suffer(whom)
+            for role in VICTIMS * rounds:
+                group.suffer(role)
             for writer in group.writers:
                 writer.finish()
         finally:

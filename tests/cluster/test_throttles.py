@@ -1,4 +1,4 @@
-"""Throttled replication (KIP-73): who catches up takes no more than its rate; nobody else waits."""
+"""Throttled replication (KIP-73): a replica catches up at the rate; other requests do not wait."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 RATE_BYTES = 400_000
 VALUE = b"v" * 1_000
-#: Of one record on the wire, about.
+#: Approximate size of one record on the wire.
 OVERHEAD = 1.02
 RECORDS = 2_000
 
@@ -92,7 +92,7 @@ def test_a_reassignment_takes_its_time_and_writes_do_not(cluster: ShoalCluster, 
     begun = time.monotonic()
     reassign(cluster, topic, [1, 2])
     write(cluster, topic, 10)
-    assert time.monotonic() - begun < ceiling(2), "writes wait for who catches up"
+    assert time.monotonic() - begun < ceiling(2), "writes wait for the replica that catches up"
     eventually(lambda: moved(cluster, topic, [1, 2]))
     took_s = time.monotonic() - begun
     size_bytes = RECORDS * len(VALUE) * OVERHEAD
@@ -103,15 +103,15 @@ def test_a_reassignment_takes_its_time_and_writes_do_not(cluster: ShoalCluster, 
     )
     name = f"kafka_server_{side.capitalize()}Replication_throttled_byte_total"
     assert cluster.nodes[int(held_by)].metric(name) > size_bytes * 0.9
-    # In sync, it takes what comes.
+    # An in-sync replica is not throttled.
     begun = time.monotonic()
     write(cluster, topic, RECORDS)
-    assert time.monotonic() - begun < ceiling(least_s * 0.8), "who is in sync is throttled"
+    assert time.monotonic() - begun < ceiling(least_s * 0.8), "the in-sync replica is throttled"
     set_configs(admin, ResourceType.BROKER, held_by, **{rate: None})
 
 
-def test_describe_tells_how_far_a_replica_is_behind(cluster: ShoalCluster) -> None:
-    """And a throttle that is taken away lets it catch up."""
+def test_describe_reports_how_far_a_replica_is_behind(cluster: ShoalCluster) -> None:
+    """Without the throttle it catches up."""
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
     made = NewTopic("behind", 1, replica_assignment=[[1]], config={"min.insync.replicas": "1"})
     admin.create_topics([made])["behind"].result(60)
@@ -128,7 +128,7 @@ def test_describe_tells_how_far_a_replica_is_behind(cluster: ShoalCluster) -> No
         return [row for row in found["lacking"] if row["topic"] == "behind"]
 
     def under_way() -> list[dict[str, Any]]:
-        """The replica is there, and has had a first batch."""
+        """Return rows if the replica exists and has fetched a first batch."""
         return [row for row in lacking() if 0 < row["lag"].get("2", 0) < RECORDS]
 
     (row,) = eventually(under_way)

@@ -1,4 +1,4 @@
-"""Voters that come and go while the cluster works (KIP-853)."""
+"""Voters that join and leave while the cluster works (KIP-853)."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 def rows(cluster: ShoalCluster, kind: str) -> dict[int, Any]:
-    """`current_voters` or `observers` by id, as the quorum's leader tells."""
+    """Return `current_voters` or `observers` by id, as the quorum's leader reports them."""
     found = cluster.describe_quorum(cluster.controller())
     return {row.replica_id: row for row in getattr(found, kind)}
 
 
 def caught_up(cluster: ShoalCluster, id: int) -> Any:
-    """The observer once it has had all that the leader has; else None."""
+    """Return the observer once it has caught up with the leader; else None."""
     row = rows(cluster, "observers").get(id)
     return row if row is not None and row.last_caught_up_timestamp >= 0 else None
 
 
 def directories(cluster: ShoalCluster) -> dict[int, Any]:
-    """The voters' directories, None while a voter has not told its own."""
+    """Return the voters' directories; None for a voter that has not reported its own."""
     return {id: row.replica_directory_id for id, row in rows(cluster, "current_voters").items()}
 
 
@@ -41,11 +41,11 @@ def change(cluster: ShoalCluster, api_key: ApiKey, id: int, directory: Any, **mo
 
 
 def test_a_voter_takes_the_place_of_another(tmp_path: Path) -> None:
-    """The fourth is added by hand, the first is removed, and then any of the three may go."""
+    """The fourth is added by hand, the first is removed, and then any of the three may stop."""
     with running(ShoalCluster(tmp_path, configs=CONFIGS)) as cluster:
         flags = cluster.joining(4)
         cluster.nodes[4] = cluster.node(4, tmp_path / "4", CONFIGS, *flags).start()
-        eventually(lambda: all(directories(cluster).values()), what="all tell their directories")
+        eventually(lambda: all(directories(cluster).values()), what="directories of all voters")
         joined = eventually(lambda: caught_up(cluster, 4))
         host, _, port = cluster.controllers[4].rpartition(":")
         listener = {"name": "CONTROLLER", "host": host, "port": int(port)}
@@ -76,7 +76,7 @@ def test_a_voter_takes_the_place_of_another(tmp_path: Path) -> None:
         eventually(lambda: sorted(rows(cluster, "current_voters")) == [2, 3, 4])
 
 
-def test_a_controller_joins_by_itself(tmp_path: Path) -> None:
+def test_a_controller_joins_automatically(tmp_path: Path) -> None:
     with running(ShoalCluster(tmp_path, 1)) as cluster:
         flags = cluster.joining(2)
         join = {"controller.quorum.auto.join.enable": "true"}
@@ -85,11 +85,11 @@ def test_a_controller_joins_by_itself(tmp_path: Path) -> None:
 
 
 def test_a_voter_that_lost_its_disk_votes_again(tmp_path: Path) -> None:
-    """Each of three in turn, the leader too; a quorum that had not taken them back were gone after
-    the second."""
+    """Each of three in turn, the leader too. Without the return of the first, the quorum would be
+    lost after the second."""
     join = CONFIGS | {"controller.quorum.auto.join.enable": "true"}
     with running(ShoalCluster(tmp_path, configs=join)) as cluster:
-        eventually(lambda: all(directories(cluster).values()), what="all tell their directories")
+        eventually(lambda: all(directories(cluster).values()), what="directories of all voters")
         for id in (cluster.controller(), 1, 2, 3):
             before = directories(cluster)
             cluster.nodes[id].kill9()

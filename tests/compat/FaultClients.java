@@ -4,7 +4,7 @@
 // Arguments: bootstrap servers, topic, number of partitions, group protocol (classic or consumer),
 // then one role and name per client, such as writer:w1, reader:g1, sharer:s1. All clients share one
 // process, each with a thread. Standard input names the clients to stop, one a line; its end stops
-// all. Each line of standard output is a JSON object: the client ("c"), what happened ("e") and
+// all. Each line of standard output is a JSON object: the client ("c"), the event ("e") and
 // when ("t"), in seconds of the monotonic clock.
 
 import java.io.BufferedReader;
@@ -82,7 +82,7 @@ public class FaultClients {
     private static Properties settings() {
         Properties settings = new Properties();
         settings.put("bootstrap.servers", bootstrap);
-        // A frozen broker keeps its connections open; this bounds the wait for its answers.
+        // A frozen broker keeps its connections open; this bounds the wait for its responses.
         settings.put("request.timeout.ms", "6000");
         return settings;
     }
@@ -103,11 +103,11 @@ public class FaultClients {
                 String value = name + "-" + n;
                 producer.send(
                     new ProducerRecord<>(topic, n % partitions, null, value), (where, error) -> {
-                        String told = ", \"v\": " + quoted(value);
+                        String fields = ", \"v\": " + quoted(value);
                         if (error == null) {
-                            tell(name, "sent", told + at(where.partition(), where.offset()));
+                            tell(name, "sent", fields + at(where.partition(), where.offset()));
                         } else {
-                            tell(name, "refused", told + ", \"error\": " + quoted("" + error));
+                            tell(name, "refused", fields + ", \"error\": " + quoted("" + error));
                         }
                     });
                 Thread.sleep(PACE_MS);
@@ -145,7 +145,7 @@ public class FaultClients {
         }
     }
 
-    /** Report where the member goes on: what the group has committed. */
+    /** Report the position at which the member resumes: the group's commits. */
     private static void assigned(
             String name, KafkaConsumer<String, String> consumer,
             Collection<TopicPartition> partitions) {
@@ -198,17 +198,17 @@ public class FaultClients {
     private static void settle(String name, KafkaShareConsumer<String, String> consumer) {
         String since = ", \"since\": " + now();
         ConsumerRecords<String, String> polled = consumer.poll(Duration.ofMillis(200));
-        Map<Integer, StringJoiner> fates = new HashMap<>();
+        Map<Integer, StringJoiner> acknowledgements = new HashMap<>();
         for (ConsumerRecord<String, String> record : polled) {
             int count = record.deliveryCount().orElse((short) 0);
             tell(name, "got", since + at(record.partition(), record.offset())
                 + ", \"n\": " + count + ", \"v\": " + quoted(record.value()));
-            AcknowledgeType fate = fate(record.offset(), count);
-            consumer.acknowledge(record, fate);
-            fates.computeIfAbsent(record.partition(), p -> new StringJoiner(", ", "{", "}"))
-                .add("\"" + record.offset() + "\": " + quoted(fate.toString()));
+            AcknowledgeType acknowledgement = acknowledgement(record.offset(), count);
+            consumer.acknowledge(record, acknowledgement);
+            acknowledgements.computeIfAbsent(record.partition(), p -> new StringJoiner(", ", "{", "}"))
+                .add("\"" + record.offset() + "\": " + quoted(acknowledgement.toString()));
         }
-        if (fates.isEmpty()) {
+        if (acknowledgements.isEmpty()) {
             return;
         }
         String begun = ", \"since\": " + now();
@@ -218,19 +218,20 @@ public class FaultClients {
         } finally {
             Map<Integer, String> results = new HashMap<>();
             done.forEach((where, error) -> results.put(where.partition(), result(error)));
-            fates.forEach((partition, told) -> tell(name, "settled", begun + ", \"p\": " + partition
-                + ", \"fates\": " + told + ", \"ok\": " + results.getOrDefault(partition, "null")));
+            acknowledgements.forEach((partition, sent) -> tell(name, "settled", begun
+                + ", \"p\": " + partition + ", \"acknowledgements\": " + sent
+                + ", \"ok\": " + results.getOrDefault(partition, "null")));
         }
     }
 
-    private static AcknowledgeType fate(long offset, int deliveryCount) {
+    private static AcknowledgeType acknowledgement(long offset, int deliveryCount) {
         if (offset % 10 == 3 && deliveryCount == 1) {
             return AcknowledgeType.RELEASE;
         }
         return offset % 10 == 7 ? AcknowledgeType.REJECT : AcknowledgeType.ACCEPT;
     }
 
-    /** Whether an acknowledgement was taken: true, false, or null if its answer was lost. */
+    /** Whether an acknowledgement was applied: true, false, or null if its response was lost. */
     private static String result(Optional<KafkaException> error) {
         if (error.isEmpty()) {
             return "true";

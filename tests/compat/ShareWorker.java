@@ -49,12 +49,12 @@ public class ShareWorker {
         try {
             while (System.in.read() >= 0) { }
         } catch (java.io.IOException ended) {
-            // As good as its end.
+            // Treat an error as the end of input.
         }
         stopped = true;
     }
 
-    /** One poll; each record gets a fate by chance, then all are committed. */
+    /** Poll once, choose an acknowledgement for each record at random, and commit. */
     private static void settle(
             KafkaShareConsumer<String, String> consumer, Random random, double workMs,
             double released) throws InterruptedException {
@@ -64,7 +64,7 @@ public class ShareWorker {
             tell("idle", ", \"since\": " + since);
             return;
         }
-        StringJoiner fates = new StringJoiner(", ");
+        StringJoiner acknowledgements = new StringJoiner(", ");
         for (ConsumerRecord<String, String> record : polled) {
             String where = record.partition() + ", " + record.offset();
             int count = record.deliveryCount().orElse((short) 0);
@@ -75,9 +75,9 @@ public class ShareWorker {
             }
             boolean release = random.nextDouble() < released;
             consumer.acknowledge(record, release ? AcknowledgeType.RELEASE : AcknowledgeType.ACCEPT);
-            fates.add("[" + where + ", " + count + ", \"" + (release ? "RELEASE" : "ACCEPT") + "\"]");
+            acknowledgements.add("[" + where + ", " + count + ", \"" + (release ? "RELEASE" : "ACCEPT") + "\"]");
         }
-        tell("begin", ", \"fates\": [" + fates + "]");
+        tell("begin", ", \"acknowledgements\": [" + acknowledgements + "]");
         StringJoiner codes = new StringJoiner(", ");
         Map<TopicIdPartition, Optional<KafkaException>> done = consumer.commitSync();
         done.forEach((where, error) ->

@@ -2,7 +2,7 @@
 //
 // Arguments: the input topic, the output topic, and settings of the application as name=value.
 // Every update of a count is written (nothing is cached), so the output of a word is 1, 2, 3, ...
-// Prints each change of state as `state NAME` and what a thread dies of as `died CLASS: MESSAGE`.
+// Prints each change of state as `state NAME` and the error of a thread as `died CLASS: MESSAGE`.
 // Ends when standard input does.
 
 import java.util.Arrays;

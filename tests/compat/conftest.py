@@ -1,6 +1,6 @@
-"""Clients that are no Python packages: Kafka's own tools (Java) and kcat.
+"""Clients that are not Python packages: Kafka's own tools (Java) and kcat.
 
-A machine without them skips their tests and says why; under CI their absence is a failure.
+On a machine without them their tests are skipped with the reason; in CI they fail.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="module")
 def tools_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalProcess]:
-    """A broker for the tools of a file; groups do not wait for members of the first second."""
+    """A broker for the tools of a file; groups do not wait for further members at their start."""
     process = ShoalProcess(
         tmp_path_factory.mktemp("tools") / "data",
         configs={"group.initial.rebalance.delay.ms": "0"},
@@ -60,7 +60,7 @@ def queue(broker: ShoalProcess) -> Iterator[Queue]:
 
 @pytest.fixture
 def kcat() -> str:
-    """The program's name."""
+    """Return the program's name."""
     if shutil.which("kcat") is None:
         lacking("no kcat on the PATH: apt-get install kcat")
     return "kcat"

@@ -44,7 +44,7 @@ def create(admin: AdminClient, new: NewTopic, **options: object) -> None:
 
 
 def code(call: Callable[[], object]) -> str:
-    """The name of the error that a call fails with."""
+    """Return the name of the error that a call fails with."""
     with pytest.raises(KafkaException) as caught:
         call()
     return str(caught.value.args[0].name())
@@ -125,7 +125,7 @@ def test_topic_configs_with_source_and_synonyms(admin: AdminClient, topic: str) 
 
 
 def test_broker_configs_reach_topics(start_broker: Callable[..., ShoalProcess]) -> None:
-    """Set in the file, then while the broker runs, then undone."""
+    """Set in the file, then changed in the running broker, then reset."""
     process = start_broker(configs={"log.segment.bytes": "2000000"})
     admin = AdminClient({"bootstrap.servers": process.bootstrap})
     name = next(_names)

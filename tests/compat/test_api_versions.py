@@ -1,4 +1,4 @@
-"""What ApiVersions names: Kafka's ranges for all that one node needs, and the page that says so."""
+"""ApiVersions lists Kafka's ranges for all APIs that one node needs, and the page matches it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kafka_tools import KafkaTools
     from servers import ShoalProcess
 
-#: What producers, consumers, share consumers and administrators of one broker call.
+#: APIs that producers, consumers, share consumers and administrators of one broker use.
 SINGLE_NODE = [
     *range(4),
     *range(8, 24),
@@ -53,7 +53,7 @@ def test_the_ranges_are_kafkas(shared_broker: ShoalProcess, version: int) -> Non
 
 @pytest.mark.java
 def test_kafkas_own_client_uses_the_latest_of_each(tools: KafkaTools) -> None:
-    """kafka-broker-api-versions: `usable` is the highest that both sides know."""
+    """kafka-broker-api-versions: `usable` is the highest version that both sides support."""
     said = tools.run("broker-api-versions")
     rows = re.findall(r"^\t(\w+)\((\d+)\): (?:(\d+)(?: to (\d+))?|UNSUPPORTED)", said, re.MULTILINE)
     usable = {

@@ -1,4 +1,4 @@
-"""What a broker does by itself: retention, compaction, expiry of idle connections."""
+"""A broker's background work: retention, compaction, expiry of idle connections."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_retention_by_size_and_time(start_broker: Callable[..., ShoalProcess]) -
         for _ in range(50):
             client.produce("size", bytes(100_000), timestamp_ms=1)
             client.produce("time", bytes(100_000), timestamp_ms=1)
-        # Five segments of ten records: three go before the rest is no more than 2 MB and a segment.
+        # Five segments of ten records: deleting three leaves at most 2 MB and a segment.
         eventually(lambda: client.fetch("size", 50).log_start_offset == 30)
         assert client.fetch("size", 29).error_code == ErrorCode.offset_out_of_range
         assert client.fetch("size", 30).error_code == 0
@@ -74,7 +74,7 @@ def test_compaction_leaves_the_last_value_of_each_key(
 
 def test_a_deleted_topic_leaves_no_files(broker: ShoalProcess) -> None:
     with WireClient(broker.bootstrap) as client:
-        for _ in range(3):  # under one name again and again
+        for _ in range(3):  # repeatedly under one name
             topic_id = client.create_topic("t", 3)
             client.produce("t", b"v", partition=2)
             body = {"topics": [{"topic_id": topic_id}], "timeout_ms": 1000}

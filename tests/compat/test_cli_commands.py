@@ -1,4 +1,4 @@
-"""The everyday commands: what they print, what they refuse, and with which exit status."""
+"""The everyday commands: their output, their errors, and their exit statuses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalProcess]:
-    """A broker whose metrics listener stands in its configs, so that commands find it."""
+    """A broker whose configs name its metrics listener, so that commands find it."""
     (port,) = free_ports(1)
     process = ShoalProcess(tmp_path_factory.mktemp("cli") / "data", metrics=f"127.0.0.1:{port}")
     yield process.start()
@@ -158,13 +158,13 @@ def test_from_beginning_sets_positions_once_and_no_config(shoal: Shoal, topic: s
     assert len(shoal.says(*take, "-n", "6").split()) == 6
     described = shoal.says("configs", "describe", "group", group)
     assert "earliest" not in described, described
-    # A group that has a position goes on from there.
+    # A group that has a position resumes from there.
     shoal.run("produce", topic, stdin="6\n")
     assert shoal.says(*take, "-n", "1").split() == ["6"]
     shoal.run("groups", "reset-offsets", group, "-t", topic, "--to-latest", "--execute")
     shoal.run("produce", topic, stdin="7\n")
     assert shoal.says(*take, "-n", "1").split() == ["7"]
-    # Beside a member that runs, the command joins it.
+    # The command joins a group that has a running member.
     member = shoal.start("share-consume", topic, "-g", group, "--timeout", "60s")
     eventually(lambda: len(shoal.json("groups", "describe", group)[0]["members"]) == 1)
     assert shoal.says(*take, "--timeout", "1s") == ""
@@ -187,7 +187,7 @@ def test_where_brokers_are_is_read_from_the_environment(shoal: Shoal, topic: str
         assert found or "SHOAL_BOOTSTRAP_SERVERS" in done.stderr
 
 
-def test_asking_what_to_do_with_each_record(shoal: Shoal) -> None:
+def test_asking_for_each_acknowledgement(shoal: Shoal) -> None:
     shoal.run("topics", "create", "asked", "-p", "1")
     shoal.run("produce", "asked", stdin="first\nsecond\nthird\n")
     terminal = shoal.at_a_terminal(
@@ -195,7 +195,7 @@ def test_asking_what_to_do_with_each_record(shoal: Shoal) -> None:
     )
     terminal.expect("@0 delivery 1: first\n")
     terminal.expect("[q]uit? ")
-    terminal.type("n\n")  # Renew, and be asked again.
+    terminal.type("n\n")  # Renew; the command asks again.
     terminal.expect("[q]uit? ")
     terminal.type("l\n")
     terminal.expect("@0 delivery 2: first\n")
@@ -364,7 +364,7 @@ def test_a_group_of_another_type(shoal: Shoal, topic: str) -> None:
         member.kill()
 
 
-def test_a_reader_that_goes_away(shoal: Shoal, topic: str) -> None:
+def test_a_reader_that_closes_the_pipe(shoal: Shoal, topic: str) -> None:
     """`shoal consume … | head -1` ends quietly."""
     command = " ".join([*SHOAL, "consume", topic, "--from-beginning", "--timeout", "3s"])
     done = subprocess.run(

@@ -28,7 +28,7 @@ USER, PASSWORD = "ann", 'se"cret, with=signs'
 
 @pytest.fixture(scope="module")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProcess]:
-    """A Kafka that listens in the clear, with SASL, and with TLS."""
+    """A Kafka with a plaintext listener, one with SASL, and one with TLS."""
     folder = tmp_path_factory.mktemp("kafka")
     key_pair = _certificate(folder)
     quoted = PASSWORD.replace('"', '\\\\"')
@@ -62,7 +62,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProcess]:
 
 
 def _certificate(folder: Path) -> Path:
-    """A self-signed certificate for 127.0.0.1; key and certificate in one file."""
+    """Create a self-signed certificate for 127.0.0.1; key and certificate are in one file."""
     key, certificate, pair = (folder / f"{n}.pem" for n in ("key", "certificate", "pair"))
     subprocess.run(
         [

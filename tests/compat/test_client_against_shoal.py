@@ -30,7 +30,7 @@ def test_scenario(
 
 @pytest.fixture(scope="module")
 def roomy_broker(tmp_path_factory: pytest.TempPathFactory) -> object:
-    """A broker that lets groups have short locks."""
+    """A broker that allows groups to have short locks."""
     process = ShoalProcess(
         tmp_path_factory.mktemp("roomy") / "data",
         configs={"group.share.min.record.lock.duration.ms": "1000"},

@@ -1,7 +1,7 @@
-"""The client where the network is against it: cut connections, lost answers, broken peers.
+"""The client on a faulty network: cut connections, lost responses, broken peers.
 
-A relay stands between client and broker; the broker advertises the relay's address, so every
-connection goes through it.
+A relay is between client and broker. The broker advertises the relay's address, so every connection
+goes through it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PRODUCE = int(ApiKey.PRODUCE)
 
 
 class Relay:
-    """Hands frames on. `lose(api_key, n)` swallows the next n answers of an API and cuts."""
+    """Forwards frames. `lose(api_key, n)` drops the next n responses of an API and disconnects."""
 
     def __init__(self, target: tuple[str, int]) -> None:
         self._target = target
@@ -112,7 +112,7 @@ async def relayed(broker: ShoalProcess, port: int) -> AsyncIterator[Relay]:
 
 
 def through_relay(tmp_path: Path, scenario: Callable[[Client, Relay], Awaitable[None]]) -> None:
-    """Run a scenario against a broker that is reached through a relay alone."""
+    """Run a scenario against a broker that is reachable only through a relay."""
     (port,) = free_ports(1)
     advertised = {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}"}
     broker = ShoalProcess(tmp_path / "data", configs=advertised).start()
@@ -127,8 +127,8 @@ def through_relay(tmp_path: Path, scenario: Callable[[Client, Relay], Awaitable[
         broker.kill9()
 
 
-def test_what_may_be_asked_twice_is_asked_again_where_the_answer_was_lost(tmp_path: Path) -> None:
-    """Also as the first request of a client, which knows the addresses that it was given alone."""
+def test_idempotent_requests_are_repeated_after_a_lost_response(tmp_path: Path) -> None:
+    """Also as the first request of a client, which has only the bootstrap addresses."""
 
     async def scenario(client: Client, relay: Relay) -> None:
         group = Resource(ResourceType.GROUP, "g")
@@ -185,7 +185,8 @@ def test_a_record_without_an_answer_is_given_up_in_time(tmp_path: Path) -> None:
 
 
 def test_a_share_session_survives_its_connection(tmp_path: Path) -> None:
-    """The broker gives the records of a lost connection to whoever comes next, here the same."""
+    """The broker delivers the records of a lost connection to the next member, here the same
+    one."""
 
     async def scenario(client: Client, relay: Relay) -> None:
         topic = await client_scenarios.new_topic(client)
@@ -213,7 +214,7 @@ Behaviour = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[Non
 
 
 async def against(behaviour: Behaviour, **settings: str) -> None:
-    """Connect to a server that behaves like this."""
+    """Connect to a server with this behaviour."""
     server = await asyncio.start_server(behaviour, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     properties = {name.replace("_", "."): value for name, value in settings.items()}
@@ -269,7 +270,7 @@ def test_a_peer_that_says_nothing() -> None:
         asyncio.run(against(_mute, **settings))
 
 
-def test_nobody_listens() -> None:
+def test_no_process_listens() -> None:
     (port,) = free_ports(1)
 
     async def run() -> None:

@@ -21,15 +21,15 @@ COUNT, RATE = 2_400, 300
 
 
 def count(command: RunningCommand, name: str) -> int:
-    """Records in events of that name, those apart that the broker refused."""
-    told = events(list(command.lines), name)
-    return sum(event["count"] for event in told if event.get("success", True))
+    """Count the records in events of this name, without those that the broker refused."""
+    all_events = events(list(command.lines), name)
+    return sum(event["count"] for event in all_events if event.get("success", True))
 
 
 def test_the_verifiable_clients_lose_nothing_with_a_killed_leader(tmp_path: Path) -> None:
     with running(ShoalCluster(tmp_path, configs=CONFIGS)) as cluster:
         tools = KafkaTools(cluster.bootstrap)
-        # By itself the tool has its producer give up at the first error.
+        # By default the tool's producer gives up at the first error.
         settings = tmp_path / "producer.properties"
         settings.write_text("retries=2147483647\nenable.idempotence=true\n")
         tools.run(

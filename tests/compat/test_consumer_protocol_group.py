@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from servers import ShoalProcess
 
-#: Partitions move with heartbeats, and tests wait for them to.
+#: Partitions move with heartbeats, and tests wait for that.
 BROKER_CONFIG = {
     "group.consumer.heartbeat.interval.ms": "1000",
     "group.consumer.min.heartbeat.interval.ms": "1000",
@@ -78,7 +78,7 @@ def partitions_of(consumer: Consumer) -> set[tuple[str, int]]:
 
 
 def settled(group: Group, *members: Consumer, share: int) -> list[set[tuple[str, int]]]:
-    """The members' partitions, once each has `share` of them and together they have all."""
+    """Return the members' partitions once each has `share` of them and together they have all."""
 
     def probe() -> list[set[tuple[str, int]]] | None:
         found = [partitions_of(member) for member in members]
@@ -117,7 +117,7 @@ def test_a_member_reads_everything_and_commits(shared_broker: ShoalProcess) -> N
 
 @pytest.mark.parametrize("assignor", ["uniform", "range"])
 def test_members_come_and_go(shared_broker: ShoalProcess, assignor: str) -> None:
-    """Partitions move one way only: what a member keeps, it never lost."""
+    """A member that keeps a partition never loses it in between."""
     group = Group(shared_broker)
     with ExitStack() as stack:
         first = stack.enter_context(group.member(**{"group.remote.assignor": assignor}))
@@ -137,7 +137,7 @@ def test_members_come_and_go(shared_broker: ShoalProcess, assignor: str) -> None
 
 
 def test_a_static_member_comes_back_to_its_partitions(shared_broker: ShoalProcess) -> None:
-    """KIP-848: leaving with epoch -2 holds its place; nobody else is assigned what it had."""
+    """KIP-848: leaving with epoch -2 keeps its place; no other member gets its partitions."""
     group = Group(shared_broker)
     with group.member() as other:
         with group.member(**{"group.instance.id": "static"}) as static:
@@ -167,8 +167,8 @@ def test_new_partitions_are_assigned(shared_broker: ShoalProcess) -> None:
 
 
 def test_a_group_moves_to_the_consumer_protocol_and_back(shared_broker: ShoalProcess) -> None:
-    """Rolling from classic members to consumer members and back: never a stop, never two readers
-    of one partition."""
+    """Members are replaced one by one, from classic to consumer and back. Reading never stops, and
+    no partition ever has two readers."""
     group = Group(shared_broker)
     with ExitStack() as classics:
         a = classics.enter_context(group.member(protocol="classic"))
@@ -182,7 +182,8 @@ def test_a_group_moves_to_the_consumer_protocol_and_back(shared_broker: ShoalPro
 
 
 def test_a_group_survives_its_coordinator(broker: ShoalProcess) -> None:
-    """Members keep their partitions and epochs over kill -9: their next heartbeat just goes on."""
+    """Members keep their partitions and epochs over kill -9, and continue with their next
+    heartbeat."""
     group = Group(broker)
     with group.member() as a, group.member() as b:
         before = settled(group, a, b, share=2)
@@ -253,7 +254,8 @@ def test_what_is_refused_and_why(
 
 
 def test_epochs_fence(shared_broker: ShoalProcess) -> None:
-    """FENCED_MEMBER_EPOCH for an epoch ahead or long gone, UNKNOWN_MEMBER_ID for a stranger."""
+    """FENCED_MEMBER_EPOCH for an epoch that is ahead or too old, UNKNOWN_MEMBER_ID for a
+    stranger."""
     group_id = f"g-{uuid.uuid4().hex[:8]}"
     with WireClient(shared_broker.bootstrap) as client:
 

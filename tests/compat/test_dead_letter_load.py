@@ -1,4 +1,4 @@
-"""Dead letters under load: thousands a second over a broker that is killed, and none missing."""
+"""Dead letters under load: thousands a second with a broker kill, and none is missing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 RECORDS = 60_000
 PARTITIONS = 2
-#: What the machine of the tests must reach; `bench` holds the goal of 5,000.
+#: The minimum on the machine of the tests; `bench` checks the goal of 5,000.
 LETTERS_PER_S_MIN = 1_000
 DLQ = "errors.deadletterqueue"
 
@@ -48,27 +48,27 @@ def queue(broker: ShoalProcess) -> Iterator[Queue]:
 
 
 class Rejecter(threading.Thread):
-    """A member that rejects all it gets, each record by itself, until it is told to end."""
+    """A member that rejects every record individually until `end`."""
 
     def __init__(self, queue: Queue) -> None:
         super().__init__(daemon=True)
         self._queue = queue
-        self._told_to_end = threading.Event()
+        self._ending = threading.Event()
         self.start()
 
     def run(self) -> None:
-        while not self._told_to_end.is_set():
+        while not self._ending.is_set():
             try:
                 with SyncClient(self._queue.bootstrap) as client:
                     client.run(self._reject(client))
             except ClientError:
-                self._told_to_end.wait(0.1)  # The broker is being killed.
+                self._ending.wait(0.1)  # The broker is being killed.
 
     async def _reject(self, client: SyncClient) -> None:
         session = await client.client.share(self._queue.group, [self._queue.topic])
         async with session:
             acks: list = []
-            while not self._told_to_end.is_set():
+            while not self._ending.is_set():
                 found = await session.acquire(
                     max_records=1000,
                     max_wait_ms=200,
@@ -79,12 +79,12 @@ class Rejecter(threading.Thread):
                 acks = [a for one in found for a in one.acknowledge(AcknowledgeType.REJECT)]
 
     def end(self) -> None:
-        self._told_to_end.set()
+        self._ending.set()
         self.join()
 
 
 def letters(queue: Queue) -> Counter[tuple[int, int]]:
-    """How many letters each record has, by partition and offset; their payload is checked."""
+    """Count the dead letters of each record, by partition and offset, and check their payload."""
 
     async def read() -> Counter[tuple[int, int]]:
         client, found = queue.client.client, Counter[tuple[int, int]]()
@@ -116,7 +116,9 @@ def test_no_letter_is_lost_over_a_killed_broker(broker: ShoalProcess, queue: Que
     for _ in range(2):
         eventually(lambda: name in broker.scrape(), timeout_s=60, what="letters are written")
         goal = broker.metric(name) + RECORDS / 6
-        eventually(lambda goal=goal: broker.metric(name) > goal, timeout_s=60, what="it goes on")
+        eventually(
+            lambda goal=goal: broker.metric(name) > goal, timeout_s=60, what="more dead letters"
+        )
         broker.kill9()
         broker.start()
     queue.drained(timeout_s=120)

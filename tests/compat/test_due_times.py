@@ -1,4 +1,4 @@
-"""What a broker counts of records that are held back: by a delay, a back-off or their key."""
+"""Metrics of records that are held back by a delay, a back-off or their key."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def queue(broker: ShoalProcess) -> Iterator[Queue]:
 
 
 def begin(queue: Queue) -> None:
-    """Give the group a position as the operator does, and leave it without a member."""
+    """Set the group's start offset as the operator does, without a member."""
 
     async def created() -> None:
         member = ShareMembership(queue.client.client.cluster, queue.group, [queue.topic], rack=None)
@@ -80,7 +80,7 @@ def test_delays_are_counted_while_no_member_fetches(broker: ShoalProcess, queue:
     assert samples(broker, queue, "unavailable_records") == {"": 5}
     (due_s,) = samples(broker, queue, "next_due_timestamp_seconds").values()
     assert began + 44 < due_s < time.time() + 46
-    # What is produced later is looked at too, and so is what a restart forgot.
+    # Records that are produced later are scanned too, and so are those that a restart forgot.
     delayed(queue, 5 * MINUTE_MS, 1)
     not_due(broker, queue, 6, 4, 3)
     assert broker.stop() == 0
@@ -102,7 +102,7 @@ def test_records_behind_a_delayed_one_of_their_key_are_not_due(
     delayed(queue, HOUR_MS, 2, key=b"a")
     queue.produce(range(3), key=b"a")
     queue.produce(range(2), key=b"b")
-    # The first of b may be delivered, the second once that is done: it is no work for tomorrow.
+    # The first record of b is available, and the second follows it: neither is due later.
     not_due(broker, queue, 5, 5, 5)
     assert samples(broker, queue, "unavailable_records") == {"": 6}
 

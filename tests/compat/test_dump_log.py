@@ -1,4 +1,4 @@
-"""Kafka's own dump tool reads our segments, indexes and snapshots, and finds no fault in them."""
+"""Kafka's own dump tool reads our segments, indexes and snapshots without an error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 
 
 def dump(directory: Path, *flags: str) -> str:
-    """What the tool says of all files in a log's directory."""
+    """Return the tool's output for all files in a log's directory."""
     kinds = (".log", "index", ".snapshot")
     files = sorted(str(f) for f in directory.iterdir() if f.name.endswith(kinds))
     result = subprocess.run(
@@ -48,7 +48,7 @@ def dump(directory: Path, *flags: str) -> str:
 
 
 def offsets(text: str) -> list[int]:
-    """The offsets of the data records that the tool printed."""
+    """Return the offsets of the data records that the tool printed."""
     found = re.findall(r"^\| offset: (\d+) (?!.*endTxnMarker)", text, re.MULTILINE)
     return [int(at) for at in found]
 

@@ -1,6 +1,6 @@
-"""Faulty batches get from Shoal the answers that Apache Kafka gives (KIP-467 included).
+"""Shoal answers faulty batches as Apache Kafka does (KIP-467 included).
 
-Both brokers are sent the table of `faulty_batches`, and answer with error codes, record errors, log
+Both brokers get the cases of `faulty_batches`. The test compares error codes, record errors, log
 ends and stored batches. `STRICTER` and `STRICTER_COMPRESSED` are the deliberate differences, which
 docs/compat.md lists: Kafka stores these batches, and a strict reader cannot read them.
 """
@@ -36,8 +36,8 @@ STRICTER = re.compile(
     r"a batch and .*|\w+ to .*, a gap|NONE offsets .*|.* record: (timestamp of ten bytes, too wide"
     r"|(key|value|header value) of -2|key of -1000)"
 )
-#: Kafka does not look at these bytes of compressed batches, and stores the batch. It lists a record
-#: without a key in front of such a fault.
+#: Kafka does not check these bytes of compressed batches, and stores the batch. It lists a record
+#: without a key before such a fault.
 STRICTER_COMPRESSED = re.compile(
     r"(?!NONE).* (record: (size (one less|one more|0|3|-1|1000000|2147483647|wraps)"
     r"|the last past the end)|tail behind the data|no key, and a fault behind it)|SNAPPY garbled"
@@ -46,7 +46,7 @@ _LOG_APPEND_TIME = 0x08
 
 
 class Outcome(NamedTuple):
-    """What a broker made of a case; `stored` is None where nothing was appended."""
+    """The result of a case; `stored` is None if nothing was appended."""
 
     error: ErrorCode
     record_errors: list[int]
@@ -68,7 +68,7 @@ def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProc
 def outcomes(
     kafka_broker: KafkaProcess, shared_broker: ShoalProcess
 ) -> list[tuple[Case, Outcome, Outcome]]:
-    """Each case with Kafka's and Shoal's outcome."""
+    """Return each case with Kafka's and Shoal's outcome."""
     with ThreadPoolExecutor(2) as pool:
         kafka, shoal = pool.map(_outcomes, (kafka_broker.bootstrap, shared_broker.bootstrap))
     return [(case, kafka[case.name], shoal[case.name]) for case in CASES]
@@ -78,7 +78,7 @@ def _outcomes(bootstrap: str) -> dict[str, Outcome]:
     found: dict[str, Outcome] = {}
     with WireClient(bootstrap) as client:
         for topic, configs in TOPICS.items():
-            # A request for each version, so that a hundred cases cost one round trip.
+            # One request for each version, so that a hundred cases take one round trip.
             cases = sorted((c for c in CASES if c.topic == topic), key=_request_of)
             settings = {name.replace(".", "_"): value for name, value in configs.items()}
             client.create_topic(topic, len(cases), **settings)
@@ -113,7 +113,7 @@ def _produce(
 
 
 def _ends(client: WireClient, topic: str, count: int) -> list[int]:
-    """The log ends, empty while a partition has no leader."""
+    """Return the log ends; empty while a partition has no leader."""
     rows = [
         {"partition_index": i, "current_leader_epoch": -1, "timestamp": -1} for i in range(count)
     ]
@@ -124,7 +124,7 @@ def _ends(client: WireClient, topic: str, count: int) -> list[int]:
 
 
 def _stored(client: WireClient, topic: str, partitions: list[int]) -> dict[int, tuple[Any, ...]]:
-    """The one batch of each partition: what its header says, and its records if they read."""
+    """Return the only batch of each partition: its header, and its records if they are readable."""
     rows = [{"partition": i, "fetch_offset": 0, "partition_max_bytes": 1 << 20} for i in partitions]
     body = {
         "max_wait_ms": 0,
@@ -144,7 +144,7 @@ def _stored(client: WireClient, topic: str, partitions: list[int]) -> dict[int, 
                     for r in read_records(row.records, at, bytes_max=1 << 20)
                 ]
             except Exception:
-                records = []  # Larger than that, or Kafka stored what cannot be read.
+                records = []  # Too large, or Kafka stored an unreadable batch.
             found[row.partition_index] = (
                 header.record_count,
                 header.last_offset_delta,
@@ -189,7 +189,7 @@ def test_every_answer_is_kafkas(outcomes: list[tuple[Case, Outcome, Outcome]]) -
     assert sum(kafka.error is ErrorCode.none for _, kafka, _ in outcomes) > 100
 
 
-def test_what_is_stored_can_be_read(outcomes: list[tuple[Case, Outcome, Outcome]]) -> None:
+def test_stored_batches_are_readable(outcomes: list[tuple[Case, Outcome, Outcome]]) -> None:
     for case, _, shoal in outcomes:
         if shoal.end and "8 MiB" not in case.name and "no UTF-8" not in case.name:
             assert shoal.stored is not None, case.name
@@ -199,7 +199,7 @@ def test_what_is_stored_can_be_read(outcomes: list[tuple[Case, Outcome, Outcome]
 def test_a_client_blames_the_records_that_are_listed(
     kafka_broker: KafkaProcess, shared_broker: ShoalProcess
 ) -> None:
-    """KIP-467: a different error for the records that are not to blame."""
+    """KIP-467: the records without a fault get a different error."""
     for bootstrap in (kafka_broker.bootstrap, shared_broker.bootstrap):
         with WireClient(bootstrap) as client:
             client.create_topic("blamed", cleanup_policy="compact")
@@ -210,7 +210,7 @@ def test_a_client_blames_the_records_that_are_listed(
 
 
 def _reported(bootstrap: str) -> Counter[tuple[bool, int]]:
-    """How many of 100 records in one batch got which error, by whether they lack a key."""
+    """Count the errors of 100 records in one batch, by whether the record lacks a key."""
     errors: Counter[tuple[bool, int]] = Counter()
 
     def report(error: KafkaError, message: Message) -> None:
@@ -236,12 +236,12 @@ def test_record_errors_are_bounded(shared_broker: ShoalProcess) -> None:
 
 # Sequences of idempotent producers
 
-#: (producer id, epoch, base sequence), in the order in which they are sent.
+#: (producer id, epoch, base sequence), in the order of sending.
 SEQUENCES = [
     *[(1_000, 0, n) for n in range(7)],
     *[(1_000, 0, n) for n in range(6, -1, -1)],  # The last five are duplicates.
     (1_000, 0, 9), (1_000, 0, 7),
-    (2_000, 0, 7), (2_000, 0, 9), (2_000, 0, 8),  # An unknown producer begins anywhere.
+    (2_000, 0, 7), (2_000, 0, 9), (2_000, 0, 8),  # An unknown producer may begin with any sequence.
     (2_000, 1, 5), (2_000, 1, 0), (2_000, 0, 9), (2_000, 1, 0), (2_000, 1, 1),
 ]  # fmt: skip
 
@@ -257,7 +257,7 @@ def test_sequences_get_kafkas_answers(
 
 
 def _of_sequences(bootstrap: str) -> list[tuple[int, int]]:
-    """The error code and offset of each batch, those of some again after DeleteRecords."""
+    """Return the error code and offset of each batch; some are sent again after DeleteRecords."""
 
     def send(id: int, epoch: int, sequence: int) -> tuple[int, int]:
         who = {"producer_id": id, "producer_epoch": epoch, "base_sequence": sequence}

@@ -1,6 +1,6 @@
-"""A member that goes on purpose, with records it did nothing with: their delivery does not count.
+"""A member that closes deliberately with unprocessed records: their delivery does not count.
 
-Our client's own word; a plain close counts, and Kafka's brokers count always.
+Only our client can ask for this. A plain close counts, and on Kafka's brokers every close counts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def delivered(queue: Queue, *, undelivered: bool) -> list[int]:
-    """The delivery counts of what a new member gets, which then closes its session so."""
+    """Return the delivery counts that a new member gets; it closes its session with this option."""
     session = queue.client.run(queue.client.client.share(queue.group, [queue.topic]))
     found = queue.client.run(session.acquire(max_wait_ms=20_000))
     counts = [r.delivery_count for one in found for r in one.ranges]
@@ -25,7 +25,7 @@ def delivered(queue: Queue, *, undelivered: bool) -> list[int]:
     return counts
 
 
-def test_what_is_given_back_has_not_been_delivered(queue: Queue) -> None:
+def test_returned_records_do_not_count_as_delivered(queue: Queue) -> None:
     queue.configure(share_redelivery_backoff_ms="60000", share_redelivery_backoff_max_ms="60000")
     queue.produce([b"a", b"b"], batch=2)
     # More often than the group's limit of five, and at once in spite of its back-off.
@@ -40,7 +40,7 @@ def test_a_plain_close_counts(queue: Queue) -> None:
     assert delivered(queue, undelivered=False) == [2]
 
 
-def test_a_killed_broker_knows_what_counted(broker: ShoalProcess, queue: Queue) -> None:
+def test_a_killed_broker_keeps_delivery_counts(broker: ShoalProcess, queue: Queue) -> None:
     queue.produce([b"a", b"b"], batch=2)
     assert delivered(queue, undelivered=False) == [1]
     assert delivered(queue, undelivered=True) == [2]

@@ -49,7 +49,7 @@ def shoal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalProcess]:
 
 
 class Member:
-    """One consumer, with what it has been given and what it has read."""
+    """One consumer, with its assignment and the records it has read."""
 
     def __init__(self, broker: ShoalProcess, topic: str, group: str, **options: Any) -> None:
         self.consumer = Consumer(
@@ -113,7 +113,7 @@ def polled(members: list[Member], done: Callable[[], bool], what: str) -> None:
 
 
 def dealt(members: list[Member]) -> Callable[[], bool]:
-    """Whether the partitions are dealt out among the members, and to nobody twice."""
+    """Return whether all partitions are assigned, each to exactly one member."""
     share = PARTITIONS // len(members)
 
     def probe() -> bool:
@@ -196,7 +196,7 @@ def test_offsets_and_groups_survive_a_restart(
         TopicPartition(topic, p, 5 + p, f"read until {5 + p}".ljust(300), leader_epoch=0)
         for p in range(PARTITIONS)
     ]
-    # More than is loaded in one step.
+    # More than one step of loading.
     for _ in range(300):
         member.consumer.commit(offsets=positions[:1], asynchronous=False)
     member.consumer.commit(offsets=positions, asynchronous=False)
@@ -210,7 +210,7 @@ def test_offsets_and_groups_survive_a_restart(
     assert [(p.offset, p.metadata, p.leader_epoch) for p in found] == [
         (5 + p, f"read until {5 + p}".ljust(300), 0) for p in range(PARTITIONS)
     ]
-    # The member is still one: it may commit in the generation that it had.
+    # The membership still exists: it may commit in its generation.
     member.consumer.commit(offsets=[TopicPartition(topic, 0, 9)], asynchronous=False)
     assert member.partitions == list(range(PARTITIONS))
     assert member.revocations == 0

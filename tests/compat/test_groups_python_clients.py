@@ -38,9 +38,8 @@ def shoal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalProcess]:
 class Member:
     """One kafka-python consumer, driven by polls.
 
-    A poll whose time is over while it joins has its consumer join anew in the next one, or never
-    again, whatever the group has answered meanwhile: the time is more than enough, and records end
-    the polls.
+    If a poll times out during a join, the consumer joins again in the next poll, or never, whatever
+    the group has answered meanwhile. So the timeout is generous, and records end the polls.
     """
 
     def __init__(self, broker: ShoalProcess, topic: str, **options: object) -> None:
@@ -53,8 +52,8 @@ class Member:
             heartbeat_interval_ms=200,
             **options,
         )
-        # A client that leads before it has the topic's metadata deals out nothing, and kafka-python
-        # may then not notice the metadata when it comes.
+        # A leader without the topic's metadata assigns nothing, and kafka-python may not notice the
+        # metadata when it arrives.
         eventually(lambda: self.consumer.partitions_for_topic(topic))
         self.consumer.subscribe([topic])
         self.read: list[tuple[int, int]] = []
@@ -68,7 +67,8 @@ class Member:
 
 
 class Group:
-    """Who makes up a group on the topic of its name, in which there is always another record."""
+    """The members of a group on the topic of its name, to which records are produced
+    continuously."""
 
     def __init__(self, broker: ShoalProcess) -> None:
         self.broker, self.topic = broker, next(_names)
@@ -80,13 +80,13 @@ class Group:
         return Member(self.broker, self.topic, **options)
 
     def produce(self) -> None:
-        """A record to each partition."""
+        """Produce a record to each partition."""
         for partition in range(PARTITIONS):
             self._producer.send(self.topic, b"value", partition=partition)
         self._producer.flush()
 
     def polled(self, members: list[Member], done: Callable[[], bool], what: str) -> None:
-        """Each member polls in a thread of its own until that is so."""
+        """Poll each member in a thread until `done`."""
         over = threading.Event()
 
         def ended() -> bool:

@@ -1,4 +1,4 @@
-"""A share fetch that leaves the payload at the broker: for our own client, unseen by all others."""
+"""A share fetch without payload: an option for our own client that no other client can see."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def test_the_feature_is_named_to_our_client_alone(broker: ShoalProcess, queue: Q
     assert HEADERS_ONLY_FEATURE in link.features
     for software in ("apache-kafka-java", "confluent-kafka-python", "librdkafka"):
         with WireClient(broker.bootstrap) as wire:
-            told = wire.call(
+            api_versions = wire.call(
                 ApiKey.API_VERSIONS,
                 4,
                 {"client_software_name": software, "client_software_version": "1"},
             )
-            assert told.error_code == 0
-            assert all(not f.name.startswith("shoal") for f in told.supported_features)
+            assert api_versions.error_code == 0
+            assert all(not f.name.startswith("shoal") for f in api_versions.supported_features)
 
 
 @pytest.mark.parametrize("mode", [0x10, 0x11, 7])

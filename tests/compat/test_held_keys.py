@@ -1,5 +1,5 @@
 """`share.ordering.key.dead.letter=hold`: a dead-lettered record holds its key until `shoal share
-redrive` has put it back or `shoal share skip` gives it up. With an unmodified client."""
+redrive` has put it back or `shoal share skip` frees the key. With an unmodified client."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ class Held(Queue):
         self.member.subscribe([self.topic])
 
     def send(self, *records: str) -> None:
-        """Records like a1: the letter is the key; - stands for none."""
+        """Produce records such as a1: the letter is the key; - stands for none."""
         for record in records:
             key = None if record[0] == "-" else record[:1].encode()
             self.produce([record], key=key)
 
     def take(self, answer: Callable[[bytes], AcknowledgeType] = lambda _: ACCEPT) -> list[str]:
-        """What the first poll brings that has any, settled."""
+        """Return the records of the first non-empty poll, after settling them."""
         taken: list[Message] = []
 
         def some() -> bool:
@@ -81,12 +81,12 @@ class Held(Queue):
         return not self.member.poll(1.0)
 
     def held(self) -> list[tuple[int, str | None]]:
-        """Offsets and keys that `describe` tells."""
-        (told,) = self.shoal.json("groups", "describe", self.group)
-        return [(row["offset"], row["key"]) for row in told["held_keys"]]
+        """Return the offsets and keys that `describe` reports."""
+        (described,) = self.shoal.json("groups", "describe", self.group)
+        return [(row["offset"], row["key"]) for row in described["held_keys"]]
 
     def reject_first(self) -> None:
-        """a1 becomes a letter that holds its key; b1 is accepted."""
+        """Reject a1, whose dead letter then holds its key; accept b1."""
         self.send("a1", "a2", "b1")
         assert self.take(lambda v: REJECT if v == b"a1" else ACCEPT) == ["a1", "b1"]
         eventually(lambda: self.held() == [(0, "a")], what="the key is held")
@@ -94,7 +94,7 @@ class Held(Queue):
 
 @pytest.fixture
 def broker(start_broker: Callable[..., ShoalProcess]) -> ShoalProcess:
-    """Consumer groups do not wait for their first members: Kafka's tool has four seconds in all."""
+    """Consumer groups do not wait for their first members: Kafka's tool has only four seconds."""
     return start_broker(configs={"group.initial.rebalance.delay.ms": "0"})
 
 
@@ -112,8 +112,8 @@ def keys_held(broker: ShoalProcess, queue: Held) -> float:
 
 
 def scaled_by(broker: ShoalProcess, queue: Held) -> tuple[int, int]:
-    """Lag, and how much of it a ShareConsumer is scaled by: what the operator makes of the answers
-    of a broker."""
+    """Return the lag, and the part that a ShareConsumer scales by, as the operator computes them
+    from a broker's responses."""
     admin = queue.client.admin
     about = queue.client.run(admin.groups.describe_share([queue.group]))[queue.group]
     offsets = queue.client.run(admin.share_groups.offsets([queue.group]))[queue.group]
@@ -122,7 +122,7 @@ def scaled_by(broker: ShoalProcess, queue: Held) -> tuple[int, int]:
     return state.lag, state.workable
 
 
-def test_what_waits_for_a_redrive_is_lag_and_nothing_to_scale_by(
+def test_records_that_wait_for_a_redrive_count_as_lag_but_not_for_scaling(
     broker: ShoalProcess, queue: Held
 ) -> None:
     queue.reject_first()
@@ -133,7 +133,7 @@ def test_what_waits_for_a_redrive_is_lag_and_nothing_to_scale_by(
     queue.configure(**{"share.delivery.paused": "true"})
     queue.send("b3", "a4")
     eventually(lambda: scaled_by(broker, queue)[0] == 5, what="both are counted")
-    assert scaled_by(broker, queue)[1] > 0, "nobody has looked at them yet"
+    assert scaled_by(broker, queue)[1] > 0, "no scan has read them yet"
     queue.configure(**{"share.delivery.paused": "false"})
     assert queue.take() == ["b3"]
     assert scaled_by(broker, queue) == (4, 0)
@@ -141,7 +141,7 @@ def test_what_waits_for_a_redrive_is_lag_and_nothing_to_scale_by(
     assert scaled_by(broker, queue) == (3, 3)
 
 
-def test_with_as_many_held_as_may_be_nothing_else_is_to_scale_by(
+def test_at_the_limit_of_held_keys_no_other_record_counts_for_scaling(
     broker: ShoalProcess, queue: Held
 ) -> None:
     queue.configure(**{"share.ordering.key.dead.letter.max.held": "1"})
@@ -217,7 +217,7 @@ def test_kafkas_own_formatter_prints_the_state_of_what_is_held(
     queue.reject_first()
     tools = KafkaTools(broker.bootstrap)
     (row,) = tools.rows("share-groups", "--describe", "--group", queue.group)
-    assert (row["START-OFFSET"], row["LAG"]) == ("0", "2"), "its tools pass over our tag"
+    assert (row["START-OFFSET"], row["LAG"]) == ("0", "2"), "its tools ignore our tag"
     said = tools.run(
         "console-consumer",
         "--topic",
@@ -237,7 +237,7 @@ def test_kafkas_own_formatter_prints_the_state_of_what_is_held(
     assert values[-1]["startOffset"] in (-1, 0)
 
 
-def test_as_many_as_may_be_held_stop_delivery_with_a_reason(
+def test_the_limit_of_held_keys_stops_delivery_with_a_reason(
     broker: ShoalProcess, queue: Held
 ) -> None:
     queue.configure(**{"share.ordering.key.dead.letter.max.held": "2"})
@@ -256,7 +256,7 @@ def test_as_many_as_may_be_held_stop_delivery_with_a_reason(
     assert queue.held() == [(0, "a")]
 
 
-def test_a_group_that_holds_no_longer_frees_its_keys(queue: Held) -> None:
+def test_a_group_that_stops_holding_frees_its_keys(queue: Held) -> None:
     queue.reject_first()
     queue.configure(**{"share.ordering.key.dead.letter": "continue"})
     assert queue.take() == ["a2"]
@@ -288,8 +288,8 @@ def _reset(queue: Held, words: tuple[str, ...]) -> bool:
     return True
 
 
-def test_what_was_sent_and_not_freed_is_freed_by_the_next_redrive(queue: Held) -> None:
-    """A redrive that ends between the sending and the freeing."""
+def test_a_sent_record_whose_key_was_not_freed_is_freed_by_the_next_redrive(queue: Held) -> None:
+    """The redrive ends after sending and before freeing the keys."""
     queue.reject_first()
 
     class Killed(Exception):
@@ -313,7 +313,7 @@ def test_what_was_sent_and_not_freed_is_freed_by_the_next_redrive(queue: Held) -
     assert order == ["a2", "a1"]
 
 
-def test_what_is_not_held_is_passed_over_and_a_bad_request_refused(queue: Held) -> None:
+def test_records_that_are_not_held_are_ignored_and_bad_requests_refused(queue: Held) -> None:
     queue.reject_first()
     groups = queue.client.admin.share_groups
     where = TopicPartition(queue.topic, 0)

@@ -1,7 +1,8 @@
 """Apache Kafka's Java clients on three brokers that are killed, frozen and restarted.
 
-`histories` checks what the clients saw: no record lost, none written twice, a settled record never
-delivered again, delivery counts above the releases. The whole matrix is marked `nightly`.
+`histories` checks what the clients saw: no record is lost or written twice, a settled record is
+never delivered again, and delivery counts exceed the releases. The whole matrix is marked
+`nightly`.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.java
 
-#: The longest silence of a group after each fault, in seconds. Measured on a machine with a load of
-#: 50: 0.7 after a kill, 3.5 in a restart, 5.8 in a freeze. A frozen broker is fenced after its
-#: session of 6 s, and its clients wait as long for an answer.
+#: The longest silence of a group after each fault, in seconds. On a machine with a load of 50 it
+#: was 0.7 after a kill, 3.5 in a restart and 5.8 in a freeze. A frozen broker is fenced after its
+#: session of 6 s, and its clients wait that long for a response.
 SILENCE_S = {"kill": 3.0, "restart": 3.0, "freeze": 15.0}
 BRIEF = [Fault("kill", "leader"), Fault("restart", "controller"), Fault("freeze", "follower")]
 MATRIX = [
-    Fault(how, whom)
+    Fault(how, role)
     for how in ("kill", "freeze", "restart")
-    for whom in ("leader", "follower", "controller")
+    for role in ("leader", "follower", "controller")
 ]
 
 
 class JavaRun(Run):
-    """A run whose clients are all Java's, in one JVM."""
+    """A run whose clients are all Java clients, in one JVM."""
 
     share_group = SHARE_GROUP
 
@@ -51,7 +52,7 @@ class JavaRun(Run):
         self.teams = [*([w] for w in self.writers), [*self.group], [*self.share]]
 
     def suffer_in_time(self, fault: Fault) -> None:
-        """One fault, and a bound on the silence of each group."""
+        """Inject one fault, and check the silence of each group."""
         with standstills() as stood_still_s:
             began = time.monotonic()
             self.suffer(fault)

@@ -40,16 +40,16 @@ def run(kcat: str, shared_broker: ShoalProcess) -> Kcat:
 
 @pytest.fixture
 def topic(run: Kcat) -> str:
-    """Asking for a topic makes it, with auto.create.topics.enable."""
+    """A request for a topic creates it, with auto.create.topics.enable."""
     name = f"kcat-{uuid.uuid4().hex[:8]}"
     eventually(lambda: json.loads(run("-L", "-J", "-t", name))["topics"][0]["partitions"])
     return name
 
 
 def test_metadata(run: Kcat, topic: str) -> None:
-    told = json.loads(run("-L", "-J"))
-    assert [broker["id"] for broker in told["brokers"]] == [1]
-    (row,) = [t for t in told["topics"] if t["topic"] == topic]
+    metadata = json.loads(run("-L", "-J"))
+    assert [broker["id"] for broker in metadata["brokers"]] == [1]
+    (row,) = [t for t in metadata["topics"] if t["topic"] == topic]
     assert row["partitions"] == [
         {"partition": 0, "leader": 1, "replicas": [{"id": 1}], "isrs": [{"id": 1}]}
     ]
@@ -84,7 +84,7 @@ def test_offsets_by_time(run: Kcat, topic: str) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["range", "roundrobin", "cooperative-sticky"])
-def test_a_group_goes_on_where_it_stopped(run: Kcat, topic: str, protocol: str) -> None:
+def test_a_group_resumes_where_it_stopped(run: Kcat, topic: str, protocol: str) -> None:
     run("-P", "-t", topic, stdin="".join(f"{i}\n" for i in range(20)))
     group = (
         "-X",

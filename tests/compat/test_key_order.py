@@ -1,5 +1,5 @@
-"""Key order, delay and priority as unmodified clients (librdkafka) see them, with the traps that
-Pulsar's Key_Shared subscriptions are known for."""
+"""Key order, delay and priority as unmodified clients (librdkafka) see them, and the known pitfalls
+of Pulsar's Key_Shared subscriptions."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 #: Java's member of a share group.
 SOURCE = Path(__file__).parent / "ShareWorker.java"
-#: How many times the usual the long run is.
+#: Multiplier of the long run.
 LONGER = int(os.environ.get("TESTS_KEY_ORDER_LONGER", "1"))
-#: How long a record may be free while a member waits for one: a turn of the slowest client.
+#: How long a record may be available while a member waits: one turn of the slowest client.
 STUCK_S = 2.0
-#: A poll of 0.3 s that took so long tells of a member that stood still, and not of one that waited.
+#: A poll of 0.3 s that took this long means that the member was stopped, not that it waited.
 STANDSTILL_S = 1.0
 ACCEPT, RELEASE = AcknowledgeType.ACCEPT, AcknowledgeType.RELEASE
 KEY_ORDER = {"share.ordering": "key"}
@@ -36,7 +36,7 @@ KEY_ORDER = {"share.ordering": "key"}
 
 @pytest.fixture
 def join(queue: Queue) -> Iterator[Callable[[], ShareConsumer]]:
-    """Starts members; those that are left are closed at the end."""
+    """Start members; the remaining ones are closed at the end."""
     joined = []
 
     def member() -> ShareConsumer:
@@ -57,7 +57,7 @@ def join(queue: Queue) -> Iterator[Callable[[], ShareConsumer]]:
 
 
 def take(member: ShareConsumer, timeout_s: float = 20.0) -> list[Message]:
-    """The records of the first poll that has any."""
+    """Return the records of the first non-empty poll."""
     taken: list[Message] = []
 
     def some() -> bool:
@@ -87,7 +87,7 @@ def gauge(broker: ShoalProcess, queue: Queue, name: str) -> float:
 
 
 def produce(queue: Queue, *records: str) -> None:
-    """Records like a1: the letter is the key."""
+    """Produce records such as a1: the letter is the key."""
     for record in records:
         queue.produce([record], key=record[:1].encode())
 
@@ -95,7 +95,7 @@ def produce(queue: Queue, *records: str) -> None:
 def test_a_member_that_joins_gets_no_key_that_another_holds(
     broker: ShoalProcess, queue: Queue, join: Callable[[], ShareConsumer]
 ) -> None:
-    """The broker's log says once by what the order is computed."""
+    """The broker logs once by what the order is computed."""
     queue.configure(**KEY_ORDER)
     produce(queue, "a1", "a2", "b1", "b2")
     first = join()
@@ -153,7 +153,7 @@ def test_a_released_record_holds_its_key_also_in_back_off(
 def test_a_hot_key_neither_blocks_others_nor_fills_the_window(
     broker: ShoalProcess, queue: Queue, join: Callable[[], ShareConsumer]
 ) -> None:
-    """One held key with more records before the others than may be in flight."""
+    """One held key has more records before the others than may be in flight."""
     queue.configure(**KEY_ORDER, **{"share.partition.max.record.locks": "100"})
     queue.produce(["hot"] * 5000, key=b"h")
     produce(queue, "a1")
@@ -165,7 +165,7 @@ def test_a_hot_key_neither_blocks_others_nor_fills_the_window(
     assert gauge(broker, queue, "held_by_key_records") == 4999
 
 
-def test_delayed_records_hold_their_key_and_stall_nobody(
+def test_delayed_records_hold_their_key_and_block_no_other(
     broker: ShoalProcess, queue: Queue, join: Callable[[], ShareConsumer]
 ) -> None:
     queue.configure(**KEY_ORDER, **{"share.delay.max.ms": "60000"})
@@ -241,7 +241,7 @@ def test_the_most_urgent_record_goes_first(queue: Queue) -> None:
 
 
 def test_members_that_release_and_are_killed_never_break_the_order_of_a_key(queue: Queue) -> None:
-    """Six members that release a quarter; two die amid their work."""
+    """Six members release a quarter of the records; two die while they work."""
     run(queue, members=6, java=0, keys=60, records=1500, kills=2)
 
 
@@ -250,8 +250,8 @@ def test_members_that_release_and_are_killed_never_break_the_order_of_a_key(queu
 def test_sixteen_members_of_librdkafka_and_java_never_break_the_order_of_a_key(
     queue: Queue,
 ) -> None:
-    """1,000 keys, random work, 5 % of the records are released, and 2 % of the polls of up to 20
-    end with their member's death: 8 of 8,000 records, and `TESTS_KEY_ORDER_LONGER` times those."""
+    """1,000 keys and random work. 5 % of the records are released, and 2 % of the polls of up to 20
+    end with their member's death. 8 of 8,000 records, and `TESTS_KEY_ORDER_LONGER` times that."""
     records = 8000 * LONGER
     polls = records // 20
     run(
@@ -269,7 +269,7 @@ def run(
     kills: int,
     released: float | None = None,
 ) -> None:
-    """Each works for a random while on a record, and the kills are spread over the run."""
+    """Each member works for a random time on a record. The kills are spread over the run."""
     queue.configure(**KEY_ORDER, **{"share.delivery.count.limit": "10"})
     queue.client.run(_send(queue, random.Random(7).choices(range(keys), k=records)))
     words = (queue.bootstrap, queue.group, queue.topic)
@@ -287,7 +287,7 @@ def run(
             left = records * (kills - kill) // (kills + 1)
             patience_s = 240 * LONGER
             eventually(
-                lambda n=left: 0 <= queue.lag <= n, timeout_s=patience_s, what="work goes on"
+                lambda n=left: 0 <= queue.lag <= n, timeout_s=patience_s, what="work continues"
             )
             running[0].kill9()
             dead.append(running.pop(0))
@@ -312,7 +312,7 @@ async def _send(queue: Queue, keys: list[int]) -> None:
 
 
 def check_order(members: list[Member], records: int) -> None:
-    """Per key: deliveries never go back, and no two members hold it at a time."""
+    """Check that deliveries of a key never go back, and that no two members hold it at once."""
     deliveries: dict[str, list[tuple[float, float, int, int]]] = {}
     seen = set()
     for number, member in enumerate(members):
@@ -321,11 +321,11 @@ def check_order(members: list[Member], records: int) -> None:
             if event["e"] == "got":
                 held[event["where"][1]] = (event["t"], event["value"])
             elif event["e"] == "begin":
-                for _, offset, _, _fate in event["fates"]:
+                for _, offset, _, _acknowledgement in event["acknowledgements"]:
                     since, key = held.pop(offset)
                     deliveries.setdefault(key, []).append((since, event["t"], offset, number))
                     seen.add(offset)
-        for offset, (since, key) in held.items():  # It died with them.
+        for offset, (since, key) in held.items():  # The member died with them.
             deliveries.setdefault(key, []).append((since, min(since, member.died), offset, number))
     assert len(seen) == records
     for key, found in deliveries.items():
@@ -342,16 +342,16 @@ def _collect_deliveries(
 ) -> None:
     """Add to the deliveries of each key, and to the times when its offsets were accepted."""
     key_of: dict[int, str] = {}
-    fates: list[tuple[int, int, int, str]] = []
+    acknowledgements: list[tuple[int, int, int, str]] = []
     for event in member.events:
         if event["e"] == "got":
             key_of[event["where"][1]] = event["value"]
             got.setdefault(event["value"], []).append((event["t"], event["where"][1]))
         elif event["e"] == "begin":
-            fates = event["fates"]
+            acknowledgements = event["acknowledgements"]
         elif event["e"] == "end" and not any(event["codes"].values()):
-            for _, offset, _, fate in fates:
-                if fate == "ACCEPT":
+            for _, offset, _, kind in acknowledgements:
+                if kind == "ACCEPT":
                     accepted.setdefault(key_of[offset], {})[offset] = event["t"]
 
 
@@ -368,8 +368,8 @@ def _waits(member: Member) -> list[tuple[float, float]]:
 
 
 def check_nothing_was_stuck(members: list[Member]) -> None:
-    """No record was free, with the one before it of its key accepted, while some member waited for
-    records all that time and longer than a turn takes."""
+    """Check that no record was available, with the record before it of its key accepted, while a
+    member waited for records all that time and longer than a turn takes."""
     got: dict[str, list[tuple[float, int]]] = {}
     accepted: dict[str, dict[int, float]] = {}
     idle: list[tuple[float, float]] = []

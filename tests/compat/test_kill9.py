@@ -1,7 +1,7 @@
-"""kill -9 under load, at random points, with a checker that reads everything back.
+"""kill -9 under load at random points, with a checker that reads all records back.
 
-No acknowledged record is lost, none is invented, offsets are dense, and what an idempotent producer
-sent stands there once and in its order.
+No acknowledged record is lost, no unknown one appears, and offsets are dense. Records of an
+idempotent producer appear once and in order.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from servers import ShoalProcess
 
 PARTITIONS = 3
-#: Three times what `docs/performance.md` claims for 5 GB of log.
+#: Three times the claim of `docs/performance.md` for 5 GB of log.
 RESTART_S = 4.5
 KILLS = 4
 
 
 class Load:
-    """A producer that goes on through crashes, and what became of each record that it sent."""
+    """A producer that continues through crashes, and the result of each record that it sent."""
 
     def __init__(self, bootstrap: str, topic: str, **conf: Any) -> None:
         self.acknowledged: dict[bytes, tuple[int, int]] = {}
@@ -47,7 +47,7 @@ class Load:
                 "retry.backoff.ms": 10,
                 "retry.backoff.max.ms": 100,
                 "message.timeout.ms": 600_000,
-                # What it may be ahead of the broker: what is queued at the end only takes time.
+                # Bounds the queued records; a longer queue only takes time at the end.
                 "queue.buffering.max.messages": 3000,
                 "log_level": 0,
                 **conf,
@@ -86,7 +86,7 @@ class Load:
 
 
 def read_back(bootstrap: str, topic: str) -> dict[int, list[Message]]:
-    """Every record, by partition."""
+    """Return every record, by partition."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": uuid.uuid4().hex})
     partitions = [TopicPartition(topic, p, OFFSET_BEGINNING) for p in range(PARTITIONS)]
     ends = [consumer.get_watermark_offsets(p, timeout=90)[1] for p in partitions]

@@ -1,4 +1,4 @@
-"""Offsets and topics through kill -9: the confirmed is there, and what nobody asked for is not."""
+"""Offsets and topics through kill -9: confirmed changes are there, and no others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ PATIENT = {"reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 100, "log_lev
 
 
 class Committer:
-    """A member that commits each record by itself, and remembers what was asked and confirmed."""
+    """A member that commits each record individually, and keeps the sent and the confirmed
+    commits."""
 
     def __init__(self, bootstrap: str, topic: str, protocol: str) -> None:
         self.asked: dict[int, int] = {}
@@ -90,7 +91,7 @@ def test_confirmed_offsets_survive(
             confirmed, asked = dict(member.confirmed), dict(member.asked)
             broker.start()
             for partition, offset in committed(broker.bootstrap, protocol, topic).items():
-                # One commit a partition may have been on its way.
+                # One commit for each partition may have been in flight.
                 assert confirmed.get(partition, 0) <= offset
                 assert offset <= max(asked.get(partition, 0), member.asked.get(partition, 0))
         eventually(lambda: len(member.read) == RECORDS, timeout_s=120)
@@ -110,7 +111,8 @@ def committed(bootstrap: str, group: str, topic: str) -> dict[int, int]:
 
 
 def test_topics_and_configs_survive(start_broker: Callable[..., ShoalProcess]) -> None:
-    """A topic whose creation was confirmed is there; a deleted one, made anew, is empty."""
+    """A topic whose creation was confirmed exists; one that was deleted and created again is
+    empty."""
     broker = start_broker()
     admin = AdminClient({"bootstrap.servers": broker.bootstrap, **PATIENT})
     for i in range(3):
@@ -124,8 +126,8 @@ def test_topics_and_configs_survive(start_broker: Callable[..., ShoalProcess]) -
             f"t{j}": j + 1 for j in range(i + 1)
         }
         asked = ConfigResource(ConfigResource.Type.TOPIC, name)
-        (told,) = admin.describe_configs([asked]).values()
-        assert told.result(15)["retention.ms"].value == str(1_000_000 + i)
+        (described,) = admin.describe_configs([asked]).values()
+        assert described.result(15)["retention.ms"].value == str(1_000_000 + i)
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     producer.produce("t2", b"old", partition=0)
     assert producer.flush(15) == 0

@@ -1,14 +1,14 @@
-"""A share group under load while members and the broker are killed, and a checker of what was seen.
+"""A share group under load while members and the broker are killed, and a checker of deliveries.
 
-Members are librdkafka's, each a process of its own (`share_worker`). After the last fault:
+Members are librdkafka's, each in a separate process (`share_worker`). After the last fault:
 
-* what a producer got acknowledged comes to a member, under its offset, with its value;
-* what was accepted or rejected with a confirmation never comes again, and is confirmed once;
-* nobody gets a record while another holds it: a member holds what it got until it commits, dies,
-  its lock ends or the broker is gone;
-* a delivery has a higher count than each confirmed release before it, over kills of the broker too,
-  and while the broker lives than each delivery before it;
-* all is settled in the end: the lag that the broker tells is 0.
+* every acknowledged record was delivered to a member, under its offset and with its value;
+* a record whose accept or reject was confirmed is never delivered again, and confirmed only once;
+* no member gets a record that another holds: a member holds its records until it commits, dies,
+  its lock expires or the broker ends;
+* a delivery has a higher count than each confirmed release before it, also over broker kills;
+* while the broker lives, a delivery has a higher count than each earlier one;
+* every record is settled in the end: the reported lag is 0.
 """
 
 from __future__ import annotations
@@ -30,34 +30,36 @@ if TYPE_CHECKING:
     from servers import ShoalProcess
 
 MEMBERS, PARTITIONS, RECORDS = 4, 3, 4000
-#: In an order that the seed gives: the broker is killed or restarted, a member killed or closed.
+#: The seed determines the order: the broker is killed or restarted, a member killed or closed.
 FAULTS = ["broker"] * 3 + ["restart"] + ["member"] * 3 + ["leave"] * 2
+#: Acknowledgements that settle a record.
+FINAL = ("ACCEPT", "REJECT")
 LOCK_S = 15.0
 CONFIGS = {"group.share.max.delivery.count.limit": "25", "group.share.delivery.count.limit": "10"}
 Key = tuple[int, int]
-#: When a broker went down, and when it was up again.
+#: Start and end of each outage of the broker.
 Span = tuple[float, float]
 
 
 class Delivery:
     """One record at one member: held from `begun` until `ended` at the latest."""
 
-    __slots__ = ("begun", "confirmed", "count", "ended", "fate", "member")
+    __slots__ = ("acknowledgement", "begun", "confirmed", "count", "ended", "member")
 
     def __init__(self, member: Member, begun: float, count: int) -> None:
         self.member, self.begun, self.count = member, begun, count
         self.ended = min(member.died, begun + LOCK_S)
-        self.fate = ""
+        self.acknowledgement = ""
         self.confirmed = float("inf")
 
 
 def deliveries(members: list[Member]) -> tuple[dict[Key, list[Delivery]], dict[Key, str]]:
-    """All deliveries of each record in their order, and each record's value."""
+    """Return all deliveries of each record in their order, and each record's value."""
     found: dict[Key, list[Delivery]] = {}
     values: dict[Key, str] = {}
     for member in members:
         open_: dict[Key, Delivery] = {}
-        fates: list[list[Any]] = []
+        acknowledgements: list[list[Any]] = []
         for event in member.events:
             if event["e"] == "got":
                 key = (event["where"][0], event["where"][1])
@@ -65,12 +67,12 @@ def deliveries(members: list[Member]) -> tuple[dict[Key, list[Delivery]], dict[K
                 found.setdefault(key, []).append(open_[key])
                 assert values.setdefault(key, event["value"]) == event["value"]
             elif event["e"] == "begin":
-                fates = event["fates"]
-                for partition, offset, _, fate in fates:
+                acknowledgements = event["acknowledgements"]
+                for partition, offset, _, acknowledgement in acknowledgements:
                     one = open_[partition, offset]
-                    one.fate, one.ended = fate, min(one.ended, event["t"])
+                    one.acknowledgement, one.ended = acknowledgement, min(one.ended, event["t"])
             elif event["e"] == "end":
-                for partition, offset, _, _ in fates:
+                for partition, offset, _, _ in acknowledgements:
                     if event["codes"].get(str(partition)) == 0:
                         open_[partition, offset].confirmed = event["t"]
     for some in found.values():
@@ -79,24 +81,24 @@ def deliveries(members: list[Member]) -> tuple[dict[Key, list[Delivery]], dict[K
 
 
 def faults_of(key: Key, some: list[Delivery], downs: list[Span]) -> Iterator[str]:
-    """What is wrong with the deliveries of one record."""
-    final = [d for d in some if d.fate in ("ACCEPT", "REJECT") and d.confirmed < float("inf")]
+    """Yield the errors in the deliveries of one record."""
+    final = [d for d in some if d.acknowledgement in FINAL and d.confirmed < float("inf")]
     if len(final) > 1:
         yield f"{key}: settled {len(final)} times"
     for i, later in enumerate(some):
         for earlier in some[:i]:
             if earlier in final and later.begun > earlier.confirmed:
-                yield f"{key}: came again after its {earlier.fate} was confirmed"
+                yield f"{key}: came again after its {earlier.acknowledgement} was confirmed"
             same_life = not any(earlier.begun < up and down < later.begun for down, up in downs)
             if same_life and earlier.ended > later.begun and earlier.member is not later.member:
                 yield f"{key}: at two members at once, deliveries {earlier.count}, {later.count}"
-            confirmed = earlier.fate == "RELEASE" and earlier.confirmed < later.begun
+            confirmed = earlier.acknowledgement == "RELEASE" and earlier.confirmed < later.begun
             if (same_life or confirmed) and later.count <= earlier.count:
                 yield f"{key}: delivery {later.count} after {earlier.count}"
 
 
 class Load:
-    """An idempotent producer that goes on through crashes."""
+    """An idempotent producer that continues through crashes."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self.acknowledged: dict[Key, str] = {}
@@ -123,11 +125,11 @@ class Load:
                 topic,
                 value,
                 partition=number % PARTITIONS,
-                on_delivery=lambda error, message: self._told(error, message),
+                on_delivery=lambda error, message: self._delivered(error, message),
             )
             self._producer.poll(0.002)
 
-    def _told(self, error: Any, message: Any) -> None:
+    def _delivered(self, error: Any, message: Any) -> None:
         if error is not None:
             self.failed.append(str(error))
         else:
@@ -141,15 +143,15 @@ class Load:
 
 
 def settled(members: list[Member]) -> int:
-    """Records whose acceptance or rejection was asked for, at a glance."""
+    """Count the records whose accept or reject was sent, approximately."""
     return len(
         {
             (partition, offset)
             for member in members
             for event in list(member.events)
             if event["e"] == "begin"
-            for partition, offset, _, fate in event["fates"]
-            if fate != "RELEASE"
+            for partition, offset, _, acknowledgement in event["acknowledgements"]
+            if acknowledgement != "RELEASE"
         }
     )
 
@@ -199,7 +201,7 @@ def check(members: list[Member], acknowledged: dict[Key, str], downs: list[Span]
     wrong = [w for key, some in sorted(found.items()) for w in faults_of(key, some, downs)]
     assert not wrong, wrong[:10]
     unsettled = [
-        key for key, some in found.items() if not any(d.fate in ("ACCEPT", "REJECT") for d in some)
+        key for key, some in found.items() if not any(d.acknowledgement in FINAL for d in some)
     ]
     assert not unsettled
     assert sum(map(len, found.values())) > RECORDS

@@ -40,7 +40,7 @@ def make_topic(broker: ShoalProcess, partitions: int = 1, **configs: str) -> str
 
 
 def produce(broker: ShoalProcess, topic: str, values: Iterable[bytes], **conf: object) -> list[int]:
-    """Produce and wait; the offsets, in the order of the values."""
+    """Produce and wait; return the offsets, in the order of the values."""
     offsets: dict[int, int] = {}
 
     def delivered(number: int, error: object, message: Message) -> None:
@@ -72,7 +72,7 @@ def consumer(broker: ShoalProcess, **conf: object) -> Consumer:
 
 
 def consume(broker: ShoalProcess, topic: str, count: int, **conf: object) -> list[Message]:
-    """The first `count` messages of partition 0."""
+    """Return the first `count` messages of partition 0."""
     reader = consumer(broker, **conf)
     reader.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
     found: list[Message] = []
@@ -179,7 +179,7 @@ def test_delete_records(shared_broker: ShoalProcess, topic: str) -> None:
     assert [m.value() for m in found] == [b"7", b"8", b"9"]
 
 
-def test_a_consumer_at_the_end_waits_for_what_comes(
+def test_a_consumer_at_the_end_waits_for_new_records(
     shared_broker: ShoalProcess, topic: str
 ) -> None:
     reader = consumer(shared_broker)
@@ -201,7 +201,7 @@ def test_records_outlive_a_restart_and_a_crash(broker: ShoalProcess) -> None:
     assert [m.value() for m in consume(broker, topic, 4)] == [b"a", b"b", b"c", b"d"]
 
 
-def test_an_idempotent_producer_goes_on_over_a_crash(broker: ShoalProcess) -> None:
+def test_an_idempotent_producer_continues_over_a_crash(broker: ShoalProcess) -> None:
     topic = make_topic(broker)
     producer = Producer({"bootstrap.servers": broker.bootstrap, "enable.idempotence": True})
     failed: list[object] = []

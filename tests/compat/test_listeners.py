@@ -1,4 +1,4 @@
-"""Which APIs each listener serves: every API and version, to Kafka and to Shoal, by both."""
+"""The APIs of each listener: every API and version is sent to Kafka and to Shoal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ACLS = "Shoal has no ACLs"
 _SASL = "Shoal has no SASL"
 _TOKENS = "Shoal has no delegation tokens"
 _DIRECTORIES = "a Shoal broker has one log directory"
-#: What Kafka serves and Shoal does not, by API, with the reason.
+#: APIs that Kafka serves and Shoal does not, with the reason.
 NOT_SERVED = {
     ApiKey.DESCRIBE_ACLS: _ACLS,
     ApiKey.CREATE_ACLS: _ACLS,
@@ -44,14 +44,14 @@ NOT_SERVED = {
     ApiKey.STREAMS_GROUP_HEARTBEAT: "Shoal has no groups of Kafka Streams (KIP-1071)",
     ApiKey.STREAMS_GROUP_DESCRIBE: "Shoal has no groups of Kafka Streams (KIP-1071)",
 }
-#: Versions of an API that Shoal serves in others, with the reason.
+#: Versions of an API that Shoal does not serve, with the reason.
 OTHER_VERSIONS = {
     (ApiKey.BROKER_HEARTBEAT, 2): "version 2 cordons log directories; a Shoal broker has one",
 }
-#: What Shoal names and Kafka serves without naming it.
+#: APIs that Shoal lists and Kafka serves without listing them.
 NAMED_BY_SHOAL = {
-    ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: "Kafka names it once a metrics reporter takes telemetry",
-    ApiKey.PUSH_TELEMETRY: "Kafka names it once a metrics reporter takes telemetry",
+    ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: "Kafka lists it once a metrics reporter takes telemetry",
+    ApiKey.PUSH_TELEMETRY: "Kafka lists it once a metrics reporter takes telemetry",
 }
 #: Kafka never answers these when they have no transactions.
 SILENT_IN_KAFKA = {(ApiKey.ADD_PARTITIONS_TO_TXN, 4), (ApiKey.ADD_PARTITIONS_TO_TXN, 5)}
@@ -62,7 +62,7 @@ def _one(**partition: Any) -> dict[str, Any]:
     return {"topics": [topic]}
 
 
-#: What a request has where its defaults would not do: Kafka ends at a FetchSnapshot without topics.
+#: Request fields whose defaults do not work: Kafka exits at a FetchSnapshot without topics.
 BODIES: dict[ApiKey, dict[str, Any]] = {
     ApiKey.PRODUCE: {"acks": 1},
     ApiKey.FETCH_SNAPSHOT: _one(partition=0, snapshot_id={"end_offset": 1, "epoch": 1}),
@@ -132,7 +132,7 @@ def named(address: str) -> dict[int, tuple[int, int]]:
 
 
 def expected(kafka: dict[int, tuple[int, int]], listener: str) -> dict[int, tuple[int, int]]:
-    """What Shoal has to name, by what Kafka names."""
+    """Return what Shoal has to list, given Kafka's list."""
     found = {key: span for key, span in kafka.items() if key not in NOT_SERVED}
     for key, version in OTHER_VERSIONS:
         if key in found:
@@ -162,7 +162,7 @@ def test_each_listener_names_what_kafkas_does(
 
 
 def outcome(address: str, key: ApiKey, version: int, body: dict[str, Any]) -> str:
-    """Whether the request is answered, or its connection closed."""
+    """Return whether the request is answered or its connection closed."""
     with WireClient(address, timeout_s=20) as client:
         client.send(key, version, body)
         try:
@@ -179,7 +179,8 @@ def outcome(address: str, key: ApiKey, version: int, body: dict[str, Any]) -> st
 def test_each_version_is_answered_or_refused_as_by_kafka(
     peer: dict[str, str], shoal: dict[str, str], lone: dict[str, str], listener: str
 ) -> None:
-    """The connection ends for an API that is not served there, and for a version out of range."""
+    """The connection is closed for an API that is not served there, and for a version out of
+    range."""
     span = named(peer[listener])
     differing = {}
     for key in ApiKey:
@@ -203,7 +204,7 @@ def test_each_version_is_answered_or_refused_as_by_kafka(
 
 
 def _row(answer: Any) -> tuple[Any, ...]:
-    """What a Fetch was answered: the whole's error, and the one partition's."""
+    """Return the errors of a Fetch response: the top-level one, and that of the only partition."""
     error = ErrorCode(getattr(answer, "error_code", 0))
     if not answer.responses:
         return error, None
@@ -222,7 +223,8 @@ def test_fetch_of_the_metadata_log_and_of_another_topic(
     topic: tuple[str, uuid.UUID],
     version: int,
 ) -> None:
-    """A listener of brokers has no metadata log, and one of controllers has nothing else."""
+    """Listeners of brokers do not serve the metadata log; listeners of controllers serve only
+    that."""
     rows = []
     for addresses in (peer, shoal):
         with WireClient(addresses[listener]) as client:

@@ -1,4 +1,4 @@
-"""What share groups have beyond Kafka's, as an unmodified client (librdkafka) sees it."""
+"""Features of share groups beyond Kafka's, as an unmodified client (librdkafka) sees them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def member(queue: Queue) -> Iterator[ShareConsumer]:
 def poll(
     member: ShareConsumer, answer: Callable[[Message], AcknowledgeType], timeout_s: float = 20.0
 ) -> list[Message]:
-    """The records of the first poll that has any, acknowledged and committed."""
+    """Return the records of the first non-empty poll, acknowledged and committed."""
     taken: list[Message] = []
 
     def some() -> bool:
@@ -80,7 +80,7 @@ def test_a_released_record_comes_back_after_ever_longer_waits(
     for _ in range(3):
         poll(member, answer)
     for (before, after), least in zip(pairwise(came), (0.4, 0.8, 1.6), strict=True):
-        # Clocks of milliseconds may round down. What waited for a lock's end came after thirty.
+        # Clocks of milliseconds may round down. Expired locks would come after thirty.
         assert least - 0.002 <= after - before < least + 10, came
     assert gauge(broker, queue, "backing_off_records") == 0
     queue.drained()
@@ -113,7 +113,7 @@ def test_a_paused_group_gets_nothing_until_it_is_resumed(
     queue.configure(**{"share.delivery.paused": "true"})
     assert gauge(broker, queue, "paused") == 1
     queue.produce(["two"])
-    # What a member holds it may settle.
+    # A member may settle records that it holds.
     member.acknowledge(held[0], ACCEPT)
     assert not [e for e in member.commit_sync(10).values() if e is not None]
     assert not member.poll(1.5)
@@ -129,7 +129,7 @@ DLQ = "errors.deadletterqueue"
 
 
 def dead_letters(queue: Queue, topic: str, count: int) -> list[Message]:
-    """What a plain consumer finds in a dead-letter topic."""
+    """Return the records that a plain consumer finds in a dead-letter topic."""
     reader = Consumer(
         {
             "bootstrap.servers": queue.bootstrap,
@@ -154,7 +154,7 @@ def create(queue: Queue, topic: str, **configs: str) -> None:
     expect(queue.client.run(queue.client.admin.topics.create([new])))
 
 
-def test_dead_letters_keep_the_record_and_tell_why(
+def test_dead_letters_keep_the_record_and_the_reason(
     broker: ShoalProcess, queue: Queue, member: ShareConsumer
 ) -> None:
     topic = f"dlq.{queue.topic}"
@@ -267,7 +267,7 @@ def test_a_record_too_large_for_the_dead_letter_topic_leaves_its_headers(
 def test_a_full_disk_keeps_records_until_their_letters_can_be_written(
     broker: ShoalProcess, queue: Queue, member: ShareConsumer
 ) -> None:
-    """A limit on file sizes stands in for the disk: the log of the dead-letter topic is near it."""
+    """A limit on file sizes simulates a full disk: the dead-letter topic's log is near it."""
     topic = f"dlq.{queue.topic}"
     create(queue, topic, errors_deadletterqueue_group_enable="true")
     queue.configure(**{f"{DLQ}.topic.name": topic, f"{DLQ}.copy.record.enable": "true"})
@@ -303,12 +303,12 @@ def test_a_group_may_drop_what_cannot_be_dead_lettered(
 
 
 def held(broker: ShoalProcess, queue: Queue) -> set[str]:
-    """Why delivery to the group is held."""
+    """Return why delivery to the group is held."""
     samples = broker.samples("shoal_share_group_held", group=queue.group)
     return {sample.labels["why"] for sample in samples}
 
 
-def test_what_fills_a_window_and_what_headers_could_not_say_is_told(
+def test_full_windows_and_invalid_headers_are_reported(
     broker: ShoalProcess, queue: Queue, member: ShareConsumer
 ) -> None:
     queue.configure(
@@ -348,8 +348,8 @@ def test_a_flood_of_dead_letters_holds_delivery_until_the_limit_allows_it(
     eventually(lambda: held(broker, queue) == {"flood"}, what="the flood shows")
     last_minute = f'shoal_share_group_dead_letters_last_minute{{group="{queue.group}"}}'
     assert broker.metric(last_minute) == 10
-    told = "its dead letters flood"
-    eventually(lambda: any(told in line for line in broker.log), what="the log tells it")
+    line_part = "its dead letters flood"
+    eventually(lambda: any(line_part in line for line in broker.log), what="the log reports it")
     queue.produce(["held back"])
     assert not member.poll(1.5)
     assert queue.lag == 1
@@ -358,7 +358,7 @@ def test_a_flood_of_dead_letters_holds_delivery_until_the_limit_allows_it(
     assert held(broker, queue) == set()
 
 
-def test_a_flood_passes_by_itself(queue: Queue, member: ShareConsumer) -> None:
+def test_a_flood_ends_automatically(queue: Queue, member: ShareConsumer) -> None:
     topic = f"dlq.{queue.topic}"
     create(queue, topic, errors_deadletterqueue_group_enable="true")
     queue.configure(**{f"{DLQ}.topic.name": topic, f"shoal.{DLQ}.flood.per.minute": "1"})
@@ -404,7 +404,7 @@ def test_the_age_of_the_oldest_lock_counts_renewals_in(
     assert gauge(broker, queue, "oldest_lock_age_seconds") == 0
 
 
-def test_lag_and_pause_of_a_group_that_nobody_reads_are_told_also_after_a_restart(
+def test_lag_and_pause_of_an_unread_group_are_reported_also_after_a_restart(
     broker: ShoalProcess, queue: Queue, member: ShareConsumer
 ) -> None:
     queue.produce(["one"])
@@ -413,10 +413,10 @@ def test_lag_and_pause_of_a_group_that_nobody_reads_are_told_also_after_a_restar
     queue.produce(["two", "three"])
     broker.kill9()
     broker.start()
-    eventually(lambda: gauge(broker, queue, "lag") == 2, what="the lag is told")
+    eventually(lambda: gauge(broker, queue, "lag") == 2, what="the lag is reported")
     assert held(broker, queue) == set()
     queue.configure(**{"share.delivery.paused": "true"})
     eventually(lambda: held(broker, queue) == {"paused"}, what="the pause shows")
-    for metrics in ((), ("--metrics", "127.0.0.1:1")):  # The group's config tells it too.
-        told = Shoal(queue.bootstrap).says("groups", "describe", queue.group, *metrics)
-        assert "Delivery is paused" in told
+    for metrics in ((), ("--metrics", "127.0.0.1:1")):  # The group's config shows it too.
+        described = Shoal(queue.bootstrap).says("groups", "describe", queue.group, *metrics)
+        assert "Delivery is paused" in described

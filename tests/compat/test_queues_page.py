@@ -1,4 +1,4 @@
-"""Every command of docs/queues.md, in its order, prints what the page says."""
+"""Every command of docs/queues.md, in order, prints what the page shows."""
 
 from __future__ import annotations
 

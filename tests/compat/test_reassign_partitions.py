@@ -1,4 +1,4 @@
-"""Kafka's tool moves a partition under a throttle, and takes the throttle away when it is done."""
+"""Kafka's tool moves a partition under a throttle, and removes the throttle afterwards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RECORDS = 3_000
 
 
 def throttles(tools: KafkaTools) -> set[str]:
-    """The configs of throttles that are set at the topic and at the brokers."""
+    """Return the throttle configs of the topic and the brokers."""
     said = tools.run("configs", "--describe", "--entity-type", "topics", "--entity-name", "t")
     said += tools.run("configs", "--describe", "--entity-type", "brokers", "--entity-name", "1")
     names = {word.partition("=")[0] for word in said.split()}
@@ -52,7 +52,7 @@ def test_a_move_under_a_throttle(tmp_path: Path) -> None:
         assert len(throttles(tools)) == 4
         eventually(lambda: moved(cluster, "t", [2, 3]), timeout_s=120)
         took_s = time.monotonic() - begun
-        # Both new replicas come from the one leader, one second's worth at once.
+        # Both new replicas fetch from the same leader, in bursts of one second's worth.
         size_bytes = 2 * RECORDS * len(VALUE) * OVERHEAD
         assert took_s > 0.9 * (size_bytes - RATE_BYTES) / RATE_BYTES, size_bytes / took_s
         assert "is completed" in tools.run(*words, "--verify")

@@ -1,5 +1,5 @@
-"""`shoal share redrive`: dead letters of a real share consumer (librdkafka) put back, by filter and
-once, also over an interruption."""
+"""`shoal share redrive` puts dead letters of a real share consumer (librdkafka) back, by filter,
+only once, and also after an interruption."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shoal.record.records import Record
 
 DLQ = "errors.deadletterqueue"
-#: So that it is found in seconds that a redrive has died.
+#: Short, so that the death of a redrive is detected in seconds.
 BROKER_CONFIG = {
     f"group.consumer.{name}.ms": value
     for least in ("", "min.")
@@ -54,7 +54,7 @@ class Letters(Queue):
         expect(self.client.run(self.client.admin.topics.create([new])))
 
     def reject(self, count: int, unless: Callable[[bytes], bool] = lambda value: False) -> None:
-        """Reject that many records as they come, but those `unless` accepts; all are settled."""
+        """Reject this number of records, except those that `unless` accepts; all are settled."""
         member = ShareConsumer(
             {
                 "bootstrap.servers": self.bootstrap,
@@ -81,7 +81,7 @@ class Letters(Queue):
         self.drained()
 
     def records(self, topic: str, first: int = 0) -> list[Record]:
-        """All records of a topic, from an offset on."""
+        """Return all records of a topic from an offset on."""
 
         async def read() -> list[Record]:
             client = self.client.client
@@ -98,7 +98,7 @@ class Letters(Queue):
         return self.client.run(read())
 
     def redrive(self, *words: str) -> dict[str, Any]:
-        """`shoal share redrive`, as JSON."""
+        """Run `shoal share redrive` and return its JSON."""
         return self.shoal.json("share", "redrive", self.letters, *words)
 
 
@@ -142,7 +142,7 @@ def test_letters_go_back_into_their_topic_once(shared_broker: ShoalProcess, queu
     assert len(queue.records(queue.topic)) == 6
     metric = f'shoal_share_group_redriven_total{{group="{queue.group}"}}'
     assert shared_broker.metric(metric) == 3
-    # What fails again is a letter again, and knows its past.
+    # A record that fails again becomes a dead letter again, with its history.
     queue.reject(3)
     assert queue.redrive()["redriven"] == 3
     back = queue.records(queue.topic, 6)
@@ -195,7 +195,7 @@ def test_a_rate_is_kept(queue: Letters) -> None:
     assert time.monotonic() - begun >= 1.9
 
 
-def test_an_interrupted_redrive_goes_on_without_loss_and_sends_nothing_twice(
+def test_an_interrupted_redrive_continues_without_loss_or_duplicates(
     queue: Letters,
 ) -> None:
     queue.produce(range(3000))
@@ -204,15 +204,15 @@ def test_an_interrupted_redrive_goes_on_without_loss_and_sends_nothing_twice(
     eventually(lambda: len(queue.records(queue.topic)) > 3400, timeout_s=40, what="it is half way")
     running.kill()
     assert len(queue.records(queue.topic)) < 6000
-    # The group's session has to end before another may begin.
+    # The group's session has to end before another redrive may begin.
     found = queue.redrive()
     back = queue.records(queue.topic)[3000:]
     assert sorted(int(r.value or b"") for r in back) == list(range(3000))
     assert found["redriven"] == 3000 - found["before"]
 
 
-def test_what_was_sent_and_not_noted_is_found(queue: Letters) -> None:
-    """A redrive that ends between the sending and the noting."""
+def test_sent_but_unrecorded_dead_letters_are_found(queue: Letters) -> None:
+    """The redrive ends after sending and before recording its progress."""
     queue.produce(range(6))
     queue.reject(6)
 
@@ -258,7 +258,7 @@ def test_bad_input_is_refused_in_a_sentence(queue: Letters) -> None:
     assert f"1 (topic {queue.topic} does not exist)" in said
 
 
-def test_a_record_that_is_refused_is_told_and_left_for_later(queue: Letters) -> None:
+def test_a_refused_record_is_reported_and_left_for_later(queue: Letters) -> None:
     queue.produce(["small", "x" * 3000])
     queue.reject(2)
     small: dict[str, Any] = {"max.message.bytes": "2000"}
@@ -269,7 +269,7 @@ def test_a_record_that_is_refused_is_told_and_left_for_later(queue: Letters) -> 
     assert queue.redrive()["redriven"] == 1
 
 
-def test_a_standing_too_large_for_the_ledger_is_refused_in_a_sentence(queue: Letters) -> None:
+def test_progress_too_large_for_the_ledger_is_refused_in_a_sentence(queue: Letters) -> None:
     ledger_of = queue.client
 
     async def write() -> None:

@@ -1,4 +1,4 @@
-"""Releases that say how long they wait, from our own client; on Kafka they are refused by it."""
+"""Releases with a delay, from our own client; against Kafka the client refuses them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def release(
     return queue.client.run(session.acknowledge(acks))
 
 
-def test_a_release_waits_as_long_as_it_says(queue: Queue) -> None:
+def test_a_release_waits_for_its_delay(queue: Queue) -> None:
     session = join(queue)
     for delay_ms in (1500, 0, 300):
         queue.produce([b"a"])
@@ -91,7 +91,7 @@ def test_a_killed_broker_keeps_it(broker: ShoalProcess, queue: Queue) -> None:
     leave(queue, other)
 
 
-def test_what_cannot_be_is_refused_by_name(queue: Queue) -> None:
+def test_invalid_delays_are_refused_by_name(queue: Queue) -> None:
     queue.configure(share_redelivery_backoff_max_ms="5000")
     queue.produce([b"a"])
     session = join(queue)
@@ -101,7 +101,7 @@ def test_what_cannot_be_is_refused_by_name(queue: Queue) -> None:
     accept = Acknowledgement(queue.topic, 0, 0, 0, AcknowledgeType.ACCEPT, 10)
     (refusal,) = queue.client.run(session.acknowledge([accept]))
     assert "only a release waits" in str(refusal.error)
-    assert release(queue, session, found, 10) == ()  # It is held still.
+    assert release(queue, session, found, 10) == ()  # The member still holds it.
     leave(queue, session)
 
 
@@ -116,7 +116,7 @@ def test_on_kafka_our_client_refuses_it_and_the_broker_passes_it_over(kafka: Kaf
         assert "does not support delayed releases" in str(refusal.error)
         (node,) = session._nodes.values()
         assert RELEASE_DELAY_FEATURE not in node.link.features
-        # As if it had not been asked: Kafka takes the release and sees no delay.
+        # Kafka applies the release and ignores the delay.
         topic_id = found.acquired[0].topic_id
         batch = {
             "first_offset": 0,

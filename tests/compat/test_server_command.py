@@ -1,4 +1,4 @@
-"""`shoal server` as its user meets it: what it says, what it refuses, how it stops."""
+"""`shoal server` as users see it: its output, its errors, and its exit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def server(*flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a server that is expected not to start."""
+    """Run a server that must not start."""
     return subprocess.run(
         [sys.executable, "-m", "shoal.cli", "server", *flags],
         capture_output=True,
@@ -40,7 +40,7 @@ def refusal(result: subprocess.CompletedProcess[str]) -> str:
     return result.stderr
 
 
-def test_it_says_where_it_listens_and_where_its_data_is(broker: ShoalProcess) -> None:
+def test_it_prints_its_address_and_its_data_directory(broker: ShoalProcess) -> None:
     said = "\n".join(broker.log)
     assert f"listens on {broker.bootstrap}" in said
     assert f"Its data is in {broker.data_dir}" in said
@@ -134,7 +134,7 @@ def test_health_and_metrics(broker: ShoalProcess) -> None:
 
 
 def test_it_names_settings_without_effect(start_broker: Callable[..., ShoalProcess]) -> None:
-    """In one line, and only what the user has set; an alteration is logged."""
+    """In one line, and only settings that the user has set; a change is logged."""
     given = {"num.io.threads": "4", "log.local.retention.ms": "5", "log.retention.ms": "9000"}
     broker = start_broker(configs=given)
     (said,) = [line for line in broker.log if line.startswith("Set without effect")]
@@ -174,5 +174,5 @@ def test_it_names_settings_without_effect(start_broker: Callable[..., ShoalProce
     assert not any("'retention.ms'" in line for line in broker.log)
 
 
-def test_a_broker_without_such_settings_says_nothing_of_them(broker: ShoalProcess) -> None:
+def test_a_broker_without_such_settings_logs_nothing(broker: ShoalProcess) -> None:
     assert not [line for line in broker.log if "without effect" in line]

@@ -1,4 +1,4 @@
-"""Settings that protect a broker, by the same requests to Apache Kafka and to Shoal."""
+"""Settings that protect a broker: the same requests to Apache Kafka and to Shoal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 REQUEST_BYTES = 400_000
 IO_BYTES_PER_S = 3_000_000
-#: What both brokers are started with.
+#: The configs of both brokers.
 CONFIGS = {
     "socket.request.max.bytes": "2000000",
     "queued.max.request.bytes": "2000000",
@@ -60,7 +60,7 @@ def node(
 
 
 def produce(topic: str, size: int) -> bytes:
-    """A whole Produce v9 frame with one record of `size` bytes."""
+    """Return a whole Produce v9 frame with one record of `size` bytes."""
     from shoal.protocol import codec, frames
 
     records = bytes(build_batch([(1, None, bytes(size), ())]))
@@ -76,7 +76,7 @@ def produce(topic: str, size: int) -> bytes:
 
 
 def answered(client: WireClient) -> bool:
-    """Whether an answer begins to arrive within a quarter of a second."""
+    """Return whether a response begins to arrive within a quarter of a second."""
     client.sock.settimeout(0.25)
     try:
         (_, answer) = client.receive(ApiKey.PRODUCE, 9)
@@ -89,7 +89,7 @@ def answered(client: WireClient) -> bool:
 
 
 def small_is_answered(node: Node) -> bool:
-    """Whether a request of a few bytes, on a connection of its own, is answered at once."""
+    """Return whether a request of a few bytes on a new connection is answered at once."""
     with WireClient(node.bootstrap, timeout_s=0.5) as client:
         try:
             client.call(ApiKey.API_VERSIONS, 0, {})
@@ -99,22 +99,23 @@ def small_is_answered(node: Node) -> bool:
 
 
 def create(client: WireClient, topic: str, **configs: str) -> None:
-    """Create a topic, and wait until a first record is taken: Kafka elects its leader later."""
+    """Create a topic, and wait until it accepts a first record: Kafka elects its leader later."""
     client.create_topic(topic, **configs)
     first = bytes(build_batch([(1, b"0", b"v", ())]))
     eventually(lambda: client.produce(topic, records=first).error_code == 0, what=f"{topic} is led")
 
 
 def produce_is_answered(node: Node) -> bool:
-    """Whether a produce of one small record, on a connection of its own, is answered at once."""
+    """Return whether a produce request of one small record on a new connection is answered at
+    once."""
     with WireClient(node.bootstrap) as client:
         client.sock.sendall(produce("room", 10))
         return answered(client)
 
 
 def test_large_requests_wait_for_room_over_all_connections(node: Node) -> None:
-    """queued.max.request.bytes: five requests arrive and fill it, so the next one is not read until
-    one of them is complete. Then all are answered."""
+    """queued.max.request.bytes: five requests in progress fill it, so the next one is not read
+    until one of them is complete. Then all are answered."""
     frame = produce("room", REQUEST_BYTES)
     with WireClient(node.bootstrap) as admin:
         create(admin, "room")
@@ -124,7 +125,7 @@ def test_large_requests_wait_for_room_over_all_connections(node: Node) -> None:
         for client in arriving:
             client.sock.sendall(frame[: len(frame) // 2])
         eventually(lambda: not produce_is_answered(node), what="a full room")
-        # Kafka reads nothing more, not even a small request. Shoal goes on to read small ones.
+        # Kafka stops reading even small requests. Shoal continues to read small ones.
         assert small_is_answered(node) == (node.kind == "shoal")
         with ThreadPoolExecutor(len(late)) as pool:
             sent = [pool.submit(client.sock.sendall, frame) for client in late]
@@ -186,7 +187,8 @@ def test_batches_of_offsets_are_compressed(node: Node) -> None:
 
 
 def test_compaction_keeps_to_its_rate(node: Node) -> None:
-    """log.cleaner.io.max.bytes.per.second: reading twice and writing once takes that long."""
+    """log.cleaner.io.max.bytes.per.second: reading twice and writing once takes at least that
+    long."""
     value = bytes(100_000)
     with WireClient(node.bootstrap) as client:
         create(
@@ -196,7 +198,7 @@ def test_compaction_keeps_to_its_rate(node: Node) -> None:
             segment_bytes="1048576",
             segment_ms="1000",
             min_cleanable_dirty_ratio="0.01",
-            flush_messages="1",  # Shoal compacts what is durable.
+            flush_messages="1",  # Shoal compacts only durable records.
         )
         begun = time.monotonic()
         for number in range(50):

@@ -1,4 +1,4 @@
-"""confluent-kafka's ShareConsumer (librdkafka) against a real broker: KIP-932 as a user sees it."""
+"""confluent-kafka's ShareConsumer (librdkafka) against a real broker: KIP-932 as users see it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from servers import ShoalProcess
 
 ACCEPT, RELEASE, REJECT = AcknowledgeType.ACCEPT, AcknowledgeType.RELEASE, AcknowledgeType.REJECT
-#: Locks short enough to see them end.
+#: Locks short enough that tests see them expire.
 SHORT_LOCKS = {
     "group.share.min.record.lock.duration.ms": "1000",
     "group.share.record.lock.duration.ms": "1000",
@@ -91,7 +91,7 @@ def take(
     acknowledge: Callable[[Message], AcknowledgeType] | None = None,
     timeout_s: float = 120.0,
 ) -> list[Message]:
-    """Poll until `count` records have come; each is acknowledged and a poll's are committed."""
+    """Poll until `count` records have come. Each is acknowledged; each poll is committed."""
     taken: list[Message] = []
     deadline = time.monotonic() + timeout_s
     while len(taken) < count:
@@ -182,8 +182,8 @@ def test_a_rejected_record_is_not_delivered_again(shared_broker: ShoalProcess) -
 
 
 def test_a_record_is_delivered_no_more_often_than_the_limit(shared_broker: ShoalProcess) -> None:
-    """KIP-932: at the delivery count limit a record is archived; KAFKA-17541: alone at its last
-    attempt, so that the others of its batch live."""
+    """KIP-932: at the delivery count limit a record is archived. KAFKA-17541: it is alone at its
+    last attempt, so that the others of its batch survive."""
     queue = Queue(shared_broker)
     queue.configure(**{"share.delivery.count.limit": "3"})
     queue.produce(20)
@@ -212,7 +212,7 @@ def test_a_lock_that_ends_gives_the_record_to_another(
 
 
 def test_three_consumers_share_two_partitions(shared_broker: ShoalProcess) -> None:
-    """More consumers than partitions: all get work, and nobody gets another's."""
+    """More consumers than partitions: all get work, and no record goes to two of them."""
     queue = Queue(shared_broker, partitions=2)
     taken: dict[int, list[tuple[int, int]]] = {0: [], 1: [], 2: []}
     lock, stop = threading.Lock(), threading.Event()
@@ -249,7 +249,7 @@ def test_commit_async_calls_back(shared_broker: ShoalProcess) -> None:
     queue.produce(10)
     results: list[object] = []
     with queue.consumer() as consumer:
-        consumer.set_acknowledgement_commit_callback(lambda *told: results.append(told))
+        consumer.set_acknowledgement_commit_callback(lambda *committed: results.append(committed))
         for message in take(consumer, 10):
             consumer.acknowledge(message, ACCEPT)
         consumer.commit_async()
@@ -260,7 +260,7 @@ def test_commit_async_calls_back(shared_broker: ShoalProcess) -> None:
 
 @pytest.mark.parametrize("how", ["stop", "kill9"])
 def test_state_survives_the_broker(start_broker: Callable[..., ShoalProcess], how: str) -> None:
-    """Nothing accepted comes back, nothing unaccepted is lost, delivery counts survive."""
+    """Accepted records do not come back, others are not lost, and delivery counts survive."""
     broker = start_broker()
     queue = Queue(broker)
     queue.produce(60, batch=7)
@@ -299,9 +299,9 @@ def test_no_more_records_are_in_flight_than_the_cap(shared_broker: ShoalProcess)
     queue.produce(500, batch=10)
     with queue.consumer(**{"max.poll.records": 500}) as first:
         held = take(first, 100)
-        # Batches are taken whole: the last one may pass the cap by what it has more.
+        # Batches are taken whole: the last one may exceed the cap.
         assert 100 <= len(held) < 110
-        # Not before: a second member would have its part of the hundred.
+        # Not earlier: a second member would get its part of the hundred.
         with queue.consumer() as second:
             assert nothing_comes(second)
             for message in held:

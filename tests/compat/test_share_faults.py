@@ -1,8 +1,8 @@
-"""A queue under faults: members that release at random and are killed, a broker that is killed.
+"""A queue under faults: members release at random and are killed, and the broker is killed.
 
-What is checked is what a user relies on: a record whose acceptance was confirmed never comes again,
-every record is accepted in the end, nobody holds a record that another holds, and delivery counts
-never fall while the broker lives.
+The checks are the guarantees for users. A record whose accept was confirmed never comes again.
+Every record is accepted in the end. No two members hold a record at once, and delivery counts never
+fall while the broker lives.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RECORDS, PARTITIONS, MEMBERS, BROKER_KILLS = 1500, 3, 5, 3
 CONFIGS = {
     "group.share.min.record.lock.duration.ms": "1000",
     "group.share.record.lock.duration.ms": "2000",
-    # Kills and restarts use up deliveries; a record that is archived would be no loss to find.
+    # Kills and restarts use up deliveries; an archived record would look like a loss.
     "group.share.max.delivery.count.limit": "25",
 }
 Key = tuple[int, int]
@@ -44,11 +44,11 @@ class Ledger:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.accepted: dict[Key, int] = {}
-        #: Acceptances whose confirmation was lost with the broker: they hold or they do not.
+        #: Accepts whose confirmation was lost with the broker: they may or may not be in force.
         self.unsure: set[Key] = set()
         self.delivered: Counter[Key] = Counter()
         self.counts: dict[Key, tuple[int, int]] = {}
-        #: Starts and ends of the broker: even while it lives.
+        #: Starts and ends of the broker; even while it lives.
         self.broker_turns = 0
         self.wrong: list[str] = []
 
@@ -58,7 +58,7 @@ class Ledger:
             if key in self.accepted:
                 self.wrong.append(f"{key} came again after its acceptance was confirmed")
             if self.broker_turns % 2:
-                return  # Of a life that ends: an acquisition is not persisted.
+                return  # The broker was restarting: an acquisition is not persisted.
             life, before = self.counts.get(key, (self.broker_turns, 0))
             if life == self.broker_turns and count <= before:
                 self.wrong.append(f"{key}: delivery count {count} after {before}")
@@ -109,9 +109,9 @@ def work(
         confirmed: set[int] = set()
         try:
             results = consumer.commit_sync(5) if polled else {}
-            confirmed = {told.partition for told, error in results.items() if error is None}
+            confirmed = {found.partition for found, error in results.items() if error is None}
         except KafkaException:
-            pass  # Then nothing is confirmed.
+            pass  # Then no accept is confirmed.
         for partition, keys in by_partition.items():
             for key in keys:
                 ledger.accept(key, confirmed=partition in confirmed)
@@ -119,7 +119,7 @@ def work(
 
 
 def lag(broker: ShoalProcess) -> float:
-    """Records of all share partitions whose delivery is not complete."""
+    """Return the number of records of all share partitions whose delivery is not complete."""
     return sum(sample.value for sample in broker.samples("shoal_share_partition_lag"))
 
 

@@ -1,7 +1,7 @@
 """Joining, leaving and dying in a share group, with librdkafka's ShareConsumer (KIP-932).
 
-The figures are the product's own: a first record within 200 ms of a new member's first heartbeat,
-and a dead member's records at another one within a second.
+The limits are the product's claims: a first record within 200 ms of a new member's first heartbeat,
+and a dead member's records at another member within a second.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 FIRST_RECORD_MS = 200
 TAKEOVER_MS = 1_000
-#: A member in a process of its own: takes records, tells their partition, and keeps them locked.
+#: A member in a separate process: it acquires records, prints their partition, and holds them.
 VICTIM = """
 import sys
 from confluent_kafka import ShareConsumer
@@ -84,7 +84,7 @@ class Group:
 
     @contextmanager
     def victim(self) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-        """A member that can be killed, and the partitions that it holds records of, in time."""
+        """Start a member that can be killed; also yield the partitions whose records it holds."""
         held: list[int] = []
         process = subprocess.Popen(
             [sys.executable, "-c", VICTIM, self.broker.bootstrap, self.group_id, self.topic],
@@ -104,7 +104,7 @@ class Group:
             process.communicate()
 
     def describe(self) -> dict[str, set[int]]:
-        """The partitions of the topic that each member has."""
+        """Return each member's partitions of the topic."""
         with WireClient(self.broker.bootstrap) as client:
             body = {"group_ids": [self.group_id], "include_authorized_operations": False}
             (group,) = client.call(ApiKey.SHARE_GROUP_DESCRIBE, 1, body).groups
@@ -119,7 +119,7 @@ def records(consumer: ShareConsumer, timeout_s: float = 0.05) -> list[Message]:
 
 
 def first_record_ms(group: Group) -> float:
-    """From the subscription of a new member to its first record, standstills not counted."""
+    """Return the time from a new member's subscription to its first record, without standstills."""
     with group.member() as consumer, stopwatch() as passed_s:
         consumer.subscribe([group.topic])
         eventually(lambda: records(consumer), what="a first record")
@@ -127,7 +127,7 @@ def first_record_ms(group: Group) -> float:
 
 
 def test_a_new_group_has_its_first_record_at_once(shared_broker: ShoalProcess) -> None:
-    """The first group on a broker waits for the internal topics, so it is not the one timed."""
+    """The first group on a broker waits for the internal topics, so another one is timed."""
     warm, group = Group(shared_broker, 1), Group(shared_broker, 4)
     warm.produce(1, 0)
     first_record_ms(warm)
@@ -136,7 +136,7 @@ def test_a_new_group_has_its_first_record_at_once(shared_broker: ShoalProcess) -
 
 
 def test_a_new_member_has_its_first_record_at_once(shared_broker: ShoalProcess) -> None:
-    """It does not wait for others to give anything up, nor for the assignment interval."""
+    """It waits neither for other members to give up partitions nor for the assignment interval."""
     group = Group(shared_broker, 2)
     group.produce(1, 0)
     with group.member() as first:
@@ -148,7 +148,7 @@ def test_a_new_member_has_its_first_record_at_once(shared_broker: ShoalProcess) 
 
 
 def test_members_share_what_they_read(shared_broker: ShoalProcess) -> None:
-    """Three members on two partitions: all have one, and each partition has two readers."""
+    """Three members on two partitions: each has one, and the readers are spread evenly."""
     group = Group(shared_broker, 2)
     with group.member() as a, group.member() as b, group.member() as c:
         for member in (a, b, c):
@@ -179,7 +179,7 @@ def test_a_killed_member_is_replaced_within_a_second(shared_broker: ShoalProcess
         eventually(each_reads_one)
 
         def victim_holds() -> bool:
-            """A fetch of before may still bring the survivor what is the victim's now."""
+            """An earlier fetch may still bring the survivor records of the victim's partition."""
             for partition in (0, 1):
                 group.produce(1, partition)
             survivor.poll(0.05)
@@ -197,7 +197,7 @@ def test_a_killed_member_is_replaced_within_a_second(shared_broker: ShoalProcess
 
 
 def test_an_id_has_one_type(shared_broker: ShoalProcess) -> None:
-    """What is a share group is no consumer group, and the other way round."""
+    """A share group cannot be used as a consumer group, nor the reverse."""
     group = Group(shared_broker, 1)
     with group.member() as member, WireClient(shared_broker.bootstrap) as client:
         member.subscribe([group.topic])

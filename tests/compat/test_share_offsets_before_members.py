@@ -1,12 +1,12 @@
-"""Start offsets of share groups that have had no member yet: Apache Kafka and Shoal, step by step.
+"""Start offsets of share groups without members so far: Apache Kafka and Shoal, step by step.
 
-Each step is put to both brokers, and the answers must be equal: error codes at the top and of every
-topic and partition, group states and epochs, start offsets and lag, and what Kafka's tools print.
-Shoal is restarted in between, since all of it is durable.
+Both brokers get each step, and the responses must be equal: top-level, topic and partition errors,
+group states and epochs, start offsets and lag, and the output of Kafka's tools. Shoal restarts in
+between, since all of it is durable.
 
-Shoal differs on purpose where Kafka's answer is of no use. It refuses a start offset below -1,
-which Kafka stores. The lag of a start offset beyond the log's end is 0; Kafka's is negative.
-A partition below 0 is unknown; Kafka answers UNKNOWN_SERVER_ERROR for the whole request.
+Shoal differs deliberately where Kafka's response is not useful. It refuses a start offset below -1,
+which Kafka stores. The lag of a start offset beyond the log's end is 0; Kafka's is negative. A
+partition below 0 is unknown; Kafka answers UNKNOWN_SERVER_ERROR for the whole request.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Partitions = Sequence[tuple[int, int]]
 
 
 class Admin:
-    """Requests about share groups on one broker, with answers that compare between brokers."""
+    """Requests about share groups on one broker, with responses that are comparable."""
 
     def __init__(self, bootstrap: str) -> None:
         self.wire = WireClient(bootstrap)
@@ -56,7 +56,8 @@ class Admin:
         return eventually(answered, what=api.name)
 
     def prepare(self) -> None:
-        """Topic `a` has 3 partitions and 10 records in the first; topic `b` is empty."""
+        """Create topic `a` with 3 partitions and 10 records in the first, and an empty topic
+        `b`."""
         self.wire.create_topic("a", 3)
         self.wire.create_topic("b")
         key = {"key_type": 0, "coordinator_keys": ["g"]}
@@ -97,7 +98,7 @@ class Admin:
         )
 
     def describe(self, group: str, *topics: tuple[str, Sequence[int]]) -> Any:
-        """Of these partitions; of all without `topics`."""
+        """Describe these partitions; all without `topics`."""
         named = [{"topic_name": name, "partitions": list(p)} for name, p in topics]
         body = {"groups": [{"group_id": group, "topics": named or None}]}
         answer = self._call(ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, 1, body, "groups")
@@ -115,7 +116,7 @@ class Admin:
         )
 
     def state(self, group: str) -> Any:
-        """As ShareGroupDescribe and ListGroups have it."""
+        """Return the state as ShareGroupDescribe and ListGroups report it."""
         answer = self._call(ApiKey.SHARE_GROUP_DESCRIBE, 1, {"group_ids": [group]}, "groups")
         (found,) = answer.groups
         listed = [
@@ -136,7 +137,7 @@ class Admin:
         return self._call(ApiKey.SHARE_GROUP_HEARTBEAT, 1, body)
 
     def join(self, group: str, topic: str) -> str:
-        """A member that has an assignment."""
+        """Join and wait for an assignment; return the member id."""
         member_id = uuid_text(uuid.uuid4())
         epoch = 0
         topics: list[str] | None = [topic]
@@ -151,7 +152,7 @@ class Admin:
         return member_id
 
     def occupy(self, classic: str, consumer: str, topic: str) -> None:
-        """Make a group of each other type."""
+        """Create a group of each other type."""
         offset = {"partition_index": 0, "committed_offset": 1, "committed_metadata": ""}
         body = {"group_id": classic, "topics": [{"name": topic, "partitions": [offset]}]}
         row = self.wire.call(ApiKey.OFFSET_COMMIT, 8, body).topics[0].partitions[0]
@@ -174,7 +175,7 @@ Steps = Iterator[tuple[str, Any]]
 
 
 def steps(bootstrap: str, restart: Callable[[], object]) -> Steps:
-    """What was asked, and the answer."""
+    """Yield each request's name and its response."""
     Admin(bootstrap).prepare()
     yield from _unknown_group(Admin(bootstrap))
     yield "alter", Admin(bootstrap).alter("g", ("a", [(0, 5)]))
@@ -277,7 +278,7 @@ def _deleted_groups(admin: Admin) -> Steps:
 
 
 def consumed(bootstrap: str, group: str, topic: str, count: int) -> list[bytes | None]:
-    """The first records that librdkafka's share consumer gets."""
+    """Return the first records that librdkafka's share consumer gets."""
     consumer = ShareConsumer({"bootstrap.servers": bootstrap, "group.id": group})
     consumer.subscribe([topic])
     found: list[bytes | None] = []
@@ -294,7 +295,7 @@ def consumed(bootstrap: str, group: str, topic: str, count: int) -> list[bytes |
 
 
 def said_by_tools(bootstrap: str) -> Steps:
-    """What `kafka-share-groups` prints of a group that only it has touched."""
+    """Yield the output of `kafka-share-groups` for a group that only this tool has used."""
     tools = KafkaTools(bootstrap)
     group = ("--group", "by-tools")
     reset = ("share-groups", "--reset-offsets", *group, "--topic", "a:0", "--to-latest")

@@ -1,5 +1,5 @@
-"""ShareFetch and ShareAcknowledge as bytes on the wire: sessions, epochs, acquire modes, renewal
-and the error codes of KIP-932, KIP-1206 and KIP-1222, against a real broker."""
+"""ShareFetch and ShareAcknowledge on the wire: sessions, epochs, acquire modes, renewal and the
+error codes of KIP-932, KIP-1206 and KIP-1222, against a real broker."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ACCEPT, RELEASE, REJECT, RENEW = 1, 2, 3, 4
 
 
 class Member:
-    """A member of a group that speaks for itself on its own connection."""
+    """A member of a group that sends its requests over its own connection."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
@@ -42,7 +42,7 @@ class Member:
         setup.members.append(self)
 
     def fetch(
-        self, *, version: int = 2, acks: Any = (), epoch: int | None = None, **told: Any
+        self, *, version: int = 2, acks: Any = (), epoch: int | None = None, **more: Any
     ) -> Any:
         sent = self.epoch if epoch is None else epoch
         partition = {
@@ -62,16 +62,16 @@ class Member:
             "max_records": 500,
             "batch_size": 500,
             "topics": [{"topic_id": self.setup.topic_id, "partitions": [partition]}],
-            **told,
+            **more,
         }
         answer = self.wire.call(ApiKey.SHARE_FETCH, version, body)
         if answer.error_code is ErrorCode.none and epoch is None:
             self.epoch += 1
         return answer
 
-    def acquired(self, **told: Any) -> list[tuple[int, int, int]]:
-        """What a fetch acquires: first offset, last offset, delivery count."""
-        answer = self.fetch(**told)
+    def acquired(self, **more: Any) -> list[tuple[int, int, int]]:
+        """Fetch; return first offset, last offset and delivery count of the acquired ranges."""
+        answer = self.fetch(**more)
         assert answer.error_code is ErrorCode.none, answer
         return [
             (r.first_offset, r.last_offset, r.delivery_count)
@@ -87,7 +87,7 @@ class Member:
         renew: bool = False,
         epoch: int | None = None,
     ) -> Any:
-        """The whole answer, or the error code of its one partition."""
+        """Return the whole response, or the error code of its only partition."""
         body = {
             "group_id": self.setup.group,
             "member_id": self.member_id,
@@ -158,7 +158,7 @@ class Setup:
             future.result(15)
 
     def produce(self, *batches: int) -> None:
-        """Batches of so many records."""
+        """Produce batches of these sizes."""
         with WireClient(self.broker.bootstrap) as wire:
             for size in batches:
                 assert wire.produce(self.topic, *[b"x"] * size).error_code == 0
@@ -175,7 +175,7 @@ def setup(shared_broker: ShoalProcess) -> Iterator[Setup]:
 # Sessions.
 
 
-def test_a_session_goes_on_by_its_epoch(setup: Setup) -> None:
+def test_a_session_continues_with_the_next_epoch(setup: Setup) -> None:
     setup.produce(2, 3)
     member = Member(setup)
     assert member.acquired(max_records=1) == [(0, 1, 1)]
@@ -184,7 +184,7 @@ def test_a_session_goes_on_by_its_epoch(setup: Setup) -> None:
     assert member.fetch(epoch=1).error_code is ErrorCode.invalid_share_session_epoch
 
 
-def test_a_session_that_is_not_there(setup: Setup) -> None:
+def test_a_missing_session(setup: Setup) -> None:
     member = Member(setup)
     assert member.fetch(epoch=5).error_code is ErrorCode.share_session_not_found
     assert member.fetch(epoch=-1).error_code is ErrorCode.share_session_not_found
@@ -192,7 +192,7 @@ def test_a_session_that_is_not_there(setup: Setup) -> None:
     assert member.acknowledge(epoch=0) is ErrorCode.invalid_share_session_epoch
 
 
-def test_what_opens_a_session_acknowledges_nothing(setup: Setup) -> None:
+def test_a_request_that_opens_a_session_acknowledges_nothing(setup: Setup) -> None:
     answer = Member(setup).fetch(acks=[(0, 0, [ACCEPT])])
     assert answer.error_code is ErrorCode.invalid_request
 
@@ -370,7 +370,7 @@ def test_renewal_keeps_a_lock_and_moves_nothing(
     member, other = Member(setup), Member(setup)
     assert member.acquired() == [(0, 1, 1)]
     assert other.acquired(max_wait_ms=500) == []
-    # The lock of offset 1 ends after three seconds, that of offset 0 starts anew.
+    # The lock of offset 1 ends after three seconds, that of offset 0 starts again.
     setup.configure(**{"share.record.lock.duration.ms": "60000"})
     assert member.acknowledge((0, 0, [RENEW]), renew=True) is ErrorCode.none
     assert other.acquired(max_wait_ms=20_000) == [(1, 1, 2)]
@@ -404,11 +404,11 @@ def codec_seconds(seconds: int) -> Any:
     return datetime.timedelta(seconds=seconds)
 
 
-# Around.
+# Topics, lag, the state log and metrics.
 
 
 def test_deleted_records_leave_the_window(setup: Setup) -> None:
-    """KIP-932: the start offset follows the log's; what lay below it counts as gone."""
+    """KIP-932: the start offset follows the log's; records below it count as archived."""
     setup.produce(5, 5)
     member = Member(setup)
     assert member.acquired(max_records=5) == [(0, 4, 1)]
@@ -424,18 +424,18 @@ def test_a_deleted_topic_is_unknown(setup: Setup) -> None:
     assert member.acquired() == [(0, 0, 1)]
     setup.admin.delete_topics([setup.topic])[setup.topic].result(15)
 
-    def told() -> bool:
+    def is_unknown() -> bool:
         answer = member.fetch()
         return bool(answer.responses) and (
             answer.responses[0].partitions[0].error_code is ErrorCode.unknown_topic_id
         )
 
-    eventually(told)
+    eventually(is_unknown)
     assert member.acknowledge((0, 0, [ACCEPT])) is ErrorCode.unknown_topic_id
 
 
 def test_lag_counts_what_is_not_complete(setup: Setup) -> None:
-    """KIP-1226: end offset less start offset less what is complete behind it."""
+    """KIP-1226: end offset minus start offset minus the complete records after the start offset."""
     setup.produce(5, 5)
     member = Member(setup)
     assert _lag(setup) in (10, -1)
@@ -494,7 +494,7 @@ def test_the_state_log_is_cut_and_state_is_rebuilt_from_what_is_left(
     assert again.acquired(max_wait_ms=5000) == [(0, 0, 1), (7, 7, 2)]
 
 
-#: The metrics of KAFKA-19865 and of the coordinators' runtimes, as Prometheus has them.
+#: The metrics of KAFKA-19865 and of the coordinators' runtimes, with their Prometheus names.
 METRICS = """
 BrokerTopicMetrics: TotalShareFetchRequestsPerSec_total FailedShareFetchRequestsPerSec_total
     TotalShareAcknowledgementRequestsPerSec_total FailedShareAcknowledgementRequestsPerSec_total

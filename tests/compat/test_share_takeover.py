@@ -1,7 +1,7 @@
-"""What members hold that are killed is with others within a second, whoever read which partition.
+"""Records of killed members are with others within a second, whatever partitions each one read.
 
-Kafka takes 43 to 48 s where a dead member was the only reader of a partition: the assignment stays
-until its session ends.
+Kafka takes 43 to 48 s if a dead member was the only reader of a partition, since the assignment
+stays until the member's session ends.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ TAKEOVER_S = 1.0
     ("members", "victims", "partitions"),
     [(2, 1, 1), (2, 1, 2), (2, 1, 6), (3, 2, 1), (4, 2, 2), (4, 3, 4)],
 )
-def test_what_killed_members_held(
+def test_records_of_killed_members(
     shared_broker: ShoalProcess, members: int, victims: int, partitions: int
 ) -> None:
     with SyncClient(shared_broker.bootstrap) as client:
         queue = Queue(client, shared_broker.bootstrap, partitions=partitions)
         words = (shared_broker.bootstrap, queue.group, queue.topic)
-        doomed = [Member(*words, "hold") for _ in range(victims)]
+        killed = [Member(*words, "hold") for _ in range(victims)]
         others: list[Member] = []
         try:
-            eventually(lambda: all(m.events for m in doomed), what="they have joined")
+            eventually(lambda: all(m.events for m in killed), what="they have joined")
             others += [Member(*words, str(seed)) for seed in range(members - victims)]
             eventually(lambda: all(m.events for m in others), what="the others, too")
 
             def hold() -> bool:
                 for partition in range(partitions):
                     queue.produce(["x"], partition=partition)
-                return all(m.got() for m in doomed) and all(m.got() for m in others)
+                return all(m.got() for m in killed) and all(m.got() for m in others)
 
             eventually(hold, timeout_s=120, what="each has taken something")
-            held = {key for m in doomed for key in m.got()}
+            held = {key for m in killed for key in m.got()}
             with standstills() as stood_still_s:
-                for member in doomed:
+                for member in killed:
                     member.kill9()
-                died = max(m.died for m in doomed)
+                died = max(m.died for m in killed)
 
                 def again() -> dict[tuple[int, int], float]:
                     got = [(k, t) for m in others for k, t in m.got().items()]
@@ -59,12 +59,12 @@ def test_what_killed_members_held(
         finally:
             for member in others:
                 member.kill9()
-            for member in doomed:
+            for member in killed:
                 if member.died == float("inf"):
                     member.kill9()
 
 
-def test_what_the_last_member_held_goes_to_the_next_that_comes(
+def test_records_of_the_last_member_go_to_the_next_one(
     shared_broker: ShoalProcess,
 ) -> None:
     with SyncClient(shared_broker.bootstrap) as client:

@@ -1,7 +1,7 @@
-"""Kafka Streams counts words on a cluster of three, whose brokers are killed meanwhile.
+"""Kafka Streams counts words on a cluster of three whose brokers are killed meanwhile.
 
-Every update of a count is written to the output, so what a read_committed consumer sees of a word
-with exactly-once is 1, 2, 3, ... without a gap and without a repetition.
+Every update of a count is written to the output. With exactly-once, a read_committed consumer sees
+1, 2, 3, ... for each word, without gaps and repetitions.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WORDS_A_LINE = 6
 
 
 class Application:
-    """An instance of the word count; `lines` is what it has said."""
+    """An instance of the word count; `lines` is its output."""
 
     def __init__(
         self, cluster: ShoalCluster, name: str, state: Path, settings: Mapping[str, str] = {}
@@ -77,7 +77,7 @@ class Application:
         self._ended()
 
     def stop(self) -> None:
-        """End it in order; it has not died before."""
+        """Stop it cleanly; it must not have died before."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         assert self._ended() == 0, self.lines
@@ -97,7 +97,7 @@ class Application:
 
 
 class Lines:
-    """Lines of random words to the input; `counts` of all words whose lines are acknowledged."""
+    """Writes lines of random words; `counts` has all words whose lines are acknowledged."""
 
     def __init__(self, cluster: ShoalCluster, topic: str) -> None:
         self.counts: Counter[str] = Counter()
@@ -107,7 +107,7 @@ class Lines:
         )
 
     def write(self, lines: int) -> None:
-        """Returns when they are acknowledged."""
+        """Write lines, and return when they are acknowledged."""
         failed: list[object] = []
 
         def delivered(error: object, _message: object) -> None:
@@ -141,7 +141,7 @@ class Counts:
         self._consumer.assign([TopicPartition(topic, n, 0) for n in range(PARTITIONS)])
 
     def poll(self) -> int:
-        """Take what there is; how many updates were seen so far."""
+        """Read the available updates; return the number of updates so far."""
         for message in self._consumer.consume(1_000, timeout=0.2):
             if not message.error():
                 self.seen[message.key().decode()].append(int(message.value()))
@@ -150,7 +150,7 @@ class Counts:
     def until(
         self, application: Application, wanted: Counter[str], *, at_least: bool = False
     ) -> None:
-        """Until the last of every word is this; an application that dies ends it."""
+        """Poll until the last update of every word is this; raise if an application dies."""
 
         def reached() -> bool:
             self.poll()
@@ -184,7 +184,7 @@ def prepare(cluster: ShoalCluster, name: str) -> tuple[Lines, Counts]:
 
 
 def transactions(cluster: ShoalCluster, application: str) -> dict[int, list[str]]:
-    """The states of the application's transactions by their coordinator."""
+    """Return the states of the application's transactions by their coordinator."""
     found: dict[int, list[str]] = {}
     for id in cluster.brokers:
         for one in cluster.ask(id, ApiKey.LIST_TRANSACTIONS, {}).transaction_states:
@@ -194,7 +194,7 @@ def transactions(cluster: ShoalCluster, application: str) -> dict[int, list[str]
 
 
 def outage(cluster: ShoalCluster, victim: int, lines: Lines, work: Callable[[], None]) -> None:
-    """Kill it while lines are written, let the others go on, and have it back."""
+    """Kill a broker while lines are written, let the others continue, and restart it."""
     lines.write(100)
     cluster.nodes[victim].kill9()
     lines.write(100)
@@ -205,7 +205,7 @@ def outage(cluster: ShoalCluster, victim: int, lines: Lines, work: Callable[[], 
 
 
 def test_exactly_once_through_kills(cluster: ShoalCluster, tmp_path: Path) -> None:
-    """The leader of a changelog, the transaction coordinator, and the application itself."""
+    """The leader of a changelog, the transaction coordinator, and the application are killed."""
     name, state = "exactly", tmp_path / "state"
     lines, counts = prepare(cluster, name)
     dirty = Counts(cluster, f"{name}-out", "read_uncommitted")
@@ -244,7 +244,7 @@ def test_exactly_once_through_kills(cluster: ShoalCluster, tmp_path: Path) -> No
 
 
 def test_at_least_once_through_a_kill(cluster: ShoalCluster, tmp_path: Path) -> None:
-    """No word is lost, and the counts of an application that lives on stand still at the end."""
+    """No word is lost, and the final counts are correct for an application that survives."""
     name = "at-least"
     lines, counts = prepare(cluster, name)
     application = Application(cluster, name, tmp_path / "state")
@@ -261,14 +261,14 @@ def test_at_least_once_through_a_kill(cluster: ShoalCluster, tmp_path: Path) -> 
 
 
 def test_the_streams_protocol_is_refused(cluster: ShoalCluster, tmp_path: Path) -> None:
-    """KIP-1071 is not served; the application ends, and says that it is not."""
+    """KIP-1071 is not served; the application ends with a message that says so."""
     lines, counts = prepare(cluster, "kip-1071")
     application = Application(
         cluster, "kip-1071", tmp_path / "state", {"group.protocol": "streams"}
     )
     lines.write(1)
     try:
-        eventually(lambda: application.died, timeout_s=60, what="it goes on")
+        eventually(lambda: application.died, timeout_s=60, what="the application ends")
         assert "does not support the STREAMS group protocol" in application.died[0]
     finally:
         application.kill9()

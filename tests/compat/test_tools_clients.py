@@ -1,4 +1,4 @@
-"""Kafka's console, performance and verifiable clients, and its dump of what they left behind."""
+"""Kafka's console, performance and verifiable clients, and its dump tool on the resulting logs."""
 
 from __future__ import annotations
 
@@ -119,8 +119,8 @@ def test_the_perf_tools(tools: KafkaTools, topic: str) -> None:
 def test_the_verifiable_clients(tools: KafkaTools, topic: str) -> None:
     sent = tools.run("verifiable-producer", "--topic", topic, "--max-messages", "40", "--acks",
                      "-1", "--value-prefix", "7")  # fmt: skip
-    told = events(sent.splitlines(), "tool_data")[0]
-    assert (told["sent"], told["acked"]) == (40, 40)
+    tool_data = events(sent.splitlines(), "tool_data")[0]
+    assert (tool_data["sent"], tool_data["acked"]) == (40, 40)
     values = {event["value"] for event in events(sent.splitlines(), "producer_send_success")}
     assert values == {f"7.{i}" for i in range(40)}
 
@@ -176,7 +176,7 @@ DECODED = {
 def test_kafka_dump_log_of_the_brokers_directories(
     tools: KafkaTools, tools_broker: ShoalProcess
 ) -> None:
-    """Each of Kafka's decoders reads what the broker has written, while it is running."""
+    """Each of Kafka's decoders reads the broker's files, while the broker is running."""
     tools.run("topics", "--create", "--topic", "dumped")
     tools.run("console-producer", "--topic", "dumped", stdin="".join(f"{i}\n" for i in range(50)))
     from_the_beginning(tools, "s-dumped")

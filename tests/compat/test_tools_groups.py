@@ -1,4 +1,4 @@
-"""Kafka's tools for groups of the three kinds, with members at work and without."""
+"""Kafka's tools for groups of the three kinds, with and without active members."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def topic(tools_broker: ShoalProcess) -> str:
 
 
 class Polling:
-    """A consumer that polls in a thread until the block is left."""
+    """A consumer that polls in a thread until the block ends."""
 
     def __init__(self, consumer: Any, topic: str, of: Callable[[Any], int]) -> None:
         self.records = 0

@@ -1,4 +1,4 @@
-"""Kafka's tools for topics, configs, offsets and the cluster, judged by what they print."""
+"""Kafka's tools for topics, configs, offsets and the cluster, checked by their output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.java
 
 @pytest.fixture
 def topic() -> str:
-    """A name that nobody uses."""
+    """An unused name."""
     return f"t-{uuid.uuid4().hex[:8]}"
 
 

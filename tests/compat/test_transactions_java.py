@@ -39,7 +39,7 @@ def name() -> str:
 
 
 def committed(client: WireClient, topic: str) -> list[bytes | None]:
-    """All that a read_committed consumer is shown of partition 0."""
+    """Return all records that a read_committed consumer gets of partition 0."""
     offset = 0
     found: list[bytes | None] = []
     while True:
@@ -61,8 +61,8 @@ def committed(client: WireClient, topic: str) -> list[bytes | None]:
 def test_a_copier_that_aborts_half_of_its_transactions(
     client: WireClient, tools: KafkaTools, name: str
 ) -> None:
-    """Kafka's own system-test client: consume, produce and commit offsets in one transaction, at
-    random not; every record is copied exactly once."""
+    """Kafka's own system-test client consumes, produces and commits offsets in one transaction, or
+    randomly aborts; every record is copied exactly once."""
     source, sink = f"{name}-in", f"{name}-out"
     client.create_topic(source)
     client.create_topic(sink)
@@ -131,7 +131,7 @@ def test_many_small_transactions(client: WireClient, tools: KafkaTools, name: st
 
 
 def test_the_transactions_tool(client: WireClient, tools: KafkaTools, name: str) -> None:
-    """List, describe, and abort what hangs."""
+    """List, describe, and abort a hanging transaction."""
     client.create_topic(name)
     body = {"transactional_id": name, "transaction_timeout_ms": 60_000}
     given = client.call(ApiKey.INIT_PRODUCER_ID, 5, body)
@@ -167,7 +167,7 @@ def test_the_transactions_tool(client: WireClient, tools: KafkaTools, name: str)
 def test_a_share_group_over_transactions(
     client: WireClient, tools: KafkaTools, name: str, isolation: str
 ) -> None:
-    """Markers are nobody's records; what was aborted reaches only who asked for it."""
+    """Markers are never delivered; only a read_uncommitted group gets aborted records."""
     client.create_topic(name)
     tools.run(
         "configs",

@@ -1,5 +1,5 @@
-"""Transactions as librdkafka makes them (version 1 of the protocol): commit, abort, fencing,
-timeouts, offsets within a transaction, and a broker that dies in the middle."""
+"""Transactions of librdkafka (version 1 of the protocol): commit, abort, fencing, timeouts, offsets
+within a transaction, and a broker that dies during one."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def transactional(broker: ShoalProcess, name: str, **more: object) -> Producer:
 def read(
     broker: ShoalProcess, topic: str, *, committed: bool = True, partitions: int = 2
 ) -> list[bytes | None]:
-    """All values up to the end that the isolation level shows."""
+    """Return all values up to the end that the isolation level shows."""
     consumer = Consumer(
         {
             "bootstrap.servers": broker.bootstrap,
@@ -77,7 +77,7 @@ def read(
     return found
 
 
-def test_what_is_committed_is_read_and_what_is_aborted_is_not(
+def test_committed_records_are_read_and_aborted_ones_are_not(
     shared_broker: ShoalProcess, topic: str
 ) -> None:
     producer = transactional(shared_broker, topic)
@@ -85,7 +85,7 @@ def test_what_is_committed_is_read_and_what_is_aborted_is_not(
         producer.begin_transaction()
         for partition in range(2):
             producer.produce(topic, b"%d" % number, partition=partition)
-        producer.flush(TIMEOUT_S)  # The aborted ones reach the log, too.
+        producer.flush(TIMEOUT_S)  # Aborted records reach the log, too.
         if number % 3:
             producer.commit_transaction(TIMEOUT_S)
         else:
@@ -112,7 +112,7 @@ def test_an_open_transaction_holds_later_records_back(
 
 
 def test_consume_transform_produce(shared_broker: ShoalProcess, topic: str) -> None:
-    """Offsets move with the records that were made of what they stand behind, or not at all."""
+    """Offsets are committed with the records that were derived from them, or not at all."""
     source, sink = topic, next(_names)
     with WireClient(shared_broker.bootstrap) as client:
         client.create_topic(sink)
@@ -217,7 +217,7 @@ def test_a_transaction_outlives_the_broker(durable: ShoalProcess) -> None:
     assert Counter(read(durable, "t")) == Counter([b"after", b"before"])
 
 
-def test_what_a_dead_producer_left_is_aborted_after_the_restart(durable: ShoalProcess) -> None:
+def test_a_dead_producers_transaction_is_aborted_after_the_restart(durable: ShoalProcess) -> None:
     producer = transactional(durable, "x", **{"transaction.timeout.ms": 1_500})
     producer.begin_transaction()
     producer.produce("t", b"left", partition=0)
@@ -245,8 +245,8 @@ def committed(producer: Producer) -> bool:
 
 
 def test_transactions_are_whole_whenever_the_broker_dies(durable: ShoalProcess) -> None:
-    """Killed at whatever it does, five times: what was told to be committed is read, and of every
-    transaction all records or none; and in the end nothing is left open."""
+    """Killed at five random moments. Every acknowledged commit is readable, every transaction is
+    complete or absent, and in the end none is open."""
     acknowledged: list[int] = []
     stop = threading.Event()
 

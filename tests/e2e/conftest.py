@@ -1,7 +1,7 @@
-"""The Kubernetes cluster that end-to-end tests share, and what every one of them needs.
+"""The Kubernetes cluster that end-to-end tests share, and their common fixtures.
 
-The cluster is brought up once for a run and taken down after it. It stays when it was up before
-the run, or with SHOAL_E2E_KEEP=1.
+The cluster is started once for a run and removed after it. It stays if it was up before the run, or
+with SHOAL_E2E_KEEP=1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from e2e.resources import Resources, queue_cluster
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: The first test waits for the cluster, which on a bare machine compiles Kubernetes.
+#: The first test waits for the cluster, which compiles Kubernetes on a bare machine.
 TIMEOUT_S = 1200
 
 
@@ -47,11 +47,11 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def release(cluster: Cluster) -> Iterator[Release]:
-    """The chart, installed once for the run; a test that changes it puts it back."""
+    """The chart, installed once for the run; a test that changes it restores it."""
     for image in ("broker", "operator"):
         cluster.load(images.archive(image))
     release = Release(cluster)
-    # helm leaves definitions alone that an earlier run has left behind.
+    # helm does not change definitions that an earlier run has left.
     if cluster.kubectl("get", "crd", "queueclusters.shoal.dev", check=False).returncode == 0:
         force = ("--server-side", "--force-conflicts")
         cluster.kubectl("apply", *force, f"--filename={REPOSITORY / 'crds'}")

@@ -1,4 +1,4 @@
-"""Clients in the client's pod that go on while brokers come and go."""
+"""Clients in the client's pod that continue while brokers come and go."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from e2e.resources import Resources
 
-#: Produces until a line comes in, and fifty records more; then tells how many were sent and
-#: how many refused.
+#: Produces until it gets a line, and fifty more records; then prints the numbers of sent and of
+#: refused records.
 PRODUCE = """
 import asyncio, os, sys
 from shoal.client.client import Client
@@ -43,7 +43,8 @@ asyncio.run(main())
 
 @contextmanager
 def producing(queue: Resources) -> Iterator[list[int]]:
-    """A producer in the client's pod; afterwards the list holds how many were sent and failed."""
+    """Run a producer in the client's pod; afterwards the list has the numbers of sent and failed
+    records."""
     counts: list[int] = []
     with _in_client(queue, "python3", "-c", PRODUCE) as process:
         assert process.stdout
@@ -54,8 +55,8 @@ def producing(queue: Resources) -> Iterator[list[int]]:
 
 @contextmanager
 def consuming(queue: Resources, group: str, members: int) -> Iterator[list[tuple[int, int]]]:
-    """Share consumers in the client's pod, until nothing came for ten seconds; afterwards the
-    list holds each delivery that they accepted: value and delivery count."""
+    """Run share consumers in the client's pod until no record came for ten seconds; afterwards the
+    list has each accepted delivery: value and delivery count."""
     deliveries: list[tuple[int, int]] = []
     words = ("shoal", "share-consume", "jobs", f"--group={group}", "--timeout=10s")
     with ExitStack() as stack:
@@ -71,7 +72,7 @@ def consuming(queue: Resources, group: str, members: int) -> Iterator[list[tuple
 
 
 def assert_taken_once(queue: Resources, count: int) -> None:
-    """A member of the group `workers` gets each of so many that were sent, and none twice."""
+    """Check that members of the group `workers` get each of `count` records, and none twice."""
     taken = queue.share_consume("jobs", "workers", "-n", str(count))
     assert Counter(map(int, taken)) == Counter(range(count))
 

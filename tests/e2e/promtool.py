@@ -12,7 +12,7 @@ from machine import lacking
 
 
 def promtool() -> Path:
-    """Return the path of the program; skips the test where there is none, except in CI."""
+    """Return the path of the program; skip the test without it, except in CI."""
     if installed := shutil.which("promtool"):
         return Path(installed)
     path = CACHE / "bin" / "promtool"
@@ -20,12 +20,12 @@ def promtool() -> Path:
         if not path.exists():
             _unpack(path)
     except ClusterError as error:
-        lacking(f"there is no promtool: {error}")
+        lacking(f"promtool is not installed: {error}")
     return path
 
 
 def _unpack(path: Path) -> None:
-    """Take the program alone out of Debian's package, which would start a server."""
+    """Take only the program out of Debian's package, which would start a server."""
     with tempfile.TemporaryDirectory(dir=path.parent) as directory:
         # The sandbox user of apt may not write here.
         download = ("apt-get", "-o", "APT::Sandbox::User=root", "download", "prometheus")

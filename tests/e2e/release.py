@@ -22,20 +22,20 @@ OPERATOR = "deployment/shoal-operator"
 
 
 class Release:
-    """`helm install shoal` in a namespace of its own."""
+    """`helm install shoal` in its own namespace."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.namespace = NAMESPACE
 
     def install(self, **values: Any) -> None:
-        """Install or upgrade with these values and no others; returns when its pods are ready."""
+        """Install or upgrade with exactly these values; return when its pods are ready."""
         # A cluster that stayed up may run an operator of the same tag from an older tree.
         built = {"built": images.archive("operator").stem}
         values["podAnnotations"] = built | values.get("podAnnotations", {})
         settings = [f"--set-json={k.replace('__', '.')}={json.dumps(v)}" for k, v in values.items()]
         where = (f"--namespace={NAMESPACE}", "--create-namespace", "--wait", "--timeout=90s")
-        # Without it, helm takes the values of the time before where none are given.
+        # Without it, helm reuses the former values if none are given.
         self.cluster.helm("upgrade", "--install", "--reset-values", NAME, CHART, *where, *settings)
 
     def uninstall(self) -> None:
@@ -43,7 +43,7 @@ class Release:
         self.cluster.helm("uninstall", NAME, *where)
 
     def pods(self) -> list[str]:
-        """The names of the operator's pods that are not on their way out."""
+        """The names of the operator's pods that are not terminating."""
         label = "--selector=app.kubernetes.io/name=shoal-operator"
         get = ("get", "pods", f"--namespace={NAMESPACE}", label, "--output=json")
         items = json.loads(self.cluster.kubectl(*get).stdout)["items"]
@@ -52,7 +52,7 @@ class Release:
         )
 
     def leader(self) -> str:
-        """The pod that holds the Lease, or nothing."""
+        """The pod that holds the Lease, or an empty string."""
         get = ("get", "lease/shoal-operator", f"--namespace={NAMESPACE}", "--output=json")
         found = self.cluster.kubectl(*get, check=False)
         if found.returncode:
@@ -60,12 +60,12 @@ class Release:
         return json.loads(found.stdout)["spec"].get("holderIdentity") or ""
 
     def kill(self, pod: str) -> None:
-        """End an operator's pod as a crash would: no signal that it could answer."""
+        """Kill an operator's pod as a crash would, without a signal that it could handle."""
         now = ("--grace-period=0", "--force", f"--namespace={NAMESPACE}")
         self.cluster.kubectl("delete", "pod", pod, *now)
 
     def wait_leader(self, other_than: str = "") -> str:
-        """Until one of the present pods leads."""
+        """Wait until one of the present pods leads."""
 
         def led() -> str:
             leader = self.leader()

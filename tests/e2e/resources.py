@@ -1,6 +1,6 @@
 """One namespace as a user sees it: `kubectl`, its objects, and a client in a pod.
 
-Tests of the product talk to it through this and never through the operator's own code.
+Tests use this to talk to the product, and never the operator's own code.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ class Resources:
         self, *argv: str, stdin_text: str | None = None, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
         where = f"--namespace={self.namespace}"
-        # What follows `--` is the command of a pod.
+        # Words after `--` are the command of a pod.
         return self.cluster.kubectl(argv[0], where, *argv[1:], stdin_text=stdin_text, check=check)
 
     def apply(self, *manifests: Manifest) -> None:
         self.kubectl("apply", "--filename=-", stdin_text=yaml.safe_dump_all(manifests))
 
     def refusal(self, manifest: Manifest) -> str:
-        """What the API server says to a manifest that it must not take."""
+        """Return the API server's error for a manifest that it must refuse."""
         applied = self.kubectl(
             "apply", "--filename=-", stdin_text=yaml.safe_dump(manifest), check=False
         )
-        assert applied.returncode != 0, f"the API server took {manifest}"
+        assert applied.returncode != 0, f"the API server accepted {manifest}"
         return applied.stderr
 
     def patch(self, what: str, patch: Mapping[str, Any]) -> None:
@@ -54,7 +54,7 @@ class Resources:
         return json.loads(self.kubectl("get", what, "--output=json").stdout)
 
     def find(self, what: str) -> Manifest | None:
-        """The object, or None if there is none."""
+        """Return the object, or None if it does not exist."""
         found = self.kubectl("get", what, "--output=json", "--ignore-not-found").stdout
         return json.loads(found) if found else None
 
@@ -66,7 +66,7 @@ class Resources:
         return self.get(what).get("status", {})
 
     def condition(self, what: str, kind: str = "Ready") -> Manifest:
-        """A condition of the object's present generation, or an empty one."""
+        """Return a condition of the object's present generation, or an empty one."""
         found = self.get(what)
         for condition in found.get("status", {}).get("conditions", []):
             current = condition.get("observedGeneration") == found["metadata"]["generation"]
@@ -75,7 +75,7 @@ class Resources:
         return {"type": kind, "status": "Unknown", "reason": "", "message": ""}
 
     def wait(self, *whats: str, timeout_s: float = 60) -> None:
-        """Until all are Ready, each in its present generation."""
+        """Wait until all are Ready, each in its present generation."""
         for what in whats:
 
             def ready(what: str = what) -> bool:
@@ -86,7 +86,7 @@ class Resources:
             eventually(ready, timeout_s=timeout_s)
 
     def wait_reason(self, what: str, reason: str, timeout_s: float = 30) -> str:
-        """Until Ready has this reason; its message."""
+        """Wait until Ready has this reason; return its message."""
 
         def said() -> str:
             condition = self.condition(what)
@@ -96,7 +96,7 @@ class Resources:
         return eventually(said, timeout_s=timeout_s)
 
     def wait_status(self, what: str, timeout_s: float = 60, **fields: Any) -> None:
-        """Until the status has these values, and is of the object's present generation."""
+        """Wait until the status has these values and observes the object's present generation."""
 
         def has() -> bool:
             found = self.get(what)
@@ -108,7 +108,7 @@ class Resources:
         eventually(has, timeout_s=timeout_s)
 
     def events(self, kind: str, name: str, reason: str) -> list[str]:
-        """The messages of the events with this reason on an object, oldest first."""
+        """Return the messages of the events with this reason on an object, oldest first."""
         about = f"involvedObject.kind={kind},involvedObject.name={name},reason={reason}"
         found = self.kubectl("get", "events", f"--field-selector={about}", "--output=json")
         items = json.loads(found.stdout)["items"]
@@ -116,7 +116,7 @@ class Resources:
         return [event["message"] for event in items]
 
     def wait_replaced(self, what: str, before: str) -> None:
-        """Until there is an object of this name that is not the one of that uid."""
+        """Wait until another object of this name has replaced the one with that uid."""
 
         def replaced() -> bool:
             found = self.find(what)
@@ -125,15 +125,15 @@ class Resources:
         eventually(replaced, timeout_s=60, what=f"a new {what}")
 
     def wait_event(self, kind: str, name: str, reason: str, words: str = "") -> str:
-        """Until there is such an event; its message, in which these words stand."""
+        """Wait for an event whose message contains these words; return its message."""
 
-        def told() -> str:
+        def matching() -> str:
             said = self.events(kind, name, reason)
             assert said, f"no event {reason} of {kind} {name}"
             assert words in said[-1], said
             return said[-1]
 
-        return eventually(told, timeout_s=30)
+        return eventually(matching, timeout_s=30)
 
     def uid(self, what: str) -> str:
         return self.get(what)["metadata"]["uid"]
@@ -141,7 +141,7 @@ class Resources:
     # -- a client in a pod
 
     def start_client(self, name: str = "client") -> None:
-        """A pod in which `shoal` runs commands."""
+        """Start a pod in which `shoal` runs commands."""
         image = (f"--image={images.tag('broker')}", "--image-pull-policy=Never")
         self.kubectl("run", name, *image, "--command", "--", "python3", "-c", PAUSE)
         self.kubectl("wait", "--for=condition=Ready", f"pod/{name}", "--timeout=60s")
@@ -153,7 +153,7 @@ class Resources:
         cluster: str = "main",
         client: str = "client",
     ) -> str:
-        """What a `shoal` command in the client's pod prints."""
+        """Return what a `shoal` command in the client's pod prints."""
         return self.shoal_result(
             *argv, stdin_text=stdin_text, cluster=cluster, client=client
         ).stdout
@@ -176,7 +176,7 @@ class Resources:
         self.shoal("produce", topic, "--quiet", stdin_text=lines)
 
     def share_consume(self, topic: str, group: str, *argv: str) -> list[str]:
-        """The values that a share consumer prints; by default until nothing came for 3 s."""
+        """Return the values that a share consumer prints; by default until none came for 3 s."""
         timeout = () if "-n" in argv or "--max-messages" in argv else ("--timeout=3s",)
         command = ("share-consume", topic, f"--group={group}", "--format={value}", *timeout)
         return self.shoal(*command, *argv).split()
@@ -199,14 +199,14 @@ def share_group(name: str = "workers", **spec: Any) -> Manifest:
 
 
 def share_consumer(name: str = "eaters", group: str = "workers", **spec: Any) -> Manifest:
-    """A ShareConsumer; without a workload in `spec` it runs pods that consume slowly."""
+    """Return a ShareConsumer; without a workload in `spec` it runs pods that consume slowly."""
     if "deployment" not in spec and "spark" not in spec:
         spec["deployment"] = {"template": {"spec": consumer_pod()}}
     return _resource("ShareConsumer", name, {"shareGroup": group, **spec})
 
 
 def consumer_pod(per_second: int = 20) -> Manifest:
-    """A pod that takes a few records at a time from its share group, at a steady rate."""
+    """Return a pod that takes a few records at a time from its share group, at a steady rate."""
     return {
         "terminationGracePeriodSeconds": 5,
         "containers": [
@@ -225,7 +225,7 @@ def _resource(kind: str, name: str, spec: Manifest) -> Manifest:
     return {"apiVersion": "shoal.dev/v1alpha1", "kind": kind, "metadata": meta, "spec": spec}
 
 
-#: Accepts records at a rate, and releases what it holds when it is told to end.
+#: Accepts records at a rate, and releases the rest when it is stopped.
 CONSUME = """
 import asyncio, os, signal, sys
 from shoal.client.client import Client

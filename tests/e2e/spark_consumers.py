@@ -1,4 +1,4 @@
-"""A ShareConsumer whose executors hold each record for 20 ms, and what can be seen of it."""
+"""A ShareConsumer whose executors hold each record for 20 ms, and its observable state."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from e2e.resources import Resources, queue_topic, share_group
 from shoal.client.exposition import samples
 
 JOB = Path(__file__).with_name("spark_job.py")
-#: What the job holds a record for, and so what one consumer cannot exceed.
+#: How long the job holds a record, which bounds the rate of one consumer.
 WORK_S = 0.02
 EXECUTORS_MAX = 6
 PARTITIONS = 2
-#: What the group's locks allow; a batch takes ten seconds, or less.
+#: The bound from the group's locks; a batch takes ten seconds or less.
 RECORDS_PER_TRIGGER = 4000
 #: Small and quick to start, so that a driver and all executors fit on a laptop.
 DRIVER = {"coreRequest": "50m", "memory": "512m"}
@@ -27,7 +27,7 @@ END_OFFSET = "kafka_log_Log_LogEndOffset"
 
 
 def spark(**more: object) -> dict[str, object]:
-    """`spec.spark` with the job from its ConfigMap."""
+    """Return `spec.spark` with the job from its ConfigMap."""
     return {
         "image": images.tag("spark"),
         "imagePullPolicy": "Never",
@@ -48,7 +48,7 @@ def spark(**more: object) -> dict[str, object]:
 
 
 def prepare(queue: Resources) -> Resources:
-    """Topics, a group, and the job."""
+    """Create topics, a group, and the job."""
     config_map = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -61,7 +61,7 @@ def prepare(queue: Resources) -> Resources:
 
 
 def executors(queue: Resources) -> list[str]:
-    """The names of the executors' pods that run."""
+    """Return the names of the running executor pods."""
     pods = queue.find_all("pods", "shoal.dev/share-consumer=eaters,spark-role=executor")
     return [
         p["metadata"]["name"]
@@ -71,41 +71,42 @@ def executors(queue: Resources) -> list[str]:
 
 
 def stored(queue: Resources, topic: str) -> int:
-    """Records that ever came to a topic, by the broker's own metrics; -1 while it is away."""
+    """Return the number of records ever written to a topic, by the broker's metrics; -1 without
+    one."""
     pod = f"/api/v1/namespaces/{queue.namespace}/pods/main-broker-0:9404/proxy/metrics"
-    told = queue.kubectl("get", "--raw", pod, check=False)
-    found = samples(told.stdout, [END_OFFSET], zeros=[END_OFFSET])
+    scraped = queue.kubectl("get", "--raw", pod, check=False)
+    found = samples(scraped.stdout, [END_OFFSET], zeros=[END_OFFSET])
     ends = [int(s.value) for s in found if s.labels["topic"] == topic]
     return sum(ends) if ends else -1
 
 
 def gauge(queue: Resources, name: str) -> int:
-    """What the driver serves to Prometheus of the source's count of this name; -1 if nothing."""
+    """Return the driver's Prometheus value of this count of the source; -1 if there is none."""
     pod = f"/api/v1/namespaces/{queue.namespace}/pods/eaters-driver:4040/proxy/metrics/prometheus"
-    told = queue.kubectl("get", "--raw", pod, check=False).stdout
-    found = re.search(rf"^metrics_\S+_sharegroup_workers_{name}_Value\S* (\d+)", told, re.MULTILINE)
+    text = queue.kubectl("get", "--raw", pod, check=False).stdout
+    found = re.search(rf"^metrics_\S+_sharegroup_workers_{name}_Value\S* (\d+)", text, re.MULTILINE)
     return int(found[1]) if found else -1
 
 
 def results(queue: Resources) -> list[int]:
-    """What the job has written so far."""
+    """Return what the job has written so far."""
     words = ("consume", "done", "--from-beginning", "--format={value}", "--exit-at-end")
     return [int(value) for value in queue.shoal(*words).split()]
 
 
 def state(queue: Resources) -> str:
-    """The SparkApplication's, in Kubeflow's words."""
+    """Return the SparkApplication's state, as Kubeflow names it."""
     return queue.status("shareconsumer/eaters").get("applicationState", "")
 
 
 @dataclass
 class Samples:
-    """Executors that run, and records done, over time."""
+    """Running executors and finished records over time."""
 
     seen: list[tuple[float, int, int]] = field(default_factory=list)
 
     def look(self, queue: Resources) -> int:
-        """Records done so far."""
+        """Return the number of finished records."""
         self.seen.append((time.monotonic(), len(executors(queue)), stored(queue, "done")))
         return self.seen[-1][2]
 
@@ -114,14 +115,14 @@ class Samples:
         return max(count for _, count, _ in self.seen)
 
     def since(self, executors_min: int) -> tuple[float, float]:
-        """When so many executors ran for the first time, by the monotonic clock, and the mean of
-        records a second from there to the end: they come a batch at a time."""
+        """Return when this number of executors first ran, by the monotonic clock, and the mean rate
+        in records a second from then to the end. Records finish a batch at a time."""
         begin, _, before = next(one for one in self.seen if one[1] >= executors_min)
         end, _, done = self.seen[-1]
         return begin, (done - before) / max(end - begin, 1e-3)
 
     def best_rate(self, executors_min: int, window_s: float = 10.0) -> float:
-        """The most records a second over a window in which so many executors or more ran."""
+        """Return the highest rate over a window in which at least this number of executors ran."""
         best = 0.0
         for at, (begin, _, before) in enumerate(self.seen):
             for end, count, done in self.seen[at + 1 :]:

@@ -1,6 +1,6 @@
 """The job of test_spark_consumer: 20 ms for each record, which is then written to another topic.
 
-It comes to the driver in a ConfigMap, so that the test brings its own work along.
+The driver gets it in a ConfigMap, so that the test defines the work.
 """
 
 import threading
@@ -13,7 +13,7 @@ WORK_S = 0.02
 
 
 def worked(batches):
-    """Hold each record for as long as real work would."""
+    """Hold each record for as long as real work would take."""
     for batch in batches:
         threading.Event().wait(WORK_S * len(batch))
         yield batch

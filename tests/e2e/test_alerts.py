@@ -1,4 +1,4 @@
-"""The chart's alerts, as Prometheus evaluates them, and labels that scraping must not change."""
+"""The chart's alerts, evaluated by Prometheus, and the labels that scraping must keep."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def group(lag: str, available: str, in_flight: str) -> list[dict[str, str]]:
     ]
 
 
-#: What Prometheus has seen, one sample a minute, and the alerts that fire after `MINUTES`.
+#: Samples that Prometheus has, one a minute, and the alerts that fire after `MINUTES`.
 CASES: dict[str, tuple[list[dict[str, str]], list[str]]] = {
     "one replica acts": ([series(OPERATOR % "a", "1x50"), series(OPERATOR % "b", "0x50")], []),
     "no replica holds the Lease": ([series(OPERATOR % "a", "0x50")], ["ShoalNoOperatorActs"]),
@@ -53,14 +53,14 @@ CASES: dict[str, tuple[list[dict[str, str]], list[str]]] = {
         [series('shoal_operator_leader{namespace="other",pod="a"}', "1x50")],
         ["ShoalNoOperatorActs"],
     ),
-    "nobody consumes": (group("50x50", "50x50", "0x50"), ["ShoalShareGroupStuck"]),
+    "no member consumes": (group("50x50", "50x50", "0x50"), ["ShoalShareGroupStuck"]),
     "members hold records and do not settle them": (
         group("50x50", "0x50", "50x50"),
         ["ShoalShareGroupStuck"],
     ),
     "records get done": (group("900-10x50", "900-10x50", "0x50"), []),
     "all records are due later, or delivery is paused": (group("50x50", "0x50", "0x50"), []),
-    "the lag is not known any more": (group("50x20 stale", "50x20 stale", "0x20 stale"), []),
+    "the lag is no longer reported": (group("50x20 stale", "50x20 stale", "0x20 stale"), []),
     "reconciling fails": (
         [series('shoal_operator_errors_total{kind="QueueTopic"}', "0+5x50")],
         ["ShoalOperatorErrors"],
@@ -77,7 +77,7 @@ def test_alerts_fire_when_they_should(case: str, rendered: dict[str, Any], tmp_p
     (tmp_path / "rules.json").write_text(json.dumps(rules))
     names = [rule["alert"] for g in rules["groups"] for rule in g["rules"]]
     assert names == ["ShoalOperatorErrors", "ShoalNoOperatorActs", "ShoalShareGroupStuck"]
-    # Prometheus shows in ALERTS what fires, without the texts.
+    # Prometheus lists firing alerts in ALERTS, without their texts.
     shown = [
         {"labels": f'{{alertname="{name}"}}', "value": 1} for name in names if name in expected
     ]

@@ -1,4 +1,5 @@
-"""Several brokers in a pod: three pods of two. Apart, rolled and killed under load, and drained."""
+"""Several brokers in a pod: three pods of two. Spread, rolled and killed under load, and
+drained."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def six(release: Release) -> Iterator[Resources]:
 
 
 def assert_apart(six: Resources) -> None:
-    """No two replicas of a partition share a pod."""
+    """Check that no two replicas of a partition share a pod."""
     rows = replicas_of(six, "jobs")
     assert rows
     assert all(len({id % 1000 for id in row}) == len(row) == 3 for row in rows), rows
@@ -63,7 +64,7 @@ def test_three_pods_of_two_stand_as_one_cluster(six: Resources) -> None:
 
 
 def test_each_broker_is_reached_from_outside(six: Resources) -> None:
-    """All twelve partitions, which all six brokers lead, by the address that each one tells."""
+    """All twelve partitions, led by all six brokers, are reached at the advertised addresses."""
     rows = six.status("queuecluster/main")["listeners"]
     (servers,) = [row["bootstrapServers"] for row in rows if row["name"] == "outside"]
     lines = "".join(f"{n}\n" for n in range(240))
@@ -84,8 +85,8 @@ def test_a_roll_under_load_takes_pod_by_pod(six: Resources) -> None:
     sent, failed = counts
     assert (failed, sent > 50) == (0, True), counts
     assert {value for value, _ in deliveries} == set(range(sent))
-    told = six.events("QueueCluster", "main", "BrokerRestart")
-    assert sorted(text.partition(":")[0] for text in told) == BROKERS
+    messages = six.events("QueueCluster", "main", "BrokerRestart")
+    assert sorted(text.partition(":")[0] for text in messages) == BROKERS
     assert six.events("QueueCluster", "main", "BrokerNotReady") == []
     wait_in_sync(six)
     assert_apart(six)
@@ -93,7 +94,7 @@ def test_a_roll_under_load_takes_pod_by_pod(six: Resources) -> None:
 
 
 def test_a_broker_killed_in_its_pod_comes_back(six: Resources) -> None:
-    """Alone: the other one of the pod goes on, and the pod stays."""
+    """The other broker of the pod continues, and the pod stays."""
     before = six.uid("pod/main-broker-1"), containers(six, "main-broker-1")
     id = before[1]["broker1"]["containerID"].rpartition("/")[2]
     with producing(six) as counts:
@@ -155,7 +156,7 @@ def test_what_cannot_be_is_refused(six: Resources, spec: Manifest, words: str) -
     assert words in six.refusal(wanted(**spec))
 
 
-def test_a_cluster_made_anew_over_its_volumes_may_have_more(resources: Resources) -> None:
+def test_a_cluster_recreated_over_its_volumes_may_have_more(resources: Resources) -> None:
     resources.start_client()
     resources.apply(queue_cluster(), queue_topic(), share_group())
     resources.wait("queuecluster/main", "queuetopic/jobs", "sharegroup/workers")

@@ -1,4 +1,4 @@
-"""The test cluster is a Kubernetes: what the product's own tests lean on holds by itself."""
+"""The test cluster is a real Kubernetes: it has the properties that the product's tests need."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_up_again_changes_nothing(cluster: Cluster) -> None:
 
 def test_pods_have_names_and_a_service(cluster: Cluster, web: str) -> None:
     def read(url: str) -> str:
-        """What a server in the cluster answers, once its name and address have got around."""
+        """Return a server's response, once its name and address have propagated."""
         call = ("exec", "--namespace", web, "web-0", "--", "python3", "-c", READ_HOSTNAME, url)
         answers: list[str] = []
 
@@ -95,7 +95,7 @@ def test_pods_have_names_and_a_service(cluster: Cluster, web: str) -> None:
     assert {read("http://web-any/name") for _ in range(10)} <= {"web-0", "web-1"}
 
 
-def test_service_account_may_what_its_role_says(cluster: Cluster, web: str) -> None:
+def test_service_account_has_the_rights_of_its_role(cluster: Cluster, web: str) -> None:
     assert json.loads(in_pod(cluster, web, "web-0", CALL_API)) == {"pods": 200, "secrets": 403}
 
 
@@ -130,7 +130,7 @@ def test_stopped_kubelet_makes_its_node_unready(cluster: Cluster, web: str) -> N
 
 
 def machine(layout: Layout) -> dict[str, object]:
-    """All of this machine that a local cluster could leave a trace in."""
+    """Return everything on this machine that a local cluster could change."""
     return {
         "links": _output("ip", "-brief", "link"),
         "routes": _output("ip", "route", "show", "table", "all"),
@@ -151,7 +151,7 @@ def _output(*command: str) -> str:
 
 
 def processes_under(root: int) -> list[Path]:
-    """The /proc directories of a process and of all that descend from it."""
+    """Return the /proc directories of a process and of all its descendants."""
     parents: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -167,7 +167,7 @@ def processes_under(root: int) -> list[Path]:
 
 @pytest.fixture
 def second_cluster() -> Iterator[Cluster]:
-    """A cluster beside the shared one, so that taking it down disturbs no other test."""
+    """A cluster beside the shared one, so that its removal disturbs no other test."""
     cluster = choose(Layout((layout_from_environment().index + 1) % (INDEX_MAX + 1)))
     cluster.down()
     yield cluster

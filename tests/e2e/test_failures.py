@@ -1,4 +1,4 @@
-"""What goes wrong is named in a condition, and heals by itself when the cause is gone."""
+"""A condition names each failure, and clears once the cause is fixed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_killed_broker_keeps_its_data(queue: Resources) -> None:
     queue.wait_status("sharegroup/workers", lag=0)
 
 
-def test_an_unready_node_is_told_and_comes_back(queue: Resources) -> None:
+def test_an_unready_node_is_reported_and_recovers(queue: Resources) -> None:
     node = queue.cluster.kubectl("get", "nodes", "--output=name").stdout.strip()
     before = queue.uid("pod/main-broker-0")
     queue.cluster.stop_kubelet()
@@ -94,7 +94,8 @@ def test_an_image_that_is_not_there(resources: Resources) -> None:
 
 
 def signal_pod(queue: Resources, pod: str, signal: str) -> None:
-    """Send a signal to all processes of a pod, from the node: nobody inside can stop the first."""
+    """Send a signal to all processes of a pod from the node: no process inside can stop the
+    first."""
     uid = queue.uid(f"pod/{pod}").replace("-", "[-_]")
     processes = f"grep -l 'pod{uid}' /proc/[0-9]*/cgroup | cut -d/ -f3"
     queue.cluster.in_node("sh", "-c", f"kill -{signal} $({processes})")
@@ -115,7 +116,8 @@ def test_a_broker_that_does_not_answer(queue: Resources) -> None:
 
 
 def test_a_broker_of_another_version(resources: Resources) -> None:
-    """Told while it is not meant, and no data is lost on the way there and back."""
+    """The status reports it while it is unintended, and no data is lost on the way there and
+    back."""
     image, archive = images.other_broker("0.0.9")
     resources.cluster.load(archive)
     resources.apply(queue_cluster(), queue_topic(), share_group())

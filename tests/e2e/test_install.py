@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 READY_SECONDS_MAX = 30
 RECORDS = 3000
-#: Those that are there before anybody takes any.
+#: The first records, produced before any consumer starts.
 EARLY = 100
 
 
@@ -62,7 +62,7 @@ def test_three_consumers_share_two_partitions(demo: Resources) -> None:
     pods = [f"consumer-{number}" for number in range(3)]
     for pod in pods:
         consume_in_a_pod(demo, pod)
-    # One that comes first would have all there is before the next pod has started.
+    # One that starts first would take all records before the next pod has started.
     demo.wait_status("sharegroup/workers", members=3)
     produce_in_the_broker(demo, range(EARLY, RECORDS))
     demo.wait_status("sharegroup/workers", lag=0, inFlight=0, members=0, timeout_s=120)
@@ -75,7 +75,7 @@ def test_three_consumers_share_two_partitions(demo: Resources) -> None:
         values += [value for _, value in rows]
     assert sorted(map(int, values)) == list(range(RECORDS))
     assert all(counts.values()), counts
-    # Three members on two partitions: some partition is read by two of them.
+    # Three members on two partitions: some partition has two readers.
     assert sum(len(partitions) for partitions in counts.values()) > 2, counts
 
 
@@ -113,7 +113,7 @@ def test_nothing_is_written_where_nothing_changes(resources: Resources) -> None:
     seen = [versions()]
 
     def settled() -> bool:
-        """Whether ten looks, a second and more apart, showed the same."""
+        """Return whether ten checks, each a second or more apart, found the same."""
         now = versions()
         if now != seen[-1]:
             seen[:] = [now]
@@ -179,9 +179,9 @@ def test_images_are_pulled_as_the_chart_says(release: Release) -> None:
 def test_the_notes_of_the_chart_lead_to_a_queue_that_works(
     resources: Resources, release: Release
 ) -> None:
-    """What `helm install` prints, typed in as it stands."""
-    told = release.cluster.helm("get", "notes", "shoal", f"--namespace={release.namespace}").stdout
-    script = told[told.index("kubectl -n") : told.index("`helm uninstall`")]
+    """The commands of `helm install`'s notes are run as they are printed."""
+    notes = release.cluster.helm("get", "notes", "shoal", f"--namespace={release.namespace}").stdout
+    script = notes[notes.index("kubectl -n") : notes.index("`helm uninstall`")]
     done = subprocess.run(
         ("bash", "-euo", "pipefail", "-c", script.replace(release.namespace, resources.namespace)),
         env={**os.environ, **release.cluster.environment()},

@@ -15,7 +15,7 @@ WORLD = {"name": "world", "port": 9095, "type": "LoadBalancer"}
 
 
 def outside(queue: Resources, name: str) -> str:
-    """Where a listener bootstraps, as the status says."""
+    """Return the bootstrap address of a listener in the status."""
     rows = queue.status("queuecluster/main")["listeners"]
     return next(row["bootstrapServers"] for row in rows if row["name"] == name)
 
@@ -57,7 +57,7 @@ def test_a_new_port_restarts_that_broker_and_an_old_service_goes(queue: Resource
     assert queue.find("service/main-bootstrap")
 
 
-def test_a_load_balancer_without_an_address_is_told(resources: Resources) -> None:
+def test_a_load_balancer_without_an_address_is_reported(resources: Resources) -> None:
     resources.apply(queue_cluster(listeners=[INSIDE, WORLD]))
     said = resources.wait_reason("queuecluster/main", "ListenerWithoutAddress")
     assert "main-world-bootstrap" in said

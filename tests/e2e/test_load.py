@@ -1,4 +1,4 @@
-"""A thousand resources at once, and what they cost while nothing changes."""
+"""A thousand resources at once, and their cost while nothing changes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def calls(samples: dict[str, float]) -> float:
 
 
 def memory_bytes(release: Release) -> int:
-    """What the kernel charges to the operator's container."""
+    """Return the memory that the kernel charges to the operator's container."""
     read = "print(open('/proc/1/status').read())"
     exec_ = ("exec", f"--namespace={NAMESPACE}", release.pods()[0], "--", "python3", "-c", read)
     lines = release.cluster.kubectl(*exec_).stdout.splitlines()
@@ -67,7 +67,7 @@ def test_a_thousand_resources(queue: Resources, release: Release) -> None:
     minutes: list[float] = []
 
     def is_steady() -> bool:
-        """After a minute each group's status is written once more: its redeliveries are known."""
+        """After a minute each group's status is written once more, with its redeliveries."""
         minutes.append(steady_calls(release))
         assert minutes[-1] < STEADY_API_CALLS_PER_MINUTE_MAX, minutes
         return True
@@ -80,7 +80,7 @@ def test_a_thousand_resources(queue: Resources, release: Release) -> None:
 
 
 def steady_calls(release: Release) -> float:
-    """Calls to the API server in a minute, as half a minute tells."""
+    """Return the calls to the API server in a minute, measured over half a minute."""
     seen: list[tuple[float, float]] = []
 
     def minute_over() -> bool:

@@ -1,4 +1,4 @@
-"""Brokers are restarted only where it is needed, one reason each, whatever happens meanwhile."""
+"""Brokers restart only if needed, once for each reason, whatever happens meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consumers come with the lag, past the number of partitions, and go with it."""
+"""Consumers scale up with the lag, past the number of partitions, and down again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from conditions import ceiling, eventually, stopwatch
 from e2e.release import NAMESPACE
 from e2e.resources import Resources, queue_topic, share_consumer, share_group
 
-#: From lag over target until the first consumer's pod is made.
+#: From lag above the target until the first consumer's pod is created.
 REACTION_SECONDS_MAX = 10
 SCALING = {
     "minReplicas": 0,
@@ -23,7 +23,7 @@ SCALING = {
 
 
 def pods(queue: Resources, consumer: str) -> int:
-    """Consumers that are not on their way out."""
+    """Count the consumers that are not terminating."""
     found = queue.find_all("pods", f"shoal.dev/share-consumer={consumer}")
     return sum("deletionTimestamp" not in p["metadata"] for p in found)
 
@@ -47,9 +47,9 @@ def test_up_with_the_lag_past_the_partitions_to_zero_and_back(queue: Resources) 
     queue.wait_status("shareconsumer/eaters", desiredReplicas=0, replicas=0, timeout_s=90)
     queue.wait_status("sharegroup/workers", lag=0)
     steps = queue.events("ShareConsumer", "eaters", "Scaled")
-    # The operator may have looked while records came.
+    # The operator may have read the lag while records arrived.
     assert re.match(r"0 to \d: lag \d+ / 50 a consumer", steps[0]), steps
-    # What the operator decides is in the status; the spec stays as it was applied.
+    # The operator's decision is in the status; the spec stays as it was applied.
     assert "replicas" not in queue.get("shareconsumer/eaters")["spec"]
 
 
@@ -86,7 +86,7 @@ def test_kubectl_scale_drives_it_where_the_operator_does_not(queue: Resources) -
     assert queue.condition("shareconsumer/manual", "Paused")["status"] == "True"
     queue.patch("shareconsumer/manual", {"spec": {"paused": False}})
     queue.wait_status("shareconsumer/manual", readyReplicas=3)
-    # Kubernetes' own autoscaler drives it too: below its least number it needs no metrics.
+    # Kubernetes' own autoscaler drives it too: below its minimum it needs no metrics.
     target = {"apiVersion": "shoal.dev/v1alpha1", "kind": "ShareConsumer", "name": "manual"}
     queue.apply(
         {
@@ -116,7 +116,7 @@ def test_the_scale_signal_is_served_over_http(queue: Resources) -> None:
     assert signal()["desiredReplicas"] == 0
     missing = queue.cluster.kubectl("get", "--raw", f"{service}/scale/x/y", check=False)
     assert missing.returncode != 0
-    # A lag that is not known is an error, for KEDA's fallback; 0 would stop all consumers.
+    # An unknown lag is an error, for KEDA's fallback; 0 would stop all consumers.
     queue.apply(share_consumer("unknown", "not-there", replicas=0))
     path = f"{service}/scale/{queue.namespace}/unknown"
 
@@ -143,7 +143,7 @@ def test_parallelism_that_locks_forbid_is_a_warning(queue: Resources) -> None:
     assert queue.status("shareconsumer/many")["ceiling"] == 2
 
 
-def test_a_missing_group_is_told_and_waited_for(queue: Resources) -> None:
+def test_a_missing_group_is_reported_and_awaited(queue: Resources) -> None:
     queue.apply(share_consumer("early", "not-yet", replicas=1))
     said = queue.wait_reason("shareconsumer/early", "ShareGroupNotFound")
     assert "'not-yet'" in said

@@ -1,8 +1,8 @@
-"""Bad input under Spark: each kind is a condition on its ShareConsumer that says what to do.
+"""Bad input under Spark: each kind is a condition on its ShareConsumer that names the remedy.
 
-Drivers that fail are started again and again, so each ShareConsumer goes once it has told. Brokers
-of Shoal know no users: a login that they do not take stands for one that has no permission, which
-tests/spark asks Apache Kafka for.
+Failing drivers are restarted repeatedly, so each ShareConsumer is deleted once it has reported.
+Shoal's brokers have no users: a login that they refuse stands for one without permission, which
+tests/spark tests with Apache Kafka.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from e2e.spark_consumers import prepare, spark
 if TYPE_CHECKING:
     from e2e.cluster.backend import Cluster
 
-#: A bit of the first batch on the broker's disk, past its header, so that its CRC is wrong.
+#: Flips a bit of the first batch on the broker's disk, after its header, so that its CRC is wrong.
 DAMAGE = """
 import glob
 (path,) = glob.glob("/var/lib/shoal/**/torn-0/*.log", recursive=True)
@@ -37,28 +37,28 @@ LOGIN = {
 
 
 def job(group: str, **options: str) -> dict[str, object]:
-    """The job of `spark_job.py` on this group, with further options of the source."""
+    """Return the job of `spark_job.py` on this group, with further options of the source."""
     given = [f"--option={name}={value}" for name, value in options.items()]
     words = ["--results=done", "--topics=$(TOPICS)", f"--group={group}", *given]
     return spark(arguments=words, maxExecutors=1)
 
 
 def tells(queue: Resources, name: str, reason: str, *words: str) -> None:
-    """Until the ShareConsumer says so; it is deleted then."""
+    """Wait until the ShareConsumer reports this, then delete it."""
 
-    def told() -> bool:
+    def is_reported() -> bool:
         condition = queue.condition(f"shareconsumer/{name}")
         said = condition["message"]
         assert condition["reason"] == reason, condition
         assert all(word in said for word in words), condition
         return True
 
-    eventually(told, timeout_s=240)
+    eventually(is_reported, timeout_s=240)
     queue.kubectl("delete", f"shareconsumer/{name}", "--wait=false")
 
 
 @pytest.mark.timeout(900)
-def test_each_kind_is_told_with_its_remedy(queue: Resources, cluster: Cluster) -> None:
+def test_each_kind_is_reported_with_its_remedy(queue: Resources, cluster: Cluster) -> None:
     cluster.load(images.archive("spark"))
     spark_operator.install(cluster, [queue.namespace])
     prepare(queue)
@@ -80,10 +80,10 @@ def test_each_kind_is_told_with_its_remedy(queue: Resources, cluster: Cluster) -
         share_consumer("moved", "workers", spark=job("workers"), replicas=1),
         share_consumer("torn", "torn", spark=job("torn"), replicas=1),
         share_consumer("out", "locked-out", spark=job("locked-out", **LOGIN), replicas=1),
-        # The operator knows the ShareGroup's topics, Spark those of the query.
+        # The ShareGroup names its topics, and the query names its own.
         share_consumer("lost", "workers", spark=job("workers", subscribe="nowhere"), replicas=1),
     )
-    # What the brokers tell is said without Spark.
+    # The operator reports brokers' errors without Spark.
     tells(queue, "early", "TopicNotFound", "There is no topic nope", "apply a QueueTopic")
     tells(queue, "classic", "OtherGroupType", "choose another groupId or delete it")
     tells(queue, "lost", "ApplicationFailed", "no topic 'nowhere'", "create it, or name another")
@@ -96,7 +96,7 @@ def test_each_kind_is_told_with_its_remedy(queue: Resources, cluster: Cluster) -
         "cannot be decoded",
         "Set failOnDataLoss to false",
     )
-    # A checkpoint that is there, and an application that is started anew over it for another group.
+    # A checkpoint exists, and an application starts again over it for another group.
     queue.wait_status("sharegroup/workers", lag=0, timeout_s=240)
     queue.patch("shareconsumer/moved", {"spec": {"spark": job("others")}})
     tells(

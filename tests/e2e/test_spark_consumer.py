@@ -1,7 +1,7 @@
-"""Executors of Spark come with the lag of a share group, past its partitions, and go with it.
+"""Spark executors scale with the lag of a share group, past its partitions, and back.
 
-The real Spark operator of Kubeflow runs the application; without it the ShareConsumer says so, and
-goes on by itself when it comes.
+Kubeflow's real Spark operator runs the application. Without it the ShareConsumer reports that, and
+continues when the operator is installed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 RECORDS = 8_000 if os.environ.get("CI") else 20_000
 
 
-#: Those that come when it sleeps: work for all executors, and for one until the third is there.
+#: Records that arrive when it sleeps: work for all executors, and for one until the third runs.
 MORE = 1_000
 
 
@@ -57,7 +57,7 @@ def remove_spark_operator(cluster: Cluster) -> None:
 
 
 def test_the_application_fits_the_published_schema(work: Resources, cluster: Cluster) -> None:
-    """Without a Spark operator the status says so; its definitions alone take the application."""
+    """Without a Spark operator the status says so; its CRDs alone accept the application."""
     cluster.load(images.archive("spark"))
     remove_spark_operator(cluster)
     work.apply(share_consumer(spark=spark(), scaling=SCALING))
@@ -67,7 +67,7 @@ def test_the_application_fits_the_published_schema(work: Resources, cluster: Clu
     cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={crds}")
     get = ("get", "sparkapplication/eaters")
     eventually(lambda: work.kubectl(*get, check=False).returncode == 0, timeout_s=30)
-    # Unknown and wrong fields are dropped or refused: what is kept is what was rendered.
+    # Unknown and wrong fields are dropped or refused: the stored object equals the rendered one.
     made = work.get("sparkapplication/eaters")["spec"]
     assert made["suspend"] is True
     assert made["restartPolicy"]["type"] == "Always"
@@ -81,7 +81,7 @@ def test_the_application_fits_the_published_schema(work: Resources, cluster: Clu
 
 @pytest.mark.timeout(900)
 def test_executors_follow_the_lag_to_zero_and_back(work: Resources, cluster: Cluster) -> None:
-    """Two partitions, more than two executors at work; none when there is nothing to do."""
+    """Two partitions have more than two executors at work; and none without records."""
     cluster.load(images.archive("spark"))
     spark_operator.install(cluster, [work.namespace])
     work.apply(share_consumer(spark=spark(), scaling=SCALING))
@@ -93,7 +93,7 @@ def test_executors_follow_the_lag_to_zero_and_back(work: Resources, cluster: Clu
     work.wait_status("sharegroup/workers", lag=0)
     assert work.status("shareconsumer/eaters")["partitions"] == PARTITIONS
     assert samples.most > PARTITIONS, samples.seen
-    # More than two consumers can do, whatever the machine: one record takes each of them 20 ms.
+    # More than two consumers can do, on any machine: one record takes each of them 20 ms.
     assert samples.best_rate(PARTITIONS + 1) > PARTITIONS / WORK_S, samples.seen
     assert sorted(results(work)) == list(range(RECORDS)), "lost, or done twice"
     third, rate = samples.since(PARTITIONS + 1)
@@ -101,7 +101,7 @@ def test_executors_follow_the_lag_to_zero_and_back(work: Resources, cluster: Clu
 
     work.wait_status("shareconsumer/eaters", desiredReplicas=0, replicas=0, timeout_s=120)
     eventually(lambda: state(work) == "SUSPENDED", timeout_s=60)
-    # Back within seconds of new lag, by the same application over the same checkpoint.
+    # Back within seconds of new lag, by the same application with the same checkpoint.
     work.produce("jobs", MORE, first=RECORDS)
     began, samples = time.monotonic(), Samples()
     eventually(lambda: samples.look(work) >= RECORDS + MORE, timeout_s=120, what="all are done")
@@ -113,12 +113,12 @@ def test_executors_follow_the_lag_to_zero_and_back(work: Resources, cluster: Clu
 
 
 def test_kubectl_scale_moves_executors(work: Resources, cluster: Cluster) -> None:
-    """Without `scaling` the number is the user's, or an HPA's, within the running application."""
+    """Without `scaling`, the user or an HPA sets the number within the running application."""
     cluster.load(images.archive("spark"))
     spark_operator.install(cluster, [work.namespace])
     work.kubectl("delete", "shareconsumer/eaters", "--ignore-not-found")
     eventually(lambda: work.find("sparkapplication/eaters") is None, timeout_s=60)
-    # Its pods go after it.
+    # Its pods end after it.
     eventually(lambda: not executors(work) and not work.find("pod/eaters-driver"), timeout_s=60)
     work.apply(share_consumer(spark=spark(), replicas=1))
     eventually(lambda: len(executors(work)) == 1, timeout_s=120, what="one executor")
@@ -126,8 +126,8 @@ def test_kubectl_scale_moves_executors(work: Resources, cluster: Cluster) -> Non
     for count in (3, 1):
         work.kubectl("scale", "shareconsumer/eaters", f"--replicas={count}")
         eventually(lambda n=count: len(executors(work)) == n, timeout_s=90, what=f"{count} of them")
-    assert work.uid("pod/eaters-driver") == driver, "the application was started anew"
-    # What its source counts is there for Prometheus, where the pod's annotations say.
+    assert work.uid("pod/eaters-driver") == driver, "the application was restarted"
+    # Prometheus finds the source's counts at the address in the pod's annotations.
     notes = work.get("pod/eaters-driver")["metadata"]["annotations"]
     where = notes["prometheus.io/port"], notes["prometheus.io/path"]
     assert where == ("4040", "/metrics/prometheus")
@@ -135,7 +135,7 @@ def test_kubectl_scale_moves_executors(work: Resources, cluster: Cluster) -> Non
     eventually(lambda: gauge(work, "acquired") >= 10, timeout_s=60, what="ten are counted")
 
 
-def test_the_driver_is_told_over_http(work: Resources) -> None:
+def test_the_driver_gets_the_number_over_http(work: Resources) -> None:
     path = f"/api/v1/namespaces/{NAMESPACE}/services/shoal-operator:metrics/proxy/scale"
     raw = f"{path}/{work.namespace}/eaters"
     signal = json.loads(work.cluster.kubectl("get", "--raw", raw).stdout)
@@ -143,13 +143,13 @@ def test_the_driver_is_told_over_http(work: Resources) -> None:
     assert signal["partitions"] == 2
 
 
-def test_a_job_that_fails_is_told_in_its_own_words(work: Resources, cluster: Cluster) -> None:
+def test_a_failed_job_is_reported_with_its_error(work: Resources, cluster: Cluster) -> None:
     spark_operator.install(cluster, [work.namespace])
     work.apply(queue_topic("bad"), share_group("losers", topics=["bad"]))
     wrong = spark(arguments=["--results=done", "--option=maxRecordPerTrigger=1"])
     work.apply(share_consumer("failing", "losers", spark=wrong, replicas=1))
     said = work.wait_reason("shareconsumer/failing", "ApplicationFailed", timeout_s=120)
-    # Spark tells a source the names of its options in lower case.
+    # Spark gives a source the names of its options in lower case.
     assert "unknown option 'maxrecordpertrigger'" in said
     work.kubectl("delete", "shareconsumer/failing")
     eventually(lambda: work.find("sparkapplication/failing") is None, timeout_s=60)

@@ -1,4 +1,4 @@
-"""An executor, the driver and the leader broker are killed in the middle: nothing is lost."""
+"""An executor, the driver and the leader broker are killed during work: no record is lost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RECORDS_PER_TRIGGER = 1_200
 
 
 def kill(queue: Resources, pod: str) -> None:
-    """End a pod as a crash would, and wait until it is gone."""
+    """Kill a pod as a crash would, and wait until it is gone."""
     before = queue.uid(f"pod/{pod}")
     queue.kubectl("delete", "pod", pod, "--grace-period=0", "--force")
 
@@ -48,7 +48,7 @@ def test_nothing_is_lost(queue: Resources, cluster: Cluster) -> None:
     )
 
     def progress(part: float, executors_min: int = 1) -> None:
-        """Until so many records are done, and so many executors at work."""
+        """Wait until this part of the records is done, with this number of executors running."""
 
         def reached() -> bool:
             done, there = stored(queue, "done"), len(executors(queue))
@@ -68,6 +68,6 @@ def test_nothing_is_lost(queue: Resources, cluster: Cluster) -> None:
     queue.wait_status("sharegroup/workers", lag=0, timeout_s=240)
     values = results(queue)
     assert set(values) == set(range(RECORDS)), "records are lost"
-    # The sink of the job is a topic: a batch that runs again writes its rows again. So much is
-    # documented, and no more: an executor or the driver that dies repeats one batch at most.
+    # The job's sink is a topic: a batch that runs again writes its rows again. The documentation
+    # says exactly that: an executor or driver that dies repeats at most one batch.
     assert len(values) - RECORDS <= 3 * RECORDS_PER_TRIGGER

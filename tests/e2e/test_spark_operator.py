@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 MANIFEST = Path(__file__).with_name("spark_application.yaml")
 ENDED = ("COMPLETED", "FAILED")
-#: As Spark's launcher starts a driver; `-Xshare:on` ends a JVM that cannot have the archive.
+#: As Spark's launcher starts a driver; `-Xshare:on` ends a JVM that cannot use the archive.
 VERSION = (
     '"$JAVA_HOME"/bin/java -Xshare:on -Xlog:class+load '
     '-cp "/opt/spark/conf:$SPARK_HOME/jars/*" org.apache.spark.deploy.SparkSubmit --version'
@@ -22,7 +22,7 @@ VERSION = (
 
 
 def test_jvms_of_the_image_start_from_its_archive(cluster: Cluster, namespace: str) -> None:
-    """The archive fits the image's jars as the node has unpacked them, and is used."""
+    """The archive fits the image's jars as unpacked on the node, and is used."""
     cluster.load(images.archive("spark"))
     where = f"--namespace={namespace}"
     image = (f"--image={images.tag('spark')}", "--image-pull-policy=Never", "--restart=Never")

@@ -43,7 +43,7 @@ def three(release: Release) -> Iterator[Resources]:
 
 
 def wait_in_sync(three: Resources) -> None:
-    """Until every replica of every partition is in sync."""
+    """Wait until every replica of every partition is in sync."""
 
     def in_sync() -> bool:
         said = three.shoal("cluster", "describe")
@@ -54,7 +54,7 @@ def wait_in_sync(three: Resources) -> None:
 
 
 def replicas_of(three: Resources, topic: str) -> list[tuple[int, ...]]:
-    """The replicas of each partition, as Kafka's own protocol has them."""
+    """Return the replicas of each partition, through Kafka's protocol."""
     said = three.shoal("topics", "describe", topic, "--format=json")
     return [
         tuple(map(int, re.findall(r"\d+", r)))
@@ -74,9 +74,9 @@ def test_three_brokers_stand_as_one_cluster(three: Resources) -> None:
 
 def test_a_roll_under_load_loses_no_record_and_hardly_repeats_one(three: Resources) -> None:
     before = {pod: three.uid(f"pod/{pod}") for pod in BROKERS}
-    # As the roller sees it: the status may be half a minute old.
-    (told,) = json.loads(three.shoal("cluster", "describe", "--format=json"))
-    controller = told["controller"]
+    # From the brokers, as the roller reads it: the status may be half a minute old.
+    (described,) = json.loads(three.shoal("cluster", "describe", "--format=json"))
+    controller = described["controller"]
     with consuming(three, "workers", members=2) as deliveries, producing(three) as counts:
         three.patch("queuecluster/main", {"spec": {"config": {"num.partitions": "3"}}})
         for pod in BROKERS:
@@ -85,8 +85,8 @@ def test_a_roll_under_load_loses_no_record_and_hardly_repeats_one(three: Resourc
     sent, failed = counts
     assert (failed, sent > 50) == (0, True), counts
     assert {value for value, _ in deliveries} == set(range(sent))
-    # A broker that hands over waits a second for what members hold. A member that hangs on the
-    # address of the pod before for longer is too late, and its records come again.
+    # A broker that shuts down waits a second for members' records. A member that is stuck on the
+    # old pod's address for longer is too late, and its records come again.
     twice = len(deliveries) - len(set(deliveries))
     assert twice <= len(deliveries) // 20, Counter(deliveries).most_common(5)
     three.wait_status("sharegroup/workers", lag=0, inFlight=0)
@@ -113,21 +113,21 @@ def test_an_operator_killed_in_a_roll_of_three_is_followed_by_one_that_ends_it(
 ) -> None:
     wait_in_sync(three)
     before = {pod: three.uid(f"pod/{pod}") for pod in BROKERS}
-    told = len(restarts(three))
+    restarts_before = len(restarts(three))
     with watching(three, tmp_path / "pods") as up, producing(three) as counts:
         three.patch("queuecluster/main", {"spec": {"config": {"num.partitions": "4"}}})
-        eventually(lambda: len(restarts(three)) > told, timeout_s=60)
+        eventually(lambda: len(restarts(three)) > restarts_before, timeout_s=60)
         release.kill(release.leader())
         # The roll has begun and is not over.
         assert three.find_all("pods", BROKER), "the brokers' pods are gone"
-        assert len(restarts(three)) < told + len(BROKERS)
+        assert len(restarts(three)) < restarts_before + len(BROKERS)
         for pod in BROKERS:
             three.wait_replaced(f"pod/{pod}", before[pod])
         three.wait("queuecluster/main", timeout_s=120)
     sent, failed = counts
     assert (failed, sent > 50) == (0, True), counts
     assert min(up) == len(BROKERS) - 1, up
-    again = restarts(three)[told:]
+    again = restarts(three)[restarts_before:]
     assert sorted(text.partition(":")[0] for text in again) == BROKERS
     assert_taken_once(three, sent)
 
@@ -138,7 +138,8 @@ def restarts(three: Resources) -> list[str]:
 
 @contextmanager
 def watching(three: Resources, path: Path) -> Iterator[list[int]]:
-    """Watch the brokers' pods; afterwards the list holds how many were ready after each change."""
+    """Watch the brokers' pods; afterwards the list has the number of ready ones after each
+    change."""
     get = ("kubectl", "get", "pods", f"--namespace={three.namespace}", f"--selector={BROKER}")
     up: list[int] = []
     with path.open("w") as file:
@@ -185,7 +186,7 @@ def test_brokers_come_take_their_share_and_leave(three: Resources) -> None:
     assert_taken_once(three, 100)
 
 
-def test_what_leaves_no_majority_is_refused(three: Resources) -> None:
+def test_a_change_that_leaves_no_majority_is_refused(three: Resources) -> None:
     assert "neither has a majority" in three.refusal(queue_cluster("other", replicas=2))
     assert "keeps three" in three.refusal(queue_cluster(replicas=1))
 

@@ -1,4 +1,4 @@
-"""Topics and share groups are as their resources say, and nothing else is touched."""
+"""Topics and share groups match their resources, and nothing else is changed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from e2e.resources import (
     share_group,
 )
 
-#: So that the tests need not wait for half a minute until a lock runs out.
+#: So that the tests need not wait half a minute until a lock expires.
 BROKER_CONFIG = {"group.share.min.record.lock.duration.ms": "1000"}
 
-#: Locks one record without settling it, and tells after how many seconds another member gets it.
+#: Locks one record without settling it, and prints after how many seconds another member gets it.
 HOLD = """
 import asyncio, os, sys, time
 from shoal.client.client import Client
@@ -37,7 +37,7 @@ asyncio.run(main())
 
 
 def configs_of(queue: Resources, kind: str, name: str) -> dict[str, str]:
-    """What was set on a topic or group itself, as a client sees it."""
+    """Return the configs set on a topic or group itself, through a client."""
     rows = json.loads(queue.shoal("configs", "describe", kind, name, "--format=json"))
     own = ("dynamic topic", "group")
     return {row["config"]: row["value"] for row in rows if row["source"] in own}
@@ -45,8 +45,8 @@ def configs_of(queue: Resources, kind: str, name: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def drifting(queue: Resources) -> str:
-    """What others change before the first test, and the Service among it: the operator looks for
-    changes within the brokers once a minute, and the other tests need not wait for that."""
+    """Changes by others before the first test, also of the Service. The operator checks the brokers
+    for changes once a minute, and this way the other tests do not wait for that."""
     queue.apply(queue_topic("drifting", config={"retention.ms": "500000"}))
     queue.apply(share_group("drifters", topics=["drifting"], deliveryLimit=7))
     queue.wait("queuetopic/drifting", "sharegroup/drifters")
@@ -83,7 +83,7 @@ def test_the_lock_duration_is_in_force(queue: Resources) -> None:
     run = ("exec", "client", "--", "env", servers, "python3", "-c", HOLD, "lockers", "locked")
     held, again, seconds, lock_ms = map(float, queue.kubectl(*run).stdout.split())
     assert (held, again, lock_ms) == (1, 1, 2000)
-    assert 1.5 < seconds < 10, "a lock of the default lasts 30"
+    assert 1.5 < seconds < 10, "the default lock lasts 30 s"
 
 
 def test_the_delivery_limit_is_in_force(queue: Resources) -> None:
@@ -186,7 +186,7 @@ def test_a_reset_is_applied_once(queue: Resources) -> None:
     eventually(is_reset)
     queue.wait_status("sharegroup/resetters", lag=6)
     assert len(queue.share_consume("again", "resetters", "-n", "6")) == 6
-    # A change of anything else does not bring the old reset back.
+    # Another change does not repeat the old reset.
     queue.patch("sharegroup/resetters", {"spec": {"deliveryLimit": 4}})
     queue.wait("sharegroup/resetters")
     queue.wait_status("sharegroup/resetters", lag=0)
@@ -244,7 +244,7 @@ def test_a_bad_spec_is_refused_with_a_reason(queue: Resources, case: str) -> Non
     assert reason in queue.refusal(manifest)
 
 
-def test_what_this_version_cannot_do_is_a_condition(resources: Resources) -> None:
+def test_an_unsupported_field_is_a_condition(resources: Resources) -> None:
     encrypted = {"name": "plain", "port": 9092, "tls": {"secretName": "mine"}}
     resources.apply(queue_cluster(listeners=[encrypted]))
     said = resources.wait_reason("queuecluster/main", "SecurityNotSupported")

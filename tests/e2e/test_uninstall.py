@@ -1,4 +1,4 @@
-"""Uninstalling keeps brokers and data; deleting a cluster keeps its volumes unless told not to."""
+"""Uninstalling keeps brokers and data; deleting a cluster keeps its volumes by default."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_uninstall_and_reinstall_over_kept_data(queue: Resources, release: Relea
     before = queue.uid("pod/main-broker-0")
     release.uninstall()
     eventually(lambda: release.pods() == [], what="no pod is left")
-    # Without an operator the cluster goes on serving.
+    # Without an operator the cluster keeps serving.
     queue.produce("jobs", 10, first=30)
     assert queue.uid("pod/main-broker-0") == before
     release.install()

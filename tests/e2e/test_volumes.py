@@ -1,7 +1,7 @@
 """Broker volumes that are full, and that grow.
 
-Neither kind nor the local cluster has a storage driver that lets volumes grow, so the tests do
-a driver's part: volumes are file systems in the node's memory, and are made larger by hand.
+Neither kind nor the local cluster has a storage driver that lets volumes grow. So the tests act as
+the driver: volumes are file systems in the node's memory, and are enlarged by hand.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def volume_name(resources: Resources) -> str:
-    """Of the volume and its storage class, which are in no namespace."""
+    """Return the name of the volume and its storage class, which are in no namespace."""
     return f"small-{resources.namespace}"
 
 
 def small_volume(resources: Resources, name: str, size: str) -> None:
-    """A volume with so much room and no more: a file system in the node's memory."""
+    """Create a volume of exactly this size: a file system in the node's memory."""
     path = f"/mnt/{name}"
     mount = f"mkdir -p {path} && mount -t tmpfs -o size={size},mode=0777 tmpfs {path}"
     resources.cluster.in_node("sh", "-c", mount)
@@ -46,9 +46,9 @@ def small_volume(resources: Resources, name: str, size: str) -> None:
 
 @pytest.fixture
 def small(resources: Resources) -> Iterator[Resources]:
-    """A cluster on a volume of its own that is soon full."""
+    """A cluster on a small volume that fills soon."""
     kubectl, name = resources.cluster.kubectl, volume_name(resources)
-    # One of a run before goes when the namespace that claimed it is gone.
+    # The volume of an earlier run is deleted once its namespace is gone.
     kubectl("delete", f"pv/{name}", "--ignore-not-found", "--timeout=60s")
     small_volume(resources, name, "24m")
     storage_class = {
@@ -78,7 +78,7 @@ def _file(resources: Resources) -> str:
 
 
 def fill(resources: Resources) -> None:
-    """Until nothing more is taken, and the status says so."""
+    """Fill the volume until no record is accepted and the status says so."""
     resources.cluster.in_node("sh", "-c", f"dd if=/dev/zero of={_file(resources)} bs=1M || true")
     said = resources.wait_reason("queuecluster/main", "DiskFull", timeout_s=90)
     assert "raise spec.storage.size" in said
@@ -97,7 +97,7 @@ def test_a_full_disk(small: Resources) -> None:
 
 
 def grow(resources: Resources, size: str) -> None:
-    """What a storage driver does to the claim of broker 0 and its volume."""
+    """Enlarge the claim of broker 0 and its volume, as a storage driver does."""
     capacity, name = {"storage": f"{size}i"}, volume_name(resources)
     resources.cluster.in_node("mount", "-o", f"remount,size={size}", f"/mnt/{name}")
     volume = yaml.safe_dump({"spec": {"capacity": capacity}})
@@ -108,7 +108,7 @@ def grow(resources: Resources, size: str) -> None:
 
 
 def test_a_volume_grows_and_never_shrinks(small: Resources) -> None:
-    """What the status advises of a full disk helps, with no restart of the broker."""
+    """The remedy in the status of a full disk helps, without a restart of the broker."""
     small.produce("jobs", 10)
     pod, claim = small.uid("pod/main-broker-0"), small.uid("pvc/data-main-broker-0")
     fill(small)
@@ -134,8 +134,8 @@ def test_a_volume_grows_and_never_shrinks(small: Resources) -> None:
     shrunk = queue_cluster(storage={"size": "64Mi", "storageClassName": volume_name(small)})
     assert "never shrink" in small.refusal(shrunk)
     assert _request(small) == "96Mi"
-    told = small.shoal("consume", "jobs", "--from-beginning", "--format={value}", "-n", "20")
-    assert sorted(map(int, told.split())) == list(range(20))
+    consumed = small.shoal("consume", "jobs", "--from-beginning", "--format={value}", "-n", "20")
+    assert sorted(map(int, consumed.split())) == list(range(20))
     assert (small.uid("pod/main-broker-0"), small.uid("pvc/data-main-broker-0")) == (pod, claim)
 
 

@@ -1,9 +1,9 @@
-"""An API server in memory, behind the operator's own door to it, and what lets an operator die.
+"""An API server in memory behind the operator's port to it, and crashes of the operator.
 
-It knows objects by path, server-side apply, merge patches, conflicts and finalizers, and plays the
-StatefulSet controller: pods come at once, ready, and a deleted one comes again from the newest
-template. `Crash` strikes after the n-th change, wherever that was made, and from then on nothing
-the dead operator does has an effect.
+It supports objects by path, server-side apply, merge patches, conflicts and finalizers. It acts as
+the StatefulSet controller: pods appear at once and ready, and a deleted pod is recreated from the
+newest template. `Crash` is raised after the n-th change, wherever that was made; from then on no
+call of the dead operator has an effect.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CRDS = Path(__file__).parents[2] / "crds"
 
 
 def _statuses() -> dict[str, Manifest]:
-    """The status that each custom kind has by default, from the definitions."""
+    """Return the default status of each custom kind, from the definitions."""
     crds = (yaml.safe_load(f.read_text()) for f in sorted(CRDS.glob("*.yaml")))
     return {
         crd["spec"]["names"]["kind"]: crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"][
@@ -47,19 +47,19 @@ class Crash(BaseException):
 
 
 class CrashPoint:
-    """Counts changes and tells when one was the last."""
+    """Counts changes and raises `Crash` after the last one."""
 
     def __init__(self) -> None:
         self.changes = 0
         self.last: int | None = None
 
     def check(self) -> None:
-        """Nobody who is dead does anything."""
+        """Refuse all calls of a dead operator."""
         if self.last is not None and self.changes >= self.last:
             raise Crash
 
     def count(self) -> None:
-        """A change was made, and the operator may die before it hears of it."""
+        """Count a change; the operator may die before it gets the response."""
         self.changes += 1
         self.check()
 
@@ -72,19 +72,19 @@ class ApiServer(Kube):
         self.objects: dict[tuple[str, str], Manifest] = {}
         self.deleted: list[str] = []
         self.controllers_paused = False
-        #: Pods that are not ready when they come.
+        #: Pods that are not ready when they appear.
         self.unready: set[str] = set()
         self.numbers = itertools.count(1)
 
     def store(self) -> Store:
-        """What a new operator's watches show."""
+        """Return what a new operator's watches contain."""
         store = Store()
         for found in self.objects.values():
             store.put(copy.deepcopy(found))
         return store
 
     def add(self, manifest: Manifest) -> None:
-        """As `kubectl apply` does it, with a new generation where the spec is new."""
+        """Apply as `kubectl apply` does, with a new generation if the spec changes."""
         name = manifest["metadata"]["name"]
         self._write(manifest["kind"], name, copy.deepcopy(manifest), replace_spec=True)
 
@@ -102,7 +102,7 @@ class ApiServer(Kube):
         content_type: str = "",
         params: Mapping[str, str] | None = None,
     ) -> Manifest:
-        del params  # Field managers and preconditions make no difference here.
+        del params  # Field managers and preconditions have no effect here.
         self.crash_point.check()
         _, _, rest = path.partition("/namespaces/")
         _, plural, *more = rest.split("/")
@@ -167,13 +167,13 @@ class ApiServer(Kube):
         return {**gone, "metadata": {**gone["metadata"], "deletionTimestamp": STAMP}}
 
     def resume_controllers(self) -> None:
-        """They see to what came while they slept."""
+        """Let the controllers handle the changes made while they were stopped."""
         self.controllers_paused = False
         for stateful in self.all("StatefulSet"):
             self._control(stateful)
 
     def _control(self, stateful: Manifest) -> None:
-        """Bring the pods of a StatefulSet, and its status to its spec."""
+        """Create the pods of a StatefulSet, and update its status."""
         if self.controllers_paused:
             return
         template, meta = stateful["spec"]["template"], stateful["metadata"]
@@ -209,7 +209,7 @@ class ApiServer(Kube):
                 self.probe(name, succeeds=False)
 
     def probe(self, pod: str, *, succeeds: bool) -> None:
-        """What the kubelet tells of a pod from now on, of which it has just found that."""
+        """Set the result of a pod's probe, as the kubelet reports it from now on."""
         now = datetime.datetime.now(datetime.UTC).isoformat()
         status = {"type": "Ready", "status": str(succeeds), "lastTransitionTime": now}
         self.find("Pod", pod)["status"]["conditions"] = [status]
@@ -220,7 +220,7 @@ def _version(manifest: Manifest) -> str:
 
 
 def _merge(into: Manifest, patch: Mapping[str, Any]) -> None:
-    """RFC 7386; server-side apply by one manager is the same for what we render."""
+    """Merge as RFC 7386; for our manifests, server-side apply by one manager is the same."""
     for key, value in patch.items():
         if value is None:
             into.pop(key, None)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def results(objects: Iterable[Mapping[str, Any]]) -> list[str]:
     """The kstatus result of each object: InProgress, Failed, Current or Terminating.
 
-    Skips the test where the program cannot be built, except in CI.
+    Skips the test if the program cannot be built, except in CI.
     """
     try:
         path = program("kstatus")

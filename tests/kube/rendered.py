@@ -1,4 +1,4 @@
-"""The clusters whose Kubernetes objects `rendered.json` holds, as they were before a pod could have
+"""The clusters whose Kubernetes objects `rendered.json` contains, from before a pod could have
 several brokers: `test_pod_layout.py` compares."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _cluster(**spec: Any) -> dict[str, Any]:
 
 
 def clusters() -> dict[str, dict[str, Any]]:
-    """By name: the least, and one with everything in it."""
+    """Return clusters by name: a minimal one, and one with every field."""
     whole = _cluster(
         replicas=4,
         image="mine:1",
@@ -47,7 +47,7 @@ def clusters() -> dict[str, dict[str, Any]]:
 
 
 def services(resource: dict[str, Any]) -> listeners.Services:
-    """Those Services as an API server would have them, with ports and addresses."""
+    """Return those Services as an API server would, with ports and addresses."""
     have = {}
     for number, (name, spec) in enumerate(listeners.services(resource)):
         ports = [{**port, "nodePort": 31000 + number} for port in spec["ports"]]

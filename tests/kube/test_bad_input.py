@@ -1,8 +1,9 @@
-"""Bad input, as the ShareConsumer tells it: by the ShareGroup, and by what drivers crashed of.
+"""How a ShareConsumer reports bad input: from the ShareGroup, and from drivers that crashed.
 
-`driver_ends` has the ends of logs of drivers that failed, 2048 bytes as Kubernetes keeps them, of
-Spark 4.3.0 with each kind of bad input; of `checkpoint`, whose log ends in the query's offsets, the
-line that the source leaves in the log's place. The queries themselves fail in tests/spark.
+`driver_ends` has the ends of logs of failed drivers of Spark 4.3.0, with each kind of bad input.
+They have 2048 bytes, as Kubernetes keeps them. The log of `checkpoint` ends in the query's offsets,
+so that file has the line that the source writes instead. The queries themselves fail in
+tests/spark.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalProcess]:
         ("undecodable", "offsets 0 to 9, cannot be decoded.*Set failOnDataLoss to false"),
     ],
 )
-def test_what_a_driver_died_of_is_the_condition(name: str, words: str) -> None:
+def test_a_drivers_error_is_the_condition(name: str, words: str) -> None:
     said = termination_message((ENDS / f"{name}.txt").read_text())
     application = {"status": {"applicationState": {"state": "FAILING", "errorMessage": "exit 1"}}}
     verdict = application_verdict(application, 1, 0, said, 9)
@@ -79,7 +80,7 @@ def test_what_a_driver_died_of_is_the_condition(name: str, words: str) -> None:
 
 
 class World:
-    """Groups and ShareConsumers of a cluster, over a real broker."""
+    """Groups and ShareConsumers of a cluster, with a real broker."""
 
     def __init__(self, bootstrap: str) -> None:
         self.kube = ApiServer(CrashPoint())
@@ -103,8 +104,8 @@ class World:
         return next(c for c in conditions if c["type"] == "Ready")
 
 
-def test_what_the_brokers_tell_is_said_before_spark_starts(broker: ShoalProcess) -> None:
-    """A missing topic, and a group of another type. A workload at zero is no sign of health."""
+def test_errors_from_brokers_are_reported_before_spark_starts(broker: ShoalProcess) -> None:
+    """A missing topic, and a group of another type. A workload at zero does not prove health."""
 
     async def scenario(client: SyncClient) -> None:
         world = World(broker.bootstrap)

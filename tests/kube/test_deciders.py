@@ -1,4 +1,4 @@
-"""What the operator decides of topics, groups, statuses and manifests, without any cluster."""
+"""The operator's decisions on topics, groups, statuses and manifests, without a cluster."""
 
 import asyncio
 import copy
@@ -116,7 +116,7 @@ def test_a_share_group_in_kafkas_words() -> None:
     }
 
 
-def test_what_kafkas_groups_lack_is_asked_for_only_where_the_spec_does() -> None:
+def test_own_group_configs_are_set_only_if_the_spec_has_them() -> None:
     plain = set(group_config(GROUP))
     letters = {"topic": "dlq.t", "copyRecords": True, "dropAfter": "1h", "floodPerMinute": 9}
     spec = GROUP | {
@@ -170,7 +170,7 @@ def test_what_kafkas_groups_lack_is_asked_for_only_where_the_spec_does() -> None
     )
 
 
-def test_what_metrics_say_of_a_queue() -> None:
+def test_numbers_of_a_queue_in_metrics() -> None:
     page = """
 shoal_share_group_dead_letters_total{group="a"} 3
 shoal_share_group_redriven_total{group="a"} 2
@@ -210,9 +210,9 @@ shoal_share_group_held{group="f",why="window-full"} 1
     assert (found["f"].delivery, found["f"].warning()) == ("Running", None)
 
 
-def test_a_broker_without_order_by_key_gets_all_else_and_the_status_says_so() -> None:
+def test_a_broker_without_key_order_gets_the_other_configs_and_a_condition() -> None:
     class Older:
-        """Brokers that know no `share.ordering`."""
+        """Brokers without `share.ordering`."""
 
         def __init__(self) -> None:
             self.set: dict[str, dict[str, str]] = {}
@@ -252,7 +252,7 @@ def test_a_reset_that_was_interrupted_is_made_unless_it_was_seen() -> None:
     assert resume(pending, {"id": "r2"}, {("t", 0): 6}) is None
     assert resume(pending, reset, {("t", 0): 6}) == rows
     assert resume(pending, reset, {("t", 0): 0}) == []
-    # The group has gone on from there since: moving it back would repeat what is done.
+    # The group has progressed since: moving it back would repeat finished work.
     assert resume(pending, reset, {("t", 0): 4}) == []
 
 
@@ -264,7 +264,7 @@ def test_a_group_begins_where_its_spec_says() -> None:
     assert first_offsets(back, empty, {"t": 1}, 100_000) == {("t", 0): StartSpec(40_000)}
 
 
-def test_what_has_a_position_keeps_it_and_what_grew_is_read_from_its_start() -> None:
+def test_positions_are_kept_and_new_partitions_are_read_from_their_start() -> None:
     state = GroupState("g", "share", partitions=(SharePartition("t", 0, 7, 1),))
     latest = {"startOffset": "Latest"}
     assert first_offsets(latest, state, {"t": 2, "u": 1}, 0) == {
@@ -345,7 +345,7 @@ def test_pods_are_restricted() -> None:
         ("listeners", [{"name": "a", "port": 1, "tls": {}}], "SecurityNotSupported"),
     ],
 )
-def test_what_brokers_cannot_do_is_refused_by_its_path(path, value, reason) -> None:
+def test_unsupported_fields_are_refused_by_path(path, value, reason) -> None:
     resource = copy.deepcopy(CLUSTER)
     resource["spec"][path] = value
     verdict = refusal(resource)
@@ -378,7 +378,7 @@ def test_what_brokers_cannot_do_is_refused_by_its_path(path, value, reason) -> N
         ("shoal.brokers.per.host", "spec.brokersPerPod"),
     ],
 )
-def test_config_cannot_replace_what_the_operator_sets(name: str, instead: str) -> None:
+def test_config_cannot_override_the_operators_settings(name: str, instead: str) -> None:
     resource = copy.deepcopy(CLUSTER)
     resource["spec"]["config"][name] = "x"
     verdict = refusal(resource)
@@ -389,7 +389,7 @@ def test_config_cannot_replace_what_the_operator_sets(name: str, instead: str) -
 
 
 def test_every_setting_in_a_brokers_file_is_reserved_or_may_be_overridden() -> None:
-    """A setting that the operator writes for one broker alone cannot come from spec.config."""
+    """A setting that the operator writes for a single broker cannot come from spec.config."""
     own = broker_config.of_broker(CLUSTER, 0, "PLAIN://x:1").splitlines()
     own += broker_config.of_broker(
         {**CLUSTER, "spec": TWO_PER_POD}, 1000, "PLAIN://x:1"
@@ -413,7 +413,7 @@ def test_the_api_server_refuses_the_same_settings() -> None:
     assert [v for v in variables if f"'{v}'" not in env and not v.startswith(prefix)] == []
 
 
-def test_what_others_add_to_an_object_is_no_drift() -> None:
+def test_fields_that_others_add_are_no_drift() -> None:
     want = {"spec": {"ports": [{"port": 1}], "replicas": 2}}
     seen = {"spec": {"ports": [{"port": 1, "nodePort": 3}], "replicas": 2}, "status": {}}
     assert not has_drifted(want, seen)
@@ -421,7 +421,7 @@ def test_what_others_add_to_an_object_is_no_drift() -> None:
     assert has_drifted(want, {"spec": {"ports": [{"port": 1}], "replicas": 3}})
 
 
-def test_consumers_are_told_where_work_is() -> None:
+def test_consumers_get_the_connection_settings() -> None:
     consumer: dict[str, Any] = {
         "kind": "ShareConsumer",
         "metadata": {"name": "c", "namespace": "n", "uid": "u"},
@@ -452,14 +452,14 @@ def test_consumers_are_told_where_work_is() -> None:
         group_id="g",
         topics=["t", "u"],
     )
-    told = [
+    pod_env = [
         [(e["name"], e["value"]) for e in c["env"]]
         for c in made["spec"]["template"]["spec"]["containers"]
     ]
     where = [("SHOAL_BOOTSTRAP_SERVERS", "b:1"), ("SHOAL_GROUP_ID", "g")]
-    assert told == [
+    assert pod_env == [
         [*where, ("SHOAL_TOPICS", "t,u"), ("X", "1")],
-        # What the user set is kept, under the operator's names too.
+        # The user's values are kept, also under the operator's names.
         [*where, ("SHOAL_TOPICS", "mine"), ("SHOAL_LOG_LEVEL", "debug")],
     ]
     assert made["spec"]["replicas"] == 4
@@ -496,7 +496,7 @@ def test_variables_of_a_brokers_pod_are_kept_and_no_setting_has_two_sources() ->
     assert "SHOAL_LOG_RETENTION_MS" in refused.message
     spec["config"] = {"log.segment.bytes": "7"}
     assert refusal({"metadata": {"name": "main"}, "spec": {"replicas": 1, **spec}}) is None
-    # The broker names its settings alike.
+    # The broker uses the same names.
     for name in BROKER:
         parsed = from_environment({broker_config.variable(name): "1"})
         assert list(parsed) in ([name], []), name
@@ -558,7 +558,7 @@ def test_the_store_keeps_the_newest_version_of_the_same_object() -> None:
     kept = found["metadata"]
     assert kept["resourceVersion"] == "10"
     assert "managedFields" not in kept
-    # Another object under the name is another story, and its predecessor's end is no end.
+    # Another object under the same name is independent: the end of the first does not end it.
     store.put(version(8, "two"))
     store.drop(version(10))
     found = store.get("QueueTopic", "n", "a")
@@ -581,7 +581,7 @@ def test_the_chart_ships_the_same_crds(request) -> None:
 
 
 def test_every_field_is_explained(request) -> None:
-    """`kubectl explain` and the reference show nothing but these sentences."""
+    """`kubectl explain` and the reference show only these sentences."""
     for file in sorted((request.config.rootpath / "crds").glob("*.yaml")):
         schema = yaml.safe_load(file.read_text())["spec"]["versions"][0]["schema"]
         whole = schema["openAPIV3Schema"]

@@ -1,4 +1,4 @@
-"""Troubles of a cluster in words: each names the thing and what to do, and is told once."""
+"""Diagnostics of a cluster: each names the object and the remedy, and is reported once."""
 
 import pytest
 from shoal_operator.conditions import Verdict, conditions
@@ -37,7 +37,7 @@ def pod(waiting=None, last="", **scheduled):
         (pod(message="0/1 nodes: Insufficient cpu."), "Unschedulable", "Insufficient cpu"),
     ],
 )
-def test_what_kubernetes_says_of_a_pod(seen, reason, words) -> None:
+def test_diagnoses_of_pods(seen, reason, words) -> None:
     found = diagnose_pods([seen], [])
     assert found is not None
     assert found.reason == reason

@@ -1,4 +1,4 @@
-"""What counts as work now: records that are due, and records that wait for a time."""
+"""Which records count as work now: those that are due, not those that wait for a time."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def test_numbers_are_summed_over_brokers_and_the_earliest_time_counts() -> None:
 
 
 @pytest.mark.parametrize(("within_s", "due"), [(0, 13), (1, 15), (60, 15), (61, 18), (9999, 18)])
-def test_a_start_up_time_is_rounded_up_to_what_brokers_count(within_s: int, due: int) -> None:
+def test_a_start_up_time_is_rounded_up_to_a_time_that_brokers_report(
+    within_s: int, due: int
+) -> None:
     assert GroupState("g", lag=20, in_flight=3, metrics=numbers()).due(within_s) == due
 
 
@@ -62,7 +64,7 @@ def test_available_is_what_a_fetch_could_get_now() -> None:
     assert GroupState("g", lag=20, in_flight=3, blocked=9, metrics=GroupMetrics()).available == 8
 
 
-def test_what_can_be_delivered_is_due_whatever_else_is_held_back_twice() -> None:
+def test_available_records_are_due_even_if_others_are_held_back_twice() -> None:
     """Ten records are available; a hundred are delayed, and behind a dead letter of their key."""
     twice = GroupMetrics(unavailable=101, not_due=Counter({0: 100, 30: 100}))
     assert GroupState("g", lag=111, in_flight=0, blocked=101, metrics=twice).due(30) == 10
@@ -82,12 +84,12 @@ class _About:
     ("code", "known"),
     [(ErrorCode.coordinator_not_available, False), (ErrorCode.group_id_not_found, True)],
 )
-def test_a_lag_that_a_coordinator_could_not_say_is_not_known(code: ErrorCode, known: bool) -> None:
+def test_a_lag_that_a_coordinator_does_not_report_is_unknown(code: ErrorCode, known: bool) -> None:
     assert group_state("g", _About(), KafkaError(code, "x"), None, scraped=False).lag_known is known
 
 
-class Told(Brokers):
-    """A group as the test says, without any broker."""
+class FixedGroup(Brokers):
+    """A group with the test's values, without a broker."""
 
     def __init__(self) -> None:
         super().__init__("nowhere:1")
@@ -103,7 +105,7 @@ class Told(Brokers):
 
 
 class Shop:
-    """One ShareConsumer, its group, and what scales it."""
+    """One ShareConsumer, its group, and its scaler."""
 
     def __init__(self, **scaling: Any) -> None:
         self.kube = ApiServer(CrashPoint())
@@ -111,14 +113,14 @@ class Shop:
         self.kube.add(resource("ShareGroup", "workers", cluster="main", maxRecordLocks=2000))
         spec = {"shareGroup": "workers", "deployment": POD, "scaling": scaling}
         self.kube.add(resource("ShareConsumer", "eaters", **spec))
-        self.store, self.brokers = self.kube.store(), Told()
+        self.store, self.brokers = self.kube.store(), FixedGroup()
         place = (self.kube, self.store, self.brokers, "n", "main")
         self.monitor = GroupMonitor(*place)
         settings = Settings("b:1", "s:1", "role", "http://o")
         self.consumers = Consumers(*place[:2], self.monitor, "n", "main", settings)
 
     async def look(self) -> dict[str, Any]:
-        """Look at the group and decide; the ShareConsumer's status."""
+        """Read the group and decide; return the ShareConsumer's status."""
         try:
             await self.monitor.watch([])
         except KafkaError:
@@ -127,7 +129,7 @@ class Shop:
         return self.kube.find("ShareConsumer", "eaters")["status"]
 
 
-def test_only_what_is_due_within_the_start_up_time_wants_consumers() -> None:
+def test_only_records_due_within_the_start_up_time_need_consumers() -> None:
     async def scenario() -> None:
         status = await Shop(targetLagPerReplica=5, startupTime="60s").look()
         assert status["desiredReplicas"] == 3

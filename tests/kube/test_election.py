@@ -1,4 +1,4 @@
-"""Leader election: one replica leads, and a standby knows whether another one does."""
+"""Leader election: one replica leads, and a standby can tell whether another replica leads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Connection(ApiServer):
 
 
 class Replica:
-    """One replica of the operator, as far as the election goes."""
+    """One replica of the operator, limited to the election."""
 
     def __init__(self, shared: ApiServer, identity: str) -> None:
         self.connection = Connection(shared)
@@ -49,7 +49,7 @@ def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(election, "RETRY_SECONDS", 0.02)
 
 
-def test_a_standby_knows_whether_another_replica_leads() -> None:
+def test_a_standby_can_tell_whether_another_replica_leads() -> None:
     async def scenario() -> None:
         shared = ApiServer(CrashPoint())
         first = Replica(shared, "first")
@@ -78,7 +78,7 @@ def test_a_standby_knows_whether_another_replica_leads() -> None:
     asyncio.run(scenario())
 
 
-def test_a_lease_that_nobody_renews_is_no_leader() -> None:
+def test_an_expired_lease_is_no_leader() -> None:
     """The leader has crashed: its Lease remains, and a standby must not repeat its status."""
 
     async def scenario() -> None:

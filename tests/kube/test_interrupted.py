@@ -1,5 +1,5 @@
-"""An operator that dies after any change it makes: the next one ends where the first would have,
-and nothing is done or told twice. A real broker, and an API server in memory."""
+"""An operator that dies after any of its changes: the next one reaches the same state, and no
+action or event is repeated. A real broker, and an API server in memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shoal_operator.topics import Topics
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-#: Far more than any of the scenarios takes.
+#: Far more changes than any of the scenarios makes.
 CHANGES_MAX, ROUNDS_MAX = 60, 30
 CHANGES = (
     "alter_broker_config",
@@ -55,7 +55,7 @@ class CrashingBrokers(Brokers):
             setattr(self, name, self._crashing(name, getattr(self, name), crash_point))
 
     async def set_addresses(self, bootstrap_servers: str, urls: object) -> None:
-        """The broker of the test is where it is."""
+        """Do nothing: the test's broker keeps its address."""
 
     def _crashing(
         self, name: str, call: Any, crash_point: CrashPoint
@@ -80,12 +80,12 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalProcess]:
 
 @pytest.fixture(autouse=True)
 def one_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kubernetes' times are whole seconds: all of a scenario happens within the same one."""
+    """Kubernetes' times are whole seconds; make a whole scenario happen within one."""
     monkeypatch.setattr(kube_module, "now", lambda: STAMP)
 
 
 class World:
-    """One life after the other over the same API server and broker."""
+    """Consecutive operators with the same API server and broker."""
 
     def __init__(self, broker: ShoalProcess) -> None:
         self.crash_point = CrashPoint()
@@ -94,7 +94,7 @@ class World:
         self.calls: Counter[str] = Counter()
 
     async def run(self) -> bool:
-        """A new operator reconciles until nothing is left to do; whether it lived to see that."""
+        """Run a new operator until nothing is left to do; return whether it survived."""
         brokers = CrashingBrokers(self.bootstrap, self.crash_point)
         try:
             for _ in range(ROUNDS_MAX):
@@ -121,7 +121,7 @@ class World:
             await loop.reconcile(loop.list_names())
 
     async def settle(self, crash_after: int | None = None) -> bool:
-        """Live on, through one death after so many changes; whether that came."""
+        """Run operators, one of which dies after `crash_after` changes; return whether it died."""
         self.crash_point.last = (
             None if crash_after is None else self.crash_point.changes + crash_after
         )
@@ -132,18 +132,18 @@ class World:
         return crashed
 
     def ready(self, kind: str = "QueueCluster", name: str = "main") -> tuple[str, str, bool]:
-        """Status and reason of Ready, and whether it is of the present generation."""
+        """Return status and reason of Ready, and whether it is of the present generation."""
         found = self.kube.find(kind, name)
         (said,) = (c for c in found["status"]["conditions"] if c["type"] == "Ready")
         present = said["observedGeneration"] == found["metadata"]["generation"]
         return said["status"], said["reason"], present
 
     def event_messages(self, reason: str) -> list[str]:
-        """The messages of the events with this reason."""
+        """Return the messages of the events with this reason."""
         return [e["message"] for e in self.kube.all("Event") if e["reason"] == reason]
 
     def snapshot(self) -> dict[str, Any]:
-        """All that is to be the same whether somebody crashed or not."""
+        """Return everything that must be equal with and without a crash."""
         ready = {}
         for kind in ("QueueCluster", "QueueTopic", "ShareGroup"):
             for found in self.kube.all(kind):
@@ -167,7 +167,7 @@ def each_crash(
     change: Callable[[World, int], None],
     look: Callable[[World, int], Awaitable[Any]],
 ) -> None:
-    """Run a scenario whole, then again with a death after each of its changes."""
+    """Run a scenario without a crash, then again with a crash after each of its changes."""
 
     async def scenario(number: int, crash_after: int | None) -> tuple[bool, Any]:
         world = World(broker)
@@ -188,7 +188,7 @@ def each_crash(
 
 
 async def nothing(world: World, number: int) -> None:
-    """The picture says it all."""
+    """The snapshot is sufficient."""
 
 
 def test_a_roll_restarts_each_broker_once(broker: ShoalProcess) -> None:
@@ -206,7 +206,7 @@ def test_a_roll_restarts_each_broker_once(broker: ShoalProcess) -> None:
     each_crash(broker, prepare, change, look)
 
 
-def test_nothing_is_said_of_a_template_that_kubernetes_has_not_seen(
+def test_a_template_that_kubernetes_has_not_observed_is_not_judged(
     broker: ShoalProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
@@ -234,8 +234,8 @@ def test_nothing_is_said_of_a_template_that_kubernetes_has_not_seen(
     asyncio.run(scenario())
 
 
-def test_what_has_never_been_ready_is_no_alarm(broker: ShoalProcess) -> None:
-    """A broker registers before it is ready. Which of its pod's is not is told by the pod alone."""
+def test_a_broker_that_was_never_ready_raises_no_alarm(broker: ShoalProcess) -> None:
+    """A broker registers before it is ready. Only its pod shows which brokers are not ready."""
     three = {**CLUSTER, "spec": {**CLUSTER["spec"], "replicas": 3}}
 
     async def scenario() -> None:
@@ -265,10 +265,10 @@ def test_what_has_never_been_ready_is_no_alarm(broker: ShoalProcess) -> None:
     asyncio.run(scenario())
 
 
-def test_ready_is_what_who_comes_anew_reaches(
+def test_ready_means_that_new_connections_succeed(
     broker: ShoalProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The operator may be connected already, or by the pods, before the Service leads there."""
+    """The operator may have a connection, or use the pods, before the Service routes there."""
     reached = False
 
     async def is_reachable(_: Brokers) -> bool:
@@ -282,7 +282,7 @@ def test_ready_is_what_who_comes_anew_reaches(
         monkeypatch.setattr(Brokers, "is_reachable", is_reachable)
         world.kube.add(CLUSTER)
         await world.settle()
-        assert world.ready() == ("False", "BrokersUnreachable", True)  # All times are long ago.
+        assert world.ready() == ("False", "BrokersUnreachable", True)  # All times are in the past.
         reached = True
         await world.settle()
         assert world.ready() == ("True", "Reconciled", True)
@@ -290,10 +290,10 @@ def test_ready_is_what_who_comes_anew_reaches(
     asyncio.run(scenario())
 
 
-def test_refused_positions_are_told_as_such(
+def test_refused_start_offsets_are_reported(
     broker: ShoalProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The topic goes while the group begins: it is there when it is looked for."""
+    """The topic is deleted while the group is created, after it was found."""
     resolved, goes = Brokers.resolve_offsets, True
 
     async def then_goes(brokers: Brokers, starts: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Every state of a resource as kstatus reads it: what Flux and `kubectl wait` tools then show."""
+"""How kstatus reads every state of a resource, which Flux and `kubectl wait` tools then show."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal_operator.conditions import Verdict, conditions
 from shoal_operator.model.names import API_VERSION
 
 KINDS = ("QueueCluster", "QueueTopic", "ShareConsumer", "ShareGroup")
-#: By kstatus result, the reasons of the condition Ready. `test_no_reason_is_missing` compares.
+#: Reasons of the condition Ready, by kstatus result. `test_no_reason_is_missing` compares.
 READY = ("Reconciled", "NotManaged", "ScaledToZero")
 AT_WORK_AND_READY = ("RollWaits", "ResetWaits", "ResetRefused", "Suspending")
 AT_WORK = (
@@ -49,12 +49,12 @@ STALLED = (
     "ResetNeedsTopics",
     "SparkOperatorMissing",
 )
-#: Reasons with several states, one by one below.
+#: Reasons with several states, listed individually below.
 SEVERAL = ("Paused", "ConfigRefused", "BrokerNotReady", "ApplicationFailed", "Scaling")
 
 
 def verdicts() -> list[tuple[Verdict, str]]:
-    """What the operator says of resources, and how kstatus has to read each."""
+    """Return the operator's verdicts on resources, and the kstatus result of each."""
     warning = ("VolumeNearlyFull", "text")
     found = [(Verdict(True, reason, "text"), "Current") for reason in READY]
     found += [(Verdict(True, r, "text", progressing=True), "InProgress") for r in AT_WORK_AND_READY]
@@ -65,7 +65,7 @@ def verdicts() -> list[tuple[Verdict, str]]:
         *found,
         (Verdict.fine("text").warned(warning), "Current"),
         (Verdict.waiting("Starting", "text").warned(warning), "InProgress"),
-        # A cluster that is left alone is not as its spec asks; consumers at zero are.
+        # A paused cluster does not match its spec; a workload with zero consumers does.
         (Verdict(False, "Paused", "text", paused=True), "InProgress"),
         (Verdict(True, "Paused", "text", paused=True), "Current"),
         (Verdict.refused("ConfigRefused", "text"), "Failed"),
@@ -74,7 +74,7 @@ def verdicts() -> list[tuple[Verdict, str]]:
         (Verdict.refused("BrokerNotReady", "text"), "Failed"),
         (Verdict(True, "Scaling", "text", progressing=True), "InProgress"),
         (Verdict(False, "Scaling", "text", progressing=True), "InProgress"),
-        # Kubeflow starts it again.
+        # Kubeflow restarts it.
         (Verdict(False, "ApplicationFailed", "t", progressing=True, degraded=True), "InProgress"),
     ]
 
@@ -100,7 +100,7 @@ def test_kstatus_reads_every_state_of_every_kind() -> None:
 
 
 def test_a_new_resource_is_in_progress() -> None:
-    """As the API server makes it, from the schema's default."""
+    """As the API server creates it, with the schema's default."""
     assert sorted(STATUSES) == sorted(KINDS)
     for status in STATUSES.values():
         (ready,) = status["conditions"]
@@ -142,7 +142,7 @@ def test_conditions_of_kstatus_are_there_only_while_true(verdict: Verdict, prese
 
 
 def test_no_reason_is_missing() -> None:
-    """The tables above name each reason that the operator's source gives a verdict."""
+    """The tables above contain each reason that the operator's source gives a verdict."""
     found = set()
     for file in Path(shoal_operator.__file__).parent.rglob("*.py"):
         for call in ast.walk(ast.parse(file.read_text())):
@@ -155,7 +155,7 @@ def test_no_reason_is_missing() -> None:
 
 
 def test_the_api_server_shows_ready_of_a_new_resource() -> None:
-    """The column that shows the condition Ready is there for each kind."""
+    """Each kind has a column for the condition Ready."""
     crds = Path(__file__).parents[2] / "crds"
     for file in sorted(crds.glob("*.yaml")):
         version = yaml.safe_load(file.read_text())["spec"]["versions"][0]

@@ -1,4 +1,4 @@
-"""What brokers tell clients of themselves, inside of Kubernetes and out of it."""
+"""The addresses that brokers advertise to clients inside and outside of Kubernetes."""
 
 from shoal.server.cluster_config import Listeners, cluster_config
 from shoal.server.config import resolve
@@ -34,10 +34,10 @@ def files(made):
 
 
 def test_inside_a_broker_is_its_pod() -> None:
-    told = listeners.advertised(queue_cluster(INSIDE), 1, {})
-    assert told == "PLAIN://${env:POD_NAME}.main-brokers.n.svc:9092"
+    advertised = listeners.advertised(queue_cluster(INSIDE), 1, {})
+    assert advertised == "PLAIN://${env:POD_NAME}.main-brokers.n.svc:9092"
     pod = {"metadata": {"name": "main-broker-1"}, "status": {"hostIP": "10.0.0.9"}}
-    assert listeners.resolve_env(pod, told) == "PLAIN://main-broker-1.main-brokers.n.svc:9092"
+    assert listeners.resolve_env(pod, advertised) == "PLAIN://main-broker-1.main-brokers.n.svc:9092"
 
 
 def test_a_node_port_is_the_brokers_own() -> None:
@@ -67,7 +67,7 @@ def test_a_load_balancer_is_waited_for() -> None:
 
 
 def test_an_address_outside_changes_no_template() -> None:
-    """A new broker, or a port that changes, must not roll those that run."""
+    """A new broker, or a port that changes, must not roll running brokers."""
     have = service("main-outside-bootstrap", 9094, 31000) | service("main-outside-0", 9094, 31001)
     other = have | service("main-outside-0", 9094, 31009)
     one, two = (
@@ -94,7 +94,7 @@ def test_more_brokers_change_no_setting_of_those_that_run() -> None:
 
 
 def test_brokers_that_are_no_controllers_open_no_listener_for_them() -> None:
-    """They share a file of settings with those that are; a NetworkPolicy keeps clients off."""
+    """They share a file of settings with controllers; a NetworkPolicy keeps clients off."""
     five = files(cluster.manifests(queue_cluster(INSIDE, replicas=5), "i:1"))
     opened = []
     for number in range(5):
@@ -107,17 +107,17 @@ def test_brokers_that_are_no_controllers_open_no_listener_for_them() -> None:
 
 
 def test_a_lone_broker_grows_into_a_cluster_of_three() -> None:
-    """The two that come ask to be let in by the one that votes; its log knows no others yet."""
+    """The two new ones ask the voter to admit them; its log has no other voters yet."""
     alone = files(cluster.manifests(queue_cluster(INSIDE, replicas=1), "i:1"))
     only = "controller.quorum.voters=0@main-broker-0.main-brokers.n.svc:9093\n"
     assert only in alone["broker-0.properties"]
     grown = queue_cluster(INSIDE, replicas=3)
     grown["status"] = {"clusterId": "known-before", "quorumVoters": [0]}
-    told = files(cluster.manifests(grown, "i:1"))
-    assert all(only in text for text in told.values())
-    assert all("shoal.cluster.id=known-before\n" in text for text in told.values())
+    rendered = files(cluster.manifests(grown, "i:1"))
+    assert all(only in text for text in rendered.values())
+    assert all("shoal.cluster.id=known-before\n" in text for text in rendered.values())
     join = "controller.quorum.auto.join.enable=true"
-    assert all(join in told[f"broker-{n}.properties"] for n in range(3))
+    assert all(join in rendered[f"broker-{n}.properties"] for n in range(3))
     assert "auto.join" not in "".join(alone.values())
 
 
@@ -150,7 +150,7 @@ def test_the_image_of_a_version() -> None:
     assert cluster.image(wanted, "x") == "mine:1"
 
 
-def test_brokers_spread_over_nodes_and_zones_and_may_know_their_rack() -> None:
+def test_brokers_spread_over_nodes_and_zones_and_may_have_a_rack() -> None:
     wanted = queue_cluster(INSIDE)
     wanted["spec"]["rack"] = {"topologyKey": "topology.kubernetes.io/zone"}
     pod = cluster.manifests(wanted, "i:1")[-1]["spec"]["template"]["spec"]

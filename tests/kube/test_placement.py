@@ -1,4 +1,4 @@
-"""Replicas that move when brokers come and go, by the pure plans."""
+"""Replica moves when brokers are added and removed: the pure plans."""
 
 from collections import Counter
 
@@ -14,7 +14,7 @@ def partition(name: str, *replicas: int) -> PartitionState:
 
 @st.composite
 def layouts(draw):
-    """Partitions of at most three replicas over brokers 0 to n-1."""
+    """Draw partitions of at most three replicas over brokers 0 to n-1."""
     brokers = draw(st.integers(3, 6))
     replicas = st.lists(st.integers(0, brokers - 1), min_size=1, max_size=3, unique=True)
     rows = draw(st.lists(replicas, max_size=30))
@@ -27,7 +27,7 @@ def test_a_broker_is_drained_replica_for_replica() -> None:
     assert plan.unplaceable == ()
 
 
-def test_what_has_nowhere_to_go_is_named() -> None:
+def test_replicas_without_a_target_are_named() -> None:
     plan = drain([partition("a-0", 0, 1, 2, 3), partition("b-0", 3)], range(3))
     assert plan.unplaceable == ("a-0",)
     assert list(plan.moves) == ["b-0"]
@@ -49,7 +49,7 @@ def test_new_brokers_get_their_share() -> None:
 
 
 @given(layouts())
-def test_drained_partitions_keep_their_number_and_nobody_twice(layout) -> None:
+def test_drained_partitions_keep_their_number_of_distinct_replicas(layout) -> None:
     brokers, rows = layout
     plan = drain(rows, range(brokers - 1))
     for row in rows:
@@ -60,7 +60,7 @@ def test_drained_partitions_keep_their_number_and_nobody_twice(layout) -> None:
 
 
 def test_each_topic_gets_onto_new_brokers() -> None:
-    """Not the first topics alone, though that would even out the numbers too."""
+    """Not only the first topics, although that would also even out the numbers."""
     rows = [partition(f"{t}-{n}", 0, 1, 2) for t in "abcdef" for n in range(6)]
     plan = balance(rows, range(4))
     for topic in "abcdef":
@@ -72,7 +72,7 @@ def test_each_topic_gets_onto_new_brokers() -> None:
 
 
 @given(layouts())
-def test_spread_keeps_replicas_apart_and_gives_nobody_more_than_before(layout) -> None:
+def test_spread_keeps_replicas_apart_and_gives_no_broker_more_than_before(layout) -> None:
     brokers, rows = layout
     plan = balance(rows, range(brokers))
     after = [partition(r.name, *plan.moves.get(r.name, r.replicas)) for r in rows]

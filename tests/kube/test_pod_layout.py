@@ -1,4 +1,4 @@
-"""Several brokers in a pod: what is rendered, who is restarted, and where replicas go."""
+"""Several brokers in a pod: rendered objects, restarts, and placement of replicas."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BEFORE = json.loads(Path(__file__).with_name("rendered.json").read_text())
 
 
 def wanted(per_pod: int, replicas: int = 4) -> dict:
-    """The cluster with everything in it, and so many brokers in each pod."""
+    """Return the cluster with every field, and this number of brokers in each pod."""
     resource = copy.deepcopy(rendered.clusters()["whole"])
     resource["spec"] |= {"brokersPerPod": per_pod, "replicas": replicas}
     del resource["spec"]["rack"]
@@ -57,14 +57,14 @@ def template(resource: dict) -> dict:
 
 @pytest.mark.parametrize("name", sorted(BEFORE))
 def test_with_one_broker_in_a_pod_nothing_rendered_changes(name: str) -> None:
-    """An operator that is upgraded must not roll the clusters that it finds."""
+    """An operator that is upgraded must not roll existing clusters."""
     resource = rendered.clusters()[name]
     assert rendered.rendered(resource) == BEFORE[name]
     resource["spec"]["brokersPerPod"] = 1
     assert rendered.rendered(resource) == BEFORE[name]
 
 
-def test_ids_tell_pods_and_do_not_change_with_their_number() -> None:
+def test_ids_identify_pods_and_do_not_change_with_their_number() -> None:
     assert pod_layout.brokers(wanted(1, 3)) == [0, 1, 2]
     assert pod_layout.brokers(wanted(3, 2)) == [0, 1, 1000, 1001, 2000, 2001]
     assert set(pod_layout.brokers(wanted(2, 3))) < set(pod_layout.brokers(wanted(2, 5)))
@@ -75,7 +75,7 @@ def test_ids_tell_pods_and_do_not_change_with_their_number() -> None:
 
 
 def test_the_first_broker_of_a_pod_goes_last() -> None:
-    """The others hand over by a controller, which may be the one beside them."""
+    """The others shut down through a controller, which may be in the same pod."""
     first, *others = template(wanted(3))["spec"]["containers"][:3]
     assert first["lifecycle"]["preStop"]["exec"]["command"] == [
         "python3",
@@ -90,15 +90,15 @@ def test_the_first_broker_of_a_pod_goes_last() -> None:
 
 
 def broker_config(resource: dict, pod: int, container: dict):
-    """What a broker resolves its settings to, as its container starts it in that pod."""
+    """Return the settings of a broker as its container starts it in that pod."""
     env = {
         "metadata.name": f"main-broker-{pod}",
         "status.hostIP": "10.0.0.9",
         "metadata.labels['apps.kubernetes.io/pod-index']": str(pod),
     }
-    told = {e["name"]: env[e["valueFrom"]["fieldRef"]["fieldPath"]] for e in container["env"]}
-    path = re.sub(r"\$\((\w+)\)", lambda m: told[m[1]], container["args"][-1])
-    return resolve({}, told, files(resource)[path.rpartition("/")[2]], path)
+    own_env = {e["name"]: env[e["valueFrom"]["fieldRef"]["fieldPath"]] for e in container["env"]}
+    path = re.sub(r"\$\((\w+)\)", lambda m: own_env[m[1]], container["args"][-1])
+    return resolve({}, own_env, files(resource)[path.rpartition("/")[2]], path)
 
 
 @pytest.mark.parametrize("per_pod", [1, 2, 16])
@@ -155,15 +155,15 @@ def test_each_broker_is_reached_from_outside_by_a_service_of_its_own() -> None:
     own = {s["metadata"]["name"]: s["spec"] for s in objects(resource, "Service")}
     containers = template(resource)["spec"]["containers"]
     where = {p["name"]: p["containerPort"] for c in containers for p in c["ports"]}
-    told = []
+    addresses = []
     for broker in pod_layout.brokers(resource):
         spec = own[f"main-outside-{broker}"]
         pod = spec["selector"]["statefulset.kubernetes.io/pod-name"]
         assert pod == f"main-broker-{broker % 1000}"
         (port,) = spec["ports"]
         assert (port["port"], where[port["targetPort"]]) == (9094, 9094 + broker // 1000 * 1000)
-        told.append(listeners.advertised(resource, broker, rendered.services(resource)))
-    assert len(set(told)) == 6
+        addresses.append(listeners.advertised(resource, broker, rendered.services(resource)))
+    assert len(set(addresses)) == 6
     (bootstrap,) = own["main-bootstrap"]["ports"][:1]
     assert where[bootstrap["targetPort"]] == 9092
 
@@ -196,7 +196,7 @@ def test_a_rack_of_several_brokers_is_their_pod() -> None:
     assert "spec.rack" in said.message
 
 
-# -- what pods say
+# -- status of pods
 
 
 def pod(ready: dict[str, bool], **meta: str) -> dict:
@@ -211,7 +211,7 @@ def pod(ready: dict[str, bool], **meta: str) -> dict:
     }
 
 
-def test_a_pod_tells_which_of_its_brokers_serve() -> None:
+def test_a_pod_shows_which_of_its_brokers_serve() -> None:
     assert pods.broker_readiness(pod({"broker": True})) == {2: True}
     assert pods.broker_readiness(pod({"broker": True, "broker1": False})) == {2: True, 1002: False}
     ending = pod({"broker": True, "broker1": True}, deletionTimestamp="now")
@@ -256,7 +256,7 @@ def test_a_pod_is_restarted_with_all_its_brokers() -> None:
 
 
 def test_the_isr_is_kept_without_all_brokers_of_the_pod() -> None:
-    """Pod 0's first broker could go, its second one could not."""
+    """Pod 0's first broker could stop, its second one could not."""
     behind = [partition((0, 1, 2), (0, 1, 2)), partition((1000, 1), (1000, 1, 2))]
     assert next_step(three_pods(stale=(0, 2)), behind, 0) == Proceed(2, WHY, (1002,))
     step = next_step(three_pods(stale=(0,)), behind, 2)
@@ -283,7 +283,7 @@ def test_more_replicas_than_pods_cannot_be_waited_for() -> None:
 
 
 def test_a_pod_with_one_broken_broker_still_serves_by_the_other() -> None:
-    """It goes first, but not before what its other broker has is in sync elsewhere."""
+    """It restarts first, but not before the replicas of its other broker are in sync elsewhere."""
     stale = three_pods(stale=(0, 1, 2), unready=(0,))
     healthy = [partition((0, 1, 2), (0, 1, 2)), partition((1, 2), (1000, 1, 2))]
     assert next_step(stale, healthy, 0) == Proceed(0, WHY, (1000,))
@@ -291,7 +291,7 @@ def test_a_pod_with_one_broken_broker_still_serves_by_the_other() -> None:
     step = next_step(stale, needed, 0)
     assert isinstance(step, Wait)
     assert not step.serving
-    assert next_step(stale, None, -1) == Proceed(0, WHY, (1000,)), "nobody answers"
+    assert next_step(stale, None, -1) == Proceed(0, WHY, (1000,)), "no broker answers"
     other = three_pods(stale=(0, 1), unready=(0, 2))
     assert isinstance(next_step(other, needed, 0), Wait)
 
@@ -309,12 +309,12 @@ def test_one_that_is_not_ready_stops_the_roll() -> None:
     assert step.reason == "one of brokers 0, 1000 is not ready"
 
 
-# -- where replicas go
+# -- placement of replicas
 
 
 @st.composite
 def layouts(draw: st.DrawFn):
-    """Partitions whose replicas share no pod, over pods of one to three brokers."""
+    """Draw partitions whose replicas share no pod, over pods of one to three brokers."""
     count, per_pod = draw(st.integers(4, 6)), draw(st.integers(1, 3))
     rows = []
     for number in range(draw(st.integers(0, 20))):

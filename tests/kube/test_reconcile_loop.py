@@ -1,4 +1,4 @@
-"""A loop that reconciles: when it looks at what, and when it ends."""
+"""The reconcile loop: when it reconciles which names, and when it ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shoal_operator.reconcile_loop import ReconcileLoop
 
 @pytest.mark.parametrize("turns", range(8))
 def test_it_ends_when_it_is_cancelled(turns: int) -> None:
-    """Also where a name comes at the same moment: it went on, and its pod was killed in the end."""
+    """Also if a name arrives at the same moment: it used to continue until its pod was killed."""
 
     async def reconcile(_: list[str]) -> None:
         await asyncio.sleep(0)
@@ -30,7 +30,7 @@ def test_it_ends_when_it_is_cancelled(turns: int) -> None:
 
 
 def test_it_looks_at_everything_in_time_though_names_keep_coming() -> None:
-    """What changed inside the brokers is found by that alone."""
+    """Only this finds changes inside the brokers."""
     seen: list[str] = []
 
     async def main() -> None:

@@ -12,7 +12,7 @@ def test_a_rate_is_of_the_last_minute_and_more() -> None:
     assert rates.per_minute("g", 40, 180_000) == 0
 
 
-def test_a_counter_that_nobody_told_or_that_begins_anew_is_no_rate() -> None:
+def test_a_missing_or_reset_counter_gives_no_rate() -> None:
     rates = RedeliveryRates()
     rates.record("g", -1, 0)
     rates.record("g", -1, 1)

@@ -1,4 +1,4 @@
-"""The roller's promises, over all pictures of a cluster that Hypothesis draws, and by example."""
+"""The roller's guarantees, over states of a cluster that Hypothesis draws, and by example."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,7 +66,7 @@ def test_the_quorum_keeps_its_majority() -> None:
     step = next_step(cluster(stale=(0,)), FULL, 1, quorum=behind)
     assert isinstance(step, Wait)
     assert "only 1 of 3 controllers would keep up" in step.reason
-    # The one that lags may go: the others are a majority.
+    # The lagging one may stop: the others are a majority.
     assert next_step(cluster(stale=(0, 2)), FULL, 1, quorum=behind) == Proceed(2, REASON)
     alone = Quorum(frozenset({0}), frozenset({0}))
     assert next_step(cluster(stale=(0,)), FULL, 0, quorum=alone) == Proceed(0, REASON)

@@ -1,4 +1,4 @@
-"""How many consumers: the rules of `scaling` one by one, then over whole histories of load."""
+"""The number of consumers: the rules of `scaling` individually, then over histories of load."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +19,7 @@ def load(lag: int, partitions: int = 2, locks: int = 2000) -> Load:
 
 
 def run(steps, policy=POLICY, current=0):
-    """Replicas after each (now_ms, lag)."""
+    """Return the replicas after each (now_ms, lag)."""
     history, out = History(), []
     for now_ms, lag in steps:
         current = decide(policy, load(lag), current, history, now_ms).replicas
@@ -44,12 +44,12 @@ def test_to_zero_only_after_idling() -> None:
     assert run(steps) == [1, 1, 1, 1, 0]
 
 
-def test_lag_in_between_starts_the_idle_time_anew() -> None:
+def test_lag_in_between_restarts_the_idle_time() -> None:
     steps = [(0, 100), (1_000, 0), (200_000, 5), (301_001, 0), (500_000, 0), (601_002, 0)]
     assert run(steps) == [1, 1, 1, 1, 1, 0]
 
 
-def test_what_waits_for_a_redrive_keeps_nobody_running() -> None:
+def test_records_that_wait_for_a_redrive_need_no_consumers() -> None:
     state = GroupState("g", lag=900, blocked=900)
     held = Load(state.workable, 2, 2000, blocked=state.blocked)
     history, current, found = History(), 3, []
@@ -76,7 +76,7 @@ def test_locks_are_a_ceiling() -> None:
 
 
 def working(steps, policy=POLICY):
-    """Replicas after each (now_ms, lag, settled, running), the last reason too."""
+    """Return the replicas after each (now_ms, lag, settled, running), and the last reason."""
     history, current, reason = History(), 0, ""
     out = []
     for now_ms, lag, settled, running in steps:
@@ -87,7 +87,7 @@ def working(steps, policy=POLICY):
 
 
 def test_slow_work_gets_more_consumers_than_its_lag_asks_for() -> None:
-    """One record in ten seconds: ninety of them would take one consumer a quarter of an hour."""
+    """One record takes ten seconds: ninety would take one consumer a quarter of an hour."""
     slow = [(t * 10_000, 90 - t, t, 1) for t in range(5)]
     assert working(slow)[0] == [1, 1, 3, 3, 3]
     assert "0.1 records a second and consumer" in working(slow)[1]
@@ -99,7 +99,7 @@ def test_a_rate_is_of_one_consumer_and_of_work_only() -> None:
     three = [(t * 10_000, 90, 3 * t, 3) for t in range(5)]
     assert working(three)[0][-1] == 3, "three settle three times as much"
     idle = [(t * 10_000, 90, 0, 0) for t in range(5)]
-    assert working(idle)[0] == [1] * 5, "nobody runs yet, so nobody is slow"
+    assert working(idle)[0] == [1] * 5, "no consumer runs yet, so there is no rate"
     reset = [(0, 90, 500, 1), (30_000, 90, 503, 1), (40_000, 600, 0, 1)]
     assert working(reset)[0] == [1, 3, 6], "after a reset the lag alone counts"
 

@@ -1,4 +1,4 @@
-"""A ShareConsumer as a SparkApplication: what is rendered, and what its states mean."""
+"""A ShareConsumer as a SparkApplication: rendered objects, and the meaning of its states."""
 
 import copy
 from typing import Any
@@ -50,7 +50,7 @@ def env(pod):
 
 
 def test_only_suspend_depends_on_the_number_of_executors() -> None:
-    """Kubeflow restarts an application whose spec changes in anything else."""
+    """Kubeflow restarts an application when any other part of its spec changes."""
     runs = spark.application(CONSUMER, CONTEXT, suspend=False)
     rests = spark.application(CONSUMER, CONTEXT, suspend=True)
     assert rests["spec"].pop("suspend")
@@ -61,14 +61,14 @@ def test_only_suspend_depends_on_the_number_of_executors() -> None:
     assert runs["spec"]["restartPolicy"]["type"] == "Always"
 
 
-def test_the_driver_is_told_where_work_is() -> None:
+def test_the_driver_gets_the_connection_settings() -> None:
     spec = spark.application(CONSUMER, CONTEXT, suspend=False)["spec"]
     where = "file:///var/lib/shoal/checkpoint"
     assert spec["arguments"] == ["--to=main-bootstrap.n.svc:9092", "g t,u", where]
-    told = env(spec["driver"])
-    assert told["SHOAL_SCALE_URL"] == "http://operator:8080/scale/n/c"
-    assert told["SHOAL_TOPICS"] == "t,u"
-    assert told["SHOAL_CHECKPOINT"] == where
+    driver_env = env(spec["driver"])
+    assert driver_env["SHOAL_SCALE_URL"] == "http://operator:8080/scale/n/c"
+    assert driver_env["SHOAL_TOPICS"] == "t,u"
+    assert driver_env["SHOAL_CHECKPOINT"] == where
     assert "env" not in spec["executor"]["template"]["spec"]["containers"][0]
 
 
@@ -84,8 +84,8 @@ def test_settings_of_the_user_lie_over_ours() -> None:
     assert "NetworkPolicyFeatureStep" in conf["spark.kubernetes.driver.pod.excludedFeatureSteps"]
 
 
-def test_the_job_goes_on_while_its_executors_start() -> None:
-    """By default the driver's start waits for executors, and asks for the rest only after it."""
+def test_the_job_runs_while_its_executors_start() -> None:
+    """By default the driver's start waits for executors, and requests the rest only after it."""
     conf = spark.application(CONSUMER, CONTEXT, suspend=False)["spec"]["sparkConf"]
     assert conf["spark.scheduler.minRegisteredResourcesRatio"] == "0"
 
@@ -127,14 +127,14 @@ def test_where_the_checkpoint_is(given, uri, claim) -> None:
 
 
 def test_executors_share_a_batch() -> None:
-    """1000 records, ten at least for each of two cores: fifty executors find work."""
+    """1000 records, at least ten for each of two cores: fifty executors have work."""
     policy = consumers.policy(CONSUMER["spec"])
     assert (policy.replicas_min, policy.replicas_max) == (0, 6)
     assert ceiling(policy, Load(10**6, 2, 2000)) == 50
     assert ceiling(policy, Load(10**6, 1, 200)) == 10
 
 
-def test_parallelism_out_of_reach_is_told_with_the_numbers() -> None:
+def test_parallelism_out_of_reach_is_reported_with_the_numbers() -> None:
     wide = consumer(maxExecutors=60)["spec"]
     found = consumers.warning(wide, {"maxRecordLocks": 2000}, 50)
     assert found is not None
@@ -179,8 +179,9 @@ def test_states(state, wanted, running, words, age, ready, reason) -> None:
         assert (words or "exit 1") in verdict.message
 
 
-def test_a_submission_that_fails_is_told_in_a_line() -> None:
-    """Kubeflow's message has all that spark-submit has logged, stack trace and all."""
+def test_a_failed_submission_is_reported_in_a_line() -> None:
+    """Kubeflow's message contains everything that spark-submit has logged, stack traces
+    included."""
     message = (
         "failed to submit spark application: failed to run spark-submit: WARNING: incubator\n"
         "26/11/22 15:08:09 INFO SparkKubernetesClientFactory: Auto-configuring K8S client\n"
@@ -207,7 +208,7 @@ def ended_driver(exit_code):
 
 
 @pytest.mark.parametrize(("exit_code", "reason"), [(1, "ApplicationFailed"), (143, "Suspending")])
-def test_a_driver_that_was_told_to_end_did_not_fail(exit_code, reason) -> None:
+def test_a_stopped_driver_did_not_fail(exit_code, reason) -> None:
     store = Store()
     store.put(ended_driver(exit_code))
     no_kube: Any = None
@@ -222,8 +223,8 @@ def test_a_driver_that_was_told_to_end_did_not_fail(exit_code, reason) -> None:
     assert said("SUSPENDED") == "ScaledToZero"
 
 
-def test_a_driver_without_memory_is_told_so() -> None:
-    """Its log ends in the midst of something else."""
+def test_a_driver_without_memory_is_reported() -> None:
+    """Its log ends in unrelated lines."""
     store, killed = Store(), ended_driver(137)
     killed["status"]["containerStatuses"][0]["state"]["terminated"]["reason"] = "OOMKilled"
     store.put(killed)
@@ -233,7 +234,7 @@ def test_a_driver_without_memory_is_told_so() -> None:
     assert "ValueError" not in words
 
 
-def test_last_words() -> None:
+def test_termination_messages() -> None:
     python = 'Traceback:\n  File "x"\nshoal_spark.options.InvalidOption: unknown option\n'
     assert termination_message(python) == "shoal_spark.options.InvalidOption: unknown option"
     java = "INFO x\na.B: c\nCaused by: java.lang.IllegalException: too far\n\tat a.b(C.java:1)\n"
@@ -242,7 +243,7 @@ def test_last_words() -> None:
     assert termination_message("") == ""
 
 
-def test_a_restart_of_the_operator_takes_nobody_away() -> None:
+def test_a_restart_of_the_operator_removes_no_executor() -> None:
     policy = consumers.policy(CONSUMER["spec"])
     history = History.resumed(5, None, 1_000)
     load = Load(10, 2, 2000)

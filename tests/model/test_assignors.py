@@ -1,4 +1,4 @@
-"""Server-side assignors: their promises, over random groups (KIP-848, KIP-932)."""
+"""Server-side assignors: their guarantees, over random groups (KIP-848, KIP-932)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def groups(draw, *, homogeneous=False, members_max=9, partitions_max=9):
 
 
 def after(spec: GroupSpec, assigned, *, without=()):
-    """The same group, with `assigned` as what members hold."""
+    """Return the same group with `assigned` as the members' present partitions."""
     members = {
         m: MemberSpec(spec.members[m].topics, assigned.get(m, {}))
         for m in spec.members
@@ -44,7 +44,7 @@ def sizes(assigned, members):
 
 
 def moved(old: GroupSpec, new) -> int:
-    """How many (member, partition) pairs are new."""
+    """Count the (member, partition) pairs that are new."""
     return sum(len(set(flat(new[m])) - set(flat(old.members[m].assigned))) for m in old.members)
 
 
@@ -98,7 +98,7 @@ def test_uniform_sizes_differ_by_at_most_one(spec):
 
 @given(spec=groups(homogeneous=True))
 def test_uniform_moves_no_more_than_balance_asks_for(spec):
-    """The dumb twin: the fewest moves over every choice of who gets the longer quota."""
+    """Twin: the fewest moves over every choice of members with the larger quota."""
     if not spec.members:
         return
     settled = uniform_assignor.assign(after(spec, {}))
@@ -120,7 +120,7 @@ def test_uniform_moves_no_more_than_balance_asks_for(spec):
 @given(spec=groups(members_max=4, partitions_max=3))
 @settings(max_examples=150)
 def test_uniform_is_as_even_as_subscriptions_allow(spec):
-    """The dumb twin: every way to deal the partitions, judged by the sum of squares."""
+    """Twin: every possible assignment, compared by the sum of squares."""
     wanted = {t for m in spec.members.values() for t in m.topics}
     partitions = [(t, p) for t in sorted(wanted) for p in spec.partitions[t]][:6]
     cut = GroupSpec(
@@ -200,7 +200,7 @@ def test_simple_moves_little_when_one_member_leaves(spec):
 
 
 @given(spec=groups())
-def test_patch_moves_nothing_and_leaves_nobody_idle(spec):
+def test_patch_moves_nothing_and_leaves_no_member_idle(spec):
     valid = simple_assignor.patch(spec)
     for member, topics in valid.items():
         kept = {

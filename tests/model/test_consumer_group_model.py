@@ -1,4 +1,4 @@
-"""KIP-848 consumer groups as a machine: random members, time, topics and crashes."""
+"""KIP-848 consumer groups as a state machine: random members, time, topics and crashes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REBALANCE_TIMEOUT_MS = 60_000
 
 
 def image_of(counts):
-    """Metadata with these topics: name -> partition count."""
+    """Return metadata with these topics: name -> partition count."""
     partition = PartitionImage((0,), (0,), 0, 0, 0)
     topics = {
         name: TopicImage(name, UUID(int=NAMES.index(name) + 1), (partition,) * count)
@@ -80,16 +80,16 @@ class Broker:
 
 
 class Client:
-    """A consumer as KIP-848 has it: owns what it was told, gives up what it was told to."""
+    """A consumer as in KIP-848: it owns what it is assigned, and gives up what is revoked."""
 
     def __init__(self, member_id, instance_id, subscription):
         self.member_id, self.instance_id = member_id, instance_id
         self.subscription = subscription
         self.epoch = 0
         self.owned = set()
-        self.told = None
+        self.assigned_new = None
         self.in_group = False
-        #: An answer was lost: as KIP-848 asks, the next heartbeat tells everything.
+        #: A response was lost: as KIP-848 requires, the next heartbeat is complete.
         self.missed = False
 
     def fields(self, owned=None):
@@ -115,17 +115,17 @@ class Client:
         self.epoch = response["member_epoch"]
         assignment = response.get("assignment")
         if assignment is not None:
-            self.told = {
+            self.assigned_new = {
                 (t["topic_id"], p) for t in assignment["topic_partitions"] for p in t["partitions"]
             }
 
     def reconcile(self):
-        """Stop reading what is to be given up, start with what is new."""
-        if self.told is not None:
-            self.owned = set(self.told)
+        """Stop reading revoked partitions, and start with new ones."""
+        if self.assigned_new is not None:
+            self.owned = set(self.assigned_new)
 
     def lose_everything(self):
-        self.epoch, self.owned, self.told, self.in_group = 0, set(), None, False
+        self.epoch, self.owned, self.assigned_new, self.in_group = 0, set(), None, False
 
 
 SUBSCRIPTIONS = st.one_of(
@@ -149,7 +149,7 @@ class ConsumerGroupMachine(RuleBasedStateMachine):
         return f"member-{self.ids}"
 
     def beat(self, client, **fields):
-        """One heartbeat, and what the client does on its answer."""
+        """Send one heartbeat, and let the client act on the response."""
         try:
             response = self.broker.heartbeat(self.now_ms, **{**client.fields(), **fields})
         except ApiError as refused:
@@ -163,8 +163,8 @@ class ConsumerGroupMachine(RuleBasedStateMachine):
                 raise
             client.lose_everything()
             if refused.code == ErrorCode.unreleased_instance_id:
-                # It was fenced after answers it had missed. Its own session is in its way when it
-                # joins again, in Kafka too; its client gives up, and the session ends.
+                # It was fenced after responses that it had missed. Its own session prevents it from
+                # joining again, in Kafka too. The client gives up, and the session expires.
                 assert self.broker.group.static_member(client.instance_id).member_id == (
                     client.member_id
                 )
@@ -182,7 +182,7 @@ class ConsumerGroupMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.clients) < 5)
     @rule(subscription=SUBSCRIPTIONS, instance=st.sampled_from(["i-1", "i-2"]))
     def join_static(self, subscription, instance):
-        """A static member starts; one that runs under its id keeps it out."""
+        """A static member starts; a running member with its instance id keeps it out."""
         client = Client(self.new_id(), instance, subscription)
         group = self.broker.group
         owner = None if group is None else group.static_member(instance)
@@ -221,7 +221,7 @@ class ConsumerGroupMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.clients)
     @rule(data=st.data())
     def lose_a_response(self, data):
-        """The broker has moved the member on, and the member does not know."""
+        """The broker has advanced the member's state, and the member has no response."""
         client = data.draw(st.sampled_from(self.clients))
         try:
             self.broker.heartbeat(self.now_ms, **client.fields())
@@ -247,7 +247,7 @@ class ConsumerGroupMachine(RuleBasedStateMachine):
 
     @rule(step_ms=st.sampled_from([100, 1_000, 10_000]))
     def time_passes(self, step_ms):
-        """Live members keep up their heartbeats; the others run out of time."""
+        """Live members keep sending heartbeats; the sessions of others expire."""
         for _ in range(step_ms // 1_000 or 1):
             self.now_ms += min(step_ms, 1_000)
             self.broker.tick(self.now_ms)
@@ -266,7 +266,7 @@ class ConsumerGroupMachine(RuleBasedStateMachine):
 
     @rule()
     def crash(self):
-        """The coordinator is rebuilt from its records; what they say is all there was."""
+        """The coordinator is rebuilt from its records, which contain its whole state."""
         before = None if self.broker.group is None else self.broker.group.hard_state()
         self.broker.load(self.now_ms)
         after = None if self.broker.group is None else self.broker.group.hard_state()
@@ -274,7 +274,7 @@ class ConsumerGroupMachine(RuleBasedStateMachine):
 
     @rule()
     def settle(self):
-        """Left alone, with members that do as told, the group becomes stable and complete."""
+        """Without further changes, the group becomes stable and complete."""
         for _ in range(200):
             self.now_ms += 1_000
             self.broker.tick(self.now_ms)
@@ -313,7 +313,7 @@ class ConsumerGroupMachine(RuleBasedStateMachine):
 
     @invariant()
     def live_members_never_share_a_partition(self):
-        """A client that was fenced does not know yet: only those in the group count."""
+        """Only members in the group count: a fenced client has not learned of it yet."""
         group = getattr(self, "broker", None) and self.broker.group
         if group is None:
             return

@@ -1,8 +1,8 @@
-"""The group shard under random requests, time, crashes and failed writes, against a plain twin.
+"""The group shard under random requests, time, crashes and failed writes, compared with a twin.
 
-The twin keeps what clients were told: offsets as a dict, and of each group the last assignment that
-was handed out. After every step a shard that is rebuilt from the log equals the live one in what
-is hard state, and at the end every request has been answered.
+The twin keeps the clients' responses: offsets as a dict, and the last assignment of each group.
+After every step, a shard that is rebuilt from the log has the same hard state as the live one. At
+the end every request has a response.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ topics = st.sampled_from(sorted(TOPICS))
 
 
 class Client:
-    """What one client knows of its membership in one group."""
+    """One client's state of its membership in one group."""
 
     def __init__(self, instance_id: str | None) -> None:
         self.instance_id = instance_id
@@ -125,7 +125,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     @rule(group=groups, n=clients)
     def forget(self, group: str, n: int) -> None:
-        """The client's process starts anew."""
+        """The client's process restarts."""
         self.clients[(group, n)].member_id = ""
         self.clients[(group, n)].generation = -1
 
@@ -182,7 +182,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     @rule()
     def wait_for_retention(self) -> None:
-        """Every member is silent for longer than any session, and offsets outlive nobody."""
+        """Every member is silent for longer than any session, and all offsets expire."""
         self.sim.refuse_append = None
         self.sim.advance(3 * 3_600_000)
         self._listen()
@@ -193,14 +193,14 @@ class GroupMachine(RuleBasedStateMachine):
         self.generations = dict.fromkeys(GROUPS, 0)
         self.assigned = {}
 
-    # What is true.
+    # Rules.
 
     def _live(self, group: str) -> ClassicGroup | None:
         found = self.sim.shard.context.groups.get(group)
         return found if isinstance(found, ClassicGroup) else None
 
     def _listen(self) -> None:
-        """Let clients and twin learn what was answered."""
+        """Pass the responses to clients and twin."""
         for token, answer in self.sim.events[self.seen :]:
             verb, group, about = self.asked.pop(token)
             if not isinstance(answer, ErrorCode):
@@ -221,8 +221,8 @@ class GroupMachine(RuleBasedStateMachine):
 
     def _synced(self, group: str, client: Client, answer: Any) -> None:
         if answer["error_code"] is ErrorCode.none:
-            told = self.assigned.setdefault((group, client.generation), {})
-            before = told.setdefault(client.member_id, answer["assignment"])
+            assignments = self.assigned.setdefault((group, client.generation), {})
+            before = assignments.setdefault(client.member_id, answer["assignment"])
             assert before == answer["assignment"], "one generation, one assignment"
 
     def _commited(self, group: str, about: Any, answer: Any) -> None:
@@ -240,7 +240,7 @@ class GroupMachine(RuleBasedStateMachine):
         self._forgotten(group)
 
     def _forgotten(self, group: str) -> None:
-        """A group that was deleted, or that had neither members nor offsets, begins anew."""
+        """A group that was deleted, or that had neither members nor offsets, starts again."""
         self.generations[group] = 0
         self.assigned = {k: v for k, v in self.assigned.items() if k[0] != group}
 

@@ -1,9 +1,8 @@
-"""Compaction against the dumbest twin: a dict of the last record of each key, and a list.
+"""Compaction compared with the simplest twin: a dict of each key's last record, and a list.
 
-What must hold after any number of rounds, in any state of memory, cut, crash or restart:
-every key's last record is there with its offset, unless it is a tombstone past its delay; every
-record that is there was written there; offsets grow; nothing younger than the dirty part's end
-is missing.
+These rules hold after any number of rounds, with any memory, truncation, crash or restart. Every
+key's last record is there with its offset, unless it is a tombstone past its delay. Every record in
+the log was written there. Offsets grow. No record above the end of the dirty part is missing.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class CompactionAgainstDict(RuleBasedStateMachine):
         super().__init__()
         self.storage = MemoryStorage()
         self.now_ms = NOW_MS
-        #: offset -> (key, value), of all that was ever written and not aborted.
+        #: offset -> (key, value), of everything that was ever written and not aborted.
         self.written: dict[int, tuple[bytes, bytes | None]] = {}
         self.tombstoned_ms: dict[int, int] = {}
         self.end = 0
@@ -105,7 +104,7 @@ class CompactionAgainstDict(RuleBasedStateMachine):
 
     @rule(keys=st.integers(1, 6))
     def begin(self, keys: int) -> None:
-        """A round, with memory for a few keys only."""
+        """A round with memory for only a few keys."""
         if self.steps is None:
             self.steps = self.log.compaction(
                 self.now_ms, high_watermark=self.end, memory_bytes=keys * ENTRY_BYTES
@@ -130,14 +129,14 @@ class CompactionAgainstDict(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        """kill -9, also in the midst of a round: nothing that was written is lost."""
+        """kill -9, also during a round: all written data is kept."""
         self.steps = None
         self.storage.crash(lambda n: n - 1)
         self._open(clean=False)
 
     @rule(fail_at=st.integers(0, 12))
     def die_in_a_round(self, fail_at: int) -> None:
-        """The process ends at some operation on the disk while a round runs."""
+        """The process ends at some disk operation of a round."""
         self.finish()
         countdown = [fail_at]
 

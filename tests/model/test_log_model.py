@@ -1,7 +1,8 @@
-"""A log against a plain list, over memory that crashes: appends, reads, cuts, retention, restarts.
+"""A log compared with a list, in memory that crashes: appends, reads, truncation, retention,
+restarts.
 
-After a crash the log may have lost what was not synced, and nothing else; what it still has is
-what was appended, in order, and every read agrees with the list.
+After a crash the log may have lost unsynced records, and nothing else. The rest is what was
+appended, in order, and every read agrees with the list.
 """
 
 from __future__ import annotations
@@ -101,17 +102,17 @@ class LogAgainstList(RuleBasedStateMachine):
         offset = self.start + int(part * (self.end - self.start))
         self.log.advance_log_start(offset)
         self._starts_at(offset)
-        self.known_start = offset  # DeleteRecords answers when this is on disk.
+        self.known_start = offset  # DeleteRecords responds when this is on disk.
 
     @precondition(lambda self: self.end > self.start)
     @rule(part=st.floats(0, 1))
     def truncate(self, part: float) -> None:
-        """As a follower cuts: down to the start of the batch that holds an offset."""
+        """Truncate as a follower does: down to the start of the batch that contains an offset."""
         offset = self.start + int(part * (self.end - self.start))
         self.log.truncate(offset)
         cut = self.log.log_end_offset
         assert cut == offset
-        # Batches are whole: those that only reach past the cut go, too.
+        # Batches are whole: those that extend past the truncation offset go, too.
         kept = [r.offset for r in records(self.log)]
         end = kept[-1] + 1 if kept else self.start
         assert end <= offset
@@ -126,7 +127,7 @@ class LogAgainstList(RuleBasedStateMachine):
             gone.remove()
         start = self.log.log_start_offset
         assert start >= self.start
-        # From the oldest on, up to one that stays: records' times need not rise.
+        # From the oldest on, up to the first that stays: timestamps of records need not rise.
         for segment in self.log.segments[:-1][:1]:
             assert segment.age_timestamp() >= self.now_ms - 10_000
         excess = self.log.size_bytes - 5_000
@@ -152,7 +153,7 @@ class LogAgainstList(RuleBasedStateMachine):
 
     @rule(choose=st.randoms(use_true_random=False), keep=st.booleans())
     def crash(self, choose: object, keep: bool) -> None:
-        """Power fails, or (keep) the process is killed."""
+        """Power fails, or (with `keep`) the process is killed."""
         self.storage.crash((lambda n: n - 1) if keep else choose.randrange)  # type: ignore[attr-defined]
         self.log = open_log(
             self.storage,
@@ -223,7 +224,7 @@ class LogAgainstList(RuleBasedStateMachine):
         found = self.log.max_timestamp_offset()
         if self.twin and found is not None:
             youngest = max(w.timestamp_ms for w in self.twin)
-            # The largest timestamp of a segment may be that of a record before the log's start.
+            # The largest timestamp of a segment may be that of a record before the log start.
             if found[0] == youngest:
                 assert found[1] == next(w.offset for w in self.twin if w.timestamp_ms == youngest)
 

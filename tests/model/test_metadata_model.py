@@ -1,4 +1,4 @@
-"""The controller against a plain twin, and the live image against one replayed from the bytes."""
+"""The controller compared with a twin, and the live image with one replayed from the bytes."""
 
 import itertools
 from uuid import UUID
@@ -20,7 +20,7 @@ CONFIGS = st.sampled_from(
 
 
 class Metadata(RuleBasedStateMachine):
-    """The twin holds, by name, a partition count and a dict of configs."""
+    """The twin holds a partition count and a dict of configs by topic name."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""A snapshot of any image restores it, and `difference` names all that two images differ in.
+"""A snapshot of any image restores it, and `difference` lists all differences of two images.
 
-Records of every kind in `records.LAYOUTS` are drawn column by column, so that a kind or a column
-that the snapshot forgets fails these tests.
+Records of every kind in `records.LAYOUTS` are drawn column by column. So these tests fail if the
+snapshot omits a kind or a column.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from shoal.protocol.schema import FIXED, Column, versions
 
 KINDS = {message.name: message for message in LAYOUTS.values()}
 NAMES = st.sampled_from(["a", "b", "c"])
-#: Fields of an image that no subscriber of deltas follows.
+#: Fields of an image that no subscriber of deltas uses.
 NOT_IN_DELTAS = {"scope", "offset", "epoch", "next_producer_id"}
 _INTS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
 
 
 def values(column: Column) -> st.SearchStrategy[Any]:
-    """Any value of a column's type."""
+    """Draw any value of a column's type."""
     kind = column.type
     if not isinstance(kind, str):
         return st.lists(st.fixed_dictionaries({c.name: values(c) for c in kind}), max_size=2)
@@ -51,14 +51,14 @@ def values(column: Column) -> st.SearchStrategy[Any]:
 
 
 def drawn(draw: Any, kind: str, **given: Any) -> MetadataRecord:
-    """A record of that kind with any values but those `given`, as the log has it."""
+    """Draw a record of that kind with any values except those `given`, encoded and decoded."""
     columns = KINDS[kind].columns
     assert given.keys() <= {c.name for c in columns}
     found = {c.name: given[c.name] if c.name in given else draw(values(c)) for c in columns}
     return decode(encode(MetadataRecord(kind, found)))
 
 
-#: What a record of a kind has to name for it to be valid after `image`; None if nothing fits.
+#: Values that make a record of a kind valid after `image`; None if there are none.
 Valid = Callable[[Any, MetadataImage], Mapping[str, Any] | None]
 
 
@@ -117,7 +117,7 @@ def applied(image: MetadataImage, records: Iterable[MetadataRecord], **at: int) 
 
 @st.composite
 def images(draw: Any, start: MetadataImage | None = None) -> MetadataImage:
-    """What random records make of an image."""
+    """Draw an image from random records."""
     image = start or MetadataImage()
     for kind in draw(st.lists(st.sampled_from(sorted(KINDS)), max_size=25)):
         given = VALID[kind](draw, image)
@@ -133,7 +133,7 @@ def pairs(draw: Any) -> tuple[MetadataImage, MetadataImage]:
 
 
 def restored(image: MetadataImage, *, without: str = "") -> MetadataImage:
-    """The image that its snapshot gives, perhaps without the records of one kind."""
+    """Return the image that its snapshot restores, optionally without the records of one kind."""
     records = [decode(encode(r)) for r in records_of(image) if r.kind != without]
     return applied(
         MetadataImage(scope=image.scope), records, offset=image.offset, epoch=image.epoch
@@ -159,7 +159,7 @@ def test_a_difference_leads_from_one_image_to_the_other(
 def patched(
     before: MetadataImage, after: MetadataImage, change: delta.MetadataDelta
 ) -> MetadataImage:
-    """`before`, with what `change` names taken from `after`: what a subscriber of deltas has."""
+    """Return `before` with the parts that `change` names taken from `after`, as subscribers do."""
     gone = {t.topic_id for t in change.deleted}
     by_id = {id: t for id, t in before.topics_by_id.items() if id not in gone}
     for old, new in change.changed:
@@ -182,7 +182,7 @@ def patched(
 
 
 def full_image() -> MetadataImage:
-    """An image in which no field stands at its default."""
+    """Return an image in which no field has its default."""
     topic_id, directory_id = UUID(int=1), UUID(int=2)
     listener = {"name": "L", "host": "h", "port": 1, "security_protocol": 3}
     supported = {"name": "f", "min_supported_version": 1, "max_supported_version": 2}
@@ -259,7 +259,7 @@ def test_every_kind_of_record_is_covered() -> None:
 @pytest.mark.parametrize("kind", sorted({r.kind for r in records_of(full_image())}))
 def test_a_snapshot_without_one_kind_of_record_is_found_out(kind: str) -> None:
     image = full_image()
-    if kind == "TopicRecord":  # Its partitions would name a topic that is not there.
+    if kind == "TopicRecord":  # Its partitions would name a missing topic.
         with pytest.raises(AssertionError):
             restored(image, without=kind)
     else:

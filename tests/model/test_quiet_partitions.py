@@ -1,8 +1,8 @@
-"""A leader that skips quiet partitions behaves as one that looks at all.
+"""A leader that skips quiet partitions behaves as one that checks all.
 
-Two leaders get the same writes, fetches, changes of leadership and time. One knows what is quiet in
-the follower's session, the other looks at every partition in each fetch: their answers, the ISRs
-that they ask for and their high watermarks are the same.
+Two leaders get the same writes, fetches, changes of leadership and time. One tracks the quiet
+partitions of the follower's session, the other checks every partition in each fetch. Their
+responses, proposed ISRs and high watermarks are the same.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Leader:
         return made
 
     def fetch(self, offsets: list[int], *, broker_epoch: int, wait: bool) -> Any:
-        """The answer, or None where it waits."""
+        """Return the response, or None while the fetch waits."""
         asked = [(offset, self.partitions[i].leader_epoch) for i, offset in enumerate(offsets)]
         if not self.epoch:
             self.positions.clear()
@@ -188,7 +188,7 @@ class Leader:
         return found
 
     def attempt(self) -> Any:
-        """What a fetch that waits answers once something was appended."""
+        """Return the response of a waiting fetch after an append."""
         if self.parked is None:
             return None
         found = self.parked.attempt()
@@ -202,7 +202,7 @@ class Leader:
         return self._answered(found)
 
     def seen(self) -> Any:
-        # What is asked of the controller for several partitions at once has no order among them.
+        # Requests to the controller for several partitions at once have no order.
         asked = sorted(self.asked, key=lambda one: one[0])
         return [(p.high_watermark, p.isr, p.leader_epoch, asked) for p in self.partitions]
 
@@ -249,7 +249,7 @@ class QuietPartitions(RuleBasedStateMachine):
 
     @rule(times=st.integers(2, 4))
     def settle(self, times: int) -> None:
-        """Fetch until the follower has all, the usual case."""
+        """Fetch until the follower has everything, the usual case."""
         for _ in range(times):
             self.fetch(False)
 

@@ -1,7 +1,7 @@
 """A follower's incremental fetches request what a check of every partition would request.
 
-The machine keeps the leader's end of the session from the requests alone, and beside it what a
-follower that walks all its partitions before each fetch would want.
+The machine derives the leader's side of the session only from the requests. It compares that with a
+follower that checks all its partitions before each fetch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PARTITIONS = st.integers(0, 4)
 
 
 class Held:
-    """A throttle that holds all of some topics, or none."""
+    """A throttle that stops some topics, or none."""
 
     def __init__(self) -> None:
         self.topics: set[str] = set()
@@ -51,7 +51,7 @@ class Held:
 
 
 class Plain:
-    """One partition as the twin knows it."""
+    """One partition of the twin."""
 
     def __init__(self, index: int) -> None:
         log = Log.open(MemoryStorage(), f"t{index}-0", LogConfig(), now_ms=0, clean=False)
@@ -68,7 +68,7 @@ class Plain:
         )
         self.followed = False
         #: Followed again: its position is sent again, and responses to earlier requests are stale.
-        self.anew = False
+        self.is_new = False
         self.ready()
 
     def ready(self) -> None:
@@ -101,7 +101,7 @@ class FollowerSession(RuleBasedStateMachine):
     @rule(index=PARTITIONS)
     def forget(self, index: int) -> None:
         one = self.plain[index]
-        one.followed, one.anew = False, True
+        one.followed, one.is_new = False, True
         self.fetcher.forget(one.partition)
 
     @rule(index=PARTITIONS)
@@ -156,28 +156,28 @@ class FollowerSession(RuleBasedStateMachine):
             del self.at_leader[key]
         for key, asked in request.partitions:
             (one,) = [one for one in self.plain if one.partition.key == key]
-            assert one.anew or self.at_leader.get(key) != asked, "told again"
-            one.anew = False
+            assert one.is_new or self.at_leader.get(key) != asked, "answered again"
+            one.is_new = False
             self.at_leader[key] = asked
         assert self.at_leader == wanted
 
     @precondition(lambda self: not self.under_way)
-    @rule(told=st.sets(PARTITIONS), refusing=st.sets(PARTITIONS, max_size=1))
-    def exchange(self, told: set[int], refusing: set[int]) -> None:
-        """What mostly happens."""
+    @rule(answered=st.sets(PARTITIONS), refusing=st.sets(PARTITIONS, max_size=1))
+    def exchange(self, answered: set[int], refusing: set[int]) -> None:
+        """The usual exchange."""
         self.fetch()
         if self.under_way:
-            self.answer(told, 7, refusing)
+            self.answer(answered, 7, refusing)
 
     @precondition(lambda self: self.under_way)
     @rule(
-        told=st.sets(PARTITIONS),
+        answered=st.sets(PARTITIONS),
         session_id=st.sampled_from([7, 7, 7, 0]),
         refusing=st.sets(PARTITIONS),
     )
-    def answer(self, told: set[int], session_id: int, refusing: set[int]) -> None:
+    def answer(self, answered: set[int], session_id: int, refusing: set[int]) -> None:
         rows = {}
-        for index in sorted(told):
+        for index in sorted(answered):
             one = self.plain[index]
             asked = self.at_leader.get(one.partition.key)
             if asked is None:
@@ -188,7 +188,7 @@ class FollowerSession(RuleBasedStateMachine):
             if index in refusing:
                 found = ReplicaFetched(ErrorCode.unknown_leader_epoch)
             rows[one.partition.key] = found
-            if one.followed and not one.anew and asked == one.partition.position():
+            if one.followed and not one.is_new and asked == one.partition.position():
                 if index in refusing:
                     one.pause(self.now_ms)
                 else:

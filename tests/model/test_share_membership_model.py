@@ -1,4 +1,4 @@
-"""Share-group membership as a machine: random members, deaths, time, topics and crashes."""
+"""Share-group membership as a state machine: random members, deaths, time, topics and crashes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TAKEOVER_MS = 1_000
 
 
 def image_of(counts, ids):
-    """Metadata with these topics: name -> partition count."""
+    """Return metadata with these topics: name -> partition count."""
     partition = PartitionImage((0,), (0,), 0, 0, 0)
     topics = {
         name: TopicImage(name, UUID(int=ids[name]), (partition,) * count)
@@ -72,7 +72,7 @@ class Broker:
             assert self.replies.setdefault(token, response) is response, "answered twice"
 
     def initialize(self, now_ms):
-        """Carry out what was asked of the share coordinator."""
+        """Carry out the requests to the share coordinator."""
         while self.asked:
             effect = self.asked.pop(0)
             decide = self.groups.initialized if self.works else self.groups.not_initialized
@@ -88,7 +88,7 @@ class Broker:
 
 
 class Client:
-    """A share consumer: reads what it is told, from the moment it is told."""
+    """A share consumer: reads its assigned partitions as soon as it gets the assignment."""
 
     def __init__(self, member_id, topics, connection_id):
         self.member_id, self.topics = member_id, topics
@@ -96,7 +96,7 @@ class Client:
         self.epoch, self.assigned = 0, set()
         self.next_ms = 0
         self.token = None
-        #: An answer was lost: the next heartbeat tells everything.
+        #: A response was lost: the next heartbeat is complete.
         self.missed = False
 
 
@@ -110,7 +110,7 @@ class ShareMembershipMachine(RuleBasedStateMachine):
         self.made = 0
 
     def send(self, client, topics=None, epoch=None):
-        """A heartbeat; its answer is taken when it comes (`receive`)."""
+        """Send a heartbeat; `receive` takes its response later."""
         joins = client.epoch == 0 or client.missed
         client.token = f"{client.member_id}@{self.now_ms}#{self.made}"
         self.made += 1
@@ -156,7 +156,8 @@ class ShareMembershipMachine(RuleBasedStateMachine):
             }
 
     def pass_time(self, until_ms):
-        """The world goes on: the share coordinator answers, live members heartbeat in time."""
+        """Let time pass: the share coordinator answers, and live members send heartbeats in
+        time."""
         while self.now_ms < until_ms:
             due = [c.next_ms for c in self.clients if c.token is None]
             if (deadline_ms := self.broker.context.deadlines.next_ms) is not None:
@@ -180,7 +181,7 @@ class ShareMembershipMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.clients) < 6)
     @rule(topics=st.frozensets(st.sampled_from(NAMES), min_size=1))
     def join_and_read_at_once(self, topics):
-        """The first answer of a new member has work for it, where there is any."""
+        """The first response to a new member assigns partitions, if there are any."""
         self.join(topics)
         client = self.clients[-1]
         for _ in range(20):
@@ -209,9 +210,9 @@ class ShareMembershipMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.clients)
     @rule(data=st.data())
     def die(self, data):
-        """Whatever only the dead member read is read by another within a second."""
+        """Within a second, another member reads the partitions that only the dead member read."""
         client = data.draw(st.sampled_from(self.clients))
-        # It died in a group that was left alone for long enough to know its members.
+        # It died in a group that was left alone long enough to have its members' state.
         self.settle()
         self.clients.remove(client)
         groups = self.broker.groups
@@ -223,7 +224,7 @@ class ShareMembershipMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.clients)
     @rule(data=st.data())
     def lose_a_connection_and_come_back(self, data):
-        """Who is heard of again within the grace stays a member."""
+        """A member whose heartbeat arrives within the grace period stays."""
         client = data.draw(st.sampled_from(self.clients))
         old, client.connection_id = client.connection_id, f"{client.connection_id}'"
         self.broker.run(
@@ -231,7 +232,7 @@ class ShareMembershipMachine(RuleBasedStateMachine):
         )
         if client.epoch:
             self.send(client)
-        if client.epoch:  # Otherwise it had missed too much to be known by its epoch.
+        if client.epoch:  # Otherwise it had missed too much for its epoch to count.
             self.now_ms += 2_000
             self.broker.tick(self.now_ms)
             assert client.member_id in self.broker.group.members

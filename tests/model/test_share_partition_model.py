@@ -1,14 +1,14 @@
-"""A share partition against a plain twin that keeps one entry an offset.
+"""A share partition compared with a twin that keeps one entry for each offset.
 
-The twin knows the rules of KIP-932 and nothing of rows, locks or pieces. Which records a fetch gets
-is the broker's choice, so the twin takes that from the share partition and checks it; what becomes
-of them is predicted. A crash drops the window and builds it again from the state store, which is
-itself rebuilt from its records half of the time.
+The twin implements the rules of KIP-932 without rows, locks or pieces. The broker chooses the
+records of a fetch, so the twin takes and checks that choice; it predicts what happens to them. A
+crash drops the window and rebuilds it from the state store. In half of the crashes, the store is
+rebuilt from its records too.
 
-Half of the runs have a retry back-off: what comes back waits in the twin as well, until a time that
-the twin works out by itself, over crashes too. Half have dead letters: what fails for good holds
-the window until its dead letter is written, and is reported once. Some of it holds the window after
-that, until it is freed.
+Half of the runs have a retry back-off: a returned record waits in the twin too, until a time that
+the twin computes, also over crashes. Half of the runs have dead letters: a failed record holds the
+window until its dead letter is written, and is reported once. Some of these hold the window after
+that, until they are freed.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class Entry:
         self.state = state
         self.count = count
         self.member = ""
-        #: When its lock ends, or its wait.
+        #: The end of its lock or its wait.
         self.deadline_ms = 0
 
 
 class Batch:
-    """One batch of the log, as bytes and as facts."""
+    """One batch of the log: bytes and facts."""
 
     def __init__(self, base: int, size: int, kind: str) -> None:
         self.base, self.last, self.kind = base, base + size - 1, kind
@@ -192,7 +192,7 @@ class ShareMachine(RuleBasedStateMachine):
         batch = self._batch_of(offset)
         return batch is None or batch.kind in ("control", "aborted")
 
-    # What happens.
+    # Actions.
 
     @rule(
         sizes=st.lists(st.integers(1, 7), min_size=1, max_size=6),
@@ -204,7 +204,7 @@ class ShareMachine(RuleBasedStateMachine):
         gap=st.integers(0, 2),
     )
     def produce(self, sizes: list[int], kinds: list[str], gap: int) -> None:
-        self.log_end += gap  # what compaction took away again
+        self.log_end += gap  # a gap that compaction left
         for size, kind in zip(sizes, kinds, strict=False):
             self.log.append(Batch(self.log_end, size, kind))
             self.log_end += size
@@ -245,7 +245,7 @@ class ShareMachine(RuleBasedStateMachine):
                     self._never_delivered(offset)
                     or entry.count >= self.settings.delivery_count_limit
                     or (batch is not None and batch.kind == "corrupt" and entry.count > 0)
-                ), f"{offset} passed by for no reason"
+                ), f"{offset} skipped without a reason"
                 entry.state = ARCHIVED if self._never_delivered(offset) else self._failed_state()
                 assert state == entry.state
         self._check_acquired(member, got, max_records, batch_size, strict, wanted_from, read)
@@ -270,7 +270,7 @@ class ShareMachine(RuleBasedStateMachine):
         member=st.sampled_from(MEMBERS), sizes=st.lists(st.integers(1, 7), min_size=1, max_size=4)
     )
     def work_comes_and_is_fetched(self, member: str, sizes: list[int]) -> None:
-        """Most rules need something acquired, to which a fetch by itself comes seldom."""
+        """Most rules need an acquired record, which a lone fetch rarely gets."""
         self.produce(sizes=sizes, kinds=["data"] * len(sizes), gap=0)
         self.fetch(member=member, max_records=12, batch_size=12, strict=False, reach=8)
 
@@ -350,7 +350,7 @@ class ShareMachine(RuleBasedStateMachine):
     def acknowledge_all_that_a_member_holds(
         self, member: str, size: int, stranger: int, but: AcknowledgeType | None
     ) -> None:
-        """As many ranges as a commit of a poll has, perhaps one of another type, or not held."""
+        """A commit has as many ranges as a poll, possibly one of another type, or one not held."""
         held = sorted(o for o, e in self.twin.items() if e.member == member)
         acks: list[tuple[int, int, list[AcknowledgeType]]] = []
         for offset in held:
@@ -369,7 +369,7 @@ class ShareMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(e.state is ACQUIRED for e in self.twin.values()))
     @rule()
     def all_locks_end(self) -> None:
-        # They may be over already, before the timer fires: the clock never goes back.
+        # They may have ended before the timer fires: the clock never goes back.
         self.time_passes(max(0, max(e.deadline_ms for e in self.twin.values()) - self.now_ms))
 
     def _acknowledge(self, member: str, acks) -> None:
@@ -544,9 +544,9 @@ class ShareMachine(RuleBasedStateMachine):
             DeadLetterRange(first, last, count, Cause.REJECTED, "")
             for first, last, count in self.share.archiving()
         ]
-        told = [o for o in self.persisted if o >= state.start_offset]
+        persisted_offsets = [o for o in self.persisted if o >= state.start_offset]
         self.spso = max(state.start_offset, self.log_start)
-        self.end = max([self.spso, *(o + 1 for o in told)])
+        self.end = max([self.spso, *(o + 1 for o in persisted_offsets)])
         self.twin = {
             o: Entry(*_as_entry(self.persisted.get(o))) for o in range(self.spso, self.end)
         }
@@ -562,7 +562,7 @@ class ShareMachine(RuleBasedStateMachine):
         self.share.end_waits(self.now_ms)
         self._advance()
 
-    # What always holds.
+    # Invariants.
 
     @invariant()
     def windows_agree(self) -> None:
@@ -606,24 +606,24 @@ class ShareMachine(RuleBasedStateMachine):
         assert self.share.next_deadline_ms == min(due, default=None)
 
     @invariant()
-    def what_is_archiving_is_doomed_once(self) -> None:
+    def each_archiving_record_has_one_dead_letter(self) -> None:
         if not hasattr(self, "share"):
             return
-        told = [
+        reported = [
             o for d in self.share.dead_letters for o in range(d.first, d.last + 1) if o >= self.spso
         ]
         archiving = [o for o, e in self.twin.items() if e.state is ARCHIVING]
-        assert sorted(told) == sorted(archiving)
+        assert sorted(reported) == sorted(archiving)
 
     @invariant()
-    def what_is_held_is_known_to_the_store(self) -> None:
+    def held_records_are_in_the_store(self) -> None:
         if not hasattr(self, "share"):
             return
         held = [o for o, e in sorted(self.twin.items()) if e.state is HOLDS_KEY]
         assert self.share.key_holders == len(held)
         (state,) = self.store.states()
-        told = [o for first, last, *_ in state.key_holders() for o in range(first, last + 1)]
-        assert [o for o in told if o >= self.spso] == held
+        stored = [o for first, last, *_ in state.key_holders() for o in range(first, last + 1)]
+        assert [o for o in stored if o >= self.spso] == held
 
     @invariant()
     def accepted_never_comes_back(self) -> None:

@@ -1,11 +1,10 @@
-"""Key order, delay and priority in all combinations, with retry back-off and dead letters, against
-the plain twin of `test_share_partition_model`, which this extends by what records have in them.
+"""Key order, delay and priority in all combinations, with retry back-off and dead letters.
 
-What the twin knows of the choice: a key is at one member at a time and in the order of the log,
-nothing comes before its time, the most urgent of what was looked at comes first, and a fetch that
-gets nothing has looked at everything it may, however little of what it asks for a fetch
-gets while keys collide. Fetches go through the code of the broker; looks and
-reads are so short that they rarely get through a batch.
+This extends the twin of `test_share_partition_model` by what records contain. The twin checks the
+choice: a key is at one member at a time and in log order; no record comes before its time; the most
+urgent scanned record comes first. A fetch that gets nothing has scanned everything it may, however
+few of the requested records a fetch gets while keys collide. Fetches go through the code of the
+broker; scans and reads are so short that they rarely get through a batch.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ POLICIES = st.builds(
     priority_lookahead=st.integers(1, 20),
     priority_ageing_ms=st.integers(1, 50),
 )
-#: Key, deliver.at as a distance from now, deliver.after, priority: what one record has.
+#: Key, deliver.at relative to now, deliver.after and priority of one record.
 RECORDS = st.tuples(
     st.sampled_from([None, b"", b"a", b"a", b"b", b"c"]),
     st.none() | st.integers(-50, 300),
@@ -66,7 +65,7 @@ RECORDS = st.tuples(
 
 
 class Batch:
-    """One batch of the log, as bytes and as facts by offset."""
+    """One batch of the log: bytes, and facts by offset."""
 
     def __init__(self, base: int, records: list[Any], kind: str, codec: str, now_ms: int) -> None:
         self.base, self.last, self.kind = base, base + len(records) - 1, kind
@@ -132,9 +131,9 @@ class SelectionMachine(ShareMachine):
             aborted_producer=ABORTED_PRODUCER,
             wake_soon=self._wake_soon,
         )
-        #: What became ready when, as far as it was looked at.
+        #: When each scanned record became ready.
         self.ready_ms: dict[int, int] = {}
-        #: The first time of that, since the selection began.
+        #: The first such time since the selection began.
         self.first_ready_ms: dict[int, int] = {}
         self.more_to_scan = False
 
@@ -160,22 +159,22 @@ class SelectionMachine(ShareMachine):
         read = [b for b in self.log if b.last >= offset][: max(1, size % 4)]
         return b"".join(b.data for b in read), read[-1].last + 1 if read else offset
 
-    # The selection hears of what the leader would tell it.
+    # The leader's notifications to the selection.
 
     def _persist(self, changes) -> None:
         super()._persist(changes)
         if self.selection is not None and not self.fetching:
-            self._told(lambda: self.selection.changed(changes, self.now_ms))
+            self._with_selection(lambda: self.selection.changed(changes, self.now_ms))
 
     fetching = False
 
-    def _told(self, tell) -> None:
-        tell()
+    def _with_selection(self, notify) -> None:
+        notify()
         self._note_ready()
 
     def _note_ready(self) -> None:
-        """Since when records may be acquired, of those that may. A record that a member holds and
-        that has not been looked at again, after a restart, does not count for its key."""
+        """Record since when records have been available. After a restart, a record that a member
+        holds and that was not scanned again does not count for its key."""
         cursor = self.selection.cursor if self.selection is not None else 0
         self.ready_ms = {o: self.ready_ms.get(o, self.now_ms) for o in self._eligible(cursor)}
         for offset, since_ms in self.ready_ms.items():
@@ -199,20 +198,20 @@ class SelectionMachine(ShareMachine):
 
     delays_ended_ms = 0
 
-    # What the twin knows of records.
+    # The twin's facts.
 
     def _fact(self, offset: int) -> tuple[bytes | None, int, int]:
-        """Key, when it is due, priority."""
+        """Return key, due time and priority."""
         batch = self.facts[offset]
         at = offset - batch.base
         due_ms = 0
         if self.policy.delay_max_ms:
-            told = batch.times[at]
-            due_ms = (told[0] if told[0] is not None else told[1]) or 0
+            times = batch.times[at]
+            due_ms = (times[0] if times[0] is not None else times[1]) or 0
         return batch.keys[at], due_ms, batch.priorities[at]
 
     def _due(self, offset: int) -> bool:
-        """Whether its time has come, or was cut to the maximum; as of when delays last ended."""
+        """Return whether its time has come, or was cut to the maximum, when delays last ended."""
         if offset in self.under_way:
             return True
         due_ms = self._fact(offset)[1]
@@ -223,8 +222,7 @@ class SelectionMachine(ShareMachine):
         return due_ms <= max(self.delays_ended_ms, seen_ms)
 
     def _eligible(self, known: int = 1 << 62) -> set[int]:
-        """What may be acquired, of what was looked at, as far as is known of records below an
-        offset."""
+        """Return the scanned records that may be acquired, given the facts below offset `known`."""
         cursor = self.selection.cursor if self.selection is not None else 0
         found = set()
         for offset, entry in self.twin.items():
@@ -247,7 +245,7 @@ class SelectionMachine(ShareMachine):
         return key is not None and self._fact(other)[0] == key
 
     def _before(self, offset: int) -> list[int]:
-        """The records of its key before it that hold it."""
+        """Return the earlier records of its key that hold it."""
         return [
             other
             for other, entry in self.twin.items()
@@ -259,13 +257,13 @@ class SelectionMachine(ShareMachine):
             return self.policy.key_held_by_dead_letter
         return entry.state not in TERMINAL
 
-    # What happens.
+    # Actions.
 
     @initialize()
     def facts_are_kept(self) -> None:
         self.facts: dict[int, Batch] = {}
         self.seen_ms: dict[int, int] = {}
-        #: Not available when they were looked at: delivered before, so no delay holds them.
+        #: Not available when they were scanned: delivered before, so no delay holds them.
         self.under_way: set[int] = set()
 
     @rule(
@@ -310,7 +308,7 @@ class SelectionMachine(ShareMachine):
         ready -= {o for x in got.changes for o in range(x[0], x[1] + 1)}
         self._check_chosen(member, got, bound, held, ready)
         assert got.total <= max(0, self.settings.max_record_locks - in_flight)
-        assert not got.total or not full_of_held, "more is delivered beside so many held keys"
+        assert not got.total or not full_of_held, "the limit of held keys is reached"
         if got.total:
             assert _offsets(b"".join(views)).issuperset(
                 o for x in got.records for o in range(x[0], x[1] + 1)
@@ -341,7 +339,7 @@ class SelectionMachine(ShareMachine):
     def records_are_rejected_and_their_letters_written(
         self, member: str, batches, picks: list[int], fetched_by: str
     ) -> None:
-        """By chance alone this comes too seldom to tell what becomes of their keys."""
+        """Random steps alone rarely show what happens to their keys."""
         self.work_comes_and_is_fetched(member=member, batches=batches)
         for pick in picks:
             if any(e.state is ACQUIRED for e in self.twin.values()):
@@ -363,13 +361,13 @@ class SelectionMachine(ShareMachine):
                     continue
                 assert entry.state is AVAILABLE
                 exhausted = entry.count >= self.settings.delivery_count_limit
-                assert self._never_delivered(offset) or exhausted, f"{offset} passed by"
-                told = {self._failed_state()} if exhausted else set()
+                assert self._never_delivered(offset) or exhausted, f"{offset} skipped"
+                allowed = {self._failed_state()} if exhausted else set()
                 if self._never_delivered(offset):
-                    # Given up by its count alone, unread: its letter finds nothing.
-                    told.add(TERMINAL[1])
-                assert state in told
-                entry.state = next(one for one in told if one == state)
+                    # Archived by its count, unread: its dead letter finds no record.
+                    allowed.add(TERMINAL[1])
+                assert state in allowed
+                entry.state = next(one for one in allowed if one == state)
 
     def _check_chosen(self, member, got, max_records, held, ready) -> None:
         chosen = [o for first, last, _ in got.records for o in range(first, last + 1)]
@@ -401,8 +399,8 @@ class SelectionMachine(ShareMachine):
         assert not any(self._same_key(offset, o) for o in held if o in self.twin)
 
     def _check_urgency(self, chosen: list[int], ready: set[int], max_records: int) -> None:
-        """What was left behind was less urgent; only what follows in a key may come before. A
-        record that comes back may have kept the rank of an earlier time."""
+        """Check that unacquired records were less urgent; only records that follow in a key may
+        come before. A record that comes back may have kept the rank of an earlier time."""
         firsts = [o for o in chosen if o in ready]
         left = [o for o in ready - set(chosen) if not self._alone(o)]
         if firsts and left and len(chosen) == max_records and not self._alone(firsts[0]):
@@ -422,7 +420,7 @@ class SelectionMachine(ShareMachine):
         assert self.more_to_scan or not self._eligible(), "idle although there is work"
         read_up_to = max((b.last + 1 for b in self.log), default=0)
         if known.cursor < read_up_to and known.full() is None:
-            assert self.more_to_scan, "idle although there is something to look at"
+            assert self.more_to_scan, "idle although there are records to scan"
 
     @precondition(lambda self: self.share.dead_letters)
     @rule(count=st.integers(1, 3))
@@ -436,8 +434,8 @@ class SelectionMachine(ShareMachine):
         del self.share.dead_letters[:count]
 
     def _held_or_done(self, offset: int) -> Any:
-        """What becomes of a record whose letter is written: without a key, as far as that is known,
-        it leaves."""
+        """Return the state of a record whose dead letter is written: if it is known to have no key,
+        it leaves the window."""
         if self.selection is None or offset >= self.selection.cursor:
             return HOLDS_KEY
         keyless = self._never_delivered(offset) or self._fact(offset)[0] is None
@@ -454,7 +452,7 @@ class SelectionMachine(ShareMachine):
     @rule(at=st.integers(0, 30))
     def compact(self, at: int) -> None:
         batch = self.log[at % len(self.log)]
-        # What was looked at stays, for the twin asks for it; and so does the last, as in any log.
+        # Scanned records stay, since the twin reads them; the last one stays, as in any log.
         known = self.selection
         if known is not None and batch.base >= known.cursor and batch is not self.log[-1]:
             self.log.remove(batch)
@@ -488,9 +486,9 @@ class SelectionMachine(ShareMachine):
         super().crash(replay_all)
         self.leader.selection = None
         self._begin_selection_anew()
-        self.write_dead_letters(count=letters)  # Before any record has been looked at again.
+        self.write_dead_letters(count=letters)  # Before any record is scanned again.
 
-    # What always holds.
+    # Invariants.
 
     @invariant()
     def counts_agree(self) -> None:
@@ -515,7 +513,8 @@ class SelectionMachine(ShareMachine):
         delayed = {o for o, e in looked.items() if e.state is AVAILABLE and not self._due(o)}
         assert known.delayed == len(delayed)
         if self.policy.key_order:
-            # Of several of a key at one member, an earlier one may come back alone: it waits too.
+            # Of several records of a key at one member, an earlier one may come back alone: it
+            # waits too.
             taken = {self._fact(o)[0] for o, e in looked.items() if e.state is ACQUIRED} - {None}
             waiting = sum(
                 e.state is not ACQUIRED and (self._fact(o)[0] in taken or bool(self._before(o)))
@@ -526,7 +525,7 @@ class SelectionMachine(ShareMachine):
             assert known.keys.records == of_key.total()
             assert known.keys.keys == len(of_key)
             assert known.keys.waiting == sum(count > 1 for count in of_key.values())
-        # What the log has no longer counts until a fetch finds that out.
+        # Deleted records count until a fetch finds out.
         gone = sum(
             e.state is AVAILABLE and o < known.cursor and self._never_delivered(o)
             for o, e in self.twin.items()
@@ -538,7 +537,7 @@ class SelectionMachine(ShareMachine):
         assert known.not_due(times_ms) == [sum(d > t for d in later) for t in times_ms]
 
     def _not_due(self, looked: dict[int, Entry], delayed: set[int]) -> list[int]:
-        """When each record is due that waits for a time, or stands behind one that does."""
+        """Return when each waiting record is due, or the record of its key before it."""
         due_ms = {o: e.deadline_ms for o, e in self.twin.items() if e.state == 5}
         for offset in delayed:
             at_ms, seen_ms = self._fact(offset)[1], self.seen_ms.get(offset, self.now_ms)
@@ -558,7 +557,7 @@ class SelectionMachine(ShareMachine):
 
 
 def _offsets(sent: bytes) -> set[int]:
-    """The offsets of what a member got; all of a batch that cannot be read."""
+    """Return the offsets of what a member got; all offsets of an unreadable batch."""
     found: set[int] = set()
     for place, header in headers(sent):
         if check_crc(sent, place, header):

@@ -1,4 +1,4 @@
-"""The incremental `simple` assignor, over thousands of random changes, and what a change costs."""
+"""The incremental `simple` assignor over thousands of random changes, and the cost of a change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHANGES = 250
 
 
 class Group:
-    """A group beside its assignment: plain dicts, and the rules that must hold."""
+    """A group beside its assignment: plain dicts, and the rules."""
 
     def __init__(self, random: Random, *, homogeneous: bool) -> None:
         self.random, self.homogeneous = random, homogeneous
@@ -77,7 +77,7 @@ class Group:
     # Rules.
 
     def check_gaps(self):
-        """No member is idle that may have work, and no partition is unread."""
+        """Check that no member that could read is idle, and that every partition has a reader."""
         self.check_pairs()
         for member, topics in self.members.items():
             assert not any(self.partitions[t] for t in topics) or self.assignment.of(member)
@@ -92,7 +92,7 @@ class Group:
             assert index in self.partitions[topic]
 
     def check_balance(self):
-        """The rules of the full assignment (KIP-932), in common or topic by topic."""
+        """Check the rules of the full assignment (KIP-932), in common or topic by topic."""
         self.check_gaps()
         kinds = set(self.members.values())
         pools = [kinds.pop()] if len(kinds) == 1 else [{t} for t in self.partitions]
@@ -113,7 +113,7 @@ class Group:
 @given(seed=st.integers(0, 2**32), homogeneous=st.booleans())
 @settings(max_examples=12)
 def test_random_changes_keep_the_rules(seed, homogeneous):
-    """Gaps are filled at once and nothing moves; balance comes in steps, and then it is kept."""
+    """Gaps are filled at once without moves; balance comes in steps, and is then kept."""
     random = Random(seed)
     group = Group(random, homogeneous=homogeneous)
     for _ in range(CHANGES):
@@ -132,7 +132,7 @@ def test_random_changes_keep_the_rules(seed, homogeneous):
             settled, changes = group.pairs(), group.assignment.changes
             assert group.assignment.settle(1)
             assert group.assignment.changes == changes
-            # SimpleAssignment that are built from what members hold keep all of it.
+            # A SimpleAssignment that is built from the members' partitions keeps all of them.
             held = {m: MemberSpec(t, group.assignment.of(m)) for m, t in group.members.items()}
             again = SimpleAssignment(held, group.partitions)
             assert again.settle(1)
@@ -142,9 +142,9 @@ def test_random_changes_keep_the_rules(seed, homogeneous):
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=20)
 def test_a_join_or_leave_moves_what_balance_needs(seed):
-    """Others give up what the new member gets, and get what a member leaves, but for one or two.
+    """Others give up what the new member gets, or get what a member leaves, give or take two.
 
-    Where the number of members for each partition changes, each partition has one change more.
+    If the number of members of each partition changes, each partition has one more change.
     """
     random = Random(seed)
     group = Group(random, homogeneous=True)
@@ -164,7 +164,7 @@ def test_a_join_or_leave_moves_what_balance_needs(seed):
 
 @pytest.mark.parametrize("partitions", [1, 64, 3_000])
 def test_the_cost_of_a_change_does_not_depend_on_the_size_of_the_group(partitions):
-    """Counted in pairs made and unmade, join and leave each with the moves that follow."""
+    """Counts pairs that are made and removed; join and leave include the moves that follow."""
     costs = []
     for size in (100, 10_000):
         members = {f"m{n}": MemberSpec(frozenset(TOPICS[:1]), {}) for n in range(size)}

@@ -1,8 +1,8 @@
-"""The transaction shard under random requests, time, crashes and failed writes, against a twin.
+"""The transaction shard under random requests, time, crashes and failed writes, with a twin.
 
-The twin keeps what producers were told and nothing else: who holds each transactional id, what its
-open transaction has, and how each transaction was decided. After every step a shard that is rebuilt
-from the log equals the live one, and a decision is never taken back.
+The twin keeps only the producers' responses: the holders of each transactional id, the content of
+its open transaction, and each decision. After every step a shard that is rebuilt from the log
+equals the live one, and no decision is ever reversed.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ PASSING = {
 
 ids = st.sampled_from(IDS)
 versions = st.sampled_from([TV_0, TV_2])
-#: Which of those who ever held the id asks: 0 is who was told last.
+#: Which of the id's holders asks: 0 is the latest one.
 holders = st.integers(0, 2)
 partitions = st.lists(st.sampled_from(PARTITIONS), min_size=1, unique=True)
 
 
 class Twin:
-    """What is known of one transactional id from outside."""
+    """One transactional id, as its clients see it."""
 
     def __init__(self) -> None:
-        #: Who was told to be its producer, the last one first.
+        #: Its producers so far, the last one first.
         self.holders: list[tuple[int, int]] = []
         self.open: dict[tuple[str, int], None] = {}
 
@@ -61,7 +61,7 @@ class TransactionMachine(RuleBasedStateMachine):
         self.tokens = itertools.count()
         self.twins = {i: Twin() for i in IDS}
         self.performed = 0
-        #: Markers that are owed, by id.
+        #: Markers that are not written yet, by id.
         self.owed: dict[str, WriteMarkers] = {}
         #: How each (id, producer, epoch of its markers) was decided.
         self.decided: dict[tuple[str, int, int], list[Any]] = {}
@@ -75,10 +75,10 @@ class TransactionMachine(RuleBasedStateMachine):
         return reply["error_code"] or reply
 
     def _writer(self, id: str, holder: int) -> Writer | None:
-        told = self.twins[id].holders
-        return Writer(id, *told[holder]) if holder < len(told) else None
+        holders = self.twins[id].holders
+        return Writer(id, *holders[holder]) if holder < len(holders) else None
 
-    def _told(self, id: str, reply: Any) -> None:
+    def _initialized(self, id: str, reply: Any) -> None:
         given = (reply["producer_id"], reply["producer_epoch"])
         assert given[1] <= LAST_EPOCH, "no epoch is left to fence with"
         twin = self.twins[id]
@@ -101,7 +101,7 @@ class TransactionMachine(RuleBasedStateMachine):
             return
         assert before is None or before.state.is_at_rest
         self.twins[id].open.clear()
-        self._told(id, reply)
+        self._initialized(id, reply)
 
     @rule(id=ids, holder=holders, version=versions, parts=partitions)
     def add(self, id: str, holder: int, version: int, parts: list[tuple[str, int]]) -> None:
@@ -137,7 +137,7 @@ class TransactionMachine(RuleBasedStateMachine):
             assert set(markers.partitions) == set(self.twins[id].open)
         elif not before.state.is_at_rest:
             raise AssertionError("a decided transaction was decided again")
-        self._told(id, reply)
+        self._initialized(id, reply)
 
     @rule(id=ids)
     def verify(self, id: str) -> None:
@@ -152,7 +152,7 @@ class TransactionMachine(RuleBasedStateMachine):
         there = {p for p, error in reply["errors"].items() if not error}
         assert there == set(self.twins[id].open)
 
-    # What the broker does.
+    # Actions of the broker.
 
     @rule()
     def write_markers(self) -> None:
@@ -183,7 +183,7 @@ class TransactionMachine(RuleBasedStateMachine):
     @precondition(lambda self: all(t.holders for t in self.twins.values()))
     @rule(id=ids)
     def wear_out(self, id: str) -> None:
-        """Let the id come to its last epoch, as many fences would."""
+        """Advance the id to its last epoch, as many fences would."""
         found = self.sim.shard.get(id)
         if found is None or not found.state.is_at_rest or found.is_epoch_exhausted:
             return
@@ -224,7 +224,7 @@ class TransactionMachine(RuleBasedStateMachine):
                 assert self.sim.shard.next_deadline_ms is not None
 
     def teardown(self) -> None:
-        """Nothing is left hanging: with time and markers, every id comes to rest."""
+        """With time and markers, every transaction ends."""
         self.sim.refuse_append = None
         for _ in range(3):
             self.advance(TIMEOUT_MS)

@@ -1,8 +1,7 @@
 """Whole clusters of real brokers on simulated machines: start, stop, crash, restart.
 
-A broker is `server.process` as it stands, from its configs to its signal handler, under a
-supervisor that starts it again as Kubernetes would: when it ends by itself, and when it says that
-it is unhealthy.
+A broker is `server.process` unchanged, from its configs to its signal handler. Like Kubernetes, a
+supervisor restarts it when it ends unasked and when it reports that it is unhealthy.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from shoal.server.broker import Broker
 
 PORT, CONTROLLER_PORT = 9092, 9093
-#: Timeouts are shorter than the defaults, so that a run of seconds has all that they cause.
+#: Timeouts are shorter than the defaults, so that runs of seconds see their effects.
 CONFIGS = {
     "log.dirs": "/data",
     "shoal.cluster.id": "simulated",
@@ -50,18 +49,18 @@ CONFIGS = {
     "group.share.max.delivery.count.limit": "25",
     "leader.imbalance.check.interval.seconds": "5",
 }
-#: What a broker may end with in a cluster that is in pieces; anything else is a bug.
+#: Errors that may end a broker in a partitioned cluster; any other is a bug.
 _EXPECTED = (
     "No controller has let broker",
-    "It was told to stop before its cluster had let it in",
+    "It was stopped before its cluster had admitted it",
 )
-#: And with a disk that is full or broken.
+#: Errors of a full or broken disk.
 _DISK_REFUSES = ("No space left on device", "Input/output error")
 _SUPERVISE_S = 0.5
 
 
 class CannotStart(AssertionError):
-    """A broker refused to start, or ended, for a reason that no fault here gives."""
+    """A broker refused to start, or ended, for a reason that none of the faults explains."""
 
 
 class BrokerMachine(Machine):
@@ -74,7 +73,7 @@ class BrokerMachine(Machine):
         if "controller.listener.names" in configs:
             own["listeners"] += f",CONTROLLER://10.0.0.{id}:{CONTROLLER_PORT}"
         self.config: BrokerConfig = resolve({**configs, **own}, {})
-        #: Whether it shall run; its supervisor sees to it.
+        #: Whether the supervisor must keep it running.
         self.wanted = False
         self.stopping = False
         self.starts = 0
@@ -82,7 +81,7 @@ class BrokerMachine(Machine):
 
     @property
     def broker(self) -> Broker | None:
-        """The broker that runs, once it is composed."""
+        """The running broker, once it is constructed."""
         found: Broker | None = getattr(self.process, "broker", None)
         return found
 
@@ -100,7 +99,7 @@ class BrokerMachine(Machine):
             process.spawn(self._run(process))
 
     async def _run(self, process: Process) -> None:
-        """Its process' main, and its end."""
+        """Run the process's main function to its end."""
         try:
             await broker_process.serve(
                 lambda: self._compose(process), ready=lambda: "Ready.", say=self._say
@@ -131,7 +130,7 @@ class BrokerMachine(Machine):
         self.wanted = False
         process = self.process
         if process is not None and not self.stopping:
-            self.kernel.trace(f"{self.name} is told to stop")
+            self.kernel.trace(f"{self.name} gets SIGTERM")
             self.stopping = True
             handler = process.loop.signals.get(signal.SIGTERM)
             if handler is None:
@@ -159,7 +158,7 @@ class BrokerMachine(Machine):
 
 
 class SimCluster:
-    """Brokers 1 to n, each a voter unless told otherwise, on machines of their own."""
+    """Brokers 1 to n, by default all voters, each on its own machine."""
 
     def __init__(
         self,
@@ -192,7 +191,7 @@ class SimCluster:
         self.clients: list[Machine] = []
         #: Whether acknowledged records are on disk.
         self.synced = False
-        #: A broker may lack records that it had acknowledged, until all replicas are in sync again.
+        #: Whether a broker may lack acknowledged records, until all replicas are in sync again.
         self.lacking = False
 
     @property
@@ -209,20 +208,20 @@ class SimCluster:
         return [*self.brokers.values(), *self.clients]
 
     def running(self) -> Iterator[tuple[BrokerMachine, Broker]]:
-        """The brokers whose parts are all there, whether they are stopped (SIGSTOP) or not."""
+        """Yield the fully constructed brokers, including those stopped by SIGSTOP."""
         for machine in self.brokers.values():
             broker = machine.broker
             if broker is not None and broker.is_open:
                 yield machine, broker
 
     def may_crash(self) -> bool:
-        """Not while a broker is back from a loss of power that took acknowledged records: were the
-        others killed then, nobody could tell that theirs survived (KIP-966)."""
+        """Return False while a broker lacks acknowledged records after a power loss. If the others
+        were killed then, these records could be lost (KIP-966)."""
         self.lacking = self.lacking and not self.fully_replicated()
         return not self.lacking
 
     def fully_replicated(self) -> bool:
-        """Whether every broker serves and every replica is in its ISR, by all brokers' images."""
+        """Whether every broker serves and every replica is in its ISR in all brokers' images."""
         for machine in self.brokers.values():
             broker = machine.broker
             if broker is None or not machine.ready:
@@ -234,7 +233,7 @@ class SimCluster:
         return True
 
     def until(self, done: Callable[..., bool], limit_s: float, what: str) -> None:
-        """Let things happen until it is so. Raises `Violation` when the time is over."""
+        """Run until `done`. Raises `Violation` after `limit_s`."""
         kernel, end = self.kernel, self.kernel.now + limit_s
 
         def look() -> None:

@@ -1,9 +1,10 @@
-"""The classic consumer group of a simulated cluster: members that speak JoinGroup, SyncGroup,
-Heartbeat, OffsetCommit and LeaveGroup, and assign by themselves.
+"""The classic consumer group of a simulated cluster. Its members send JoinGroup, SyncGroup,
+Heartbeat, OffsetCommit and LeaveGroup, and compute the assignment.
 
-All give up all that they own when a rebalance begins (the eager way). Some are static members,
-which come back under the name they had. The leader writes into everybody's assignment for whom it
-was made, so that members of one generation can be told to be of one (see `ClassicHistory`).
+All members give up everything they own when a rebalance begins (the eager protocol). Some are
+static members, which come back under their instance ids. The leader writes into each assignment for
+which members it was made, so that `ClassicHistory` can check that a generation has one set of
+members.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 CLASSICS = "classics"
 SESSION_MS, REBALANCE_MS, HEARTBEAT_S = 3_000, 3_000, 0.5
 _PARTITIONS = [TopicPartition(TOPIC, index) for index in range(PARTITIONS)]
-#: After these a member has to join anew, under a new id or under its own.
+#: After these errors a member joins again, under a new id or its own.
 _FORGOTTEN = (ErrorCode.unknown_member_id,)
 _REJOINS = (ErrorCode.rebalance_in_progress, ErrorCode.illegal_generation, *_FORGOTTEN)
 
@@ -50,7 +51,7 @@ def _assignment(owned: list[int], made_for: bytes) -> bytes:
 
 
 def _owned(assignment: bytes) -> tuple[tuple[int, ...], bytes]:
-    """What `_assignment` or the broker has written."""
+    """Decode what `_assignment` or the broker has written."""
     if not assignment or not struct.unpack_from(">i", assignment, 2)[0]:
         return (), b""
     at = struct.calcsize(f">hih{len(TOPIC)}s")
@@ -60,7 +61,7 @@ def _owned(assignment: bytes) -> tuple[tuple[int, ...], bytes]:
 
 
 class ClassicMember:
-    """One member; `join` again and again, and `leave`."""
+    """One member. It alternates between `join` and `leave`."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class ClassicMember:
         instance: str | None,
         owners: Owners | None = None,
     ) -> None:
-        """`owners` is told what the member owns where others than it may speak for the group."""
+        """`owners` receives what the member owns, if other members may speak for the group too."""
         self.cluster = cluster
         self.group = group
         self.history = history
@@ -79,7 +80,7 @@ class ClassicMember:
         self.member_id = ""
         self.generation = -1
         self.owned: tuple[int, ...] = ()
-        #: It is out of step with its group.
+        #: The member must join again.
         self.rejoins = True
         self.fenced: ClientError | None = None
 
@@ -96,10 +97,10 @@ class ClassicMember:
             self.cluster, self.group, key, {**self._who, **fields}, **options
         )
 
-    def _told(self, sent: float) -> None:
-        """A request was answered that says that the member owns what it did."""
+    def _confirm(self, sent: float) -> None:
+        """Record that a response confirmed what the member owned when it sent the request."""
         if self.owners is not None:
-            self.owners.told(
+            self.owners.confirmed(
                 self._name, self.generation, self.owned, sent=sent, answered=self.cluster.now()
             )
 
@@ -108,7 +109,7 @@ class ClassicMember:
         return self.instance or self.member_id
 
     async def join(self) -> None:
-        """Be in a generation, whatever that takes."""
+        """Join until the member is in a generation."""
         if self.owners is not None:
             self.owners.out(self._name)
         while True:
@@ -167,7 +168,7 @@ class ClassicMember:
         self.owned, made_for = _owned(bytes(answer.assignment))
         if isinstance(self.history, ClassicHistory):
             self.history.synced(self._name, self.generation, made_for, self.owned)
-        self._told(sent)
+        self._confirm(sent)
 
     def _out_of_step(self, error: KafkaError) -> None:
         if error.code in _REJOINS:
@@ -179,7 +180,7 @@ class ClassicMember:
             raise error
 
     async def beat(self) -> None:
-        """Heartbeats, for as long as the member lives."""
+        """Send heartbeats as long as the member lives."""
         while True:
             await wait(HEARTBEAT_S)
             if self.rejoins:
@@ -188,7 +189,7 @@ class ClassicMember:
             try:
                 await self._ask(ApiKey.HEARTBEAT, {"generation_id": generation})
                 if generation == self.generation and not self.rejoins:
-                    self._told(sent)
+                    self._confirm(sent)
             except KafkaError as error:
                 if error.code is ErrorCode.rebalance_in_progress and self.owners is not None:
                     self.owners.still(self._name, sent)
@@ -198,7 +199,7 @@ class ClassicMember:
                 pass
 
     async def positions(self) -> dict[TopicPartition, int]:
-        """Where to go on. Raises `Violation` for an offset that went back."""
+        """Return the positions to read from. Raises `Violation` for an offset that went back."""
         topic = {"name": TOPIC, "partition_indexes": list(self.owned)}
         body = {"groups": [{"group_id": self.group, "topics": [topic]}], "require_stable": True}
         history = self.history
@@ -225,11 +226,11 @@ class ClassicMember:
         found = await self.cluster.retrying(attempt)
         known = {(p.topic, p.partition): offset for p, offset in found.items() if offset >= 0}
         history.offsets("observer", before, known)
-        history.committed |= known  # Where that is less, it was excused.
+        history.committed |= known  # Violations for smaller offsets were excused above.
         return {where: max(0, offset) for where, offset in found.items()}
 
     async def commit(self, positions: dict[TopicPartition, int]) -> bool:
-        """Whether the group took it; if not, the member has to join anew."""
+        """Return whether the group accepted the commit; if not, the member has to join again."""
         history, generation = self.history, self.generation
         before = dict(history.committed)
         newest = history.newest if isinstance(history, ClassicHistory) else -1
@@ -281,8 +282,8 @@ async def read_in_classic_group(load: Workload, client: Client, name: str) -> No
 
 
 async def read_in_mixed_group(load: Workload, client: Client, name: str) -> None:
-    """A classic member in the group of the others, as in a group that moves to KIP-848: there the
-    broker assigns, unless all members are classic ones at some time."""
+    """Run a classic member in the KIP-848 group, as during a migration. The broker assigns the
+    partitions, unless all members are classic at some time."""
     await _read(load, client, name, GROUP, load.histories, load.owners)
 
 
@@ -294,7 +295,7 @@ async def _read(
     history: GroupOffsets,
     owners: Owners | None = None,
 ) -> None:
-    """A member that reads and commits, is out for a while, and begins anew."""
+    """Run a member that reads and commits, leaves for a while, and starts again."""
     static = random.Random(f"{load.kernel.seed} {name}").random() < 0.4
     rng = random.Random(f"{load.kernel.seed} {name} {load.now}")
     member = ClassicMember(client.cluster, group, history, name if static else None, owners)

@@ -1,9 +1,9 @@
-"""The clients of a simulated cluster: an idempotent producer, members of a consumer group, and
-somebody who looks at the group's offsets; `cluster_share_clients` has those of share groups. All
-are `shoal.client` as it stands.
+"""The clients of a simulated cluster: an idempotent producer, members of a consumer group, and an
+observer of the group's offsets. `cluster_share_clients` has the clients of share groups. All use
+`shoal.client` unchanged.
 
-Each is a program on a machine of its own that begins anew after an error, as programs do. All that
-they see goes to the `Histories`.
+Each is a program on its own machine that starts again after an error, as real programs do. The
+`Histories` record everything they see.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 TOPIC, GROUP, SHARE_GROUP = "orders", "readers", "workers"
 PARTITIONS = 2
 DELIVERY_COUNT_LIMIT = 25
-#: A commit that took so long may have been sent twice.
+#: A commit that took this long may have been sent twice.
 RETRIED_S = 0.08
 Program = Callable[["Workload", Client, str], Awaitable[None]]
 
 
 class Workload:
-    """The clients of one cluster, and what they are to do at present."""
+    """The clients of one cluster, and their tasks at present."""
 
     def __init__(self, cluster: SimCluster) -> None:
         self.cluster = cluster
@@ -58,17 +58,17 @@ class Workload:
         self.share = self.share_group(SHARE_GROUP, DELIVERY_COUNT_LIMIT, self.histories.saw)
         self.classic = ClassicHistory()
         self.ledger = Ledger()
-        #: The part "queues", where the run has it.
+        #: The part "queues", if the run has it.
         self.queues: Queues
         self.owners = Owners(self.kernel.fail)
-        #: All of the ledger was read at the end.
+        #: Whether all of the ledger was read at the end.
         self.audited = False
         self.producing = True
-        #: Members of the share group accept all that they get.
+        #: Whether members of the share group accept all records.
         self.draining = False
         self.prepared = False
-        #: All records up to the ends, when all is quiet. What a producer has given up may still
-        #: come after.
+        #: All records up to the log ends at the end of the run. Records that a producer has given
+        #: up may still arrive later.
         self.final: dict[Record, bytes | None] | None = None
         self.ends: dict[tuple[str, int], int] = {}
         self.sent = 0
@@ -83,7 +83,7 @@ class Workload:
         delivery_count_limit: int,
         saw: Callable[[Record, bytes | None, str], None],
     ) -> ShareHistory:
-        """The history of a share group that both checkers look at."""
+        """Create the history of a share group, which both checkers use."""
         history = ShareHistory(
             group,
             delivery_count_limit,
@@ -95,7 +95,7 @@ class Workload:
         return history
 
     def look(self) -> None:
-        """Look at all brokers. Raises `Violation`."""
+        """Check all brokers. Raises `Violation`."""
         self.logs.look()
         self.shares.look()
 
@@ -106,11 +106,11 @@ class Workload:
         return machine
 
     def boot(self, machine: Machine) -> None:
-        """Start a client's program, at first or after it was killed."""
+        """Start a client's program, for the first time or after a kill."""
         machine.boot().spawn(self._program(machine, self._programs[machine]))
 
     async def _program(self, machine: Machine, program: Program) -> None:
-        """Again and again until it has come to its end."""
+        """Run the program until it completes once."""
         name = machine.name
         settings = Settings.of(
             self.cluster.bootstrap,
@@ -128,7 +128,7 @@ class Workload:
                     await program(self, client, name)
                 return
             except ClientError as error:
-                self.kernel.trace(f"{name} begins anew: {error}")
+                self.kernel.trace(f"{name} starts again: {error}")
                 await wait(0.3)
 
     @property
@@ -150,7 +150,7 @@ async def wait(seconds: float) -> None:
 
 
 async def prepare(load: Workload, client: Client, _name: str) -> None:
-    """Make the topic, and set the share group's configs."""
+    """Create the topic, and set the share group's configs."""
     count = len(load.cluster.brokers)
     while len((await client.admin.describe_cluster()).brokers) < count:
         await wait(0.1)
@@ -171,7 +171,7 @@ async def prepare(load: Workload, client: Client, _name: str) -> None:
 
 
 async def produce(load: Workload, client: Client, name: str) -> None:
-    """Records in small bursts; several may be on the way."""
+    """Produce records in small bursts; several requests may be in flight."""
     histories, rng = load.histories, load.random
     load.under_way[name] = 0
 
@@ -195,12 +195,12 @@ async def produce(load: Workload, client: Client, name: str) -> None:
 
 
 class WatchedMembership(ConsumerMembership):
-    """A member of the consumer group; what it is told to own is written down."""
+    """A member of the consumer group that records the partitions it is assigned."""
 
     def __init__(self, cluster: Cluster, load: Workload) -> None:
         super().__init__(cluster, GROUP, [TOPIC])
         self._load = load
-        self._told: tuple[int, ...] = ()
+        self._last_partitions: tuple[int, ...] = ()
 
     async def _send(self, body: Mapping[str, Any]) -> Any:
         owners, sent = self._load.owners, self._load.now
@@ -212,11 +212,11 @@ class WatchedMembership(ConsumerMembership):
         elif not answer.error_code and answer.member_epoch > 0:
             if answer.assignment is not None:
                 rows = answer.assignment.topic_partitions
-                self._told = tuple(p for row in rows for p in row.partitions)
-            owners.told(
+                self._last_partitions = tuple(p for row in rows for p in row.partitions)
+            owners.confirmed(
                 self.member_id,
                 answer.member_epoch,
-                self._told,
+                self._last_partitions,
                 sent=sent,
                 answered=self._load.now,
             )
@@ -224,7 +224,7 @@ class WatchedMembership(ConsumerMembership):
 
 
 async def read_in_group(load: Workload, client: Client, name: str) -> None:
-    """A member of the consumer group: poll, and commit now and then."""
+    """Run a member of the consumer group: poll, and commit now and then."""
     histories, rng = load.histories, load.random
     membership = WatchedMembership(client.cluster, load)
     await membership.join()
@@ -233,7 +233,7 @@ async def read_in_group(load: Workload, client: Client, name: str) -> None:
     ) as consumer:
         while True:
             if consumer.membership.owned != consumer.membership.assignment:
-                # Then `poll` commits too, and tells nobody.
+                # Then `poll` commits too, without a report.
                 histories.loose |= _positions(consumer).items()
             records = await consumer.poll(300)
             histories.polled(name, [(r.topic, r.partition, r.offset, r.value) for r in records])
@@ -268,7 +268,7 @@ async def observe(load: Workload, client: Client, name: str) -> None:
 
 
 async def read_all(load: Workload, client: Client, name: str) -> None:
-    """Wait until both groups are through, then read everything as a consumer does."""
+    """Wait until both groups have read everything, then read everything as a consumer does."""
     partitions = [TopicPartition(TOPIC, index) for index in range(PARTITIONS)]
     committed = load.histories.committed
     while True:
@@ -299,7 +299,7 @@ async def read_all(load: Workload, client: Client, name: str) -> None:
 
 
 def reassignment(topic: str, partition: int, replicas: list[int]) -> Program:
-    """Move a partition to other brokers, or make another one its preferred leader."""
+    """Move a partition to other brokers, or change its preferred leader."""
 
     async def change(_load: Workload, client: Client, _name: str) -> None:
         await client.admin.reassign({TopicPartition(topic, partition): replicas})
@@ -308,7 +308,7 @@ def reassignment(topic: str, partition: int, replicas: list[int]) -> Program:
 
 
 def voter(machine: BrokerMachine, *, added: bool) -> Program:
-    """Take a node out of the quorum's voters, or add it to them, as a tool does."""
+    """Remove a node from the quorum's voters, or add it, as a tool does."""
 
     async def change(load: Workload, client: Client, name: str) -> None:
         there = ErrorCode.duplicate_voter if added else ErrorCode.voter_not_found

@@ -1,7 +1,7 @@
-"""What befalls a simulated cluster, by name.
+"""Faults of a simulated cluster, by name.
 
-Each fault begins at once and gives back what ends it. `FAULTS` are drawn from by the runs; a fault
-that cannot be now, as a loss of power while replicas are behind, is a lesser one.
+Each fault begins at once and returns the function that ends it. Runs draw from `FAULTS`. A fault
+that is impossible now, such as a power loss while replicas are behind, becomes a milder one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _nothing() -> None:
 
 
 def _any(load: Workload, rng: Random) -> BrokerMachine:
-    """A broker; often one that matters more than others, as the controller does."""
+    """Choose a broker, often an important one such as the controller."""
     brokers = load.cluster.brokers
     for machine, broker in load.cluster.running():
         if broker.quorum.is_leader and rng.random() < 0.4:
@@ -35,7 +35,7 @@ def _any(load: Workload, rng: Random) -> BrokerMachine:
 
 
 def crash(load: Workload, rng: Random) -> End:
-    """kill -9: what was written is kept, what was synced or not."""
+    """kill -9: all written data is kept, synced or not."""
     machine = _any(load, rng)
     if not load.cluster.may_crash():
         return _nothing
@@ -44,10 +44,10 @@ def crash(load: Workload, rng: Random) -> End:
 
 
 def power_loss(load: Workload, rng: Random) -> End:
-    """What was not synced is lost, the last write maybe in part.
+    """All data that was not synced is lost, the last write possibly in part.
 
-    Acknowledged records are in the memory of all of the ISR, or on disk where that is asked for;
-    so this is for one machine at a time, while all others have everything.
+    Acknowledged records are in the memory of the whole ISR, or on disk where that is configured. So
+    this hits one machine at a time, while all others have every record.
     """
     machine = _any(load, rng)
     if load.cluster.may_crash():
@@ -66,8 +66,8 @@ def _lose_power(load: Workload, machine: BrokerMachine) -> None:
 
 
 def torn_write(load: Workload, rng: Random) -> End:
-    """A broker dies between two changes to its disk, in the middle of what it does; of what was not
-    synced a part may be lost, where that may be (see `power_loss`)."""
+    """A broker dies between two changes of its disk. If `power_loss` is possible, a part of the
+    unsynced data may be lost too."""
     machine = _any(load, rng)
     may = load.cluster.may_crash
     machine.disk.die_in(rng.randint(1, 60), may, lambda: _lose_power(load, machine))
@@ -80,7 +80,8 @@ def torn_write(load: Workload, rng: Random) -> End:
 
 
 def blackout(load: Workload, _rng: Random) -> End:
-    """All brokers at once: without power where acknowledged records are on disk, else killed."""
+    """All brokers fail at once: by power loss if acknowledged records are on disk, else by a
+    kill."""
     machines = list(load.cluster.brokers.values())
     if not load.cluster.may_crash():
         return _nothing
@@ -95,19 +96,20 @@ def blackout(load: Workload, _rng: Random) -> End:
 
 
 def restart(load: Workload, rng: Random) -> End:
-    """SIGTERM, and a start."""
+    """SIGTERM, then a restart."""
     machine = _any(load, rng)
     machine.stop()
     return machine.start
 
 
 def pause(load: Workload, rng: Random) -> End:
-    """SIGSTOP, and SIGCONT."""
+    """SIGSTOP, then SIGCONT."""
     return _stopped(load, _any(load, rng))
 
 
 def client_pause(load: Workload, rng: Random) -> End:
-    """A client stands still, for longer than its session maybe, and goes on as if nothing was."""
+    """A client is stopped, possibly for longer than its session, and resumes as if nothing
+    happened."""
     return _stopped(load, rng.choice(load.cluster.clients))
 
 
@@ -119,7 +121,7 @@ def _stopped(load: Workload, machine: Machine) -> End:
     process.pause()
 
     def end() -> None:
-        load.kernel.trace(f"{machine.name} goes on")
+        load.kernel.trace(f"{machine.name} resumes")
         process.resume()
 
     return end
@@ -143,8 +145,8 @@ def _address(machine: Machine) -> str:
 
 
 def partition(load: Workload, rng: Random) -> End:
-    """A broker, or half of them, is cut off from the others, in both directions; clients are on one
-    side or reach both."""
+    """One broker, or half of them, is cut off from the others in both directions. Clients are on
+    one side or reach both."""
     brokers = list(load.cluster.brokers.values())
     count = 1 if rng.random() < 0.6 else max(1, len(brokers) // 2)
     inner = {_address(m) for m in rng.sample(brokers, count)}
@@ -158,7 +160,7 @@ def partition(load: Workload, rng: Random) -> End:
 
 
 def one_way(load: Workload, rng: Random) -> End:
-    """What one machine sends does not arrive, at one other or at all; it hears everything."""
+    """Messages of one machine to another, or to all, are lost. It still receives everything."""
     machines = load.cluster.machines()
     source = rng.choice(machines)
     others = [m for m in machines if m is not source]
@@ -171,7 +173,7 @@ def one_way(load: Workload, rng: Random) -> End:
 
 
 def broken_connections(load: Workload, rng: Random) -> End:
-    """Connections are reset; one end may hear of it later."""
+    """Connections are reset; one end may notice later."""
     for transport in load.cluster.network.connections():
         if rng.random() < 0.4:
             (transport if rng.random() < 0.5 else transport.peer).cut_off(RESET)
@@ -179,7 +181,7 @@ def broken_connections(load: Workload, rng: Random) -> End:
 
 
 def loss(load: Workload, rng: Random) -> End:
-    """Segments are lost and sent again, so that streams stall and overtake each other."""
+    """Segments are lost and retransmitted, so that streams stall and overtake each other."""
     network = load.cluster.network
     network.loss = rng.choice((0.02, 0.1, 0.3))
     load.kernel.trace(f"loss {network.loss}")
@@ -212,7 +214,7 @@ def slow_disk(load: Workload, rng: Random) -> End:
 
 
 def disk_error(load: Workload, rng: Random) -> End:
-    """A disk refuses to sync: nobody knows what is on it."""
+    """A disk refuses to sync, so its content is uncertain."""
     machine = _any(load, rng)
     if not load.cluster.may_crash():
         return _nothing
@@ -237,7 +239,7 @@ def disk_full(load: Workload, rng: Random) -> End:
 
 
 def clock_jump(load: Workload, rng: Random) -> End:
-    """A wall clock is set, back or forward."""
+    """A wall clock is set back or forward."""
     machine = rng.choice(load.cluster.machines())
     jump_s = rng.choice((0.5, 5.0, 60.0, 3_600.0)) * rng.choice((1, -1))
     load.kernel.trace(f"{machine.name} has its clock set by {jump_s} s")
@@ -246,7 +248,7 @@ def clock_jump(load: Workload, rng: Random) -> End:
 
 
 def client_crash(load: Workload, rng: Random) -> End:
-    """A client's process is killed and started again."""
+    """A client's process is killed and restarted."""
     machine = rng.choice(load.cluster.clients)
     if machine.process is None:
         return _nothing
@@ -260,7 +262,7 @@ def client_crash(load: Workload, rng: Random) -> End:
 
 
 def voter_removed(load: Workload, rng: Random) -> End:
-    """A voter is taken out of the quorum, and is one again later."""
+    """A voter is removed from the quorum and added again later."""
     brokers = load.cluster.brokers
     machine = brokers[rng.choice(sorted(brokers))]
     if len(brokers) == 1:
@@ -275,7 +277,7 @@ def voter_removed(load: Workload, rng: Random) -> End:
 
 
 def reassigned(load: Workload, rng: Random) -> End:
-    """A partition moves to other brokers, or prefers another one as its leader."""
+    """A partition moves to other brokers, or its preferred leader changes."""
     ids = sorted(load.cluster.brokers)
     replicas = rng.sample(ids, min(3, len(ids)))
     partition = rng.randrange(PARTITIONS)

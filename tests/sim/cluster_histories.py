@@ -1,20 +1,21 @@
-"""What the clients of a simulated cluster saw, and what must hold of that; `cluster_shares` has the
-rules of share groups.
+"""What the clients of a simulated cluster saw, and the rules it must satisfy. `cluster_shares` has
+the rules of share groups.
 
-Names follow Jepsen's Kafka workload where it has one. All times are the kernel's; a call has the
-time it began at and the time its answer came.
+Names follow Jepsen's Kafka workload where it has one. All times are the kernel's. Each call has the
+time of its start and the time of its response.
 
-* `lost-write`: an acknowledged record is not where it was said to be.
-* `duplicate`: an idempotent producer's record is there twice.
-* `inconsistent-offsets`: a consumer or share member got something else than is committed there.
-* `unseen`: a committed record was never given to the group.
-* `int-poll-skip`: two records of one poll that do not follow each other, where all offsets have
+* `lost-write`: an acknowledged record is not at its acknowledged offset.
+* `duplicate`: an idempotent producer's record is in the log twice.
+* `inconsistent-offsets`: a consumer or share member got something other than the committed record.
+* `unseen`: a committed record was never delivered to the group.
+* `int-poll-skip`: one poll returned two records that are not adjacent, where all offsets have
   records.
 * `offset-regression`: a group's committed offset went back.
-* `classic-generation`: two members of one generation were told of different ones to be in it.
-* `classic-two-owners`: two members of one generation own one partition, or one has another
-  assignment when it asks again.
-* `classic-old-generation`: a commit was taken from a generation after somebody was in a later one.
+* `classic-generation`: two members of one generation have assignments made for different members.
+* `classic-two-owners`: two members of one generation own one partition, or a member got another
+  assignment when it asked again.
+* `classic-old-generation`: a commit of a generation was accepted after a member had joined a later
+  one.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ if TYPE_CHECKING:
 
 
 class GroupOffsets:
-    """What a group has committed, as far as its clients know."""
+    """What a group has committed, as far as its clients have learned."""
 
     def __init__(self) -> None:
         self.committed: dict[Where, int] = {}
-        #: Offsets in commits that nobody had an answer to. One whose client has timed out and hung
-        #: up may still be on its way, and be taken after a later one; Kafka has no fence for it.
+        #: Offsets in commits without a response. If the client timed out and closed the connection,
+        #: its commit may still be accepted after a later one; Kafka has no fence against that.
         self.loose: set[tuple[Where, int]] = set()
         self.consumed: set[Record] = set()
         self.counts: Counter[str] = Counter()
 
     def offsets(self, who: str, before: dict[Where, int], now: dict[Where, int]) -> None:
-        """Offsets that a commit was acknowledged for, or that were read; `before` is `committed`
-        as it was when the call began."""
+        """Check offsets that were read, or whose commit was acknowledged. `before` is the value of
+        `committed` at the start of the call."""
         for where, offset in now.items():
             excused = who == "observer" and (where, offset) in self.loose
             if offset < before.get(where, 0) and not excused:
@@ -58,7 +59,7 @@ class GroupOffsets:
 
 
 class Histories(GroupOffsets):
-    """Takes what clients see, and raises `Violation` as soon as it can't be."""
+    """Takes what clients see, and raises `Violation` at the first contradiction."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,12 +81,12 @@ class Histories(GroupOffsets):
                 "inconsistent-offsets", f"{record} is {known!r}, and {value!r} to {who}"
             )
         if value not in self.sent:
-            raise Violation("inconsistent-offsets", f"nobody sent {value!r}, which {who} got")
+            raise Violation("inconsistent-offsets", f"no producer sent {value!r}, which {who} got")
 
     # Groups.
 
     def polled(self, who: str, records: Sequence[tuple[str, int, int, bytes | None]]) -> None:
-        """What one poll gave, in its order."""
+        """Check the records of one poll, in their order."""
         last: dict[Where, int] = {}
         for topic, partition, offset, value in records:
             where, record = (topic, partition), (topic, partition, offset)
@@ -99,7 +100,7 @@ class Histories(GroupOffsets):
     # At the end.
 
     def finish(self, final: dict[Record, bytes | None], ends: dict[Where, int]) -> None:
-        """`final` is what a consumer reads below `ends` when all is quiet."""
+        """Check the whole run. `final` is what a consumer reads below `ends` after the run."""
         for value, record in self.acknowledged.items():
             if final.get(record) != value:
                 raise Violation(
@@ -125,9 +126,9 @@ class ClassicHistory(GroupOffsets):
 
     def __init__(self) -> None:
         super().__init__()
-        #: By generation: for whom it was made, and each one's partitions.
+        #: By generation: the members it was made for, and the partitions of each.
         self.generations: dict[int, tuple[bytes, dict[str, tuple[int, ...]]]] = {}
-        #: All that there is at the end is read and committed.
+        #: Whether every record is read and committed at the end.
         self.is_through = False
 
     def synced(self, who: str, generation: int, made_for: bytes, owned: tuple[int, ...]) -> None:

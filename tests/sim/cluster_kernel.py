@@ -1,13 +1,13 @@
-"""The machine that whole simulated clusters run on: one clock, one order of all callbacks, and an
+"""The machine that whole simulated clusters run on: one clock, one order of all callbacks, and one
 asyncio loop for each process.
 
-Real brokers and real clients run unchanged. Each process has an event loop of its own, and all
-loops put their callbacks in one queue, in the order of simulated time; between two callbacks no
-time passes. So a process can be killed (its callbacks never run, and nothing of it runs after) or
-stopped (they wait until it goes on) while all others live.
+Real brokers and real clients run unchanged. Each process has its own event loop. All loops put
+their callbacks in one queue, in the order of simulated time; no time passes between two callbacks.
+So a process can be killed (none of its callbacks runs again) or stopped (they wait until it
+resumes) while all others run.
 
-One seed decides all that is random. What has happened is hashed, so that two runs of a seed can be
-told to be the same, byte for byte.
+One seed determines everything random. All events are hashed, so that two runs of a seed can be
+compared byte for byte.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 #: Simulated seconds since the machine was switched on, and since 1970, when a run begins.
 START_S = 1_000.0
 EPOCH_S = 1_700_000_000.0
-#: A run that takes more callbacks than this goes round in circles; usual ones take 100,000.
+#: A run with more callbacks than this does not make progress; usual runs take 100,000.
 CALLBACKS_MAX = 5_000_000
-#: And one that takes more than this in one instant.
+#: The same limit for one instant.
 INSTANT_CALLBACKS_MAX = 20_000
 
 
 class Violation(AssertionError):
-    """A rule that was broken: its name, and what was seen."""
+    """A broken rule: its name, and what was observed."""
 
     def __init__(self, rule: str, what: str) -> None:
         super().__init__(f"{rule}: {what}")
@@ -42,11 +42,11 @@ class Violation(AssertionError):
 
 
 class Stuck(AssertionError):
-    """The run goes on and on and gets nowhere."""
+    """The run continues without progress."""
 
 
 class Buried(BaseException):
-    """What ends the coroutines of a run that is over."""
+    """Ends the coroutines of a finished run."""
 
 
 class Kernel:
@@ -55,17 +55,17 @@ class Kernel:
     def __init__(self, seed: int, *, keep_trace: bool = False) -> None:
         self.seed = seed
         self.random = random.Random(seed)
-        #: Of all brokers and clients: choices such as election timeouts, and unpredictable bytes.
+        #: For all brokers and clients: choices such as election timeouts, and unpredictable bytes.
         self.shared_random = random.Random(seed)
         self.entropy = random.Random(f"{seed} entropy")
         self.now = START_S
-        #: What runs now; None while the kernel's own events do.
+        #: The process that runs now; None during the kernel's own events.
         self.current: Process | None = None
         self.lines: list[str] | None = [] if keep_trace else None
         self.callbacks = 0
         self._instant_ends = INSTANT_CALLBACKS_MAX
         self.stopped = False
-        #: What went wrong in a callback that nobody awaits; the run ends with it.
+        #: An error in a callback that no task awaits; it ends the run.
         self.failure: BaseException | None = None
         self._hash = hashlib.blake2b(digest_size=16)
         self._heap: list[tuple[float, int, Process | None, Any]] = []
@@ -75,7 +75,7 @@ class Kernel:
     # The queue.
 
     def at(self, when: float, call: Callable[[], None], owner: Process | None = None) -> None:
-        """Call at `when`; as `owner`, unless that is dead by then."""
+        """Call at `when`, as `owner` unless that process is dead by then."""
         self._sequence += 1
         heapq.heappush(self._heap, (when, self._sequence, owner, call))
 
@@ -83,12 +83,12 @@ class Kernel:
         self.at(self.now + delay_s, call, owner)
 
     def soon(self, owner: Process | None, call: Any) -> None:
-        """Call in this instant, behind all that is to be called in it already."""
+        """Call in this instant, after everything that is already queued for it."""
         self._ready.append((owner, call))
 
     def run(self, until: float) -> bool:
-        """Let things happen up to that time, or until somebody sets `stopped`; whether that came
-        first. Raises what a process failed with."""
+        """Run up to that time, or until `stopped` is set; return whether `stopped` came first.
+        Raises the error that a process failed with."""
         heap, ready = self._heap, self._ready
         self.stopped = False
         try:
@@ -135,7 +135,7 @@ class Kernel:
             events._set_running_loop(None if process is None else process.loop)
 
     def fail(self, error: BaseException) -> None:
-        """End the run with what went wrong first."""
+        """End the run with the first error."""
         if self.failure is None:
             self.failure = error
 
@@ -144,7 +144,7 @@ class Kernel:
     def trace(
         self, line: str, data: bytes = b"", shown: Callable[[bytes], str] = lambda data: ""
     ) -> None:
-        """Note what happens; `data` is hashed whole, and told of in a kept trace by `shown`."""
+        """Record an event. `data` is hashed whole; a kept trace shows it through `shown`."""
         line = f"{self.now - START_S:10.6f} {line}"
         self._hash.update(line.encode())
         self._hash.update(data)
@@ -153,20 +153,20 @@ class Kernel:
 
     @property
     def fingerprint(self) -> str:
-        """What the whole run up to now comes down to."""
+        """Return a hash of all events of the run so far."""
         return self._hash.hexdigest()
 
     def monotonic_ns(self) -> int:
         return int(self.now * 1e9)
 
     def wall_time_ns(self) -> int:
-        """The wall clock of whoever runs now."""
+        """The wall clock of the process that runs now."""
         offset = 0.0 if self.current is None else self.current.clock_offset()
         return int((self.now - START_S + EPOCH_S + offset) * 1e9)
 
 
 class Process:
-    """What lives and dies as one: an event loop, its tasks, its connections."""
+    """An event loop with its tasks and connections, which end together."""
 
     def __init__(
         self, kernel: Kernel, name: str, clock_offset: Callable[[], float] = lambda: 0.0
@@ -174,19 +174,19 @@ class Process:
         self.kernel = kernel
         self.name = name
         self.alive = True
-        #: Callbacks that wait for a stopped process to go on; None while it runs.
+        #: Callbacks that wait until a stopped process resumes; None while it runs.
         self.held: deque[Any] | None = None
         self.clock_offset = clock_offset
         self.loop = ProcessLoop(self)
-        #: Strong: who else would hold a dead process's tasks, whose ends must not run?
+        #: Strong references: the tasks of a dead process must neither run nor be collected.
         self.tasks: set[asyncio.Task[Any]] = set()
-        #: Called when it dies, by the machine it runs on.
+        #: Called when the process dies, by its machine.
         self.on_kill: list[Callable[[], None]] = []
-        #: When each of its threads is free again, by executor.
+        #: When the thread of each executor is free again.
         self.busy_until: dict[int, float] = {}
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run it in this process; an exception that it ends with ends the simulation."""
+        """Run a coroutine in this process; its exception ends the simulation."""
         task = self.loop.create_task(work)
         task.add_done_callback(self._spawned_ended)
         return task
@@ -199,7 +199,7 @@ class Process:
         self.kernel.fail(error)
 
     def kill(self) -> None:
-        """Nothing of it runs from here on, not even what stands in a `finally`."""
+        """End the process. None of its code runs from here on, not even `finally` blocks."""
         self.alive = False
         self.held = None
         for call in self.on_kill:
@@ -215,15 +215,15 @@ class Process:
             self.kernel.soon(self, call)
 
     def bury(self) -> None:
-        """At the end of a run: let the coroutines go, whatever they say to that."""
+        """Close all coroutines at the end of a run, whatever they raise."""
         self.alive = False
-        self.kernel.enter(self)  # What ends may begin something, which is let go too.
+        self.kernel.enter(self)  # Ending coroutines may start new ones, which are closed too.
         while self.tasks:
             task = self.tasks.pop()
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             coroutine = task.get_coro()
             with contextlib.suppress(BaseException):
-                while True:  # Once more for each thing that it awaits while it ends.
+                while True:  # Repeat for each await in its clean-up.
                     coroutine.throw(Buried())
         self.kernel.enter(None)
 
@@ -234,9 +234,9 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     def __init__(self, process: Process) -> None:
         self.process = process
         self.kernel = process.kernel
-        #: Makes connections and servers; set by the machine that the process runs on.
+        #: Makes connections and servers; set by the machine of the process.
         self.network: Any = None
-        #: How long a thread works at a call, and how long its result takes; set by the machine.
+        #: How long a thread takes for a call, and its result to arrive; set by the machine.
         self.work_s: Callable[[], float] = lambda: 0.0
         self.signals: dict[int, Callable[[], object]] = {}
 
@@ -293,8 +293,8 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         return task
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> asyncio.Future[Any]:
-        """A thread's work: what it does happens at one moment, and the loop hears of it later.
-        The calls of one executor run one behind the other."""
+        """Run a thread's work. Its effects happen at one moment, and the loop gets the result
+        later. The calls of one executor run one after the other."""
         future, busy = self.create_future(), self.process.busy_until
         begins = max(self.kernel.now, busy.get(id(executor), 0.0))
         ends = busy[id(executor)] = begins + self.work_s()
@@ -332,7 +332,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     ) -> Any:
         return self.network.serve(self.process, protocol_factory, options["sock"])
 
-    # What goes wrong.
+    # Errors.
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         error = context.get("exception")

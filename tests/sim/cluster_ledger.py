@@ -1,18 +1,18 @@
-"""What must hold of transactions in a simulated cluster, by what its clients saw.
+"""Rules for transactions in a simulated cluster, checked by what its clients saw.
 
-Processors read the records of one topic, write one record for each of them into the ledger, and
-commit the offset of the next, all in a transaction; whoever audits reads the ledger read-committed,
-and a share group that is read-committed examines it.
+Processors read the records of one topic and write one record for each into the ledger. They commit
+the next offset in the same transaction. Auditors read the ledger read-committed, and a
+read-committed share group reads it too.
 
-* `dirty-read`: an auditor got a record of a transaction that nobody has asked to commit, or that
-  was told to be aborted.
-* `committed-changed`: what an auditor got up to an offset is not what another one got there.
-* `past-lso`: a read-committed fetch gave batches at or past its last stable offset.
-* `lost-transaction`: a transaction that was told to be committed is not there.
-* `torn-transaction`: of a transaction a part is there.
+* `dirty-read`: an auditor got a record of a transaction that no client asked to commit, or that
+  was aborted.
+* `committed-changed`: two auditors got different records up to the same offset.
+* `past-lso`: a read-committed fetch returned batches at or past its last stable offset.
+* `lost-transaction`: a transaction whose commit was acknowledged is missing.
+* `torn-transaction`: only a part of a transaction is there.
 * `duplicate`: one record of a transaction is there twice.
-* `not-exactly-once`: of a record that was processed two outcomes are committed, or none is.
-* `processed-twice`: a processor was given an offset that lies before a committed one.
+* `not-exactly-once`: a processed record has two committed outcomes, or none.
+* `processed-twice`: a processor started at an offset before a committed one.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ Entry = tuple[int, bytes]
 
 @dataclass
 class Transaction:
-    """What its processor knows of one transaction."""
+    """One transaction, as far as its processor has learned."""
 
     number: int
     source: Where
-    #: The offsets that it processes: first, and the one that it commits.
+    #: The offsets that it processes: the first one, and the one that it commits.
     first: int
     next: int = 0
     values: set[bytes] = field(default_factory=set)
-    #: How its end was asked for: True for a commit, None as long as it was not.
+    #: The requested end: True for a commit, None before the request.
     asked: bool | None = None
-    told: bool = False
+    acknowledged: bool = False
 
 
 def value_of(transaction: Transaction, offset: int) -> bytes:
@@ -52,7 +52,7 @@ def value_of(transaction: Transaction, offset: int) -> bytes:
 
 
 class _Audited:
-    """What is committed in one partition of the ledger, as far as somebody has read."""
+    """The committed records of one ledger partition, as far as auditors have read."""
 
     def __init__(self) -> None:
         self.end = 0
@@ -60,14 +60,14 @@ class _Audited:
 
 
 class Ledger:
-    """Takes what processors and auditors see, and raises `Violation` for what can't be."""
+    """Takes what processors and auditors see, and raises `Violation` at the first contradiction."""
 
     def __init__(self) -> None:
         self.transactions: list[Transaction] = []
         self.counts: Counter[str] = Counter()
-        #: The offset behind the last record that was processed and told to be committed.
+        #: The offset after the last record whose processing was committed.
         self.processed: dict[Where, int] = {}
-        #: What the share group was given.
+        #: Records that the share group got.
         self.shared: set[bytes] = set()
         self._audited: dict[Where, _Audited] = {}
 
@@ -85,9 +85,9 @@ class Ledger:
         transaction.values |= {value_of(transaction, at) for at in range(first, next_)}
         return transaction
 
-    def told(self, transaction: Transaction) -> None:
-        """The end that was asked for was answered with success."""
-        transaction.told = True
+    def acknowledged(self, transaction: Transaction) -> None:
+        """The requested end was acknowledged."""
+        transaction.acknowledged = True
         self.counts["committed" if transaction.asked else "aborted"] += 1
         if transaction.asked:
             known = self.processed.get(transaction.source, 0)
@@ -98,7 +98,7 @@ class Ledger:
     def audited(
         self, who: str, where: Where, first: int, end: int, stable: int, entries: Sequence[Entry]
     ) -> None:
-        """`who` read [first, end) at the last stable offset `stable`."""
+        """`who` has read [first, end) at the last stable offset `stable`."""
         if end > stable:
             raise Violation("past-lso", f"{who} got {where} up to {end}, stable to {stable}")
         for offset, value in entries:
@@ -114,7 +114,7 @@ class Ledger:
         self.counts["audited"] += len(entries)
 
     def examined(self, who: str, where: Where, offset: int, value: bytes) -> None:
-        """A member of a read-committed share group was given a record."""
+        """A member of a read-committed share group got a record."""
         self._clean(who, where, offset, value)
         self.shared.add(value)
 
@@ -126,13 +126,14 @@ class Ledger:
     def _of(self, value: bytes) -> Transaction:
         number = int(value.rsplit(b" ", 1)[1])
         if number >= len(self.transactions) or value not in self.transactions[number].values:
-            raise Violation("dirty-read", f"nobody wrote {value!r}")
+            raise Violation("dirty-read", f"no processor wrote {value!r}")
         return self.transactions[number]
 
     # At the end.
 
     def finish(self, final: Iterable[bytes], ends: dict[Where, int]) -> None:
-        """`final` is what is read read-committed when all is quiet, and `ends` of the sources."""
+        """Check the run: `final` is the read-committed content, `ends` are the sources' log
+        ends."""
         there = Counter(final)
         outcomes: Counter[bytes] = Counter()
         for value, times in there.items():
@@ -145,7 +146,7 @@ class Ledger:
                 raise Violation("dirty-read", f"{part} of {transaction}")
             if part and part != transaction.values:
                 raise Violation("torn-transaction", f"{part} of {transaction}")
-            if not part and transaction.asked and transaction.told:
+            if not part and transaction.asked and transaction.acknowledged:
                 raise Violation("lost-transaction", f"{transaction}")
         for (_, partition), end in ends.items():
             for offset in range(end):

@@ -1,13 +1,13 @@
-"""What must hold of the brokers of a simulated cluster, looked at from within, all along.
+"""Rules for the brokers of a simulated cluster, checked from within during the whole run.
 
 * `one_leader`: one node leads the quorum in an epoch, and one a partition in a leader epoch.
 * `high_watermark`: a replica's never goes back while its broker lives.
-* `committed_prefix`: what is below a high watermark is the same on every replica, for ever: the
-  first replica that has it committed writes it into a ledger, all others are compared with that.
-* `leader_completeness`: who leads in the newest epoch has all that is in the ledger.
-* `last_stable_offset`: a replica's is where the first transaction begins that has no marker below
-  its high watermark, as the ledger tells.
-* `aborted_transactions`: a replica's index of them is that of the ledger, when all is quiet.
+* `committed_prefix`: all replicas have the same batches below their high watermarks, for ever. The
+  first replica that has a batch committed adds it to a ledger; all others are compared with that.
+* `leader_completeness`: the leader of the newest epoch has everything in the ledger.
+* `last_stable_offset`: a replica's is the start of the first transaction that has no marker below
+  its high watermark, according to the ledger.
+* `aborted_transactions`: at the end of a run, a replica's index of them equals the ledger's.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Batch(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A transaction that has a marker, and where: its producer, its first offset, the marker's."""
+    """A transaction that has a marker: its producer, its first offset, the marker's offset."""
 
     producer_id: int
     first: int
@@ -49,18 +49,18 @@ class Ended(NamedTuple):
 
 
 class Ledger:
-    """What is committed in one partition, batch by batch, and its transactions."""
+    """The committed batches of one partition, and its transactions."""
 
     def __init__(self, start: int) -> None:
         self.start = self.end = start
         self.batches: dict[int, Batch] = {}
-        #: By producer id: where its transaction begins that has no marker.
+        #: By producer id: the start of its transaction without a marker.
         self.open: dict[int, int] = {}
         self.ended: list[Ended] = []
 
     def add(self, batch: Batch, header: BatchHeader, data: bytes) -> None:
         if batch.first > self.end:
-            # What lies before was dropped everywhere (DeleteRecords) before anybody looked.
+            # Earlier batches were deleted everywhere (DeleteRecords) before the first check.
             self.start = batch.first
         self.batches[batch.first] = batch
         self.end = batch.next
@@ -76,7 +76,7 @@ class Ledger:
             self.ended.append(ended)
 
     def stable(self, high_watermark: int) -> int:
-        """The last stable offset of a replica with that high watermark."""
+        """Return the last stable offset of a replica with this high watermark."""
         firsts = [first for first in self.open.values() if first < high_watermark]
         for ended in reversed(self.ended):
             if ended.marker < high_watermark:
@@ -87,34 +87,34 @@ class Ledger:
 
 
 class _Seen:
-    """What was seen of one replica: its high watermark, how far its log was compared."""
+    """What was seen of one replica: its high watermark, and how far its log was compared."""
 
     def __init__(self, life: tuple[object, object]) -> None:
-        #: The process, and what stands for the replica in it; another one begins anew.
+        #: The process, and the replica's object in it; a change starts a new comparison.
         self.life = life
         self.high_watermark = 0
         self.checked = 0
 
 
 class LogsChecker:
-    """Looks at all brokers, every so often."""
+    """Checks all brokers periodically."""
 
     def __init__(self, cluster: SimCluster) -> None:
         self.cluster = cluster
         self.ledgers: dict[Where, Ledger] = {}
-        #: Called with each batch once, when a replica has it committed.
+        #: Called once for each batch, when a replica has it committed.
         self.on_batch: list[Callable[[Where, BatchHeader, bytes], None]] = []
         self._leaders: dict[tuple[Any, ...], int] = {}
         self._newest: dict[Where, int] = {}
         self._seen: dict[tuple[int, Where], _Seen] = {}
 
     def look(self) -> None:
-        """Check everything, and what is new since the last look. Raises `Violation`."""
+        """Check everything that is new since the last call. Raises `Violation`."""
         for machine, broker in self.cluster.running():
             quorum = broker.quorum
             if quorum.is_leader:
                 self._leads((METADATA_TOPIC, quorum.epoch), machine.id)
-            # One whose disk refused a write begins anew within its broker, as another `Raft`.
+            # After a failed write, a broker starts a new `Raft`.
             where, log = (METADATA_TOPIC, 0), quorum._log
             assert log is not None
             self._replica(machine, quorum.raft, where, log, quorum.high_watermark)
@@ -209,9 +209,12 @@ class LogsChecker:
             )
 
     def _as_loaded(self, partition: Partition, ledger: Ledger, known: int) -> int:
-        """What it is to a broker that has started with a marker above its high watermark: for the
-        snapshot of the producers the transaction is over, as in Kafka. That does no harm, since the
-        end of a transaction is decided before its marker is written."""
+        """Return the last stable offset of a broker that started with a marker above its high
+        watermark.
+
+        Its snapshot of the producers counts the transaction as ended, as in Kafka. That is
+        harmless: the end of a transaction is decided before its marker is written.
+        """
         high_watermark = partition.high_watermark
         if partition.log.log_end_offset <= high_watermark:
             return known
@@ -222,7 +225,7 @@ class LogsChecker:
         return min([first for first in firsts if first < high_watermark], default=high_watermark)
 
     def look_through(self) -> None:
-        """Compare all that is on all replicas, from the start of each log."""
+        """Compare all replicas from the start of each log."""
         self._seen.clear()
         self.look()
         for machine, broker in self.cluster.running():

@@ -19,23 +19,23 @@ from sim.cluster_network import FIN, RESET, Host, ListenSocket, Network
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: What a disk takes for a sync, in seconds, from a good one to a busy one.
+#: Seconds that a sync takes, on a good disk and on a busy one.
 SYNC_S = (0.0005, 0.004)
 
 
 class Died(BaseException):
-    """The process ends within a call of the disk. No code of the broker catches this; what its
-    `finally` blocks try on the disk dies as well."""
+    """The process ends within a call of the disk. No code of the broker catches this. Disk calls in
+    its `finally` blocks raise it too."""
 
 
 class SimDisk(MemoryStorage):
-    """A machine's disk, with the time of its files, slow times, errors, and a way to die in it."""
+    """A machine's disk, with file times, delays, errors, and a way to die in a call."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         super().__init__()
         self.slowness = 1.0
-        #: Syncs fail.
+        #: Whether syncs fail.
         self.broken = False
         self.fault = self._fault
         self._left = 0
@@ -43,8 +43,8 @@ class SimDisk(MemoryStorage):
         self._die: Callable[[], None] = lambda: None
 
     def die_in(self, operations: int, may: Callable[[], bool], die: Callable[[], None]) -> None:
-        """After so many changes the process of this machine ends where it stands, if it `may` then,
-        and `die` is called. 0 calls that off."""
+        """End the process of this machine during the n-th change, if `may` allows it then, and call
+        `die`. `operations` of 0 cancels that."""
         self._left, self._may, self._die = operations, may, die
 
     def _fault(self, operation: str, path: str) -> None:
@@ -95,7 +95,7 @@ class Machine:
         return self.process is not None
 
     def boot(self) -> Process:
-        """A new process on this machine."""
+        """Start a new process on this machine."""
         assert self.process is None
         process = Process(self.kernel, self.name, lambda: self.clock_offset_s)
         process.host = self.host  # type: ignore[attr-defined]
@@ -108,7 +108,7 @@ class Machine:
         return process
 
     def environment(self) -> Environment:
-        """What a client on this machine runs in."""
+        """Return the environment of a client on this machine."""
         kernel = self.kernel
         return Environment(
             wall_ns=kernel.wall_time_ns,
@@ -117,7 +117,7 @@ class Machine:
         )
 
     def ended(self) -> None:
-        """Its process has ended by itself: what it left open is closed for it."""
+        """Close what its process left open when it ended."""
         if self.process is not None:
             self.process.kill()
             self.process = None
@@ -125,7 +125,7 @@ class Machine:
             self.disk.crash(lambda n: n - 1)
 
     def kill(self) -> None:
-        """`kill -9`: the operating system keeps what was written, and closes the sockets."""
+        """`kill -9`: the operating system keeps the written data and closes the sockets."""
         if self.process is None:
             return
         self.kernel.trace(f"{self.name} killed")
@@ -135,7 +135,7 @@ class Machine:
         self.disk.crash(lambda n: n - 1)
 
     def lose_power(self) -> None:
-        """What was not synced is lost, or a part of it; nobody is told that it is gone."""
+        """Lose unsynced data, or a part of it. No peer gets a notification."""
         if self.process is None:
             return
         self.kernel.trace(f"{self.name} without power")

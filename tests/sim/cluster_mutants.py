@@ -1,4 +1,4 @@
-"""Brokers with one rule broken, each by name: what the simulation of clusters is worth."""
+"""Brokers with one rule broken, each by name. They measure what the cluster simulation finds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Mutant = Callable[[pytest.MonkeyPatch], None]
 
 
 def commits_before_it_has_synced(patch: pytest.MonkeyPatch) -> None:
-    """What is to be on disk before it is acknowledged is acknowledged from memory."""
+    """Records that must be on disk before the acknowledgement are acknowledged from memory."""
     real = Partition._appended
 
     def grown(self: Partition, size: int) -> None:
@@ -44,7 +44,7 @@ def forgets_sequences(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_commits_of_old_members(patch: pytest.MonkeyPatch) -> None:
-    """Who was put out of a group may still commit offsets."""
+    """A member that was removed from a group may still commit offsets."""
     patch.setattr(
         ConsumerGroup,
         "check_offset_commit",
@@ -76,7 +76,7 @@ def forgets_deliveries(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_accepts_of_all(patch: pytest.MonkeyPatch) -> None:
-    """Whoever accepts a record is taken for the member that holds it."""
+    """The member that accepts a record counts as the one that holds it."""
     real = SharePartition.acknowledge
 
     def acknowledge(
@@ -92,12 +92,12 @@ def takes_accepts_of_all(patch: pytest.MonkeyPatch) -> None:
 
 
 def shows_open_transactions(patch: pytest.MonkeyPatch) -> None:
-    """The last stable offset takes no heed of transactions."""
+    """The last stable offset ignores transactions."""
     patch.setattr(ProducerStates, "first_unstable_offset", lambda self, high_watermark: None)
 
 
 def delivers_open_transactions(patch: pytest.MonkeyPatch) -> None:
-    """A read-committed share group is given records whose transaction is open."""
+    """A read-committed share group gets records of open transactions."""
     patch.setattr(ShareLeader, "limit", lambda self, settings: self.partition.high_watermark)
 
 
@@ -112,7 +112,7 @@ def forgets_aborted_transactions(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_records_of_fenced_producers(patch: pytest.MonkeyPatch) -> None:
-    """Neither the coordinator nor the log looks at the epoch of who writes."""
+    """Neither the coordinator nor the log checks the producer's epoch."""
     check, add = ProducerStates.check, TransactionShard.add_partitions
 
     def checked(self: ProducerStates, header: BatchHeader, *, client: bool) -> WrittenBatch | None:
@@ -132,7 +132,7 @@ def takes_records_of_fenced_producers(patch: pytest.MonkeyPatch) -> None:
 
 
 def lets_fenced_producers_end(patch: pytest.MonkeyPatch) -> None:
-    """Who had a transactional id may end the transaction of who has it."""
+    """A fenced producer may end the transaction of its successor."""
     real = TransactionShard.end
 
     def end(self: TransactionShard, writer: Writer, **options: Any) -> Result:
@@ -145,7 +145,7 @@ def lets_fenced_producers_end(patch: pytest.MonkeyPatch) -> None:
 
 
 def counts_offsets_of_aborted_transactions(patch: pytest.MonkeyPatch) -> None:
-    """A group's offsets move though their transaction was aborted."""
+    """A group's offsets move although their transaction was aborted."""
     real = Offsets.replay_end_transaction
     patch.setattr(
         Offsets,
@@ -155,19 +155,19 @@ def counts_offsets_of_aborted_transactions(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_commits_of_old_generations(patch: pytest.MonkeyPatch) -> None:
-    """Who was left out of a classic group's rebalance may still commit offsets."""
+    """A member that missed a classic group's rebalance may still commit offsets."""
     patch.setattr(ClassicGroup, "check_offset_commit", lambda self, **_: None)
 
 
 def counts_no_generations(patch: pytest.MonkeyPatch) -> None:
-    """The generation stays what it is when a classic group is rebalanced."""
+    """The generation does not change when a classic group is rebalanced."""
     patch.setattr(
         ClassicGroup, "generation_id", property(lambda self: 1, lambda self, _: None), raising=False
     )
 
 
 def gives_what_others_own(patch: pytest.MonkeyPatch) -> None:
-    """A member is given its partitions at once, before those who have them have given them up."""
+    """A member gets its partitions at once, before their owners have given them up."""
     patch.setattr(ConsumerGroup, "is_free", lambda self, partition, member: True)
 
 

@@ -1,11 +1,11 @@
 """The network of a simulated cluster: machines, and TCP between them.
 
-What is carried is Kafka's own bytes in ordered streams, so nothing is lost, doubled or overtaken
-within a connection. A lost segment is a stream that stalls until it is sent again; a link that is
-cut, in one direction or both, is one that stalls until it is whole; what overtakes is another
-connection. Connections break when a process ends (its peers are told), when somebody resets them,
-or when what comes in belongs to a connection that a restarted machine knows nothing of. A machine
-without power tells nobody: who waits for it waits for a timeout.
+The network carries Kafka's own bytes in ordered streams: no byte is lost, duplicated or overtaken
+within a connection. A lost segment stalls its stream until the retransmission. A link that is cut,
+in one direction or both, stalls its streams until it is restored. Only another connection can
+overtake. A connection breaks when a process ends (the peers get a reset) or a fault resets it. It
+also breaks when a restarted machine gets data of a connection that it does not have. A machine
+without power sends nothing, so its peers wait for a timeout.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from shoal.protocol.api import ApiKey
 if TYPE_CHECKING:
     from sim.cluster_kernel import Kernel, Process
 
-#: What a sender's and a receiver's socket buffer hold, in bytes.
+#: Capacity of a sender's and a receiver's socket buffer, in bytes.
 SOCKET_BYTES = 256 << 10
 #: A chunk of a stream is at most this long, so that frames arrive in pieces.
 CHUNK_BYTES = 16 << 10
-#: After which time a segment that was not acknowledged is sent again, at first and at most.
+#: Retransmission time-out of a segment, at first and at most.
 RETRANSMIT_S, RETRANSMIT_MAX_S = 0.2, 2.0
-#: The ends of a stream; told from its bytes by what they are, not by what they say.
+#: Markers for the end of a stream; compared by identity, not by value.
 FIN, RESET = b"fin", b"reset"
 _NAMES = {int(key): key.name for key in ApiKey}
 
@@ -47,14 +47,14 @@ class Host:
         return self._port
 
     def close_all(self, how: bytes) -> None:
-        """The kernel closes what a dead process left open."""
+        """The kernel closes the sockets of a dead process."""
         for listening in list(self.listening.values()):
             listening.close()
         for transport in list(self.sockets):
             transport.cut_off(how)
 
     def power_off(self) -> None:
-        """Nobody is told."""
+        """Lose power; peers get no notification."""
         self.powered = False
         for listening in list(self.listening.values()):
             listening.close(silent=True)
@@ -70,9 +70,9 @@ class Network:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.hosts: dict[str, Host] = {}
-        #: Directed pairs of addresses between which nothing gets through.
+        #: Directed pairs of addresses between which nothing is carried.
         self.cut: set[tuple[str, str]] = set()
-        #: Of so many chunks one is lost and sent again.
+        #: One of this many chunks is lost and retransmitted.
         self.loss = 0.0
         self.delay_s = (0.0001, 0.001)
 
@@ -89,7 +89,7 @@ class Network:
         return delay * 20 if rng.random() < 0.01 else delay
 
     async def connect(self, process: Process, factory: Any, address: str, port: int) -> Any:
-        """A connection of a process. Raises `ConnectionRefusedError`."""
+        """Open a connection for a process. Raises `ConnectionRefusedError`."""
         future = process.loop.create_future()
         call = _Call(self, process, factory, self.hosts[address], port, future)
         call.ask(1.0)
@@ -103,12 +103,12 @@ class Network:
         return Server(process, factory, listening)
 
     def connections(self) -> list[Transport]:
-        """The ends that asked for their connection, in the order they were made."""
+        """The client ends of all connections, in the order they were made."""
         return [t for h in self.hosts.values() for t in h.sockets if t.asked]
 
 
 class _Call:
-    """A connection that is being made."""
+    """A connection attempt."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class _Call:
         self.transport: Transport | None = None
 
     def ask(self, again_s: float) -> None:
-        """Send a SYN; again, if it does not arrive."""
+        """Send a SYN, and retransmit it if it does not arrive."""
         if self.future.done() or not self.process.alive:
             return
         kernel = self.network.kernel
@@ -183,7 +183,7 @@ class _Call:
 
 
 class ListenSocket:
-    """A bound and listening socket, as `bound_socket` gives it."""
+    """A bound and listening socket, as returned by `bound_socket`."""
 
     def __init__(self, process: Process, port: int) -> None:
         self.process = process
@@ -232,7 +232,7 @@ class Server:
 
 
 class Transport(asyncio.Transport):
-    """One end of a connection: what it sends on the way, and what has come and was not read."""
+    """One end of a connection: bytes in flight, and bytes that arrived but were not read."""
 
     def __init__(
         self,
@@ -256,13 +256,13 @@ class Transport(asyncio.Transport):
         self._reading = True
         self._paused = False
         self._high = 64 << 10
-        #: Sent and not arrived, in order, and its size in bytes.
+        #: Sent but not arrived, in order, and its size in bytes.
         self.out: deque[bytes] = deque()
         self._out_bytes = 0
         self._under_way = False
-        #: When the chunk that was sent last arrives.
+        #: When the last chunk arrives.
         self.arrives_at = 0.0
-        #: Arrived and not read.
+        #: Arrived but not read.
         self._in: deque[bytes] = deque()
         self.in_bytes = 0
         host.sockets[self] = None
@@ -342,7 +342,7 @@ class Transport(asyncio.Transport):
         self._send(how)
 
     def cut_off(self, how: bytes) -> None:
-        """The kernel closes this end; its process, if it lives, is told."""
+        """The kernel closes this end, and notifies its process if that lives."""
         if not self.closing:
             self._shut(how)
             error = ConnectionResetError(104, "Connection reset by peer")
@@ -354,7 +354,7 @@ class Transport(asyncio.Transport):
             if self.protocol is not None:
                 self.protocol.connection_lost(error)
 
-    # The way.
+    # The way of a chunk.
 
     def _send(self, chunk: bytes) -> None:
         self.out.append(chunk)
@@ -364,12 +364,12 @@ class Transport(asyncio.Transport):
             self._set_off()
 
     def _set_off(self) -> None:
-        """The first chunk leaves."""
+        """Send the first chunk."""
         self.arrives_at = max(self.arrives_at, self.kernel.now + self.network.delay())
         self.kernel.at(self.arrives_at, lambda: self._arrive(RETRANSMIT_S))
 
     def _arrive(self, again_s: float) -> None:
-        """The chunks that are on the way are there, if the link carries them."""
+        """Deliver the chunks in flight, if the link is up."""
         network, kernel = self.network, self.kernel
         if not self.out:
             self._under_way = False
@@ -401,7 +401,7 @@ class Transport(asyncio.Transport):
     def came(self, chunk: bytes) -> None:
         if self.closing or not self.host.powered:
             if chunk is not RESET and chunk is not FIN and not self.peer.closing:
-                # Nobody has this connection any more.
+                # The connection no longer exists.
                 delay_s = self.network.delay()
                 self.kernel.after(delay_s, lambda: self.peer.cut_off(RESET))
         elif chunk is RESET:
@@ -417,7 +417,7 @@ class Transport(asyncio.Transport):
                 self.process.loop.call_soon(self._read)
 
     def _read(self) -> None:
-        """Hand what has come to the protocol, until it wants no more."""
+        """Pass received bytes to the protocol until it pauses reading."""
         while self._in and self._reading and not self.closing:
             chunk = self._in.popleft()
             self.in_bytes -= len(chunk)
@@ -444,7 +444,7 @@ class Transport(asyncio.Transport):
 
 
 def _shown(chunk: bytes) -> str:
-    """A chunk for who reads the trace: of a request's beginning, which it is."""
+    """Describe a chunk in the trace: for the start of a request, its API."""
     if len(chunk) >= 12:
         size, key, version, correlation_id = struct.unpack_from(">ihhi", chunk)
         if size + 4 == len(chunk) and 0 <= key < 100 and 0 <= version < 30:

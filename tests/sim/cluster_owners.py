@@ -1,14 +1,14 @@
-"""Who owns which partition in a consumer group whose broker assigns (KIP-848), its classic members
-among them, as far as members know for sure; two may not own one.
+"""Owners of partitions in a KIP-848 consumer group, classic members included, as far as members
+have learned for certain. No partition may have two owners.
 
-A member is told what it owns by a heartbeat's answer, or by that of SyncGroup. It owns that from
-the answer on up to the last request of which the answer knows it as a member, be that answer one
-that has it give up some: nobody takes a partition from a member that has not given it up, but by
-putting it out. That holds within an epoch and across them, and whether or not the group was empty
-and began anew with epoch 1 in between.
+The response to a heartbeat or to SyncGroup assigns partitions to a member. The member owns them
+from that response up to its last request whose response confirms its membership, even if that
+response revokes some of them. The group may reassign a partition only after the owner has given it
+up or was removed. That holds within an epoch and across epochs, also if the group was empty in
+between and started again with epoch 1.
 
-* `group-two-owners`: a member was told that it owns a partition while another one did.
-* `group-epoch`: a member was told of an older epoch than before.
+* `group-two-owners`: a member was assigned a partition while another member owned it.
+* `group-epoch`: a member got an older epoch than before.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 class Hold:
-    """One stay of a partition with a member: told by a request that was sent at `asked`, for sure
-    between `begins` and `ends`."""
+    """One ownership of a partition. The request was sent at `asked`; the member certainly owns the
+    partition between `begins` and `ends`."""
 
     __slots__ = ("asked", "begins", "ends", "epoch", "who")
 
@@ -33,7 +33,7 @@ class Hold:
     def __repr__(self) -> str:
         return f"{self.who} since epoch {self.epoch}, from {self.begins:.6f} to {self.ends:.6f}"
 
-    def was_told_within(self, other: Hold) -> bool:
+    def is_within(self, other: Hold) -> bool:
         return other.begins <= self.asked and self.begins <= other.ends
 
     def overlaps(self, other: Hold) -> bool:
@@ -41,22 +41,23 @@ class Hold:
 
 
 class Owners:
-    """All members of one group. A static member is known by its instance id, whichever process has
-    it at present. A violation goes to `broken`: heartbeats are tasks that nobody awaits."""
+    """All members of one group. A static member is identified by its instance id, whichever process
+    uses it. `broken` gets the violations, since no task awaits the heartbeats."""
 
     def __init__(self, broken: Callable[[Violation], None]) -> None:
         self._broken = broken
         self._newest: dict[str, int] = {}
         self._holds: dict[int, list[Hold]] = {}
-        #: What each member owns, by partition.
+        #: Partitions of each member, by partition.
         self._held: dict[str, dict[int, Hold]] = {}
-        self.told_times = 0
+        self.confirmations = 0
 
-    def told(
+    def confirmed(
         self, who: str, epoch: int, owned: Collection[int], *, sent: float, answered: float
     ) -> None:
-        """A request from `sent` to `answered` was answered: in `epoch` the member owns these."""
-        self.told_times += 1
+        """Record a response: the request was sent at `sent`, and in `epoch` the member owns
+        these."""
+        self.confirmations += 1
         if epoch < self._newest.get(who, 0):
             what = f"{who} is in {epoch} after {self._newest[who]}"
             self._broken(Violation("group-epoch", what))
@@ -72,21 +73,22 @@ class Owners:
             del held[partition]
 
     def still(self, who: str, sent: float) -> None:
-        """A request that was sent then has an answer that knows it as a member: it had until then
-        what it was told of."""
+        """Record that a request sent at `sent` confirmed the membership: until then the member
+        owned its partitions."""
         for partition, hold in self._held.get(who, {}).items():
             if sent > hold.ends:
                 hold.ends = sent
                 self._alone(partition, hold)
 
     def out(self, who: str) -> None:
-        """It is not in the group, or gives up all that it owns before it says anything more."""
+        """Record that a member is not in the group, or gives up everything before its next
+        request."""
         self._held.pop(who, None)
         self._newest.pop(who, None)
 
     def _alone(self, partition: int, hold: Hold) -> None:
         for other in self._holds[partition]:
             if other.who != hold.who and (
-                hold.overlaps(other) or hold.was_told_within(other) or other.was_told_within(hold)
+                hold.overlaps(other) or hold.is_within(other) or other.is_within(hold)
             ):
                 self._broken(Violation("group-two-owners", f"{partition}: {hold}; {other}"))

@@ -1,9 +1,9 @@
 """A transactional producer for simulated clusters, over the connections of `shoal.client`.
 
-It speaks transaction version 1 (the partitions are named before they are written to) or 2 (a write
-names its partition itself, and each end bumps the epoch: KIP-890). A request without an answer is
-sent again as it was, until the client's time for a call is over; whoever gets an error then begins
-anew with `init`.
+It uses transaction version 1 (partitions are added before the first write) or 2 (a write adds its
+partition, and each end bumps the epoch: KIP-890). A request without a response is sent again
+unchanged until the client's time for the call is over. After an error, the caller starts again with
+`init`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class TransactionalProducer:
-    """One at a time may write under a transactional id: who called `init` last."""
+    """The last caller of `init` owns the transactional id, and only it may write."""
 
     def __init__(
         self, cluster: Cluster, transactional_id: str, *, version: int, timeout_ms: int
     ) -> None:
-        """`version` is that of the protocol, 1 or 2; `timeout_ms` bounds a transaction."""
+        """`version` is the transaction version, 1 or 2; `timeout_ms` bounds a transaction."""
         self.cluster = cluster
         self.transactional_id = transactional_id
         self.version = version
@@ -45,7 +45,7 @@ class TransactionalProducer:
         }
 
     async def init(self) -> None:
-        """Fence whoever had the id; an open transaction of theirs is aborted."""
+        """Fence the former owner of the id; its open transaction is aborted."""
         body = {
             "transactional_id": self.transactional_id,
             "transaction_timeout_ms": self.timeout_ms,
@@ -61,7 +61,7 @@ class TransactionalProducer:
             self._sequences.clear()
 
     async def send(self, where: TopicPartition, values: Sequence[bytes]) -> int:
-        """Write records; the offset of the first. One call a partition at a time."""
+        """Write records and return the first offset. Call it once at a time for each partition."""
         await self._name(where)
         sequence = self._sequences.get(where, 0)
         data = build_batch(
@@ -105,7 +105,7 @@ class TransactionalProducer:
         return offset
 
     async def commit_offset(self, group: str, where: TopicPartition, offset: int) -> None:
-        """The group's offset moves when this transaction is committed."""
+        """Commit the group's offset with this transaction."""
         if self.version == 1 and group not in self._named:
             await self._coordinated(ApiKey.ADD_OFFSETS_TO_TXN, {**self._who, "group_id": group})
             self._named.add(group)
@@ -161,7 +161,7 @@ class TransactionalProducer:
         of: tuple[str, int] | None = None,
         code: Callable[[Any], int] = lambda answer: answer.error_code,
     ) -> Any:
-        """Ask the coordinator (of the transactional id, unless told), again where that may help."""
+        """Ask the coordinator (by default of the transactional id), and retry retriable errors."""
         name, kind = of or (self.transactional_id, TRANSACTION)
         return await self.cluster.retrying(
             lambda: ask_coordinator(self.cluster, name, key, body, version, kind=kind, code=code)

@@ -1,7 +1,8 @@
-"""Two share groups on one topic of a simulated cluster that ask for more than Kafka's defaults.
+"""Two share groups on one topic of a simulated cluster that use more than Kafka's defaults.
 
-The sorters have key order, a low delivery limit and a dead-letter topic. The hoarders may have few
-records in flight, ask for many, and wait long for them. Records come in bursts, most with a key.
+The sorters have key order, a low delivery limit and a dead-letter topic. The hoarders have a small
+limit of records in flight, request many, and use long waits. Records are produced in bursts, most
+with a key.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from shoal.record.records import Record as StoredRecord
 
 JOBS, LETTERS, SORTERS, HOARDERS = "jobs", "dlq.jobs", "sorters", "hoarders"
-#: The sorters' delivery limit, and the hoarders'; how many records those may have in flight.
+#: The delivery limits of the sorters and of the hoarders; the hoarders' limit of records in flight.
 LIMIT, LIMIT_OF_HOARDERS, LOCKS = 4, 25, 100
 _GROUPS = {
     SORTERS: {
@@ -69,7 +70,7 @@ class Queues:
             raise Violation("inconsistent-offsets", f"{record}: {known!r}, {value!r} to {who}")
 
     def finish(self, final: dict[Record, StoredRecord], letters: list[Letter]) -> None:
-        """All that is on the topic and on that of the dead letters when all is quiet."""
+        """Check all records of the topic and of the dead-letter topic at the end of the run."""
         for record, value in self.stored.items():
             if record not in final:
                 raise Violation("lost-write", f"{value!r} at {record}")
@@ -83,7 +84,7 @@ class Queues:
 
 
 async def prepare(load: Workload, client: Client, _name: str) -> None:
-    """Make the topics, and set the groups' configs."""
+    """Create the topics, and set the groups' configs."""
     topics = [NewTopic(JOBS, 1), NewTopic(LETTERS, 1)]
     for made in (await client.admin.topics.create(topics)).values():
         if isinstance(made, KafkaError) and made.code != ErrorCode.topic_already_exists:
@@ -101,7 +102,7 @@ async def prepare(load: Workload, client: Client, _name: str) -> None:
 
 
 async def produce(load: Workload, client: Client, name: str) -> None:
-    """Bursts of records; the first is of more than the hoarders may have in flight."""
+    """Produce bursts of records; the first exceeds the hoarders' limit of records in flight."""
     queues = load.queues
     rng = random.Random(f"{load.kernel.seed} {name} {load.now}")
 
@@ -142,7 +143,7 @@ async def _work(load: Workload, client: Client, name: str, group: str) -> None:
 
 
 async def read_to_the_end(load: Workload, client: Client, name: str) -> None:
-    """Wait until both groups are through, then read the topic and the dead letters."""
+    """Wait until both groups have finished, then read the topic and the dead letters."""
     where = TopicPartition(JOBS, 0)
     while True:
         found = expect(await client.admin.share_groups.offsets([*_GROUPS]))
@@ -168,10 +169,10 @@ async def _all(client: Client, topic: str) -> AsyncIterator[StoredRecord]:
 
 
 def _letter(record: StoredRecord) -> Letter:
-    def told(name: str, headers: Iterable[tuple[str, bytes | None]] = record.headers) -> bytes:
+    def header(name: str, headers: Iterable[tuple[str, bytes | None]] = record.headers) -> bytes:
         return next(value or b"" for of, value in headers if of == PREFIX + name)
 
-    if told("group") != SORTERS.encode():
-        raise Violation("share-dead-letters", f"a letter of {told('group')!r}")
-    place = (told("topic").decode(), int(told("partition")), int(told("offset")))
-    return Letter(place, int(told("delivery.count")))
+    if header("group") != SORTERS.encode():
+        raise Violation("share-dead-letters", f"a letter of {header('group')!r}")
+    place = (header("topic").decode(), int(header("partition")), int(header("offset")))
+    return Letter(place, int(header("delivery.count")))

@@ -1,4 +1,5 @@
-"""Requests to coordinators, for clients of simulated clusters that `shoal.client` has none of."""
+"""Requests to coordinators that `shoal.client` does not offer, for clients of simulated
+clusters."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ async def ask_coordinator(
     lane: str = "coordinator",
     timeout_ms: int | None = None,
 ) -> Any:
-    """Ask the coordinator of a group or transactional id once, in at most that version. Raises
-    `KafkaError` for the answer's error, which `code` gives."""
+    """Ask the coordinator of a group or transactional id once, in at most this version. Raises
+    `KafkaError` for the error that `code` finds in the response."""
     node = await cluster.coordinator(name, kind)
     try:
         link = await cluster.connection(node, lane)

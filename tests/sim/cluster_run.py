@@ -1,9 +1,9 @@
-"""One run: a cluster of real brokers under load, what befalls it, and whether it comes through.
+"""One run: a cluster of real brokers under load and faults, which must recover.
 
-The seed draws the size of the cluster, the clients and the faults. When the faults are over all
-machines are whole again, and then the cluster has to come to rest: every broker serves, every
-replica is in sync, both groups are through with all records. At the end a consumer reads what is
-there, and all logs are compared.
+The seed draws the size of the cluster, the clients and the faults. After the faults all machines
+are repaired, and the cluster has to recover: every broker serves, every replica is in sync, and
+both groups have processed all records. At the end a consumer reads the topic, and all logs are
+compared.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from sim.cluster_kernel import Kernel
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-#: Between two looks at all brokers.
+#: Interval of the checks of all brokers.
 LOOK_S = 0.1
-#: How long a cluster may take to come to rest once nothing befalls it any more.
+#: How long a cluster may take to recover after the last fault.
 REST_S = 60.0
 SHORT_UP_TO = 1000
-#: What may be in a run beside the producer, the consumer group and the share group.
+#: Optional parts of a run beside the producer, the consumer group and the share group.
 PARTS = ("transactions", "classic", "mixed", "queues")
 
 
 class Run:
-    """What came of a seed."""
+    """The run of one seed."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class Run:
         rest_s: float = REST_S,
         keep_trace: bool = False,
     ) -> None:
-        """What is not given is drawn, a `short` duration from a third of the range; `rest_s` bounds
-        each step of the way to rest."""
+        """Options that are not given are drawn. A `short` run has a third of the duration. `rest_s`
+        bounds each step of the recovery."""
         self.seed = seed
         self.kernel = Kernel(seed, keep_trace=keep_trace)
         rng = self.rng = random.Random(f"{seed} plan")
@@ -62,7 +62,7 @@ class Run:
         self.synced = drawn if synced is None else synced
         drawn_s = rng.uniform(6.0, 14.0)
         self.duration_s = duration_s or (drawn_s / 3 if short else drawn_s)
-        # Of a generator of their own: a run whose faults are given stays when there are more.
+        # A separate generator: a run with given faults does not change when there are more.
         of_faults = random.Random(f"{seed} faults")
         some = [of_faults.choice(sorted(FAULTS)) for _ in range(of_faults.randint(1, 5))]
         self.faults = some if faults is None else list(faults)
@@ -72,7 +72,7 @@ class Run:
         self.rest_s = rest_s
 
     def go(self) -> Run:
-        """Raises `AssertionError` for what must not be."""
+        """Run it. Raises `AssertionError` for a broken rule."""
         try:
             self._go()
         finally:
@@ -85,7 +85,7 @@ class Run:
         configs = {"shoal.log.flush.group.commit": "true"} if self.synced else {}
         if (
             random.Random(f"{self.seed} snapshots").random() < 0.4
-        ):  # Then replicas that come back are given snapshots.
+        ):  # Then replicas that restart get snapshots.
             configs["metadata.log.max.record.bytes.between.snapshots"] = "2000"
         cluster = self.cluster = SimCluster(kernel, self.count, configs)
         cluster.synced = self.synced
@@ -125,7 +125,7 @@ class Run:
                 load.run(f"mixed-{index}", classic.read_in_mixed_group)
 
     def _queues(self) -> None:
-        """Two share groups that ask for more than the defaults."""
+        """Start two share groups that use more than the defaults."""
         load, rng = self.load, random.Random(f"{self.seed} queues")
         load.queues = queues.Queues(load)
         load.run("foreman", queues.prepare)
@@ -141,7 +141,7 @@ class Run:
         self.kernel.after(LOOK_S, self._look)
 
     def _befall(self) -> None:
-        """Faults begin and end, until the time is over."""
+        """Begin and end faults until the time is over."""
         kernel, rng = self.kernel, self.rng
         ends: list[End] = []
         begin = kernel.now + 1.0
@@ -180,7 +180,7 @@ class Run:
         cluster.until(
             lambda: not any(load.under_way.values()),
             self.rest_s,
-            "the producers know of all records",
+            "all produce requests have responses",
         )
         load.run("last reader", clients.read_all)
         cluster.until(lambda: load.final is not None, self.rest_s, "both groups are through")
@@ -214,16 +214,16 @@ def shown(run: Run) -> Iterator[None]:
 
 
 def of_seed(seed: int, **options: Any) -> Run:
-    """Return the run of a seed alone: a short one for CI up to `SHORT_UP_TO` and for drawn seeds,
-    and a long one for the seeds between them, which are for nights."""
+    """Return the run of a single seed: a short one for CI up to `SHORT_UP_TO` and for drawn seeds,
+    and a long one for the seeds between them, which nightly runs use."""
     return Run(seed, short=seed <= SHORT_UP_TO or seed >= DRAWN_FROM, **options)
 
 
 def try_seed(seed: int) -> None:
-    """Raises what `Run.go` does."""
+    """Run a seed. Raises the errors of `Run.go`."""
     of_seed(seed).go()
 
 
 def simulate(seed: int, **options: Any) -> Run:
-    """Run a seed. Raises `AssertionError` for what must not be."""
+    """Run a seed. Raises `AssertionError` for a broken rule."""
     return Run(seed, **options).go()

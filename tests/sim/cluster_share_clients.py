@@ -1,5 +1,5 @@
-"""Members of share groups in a simulated cluster: they acquire, and settle in all the ways there
-are; and who asks for a group's lag all along."""
+"""Members of share groups in a simulated cluster, which acquire and settle records in all ways, and
+a client that reads a group's lag periodically."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sim.cluster_shares import Delivery, Record, ShareHistory, Where
 if TYPE_CHECKING:
     from shoal.client.client import Client
 
-#: A refusal by one of these tells that the acknowledgement was not taken; of others nobody knows.
+#: After these errors the acknowledgement was certainly not applied; after others it may have been.
 _NOT_TAKEN = (
     ErrorCode.invalid_record_state,
     ErrorCode.share_session_not_found,
@@ -31,8 +31,8 @@ _NOT_TAKEN = (
 
 
 class Ways(NamedTuple):
-    """How the members of a group work: what part of the records each is left alone, released,
-    rejected; how many are asked for at a time; how long a fetch waits."""
+    """How the members of a group work: the fractions of records that are ignored, released and
+    rejected; the records requested at a time; the maximum wait of a fetch."""
 
     left: float = 0.04
     released: float = 0.12
@@ -49,7 +49,7 @@ class _Choice:
         self.delivery = delivery
         topic, partition, offset = record
         self.acknowledgement = Acknowledgement(topic, partition, offset, offset, kind)
-        #: Of an accept or a reject; None for a release.
+        #: The kind of an accept or a reject; None for a release.
         self.accepted = None if kind is AcknowledgeType.RELEASE else kind is AcknowledgeType.ACCEPT
         self.sent = 0.0
 
@@ -86,7 +86,7 @@ class Worker:
                     mode=rng.choice((AcquireMode.RECORD_LIMIT, AcquireMode.BATCH_OPTIMIZED)),
                     acknowledgements=self._sending(carried),
                 )
-                self._told(carried, found.refusals)
+                self._answered(carried, found.refusals)
                 got, due = self._choices(found, session.member_id, began, leaders)
                 if due and rng.random() < 0.3 and not load.draining:
                     await wait(rng.choice((0.05, 0.3, 1.0, 2.5)))
@@ -98,7 +98,7 @@ class Worker:
     def _choices(
         self, found: Acquisition, member: str, began: float, leaders: dict[Where, object]
     ) -> tuple[list[Delivery], list[_Choice]]:
-        """Note what was acquired, and choose what to do with each record; some are left alone."""
+        """Record what was acquired, and choose what to do with each record; some are ignored."""
         rng, ways, now = self.rng, self.ways, self.load.now
         got: list[Delivery] = []
         chosen: list[_Choice] = []
@@ -125,9 +125,9 @@ class Worker:
         try:
             refusals = await session.acknowledge(acknowledgements)
         except ClientError as error:
-            self._told(due, tuple(Refusal(a, error) for a in acknowledgements))
+            self._answered(due, tuple(Refusal(a, error) for a in acknowledgements))
             raise
-        self._told(due, refusals)
+        self._answered(due, refusals)
 
     def _sending(self, due: list[_Choice]) -> list[Acknowledgement]:
         for choice in due:
@@ -135,8 +135,8 @@ class Worker:
             self.history.sending(choice.record, choice.delivery, choice.sent, choice.accepted)
         return [choice.acknowledgement for choice in due]
 
-    def _told(self, due: list[_Choice], refusals: tuple[Refusal, ...]) -> None:
-        """Acknowledgements were answered."""
+    def _answered(self, due: list[_Choice], refusals: tuple[Refusal, ...]) -> None:
+        """Record the response to acknowledgements."""
         history, answered = self.history, self.load.now
         refused = {refusal.acknowledgement: refusal.error for refusal in refusals}
         for choice in due:
@@ -152,12 +152,12 @@ class Worker:
 
 
 async def work_in_share_group(load: Workload, client: Client, _name: str) -> None:
-    """A member of the share group on the topic that everybody reads."""
+    """Run a member of the share group on the main topic."""
     await Worker(load, load.share, load.topics[0], load.random).work(client)
 
 
 async def watch_lags(load: Workload, client: Client, name: str) -> None:
-    """Ask for the share group's lag all along, as a scaler does."""
+    """Read the share group's lag periodically, as a scaler does."""
     rng = random.Random(f"{load.kernel.seed} {name} {load.now}")
     history, checker = load.share, load.shares
     while True:

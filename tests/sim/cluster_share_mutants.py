@@ -25,7 +25,7 @@ _ASTRAY_MS = 1_500
 
 
 def _lock_for(patch: pytest.MonkeyPatch, astray_ms: int) -> None:
-    """Let locks run for another time than the answer to members says."""
+    """Make locks run for another time than the one that members get."""
 
     def lock(member_id: str, deadline_ms: int, **facts: Any) -> Lock:
         return Lock(member_id, deadline_ms + astray_ms, **facts)
@@ -35,17 +35,17 @@ def _lock_for(patch: pytest.MonkeyPatch, astray_ms: int) -> None:
 
 
 def ends_locks_early(patch: pytest.MonkeyPatch) -> None:
-    """Records are given to others while a member may still work on them."""
+    """Records are delivered to others while a member may still work on them."""
     _lock_for(patch, -_ASTRAY_MS)
 
 
 def ends_locks_late(patch: pytest.MonkeyPatch) -> None:
-    """An acknowledgement is taken though its lock has ended."""
+    """An acknowledgement is accepted although its lock has expired."""
     _lock_for(patch, int(LOCK_S * 1000) + _ASTRAY_MS)
 
 
 def passes_released_records(patch: pytest.MonkeyPatch) -> None:
-    """The start offset moves past records that were delivered and came back."""
+    """The start offset moves past records that were delivered and became available again."""
     real = SharePartition.advance
 
     def advance(self: SharePartition) -> None:
@@ -59,7 +59,7 @@ def passes_released_records(patch: pytest.MonkeyPatch) -> None:
 
 
 def loads_from_the_log_start(patch: pytest.MonkeyPatch) -> None:
-    """A new leader begins where the log does, not where the group was."""
+    """A new leader starts at the log start, not at the group's start offset."""
     real = SharePartition.load
 
     def load(_start_offset: int, _batches: Any, **options: Any) -> SharePartition:
@@ -69,12 +69,12 @@ def loads_from_the_log_start(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_more_than_the_limit(patch: pytest.MonkeyPatch) -> None:
-    """New records are acquired however many are in flight."""
+    """New records are acquired without a limit on records in flight."""
     patch.setattr(SharePartition, "in_flight", property(lambda self: 0))
 
 
 def takes_back_each_delivery(patch: pytest.MonkeyPatch) -> None:
-    """A delivery whose lock ended is not counted."""
+    """A delivery whose lock expired is not counted."""
     real = SharePartition._unlock
 
     def unlock(self: SharePartition, *arguments: Any, **options: Any) -> None:
@@ -84,7 +84,7 @@ def takes_back_each_delivery(patch: pytest.MonkeyPatch) -> None:
 
 
 def counts_nothing_complete(patch: pytest.MonkeyPatch) -> None:
-    """The count of complete records behind the start offset is not persisted: the lag is too high
+    """The count of complete records after the start offset is not persisted, so the lag is too high
     until the start offset has passed them."""
     real = ShareStateShard.write
 
@@ -95,7 +95,7 @@ def counts_nothing_complete(patch: pytest.MonkeyPatch) -> None:
 
 
 def reports_no_complete_records(patch: pytest.MonkeyPatch) -> None:
-    """The lag that is reported is from the start offset to the end."""
+    """The reported lag is the distance from the start offset to the end."""
     real = describe_share_group_offsets._partition
 
     def partition(index: int, summary: Mapping[str, Any], end: int) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def reports_no_complete_records(patch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_settled_records_in_snapshots(patch: pytest.MonkeyPatch) -> None:
-    """A snapshot of a share partition's state has its start offset alone."""
+    """A snapshot of a share partition's state contains only its start offset."""
     real = records.snapshot
     patch.setattr(
         records, "snapshot", lambda key, **fields: real(key, **{**fields, "state_batches": ()})
@@ -113,12 +113,12 @@ def forgets_settled_records_in_snapshots(patch: pytest.MonkeyPatch) -> None:
 
 
 def knows_no_keys(patch: pytest.MonkeyPatch) -> None:
-    """A group with key order gets records in the order of the log, whatever their keys."""
+    """A group with key order gets records in log order, whatever their keys."""
     patch.setattr(group_settings, "selection", lambda config: None)
 
 
 def writes_no_dead_letters(patch: pytest.MonkeyPatch) -> None:
-    """A record whose delivery failed for good leaves its group, and no letter is written."""
+    """A record whose delivery failed for good leaves its group without a dead letter."""
     patch.setattr(
         DeadLetters,
         "add",
@@ -127,7 +127,7 @@ def writes_no_dead_letters(patch: pytest.MonkeyPatch) -> None:
 
 
 def wakes_nobody(patch: pytest.MonkeyPatch) -> None:
-    """Fetches that wait do not hear of records that are available again."""
+    """Waiting fetches are not woken by records that become available."""
     patch.setattr(ShareService, "wake", lambda self, leader: None)
 
 

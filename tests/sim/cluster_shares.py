@@ -1,27 +1,28 @@
-"""What must hold of a share group in a simulated cluster, by what its members saw.
+"""Rules for a share group in a simulated cluster, checked by what its members saw.
 
-All times are the kernel's; a call has the time it began at and the time its answer came. `Hold` is
-a look at the brokers at the time of an answer (`cluster_shares_checker`): as long as a share
-partition has the same leader in memory and a member the same session there, only the member itself
-or the end of its time ends its lock.
+All times are the kernel's. Each call has the time of its start and the time of its response. A
+`Hold` records the state of the brokers at the time of a response (`cluster_shares_checker`). As
+long as a share partition has the same leader in memory and a member the same session there, a lock
+ends only through its member or by time.
 
-* `share-accepted-twice`: two accepts of one record were answered with success.
-* `share-redelivered`: a record was acquired again by a call that began after the answer that
-  settled it (accept or reject).
-* `share-two-holders`: somebody else acquired a record, from beginning to end of the call, between
-  a member's acquiring it and its accept, and the accept was taken.
+* `share-accepted-twice`: two accepts of one record were acknowledged.
+* `share-redelivered`: a record was acquired by a call that began after the response that settled it
+  (accept or reject).
+* `share-two-holders`: between a member's acquisition of a record and its accept, which succeeded,
+  another member's whole call acquired the record.
 * `share-lock-overlap`: a record was acquired while another member's lock on it ran.
-* `share-late-accept`: an acknowledgement was taken that was sent after its lock had ended.
-* `share-delivery-count`: above the limit or below 1; or not above that of a delivery before, which
-  ended in an acknowledged release, or was made by the same leader.
-* `share-key-order`: a record was delivered while one before it with the same key was not complete.
-* `share-lag`: the lag that the broker reports is not the log's end without what is complete.
-* `share-dead-letters`: a rejected record has no dead letter, or one that was accepted has; or a
-  record left the group without an acknowledgement, and its letter does not give the reason.
-* `share-start-offset`, `share-terminal`, `share-in-flight`, `share-stuck`: as the brokers have it
+* `share-late-accept`: an acknowledgement was accepted that was sent after its lock had expired.
+* `share-delivery-count`: above the limit or below 1; or not above that of an earlier delivery that
+  ended in an acknowledged release or was made by the same leader.
+* `share-key-order`: a record was delivered before an earlier one with the same key was complete.
+* `share-lag`: the reported lag is not the number of records up to the log's end that are
+  incomplete.
+* `share-dead-letters`: a rejected record has no dead letter, or an accepted one has; or a record
+  left the group without an acknowledgement, and its dead letter does not give the reason.
+* `share-start-offset`, `share-terminal`, `share-in-flight`, `share-stuck`: checked on the brokers
   (`cluster_shares_checker`).
-* `share-lost`: neither settled nor given out again when all is quiet.
-* `unseen`: a committed record was never given to a member.
+* `share-lost`: neither settled nor delivered again at the end of the run.
+* `unseen`: a committed record was never delivered.
 """
 
 from __future__ import annotations
@@ -37,20 +38,21 @@ if TYPE_CHECKING:
 
 Record = tuple[str, int, int]
 Where = tuple[str, int]
-#: How long a lock runs, and what a broker's clock, which counts milliseconds, may differ by.
+#: How long a lock runs, and the tolerance for a broker's clock, which counts milliseconds.
 LOCK_S, TICK_S = 2.0, 0.001
 
 
 class Hold(NamedTuple):
     """What holds a member's locks: the leader of the share partition in a broker's memory, and the
-    member's session there. `in_time` says that all brokers' clocks are right."""
+    member's session there. `in_time` means that all brokers' clocks are right."""
 
     leader: object
     session: object
     in_time: bool
 
     def lasts(self, now: Hold | None) -> bool:
-        """Whether nothing has ended the member's locks but time, as a look `now` shows."""
+        """Return whether nothing but time can have ended the member's locks, compared with
+        `now`."""
         return (
             now is not None
             and self.session is not None
@@ -70,13 +72,13 @@ class Delivery:
     count: int
     #: The leaders when the call began, by partition (`ShareHistory.leaders`).
     leaders: Mapping[Where, object] = field(default_factory=dict, repr=False)
-    #: The look at the time of the answer; None unless one leader led all through the call.
+    #: The state at the time of the response; None unless one leader led during the whole call.
     hold: Hold | None = field(default=None, repr=False)
-    #: When its lock began at the latest: with the answer, or with that of a renewal.
+    #: The latest start of its lock: with the response, or with that of a renewal.
     locked: float = 0.0
-    #: The member has sent something that ends its lock.
+    #: Whether the member has sent a request that ends its lock.
     ended: bool = False
-    #: It has asked for a renewal, and has no answer.
+    #: Whether it has requested a renewal and has no response.
     renewing: bool = False
 
     def __post_init__(self) -> None:
@@ -84,7 +86,7 @@ class Delivery:
 
 
 class Settled(NamedTuple):
-    """A record's end by a member's accept or reject that was answered with success."""
+    """The end of a record by a member's accept or reject that was acknowledged."""
 
     member: str
     delivery: Delivery
@@ -106,16 +108,17 @@ class ShareRecord:
 
     deliveries: list[Delivery] = field(default_factory=list)
     settled: Settled | None = None
-    #: The count and the answer's time of the newest release that was acknowledged.
+    #: The delivery count and the response time of the newest acknowledged release.
     released: tuple[int, float] = (0, 0.0)
-    #: Acknowledgements that were sent, and nobody knows whether they were taken.
+    #: Acknowledgements that were sent and may or may not have been applied.
     unanswered: int = 0
-    #: When accepts and rejects were sent that were not refused, and of what kind they were.
+    #: Times and kinds of accepts and rejects that were sent and not refused.
     asked: list[tuple[float, bool]] = field(default_factory=list)
 
 
 class ShareHistory:
-    """Takes what the members of one group see, and raises `Violation` for what can't be."""
+    """Takes what the members of one group see, and raises `Violation` at the first
+    contradiction."""
 
     def __init__(
         self,
@@ -125,12 +128,13 @@ class ShareHistory:
         saw: Callable[[Record, bytes | None, str], None],
         look: Callable[[Record, str], Hold | None] = lambda record, member: None,
     ) -> None:
-        """`saw` takes what a member got, `look` finds what holds a member's lock on a record."""
+        """`saw` takes what a member got; `look` finds what holds a member's lock on a record."""
         self.group = group
         self.limit = delivery_count_limit
         self.records: dict[Record, ShareRecord] = {}
         self.counts = counts
-        #: By partition: records that are settled for sure, and those of which somebody asked it.
+        #: By partition: records that are certainly settled, and those that a member asked to
+        #: settle.
         self.settled_counts: Counter[Where] = Counter()
         self.asked_counts: Counter[Where] = Counter()
         self._asked: set[Record] = set()
@@ -139,7 +143,8 @@ class ShareHistory:
     # Deliveries.
 
     def leaders(self, topic: str, partitions: int) -> dict[Where, object]:
-        """The leaders of a topic's share partitions now; without those that have none or two."""
+        """Return the leaders of a topic's share partitions now, except where there is none or
+        two."""
         places = [(topic, index) for index in range(partitions)]
         holds = {place: self._look((*place, 0), "") for place in places}
         return {place: hold.leader for place, hold in holds.items() if hold is not None}
@@ -169,21 +174,21 @@ class ShareHistory:
         shared.deliveries.append(delivery)
 
     def _counts_on(self, record: Record, other: Delivery, delivery: Delivery) -> None:
-        """One leader counts every delivery."""
+        """Check that one leader counts every delivery."""
         a, b = other.hold, delivery.hold
         same_leader = a is not None and b is not None and a.leader is b.leader
         if same_leader and other.answered < delivery.began and delivery.count <= other.count:
             raise Violation("share-delivery-count", f"{record}: {delivery} after {other}")
 
     def _one_lock(self, record: Record, other: Delivery, delivery: Delivery) -> None:
-        """No lock begins while another one runs."""
+        """Check that no lock begins while another one runs."""
         now = delivery.answered
         if other.ended or other.hold is None or delivery.hold is None:
             return
         comes_later = other.answered <= delivery.began
         lasts_s = LOCK_S - TICK_S
         if not comes_later and now >= delivery.began + lasts_s:
-            return  # It may have been the first of the two, and be over.
+            return  # It may have been first, and have ended.
         if now < other.began + lasts_s and other.hold.lasts(self._look(record, other.member)):
             raise Violation("share-lock-overlap", f"{record}: {delivery} while {other}")
 
@@ -198,7 +203,7 @@ class ShareHistory:
     def sending(
         self, record: Record, delivery: Delivery, sent: float, accepted: bool | None
     ) -> None:
-        """An accept, a reject (False) or a release (None) leaves its member."""
+        """A member sends an accept, a reject (False) or a release (None)."""
         shared = self.records[record]
         shared.unanswered += 1
         delivery.ended = True
@@ -209,7 +214,7 @@ class ShareHistory:
                 self.asked_counts[record[:2]] += 1
 
     def refused(self, record: Record, sent: float, accepted: bool | None) -> None:
-        """It was not taken."""
+        """The acknowledgement was refused."""
         shared = self.records[record]
         shared.unanswered -= 1
         if accepted is not None:
@@ -254,22 +259,23 @@ class ShareHistory:
             delivery.renewing = True
 
     def renewed(self, deliveries: Iterable[Delivery], answered: float) -> None:
-        """They have."""
+        """The locks were renewed."""
         for delivery in deliveries:
             delivery.renewing, delivery.locked = False, answered
 
     # Facts for other checkers.
 
     def may_be_complete(self, record: Record) -> bool:
-        """Whether somebody asked for a record's end, or it was delivered as often as may be."""
+        """Return whether a member asked to settle the record, or its deliveries reached the
+        limit."""
         shared = self.records.get(record)
         if shared is None:
             return False
         return record in self._asked or any(d.count >= self.limit for d in shared.deliveries)
 
     def lag_seen(self, where: Where, lag: int, *, settled: int, end: int, least_end: int) -> None:
-        """The broker reported a lag: `settled` records were before it was asked, and the log ended
-        at `least_end` then and at `end` when it had answered."""
+        """The broker reported a lag. `settled` records were settled before the request. The log
+        ended at `least_end` then, and at `end` at the time of the response."""
         self.counts["lags"] += 1
         if lag > end - settled:
             raise Violation("share-lag", f"{where} has {lag}: end {end}, {settled} settled")
@@ -280,7 +286,7 @@ class ShareHistory:
     # At the end.
 
     def finish(self, final: Iterable[Record]) -> None:
-        """`final` is what a consumer reads when all is quiet."""
+        """Check the whole run. `final` is what a consumer reads at the end."""
         for record in final:
             shared = self.records.get(record)
             if shared is None:
@@ -289,8 +295,9 @@ class ShareHistory:
                 raise Violation("share-lost", f"{record}: {shared}")
 
     def finish_keys(self, keys: Mapping[Record, bytes | None], letters: Iterable[Letter]) -> None:
-        """Each record was delivered when all before it with its key were complete."""
-        # When those reached their limit no member knows.
+        """Check that each record was delivered after all earlier ones with its key were
+        complete."""
+        # The members do not learn when those reached their limit.
         given_up = {one.record for one in letters if one.delivery_count >= self.limit}
         by_key: dict[tuple[Where, bytes], list[Record]] = {}
         for record in sorted(keys):
@@ -298,7 +305,7 @@ class ShareHistory:
             if key is not None:
                 by_key.setdefault((record[:2], key), []).append(record)
         for records in by_key.values():
-            complete = 0.0  # When all of those before may have been.
+            complete = 0.0  # The earliest time at which all earlier ones can be complete.
             for record in records:
                 shared = self.records.get(record, ShareRecord())
                 for delivery in shared.deliveries:
@@ -311,11 +318,11 @@ class ShareHistory:
                 if shared.asked:
                     complete = max(complete, min(sent for sent, _ in shared.asked))
                 else:
-                    raise Violation("share-key-order", f"{record} was passed by: {shared}")
+                    raise Violation("share-key-order", f"{record} was skipped: {shared}")
 
     def finish_letters(self, final: Iterable[Record], letters: Iterable[Letter]) -> None:
-        """Dead letters are those of the records that were rejected, or delivered in vain as often
-        as may be. One may be written twice, when its first write was not known to be committed."""
+        """Check that dead letters are those of records that were rejected or reached the delivery
+        limit. A record may have two, if the commit of its first one was uncertain."""
         by_record: dict[Record, Letter] = {letter.record: letter for letter in letters}
         known = set(final)
         for record, letter in by_record.items():

@@ -1,15 +1,16 @@
-"""What must hold of share groups on the brokers of a simulated cluster, looked at from within. It
-only reads: the windows of share partitions in memory, every so often, and the committed records of
-`__share_group_state`, all of them.
+"""Rules for share groups on the brokers of a simulated cluster, checked from within.
 
-* `share-start-offset`: goes back, in a leader's window or as committed; or passes a record whose
-  end no member has asked for.
-* `share-terminal`: a record whose delivery is complete, as committed, is not so any more.
-* `share-lag`: the count of complete records is not that of the records that are complete, in a
-  window or as committed; what is reported is judged by `cluster_shares`.
+The checker only reads: periodically the windows of share partitions in memory, and all committed
+records of `__share_group_state`.
+
+* `share-start-offset`: goes back, in a leader's window or as committed; or moves past a record that
+  no member has asked to settle.
+* `share-terminal`: a committed complete delivery becomes incomplete.
+* `share-lag`: the count of complete records differs from the number of records that are complete,
+  in a window or as committed. `cluster_shares` checks the reported lag.
 * `share-in-flight`: more records than `share.partition.max.record.locks` and the rest of the last
-  batch are in flight, or locks hold other records than the window says.
-* `share-stuck`: records are available, and a fetch that waits for them is not answered.
+  batch are in flight, or the locks hold other records than the window has.
+* `share-stuck`: records are available, and a waiting fetch is not answered.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ if TYPE_CHECKING:
     from sim.cluster_brokers import BrokerMachine, SimCluster
     from sim.cluster_logs_checker import LogsChecker
 
-#: Deliveries of one record that may get lost, so that no member has seen any of them.
+#: Deliveries of one record that may be lost before any member sees them.
 UNSEEN_MAX = 20
-#: How long a fetch may wait for what is there.
+#: How long a fetch may wait while records are available.
 STUCK_S = 0.5
 
 
@@ -48,7 +49,7 @@ class _Committed:
     def __init__(self, state_epoch: int, start: int) -> None:
         self.state_epoch = state_epoch
         self.start = start
-        #: Offsets whose delivery is complete, from the start offset on, and their state.
+        #: States of complete offsets from the start offset on.
         self.terminal: dict[int, int] = {}
 
 
@@ -58,13 +59,13 @@ class _Window:
     def __init__(self, leader: ShareLeader) -> None:
         self.leader = leader
         self.start = 0
-        #: A fetch that waits though something is available, and since when.
+        #: A fetch that waits although records are available, and since when.
         self.waiting: object = None
         self.since = 0.0
 
 
 class SharesChecker:
-    """Looks at all brokers, and takes what `LogsChecker` finds committed."""
+    """Checks all brokers, and takes the records that `LogsChecker` finds committed."""
 
     def __init__(self, cluster: SimCluster, logs: LogsChecker) -> None:
         self.cluster = cluster
@@ -73,14 +74,14 @@ class SharesChecker:
         self.counts: Counter[str] = Counter()
         self._committed: dict[ShareKey, _Committed] = {}
         self._windows: dict[tuple[int, ShareKey], _Window] = {}
-        #: The most records of one batch, by partition.
+        #: The largest number of records in one batch, by partition.
         self._largest: Counter[Where] = Counter()
         logs.on_batch.append(self._batch)
 
     # For what members see.
 
     def look_at(self, group: str, record: Record, member: str) -> Hold | None:
-        """What holds a member's lock on a record now; None unless exactly one broker leads."""
+        """Return what holds a member's lock on a record; None unless exactly one broker leads."""
         found = [
             (broker, leader)
             for _, broker in self.cluster.running()
@@ -95,8 +96,8 @@ class SharesChecker:
         return Hold(leader, broker.share.sessions.get(group, member), in_time)
 
     def ends(self, where: Where, *, newest: bool = False) -> tuple[int, bool]:
-        """Where a partition's log ends for sure, as committed, or its `newest` end on any broker;
-        and whether one broker leads it."""
+        """Return the committed end of a partition's log, or its `newest` end on any broker, and
+        whether one broker leads it."""
         partitions = [
             partition
             for _, broker in self.cluster.running()
@@ -170,7 +171,7 @@ class SharesChecker:
             )
 
     def _passed(self, key: ShareKey, topic: str, before: int, start: int) -> None:
-        """A start offset has moved."""
+        """Check a start offset that has moved."""
         history = self.histories.get(key.group_id)
         if history is None or history.limit < UNSEEN_MAX:
             return
@@ -178,13 +179,14 @@ class SharesChecker:
             record = (topic, key.partition, offset)
             if not history.may_be_complete(record):
                 raise Violation(
-                    "share-start-offset", f"{key} is at {start}, past {record}: nobody ended it"
+                    "share-start-offset",
+                    f"{key} is at {start}, past {record}, which no member settled",
                 )
 
     # As committed.
 
     def _batch(self, where: Where, header: BatchHeader, data: bytes) -> None:
-        """One more batch is committed."""
+        """Take a committed batch."""
         self._largest[where] = max(self._largest[where], header.next_offset - header.base_offset)
         if where[0] != STATES or header.is_control:
             return
@@ -205,16 +207,17 @@ class SharesChecker:
         if known is None or known.state_epoch != value["state_epoch"]:
             known = self._committed[key] = _Committed(value["state_epoch"], value["start_offset"])
         start = max(known.start, value["start_offset"])
-        told = {o for first, last, *_ in state_batches(value) for o in range(first, last + 1)}
+        covered = {o for first, last, *_ in state_batches(value) for o in range(first, last + 1)}
         for offset in sorted(known.terminal):
-            if offset >= start and offset not in told:
+            if offset >= start and offset not in covered:
                 raise Violation("share-terminal", f"{key}: a snapshot is without {offset}")
         self._apply(key, known, value, {})
 
     def _apply(
         self, key: ShareKey, state: _Committed, value: dict[str, Any], terminal: dict[int, int]
     ) -> None:
-        """Lay a record over what is known; `terminal` begins with what it does not speak of."""
+        """Apply a record to the known state; `terminal` starts with offsets that it does not
+        cover."""
         start, topic = value["start_offset"], self._topic(key.topic_id)
         if start == NONE:
             start = state.start
@@ -247,8 +250,8 @@ class SharesChecker:
 
 
 def _counted(share: SharePartition, name: str) -> tuple[int, int, int]:
-    """Offsets of a window that are complete, those that are acquired, and those of the complete
-    ones that never were."""
+    """Return the numbers of complete offsets, of acquired offsets, and of complete offsets that
+    were never acquired in a window."""
     runs = share.runs
     complete = acquired = gaps = 0
     for row, state in enumerate(runs.states):
@@ -264,7 +267,7 @@ def _counted(share: SharePartition, name: str) -> tuple[int, int, int]:
 
 
 def _has_something(leader: ShareLeader) -> bool:
-    """Whether a fetch would get something."""
+    """Return whether a fetch would get records."""
     settings, share, selection = leader.settings, leader.share, leader.selection
     if leader.is_delivery_stopped(settings):
         return False

@@ -1,9 +1,9 @@
-"""The transactional clients of a simulated cluster: processors, and auditors of what they wrote.
+"""The transactional clients of a simulated cluster: processors, and auditors of their output.
 
-A processor takes over one partition of the input by the transactional id that belongs to it, and so
-fences whoever had it. It reads on from the group's offset, writes to the ledger, commits the offset
-within the transaction, ends it in one way or the other, or leaves it open and goes elsewhere: the
-coordinator, or the next who takes over, aborts it.
+A processor takes over one input partition through its transactional id, and so fences the former
+processor. It reads from the group's offset, writes to the ledger, and commits the offset in the
+transaction. Then it ends the transaction, or leaves it open and moves on: the coordinator, or the
+next processor, aborts it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LEDGER = [TopicPartition(LEDGER, index) for index in range(PARTITIONS)]
 
 
 async def prepare(load: Workload, client: Client, _name: str) -> None:
-    """Make the ledger."""
+    """Create the ledger."""
     error = (await client.admin.topics.create([NewTopic(LEDGER, PARTITIONS)]))[LEDGER]
     if isinstance(error, KafkaError) and error.code != ErrorCode.topic_already_exists:
         raise error
@@ -77,7 +77,7 @@ async def _take_over(
         if not load.draining and rng.random() < 0.1:
             asyncio.get_running_loop().create_task(_late(load, rng, producer, transaction))
             await wait(rng.choice((0.0, 0.3, 1.0)))
-            return  # Whatever it does from here on, somebody else may take over.
+            return  # From here on another processor may take over.
         await _write(rng, producer, transaction)
         committed = load.draining or rng.random() > 0.2
         await _end(load, producer, transaction, committed=committed)
@@ -90,14 +90,14 @@ async def _end(
 ) -> None:
     transaction.asked = committed
     await producer.end(committed=committed)
-    load.ledger.told(transaction)
+    load.ledger.acknowledged(transaction)
 
 
 async def _late(
     load: Workload, rng: random.Random, producer: TransactionalProducer, transaction: Transaction
 ) -> None:
-    """Write and end a transaction in one's own time: after it was aborted for that, maybe, or by
-    whoever has taken over meanwhile."""
+    """Write and end a transaction late: possibly after the timeout aborted it, or after another
+    processor has taken over."""
     with contextlib.suppress(ClientError):
         await wait(rng.choice((0.0, 0.2, 1.0, 2.0)))
         await _write(rng, producer, transaction)
@@ -109,7 +109,7 @@ async def _late(
 async def _write(
     rng: random.Random, producer: TransactionalProducer, transaction: Transaction
 ) -> None:
-    """All records of a transaction and its offset, at once or one after the other."""
+    """Write all records of a transaction and its offset, concurrently or in sequence."""
     into: dict[TopicPartition, list[bytes]] = {}
     for offset in range(transaction.first, transaction.next):
         into.setdefault(rng.choice(_LEDGER), []).append(value_of(transaction, offset))
@@ -125,7 +125,7 @@ async def _write(
 
 
 async def _committed(cluster: Cluster, source: TopicPartition) -> int:
-    """The offset to go on from. One that an open transaction may change is waited for."""
+    """Return the offset to resume from; wait while an open transaction may change it."""
     topic = {"name": source.topic, "partition_indexes": [source.partition]}
     body = {"groups": [{"group_id": PROCESSORS, "topics": [topic]}], "require_stable": True}
 
@@ -146,7 +146,7 @@ async def _committed(cluster: Cluster, source: TopicPartition) -> int:
 
 
 async def audit(load: Workload, client: Client, name: str) -> None:
-    """Read the ledger from its beginning, again and again."""
+    """Read the ledger from its beginning, repeatedly."""
     rng = random.Random(f"{load.kernel.seed} {name} {load.now}")
     while True:
         positions = dict.fromkeys(_LEDGER, 0)
@@ -169,7 +169,7 @@ def _audited(load: Workload, name: str, fetched: Fetched) -> None:
 
 
 async def examine(load: Workload, client: Client, name: str) -> None:
-    """A member of a read-committed share group on the ledger; it accepts all that it gets."""
+    """Run a member of a read-committed share group on the ledger that accepts every record."""
     group = Resource(ResourceType.GROUP, EXAMINERS)
     changes = [
         ConfigChange("share.auto.offset.reset", "earliest"),

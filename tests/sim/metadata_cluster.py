@@ -1,8 +1,8 @@
 """The controller on the quorum: decide, records, replay, in simulation.
 
-Each node's state machine is the metadata image. The one that leads is the active controller: it
-decides on the image that all of its log makes, committed or not, and an answer counts when its
-records are committed in the same epoch. A new leader begins with what its log holds.
+Each node's state machine is the metadata image. The leader is the active controller. It decides on
+the image of its whole log, committed or not. A response counts once its records are committed in
+the same epoch. A new leader begins with the content of its log.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class MetadataNode(Node):
         self.image, _ = apply(self.image, map(decode, values), offset=offset, epoch=epoch)
 
     def head(self) -> MetadataImage:
-        """The image to decide on, as a leader."""
+        """Return the image that a leader decides on."""
         raft = self.live()
         if self._head is None or self._head_epoch != raft.epoch:
             head = self.image
@@ -60,7 +60,7 @@ class MetadataNode(Node):
         return self._head
 
     def submit(self, decide: Callable[[MetadataImage], Decision]) -> tuple[int, Any]:
-        """Decide and propose; the offset to wait for, and the answer."""
+        """Decide and propose; return the offset to wait for, and the response."""
         decision = decide(self.head())
         offset = self.live().high_watermark - 1
         if decision.records:
@@ -79,7 +79,7 @@ class MetadataNode(Node):
 
 
 class Asked(NamedTuple):
-    """An answer that waits for its commit."""
+    """A response that waits for its commit."""
 
     incarnation: int
     epoch: int
@@ -88,15 +88,15 @@ class Asked(NamedTuple):
 
 
 class MetadataCluster(Cluster):
-    """Clients create topics and take producer id blocks; what they were told is kept."""
+    """Clients create topics and take producer id blocks; the cluster records their responses."""
 
     node_type = MetadataNode
 
     def __init__(self, seed: int, **options: Any) -> None:
         super().__init__(seed, **options)
         self.asked: dict[int, list[Asked]] = {}
-        self.told_topics: dict[str, UUID] = {}
-        self.told_blocks: list[range] = []
+        self.acknowledged_topics: dict[str, UUID] = {}
+        self.acknowledged_blocks: list[range] = []
 
     def propose(self, node: Node) -> None:
         assert isinstance(node, MetadataNode)
@@ -141,31 +141,31 @@ class MetadataCluster(Cluster):
                 if not raft.is_leader or raft.epoch != one.epoch:
                     continue
                 if raft.high_watermark > one.offset:
-                    self._told(*one.answer)
+                    self._acknowledge(*one.answer)
                 else:
                     left.append(one)
             self.asked[id] = left
 
-    def _told(self, kind: str, answer: Any) -> None:
+    def _acknowledge(self, kind: str, answer: Any) -> None:
         self.checker.acknowledged_count += 1
         if kind == "block":
-            for block in self.told_blocks:
+            for block in self.acknowledged_blocks:
                 if block.start < answer.stop and answer.start < block.stop:
                     raise Violation("producer_ids", f"{answer} was given out as {block}")
-            self.told_blocks.append(answer)
+            self.acknowledged_blocks.append(answer)
         elif kind == "topic":
             name, topic_id = answer
-            if self.told_topics.setdefault(name, topic_id) != topic_id:
+            if self.acknowledged_topics.setdefault(name, topic_id) != topic_id:
                 raise Violation("topic_names", f"{name} was created twice")
 
     def check_images(self) -> None:
-        """All nodes have one image, and it has all that clients were told."""
+        """Check that all nodes have one image, and that it contains every acknowledged change."""
         nodes = [n for n in self.nodes.values() if isinstance(n, MetadataNode)]
         first = nodes[0].image
         for node in nodes[1:]:
             if (node.image.topics, node.image.brokers) != (first.topics, first.brokers):
                 raise Violation("same_image", f"n{node.id} and n{nodes[0].id} differ")
-        for name, topic_id in self.told_topics.items():
+        for name, topic_id in self.acknowledged_topics.items():
             if name not in first.topics or first.topics[name].topic_id != topic_id:
                 raise Violation("acknowledged", f"topic {name} of {topic_id} is not there")
 

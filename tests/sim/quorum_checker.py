@@ -1,4 +1,4 @@
-"""What must hold in a quorum at all times, by name. Each is checked after every step of a node.
+"""Invariants of a quorum, by name. Each is checked after every step of a node.
 
 single_leader            an epoch has one leader
 single_vote              a replica gives one vote an epoch, restarts included
@@ -9,7 +9,7 @@ leader_completeness      a leader has every batch that is committed
 own_epoch                a leader commits by counting what its own epoch has written (Raft 5.4.2)
 majority_durable         what a leader commits is durable on a majority of its voters
 acknowledged             a record that was acknowledged stays where it was
-same_state               who has applied the same offsets is in the same state
+same_state               nodes that have applied the same offsets are in the same state
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Batch(NamedTuple):
 
 
 class Checker:
-    """Remembers what was ever committed, and holds every node to it."""
+    """Remembers every commit, and checks each node against it."""
 
     def __init__(self, nodes: dict[int, Node]) -> None:
         self._nodes = nodes
@@ -66,8 +66,8 @@ class Checker:
         self._verified[node.id] = raft.index.start_offset
 
     def forget(self, node: Node) -> None:
-        """The node will be another replica, which has promised nothing. What this one had counts
-        until its fetches are no longer under way."""
+        """The node becomes another replica without promises. The old replica's log counts until its
+        fetches are no longer in flight."""
         self._gone[node.key] = node.durable_end
         self._epochs.pop(node.id, None)
         self._votes = {key: vote for key, vote in self._votes.items() if key[0] != node.id}
@@ -140,7 +140,7 @@ class Checker:
         raft = node.live()
         if (epoch := raft.index.epoch_at(raft.high_watermark)) != raft.epoch:
             raise Violation(
-                "own_epoch", f"n{node.id} commits epoch {epoch} by itself in epoch {raft.epoch}"
+                "own_epoch", f"n{node.id} commits epoch {epoch} directly in epoch {raft.epoch}"
             )
         # A change within this step came before the commit, or after it.
         in_force = self._voters[node.id], raft.voters.latest

@@ -21,12 +21,12 @@ from sim.quorum_node import Node
 from sim.world import Network, World
 
 CLIENT = -1
-#: Once no fault is left, a quorum has so long to elect, commit and catch up.
+#: After the last fault, a quorum must elect, commit and catch up within this time.
 LIVENESS_MS = 60_000
 
 
 class Pending(NamedTuple):
-    """A record that the client waits for."""
+    """A record whose commit the client waits for."""
 
     incarnation: int
     epoch: int
@@ -35,7 +35,7 @@ class Pending(NamedTuple):
 
 
 class Cluster:
-    """`voters` voters with ids from 1 on, and `observers` behind them."""
+    """`voters` voters with ids from 1 on, followed by `observers` observers."""
 
     node_type: type[Node] = Node
 
@@ -59,7 +59,7 @@ class Cluster:
             node.start()
         self.world.after(0, self._write)
 
-    # The network's ends.
+    # Sending and receiving.
 
     def send(self, source: Node, message: Message) -> None:
         if message.to == CLIENT:
@@ -71,7 +71,7 @@ class Cluster:
         self.network.carry(source.id, to.id, lambda: to.deliver(message))
 
     def refuse(self, message: Message) -> None:
-        """Nobody listens where the request went: the connection breaks."""
+        """No process listens at the destination: the connection breaks."""
         if message.source == CLIENT:
             return
         source, to = self.nodes[message.source], message.to
@@ -81,7 +81,7 @@ class Cluster:
     # The client.
 
     def leaders(self) -> list[Node]:
-        """The nodes that think they lead."""
+        """Return the nodes that are in the leader state."""
         return [n for n in self.nodes.values() if n.raft is not None and n.raft.is_leader]
 
     def _write(self) -> None:
@@ -93,7 +93,7 @@ class Cluster:
         self.world.after(rng.randint(5, 80), self._write)
 
     def propose(self, node: Node) -> None:
-        """Write one to three records as one batch; the last one is waited for."""
+        """Write one to three records as one batch, and wait for the last one."""
         values = []
         for _ in range(self.world.random.randint(1, 3)):
             self._written += 1
@@ -105,7 +105,8 @@ class Cluster:
             self.pending.setdefault(node.id, []).append(one)
 
     def _collect(self) -> None:
-        """Take a node's high watermark as the acknowledgement of what it took while it leads."""
+        """Acknowledge records of this node once its high watermark has passed them while it
+        leads."""
         for id, waiting in self.pending.items():
             node = self.nodes[id]
             left = []
@@ -124,7 +125,7 @@ class Cluster:
     # The administrator.
 
     def change_voters(self, add: bool) -> None:
-        """Ask a leader to let an observer in, or to take a voter out."""
+        """Ask a leader to add an observer to the voters, or to remove a voter."""
         rng = self.world.random
         leaders = [n for n in self.leaders() if n.paused is None]
         if not leaders:
@@ -155,7 +156,7 @@ class Cluster:
         self.world.run_until(self.world.now_ms + duration_ms)
 
     def heal(self) -> None:
-        """No fault is left; what was down starts again."""
+        """End all faults and restart the nodes that are down."""
         self.network.cut.clear()
         self.network.loss = 0.0
         for node in self.nodes.values():
@@ -166,7 +167,7 @@ class Cluster:
                 node.start()
 
     def settle(self) -> None:
-        """All are well: within `LIVENESS_MS` a record is committed and everyone has all there is.
+        """Check that a healthy quorum commits a record and catches up within `LIVENESS_MS`.
 
         Raises `Violation`.
         """
@@ -203,7 +204,7 @@ Fault = Callable[[Cluster], None]
 
 
 def _some(cluster: Cluster) -> Node:
-    """A node; half of the time one that leads."""
+    """Choose a node; half of the time a leader."""
     rng = cluster.world.random
     leaders = cluster.leaders()
     if leaders and rng.random() < 0.5:
@@ -221,21 +222,21 @@ def _start_later(cluster: Cluster, node: Node) -> None:
 
 
 def crash(cluster: Cluster) -> None:
-    """kill -9: what was written is still there."""
+    """kill -9: all written data is kept."""
     node = _some(cluster)
     node.stop(lambda n: n - 1)
     _start_later(cluster, node)
 
 
 def power_loss(cluster: Cluster) -> None:
-    """Nothing that was not synced is there."""
+    """All unsynced data is lost."""
     node = _some(cluster)
     node.stop(lambda n: 0)
     _start_later(cluster, node)
 
 
 def torn_write(cluster: Cluster) -> None:
-    """Of what was not synced, a part is there, the last write cut in the middle."""
+    """A part of the unsynced data is kept, and the last write is torn."""
     node = _some(cluster)
     node.stop(cluster.world.random.randrange)
     _start_later(cluster, node)
@@ -249,7 +250,7 @@ def blackout(cluster: Cluster) -> None:
 
 
 def restart(cluster: Cluster) -> None:
-    """A stop that hands leadership on."""
+    """A stop that transfers leadership."""
     node = _some(cluster)
     if not node.up:
         return
@@ -270,7 +271,7 @@ def pause(cluster: Cluster) -> None:
 
 
 def partition(cluster: Cluster) -> None:
-    """Two parts that do not reach one another."""
+    """Two groups of nodes that cannot reach each other."""
     rng, ids = cluster.world.random, sorted(cluster.nodes)
     rng.shuffle(ids)
     size = rng.randint(1, len(ids))
@@ -280,7 +281,7 @@ def partition(cluster: Cluster) -> None:
 
 
 def one_way_partition(cluster: Cluster) -> None:
-    """What a node sends to some of the others is lost, the other way is open."""
+    """Messages from one node to some of the others are lost; the other direction works."""
     rng, node = cluster.world.random, _some(cluster)
     others = [id for id in sorted(cluster.nodes) if id != node.id and rng.random() < 0.7]
     flip = rng.random() < 0.5
@@ -314,7 +315,7 @@ def slow_disk(cluster: Cluster) -> None:
 
 
 def clock_jump(cluster: Cluster) -> None:
-    """A node's clock leaps forward, as after a frozen machine."""
+    """A node's clock jumps forward, as after a frozen machine."""
     _some(cluster).clock_ahead_ms += cluster.world.random.randint(100, 10_000)
 
 
@@ -344,7 +345,7 @@ FAULTS: dict[str, Fault] = {
         voter_removed,
     )
 }
-#: Errors that a change of voters may be answered with while faults go on.
+#: Errors that a change of voters may get during faults.
 CHANGE_ERRORS = {
     ErrorCode.none,
     ErrorCode.request_timed_out,
@@ -362,8 +363,8 @@ def simulate(
     faults: Sequence[str] = (),
     voters: int = 0,
 ) -> Cluster:
-    """One run: the seed decides how many nodes there are, and which faults hit them when, unless
-    that is given. Raises `Violation`."""
+    """Run one seed. Unless they are given, the seed determines the number of nodes, and the faults
+    and their times. Raises `Violation`."""
     shape = World(seed).random
     voters, observers = voters or shape.choice((1, 3, 3, 5)), shape.randint(0, 2)
     cluster = Cluster(seed, voters=voters, observers=observers, keep_trace=keep_trace)
@@ -377,11 +378,11 @@ def simulate(
 
 
 def torment(cluster: Cluster, faults: Sequence[str], duration_ms: int) -> None:
-    """Let faults strike for so long, then heal and see that the quorum comes to rest. Raises
+    """Inject faults for `duration_ms`, then end them and check that the quorum recovers. Raises
     `Violation`."""
     rng = cluster.world.random
     names = sorted(FAULTS)
-    # A run has some kinds of faults, not all of them, so that no kind hides another.
+    # Each run has only some kinds of faults, so that no kind hides another.
     chosen = list(faults) or [name for name in names if rng.random() < 0.5] or names
     gap_ms = rng.choice((150, 600, 2_000))
     end_ms = cluster.world.now_ms + duration_ms

@@ -1,7 +1,7 @@
-"""Voters that lose their disk, and ask to vote again: what the broker's shell does around the core.
+"""Voters that lose their disk and vote again: the broker's part around the core.
 
-The simulated shell tells the leader a voter's directory, and has a node that lost its disk take the
-place of the voter that it was: `server/cluster/voter_update.py` without its wire.
+The simulated shell reports a voter's directory to the leader. A node that lost its disk replaces
+its former self as a voter. This is `server/cluster/voter_update.py` without the wire protocol.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from sim.quorum_cluster import CLIENT, FAULTS, LIVENESS_MS, Cluster, torment
 if TYPE_CHECKING:
     from sim.quorum_node import Node
 
-#: How often a node looks whether it has something to tell.
+#: How often a node checks whether it has something to report.
 INTERVAL_MS = 300
-#: What goes on beside it.
+#: Other faults of the run.
 BESIDE = ("crash", "power_loss", "partition", "one_way_partition", "pause", "message_loss")
 
 
 class Shells:
-    """Joins voters by themselves; knows how many disks were lost, and came back as voters."""
+    """Adds voters automatically, and counts lost disks and returned voters."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -63,7 +63,7 @@ class Shells:
         return RemoveRaftVoterRequest(voter.key) if progress.caught_up_ms is not None else None
 
     def whole(self) -> bool:
-        """Whether all replicas know all to be voters, by the directories that they have."""
+        """Return whether the committed voters are all replicas, with their present directories."""
         keys = {node.key for node in self.cluster.nodes.values()}
         for node in self.cluster.nodes.values():
             voters = node.store.voters
@@ -73,8 +73,8 @@ class Shells:
         return True
 
     def lose(self) -> None:
-        """A node's disk is gone, and with it its part of what was committed: one at a time, and the
-        next one when all know that this one votes again."""
+        """Replace a node's disk, which loses its copy of committed data. This happens to one node
+        at a time, and to the next one only after all nodes have this one as a voter again."""
         if not self.whole():
             return
         rng, nodes = self.cluster.world.random, self.cluster.nodes
@@ -92,7 +92,7 @@ class Shells:
 
 
 def simulate(seed: int, *, duration_ms: int = 30_000, keep_trace: bool = False) -> Shells:
-    """One run of three or five voters. Raises `Violation`."""
+    """Run one seed with three or five voters. Raises `Violation`."""
     cluster = Cluster(seed, voters=3 if seed % 3 else 5, keep_trace=keep_trace)
     shells = Shells(cluster)
     FAULTS["disk_lost"] = lambda _: shells.lose()

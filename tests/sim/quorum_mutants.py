@@ -1,6 +1,6 @@
-"""Replicas with one rule broken, each by name: what the simulation is worth is what it finds.
+"""Replicas with one rule broken, each by name. They measure what the simulation finds.
 
-A mutant is a function that breaks the core through pytest's `monkeypatch`, for one test.
+A mutant is a function that breaks the core through pytest's `monkeypatch` for one test.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Mutant = Callable[[pytest.MonkeyPatch], None]
 
 
 def commits_earlier_epochs(patch: pytest.MonkeyPatch) -> None:
-    """Counts copies of records of earlier epochs (Raft 5.4.2 says not to)."""
+    """Counts copies of records of earlier epochs, against Raft section 5.4.2."""
     real = leading.open_epoch
 
     def open_epoch(replica: Raft, leader: LeaderState, granting: Any) -> None:
@@ -51,7 +51,7 @@ def forgets_its_epoch(patch: pytest.MonkeyPatch) -> None:
 
 
 def votes_twice(patch: pytest.MonkeyPatch) -> None:
-    """A voter gives its vote of an epoch to whoever asks last."""
+    """A voter gives its vote of an epoch to the last candidate that asks."""
     real = elections.on_vote
 
     def on_vote(replica: Raft, message: Any, request: Any) -> None:
@@ -74,7 +74,7 @@ def votes_for_shorter_logs(patch: pytest.MonkeyPatch) -> None:
 
 
 def fetches_before_it_has_synced(patch: pytest.MonkeyPatch) -> None:
-    """A follower's fetch offset vouches for what a power loss would take."""
+    """A follower's fetch offset covers data that a power loss would take."""
     real = following.drive
 
     def drive(replica: Raft) -> None:
@@ -86,7 +86,7 @@ def fetches_before_it_has_synced(patch: pytest.MonkeyPatch) -> None:
 
 
 def leader_counts_itself_unsynced(patch: pytest.MonkeyPatch) -> None:
-    """A leader takes its own log for durable when it is written."""
+    """A leader treats its own log as durable once it is written."""
     real = leading.advance
 
     def advance(replica: Raft, leader: LeaderState) -> None:
@@ -98,18 +98,18 @@ def leader_counts_itself_unsynced(patch: pytest.MonkeyPatch) -> None:
 
 
 def knows_voters_by_their_id(patch: pytest.MonkeyPatch) -> None:
-    """A replica with an empty disk is taken for the voter that it was."""
+    """A replica with an empty disk counts as the voter that it was."""
     patch.setattr(Voter, "is_of", lambda self, key: self.key.id == key.id)
     patch.setattr(elections, "is_for", lambda replica, voter: voter.id == replica.local.id)
 
 
 def half_is_a_majority(patch: pytest.MonkeyPatch) -> None:
-    """Of four voters two are enough."""
+    """Two of four voters are enough."""
     patch.setattr(VoterSet, "majority", property(lambda self: (len(self.voters) + 1) // 2))
 
 
 def keeps_a_divergent_tail(patch: pytest.MonkeyPatch) -> None:
-    """A follower appends behind what its leader does not have."""
+    """A follower appends after records that its leader does not have."""
     real = LogIndex.check
 
     def check(self: LogIndex, fetch_offset: int, last_fetched_epoch: int) -> Any:
@@ -121,14 +121,14 @@ def keeps_a_divergent_tail(patch: pytest.MonkeyPatch) -> None:
 
 
 def changes_voters_before_commit(patch: pytest.MonkeyPatch) -> None:
-    """A leader changes the voters again while the last change is under way, or none of its own
-    epoch's records is committed."""
+    """A leader changes the voters again before the last change is committed, or before a record of
+    its own epoch is."""
 
     patch.setattr(membership, "_may_change", lambda *_: True)
 
 
 def leads_on_after_a_restart(patch: pytest.MonkeyPatch) -> None:
-    """A leader resumes to lead its epoch after a restart."""
+    """A leader continues to lead its epoch after a restart."""
     real = Raft._start
 
     def start(self: Raft) -> None:
@@ -144,7 +144,7 @@ def leads_on_after_a_restart(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_any_response(patch: pytest.MonkeyPatch) -> None:
-    """A late answer counts for the request that is under way now."""
+    """A late response counts for the request in flight."""
     real = Raft._receive
 
     def receive(self: Raft, message: Any) -> None:
@@ -157,17 +157,18 @@ def takes_any_response(patch: pytest.MonkeyPatch) -> None:
 
 
 def fetches_before_its_cut_is_durable(patch: pytest.MonkeyPatch) -> None:
-    """A follower appends behind a cut that a power loss may undo."""
+    """A follower appends after a truncation that a power loss may undo."""
     patch.setattr(Raft, "sync_pending", property(lambda self: self._sync_due))
 
 
 def stands_only_as_a_voter(patch: pytest.MonkeyPatch) -> None:
-    """A leader that has removed itself, uncommitted, does not stand again."""
+    """A leader that has removed itself does not stand again, although the removal is
+    uncommitted."""
     patch.setattr(Raft, "may_stand", property(lambda self: self.is_voter))
 
 
 def stands_by_the_set_at_its_high_watermark(patch: pytest.MonkeyPatch) -> None:
-    """After a restart the high watermark is too old to tell the committed voters."""
+    """After a restart, the high watermark is too old to determine the committed voters."""
 
     def may_stand(self: Raft) -> bool:
         return self.is_voter or self.voters.at(self.high_watermark).holds(self.local)

@@ -1,9 +1,8 @@
 """A node of a simulated quorum: the replica over a real log in memory, with a small state machine.
 
-The node is what the broker's shell will be: it carries out `Effects`, in its order. Its disk
-outlives it. The state machine counts the records and chains their checksums, so two nodes that have
-applied the same records up to an offset are in the same state. A subclass may put another one in
-its place.
+Like the broker's shell, the node carries out `Effects` in order. Its disk outlives it. The state
+machine counts the records and chains their checksums. So two nodes that have applied the same
+records up to an offset are in the same state. A subclass may replace the state machine.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class Node:
         self.paused: list[Callable[[], None]] | None = None
         self.clock_ahead_ms = 0
         self.sync_ms = (0, 5)
-        #: What is on disk for sure.
+        #: State that is certainly on disk.
         self.durable_end = 0
         self.applied = 0
         self._configured = configured
@@ -90,7 +89,7 @@ class Node:
         assert self.raft is not None
         return self.raft
 
-    # Life and death.
+    # Start and stop.
 
     def start(self) -> None:
         assert self.raft is None
@@ -116,7 +115,7 @@ class Node:
         self.step(Tick())
 
     def stop(self, choose: Callable[[int], int]) -> None:
-        """Lose the process, and of what the disk has not synced what `choose` says."""
+        """Lose the process, and the part of the unsynced data that `choose` selects."""
         if self.raft is not None:
             self.world.trace(f"n{self.id} stops")
             self.raft = None
@@ -124,7 +123,7 @@ class Node:
             self.storage.crash(choose)
 
     def replace_disk(self) -> None:
-        """Be another replica with the same id: nothing is left of what this one had."""
+        """Become another replica with the same id and without data."""
         assert self.raft is None
         _, directory_id = self.key
         assert directory_id is not None
@@ -145,7 +144,7 @@ class Node:
     # Events.
 
     def step(self, event: Event) -> Effects | None:
-        """Hand an event in and do what comes out, unless the node is down."""
+        """Pass an event to the replica and carry out the effects, unless the node is down."""
         if self.raft is None:
             return None
         raft = self.raft
@@ -165,7 +164,7 @@ class Node:
         return effects
 
     def _carry_out(self, effects: Effects) -> None:
-        """Steps 1 to 4 of the `Effects`."""
+        """Carry out steps 1 to 4 of the `Effects`."""
         self.store.apply(effects, now_ms=self.now_ms)
         if effects.truncate_to is not None:
             self.durable_end = min(self.durable_end, effects.truncate_to)
@@ -184,7 +183,7 @@ class Node:
         self.step(Synced(end_offset))
 
     def later(self, delay_ms: int, call: Callable[[], None]) -> None:
-        """Call this life of the node back; a paused node is called when it wakes up."""
+        """Call back in this life of the node; a paused node gets the call when it resumes."""
         incarnation = self.incarnation
 
         def due() -> None:
@@ -213,7 +212,7 @@ class Node:
     # Messages.
 
     def deliver(self, message: Message) -> None:
-        """A message arrives. A response of an earlier life came on a connection that is gone."""
+        """A message arrives. Responses to an earlier life were lost with its connection."""
         if self.raft is None:
             if isinstance(message.body, Request):
                 self.cluster.refuse(message)
@@ -234,7 +233,7 @@ class Node:
 
     def _unanswered(self, to: int, correlation: int) -> None:
         self.step(RequestFailed(to, correlation))
-        # Nobody listens there: as far as this node can see, the process has ended.
+        # No process listens there: to this node, the process has ended.
         self.step(PeerDown(to))
 
     def resign(self) -> None:
@@ -247,11 +246,11 @@ class Node:
 
     @property
     def state(self) -> Hashable:
-        """What has to be the same wherever the same offsets are applied."""
+        """Return the state that must be equal wherever the same offsets are applied."""
         return self.count, self.digest
 
     def replay(self, values: Sequence[bytes], *, offset: int, epoch: int) -> None:
-        """Apply a batch's records, the last of which stands at `offset`."""
+        """Apply a batch's records, of which the last is at `offset`."""
         for value in values:
             self.count += 1
             self.digest = crc32(value, self.digest)
@@ -266,7 +265,8 @@ class Node:
         self._snapshot_if_due(raft)
 
     def batches(self, start: int, end: int) -> Iterator[tuple[int, int, list[bytes]]]:
-        """(last offset, epoch, values) of each batch in [start, end); of control batches, none."""
+        """Yield (last offset, epoch, values) of each batch in [start, end); no values for control
+        batches."""
         while start < end:
             found = self.store.log.read(start, 1 << 16, max_offset=end)
             for at, header in headers(found.data):

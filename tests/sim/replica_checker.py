@@ -1,4 +1,4 @@
-"""What must hold of a replicated partition at all times, by name."""
+"""Invariants of a replicated partition, by name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Violation(AssertionError):
 
 
 class Batch(NamedTuple):
-    """A committed batch: where, of which epoch, and of whom."""
+    """A committed batch: its place, its epoch and its producer."""
 
     base_offset: int
     last_offset: int
@@ -34,7 +34,7 @@ class Batch(NamedTuple):
 
 
 def batches(log: Log, start: int, end: int) -> Iterator[Batch]:
-    """The batches of a log within [start, end)."""
+    """Yield the batches of a log within [start, end)."""
     offset = start
     while offset < end:
         found = log.read(offset, 1 << 20, max_offset=end)
@@ -61,7 +61,7 @@ class Checker:
         self.acknowledged_count = 0
 
     def leads(self, partition: Partition) -> None:
-        """A broker believes to lead."""
+        """A broker considers itself the leader."""
         key = (partition.index, partition.leader_epoch)
         if self.leaders.setdefault(key, partition.node_id) != partition.node_id:
             raise Violation("one_leader", f"{self.leaders[key]} and {partition.node_id} in {key}")
@@ -95,10 +95,10 @@ class Checker:
                 sequence = (batch.producer_id, batch.base_sequence)
                 at = self.sequences[index].setdefault(sequence, batch.base_offset)
                 if at != batch.base_offset:
-                    raise Violation("no_duplicate", f"{sequence} stands at {at} and at {batch}")
+                    raise Violation("no_duplicate", f"{sequence} is at {at} and at {batch}")
         self.ends[index] = max(self.ends[index], end)
 
-    def told(self, index: int, offset: int, value: bytes) -> None:
+    def note_acknowledged(self, index: int, offset: int, value: bytes) -> None:
         """A producer got a response that its record is at `offset`."""
         if self.acknowledged[index].setdefault(offset, value) != value:
             raise Violation("acknowledged", f"two records were acknowledged at {index}/{offset}")
@@ -114,7 +114,7 @@ class Checker:
         self.latest[index] = (leader_epoch, latest)
 
     def converged(self, index: int, replicas: list[Partition]) -> None:
-        """No fault is left: all replicas have one log, with all that was acknowledged in it."""
+        """Check after the faults that all replicas have one log with all acknowledged records."""
         first = list(batches(replicas[0].log, 0, replicas[0].log.log_end_offset))
         for other in replicas[1:]:
             theirs = list(batches(other.log, 0, other.log.log_end_offset))

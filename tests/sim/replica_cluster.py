@@ -12,17 +12,17 @@ from sim.replica_controller import Controller, Registered
 from sim.replica_node import Produce, ReplicaNode
 from sim.world import Network, World
 
-#: The network's name of clients.
+#: The clients' id on the network.
 CLIENT = -1
-#: Once no fault is left a cluster has so long to be in sync again.
+#: After the last fault, a cluster must be in sync again within this time.
 LIVENESS_MS = 30_000
 PRODUCERS = 2
-#: A producer sends again what has no answer after that.
+#: A producer sends a request again after this time without a response.
 PRODUCE_TIMEOUT_MS = 1_200
 
 
 class Producer:
-    """An idempotent producer of one partition, one batch at a time, that never gives up."""
+    """An idempotent producer of one partition, with one batch at a time, that retries forever."""
 
     def __init__(self, cluster: ReplicaCluster, id: int, index: int) -> None:
         self.cluster = cluster
@@ -58,7 +58,7 @@ class Producer:
                 return
             self._attempt += 1
             if code is ErrorCode.none:
-                cluster.checker.told(self.index, offset, value)
+                cluster.checker.note_acknowledged(self.index, offset, value)
                 cluster.acknowledged_sequences[self.id] = self.sequence
                 self.sequence += 1
                 world.after(world.random.randint(1, 60), self.next)
@@ -88,8 +88,8 @@ class Producer:
 
 
 class PipelinedProducer:
-    """An idempotent producer of one partition with up to five unanswered batches, which it sends
-    again in order after an error, as librdkafka does."""
+    """An idempotent producer of one partition with up to five batches in flight. After an error it
+    sends them again in order, as librdkafka does."""
 
     def __init__(self, cluster: ReplicaCluster, id: int, index: int) -> None:
         self.cluster = cluster
@@ -109,7 +109,7 @@ class PipelinedProducer:
             cluster.done.add(self.id)
             return
         oldest = next(iter(self._unanswered), self._sequence)
-        # A log takes any sequence of a producer that is new to it, so the first batch goes alone.
+        # A log accepts any first sequence of an unknown producer, so the first batch goes alone.
         window = BATCHES_MAX if self.id in cluster.acknowledged_sequences else 1
         if cluster.writing and not self._resends and self._sequence - oldest < window:
             value = b"p%d-%d" % (self.id, self._sequence)
@@ -152,12 +152,12 @@ class PipelinedProducer:
             self._failed(code)
             return
         value, _ = self._unanswered.pop(sequence)
-        cluster.checker.told(self.index, offset, value)
+        cluster.checker.note_acknowledged(self.index, offset, value)
         acknowledged = cluster.acknowledged_sequences
         acknowledged[self.id] = max(sequence, acknowledged.get(self.id, -1))
 
     def _failed(self, code: ErrorCode) -> None:
-        """Send all that is unanswered again, after a pause."""
+        """Send all unacknowledged batches again, after a pause."""
         cluster, world = self.cluster, self.cluster.world
         if self._resends:
             return
@@ -188,8 +188,8 @@ class ReplicaCluster:
         clients: bool = True,
         pipelined: bool = False,
     ) -> None:
-        """Without `clients` nobody writes or looks by themselves. `pipelined` producers have
-        several unanswered batches."""
+        """Without `clients`, only the test writes and reads. `pipelined` producers have several
+        batches in flight."""
         self.world = World(seed, keep_trace=keep_trace)
         self.network = Network(self.world)
         self.partition_count = partitions
@@ -202,7 +202,7 @@ class ReplicaCluster:
         self.controller = Controller(self.world, ids, registered, min_isr)
         self.checker = Checker(partitions)
         self.nodes = {id: ReplicaNode(self, id) for id in ids}
-        #: By producer: the last sequence that it was told is written.
+        #: By producer: the last sequence that was acknowledged.
         self.acknowledged_sequences: dict[int, int] = {}
         self.errors: dict[str, int] = {}
         self.faults: dict[str, int] = {}
@@ -223,17 +223,17 @@ class ReplicaCluster:
             self.world.after(0, self._look)
 
     def _control(self) -> None:
-        """The controller's ticks, and what it pushes to the brokers."""
+        """Tick the controller, and send its image to the brokers."""
         self.controller.tick()
         if self.controller.version != self._version:
             self._version = self.controller.version
             image = self.controller.image
             for node in self.nodes.values():
-                self.network.carry(0, node.id, lambda node=node: node.told(image))  # type: ignore[misc]
+                self.network.carry(0, node.id, lambda node=node: node.push(image))  # type: ignore[misc]
         self.world.after(10, self._control)
 
     def _look(self) -> None:
-        """A client that asks where partitions end."""
+        """Ask for the end offsets of partitions, as a client."""
         rng = self.world.random
         node = self.nodes[rng.randrange(len(self.nodes)) + 1]
         index = rng.randrange(self.partition_count)
@@ -244,7 +244,7 @@ class ReplicaCluster:
         self.world.after(rng.randint(1, 20), self._look)
 
     def in_sync(self) -> bool:
-        """Whether every replica is in sync, has all, and knows so."""
+        """Return whether every replica is in sync and has the whole committed log."""
         if len(self.done) < len(self.producers):
             return False
         for at, registered in enumerate(self.controller.partitions):
@@ -260,13 +260,13 @@ class ReplicaCluster:
         return True
 
     def check(self) -> None:
-        """No fault is left: all come to have the same, with what was acknowledged."""
+        """Check after the faults that all replicas are equal and have every acknowledged record."""
         for at, registered in enumerate(self.controller.partitions):
             replicas = [self.nodes[r].partitions[at] for r in registered.replicas]
             self.checker.converged(at, replicas)
 
 
-# Faults: each begins, and returns what ends it.
+# Faults: each begins, and returns the function that ends it.
 
 Fault = Callable[[ReplicaCluster], Callable[[], None] | None]
 
@@ -276,7 +276,7 @@ def _one(cluster: ReplicaCluster) -> ReplicaNode:
 
 
 def crash(cluster: ReplicaCluster) -> Callable[[], None] | None:
-    """kill -9: the process is gone, what it wrote is not."""
+    """kill -9: the process ends, written data is kept."""
     node = _one(cluster)
     if not node.up:
         return None
@@ -285,7 +285,7 @@ def crash(cluster: ReplicaCluster) -> Callable[[], None] | None:
 
 
 def restart(cluster: ReplicaCluster) -> Callable[[], None] | None:
-    """SIGTERM, and a start some time later."""
+    """SIGTERM, and a restart some time later."""
     node = _one(cluster)
     if not node.up or node.paused is not None:
         return None
@@ -294,18 +294,18 @@ def restart(cluster: ReplicaCluster) -> Callable[[], None] | None:
 
 
 def may_lose(cluster: ReplicaCluster, id: int) -> bool:
-    """Whether all that is committed outlives a power loss of this broker: another one that has
-    not lost anything must have it."""
+    """Return whether all committed records survive a power loss of this broker: another broker that
+    has lost nothing must have them."""
     if any(n.id in cluster.lost for n in cluster.nodes.values() if n.id != id):  # type: ignore[attr-defined]
         return False
     return all([r for r in (*p.isr, *p.elr) if r != id] for p in cluster.controller.partitions)
 
 
 def power_loss(cluster: ReplicaCluster) -> Callable[[], None] | None:
-    """What was not synced is lost, or a part of it, the last write maybe torn."""
+    """All unsynced data is lost, or a part of it; the last write may be torn."""
     node = _one(cluster)
     lost: set[int] = cluster.__dict__.setdefault("lost", set())
-    for id in list(lost):  # A broker is out of the ISR once the controller knows of its restart.
+    for id in list(lost):  # The controller removes a restarted broker from the ISR.
         state = cluster.controller.states[id]
         if cluster.nodes[id].up and state.incarnation == cluster.nodes[id].incarnation:
             lost.discard(id)
@@ -341,33 +341,34 @@ def _cut(cluster: ReplicaCluster, links: set[tuple[int, int]]) -> Callable[[], N
 
 
 def isolate(cluster: ReplicaCluster) -> Callable[[], None] | None:
-    """A broker hears nobody, and nobody hears it, the controller and clients included."""
+    """A broker is cut off from all others, the controller and clients included."""
     id = _one(cluster).id
     others = [o for o in (CLIENT, 0, *cluster.nodes) if o != id]
     return _cut(cluster, {(id, o) for o in others} | {(o, id) for o in others})
 
 
 def cut_from_brokers(cluster: ReplicaCluster) -> Callable[[], None] | None:
-    """A broker reaches clients and the controller, and no other broker."""
+    """A broker reaches clients and the controller, but no other broker."""
     id = _one(cluster).id
     others = [o for o in cluster.nodes if o != id]
     return _cut(cluster, {(id, o) for o in others} | {(o, id) for o in others})
 
 
 def cut_from_controller(cluster: ReplicaCluster) -> Callable[[], None] | None:
-    """A broker reaches clients and brokers, and not the controller: it may lead on, unknowing."""
+    """A broker reaches clients and brokers, but not the controller; it may lead on in an old
+    epoch."""
     id = _one(cluster).id
     return _cut(cluster, {(id, 0), (0, id)})
 
 
 def one_way(cluster: ReplicaCluster) -> Callable[[], None] | None:
-    """One broker's messages to another get lost."""
+    """One broker's messages to another are lost."""
     a, b = cluster.world.random.sample(sorted(cluster.nodes), 2)
     return _cut(cluster, {(a, b)})
 
 
 def deaf_to_controller(cluster: ReplicaCluster) -> Callable[[], None] | None:
-    """The controller hears a broker that does not hear it."""
+    """The controller receives from a broker that does not receive from it."""
     return _cut(cluster, {(0, _one(cluster).id)})
 
 
@@ -412,7 +413,7 @@ def disk_full(cluster: ReplicaCluster) -> Callable[[], None] | None:
 
 
 def prefer(cluster: ReplicaCluster) -> Callable[[], None] | None:
-    """The controller lets another replica lead."""
+    """The controller elects another replica."""
     cluster.controller.prefer(cluster.world.random.randrange(cluster.partition_count))
     return lambda: None
 
@@ -441,7 +442,7 @@ FAULTS: dict[str, Fault] = {
 def torment(
     cluster: ReplicaCluster, faults: Sequence[str], *, duration_ms: int = 8_000
 ) -> ReplicaCluster:
-    """Run under these faults, then without any until all is in sync, and check."""
+    """Run with these faults, then without any until all replicas are in sync, and check."""
     world, rng = cluster.world, cluster.world.random
     end_ms = world.now_ms + duration_ms
     open_faults: list[Callable[[], None]] = []
@@ -485,7 +486,7 @@ def torment(
 
 
 def simulate(seed: int, *, keep_trace: bool = False) -> ReplicaCluster:
-    """One run: the seed says how many brokers, which faults, and when."""
+    """Run one seed, which determines the number of brokers, and the faults and their times."""
     cluster = ReplicaCluster(
         seed,
         brokers=5 if seed % 3 == 0 else 3,
@@ -493,7 +494,7 @@ def simulate(seed: int, *, keep_trace: bool = False) -> ReplicaCluster:
         keep_trace=keep_trace,
         pipelined=seed % 4 == 3,
     )
-    # Recorded seeds draw from the faults that there were when they were recorded.
+    # Recorded seeds draw only from the faults that existed when they were recorded.
     names = sorted(FAULTS.keys() - {restart.__name__})
     chosen = cluster.world.random.sample(names, cluster.world.random.randint(2, 6))
     if seed % 4 == 3:

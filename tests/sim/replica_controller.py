@@ -1,8 +1,8 @@
 """A model of the controller for simulations of replication: one node that never fails.
 
-It decides by the rules of KIP-497, KIP-841, KIP-903 and KIP-966 on partitions it keeps in plain
-dicts. Brokers hear of it over the network, late and maybe not at all; each answer to a heartbeat
-brings what a broker has not heard. The controller of the broker is proven in `metadata_cluster`.
+It decides by the rules of KIP-497, KIP-841, KIP-903 and KIP-966 on partitions in plain dicts.
+Brokers get its images over the network, late or never. Each heartbeat response brings what a broker
+has missed. `metadata_cluster` tests the broker's real controller.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Registered(NamedTuple):
 
 
 class Image(NamedTuple):
-    """The image of the brokers. `brokers` has the epochs of those that may join an ISR."""
+    """The brokers' image. `brokers` has the epochs of those that may join an ISR."""
 
     version: int
     partitions: tuple[Registered, ...]
@@ -70,10 +70,11 @@ class Controller:
         running = {b: s.epoch for b, s in self.states.items() if not s.fenced}
         return Image(self.version, tuple(self.partitions), running)
 
-    # What brokers ask.
+    # Requests of brokers.
 
     def register(self, broker: int, incarnation: int, clean: bool) -> int:
-        """A broker has started; its epoch. After an unclean stop it may have lost what it had."""
+        """Register a broker that has started, and return its epoch. After an unclean stop it may
+        have lost data."""
         state = self.states[broker]
         if state.incarnation == incarnation:
             return state.epoch
@@ -129,7 +130,7 @@ class Controller:
         return ErrorCode.none, self.partitions[at]
 
     def prefer(self, at: int) -> None:
-        """Let another replica in sync lead, the preferred one if it is."""
+        """Elect another in-sync replica, if possible the preferred one."""
         p = self.partitions[at]
         for replica in p.replicas:
             if replica in p.isr and not self.states[replica].fenced and replica != p.leader:
@@ -137,7 +138,7 @@ class Controller:
                 return
 
     def elect(self, at: int, replica: int) -> None:
-        """Let a replica lead that is in sync."""
+        """Elect an in-sync replica."""
         assert replica in self.partitions[at].isr
         self._change(at, leader=replica)
 

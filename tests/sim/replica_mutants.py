@@ -1,4 +1,4 @@
-"""Replication with one rule broken, each by name: what the simulation is worth is what it finds."""
+"""Replication with one rule broken, each by name. They measure what the simulation finds."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ Mutant = Callable[[pytest.MonkeyPatch], None]
 
 
 def commits_by_itself(patch: pytest.MonkeyPatch) -> None:
-    """A leader takes its own log for committed."""
+    """A leader treats its own log as committed."""
     patch.setattr(Leadership, "high_watermark", lambda self, own_end_offset: own_end_offset)
 
 
 def forgets_who_joins(patch: pytest.MonkeyPatch) -> None:
-    """A replica that the controller may have let in already does not hold the high watermark."""
+    """A replica that the controller may have added already does not hold back the high
+    watermark."""
     real = Leadership.high_watermark
 
     def high_watermark(self: Leadership, own_end_offset: int) -> int:
@@ -37,13 +38,13 @@ def forgets_who_joins(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_silence_for_refusal(patch: pytest.MonkeyPatch) -> None:
-    """An AlterPartition without an answer counts as not taken."""
+    """An AlterPartition request without a response counts as refused."""
     refused = {*leadership._REFUSED, ErrorCode.request_timed_out}
     patch.setattr(leadership, "_REFUSED", refused)
 
 
 def shrinks_before_the_controller_does(patch: pytest.MonkeyPatch) -> None:
-    """A member stops to hold back the high watermark when the leader proposes to remove it."""
+    """A member stops holding back the high watermark when the leader proposes to remove it."""
     real = Leadership._propose
 
     def propose(self: Leadership, isr: tuple[int, ...]) -> None:
@@ -65,7 +66,7 @@ def joins_before_it_has_caught_up(patch: pytest.MonkeyPatch) -> None:
 
 
 def joins_as_its_earlier_self(patch: pytest.MonkeyPatch) -> None:
-    """A fetch of a broker's earlier incarnation vouches for the one after it (KIP-903)."""
+    """A fetch of a broker's earlier incarnation counts for the next one (KIP-903)."""
 
     def may_join(self: Leadership, replica_id: int, _follower: Any) -> bool:
         return self._partition.broker_epoch_of(replica_id) >= 0
@@ -92,14 +93,14 @@ def cuts_to_its_high_watermark(patch: pytest.MonkeyPatch) -> None:
 
 
 def notes_no_epoch(patch: pytest.MonkeyPatch) -> None:
-    """A new leader's epoch begins with its first record, not with its leading."""
+    """A new leader's epoch begins with its first record, not with its election."""
     from shoal.log.log import Log
 
     patch.setattr(Log, "begin_epoch", lambda self, epoch: None)
 
 
 def takes_answers_of_another_epoch(patch: pytest.MonkeyPatch) -> None:
-    """A follower takes what an answer says, whatever has come in between."""
+    """A follower applies a response whatever has happened in between."""
 
     def answered(self: ReplicaFetcher, response: Any, now_ms: int) -> Any:
         out, self._under_way = FetchOutcome(), False
@@ -127,12 +128,12 @@ def answers_any_epoch(patch: pytest.MonkeyPatch) -> None:
 
 
 def tells_an_old_end(patch: pytest.MonkeyPatch) -> None:
-    """A new leader returns the end offset before it knows the committed end."""
+    """A new leader returns the end offset before the committed end is certain."""
     patch.setattr(Partition, "is_behind", property(lambda self: False))
 
 
 def believes_the_leader_beyond_its_log(patch: pytest.MonkeyPatch) -> None:
-    """A follower's high watermark is its leader's, past its own log's end."""
+    """A follower's high watermark equals its leader's, even past its own log's end."""
     real = Partition.append_fetched
 
     def append_fetched(self: Partition, answer: ReplicaFetched, now_ms: int) -> None:
@@ -149,13 +150,13 @@ def acknowledges_in_a_later_epoch(patch: pytest.MonkeyPatch) -> None:
 
 
 def fetches_on_before_its_cut_is_durable(patch: pytest.MonkeyPatch) -> None:
-    """A follower appends behind a cut that a power loss may undo, and vouches for what the disk
-    does not have yet."""
+    """A follower appends after a truncation that a power loss may undo, and reports data that is
+    not on its disk yet."""
     patch.setattr(ReplicaFetcher, "_sync", lambda self, followed, out: None)
 
 
 def forgets_what_a_snapshot_left_out(patch: pytest.MonkeyPatch) -> None:
-    """A log compares sequences with what its snapshot has, the last batch, as Kafka does."""
+    """A log compares sequences only with the last batch, which its snapshot has, as Kafka does."""
     patch.setattr(resent, "check", lambda log, header: log.producers.check(header, client=True))
 
 

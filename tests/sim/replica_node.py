@@ -1,5 +1,5 @@
-"""A broker of a simulated cluster, as far as replication goes: real logs in a directory in memory,
-real partitions and fetchers, and a shell that is the broker's in small."""
+"""A broker of a simulated cluster, limited to replication: real logs in memory, real partitions and
+fetchers, and a small version of the broker's shell."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class _Session:
 
 
 class _Parked(NamedTuple):
-    """A follower's fetch that waits for records."""
+    """A waiting fetch of a follower."""
 
     replica_id: int
     broker_epoch: int
@@ -80,7 +80,7 @@ class ReplicaNode:
         self.sync_ms = (0, 4)
         self.partitions: list[Partition] = []
 
-    # Life and death.
+    # Start and stop.
 
     def start(self) -> None:
         self.incarnation += 1
@@ -151,7 +151,8 @@ class ReplicaNode:
             self.stop(lambda n: n - 1)
 
     def alive(self, call: Callable[[], None]) -> Callable[[], None]:
-        """The call, if this incarnation still lives when it is made; later if it is paused."""
+        """Wrap a call: it runs only if this incarnation is still alive, and later if it is
+        paused."""
         incarnation = self.incarnation
 
         def run() -> None:
@@ -180,7 +181,7 @@ class ReplicaNode:
     # The controller.
 
     def _ask(self, ask: Callable[[], object], then: Callable[[object], None]) -> None:
-        """A request to the controller and its answer, over the network."""
+        """Send a request to the controller over the network, and pass on the response."""
         answered = self.alive
         network, own = self.cluster.network, self.id
 
@@ -212,13 +213,13 @@ class ReplicaNode:
                 controller.heartbeat(self.id, epoch)
             return controller.image
 
-        self._ask(heard, self._told)
+        self._ask(heard, self._apply_image)
 
-    def told(self, image: Image) -> None:
-        """The controller pushes what is new."""
-        self.alive(lambda: self._told(image))()
+    def push(self, image: Image) -> None:
+        """The controller sends a new image."""
+        self.alive(lambda: self._apply_image(image))()
 
-    def _told(self, image: object) -> None:
+    def _apply_image(self, image: object) -> None:
         assert isinstance(image, Image)
         if self.image is not None and image.version <= self.image.version:
             return
@@ -247,7 +248,7 @@ class ReplicaNode:
         return -1 if self.image is None else self.image.brokers.get(broker_id, -1)
 
     def _alter(self, partition: Partition, asked: AlterPartition) -> None:
-        """AlterPartition; an answer that does not come is as good as a refusal for now."""
+        """Send AlterPartition. A missing response counts as a refusal for now."""
         controller, done = self.cluster.controller, [False]
 
         def answered(found: Any) -> None:
@@ -382,7 +383,7 @@ class ReplicaNode:
         request: FetchRequest,
         reply: Callable[[FetchResponse], None],
     ) -> None:
-        """A follower fetches."""
+        """Serve a follower's fetch."""
         if request.session_epoch == 0:
             session = _Session(self.world.random.getrandbits(31))
             self._sessions[replica_id] = session
@@ -460,11 +461,11 @@ class ReplicaNode:
             self._serve_waiting()
 
     def _is_wrong_to_refuse(self, request: Produce) -> bool:
-        """Whether a leader that no other has replaced refuses a sequence against the rules.
+        """Return whether a leader that was not replaced refuses a sequence against the rules.
 
-        Such a leader has all acknowledged records, and knows the last five batches of a producer in
-        its log. Refusals are right for what overtook an earlier batch, and for late duplicates of
-        older batches. A replaced leader lacks what the next one took.
+        Such a leader has all acknowledged records, and the last five batches of a producer are in
+        its log. It rightly refuses a batch that overtook an earlier one, and late duplicates of
+        older batches. A replaced leader lacks what the next one has accepted.
         """
         partition = self.partitions[request.index]
         newest_epoch = self.cluster.controller.partitions[request.index].leader_epoch
@@ -504,7 +505,7 @@ class ReplicaNode:
 
 
 def _alive_in(node: ReplicaNode, incarnation: int, call: Callable[[], None]) -> Callable[[], None]:
-    """`call` once it arrives, if the node is still the one that asked."""
+    """Wrap `call`: it runs only if the node is still in the incarnation that made the request."""
 
     def run() -> None:
         if node.incarnation == incarnation:

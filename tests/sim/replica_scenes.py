@@ -1,8 +1,8 @@
-"""Scenes of replication: three brokers with one partition, to which exactly one thing happens.
+"""Scenes of replication: three brokers with one partition, and exactly one fault.
 
-A scene is a function of a `ReplicaScene`. It holds with the code as it is, and breaks the rule that
-`SCENES` names with the mutant that `SCENES` names. Random faults find these mutants in one seed of
-hundreds, or never.
+A scene is a function of a `ReplicaScene`. It succeeds with the real code. With the mutant that
+`SCENES` names, it breaks the rule that `SCENES` names. Random faults find these mutants in one seed
+of hundreds, or never.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 #: How long one step of a scene may take.
 STEP_MS = 5_000
-#: Enough for a message and its answer.
+#: Enough for a request and its response.
 ROUND_TRIP_MS = 40
-#: A value that leaves no room for another record in one answer to a follower.
+#: A value that leaves no room for another record in one fetch response.
 LARGE = b"x" * 900
 #: A sync that does not end within a scene.
 NEVER_MS = (1_000_000, 1_000_000)
 
 
 class Written:
-    """One record that was sent to a leader; `code` is None until the answer came."""
+    """A record that was sent to a leader; `code` is None until the response."""
 
     def __init__(self) -> None:
         self.code: ErrorCode | None = None
@@ -50,12 +50,12 @@ class ReplicaScene:
             self.cluster.controller.elect(0, 1)
         self.leads(1)
         self.passes(REQUEST_TIMEOUT_MS)
-        self.write(1, told=True)
+        self.write(1, acknowledged=True)
         self.until(self.cluster.in_sync, "all replicas are in sync")
 
     @property
     def in_force(self) -> Registered:
-        """The partition as the controller has it."""
+        """The partition in the controller's state."""
         return self.cluster.controller.partitions[0]
 
     def replica(self, id: int) -> Partition:
@@ -67,17 +67,17 @@ class ReplicaScene:
     def until(self, done: Callable[[], bool], what: str, limit_ms: int = STEP_MS) -> None:
         if not done():
             happened = self.world.run_until(self.world.now_ms + limit_ms, done)
-            assert happened, f"the scene waits for this in vain: {what}"
+            assert happened, f"the scene waited in vain for: {what}"
 
     def passes(self, duration_ms: int) -> None:
         self.world.run_until(self.world.now_ms + duration_ms)
 
     def write(
-        self, id: int, value: bytes = b"", *, told: bool = False, sequence: int = -1
+        self, id: int, value: bytes = b"", *, acknowledged: bool = False, sequence: int = -1
     ) -> Written:
-        """Send one record with acks=all to a broker, and wait for success if `told` is set.
+        """Send one record with acks=all to a broker, and wait for success if `acknowledged` is set.
 
-        With a `sequence` an idempotent producer sends it, the same record for the same sequence.
+        With a `sequence`, an idempotent producer sends it: the same record for the same sequence.
         """
         self._sent += 1
         value = b"%d %s" % (self._sent, value) if sequence < 0 else b"sequence %d" % sequence
@@ -88,7 +88,7 @@ class ReplicaScene:
         def answered(code: ErrorCode, offset: int) -> None:
             written.code = code
             if code is ErrorCode.none:
-                self.cluster.checker.told(0, offset, value)
+                self.cluster.checker.note_acknowledged(0, offset, value)
 
         def reply(code: ErrorCode, offset: int) -> None:
             self.network.carry(id, CLIENT, lambda: answered(code, offset))
@@ -100,26 +100,26 @@ class ReplicaScene:
             )
         )  # fmt: skip
         node.alive(lambda: node.produce(Produce(0, data), reply))()
-        if told:
+        if acknowledged:
             self.until(lambda: written.code is ErrorCode.none, "an acknowledged record")
         return written
 
-    # What happens to it.
+    # Faults.
 
     def cut(self, *links: tuple[int, int]) -> None:
-        """Lose what is sent over these links, from source to target, from now on."""
+        """Drop from now on what is sent over these links, from source to target."""
         self.network.cut |= set(links)
 
     def heal(self, *links: tuple[int, int]) -> None:
         self.network.cut -= set(links)
 
     def part(self, *ids: int) -> list[tuple[int, int]]:
-        """The links between these brokers and the others, in both directions."""
+        """Return the links between these brokers and the others, in both directions."""
         others = [id for id in self.cluster.nodes if id not in ids]
         return [link for a in ids for b in others for link in ((a, b), (b, a))]
 
     def elect(self, id: int) -> None:
-        """Have the controller let an in-sync replica lead; it and all that hear of it know."""
+        """Make the controller elect an in-sync replica, and pass on the image."""
         self.cluster.controller.elect(0, id)
         self.until(lambda: self.replica(id).is_leader, f"{id} leads")
         self.passes(ROUND_TRIP_MS)
@@ -136,7 +136,7 @@ class ReplicaScene:
         self.until(lambda: id in self.in_force.isr, f"{id} is in the ISR")
 
     def lose_power(self, *ids: int) -> None:
-        """Nothing that was not synced is left."""
+        """Lose all unsynced data of these brokers."""
         for id in ids:
             self.cluster.nodes[id].stop(lambda n: 0)
 
@@ -153,7 +153,7 @@ class ReplicaScene:
         self.until(lambda: id not in self.in_force.isr, f"{id} leaves the ISR")
 
     def rest(self) -> None:
-        """End all that happens, write one more record, and check that all replicas agree."""
+        """End all faults, write one more record, and check that all replicas agree."""
         self.network.cut.clear()
         self.network.release()
         self.start(*[id for id, node in self.cluster.nodes.items() if not node.up])
@@ -161,14 +161,14 @@ class ReplicaScene:
             lambda: len(self.in_force.isr) == len(self.cluster.nodes), "a full ISR", LIVENESS_MS
         )
         self.until(lambda: self.replica(self.in_force.leader).is_leader, "a leader")
-        self.write(self.in_force.leader, told=True)
+        self.write(self.in_force.leader, acknowledged=True)
         self.until(self.cluster.in_sync, "all replicas are in sync", LIVENESS_MS)
         self.cluster.check()
 
 
 def the_answer_to_a_joining_is_lost(scene: ReplicaScene) -> None:
-    """The controller takes broker 3 into the ISR, and its leader never hears of it. What follows is
-    written while 3 is cut off, and 3 is elected then."""
+    """The controller adds broker 3 to the ISR, but the response to its leader is lost. More records
+    are written while 3 is cut off, and then 3 is elected."""
     scene.cut(*scene.part(3))
     scene.write(1)
     scene.out_of_isr(3)
@@ -177,7 +177,7 @@ def the_answer_to_a_joining_is_lost(scene: ReplicaScene) -> None:
     scene.heal(*scene.part(3))
     scene.until(lambda: 3 in scene.in_force.isr, "3 joins the ISR")
     scene.cut(*scene.part(3))
-    scene.passes(LAG_TIME_MAX_MS + REQUEST_TIMEOUT_MS)  # The leader counts 3 as lagging by now.
+    scene.passes(LAG_TIME_MAX_MS + REQUEST_TIMEOUT_MS)  # For the leader, 3 lags by now.
     scene.write(1)
     scene.passes(2 * REQUEST_TIMEOUT_MS)
     scene.kill(1, 2)
@@ -186,8 +186,8 @@ def the_answer_to_a_joining_is_lost(scene: ReplicaScene) -> None:
 
 
 def the_request_to_leave_is_lost(scene: ReplicaScene) -> None:
-    """The leader asks for an ISR without broker 3, and the controller never hears of it. What is
-    written then is not on 3, which is elected."""
+    """The leader asks for an ISR without broker 3, but the request is lost. Broker 3 lacks the
+    records that are written then, and is elected."""
     scene.cut(*scene.part(3))
     scene.write(1)
     scene.passes(LAG_TIME_MAX_MS - ROUND_TRIP_MS)
@@ -201,14 +201,14 @@ def the_request_to_leave_is_lost(scene: ReplicaScene) -> None:
 
 
 def a_follower_is_far_behind(scene: ReplicaScene) -> None:
-    """Broker 3 comes back to more records than one fetch brings, and the others die as soon as it
+    """Broker 3 returns and misses more records than one fetch brings. The others die as soon as it
     is in the ISR."""
     scene.cut(*scene.part(3))
     scene.write(1)
     scene.out_of_isr(3)
     for _ in range(60):
         scene.write(1)
-    scene.write(1, told=True)
+    scene.write(1, acknowledged=True)
     scene.heal(*scene.part(3))
     scene.until(lambda: 3 in scene.in_force.isr, "3 joins the ISR")
     scene.cut(*scene.part(3))
@@ -218,13 +218,14 @@ def a_follower_is_far_behind(scene: ReplicaScene) -> None:
 
 
 def a_follower_fetches_and_loses_its_disk(scene: ReplicaScene) -> None:
-    """Broker 3 has caught up and loses power before it is in the ISR: what it fetched is not on its
-    disk. It registers again and cannot reach its leader, who may now add it (KIP-903)."""
+    """Broker 3 has caught up and loses power before it joins the ISR, so the fetched records are
+    not on its disk. It registers again and cannot reach its leader, which may now add it
+    (KIP-903)."""
     scene.cluster.nodes[3].sync_ms = NEVER_MS
     scene.cut(*scene.part(3))
     scene.write(1)
     scene.out_of_isr(3)
-    scene.write(1, told=True)
+    scene.write(1, acknowledged=True)
     scene.cut((1, 0))
     scene.heal(*scene.part(3))
     scene.until(lambda: scene.end(3) == scene.end(1), "3 has caught up")
@@ -245,8 +246,8 @@ def a_follower_fetches_and_loses_its_disk(scene: ReplicaScene) -> None:
 
 
 def the_isr_is_below_its_minimum(scene: ReplicaScene) -> None:
-    """The leader is cut off with a record that nobody else has, is the last in the ISR, and dies.
-    One that left the ISR before is elected (KIP-966)."""
+    """The leader is cut off with a record that no other broker has, is the last in the ISR, and
+    dies. A broker that left the ISR before is elected (KIP-966)."""
     scene.cut(*scene.part(1))
     scene.write(1)
     scene.until(lambda: scene.in_force.isr == (1,), "the leader is alone in the ISR")
@@ -258,8 +259,9 @@ def the_isr_is_below_its_minimum(scene: ReplicaScene) -> None:
 
 
 def a_follower_knows_an_old_high_watermark(scene: ReplicaScene) -> None:
-    """Broker 3 has a committed record and does not know that it is, and behind it one that only the
-    dead leader had. It cuts its log by the next leader's word, and is elected (KIP-101)."""
+    """Broker 3 has a committed record, but its high watermark is behind. A second record exists
+    only there and on the dead leader. Broker 3 truncates to the next leader's log, and is elected
+    (KIP-101)."""
     before = scene.end(1)
     scene.cut((1, 2))
     scene.write(1, LARGE)
@@ -281,8 +283,8 @@ def a_follower_knows_an_old_high_watermark(scene: ReplicaScene) -> None:
 
 
 def an_answer_comes_two_epochs_late(scene: ReplicaScene) -> None:
-    """Broker 2 tells broker 3 to cut its log, in an answer that comes after another leader told the
-    same. By then 3 has a committed record there, and is elected."""
+    """Broker 2 makes broker 3 truncate its log, in a response that arrives after another leader did
+    the same. By then 3 has a committed record there, and is elected."""
     before = scene.end(1)
     scene.cut((1, 2))
     scene.write(1)
@@ -294,7 +296,7 @@ def an_answer_comes_two_epochs_late(scene: ReplicaScene) -> None:
     scene.until(lambda: scene.end(1) == before, "1 has cut its log")
     scene.elect(1)
     scene.until(lambda: scene.end(3) == before, "3 has cut its log")
-    scene.write(1, told=True)
+    scene.write(1, acknowledged=True)
     assert scene.end(3) == before + 1
     scene.elect(2)
     scene.cut((3, 2))
@@ -306,8 +308,8 @@ def an_answer_comes_two_epochs_late(scene: ReplicaScene) -> None:
 
 
 def a_fetch_comes_two_epochs_late(scene: ReplicaScene) -> None:
-    """Broker 3 asks for what follows a record that it has cut off when its fetch arrives. The same
-    broker leads again, in a later epoch, and must not take 3 for having that record."""
+    """A fetch of broker 3 starts after a record that it has truncated when the fetch arrives. The
+    same broker leads again in a later epoch, and must not assume that 3 has that record."""
     before = scene.end(1)
     scene.passes(ROUND_TRIP_MS)
     scene.cut((1, 2))
@@ -331,22 +333,22 @@ def a_fetch_comes_two_epochs_late(scene: ReplicaScene) -> None:
 
 
 def a_leader_comes_back_as_a_follower(scene: ReplicaScene) -> None:
-    """A leader that is cut off has a record that is not committed, and its producer waits. It must
-    not acknowledge that record when the next leader's one at the same offset is committed."""
+    """A leader that is cut off has an uncommitted record, and its producer waits. It must not
+    acknowledge that record when the next leader's record at the same offset is committed."""
     scene.cut(*scene.part(1))
     scene.write(1)
     scene.passes(ROUND_TRIP_MS)
     scene.elect(2)
     scene.heal(*scene.part(1))
-    scene.write(2, told=True)
+    scene.write(2, acknowledged=True)
     scene.until(scene.cluster.in_sync, "all replicas are in sync")
     scene.passes(ROUND_TRIP_MS)
     scene.rest()
 
 
 def all_followers_lose_power(scene: ReplicaScene) -> None:
-    """Records are acknowledged once they are on every disk of the ISR. The followers' disks do not
-    come to it, the leader dies, and the followers lose power."""
+    """Records are acknowledged once they are on every disk of the ISR. The followers' disks are too
+    slow, the leader dies, and the followers lose power."""
     for id in (2, 3):
         scene.cluster.nodes[id].sync_ms = NEVER_MS
     scene.passes(2 * REQUEST_TIMEOUT_MS)  # Their last syncs that end soon.
@@ -362,9 +364,9 @@ def all_followers_lose_power(scene: ReplicaScene) -> None:
 
 
 def all_replicas_restart_before_they_answer(scene: ReplicaScene) -> None:
-    """A producer has no answers to four batches, which all replicas have. Each replica restarts
-    from a snapshot, which has the last batch alone, and the producer sends all four again."""
-    scene.write(1, sequence=0, told=True)
+    """A producer has no responses to four batches that all replicas have. Each replica restarts
+    from a snapshot, which has only the last batch, and the producer sends all four again."""
+    scene.write(1, sequence=0, acknowledged=True)
     scene.cut((1, CLIENT))
     for sequence in range(1, 5):
         scene.write(1, sequence=sequence)

@@ -1,7 +1,7 @@
-"""Scenes: a simulated cluster of real brokers to which exactly one thing happens, told by a test.
+"""Scenes: a simulated cluster of real brokers in which a test causes exactly one fault.
 
-Time passes only while somebody waits for something, and the brokers are asked one request at a
-time, each from a machine of its own that reaches all of them.
+Time passes only while the test waits for something. Requests go to the brokers one at a time, each
+from a separate machine that reaches all of them.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
     from shoal.replication.partition import Partition
 
-#: Ends what hangs, in simulated seconds.
+#: Ends a hang, in simulated seconds.
 LIMIT_S = 120.0
 
 
 class Asked:
-    """What came of something that was asked for; `after_s` says how long it took."""
+    """A request and its result; `after_s` is the time until the response."""
 
     def __init__(self, scene: Scene, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         self._scene = scene
@@ -53,7 +53,7 @@ class Asked:
         self.done = True
 
     def result(self) -> Any:
-        """Wait for it. Raises the `ClientError` that it ended with."""
+        """Wait for the result. Raises the `ClientError` that it ended with."""
         self._scene.until(lambda: self.done, "an answer")
         if self._error is not None:
             raise self._error
@@ -61,7 +61,7 @@ class Asked:
 
 
 class Scene:
-    """A cluster that serves."""
+    """A cluster whose brokers serve."""
 
     def __init__(self, cluster: SimCluster) -> None:
         self.cluster, self.kernel = cluster, cluster.kernel
@@ -78,8 +78,8 @@ class Scene:
         )
 
     def ask(self, id: int, api_key: ApiKey, fields: Mapping[str, Any], **options: Any) -> Asked:
-        """Send one request to that broker, at its listener for controllers where only that serves
-        the API; the answer may be waited for later."""
+        """Send one request to a broker, at its listener for controllers if only that serves the
+        API. The caller may wait for the response later."""
         of_controllers = HANDLERS[api_key].on is Listeners.CONTROLLER
         settings = self.settings(id, CONTROLLER_PORT if of_controllers else PORT)
 
@@ -95,10 +95,10 @@ class Scene:
     def asked(self, id: int, api_key: ApiKey, fields: Mapping[str, Any], **options: Any) -> Any:
         return self.ask(id, api_key, fields, **options).result()
 
-    # Who is who.
+    # Roles.
 
     def controller(self) -> BrokerMachine:
-        """The broker that leads the quorum, by the word of most."""
+        """The broker that leads the quorum, according to most brokers."""
 
         def leader() -> BrokerMachine | None:
             words = [broker.quorum.leader_id for _, broker in self.cluster.running()]
@@ -113,7 +113,7 @@ class Scene:
         return found
 
     def client(self) -> Client:
-        """A client of the cluster, in the simulation's time. Made inside a process."""
+        """A client of the cluster, in simulated time. Create it inside a process."""
         environment = self.cluster.brokers[1].environment()
         return Client(Settings.of(self.cluster.bootstrap), environment)
 
@@ -121,36 +121,38 @@ class Scene:
         return [other for other in self.cluster.brokers.values() if other is not machine]
 
     def leader(self, topic: str, index: int, asked: int = 1) -> int:
-        """A partition's leader, in the image of one broker."""
+        """Return a partition's leader in the image of one broker."""
         broker = self.cluster.brokers[asked].broker
         assert broker is not None
         return int(broker.image.topics[topic].partitions[index].leader)
 
     def partition(self, topic: str, index: int, id: int) -> Partition:
-        """A partition as that broker has it."""
+        """Return a broker's partition."""
         broker = self.cluster.brokers[id].broker
         found = None if broker is None else broker.partitions.by_name(topic, index)
         assert found is not None, f"broker {id} has no {topic}-{index}"
         return found
 
     def coordinator(self, key: str, key_type: int, asked: int = 1) -> int:
-        """Who coordinates that key, by the word of one broker, which may make the topic for it."""
+        """Return the coordinator of a key according to one broker, which may create the topic for
+        it."""
         fields = {"key_type": key_type, "coordinator_keys": [key]}
         found: list[int] = []
 
-        def told() -> bool:
+        def is_found() -> bool:
             (row,) = self.asked(asked, ApiKey.FIND_COORDINATOR, fields).coordinators
             found[:] = [] if row.error_code else [row.node_id]
             return bool(found)
 
-        while not told():
+        while not is_found():
             self.passes(0.1)
         return found[0]
 
-    # What is asked of it often.
+    # Frequent requests.
 
     def make_topic(self, topic: str, replicas: Sequence[int], partitions: int = 1) -> UUID:
-        """A topic with those replicas, led by the first; its id. All brokers know it."""
+        """Create a topic with these replicas, led by the first, and return its id once all brokers
+        have it."""
         rows = [{"partition_index": i, "broker_ids": replicas} for i in range(partitions)]
         new = {
             "name": topic,
@@ -163,7 +165,9 @@ class Scene:
         (row,) = self.asked(replicas[0], ApiKey.CREATE_TOPICS, fields).topics
         assert not row.error_code, row
         brokers = [broker for _, broker in self.cluster.running()]
-        self.until(lambda: all(topic in b.image.topics for b in brokers), "all know the topic")
+        self.until(
+            lambda: all(topic in b.image.topics for b in brokers), "all brokers have the topic"
+        )
         found: UUID = row.topic_id
         return found
 
@@ -177,8 +181,8 @@ class Scene:
         timeout_ms: int = 30_000,
         transaction: Mapping[str, Any] | None = None,
     ) -> Asked:
-        """One record to a partition at that broker, the producer's first, in the transaction of
-        those fields; the result is its row of the answer."""
+        """Produce one record at a broker, the producer's first, in the transaction that the fields
+        describe. The result is its row of the response."""
         record = self.cluster.brokers[id].now_ms(), None, b"value", ()
         header: dict[str, Any] = {}
         fields: dict[str, Any] = {"acks": acks, "timeout_ms": timeout_ms}
@@ -190,15 +194,15 @@ class Scene:
         fields["topic_data"] = [{"name": "", "topic_id": topic_id, "partition_data": rows}]
         return self.ask(id, ApiKey.PRODUCE, fields)
 
-    # What befalls it.
+    # Faults.
 
     def cut_off(self, machine: BrokerMachine) -> None:
-        """What it and other brokers send to each other is lost from now on; clients reach all."""
+        """Drop traffic between this broker and the others; clients reach all."""
         for other in self.others(machine):
             self.cut(machine, other)
 
     def cut(self, one: BrokerMachine, other: BrokerMachine) -> None:
-        """What the two send to each other is lost from now on."""
+        """Drop traffic between the two brokers."""
         ends = one.host.address, other.host.address
         self.cluster.network.cut |= {ends, ends[::-1]}
 
@@ -214,7 +218,7 @@ def scene(
     configs: Mapping[str, str] | None = None,
     voters: Sequence[int] = (),
 ) -> Iterator[Scene]:
-    """So many brokers, once they serve; what has happened is printed if the test fails."""
+    """A cluster of `count` brokers, once they serve. Its trace is printed if the test fails."""
     kernel = Kernel(seed, keep_trace=True)
     cluster = SimCluster(kernel, brokers, configs, voters)
     try:

@@ -1,4 +1,4 @@
-"""Which seeds a simulation runs, and what is said of those that fail."""
+"""The choice of seeds for a simulation, and the report of failed seeds."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
 E = TypeVar("E", bound=AssertionError)
-#: Seeds that a process is given at a time.
+#: Seeds that a process runs at a time.
 SHARE = 4
 
 
 def chosen(variable: str, *, recorded: int, drawn: int) -> list[range]:
     """Return the seeds from 1 to `recorded`, which are the same in each run, and `drawn` ones of
-    this run (`seeding`); or those that the environment names instead, as `from-to`."""
+    this run (`seeding`); or only those that the environment variable names, as `from-to`."""
     named = os.environ.get(variable)
     if named is None:
         return [range(1, recorded + 1), drawn_seeds(drawn)]
@@ -43,7 +43,7 @@ def chunked(ranges: Iterable[range], size: int) -> pytest.MarkDecorator:
 
 
 def run(simulate: Callable[[int], object], seeds: Iterable[int]) -> None:
-    """Run seeds; the first that fails is told with how to run it again."""
+    """Run seeds; fail at the first failure with the command that repeats it."""
     for seed in seeds:
         try:
             simulate(seed)
@@ -53,9 +53,9 @@ def run(simulate: Callable[[int], object], seeds: Iterable[int]) -> None:
 
 @contextlib.contextmanager
 def workers() -> Iterator[ProcessPoolExecutor]:
-    """A process for each core, each with nothing in it that a test has left behind."""
+    """A process for each core, started without state of earlier tests."""
     context = multiprocessing.get_context("spawn")
-    # A run makes a hundred thousand callbacks, and few cycles.
+    # A run makes a hundred thousand callbacks, and few reference cycles.
     with ProcessPoolExecutor(
         os.cpu_count(), context, initializer=gc.set_threshold, initargs=(100_000,)
     ) as pool:
@@ -63,13 +63,13 @@ def workers() -> Iterator[ProcessPoolExecutor]:
 
 
 def first_failure(simulate: Callable[[int], object], seeds: Sequence[int]) -> tuple[int, str]:
-    """Run seeds; the first that fails, and how, or 0."""
+    """Run seeds; return the first that fails and its error, or 0."""
     for seed in seeds:
         try:
             simulate(seed)
         except AssertionError as error:
             return seed, str(error)
-        except Exception:  # Of a process in the simulation; the seed has to be told all the same.
+        except Exception:  # An error of a simulated process must be reported with its seed.
             return seed, traceback.format_exc()
     return 0, ""
 
@@ -77,7 +77,7 @@ def first_failure(simulate: Callable[[int], object], seeds: Sequence[int]) -> tu
 def run_in(
     pool: ProcessPoolExecutor, simulate: Callable[[int], object], seeds: Sequence[int]
 ) -> None:
-    """`run` in several processes; all seeds that fail first in their share are told."""
+    """`run` in several processes; report the first failed seed of each."""
     shares = [seeds[at : at + SHARE] for at in range(0, len(seeds), SHARE)]
     found = [f for f in pool.map(first_failure, [simulate] * len(shares), shares) if f[0]]
     if found:
@@ -94,9 +94,9 @@ def find(
     error: type[E],
     finds: Callable[[E], bool],
 ) -> None:
-    """Run seeds until one fails by the `error` that shows a broken rule; that none does is a
-    failure, and so is another error. The first seed is known to find it, the others are tried if a
-    change of the code has moved the runs."""
+    """Run seeds until one fails with the `error` of the broken rule. It is a failure if none does,
+    or if another error occurs. The first seed is known to find it; the others are tried if a code
+    change has changed the runs."""
     for seed in seeds:
         try:
             simulate(seed)

@@ -1,8 +1,8 @@
-"""Whole clusters of real brokers under faults: short runs, each of a seed.
+"""Whole clusters of real brokers under faults: short runs, one for each seed.
 
-`make sim SEED=n` runs one and shows what happened before it failed; `CLUSTER_SEEDS=from-to` chooses
-those that `test_seeds` runs, on all cores: a few here, a thousand short ones in CI (half a second
-each), most of them drawn for each run, and as many as a night has time for (a second or two).
+`make sim SEED=n` runs one seed and shows the events before a failure. `CLUSTER_SEEDS=from-to`
+chooses the seeds of `test_seeds`, which runs on all cores: a few by default, a thousand short ones
+in CI (half a second each, most of them drawn for each run), and as many as possible at night.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 EOS = ("transactions",)
 RECORDED, DRAWN = (300, 700) if os.environ.get("CI") else (5, 15)
 SEEDS = chosen("CLUSTER_SEEDS", recorded=RECORDED, drawn=DRAWN)
-#: Seeds to try before a mutant counts as one that gets away.
+#: Seeds to try before a mutant counts as not found.
 TRIES = 100
 
 
@@ -52,7 +52,7 @@ def test_one_seed() -> None:
 
 
 def test_the_same_seed_is_the_same_run() -> None:
-    """Byte for byte, also in another process, whose sets are in another order."""
+    """Byte for byte, also in another process, where sets have another order."""
     here = simulate(4, parts=PARTS).kernel.fingerprint
     assert here == simulate(4, parts=PARTS).kernel.fingerprint
     assert here != simulate(11, parts=PARTS).kernel.fingerprint
@@ -71,58 +71,57 @@ def test_the_same_seed_is_the_same_run() -> None:
 
 
 @pytest.mark.parametrize("fault", sorted(FAULTS))
-def test_each_fault_by_itself(fault: str) -> None:
+def test_each_fault_alone(fault: str) -> None:
     run = simulate(len(fault), brokers=3, faults=[fault], duration_s=5.0, parts=PARTS)
     assert run.load.histories.counts["accepted"] > 20
 
 
 def test_a_run_leaves_nothing_behind() -> None:
-    """Clients that were in the middle of something are let go whole: `asyncio.run` before, as in
-    any other test, makes a coroutine that ends with no loop around it fail to begin another."""
+    """Interrupted clients are closed completely. Otherwise a coroutine that ends without a loop
+    would make another one fail to start after any `asyncio.run`."""
     asyncio.run(asyncio.sleep(0))
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         simulate(
             len("client_crash"), brokers=3, faults=["client_crash"], duration_s=5.0, parts=PARTS
         )
         gc.collect()
-    assert [str(one.message) for one in told] == []
+    assert [str(one.message) for one in warned] == []
 
 
-# What the seeds have found, by a seed and faults that fail without the fix.
+# Bugs that seeds have found: each seed and its faults fail without the fix.
 
 
 def test_locks_end_when_a_clock_is_set_back() -> None:
-    """A broker whose clock was set back by an hour kept the locks of members that were
-    gone for that hour."""
+    """A broker whose clock was set back by an hour kept the locks of dead members for that hour."""
     simulate(19, brokers=3, faults=["clock_jump"] * 4, parts=[])
 
 
 def test_the_lag_is_known_where_the_partition_is_not() -> None:
-    """A coordinator which has no replica of a partition never knew the lag of the share
-    group in it."""
+    """A coordinator without a replica of a partition never learned the lag of its share group."""
     simulate(1, brokers=5, faults=[], parts=[])
 
 
 def test_followers_hear_of_a_leader_that_came_back_from_a_loss_of_power() -> None:
-    """Followers waited on the connection to the machine as it was before, up to
+    """Followers waited on the connection to the machine's earlier incarnation, up to
     replica.socket.timeout.ms, while it led again."""
     simulate(1, brokers=3, faults=["power_loss"], rest_s=10.0, parts=[])
 
 
-# What the simulation finds.
+# Bugs that the simulation has found.
 
 
 def test_a_late_write_of_share_state_is_not_laid_over_newer_ones() -> None:
-    """A write to another broker's share coordinator that stood in a broken network was taken after
-    later ones of the same leader: records that had been accepted were to be delivered again."""
+    """A write to another broker's share coordinator was stuck in a broken network and applied after
+    later ones of the same leader. Accepted records would have been delivered again."""
     faults = ["partition", "partition", "one_way", "one_way", "partition"]
     simulate(18, brokers=3, faults=faults, synced=False, parts=[])
 
 
 def test_a_sync_that_a_full_disk_keeps_from_beginning_is_tried_again() -> None:
-    """A full disk refused an index before the sync of its log had begun. Nobody tried again, and
-    the log was said to be offline and was not: its follower waited for that sync for ever."""
+    """A full disk refused an index before the sync of its log had begun, and the sync was not
+    repeated. The log was reported as offline although it was not, and its follower waited for
+    ever."""
     faults = [
         "broken_connections",
         "pause",
@@ -142,55 +141,55 @@ def test_a_sync_that_a_full_disk_keeps_from_beginning_is_tried_again() -> None:
 
 def test_a_start_that_failed_is_no_clean_stop() -> None:
     """A broker that had stopped cleanly started on a full disk and wrote a part of a batch to the
-    metadata's log. The mark of the clean stop was still there: nobody looked for that at the next
-    start, which could not read the log."""
+    metadata log. The mark of the clean stop was still there, so the next start did not recover the
+    log and could not read it."""
     faults = ["restart", "reassigned", "disk_full"]
     simulate(38, brokers=1, faults=faults, synced=True, parts=["transactions"])
 
 
 def test_a_coordinator_that_cannot_write_waits_before_it_tries_again() -> None:
-    """A transaction was to be aborted for its age on a full disk: the coordinator failed, loaded
-    again, and tried that at once, for as long as the disk was full."""
+    """A transaction had to be aborted by its timeout on a full disk. The coordinator failed, loaded
+    again, and retried at once for as long as the disk was full."""
     faults = ["disk_full"] * 4
     simulate(6, brokers=1, faults=faults, duration_s=8.0, synced=False, parts=["transactions"])
 
 
 def test_a_share_partition_that_cannot_be_loaded_is_tried_again_after_a_pause() -> None:
-    """Its coordinator had failed on a full disk and was loading: the share partition was refused
-    and dropped, its waiting fetches woken, and they asked for it anew, again and again at once."""
+    """Its coordinator had failed on a full disk and was loading. The share partition was refused
+    and dropped, and its waiting fetches were woken and asked again at once, in a loop."""
     simulate(1, brokers=1, faults=["disk_full"] * 4, duration_s=8.0, synced=False, parts=[])
 
 
-def test_a_coordinator_that_was_put_out_tells_no_old_offsets() -> None:
-    """A broker that had been cut off was told by the new controller that it is fenced, a while
-    before the metadata came that said who coordinates its groups: it went on telling their
-    offsets, older than what others had taken by then."""
+def test_a_deposed_coordinator_returns_no_old_offsets() -> None:
+    """A broker that had been cut off learned from the new controller that it is fenced before it
+    got the metadata with the new coordinators. Until then it returned its groups' offsets, which
+    were older than the ones committed elsewhere."""
     simulate(38, brokers=3, faults=["partition"] * 4, parts=EOS, rest_s=30.0)
 
 
 def test_a_member_confirms_an_assignment_that_was_taken_back() -> None:
-    """It was told of another partition and then not to have it, while it waited for a broker. What
-    it owned was the same all along, so it said nothing, and the partition was nobody's."""
+    """A member was assigned a partition and then not, while it waited for a broker. Its owned
+    partitions had not changed, so it reported nothing, and the partition stayed unassigned."""
     simulate(80, brokers=3, faults=["partition"] * 4, parts=EOS, rest_s=30.0)
 
 
-def test_a_member_that_was_put_out_commits_nothing_under_its_new_epoch() -> None:
-    """A poll that had begun before gave records of a partition that another member had by then, and
-    the position behind them was committed: the other one's next commit was a step back."""
+def test_a_removed_member_commits_nothing_under_its_new_epoch() -> None:
+    """A poll that had begun before returned records of a partition that another member owned by
+    then. The position after them was committed, so the other member's next commit went back."""
     simulate(185, brokers=3, faults=["partition"] * 4, parts=EOS, rest_s=30.0)
 
 
-def test_a_write_that_is_carried_over_is_of_its_own_time() -> None:
+def test_a_moved_write_has_the_state_of_its_own_time() -> None:
     """A write of share state waited for another broker when its own broker became the coordinator.
-    It took the start offset and the complete count from the window as it was by then. The committed
-    lag left out records that were not complete."""
+    It took the start offset and the complete count from the window of that later time. The
+    committed lag left out incomplete records."""
     faults = ["one_way", "one_way", "slow_network", "power_loss", "restart"]
     simulate(
         16, brokers=5, faults=faults, synced=False, duration_s=2.3, parts=["queues"], rest_s=30.0
     )
 
 
-def test_a_leader_that_is_behind_knows_no_lag() -> None:
+def test_a_leader_that_is_behind_reports_no_lag() -> None:
     """A new leader's high watermark may lie below what was committed (KIP-207). A group coordinator
     that led the partition itself reported a lag that was too low, instead of an unknown one."""
     faults = ["slow_disk", "crash", "disk_error"]
@@ -222,7 +221,7 @@ def test_a_leader_that_comes_back_syncs_what_it_has() -> None:
 
 def test_every_share_group_forgets_a_partition_whose_lead_is_lost() -> None:
     """Three groups read a partition that got another leader. The first one removed its callback,
-    which hid the second one's: that group went on delivering from its old window."""
+    which hid the second one's: that group kept delivering from its old window."""
     simulate(
         2352939297706,
         brokers=5,
@@ -233,12 +232,12 @@ def test_every_share_group_forgets_a_partition_whose_lead_is_lost() -> None:
     )
 
 
-#: What shows that an acknowledged record is gone.
+#: The rule that shows the loss of an acknowledged record.
 LOST = "leader_completeness", "committed_prefix", "lost-write", "inconsistent-offsets"
 
 
 class Case(NamedTuple):
-    """A seed and faults that are known to catch a mutant, and the rules that may do so."""
+    """A seed and faults that are known to catch a mutant, and the rules that may catch it."""
 
     mutant: str
     caught_by: tuple[str, ...]
@@ -251,7 +250,7 @@ class Case(NamedTuple):
 
 
 def of_queues(mutant: str, *caught_by: str, seed: int = 1, faults: list[str] | None = None) -> Case:
-    """A broken rule of share groups, which shows on one broker in seconds."""
+    """Return the case of a broken rule of share groups, which one broker shows in seconds."""
     return Case(mutant, caught_by, seed, 1, faults or [], parts=("queues",), duration_s=4.0)
 
 

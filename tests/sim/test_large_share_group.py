@@ -31,7 +31,7 @@ CONFIGS = {
     "group.share.session.timeout.ms": "8000",
     "group.share.max.session.timeout.ms": "8000",
 }
-#: What a member is answered while its coordinator moves.
+#: Errors that a member gets while its coordinator moves.
 _MOVING = (
     ErrorCode.not_coordinator,
     ErrorCode.coordinator_not_available,
@@ -44,14 +44,14 @@ class Member:
     member_id: str
     epoch: int = 0
     assigned: frozenset[int] = frozenset()
-    #: It leaves with its next heartbeat; it is dead and sends none.
+    #: It leaves with its next heartbeat; or it is dead and sends none.
     leaves: bool = False
     dead: bool = False
 
 
 @dataclass
 class Crowd:
-    """Members that share a few connections and heartbeat once in a while."""
+    """Members that share a few connections and heartbeat periodically."""
 
     cluster: Scene
     members: dict[str, Member] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Crowd:
         self._close()
 
     async def _find(self) -> None:
-        """Connect to the group's coordinator, by the word of any broker."""
+        """Connect to the group's coordinator, as any broker reports it."""
         fields = {"key_type": CONSUMER_GROUPS, "coordinator_keys": [GROUP]}
         for id in self.cluster.cluster.brokers:
             settings = self.cluster.settings(id)
@@ -95,7 +95,7 @@ class Crowd:
         self.links.clear()
 
     async def _round(self) -> None:
-        """A heartbeat of every member."""
+        """Send a heartbeat of every member."""
         alive = [member for member in self.members.values() if not member.dead]
         shares = [alive[n :: len(self.links)] for n in range(len(self.links))]
         await asyncio.gather(*map(self._some, self.links, shares))
@@ -130,7 +130,7 @@ class Crowd:
                 topics = answer.assignment.topic_partitions
                 member.assigned = frozenset(p for t in topics for p in t.partitions)
 
-    # What the test does.
+    # Actions of the test.
 
     def joins(self, count: int) -> None:
         for _ in range(count):
@@ -142,7 +142,7 @@ class Crowd:
         self.cluster.until(lambda: self.rounds >= end, "a heartbeat of every member")
 
     def settles(self) -> None:
-        """All partitions are read alike, and members have what the group says."""
+        """Wait until members read all partitions evenly and have the group's assignment."""
         alive = {m.member_id: m for m in self.members.values() if not m.dead}
 
         def settled() -> bool:
@@ -155,7 +155,7 @@ class Crowd:
                 and readers == dict.fromkeys(range(PARTITIONS), each)
             )
 
-        # Gaps may be filled in a balanced way; the full assignment comes with the interval.
+        # Gaps may be filled in a balanced way; the full assignment follows after the interval.
         for wait_s in (0.0, ASSIGNMENT_INTERVAL_S):
             self.cluster.passes(wait_s)
             self.cluster.until(settled, "balance")

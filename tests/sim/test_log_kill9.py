@@ -1,4 +1,4 @@
-"""A process that appends is killed with SIGKILL, again and again: what it said is there.
+"""A process that appends is killed with SIGKILL repeatedly: its acknowledged records survive.
 
 The child prints each offset after its append has returned, as a broker acknowledges it.
 """

@@ -1,4 +1,4 @@
-"""Dead letters whose leader changes before they are committed, in simulated time."""
+"""Dead letters whose partition changes its leader before they are committed, in simulated time."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ DLQ, LETTERS = "errors.deadletterqueue", "dlq.work"
 def test_a_letter_that_is_lost_with_its_leader_is_written_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The leader of the dead-letter topic writes a letter that no follower gets, and follows one of
-    them in the end, whose high watermark passes the letter's offset with another record. The letter
-    was taken for committed, and its record left the window without one."""
+    """The leader of the dead-letter topic writes a dead letter that no follower gets, and later
+    follows one of them. Its high watermark passes the offset with another record. The dead letter
+    counted as committed, so its record left the window without one."""
     real, held = Partition.fetch_for_follower, [True]
 
     def fetched_by(self: Partition, *asked: Any, **limits: Any) -> ReplicaFetched:

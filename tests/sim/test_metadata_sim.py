@@ -1,4 +1,4 @@
-"""Topics and producer ids decided by whoever leads the quorum, under the quorum's faults."""
+"""Topics and producer ids that the quorum's leader decides, under the quorum's faults."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
     from shoal.metadata.image import MetadataImage
 
 
-def test_all_nodes_come_to_the_image_that_clients_were_told() -> None:
-    told = 0
+def test_all_nodes_converge_to_the_acknowledged_image() -> None:
+    acknowledged = 0
     for seed in range(1, 13):
         cluster = MetadataCluster(seed, voters=3, observers=2)
         torment(cluster, (), duration_ms=10_000)
         cluster.check_images()
-        told += len(cluster.told_topics) + len(cluster.told_blocks)
-    assert told > 100
+        acknowledged += len(cluster.acknowledged_topics) + len(cluster.acknowledged_blocks)
+    assert acknowledged > 100
 
 
 def test_a_leader_that_decides_on_the_committed_image_alone_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two decisions in a row would not see one another."""
+    """Two consecutive decisions would not take each other into account."""
 
     def head(node: MetadataNode) -> MetadataImage:
         node._head = node.image

@@ -1,7 +1,7 @@
-"""What the simulation finds: a replica with one rule broken does not get through its seeds.
+"""The simulation finds each broken rule: a mutant fails in its seeds.
 
-Each case begins with a seed that is known to catch its mutant, and tries others if a change of the
-code has moved the runs. The last three were bugs once.
+Each case begins with a seed that is known to catch its mutant, and tries others if a code change
+has changed the runs. The last three were real bugs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sim.quorum_cluster import simulate
 from sim.quorum_mutants import MUTANTS, knows_voters_by_their_id
 from sim.seeds import find
 
-#: Seeds to try before a mutant counts as one that gets away.
+#: Seeds to try before a mutant counts as not found.
 TRIES = 1000
 
 
@@ -91,6 +91,6 @@ def test_an_empty_disk_taken_for_a_voter_is_found(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.faults], ids=lambda case: case.mutant)
-def test_the_whole_core_stands_the_same(case: Case) -> None:
+def test_the_unbroken_core_passes(case: Case) -> None:
     for seed in range(case.seed, case.seed + 10):
         simulate(seed, faults=case.faults, voters=case.voters)

@@ -1,7 +1,7 @@
-"""The metadata quorum under faults: many short runs, each of a seed.
+"""The metadata quorum under faults: many short runs, one for each seed.
 
-`SEED=n pytest tests/sim/test_quorum_sim.py -k one_seed` runs one seed, and shows what happened
-before it failed; `SEEDS=from-to` chooses those that `test_seeds` runs.
+`SEED=n pytest tests/sim/test_quorum_sim.py -k one_seed` runs one seed, and shows the events before
+a failure. `SEEDS=from-to` chooses the seeds of `test_seeds`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def test_the_same_seed_is_the_same_run() -> None:
 
 @chunked([range(1, 11), drawn_seeds(30)], 20)
 def test_voters_that_lose_their_disks(seeds: range) -> None:
-    """One after the other, and no majority of them at once."""
+    """Voters lose their disks one after the other, never a majority at once."""
     lost = 0
 
     def one(seed: int) -> None:
@@ -44,6 +44,6 @@ def test_voters_that_lose_their_disks(seeds: range) -> None:
 
 
 def test_a_log_that_a_snapshot_replaced_begins_at_it_after_a_power_loss() -> None:
-    """The start offset from before came back, and with it a log that seemed to begin at 0. Its
-    leader sent a follower back to 0, below what was committed."""
+    """The old start offset came back, and with it a log that seemed to begin at 0. Its leader sent
+    a follower back to 0, below the committed offset."""
     simulate(70708)

@@ -1,7 +1,7 @@
-"""Replicated partitions under faults: many short runs, each of a seed.
+"""Replicated partitions under faults: many short runs, one for each seed.
 
-`SEED=n pytest tests/sim/test_replica_sim.py -k one_seed` runs one seed, and shows what happened
-before it failed; `SEEDS=from-to` chooses those that `test_seeds` runs.
+`SEED=n pytest tests/sim/test_replica_sim.py -k one_seed` runs one seed, and shows the events before
+a failure. `SEEDS=from-to` chooses the seeds of `test_seeds`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sim.replica_scenes import Case as SceneCase
 from sim.seeds import chosen, chunked, find, one_seed, run
 
 SEEDS = chosen("SEEDS", recorded=40, drawn=80)
-#: Seeds to try before a mutant counts as one that gets away.
+#: Seeds to try before a mutant counts as not found.
 TRIES = 100
 
 
@@ -38,22 +38,22 @@ def test_the_same_seed_is_the_same_run() -> None:
 
 
 @pytest.mark.parametrize("fault", sorted(FAULTS))
-def test_each_fault_by_itself(fault: str) -> None:
+def test_each_fault_alone(fault: str) -> None:
     cluster = torment(ReplicaCluster(len(fault)), (fault,), duration_ms=6_000)
     assert cluster.checker.acknowledged_count > 20
 
 
-def test_who_led_without_a_record_comes_back_into_step() -> None:
-    """Seed 2 found a follower that asked for ever from an epoch that nobody else knew."""
+def test_a_leader_without_a_record_gets_back_in_sync() -> None:
+    """Seed 2 found a follower that asked for ever from an epoch that no other broker had."""
     simulate(2)
 
 
-# What the simulation finds: each mutant by the rule that it breaks.
+# The simulation finds each mutant by the rule that it breaks.
 
 
 class Case(NamedTuple):
-    """A mutant that a few seeds find with the faults that they draw: the first one to try, and the
-    rules that may find it."""
+    """A mutant that a few seeds find with the faults that they draw: the first seed to try, and the
+    rules that may catch it."""
 
     mutant: str
     caught_by: tuple[str, ...]

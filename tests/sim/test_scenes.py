@@ -1,4 +1,4 @@
-"""One thing that happens to a cluster, and what has to come of it, in simulated time."""
+"""Single faults of a cluster and their consequences, in simulated time."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from sim.cluster_kernel import Violation
 from sim.scenes import Asked, Scene, scene
 
 GROUP, TRANSACTION, SHARE = 0, 1, 2
-#: The write timeout of coordinators, and what a request takes beside.
+#: The write timeout of coordinators, and the other time of a request.
 WRITE_TIMEOUT_S, SOON_S = 5.0, 0.5
 SESSION_S = int(CONFIGS["broker.session.timeout.ms"]) / 1000
-#: What a member takes to find the others once they lead: it waits a second at most between tries.
+#: Time until a member finds the others once they lead: it pauses at most a second between tries.
 FOUND_S = 5.0
-#: How long the controller is waited for, in milliseconds.
+#: How long a request waits for the controller, in milliseconds.
 PATIENCE_MS = 1_500
 NEW_TOPIC = {
     "name": "work",
@@ -44,7 +44,7 @@ INIT = {
     "producer_id": -1,
     "producer_epoch": -1,
 }
-#: Requests that have a timeout, without it, and that change something.
+#: Requests with a timeout (without it) that change something.
 OF_THE_CONTROLLER: dict[ApiKey, dict[str, Any]] = {
     ApiKey.CREATE_TOPICS: {"topics": [NEW_TOPIC], "validate_only": False},
     ApiKey.DELETE_TOPICS: {"topics": [{"name": "work", "topic_id": None}]},
@@ -72,9 +72,9 @@ OF_THE_CONTROLLER: dict[ApiKey, dict[str, Any]] = {
 
 
 def test_a_coordinator_that_is_cut_off_refuses_in_time() -> None:
-    """Its writes are committed by nobody: whoever waits for one is told so when the write's time is
-    up, and looks for the coordinator anew. It came with whatever the shard did next: at the end of
-    the transaction's own time, a minute."""
+    """No replica commits its writes. Waiting requests fail when the write timeout is over, so that
+    clients look for the coordinator again. The error used to come with the shard's next action: at
+    the end of the transaction's own timeout, a minute."""
     with scene() as cluster:
         id = cluster.coordinator("t", TRANSACTION)
         find = {"key_type": TRANSACTION, "coordinator_keys": ["t"]}
@@ -93,10 +93,10 @@ def test_a_coordinator_that_is_cut_off_refuses_in_time() -> None:
         assert added(asked) is ErrorCode.coordinator_not_available
         assert asked.after_s < WRITE_TIMEOUT_S + SOON_S
 
-        # It does not send whoever looks for the coordinator back to itself, and whoever comes back
-        # all the same does not wait once more. The others name another one by and by.
-        (told,) = cluster.asked(id, ApiKey.FIND_COORDINATOR, find).coordinators
-        assert told.error_code is ErrorCode.coordinator_not_available
+        # It does not name itself as the coordinator. A client that returns nevertheless does not
+        # wait again. The others soon name a new coordinator.
+        (coordinator,) = cluster.asked(id, ApiKey.FIND_COORDINATOR, find).coordinators
+        assert coordinator.error_code is ErrorCode.coordinator_not_available
         again = add_partition(cluster, id, who)
         assert added(again) is ErrorCode.coordinator_not_available
         assert again.after_s < SOON_S
@@ -107,7 +107,7 @@ def test_a_coordinator_that_is_cut_off_refuses_in_time() -> None:
 
 
 def test_a_coordinator_without_replicas_serves_again_when_they_are_back() -> None:
-    """What was refused because it was late is committed then, and nothing is refused any more."""
+    """Refused writes are committed later, and no further request is refused."""
     with scene(configs={"replica.lag.time.max.ms": "60000"}) as cluster:
         id = cluster.coordinator("t", TRANSACTION)
         for other in cluster.others(cluster.cluster.brokers[id]):
@@ -126,9 +126,9 @@ def test_a_coordinator_without_replicas_serves_again_when_they_are_back() -> Non
         assert serves()
 
 
-def test_a_leader_that_is_cut_off_says_so_when_its_session_is_over() -> None:
-    """Clients that reach it go to the leader that the others have by then. They were kept waiting
-    for the whole time of each of their requests, and told to try again at the same place."""
+def test_a_leader_that_is_cut_off_refuses_when_its_session_is_over() -> None:
+    """Clients that reach it go to the new leader. They used to wait for the whole timeout of each
+    request, and then had to retry at the same broker."""
     with scene() as cluster:
         topic_id = cluster.make_topic("work", [1, 2, 3])
         assert not written(cluster.produce(1, topic_id))
@@ -139,9 +139,9 @@ def test_a_leader_that_is_cut_off_says_so_when_its_session_is_over() -> None:
         again = cluster.produce(1, topic_id)
         assert written(again) is ErrorCode.not_leader_or_follower
         assert again.after_s < SOON_S
-        told = cluster.asked(1, ApiKey.METADATA, {"topics": None})
-        assert {row.node_id for row in told.brokers} == {2, 3}
-        (partition,) = told.topics[0].partitions
+        metadata = cluster.asked(1, ApiKey.METADATA, {"topics": None})
+        assert {row.node_id for row in metadata.brokers} == {2, 3}
+        (partition,) = metadata.topics[0].partitions
         assert partition.leader_id == -1
         assert partition.error_code is ErrorCode.leader_not_available
         now = cluster.leader("work", 0, 2)
@@ -154,8 +154,8 @@ def test_a_leader_that_is_cut_off_says_so_when_its_session_is_over() -> None:
 
 
 def test_a_coordinator_that_is_cut_off_is_none_when_its_session_is_over() -> None:
-    """Also where it has nothing to write: a transaction whose markers it cannot deliver would be
-    ending for ever, as it tells its producer again and again."""
+    """Also without writes: a transaction whose markers it cannot deliver would stay in its end
+    phase for ever, and its producer would get the same retriable error."""
     with scene() as cluster:
         id = cluster.coordinator("t", TRANSACTION)
         cluster.cut_off(cluster.cluster.brokers[id])
@@ -164,43 +164,43 @@ def test_a_coordinator_that_is_cut_off_is_none_when_its_session_is_over() -> Non
         cluster.until(lambda: lifecycle.is_lost, "its session is over", 2 * SESSION_S + SOON_S)
         cluster.passes(SOON_S)
         find = {"key_type": TRANSACTION, "coordinator_keys": ["t"]}
-        (told,) = cluster.asked(id, ApiKey.FIND_COORDINATOR, find).coordinators
-        assert told.error_code is ErrorCode.coordinator_not_available
+        (coordinator,) = cluster.asked(id, ApiKey.FIND_COORDINATOR, find).coordinators
+        assert coordinator.error_code is ErrorCode.coordinator_not_available
         asked = cluster.ask(id, ApiKey.INIT_PRODUCER_ID, INIT, version=4)
         assert asked.result().error_code is ErrorCode.not_coordinator
         assert asked.after_s < SOON_S
 
 
-def test_who_asks_a_broker_that_is_cut_off_for_a_coordinator_is_hung_up_on() -> None:
-    """librdkafka asks the broker that it has last had to do with, which is the one it has asked: it
-    did so until the cut was healed. A connection that ends lets it look among the others. A broker
-    that is merely late with a write may be on time again, and who reads goes on reading."""
+def test_a_broker_that_is_cut_off_closes_connections_that_ask_for_a_coordinator() -> None:
+    """librdkafka asks the broker that it last used, which is the one that is cut off, and did so
+    until the cut was healed. A closed connection makes it ask the others. A broker whose writes are
+    merely late may recover, so consumers continue to read from it."""
     with scene(configs={"broker.session.timeout.ms": "9000"}) as cluster:
         id = cluster.coordinator("t", TRANSACTION)
         settings = cluster.settings(id)
         find = {"key_type": TRANSACTION, "coordinator_keys": ["t"]}
         lifecycle = cluster.cluster.brokers[id].broker.lifecycle  # type: ignore[union-attr]
-        told: list[tuple[bool, ErrorCode]] = []
+        errors: list[tuple[bool, ErrorCode]] = []
 
         async def look() -> None:
             connection = await connect(settings, settings.bootstrap[0])
             while True:
                 (row,) = (await connection.request(ApiKey.FIND_COORDINATOR, find)).coordinators
-                told.append((lifecycle.is_lost, row.error_code))
+                errors.append((lifecycle.is_lost, row.error_code))
 
         assert not cluster.asked(id, ApiKey.INIT_PRODUCER_ID, INIT, version=4).error_code
         cluster.cut_off(cluster.cluster.brokers[id])
         cluster.asked(id, ApiKey.INIT_PRODUCER_ID, INIT, version=4)  # It waits for its commit.
         with pytest.raises(ConnectionLost):
             Asked(cluster, look).result()
-        assert {error for _, error in told} == {ErrorCode.coordinator_not_available}
-        assert not told[0][0]
-        assert told[-1][0]
+        assert {error for _, error in errors} == {ErrorCode.coordinator_not_available}
+        assert not errors[0][0]
+        assert errors[-1][0]
 
 
 def test_a_producer_waits_for_its_id_no_longer_than_for_a_write() -> None:
-    """Ids come from the controller in blocks. Without one its coordinator says so, in time for the
-    producer to find another one."""
+    """The controller assigns ids in blocks. A coordinator without a block reports that in time for
+    the producer to find another coordinator."""
     with scene(3, configs={"broker.session.timeout.ms": "20000"}) as cluster:
         id = cluster.coordinator("t", TRANSACTION)
         assert id != cluster.controller().id
@@ -210,9 +210,9 @@ def test_a_producer_waits_for_its_id_no_longer_than_for_a_write() -> None:
         assert asked.after_s < WRITE_TIMEOUT_S + SOON_S
 
 
-def test_who_is_left_alone_still_names_itself() -> None:
-    """Where the others' processes are gone nobody leads in its place: who reads goes on reading.
-    Once another one is there, be it out of reach, that may lead."""
+def test_the_last_coordinator_still_names_itself() -> None:
+    """If the other brokers' processes have ended, none can lead in its place, so consumers keep
+    reading. Once another broker runs, even out of reach, that one may lead."""
     with scene() as cluster:
         topic_id = cluster.make_topic("work", [1, 2, 3])
         assert not written(cluster.produce(1, topic_id))
@@ -220,21 +220,21 @@ def test_who_is_left_alone_still_names_itself() -> None:
         for other in others:
             other.crash()
         cluster.passes(3 * SESSION_S)
-        told = cluster.asked(1, ApiKey.METADATA, {"topics": None})
-        assert 1 in {row.node_id for row in told.brokers}
-        assert told.topics[0].partitions[0].leader_id == 1
+        metadata = cluster.asked(1, ApiKey.METADATA, {"topics": None})
+        assert 1 in {row.node_id for row in metadata.brokers}
+        assert metadata.topics[0].partitions[0].leader_id == 1
 
         cluster.cut_off(alone)
         for other in others:
             other.start()
         cluster.passes(SESSION_S)
-        told = cluster.asked(1, ApiKey.METADATA, {"topics": None})
-        assert told.topics[0].partitions[0].leader_id == -1
+        metadata = cluster.asked(1, ApiKey.METADATA, {"topics": None})
+        assert metadata.topics[0].partitions[0].leader_id == -1
 
 
 def test_brokers_without_a_controller_go_on() -> None:
-    """As long as all in-sync replicas of a partition come, it is written to; with one that does
-    not come it cannot be."""
+    """A partition accepts writes as long as all its in-sync replicas fetch, and none if one does
+    not."""
     with scene(brokers=4, voters=[4]) as cluster:
         topic_id = cluster.make_topic("work", [1, 2, 3])
         cluster.cluster.brokers[4].crash()
@@ -242,8 +242,8 @@ def test_brokers_without_a_controller_go_on() -> None:
         broker = cluster.cluster.brokers[1].broker
         assert broker is not None
         assert broker.lifecycle.is_lost
-        told = cluster.asked(1, ApiKey.METADATA, {"topics": None})
-        assert 1 in {row.node_id for row in told.brokers}
+        metadata = cluster.asked(1, ApiKey.METADATA, {"topics": None})
+        assert 1 in {row.node_id for row in metadata.brokers}
         assert not written(cluster.produce(1, topic_id))
         process = cluster.cluster.brokers[2].process
         assert process is not None
@@ -256,8 +256,8 @@ def test_brokers_without_a_controller_go_on() -> None:
 
 
 def a_marker_is_lost() -> None:
-    """A leader that is cut off waits for its marker's commit, and follows another leader in the
-    end, whose high watermark passes the marker's offset with other records."""
+    """A leader that is cut off waits for its marker's commit. Later it follows another leader, and
+    its high watermark passes the marker's offset with other records."""
     with scene() as cluster:
         topic_id = cluster.make_topic("work", [1, 2, 3])
         cluster.cut_off(cluster.cluster.brokers[1])
@@ -280,24 +280,24 @@ def a_marker_is_lost() -> None:
 
 
 def test_a_marker_that_is_lost_with_its_leader_is_not_taken_for_written() -> None:
-    """The coordinator was told that it was committed: the transaction's records had none, and what
-    the producer committed next committed them too, aborted as they were."""
+    """The coordinator used to treat it as committed. The transaction's records had no marker, so
+    the producer's next commit committed these aborted records too."""
     a_marker_is_lost()
 
 
 def test_an_offset_of_a_deposed_leader_taken_for_its_own_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What a leader wrote counts as committed when its high watermark passes the offset, though it
-    follows another one by then."""
+    """A leader's write counts as committed when its high watermark passes the offset, even if it is
+    a follower by then."""
     monkeypatch.setattr(PendingAppend, "is_lost", property(lambda self: False))
     with pytest.raises(AssertionError, match=r"ErrorCode\.none"):
         a_marker_is_lost()
 
 
 def a_marker_is_refused() -> None:
-    """A transaction is committed whose coordinator has not heard that another broker leads its
-    partition."""
+    """A transaction is committed whose coordinator has not yet learned that another broker leads
+    its partition."""
     alone = {
         "transaction.state.log.num.partitions": "3",
         "transaction.state.log.min.isr": "1",
@@ -337,12 +337,12 @@ def a_marker_is_refused() -> None:
 
 
 def test_a_marker_that_was_refused_is_written_by_the_next_leader() -> None:
-    """Or the transaction that was told to be committed is read by nobody, nor what comes after."""
+    """Otherwise no consumer could read the committed transaction, nor any later record."""
     a_marker_is_refused()
 
 
 def test_a_marker_that_was_refused_and_forgotten_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a leader has refused to write counts as written."""
+    """A write that a leader has refused counts as written."""
     ask = TransactionMarkerChannel._write_remotely
 
     async def write_at(*arguments: Any) -> dict[tuple[str, int], ErrorCode]:
@@ -353,9 +353,9 @@ def test_a_marker_that_was_refused_and_forgotten_is_found(monkeypatch: pytest.Mo
         a_marker_is_refused()
 
 
-def test_a_broker_that_does_not_know_that_it_was_fenced_is_not_let_in_again() -> None:
-    """Its heartbeat comes back before the metadata does that says who leads now: let in at once, it
-    took itself for the leader of what others led, and the controller said nothing against it."""
+def test_a_fenced_broker_with_old_metadata_is_not_unfenced() -> None:
+    """Its heartbeat succeeds before it gets the metadata with the new leaders. If it were unfenced
+    at once, it would act as the leader of its old partitions, unopposed by the controller."""
     with scene() as cluster:
         controller = cluster.controller()
         off = cluster.others(controller)[0]
@@ -381,9 +381,9 @@ def test_a_broker_that_does_not_know_that_it_was_fenced_is_not_let_in_again() ->
 
 
 def test_a_late_write_of_share_state_meets_a_coordinator_that_left_and_came_back() -> None:
-    """A write stood in the network while another broker was the coordinator for a while and took
-    newer ones of the same leader, which has the same epochs. It is not laid over those; what comes
-    over a connection that was made after the return is taken."""
+    """A write was stuck in the network while another broker was the coordinator for a while and
+    applied newer writes of the same leader, which have the same epochs. The late write must not
+    overwrite them. A write on a connection that was opened after the return is applied."""
     with scene() as cluster:
         topic_id = cluster.make_topic("work", [1, 2, 3])
         key = f"g:{uuid_text(topic_id)}:0"
@@ -436,7 +436,7 @@ def test_a_late_write_of_share_state_meets_a_coordinator_that_left_and_came_back
         now = cluster.coordinator(key, SHARE, other)
         assert not code(cluster.asked(now, ApiKey.WRITE_SHARE_GROUP_STATE, write(9)))
         process.resume()
-        cluster.passes(1.0)  # Until then it believes to lead as before.
+        cluster.passes(1.0)  # Until then it acts as the leader.
         cluster.until(lambda: cluster.leader(STATES, index, id) == id, "it is back")
         read = row(leader_epoch=5)
         assert not code(cluster.asked(id, ApiKey.READ_SHARE_GROUP_STATE, read))
@@ -451,11 +451,12 @@ def test_a_late_write_of_share_state_meets_a_coordinator_that_left_and_came_back
 
 
 def test_a_share_partition_at_its_coordinator_refuses_in_time_too() -> None:
-    """Its state is written in the same process, by no request: nobody looked at the write's time,
-    and whoever had settled something was told nothing until the replicas were back.
+    """Its state is written in the same process without a request. No timer watched such writes, so
+    acknowledgements got no response until the replicas were back.
 
-    A fetch meanwhile comes to nothing and no more: a member that begins anew for a refusal that
-    passes leaves another one behind, which keeps partitions to itself until its session is over."""
+    A fetch meanwhile returns no records and no error. A member that restarted after a temporary
+    refusal would leave its old membership behind, which keeps its partitions until its session
+    ends."""
     calm = {"replica.lag.time.max.ms": "60000", "broker.session.timeout.ms": "20000"}
     with scene(configs=calm) as cluster:
         topic_id = cluster.make_topic("work", [1, 2, 3])
@@ -463,7 +464,7 @@ def test_a_share_partition_at_its_coordinator_refuses_in_time_too() -> None:
         key = f"{{}}:{uuid_text(topic_id)}:0"
         group = next(g for g in groups if cluster.coordinator(key.format(g), SHARE) == 1)
         assert not written(cluster.produce(1, topic_id))
-        told: list[tuple[float, Any, int]] = []
+        results: list[tuple[float, Any, int]] = []
 
         async def work() -> None:
             async with cluster.client() as client:
@@ -476,7 +477,7 @@ def test_a_share_partition_at_its_coordinator_refuses_in_time_too() -> None:
                 async with await client.share(group, ["work"]) as session:
                     while not (got := await session.acquire()).count:
                         pass
-                    await wait(2 * WRITE_TIMEOUT_S)  # The times of what was written before are up.
+                    await wait(2 * WRITE_TIMEOUT_S)  # The timeouts of earlier writes are over.
                     for other in cluster.others(cluster.cluster.brokers[1]):
                         assert other.process is not None
                         other.pause()
@@ -485,11 +486,11 @@ def test_a_share_partition_at_its_coordinator_refuses_in_time_too() -> None:
                     (refused,) = await session.acknowledge(acks)
                     after_s = cluster.kernel.now - began
                     got = await session.acquire()
-                    told.append((after_s, refused.error, got.count))
+                    results.append((after_s, refused.error, got.count))
 
         Asked(cluster, work)
-        cluster.until(lambda: told, "an answer", 4 * WRITE_TIMEOUT_S)
-        ((after_s, error, count_now),) = told
+        cluster.until(lambda: results, "an answer", 4 * WRITE_TIMEOUT_S)
+        ((after_s, error, count_now),) = results
         assert error.code is ErrorCode.coordinator_not_available
         assert after_s < WRITE_TIMEOUT_S + SOON_S
         assert not count_now
@@ -497,7 +498,7 @@ def test_a_share_partition_at_its_coordinator_refuses_in_time_too() -> None:
 
 def test_a_member_that_asks_a_broker_that_is_cut_off_asks_the_others() -> None:
     """Clients ask the first broker of their list as long as it answers. Cut off from the others it
-    did, and told for ever that there is no coordinator; nobody led what it had led."""
+    did answer, and reported for ever that there is no coordinator; its partitions had no leader."""
     with scene() as cluster:
         topic_id = cluster.make_topic("work", [1, 2, 3])
         names = map("group-{}".format, count())
@@ -526,9 +527,9 @@ def test_a_member_that_asks_a_broker_that_is_cut_off_asks_the_others() -> None:
         working.result()
 
 
-def test_a_client_asks_the_next_broker_where_one_does_not_say_a_word() -> None:
-    """A process that is stopped takes connections all the same. It was given 10 s to say which
-    versions it speaks before another one was asked."""
+def test_a_client_asks_the_next_broker_if_one_does_not_answer() -> None:
+    """A stopped process still accepts connections. It had 10 s to answer ApiVersions before the
+    client asked another broker."""
     with scene() as cluster:
         process = cluster.cluster.brokers[1].process
         assert process is not None
@@ -544,28 +545,28 @@ def test_a_client_asks_the_next_broker_where_one_does_not_say_a_word() -> None:
 
 
 def add_partition(cluster: Scene, id: int, who: dict[str, Any]) -> Asked:
-    """Have the one partition of `work` in a transaction, by its coordinator."""
+    """Add the only partition of `work` to a transaction, at its coordinator."""
     fields = {**who, "topics": [{"name": "work", "partitions": [0]}]}
     body = {f"v3_and_below_{name}": value for name, value in fields.items()}
     return cluster.ask(id, ApiKey.ADD_PARTITIONS_TO_TXN, body, version=3)
 
 
 def added(asked: Asked) -> ErrorCode:
-    """What its producer was told of that."""
+    """Return the error that its producer got for that."""
     (row,) = asked.result().results_by_topic_v3_and_below[0].results_by_partition
     code: ErrorCode = row.partition_error_code
     return code
 
 
 def written(asked: Asked) -> ErrorCode:
-    """What the producer was told of its one partition."""
+    """Return the error that the producer got for its only partition."""
     (row,) = asked.result().responses[0].partition_responses
     code: ErrorCode = row.error_code
     return code
 
 
 def codes(answer: Any) -> list[ErrorCode]:
-    """The error of the answer, or of each of its rows."""
+    """Return the error of the response, or of each of its rows."""
     if hasattr(answer, "error_code"):
         return [answer.error_code]
     rows = next(
@@ -576,8 +577,8 @@ def codes(answer: Any) -> list[ErrorCode]:
 
 @pytest.mark.parametrize("of_controller", [True, False], ids=["controller", "broker"])
 def test_requests_for_a_controller_end_in_their_own_time(of_controller: bool) -> None:
-    """Where nothing is decided because the controller, or the way to it, is cut off: a request that
-    has a timeout is refused when that is up, and not after request.timeout.ms."""
+    """The controller, or the way to it, is cut off, so no request is decided. A request with a
+    timeout is refused when that is over, not after request.timeout.ms."""
     with scene() as cluster:
         controller = cluster.controller()
         off = controller if of_controller else cluster.others(controller)[0]
@@ -585,7 +586,7 @@ def test_requests_for_a_controller_end_in_their_own_time(of_controller: bool) ->
         asked = {}
         for api_key, fields in OF_THE_CONTROLLER.items():
             asked[api_key] = cluster.ask(off.id, api_key, fields | {"timeout_ms": PATIENCE_MS})
-            cluster.passes(0.1)  # All that is decided after the first one waits for its commit.
+            cluster.passes(0.1)  # Later decisions wait for the commit of the first one.
         for api_key, one in asked.items():
             answer = one.result()
             (code,) = codes(answer)
@@ -594,8 +595,8 @@ def test_requests_for_a_controller_end_in_their_own_time(of_controller: bool) ->
 
 
 def test_a_request_without_patience_leaves_the_way_to_the_controller_as_it_is() -> None:
-    """A client's short timeout is over before the controller answers: the broker's own requests,
-    which go by the same connection, are not cut short with it."""
+    """A client's short timeout ends before the controller answers. The broker's own requests on the
+    same connection are not affected."""
     with scene() as cluster:
         controller = cluster.controller()
         asked = cluster.others(controller)[0]

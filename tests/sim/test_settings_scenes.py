@@ -1,4 +1,4 @@
-"""Settings whose effect shows among brokers, in simulated time."""
+"""Settings whose effect needs several brokers, in simulated time."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from sim.test_scenes import GROUP, INIT, SHARE, SOON_S, TRANSACTION, WRITE_TIMEO
 
 
 def test_produces_that_wait_for_a_coordinator_are_bounded() -> None:
-    """queued.max.requests: a produce waits to be appended while its coordinator cannot commit. No
-    further one is read meanwhile, whatever its topic; other requests are."""
+    """queued.max.requests: a produce request waits to be appended while its coordinator cannot
+    commit. Meanwhile no further one is read, whatever its topic; other requests are."""
     configs = {"queued.max.requests": "1", "replica.lag.time.max.ms": "60000"}
     with scene(configs=configs) as cluster:
         id = cluster.coordinator("t", TRANSACTION)
@@ -49,8 +49,8 @@ def test_produces_that_wait_for_a_coordinator_are_bounded() -> None:
 
 
 def test_a_produce_that_waits_for_replicas_takes_no_room() -> None:
-    """As in Kafka: else followers that are slow would stop all producers. Its records are not kept
-    in memory either."""
+    """As in Kafka, since slow followers would otherwise stop all producers. Its records are not
+    kept in memory either."""
     configs = {"queued.max.requests": "1", "replica.lag.time.max.ms": "60000"}
     with scene(configs=configs) as cluster:
         topic_id = cluster.make_topic("work", [1, 2, 3], partitions=1)
@@ -67,8 +67,8 @@ def test_a_produce_that_waits_for_replicas_takes_no_room() -> None:
 
 
 def test_partitions_are_spread_over_fetch_loops_and_move_between_them() -> None:
-    """num.replica.fetchers: a leader has that many sessions with each follower, and every write is
-    committed before, while and after the number is altered."""
+    """num.replica.fetchers: a leader has this number of sessions with each follower, and every
+    write is committed before, during and after a change of the number."""
     with scene(configs={"num.replica.fetchers": "3"}) as cluster:
         topic_id = cluster.make_topic("spread", [1, 2, 3], partitions=9)
         for index in range(9):
@@ -110,8 +110,8 @@ def test_partitions_are_spread_over_fetch_loops_and_move_between_them() -> None:
 
 
 def test_how_a_follower_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """replica.fetch.max.bytes, replica.fetch.response.max.bytes, replica.fetch.min.bytes and
-    replica.fetch.wait.max.ms are in what a leader is asked."""
+    """Fetch requests to a leader contain replica.fetch.max.bytes, replica.fetch.response.max.bytes,
+    replica.fetch.min.bytes and replica.fetch.wait.max.ms."""
     asked: list[Any] = []
     handle = ReplicaFetches.handle
 
@@ -155,7 +155,7 @@ def test_leaders_go_back_to_preferred_replicas(enabled: str) -> None:
 
 @pytest.mark.parametrize("enabled", ["true", "false"])
 def test_a_broker_that_stops_hands_over(enabled: str) -> None:
-    """controlled.shutdown.enable; without it broker.session.timeout.ms has to pass first."""
+    """controlled.shutdown.enable; without it, broker.session.timeout.ms has to pass first."""
     with scene(configs={"controlled.shutdown.enable": enabled}) as cluster:
         cluster.make_topic("work", [1, 2, 3])
         machine = cluster.cluster.brokers[1]
@@ -176,7 +176,7 @@ def test_a_follower_that_lags_leaves_the_isr() -> None:
         cluster.cut(cluster.cluster.brokers[1], cluster.cluster.brokers[3])
         written = cluster.produce(1, topic_id)
         written.result()
-        # Half of the limit later at most, when the leader looks.
+        # The leader checks after at most half of the limit.
         assert 1.0 < written.after_s < 2.25 + SOON_S
 
 
@@ -295,7 +295,8 @@ def test_writes_of_coordinators_are_given_up(config: str, key_type: int) -> None
 
 
 def test_a_produce_waits_for_the_end_of_the_last_transaction() -> None:
-    """add.partitions.to.txn.retry.backoff.max.ms: how long, where a marker cannot be written."""
+    """add.partitions.to.txn.retry.backoff.max.ms: the maximum wait if a marker cannot be
+    written."""
     configs = {
         "add.partitions.to.txn.retry.backoff.max.ms": "1700",
         "replica.lag.time.max.ms": "60000",
@@ -333,7 +334,7 @@ def group_config(cluster: Scene, id: int, **values: str) -> None:
     assert not row.error_code, row
 
 
-#: Each request of a scene has a connection of its own.
+#: Each request of a scene has its own connection.
 GRACE = {"shoal.group.share.connection.lost.grace.ms": "100000"}
 KINDS = {
     "consumer": (ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.CONSUMER_GROUP_DESCRIBE),
@@ -342,7 +343,7 @@ KINDS = {
 
 
 def beats(cluster: Scene, id: int, kind: str, member: UUID, epoch: int = 0) -> Any:
-    """A heartbeat that joins at epoch 0, and else tells nothing new."""
+    """Send a heartbeat: at epoch 0 one that joins, else one without changes."""
     joins = epoch == 0
     fields: dict[str, Any] = {
         "group_id": "g",
@@ -380,8 +381,8 @@ def test_a_member_that_is_silent_is_out(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["consumer", "share"])
 def test_assignments_are_spaced(kind: str) -> None:
-    """consumer.assignment.interval.ms, share.assignment.interval.ms: the partitions of the first
-    member are not taken from it for the second one before that."""
+    """consumer.assignment.interval.ms, share.assignment.interval.ms: only after this time does the
+    second member get partitions of the first one."""
     with scene(configs=GRACE) as cluster:
         id = cluster.coordinator("g", GROUP)
         cluster.make_topic("work", [id], partitions=2)

@@ -1,7 +1,7 @@
-"""A world for simulations: one clock with everything that is to happen, and the network.
+"""A world for simulations: one clock with all future events, and the network.
 
-Nothing here knows what the nodes do. One seed decides all that is random; the trace of what has
-happened is hashed, so that two runs of a seed can be told to be the same.
+This module is independent of what the nodes do. One seed determines everything random. All events
+are hashed, so that two runs of a seed can be compared.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 #: Every run starts at this time, in milliseconds.
 START_MS = 1_000_000
-#: A run that takes more events than this goes round in circles; usual ones take under 20,000.
+#: A run with more events than this does not make progress; usual runs take under 20,000.
 EVENTS_MAX = 200_000
 
 
@@ -38,7 +38,7 @@ class World:
         heapq.heappush(self._queue, (self.now_ms + max(0, delay_ms), self._sequence, call))
 
     def run_until(self, end_ms: int, done: Callable[[], bool] = lambda: False) -> bool:
-        """Let things happen up to `end_ms`, or until `done`; whether that came first."""
+        """Run events up to `end_ms`, or until `done`; return whether `done` came first."""
         while self._queue and self._queue[0][0] <= end_ms:
             self.now_ms, _, call = heapq.heappop(self._queue)
             self.events += 1
@@ -57,28 +57,28 @@ class World:
 
     @property
     def fingerprint(self) -> str:
-        """What the whole run up to now comes down to."""
+        """Return a hash of all events of the run so far."""
         return self._hash.hexdigest()
 
 
 class Network:
-    """Carries things from node to node, late, twice, or not at all."""
+    """Delivers messages between nodes: in time, late, twice, or never."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        #: Directed links that carry nothing.
+        #: Directed links that lose everything.
         self.cut: set[tuple[int, int]] = set()
         self.loss = 0.0
         self.duplication = 0.01
         self.delay_ms = (1, 8)
-        #: Of a hundred messages, one takes much longer and so is overtaken.
+        #: One of a hundred messages takes much longer and so is overtaken.
         self.straggler_ms = 300
         #: Directed links whose messages wait in `held` for `release`.
         self.hold: set[tuple[int, int]] = set()
         self.held: list[tuple[int, int, Callable[[], None]]] = []
 
     def carry(self, source: int, to: int, deliver: Callable[[], None]) -> None:
-        """Maybe call `deliver` some time later, maybe twice."""
+        """Perhaps call `deliver` some time later, perhaps twice."""
         rng = self._world.random
         copies = 2 if rng.random() < self.duplication else 1
         for _ in range(copies):
@@ -96,7 +96,7 @@ class Network:
             deliver()
 
     def release(self) -> None:
-        """Deliver what was held, and hold nothing more."""
+        """Deliver the held messages, and hold no more."""
         held, self.held = self.held, []
         self.hold.clear()
         for source, to, deliver in held:

@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session with two cores, for queries that need no process of their own."""
+    """A session with two cores, for queries that need no separate process."""
     import spark_query
 
     session = spark_query.session(tmp_path_factory.mktemp("spark"))
@@ -40,7 +40,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session", autouse=True)
 def worker_python() -> None:
-    """Spark's Python workers are to be the interpreter that runs the tests."""
+    """Make Spark's Python workers use the interpreter that runs the tests."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
 
 
@@ -66,20 +66,20 @@ def shoal_bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def bootstrap(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
-    """The address of a broker: Shoal, and then Apache Kafka."""
+    """The address of a broker: Shoal, then Apache Kafka."""
     kind = _shoal if request.param == "shoal" else _kafka
     yield from kind(tmp_path_factory.mktemp(request.param))
 
 
 @pytest.fixture
 def make_queue(bootstrap: str) -> Iterator[Callable[..., Queue]]:
-    """Makes queues on the broker; see `queues.Queue`."""
+    """Make queues on the broker; see `queues.Queue`."""
     with SyncClient(bootstrap) as client:
         yield lambda **options: Queue(client, bootstrap, **options)
 
 
 @pytest.fixture
 def shoal_queue(shoal_bootstrap: str) -> Iterator[Callable[..., Queue]]:
-    """Makes queues on Shoal alone, for what needs no second broker to be believed."""
+    """Make queues on Shoal, for tests that need no second broker."""
     with SyncClient(shoal_bootstrap) as client:
         yield lambda **options: Queue(client, shoal_bootstrap, **options)

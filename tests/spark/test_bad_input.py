@@ -1,4 +1,4 @@
-"""What is wrong is said by the query, in words that name it; nothing is taken and nothing hangs."""
+"""A query reports bad input in an error that names it; it takes no records and does not hang."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MakeQueue = Callable[..., Queue]
 
 @contextmanager
 def error_summary(pattern: str) -> Iterator[None]:
-    """The block fails, and what the driver would leave in its pod's status is this line."""
+    """Expect the block to fail with this line as the summary in the driver's pod status."""
     from shoal_spark import termination_message
 
     # PySpark wraps the error in one of several classes; the summary unwraps it.
@@ -64,10 +64,10 @@ def test_wrong_options_are_named(options: dict[str, str], words: str) -> None:
         SourceOptions.of({**right, **options})
 
 
-def test_a_query_says_what_is_wrong(
+def test_a_query_reports_bad_input(
     shoal_queue: MakeQueue, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """A wrong option, a missing topic, another checkpoint: an error of the query, in words."""
+    """A wrong option, a missing topic, another checkpoint: each is an error of the query."""
     queue = shoal_queue(partitions=1)
     with error_summary("InvalidOption: unknown option 'maxrecords'"):
         Stream(spark, queue, tmp_path / "option").start(maxRecords=1)
@@ -101,7 +101,7 @@ def test_a_group_of_another_type(
 def test_locks_that_are_not_renewed(
     make_queue: MakeQueue, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """By the group's config or by the option: what contradicts it is refused when it is known."""
+    """By the group's config or by the option: a contradiction is refused when it is detected."""
     from shoal_spark.member import Member
     from shoal_spark.options import SourceOptions
 
@@ -126,7 +126,7 @@ def test_locks_that_are_not_renewed(
 def test_rows_that_nobody_can_decode(
     start_broker: Callable[..., ShoalProcess], spark: SparkSession, tmp_path: Path
 ) -> None:
-    """A batch is damaged on the broker's disk: an error with its offsets, or what is left."""
+    """A batch is damaged on the broker's disk: an error with its offsets, or the remaining rows."""
     broker = start_broker()
     with SyncClient(broker.bootstrap) as client:
         queue = Queue(client, broker.bootstrap)
@@ -147,8 +147,8 @@ def test_rows_that_nobody_can_decode(
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProcess]:
-    """Apache Kafka with its authorizer, where everybody may do what nobody has forbidden, and a
-    listener that asks for a login."""
+    """Apache Kafka with its authorizer, which allows everything without a rule, and a listener with
+    SASL."""
     authorizer = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
     plain = "org.apache.kafka.common.security.plain.PlainLoginModule required user_ann=secret;"
     configs = {
@@ -196,7 +196,7 @@ def test_no_permission(
 def test_a_login_goes_to_driver_and_executors(
     guarded: KafkaProcess, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """`kafka.*` is passed on by the source and the sink; a wrong password is said."""
+    """The source and the sink pass on `kafka.*`; a wrong password is an error."""
     login = {
         "kafka.bootstrap.servers": guarded.addresses["SASL"],
         "kafka.security.protocol": "SASL_PLAINTEXT",

@@ -1,4 +1,4 @@
-"""`shoal demo`, as a user calls it."""
+"""`shoal demo`, as users call it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 @pytest.mark.timeout(400)
 def test_the_pipeline_on_one_machine(tmp_path: Path) -> None:
-    """Every good image has a result, every broken one is a dead letter, tasks pass partitions."""
+    """Every good image has a result, every broken one is a dead letter, tasks outnumber
+    partitions."""
     picture = tmp_path / "demo.png"
     done = subprocess.run(
         [
@@ -39,10 +40,10 @@ def test_the_pipeline_on_one_machine(tmp_path: Path) -> None:
     assert "294 of 294 images have a thumbnail" in done.stdout
     assert "6 of 6 broken ones are dead letters" in done.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert not list(tmp_path.glob("shoal-demo-*")), "it left something behind"
+    assert not list(tmp_path.glob("shoal-demo-*")), "it left files behind"
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_missing_requirements_are_reported(tmp_path: Path) -> None:
     java = tmp_path / "java"
     java.touch(mode=0o755)
     here = {"PATH": str(tmp_path)}

@@ -1,4 +1,4 @@
-"""Executors as processes: they follow a published number, and one that dies loses nothing."""
+"""Executors as processes: they follow a published number, and no row is lost when one dies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WAIT_S = 180.0
 
 
 class Application:
-    """The program, and what it says of itself."""
+    """The program, and the state that it reports."""
 
     def __init__(self, place: Path, process: subprocess.Popen[str], said: Path) -> None:
         self.place, self._process, self._said = place, process, said
@@ -90,10 +90,11 @@ def test_executors_follow_the_published_number_and_may_die(
         application.until(lambda s: len(s["executors"]) == 1, "one executor")
         application.want(3)
         application.until(lambda s: len(s["executors"]) == 3, "three executors, one partition")
-        doomed = application.state["executors"]
+        before = application.state["executors"]
         os.kill(application.executor_processes()[0], signal.SIGKILL)
         application.until(
-            lambda s: len(s["executors"]) == 3 and s["executors"] != doomed, "another one in place"
+            lambda s: len(s["executors"]) == 3 and s["executors"] != before,
+            "another one in place",
         )
         application.want(1)
         application.until(lambda s: len(s["executors"]) == 1, "one executor again")

@@ -1,4 +1,4 @@
-"""The jobs, as a user runs them, in local mode and on real input."""
+"""The jobs as users run them, in local mode and on real input."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ JOBS = Path(__file__).resolve().parents[2] / "spark_operator_jobs" / "jobs"
 
 
 def job(name: str) -> ModuleType:
-    """A job as a module, whose functions travel to the workers as those of a main program do."""
+    """Load a job as a module, whose functions are pickled like those of a main program."""
     from pyspark import cloudpickle
 
     if str(JOBS) not in sys.path:
@@ -43,7 +43,7 @@ def job(name: str) -> ModuleType:
 
 
 def shoal(*words: str, bootstrap: str) -> str:
-    """What a `shoal` command prints."""
+    """Return what a `shoal` command prints."""
     done = subprocess.run(
         [sys.executable, "-m", "shoal.cli", *words], capture_output=True, text=True, check=False,
         env={**os.environ, "SHOAL_BOOTSTRAP": bootstrap},
@@ -54,7 +54,7 @@ def shoal(*words: str, bootstrap: str) -> str:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
-    """Runs a job's main with these arguments, in the session that all tests share."""
+    """Run a job's main with these arguments, in the session that all tests share."""
     from pyspark.sql import SparkSession
 
     monkeypatch.setattr(SparkSession, "stop", lambda self: None)
@@ -69,7 +69,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
 
 
 def values(client: SyncClient, topic: str) -> list[bytes]:
-    """Everything in a topic."""
+    """Return all values in a topic."""
     found = []
     for index in range(len(client.run(client.cluster.topic(topic)).partitions)):
         from shoal.client.cluster import TopicPartition
@@ -112,8 +112,8 @@ def test_image_tasks(
     assert all(bytes(row["thumbnail"])[:2] == b"\xff\xd8" for row in rows)
     hashes = {row["name"]: row["hash"] for row in rows}
     assert len(set(hashes.values())) > 20
-    told = [json.loads(value) for value in values(queue.client, results)]
-    assert {one["name"]: one["hash"] for one in told} == hashes
+    written = [json.loads(value) for value in values(queue.client, results)]
+    assert {one["name"]: one["hash"] for one in written} == hashes
     said = [json.loads(line) for line in capfd.readouterr().out.splitlines() if line[0] == "{"]
     assert sum(one["images"] for one in said) == 60
     assert sum(one["rejected"] for one in said) == 3
@@ -131,7 +131,7 @@ def test_fraud_check(
     shoal_queue: Callable[..., Queue], run: Callable[..., ModuleType],
     tmp_path: Path, capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """Alerts name accounts that were taken over, and state outlives a restart of the query."""
+    """Alerts name accounts that were taken over, and state survives a restart of the query."""
     queue = shoal_queue(partitions=2)
     alerts = f"{queue.topic}-alerts"
     where = ("--bootstrap-servers", queue.bootstrap)
@@ -148,10 +148,10 @@ def test_fraud_check(
     run("fraud_check", *check)
     queue.drained()
 
-    told = [json.loads(value) for value in values(queue.client, alerts)]
-    assert len(told) > known > 0
-    assert {one["account"] for one in told} == {"account-00049"}
-    assert all(one["score"] >= 70 for one in told)
+    written = [json.loads(value) for value in values(queue.client, alerts)]
+    assert len(written) > known > 0
+    assert {one["account"] for one in written} == {"account-00049"}
+    assert all(one["score"] >= 70 for one in written)
     said = [json.loads(line) for line in capfd.readouterr().out.splitlines() if line[0] == "{"]
     assert sum(one["rejected"] for one in said) == 8
 
@@ -161,8 +161,8 @@ def registered(registry: Path) -> list[tuple]:
         return found.execute("SELECT order_id, number, total_cents, pdf FROM invoices").fetchall()
 
 
-def batches_told(capfd: pytest.CaptureFixture[str]) -> list[dict]:
-    """What a job has said of its batches since the last call."""
+def printed_batches(capfd: pytest.CaptureFixture[str]) -> list[dict]:
+    """Return what a job has printed about its batches since the last call."""
     return [json.loads(line) for line in capfd.readouterr().out.splitlines() if line[:1] == "{"]
 
 
@@ -171,7 +171,7 @@ def test_billing(
     shoal_queue: Callable[..., Queue], run: Callable[..., ModuleType],
     tmp_path: Path, capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """A batch that runs again registers nothing twice; the PDFs are whole."""
+    """A batch that runs again registers nothing twice; the PDFs are complete."""
     queue = shoal_queue(partitions=2)
     registry = tmp_path / "invoices.db"
     where = ("--bootstrap-servers", queue.bootstrap)
@@ -189,7 +189,7 @@ def test_billing(
     module = run("billing", *words)
     queue.drained()
 
-    assert [one["invoices"] for one in batches_told(capfd) if one["rejected"]] == [96, 0]
+    assert [one["invoices"] for one in printed_batches(capfd) if one["rejected"]] == [96, 0]
     rows = registered(registry)
     assert len(rows) == 96
     for _, number, total, pdf in rows:
@@ -207,7 +207,7 @@ def test_a_dead_letter_is_billed_once_it_is_redriven(
     shoal_queue: Callable[..., Queue], run: Callable[..., ModuleType],
     tmp_path: Path, capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """Long orders are poison at first. The cause goes, they are redriven, and none is lost."""
+    """Long orders are poison at first. After the fix they are redriven, and none is lost."""
     queue = shoal_queue(partitions=1)
     registry, letters = tmp_path / "invoices.db", f"dlq.{queue.topic}"
     where = ("--bootstrap-servers", queue.bootstrap)
@@ -219,7 +219,7 @@ def test_a_dead_letter_is_billed_once_it_is_redriven(
     )  # fmt: skip
     run("billing", *words, "--lines-max", 3)
     queue.drained()
-    rejected = sum(one["rejected"] for one in batches_told(capfd))
+    rejected = sum(one["rejected"] for one in printed_batches(capfd))
     assert rejected
     assert len(registered(registry)) == 40 - rejected
 

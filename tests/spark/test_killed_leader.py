@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 RECORDS, BATCH, PARTITIONS = 1_500, 100, 2
-#: Locks of a lost leader end with it; those of a member that lost its broker run out.
+#: Locks of a lost leader end with it; those of a member that lost its broker expire.
 CLUSTER = CONFIGS | {"group.share.min.record.lock.duration.ms": "1000"}
 LOCK_MS = 5_000
-#: These end a hang and judge no speed: the first batch waits for Python workers to start.
+#: These end a hang. They are not limits on speed: the first batch waits for Python workers.
 BATCHES_TIMEOUT_S, RUN_TIMEOUT_S = 180, 180
 
 

@@ -1,4 +1,4 @@
-"""Outcomes by row: what a job rejects or releases, and what the group then does."""
+"""Outcomes for each row: what a job rejects or releases, and the effect on the group."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def place(tmp_path: Path) -> Iterator[str]:
     directory = tmp_path / "outcomes"
     yield str(directory)
     left = [path.name for path in directory.glob("*")] if directory.exists() else []
-    assert not left, "outcomes that nobody settled"
+    assert not left, "unsettled outcomes"
 
 
 def test_a_functions_exception_is_its_rows_outcome(
     make_queue: MakeQueue, spark: SparkSession, tmp_path: Path, place: str
 ) -> None:
-    """Multiples of ten are poison, sevens fail twice; the batches go on, and nothing is lost."""
+    """Multiples of ten are poison, sevens fail twice; the batches continue, and no row is lost."""
     from shoal_spark import outcomes
 
     queue = make_queue(partitions=2, share_delivery_count_limit="5")

@@ -1,4 +1,4 @@
-"""A batch that is run again has the very same rows, wherever its driver died."""
+"""A batch that runs again has exactly the same rows, wherever its driver died."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RUN_TIMEOUT_S = 180
 
 
 def killed(plan: dict[str, Any]) -> None:
-    """Run the query in a process group of its own until it kills itself."""
+    """Run the query in its own process group until it kills itself."""
     process = subprocess.Popen(
         [sys.executable, str(PROGRAM), json.dumps(plan)],
         stdout=subprocess.PIPE,
@@ -41,7 +41,7 @@ def killed(plan: dict[str, Any]) -> None:
 
 
 def prove(spark: SparkSession, queue: Queue, place: Path, steps: Sequence[str]) -> None:
-    """Kill a driver at each step, in one batch after the other; the last one may finish."""
+    """Kill a driver at each step, in consecutive batches; the last one may finish."""
     values = range(100 * (len(steps) + 2))
     queue.produce(values, batch=20)
     out = place / "out"

@@ -1,4 +1,4 @@
-"""The share-group source in queries as users write them, against both brokers where it matters."""
+"""The share-group source in queries as users write them, against both brokers where they differ."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def beside(queue: Queue) -> Iterator[ShareConsumer]:
 
 
 def take(consumer: ShareConsumer, timeout_s: float = 0.2) -> list[Message]:
-    """One poll, accepted."""
+    """Poll once and accept the records."""
     found = consumer.poll(timeout_s)
     for message in found:
         assert message.error() is None, message.error()
@@ -59,7 +59,7 @@ def take(consumer: ShareConsumer, timeout_s: float = 0.2) -> list[Message]:
 
 
 def test_rows_and_parallelism(make_queue: MakeQueue, spark: SparkSession, tmp_path: Path) -> None:
-    """Two partitions, six tasks; all columns; AvailableNow drains and ends."""
+    """Two partitions and six tasks; all columns; AvailableNow drains and ends."""
     queue = make_queue(partitions=2)
     queue.produce(range(300), batch=30, key=b"k", headers=(("h", b"1"), ("n", None)))
     stream = Stream(spark, queue, tmp_path)
@@ -86,7 +86,7 @@ def test_rows_and_parallelism(make_queue: MakeQueue, spark: SparkSession, tmp_pa
 def test_a_batch_is_no_larger_than_asked(
     make_queue: MakeQueue, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """However large the producer's batches are; batch_optimized takes them whole."""
+    """Whatever the size of the producer's batches; batch_optimized takes them whole."""
     queue = make_queue(partitions=2)
     for partition in range(2):
         queue.produce(range(partition, 200, 2), partition=partition)
@@ -106,7 +106,7 @@ def test_a_batch_is_no_larger_than_asked(
 def test_a_batch_has_no_more_bytes_than_asked(
     shoal_queue: MakeQueue, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """To the end of the producer's batch in which they are reached."""
+    """The limit extends to the end of the producer's batch in which it is reached."""
     queue = shoal_queue(partitions=1)
     queue.produce([b"%d" % n + b"x" * 10_000 for n in range(10, 50)], batch=1)
     stream = Stream(spark, queue, tmp_path)
@@ -117,7 +117,7 @@ def test_a_batch_has_no_more_bytes_than_asked(
 
 
 def test_a_query_with_a_rhythm(make_queue: MakeQueue, spark: SparkSession, tmp_path: Path) -> None:
-    """`processingTime`: batches begin so far apart, and what they have done is accepted."""
+    """`processingTime`: batches start at this interval, and their records are accepted."""
     queue = make_queue(partitions=1)
     queue.produce(range(30), batch=10)
     begun: list[float] = []
@@ -131,15 +131,15 @@ def test_a_query_with_a_rhythm(make_queue: MakeQueue, spark: SparkSession, tmp_p
         stream.until(lambda: len(stream.rows) == 30)
         queue.drained()
     assert stream.values == [str(n) for n in range(30)]
-    # Spark counts from its epoch, so a first batch, which starts workers, may shorten the pauses to
-    # the second and from it.
+    # Spark counts from its epoch, so a slow first batch, which starts workers, may shorten the
+    # pauses around the second one.
     assert begun[-1] - begun[1] >= 2.0 * (len(begun) - 3)
 
 
 def test_batches_take_as_long_as_asked(
     shoal_queue: MakeQueue, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """A batch that takes longer than asked is followed by smaller ones, down to ten a task."""
+    """A batch that takes longer than the target is followed by smaller ones, down to ten a task."""
     queue = shoal_queue(partitions=2)
     queue.produce(range(1060), batch=20)
     stream = Stream(spark, queue, tmp_path)
@@ -171,7 +171,7 @@ def last_progress(stream: Stream) -> str:
 
 
 def test_stop_releases_at_once(make_queue: MakeQueue, spark: SparkSession, tmp_path: Path) -> None:
-    """What a stopped query had locked comes to somebody else long before the locks run out."""
+    """Locked records of a stopped query go to another member long before their locks expire."""
     queue = make_queue(partitions=1, share_record_lock_duration_ms="60000")
     queue.produce(range(20))
     begun, go_on = threading.Event(), threading.Event()
@@ -198,7 +198,7 @@ def test_a_stop_in_the_midst_of_a_batch_costs_no_attempt(
 ) -> None:
     queue = shoal_queue(partitions=1, share_record_lock_duration_ms="60000")
     queue.produce(range(20))
-    for _ in range(2):  # The second time the batch runs again, from the checkpoint.
+    for _ in range(2):  # The second time, the batch runs again from the checkpoint.
         begun, go_on = threading.Event(), threading.Event()
 
         def hold(_frame: DataFrame, _batch: int, begun=begun, go_on=go_on) -> None:
@@ -219,8 +219,8 @@ def test_a_stop_in_the_midst_of_a_batch_costs_no_attempt(
 def test_a_batch_longer_than_its_locks(
     make_queue: MakeQueue, spark: SparkSession, tmp_path: Path, renew: str
 ) -> None:
-    """Renewed, nobody else gets its rows. Not renewed, somebody does, and we do not lose them."""
-    # Renewed locks are longer than the machine may stand still, and end several times in a batch.
+    """With renewal no other member gets its rows. Without it one does, and we do not lose them."""
+    # Renewed locks are longer than the machine's standstills, and end several times in a batch.
     lock_s, batch_s = (5, 12.0) if renew == "true" else (1.5, 6.0)
     queue = make_queue(partitions=1, share_record_lock_duration_ms=f"{lock_s * 1000:.0f}")
     queue.produce(range(20))
@@ -264,9 +264,9 @@ def test_two_queries_and_a_consumer_share_the_work(
             elsewhere.extend(take(consumer))
             return len(a.rows) + len(b.rows) + len(elsewhere) >= count
 
-        # One after the other becomes a member, so go on until all of them have had something.
+        # They become members one after the other, so continue until each of them has had a record.
         while not (a.rows and b.rows and elsewhere):
-            assert count < 100 * 100, "somebody gets nothing"
+            assert count < 100 * 100, "a member gets no records"
             queue.produce(range(count, count + 100), batch=5)
             count += 100
             a.until(done, "all rows somewhere")
@@ -276,7 +276,7 @@ def test_two_queries_and_a_consumer_share_the_work(
 
 
 def hold_some(queue: Queue, count: int) -> ShareSession:
-    """A member that has locked so many records and does nothing about them."""
+    """Return a member that has locked this number of records and stays idle."""
     run = queue.client.run
     session = run(queue.client.share(queue.group, [queue.topic]))
     got = run(session.acquire(max_records=count, max_wait_ms=20_000))
@@ -287,7 +287,7 @@ def hold_some(queue: Queue, count: int) -> ShareSession:
 def test_available_now_waits_for_locks_that_run_out(
     make_queue: MakeQueue, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """What a member has locked that does nothing any more was there, and is drained as well."""
+    """Records that an idle member had locked at the start are drained too."""
     queue = make_queue(partitions=1, share_record_lock_duration_ms="10000")
     queue.produce(range(40), batch=10)
     session = hold_some(queue, 20)
@@ -307,7 +307,7 @@ def test_available_now_waits_for_locks_that_run_out(
 def test_available_now_leaves_to_others_what_they_renew(
     make_queue: MakeQueue, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """A member that lives may hold records for ever; the drain ends without them."""
+    """A live member may hold records for ever; the drain ends without them."""
     queue = make_queue(partitions=1, share_record_lock_duration_ms="6000")
     queue.produce(range(40), batch=10)
     session = hold_some(queue, 20)
@@ -332,7 +332,7 @@ def test_available_now_leaves_to_others_what_they_renew(
 def test_a_failed_batch_runs_again_with_its_rows(
     shoal_queue: MakeQueue, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """The query fails in its sink and is started again: the same batch, and no row elsewhere."""
+    """The query fails in its sink and is restarted: the same batch, and no row elsewhere."""
     queue = shoal_queue(partitions=2)
     queue.produce(range(100), batch=10)
     seen: dict[int, list[Any]] = {}
@@ -380,7 +380,7 @@ def test_a_worker_that_dies_is_replaced(
 def test_rows_that_the_log_has_dropped(
     shoal_queue: MakeQueue, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """A batch is run again when the log start has moved into it: an error, or what is left."""
+    """A batch runs again when the log start has moved into it: an error, or the remaining rows."""
     queue = shoal_queue(partitions=1)
     queue.produce(range(30), batch=10)
 

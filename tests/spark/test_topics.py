@@ -70,7 +70,7 @@ def test_a_groups_state_is_a_frame(
 
 def test_dead_letters_are_a_frame_with_reasons(shoal_queue: MakeQueue, spark: SparkSession) -> None:
     queue = shoal_queue(partitions=1)
-    told = {
+    fields = {
         "topic": "orders",
         "partition": "3",
         "offset": "41",
@@ -78,17 +78,17 @@ def test_dead_letters_are_a_frame_with_reasons(shoal_queue: MakeQueue, spark: Sp
         "delivery.count": "5",
         "message": "Offset rejected by client.",
     }
-    headers = tuple((f"__dlq.errors.{name}", value.encode()) for name, value in told.items())
+    headers = tuple((f"__dlq.errors.{name}", value.encode()) for name, value in fields.items())
     queue.produce([b"broken"], key=b"k", headers=(*headers, ("trace", b"7")))
     source = spark.read.format("sharegroup-dead-letters").option(BOOTSTRAP, queue.bootstrap)
     (row,) = source.option("topic", queue.topic).load().collect()
-    assert (row["key"], row["value"], row["reason"]) == (b"k", b"broken", told["message"])
+    assert (row["key"], row["value"], row["reason"]) == (b"k", b"broken", fields["message"])
     assert (row["sourceTopic"], row["sourcePartition"], row["sourceOffset"]) == ("orders", 3, 41)
     assert (row["group"], row["deliveryCount"]) == ("billing", 5)
     assert [tuple(h) for h in row["headers"]] == [("trace", b"7")]
 
 
-def test_a_sink_says_what_it_lacks(spark: SparkSession, shoal_queue: MakeQueue) -> None:
+def test_a_sink_names_missing_columns(spark: SparkSession, shoal_queue: MakeQueue) -> None:
     queue = shoal_queue(partitions=1)
     frame = spark.createDataFrame([("1",)], "text string")
     writer = frame.write.format("kafka-topic").option(BOOTSTRAP, queue.bootstrap).mode("append")

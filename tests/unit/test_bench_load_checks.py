@@ -1,4 +1,4 @@
-"""The bench counts as work only what was done, once and without error: each check of
+"""The bench counts only work that was done once and without error: each check of
 bench/load_checks.py fails on a planted error."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def record(offset: int, value: bytes = b"v", partition: int = 0, error: int | No
 
 
 class Shared:
-    """A record with a delivery count, which librdkafka's Message cannot be constructed with."""
+    """A record with a delivery count. librdkafka's Message cannot be constructed with one."""
 
     def __init__(self, offset: int, delivery_count: int) -> None:
         self._offset, self._count = offset, delivery_count

@@ -1,4 +1,4 @@
-"""Tables of figures are those of the runs that docs/benchmarks has, failed loads included."""
+"""Tables of figures match the runs in docs/benchmarks, failed loads included."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_row_has_medians_ranges_ratio_goal_and_verdict() -> None:
     )
 
 
-def test_a_failed_load_says_so_and_shows_no_figure() -> None:
+def test_a_failed_load_is_marked_and_has_no_figure() -> None:
     results = Results()
     for side in ("shoal", "kafka"):
         results.add("produce", side, {"rate": 100})

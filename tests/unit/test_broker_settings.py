@@ -89,7 +89,7 @@ def test_a_mistake_is_named(
     ],
 )
 def test_values_that_do_not_go_together_are_named(given: str, sentence: str) -> None:
-    """What KafkaConfig of Apache Kafka 4.3.1 was seen to refuse, one by one."""
+    """Combinations that KafkaConfig of Apache Kafka 4.3.1 was seen to refuse."""
     flags = dict(pair.split("=") for pair in given.split(" "))
     with pytest.raises(InvalidConfig) as refused:
         resolve(flags, {})
@@ -104,14 +104,14 @@ def test_variables_that_kubernetes_gives_are_no_settings() -> None:
         "SHOAL_SERVICE_HOST": "10.0.0.1",
         "SHOAL_SERVICE_PORT_KAFKA": "9092",
         "SHOAL_BROKER_0_SERVICE_PORT": "9092",
-        # The command line's own, in a pod that has both.
+        # The variables of the command line, in a pod that has both.
         "SHOAL_BOOTSTRAP_SERVERS": "10.0.0.1:9092",
     }
     assert config.from_environment(links) == {}
 
 
 def test_a_file_may_name_environment_variables() -> None:
-    """KIP-887's `${env:NAME}`, so that one file serves brokers that differ in their address."""
+    """KIP-887's `${env:NAME}`, so that brokers with different addresses can share one file."""
     text = "listeners=A://:1\nlistener.security.protocol.map=A:PLAINTEXT\n"
     text += "advertised.listeners=A://${env:NODE_IP}:${env:PORT_OUTSIDE}\n"
     found = resolve({}, {"NODE_IP": "10.0.0.7", "PORT_OUTSIDE": "31000"}, text, "x.properties")

@@ -1,4 +1,4 @@
-"""What the command line makes of words: times, templates, lines, patterns, metrics."""
+"""How the command line parses and prints times, templates, lines, patterns and metrics."""
 
 from __future__ import annotations
 

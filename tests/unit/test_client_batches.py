@@ -69,7 +69,7 @@ def test_aborted_transactions_are_hidden_and_no_others() -> None:
     assert offsets(data) == [0, 2, 3, 4, 5, 8]
 
 
-def test_a_wrong_crc_is_told() -> None:
+def test_a_wrong_crc_is_an_error() -> None:
     data = bytearray(batch(0, 2) + batch(2, 2))
     data[-1] ^= 1
     records = decode(bytes(data))

@@ -1,4 +1,4 @@
-"""Connections that are waited for: a client that is closed meanwhile, a name that moves."""
+"""Clients that wait for a connection: the client is closed, or the broker's name moves."""
 
 import asyncio
 import socket
@@ -18,7 +18,7 @@ from shoal.client.share import ShareMembership, ShareSession
 
 @asynccontextmanager
 async def two_wait() -> AsyncIterator[tuple[Cluster, list[asyncio.Task[Any]]]]:
-    """A client, and two who wait for its connection to a broker that never answers."""
+    """A client, and two callers that wait for its connection to a broker that never answers."""
     accepted = asyncio.Event()
 
     async def never_answer(_: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
@@ -34,7 +34,7 @@ async def two_wait() -> AsyncIterator[tuple[Cluster, list[asyncio.Task[Any]]]]:
     server.close()
 
 
-def test_who_waits_for_a_connection_is_told_and_not_cancelled() -> None:
+def test_callers_that_wait_for_a_connection_get_an_error_and_no_cancellation() -> None:
     """A cancellation would end the caller's own task, silently."""
 
     async def main() -> None:
@@ -47,8 +47,9 @@ def test_who_waits_for_a_connection_is_told_and_not_cancelled() -> None:
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_a_client_that_is_closed_asks_nobody_anew() -> None:
-    """Who would ask again after a lost connection is told at once, and so is who comes later."""
+def test_a_closed_client_does_not_retry() -> None:
+    """Callers that would retry after a lost connection get the error at once, and so do later
+    ones."""
 
     async def main() -> None:
         async with two_wait() as (cluster, waiting):
@@ -79,7 +80,7 @@ def test_a_caller_that_is_cancelled_leaves_the_connection_to_others() -> None:
 
 @pytest.mark.parametrize("turns", range(8))
 def test_a_cancellation_is_never_lost(turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever has come when it comes. A Ctrl-C that came with the connection was forgotten."""
+    """At every moment of the call. A Ctrl-C at the moment of the connection used to be lost."""
     opened = SimpleNamespace(closed=False)
 
     async def connection(*_: object) -> object:
@@ -102,8 +103,8 @@ def test_a_cancellation_is_never_lost(turns: int, monkeypatch: pytest.MonkeyPatc
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_a_name_is_looked_up_again_while_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where a pod was started anew, and a resolver still tells its old address."""
+def test_a_name_is_resolved_again_while_no_broker_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a pod was restarted and a resolver still returns its old address."""
     said = iter(("127.0.0.2", "127.0.0.2", "127.0.0.1"))
     look_up = socket.getaddrinfo
 
@@ -120,7 +121,7 @@ def test_a_name_is_looked_up_again_while_nobody_answers(monkeypatch: pytest.Monk
         async with await asyncio.start_server(hang_up, "127.0.0.1") as server:
             port = server.sockets[0].getsockname()[1]
             with socket.socket() as silent, socket.socket() as before:
-                # Its queue is full: what else comes is not answered.
+                # Its queue is full: further connections get no answer.
                 silent.bind(("127.0.0.2", port))
                 silent.listen(0)
                 before.connect(("127.0.0.2", port))

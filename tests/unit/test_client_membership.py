@@ -1,4 +1,4 @@
-"""The client's heartbeats: what is said after one whose answer did not come."""
+"""The client's heartbeats: what it sends after a heartbeat without a response."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ TOPIC = UUID(int=7)
 
 
 class _Cluster:
-    """Takes heartbeats; the answers of those that are to be lost are."""
+    """Takes heartbeats, and drops the responses that the test wants lost."""
 
     def __init__(self) -> None:
         self.bodies: list[Mapping[str, Any]] = []
         self.lost = False
-        #: What the next answers refuse, and how often a coordinator was found to be the wrong one.
+        #: Errors of the next responses, and how often a coordinator was found to be the wrong one.
         self.refusals: list[ErrorCode] = []
         self.forgotten = 0
-        #: The longest pause between tries that was asked for.
+        #: The longest pause between tries that a caller requested.
         self.pause_ms_max = 0
-        #: The partitions that the next answer assigns.
+        #: The partitions that the next response assigns.
         self.assigned: list[int] | None = None
-        #: What happens while a connection is made.
+        #: Called while a connection is made.
         self.meanwhile: Callable[[], None] = lambda: None
 
     async def coordinator(self, group: str) -> int:
@@ -95,9 +95,9 @@ def _member(kind: str, cluster: Any) -> Membership:
 
 
 @pytest.mark.parametrize("kind", ["consumer", "share"])
-def test_a_heartbeat_after_one_without_an_answer_says_everything(kind: str) -> None:
-    """Found by the simulation of clusters: the lost answer was the one with a new assignment, which
-    a coordinator tells once, or to a member that says everything (KIP-848, KIP-932)."""
+def test_a_heartbeat_after_one_without_a_response_is_complete(kind: str) -> None:
+    """Found by the cluster simulation: the lost response had a new assignment. A coordinator sends
+    that once, or to a member whose heartbeat is complete (KIP-848, KIP-932)."""
 
     async def main() -> list[bool]:
         cluster: Any = _Cluster()
@@ -118,8 +118,8 @@ def test_a_heartbeat_after_one_without_an_answer_says_everything(kind: str) -> N
 
 @pytest.mark.parametrize("kind", ["consumer", "share"])
 def test_a_member_leaves_though_its_coordinator_has_moved(kind: str) -> None:
-    """It said so once, to whom it had known last, and stayed a member for its session: 45 s in
-    which some partitions were nobody's."""
+    """It used to leave once, at the last coordinator, and stayed a member for its session: for 45 s
+    some partitions had no reader."""
 
     async def main() -> list[int]:
         cluster: Any = _Cluster()
@@ -130,7 +130,7 @@ def test_a_member_leaves_though_its_coordinator_has_moved(kind: str) -> None:
         assert cluster.forgotten == 2
         assert member.member_epoch == 0
         assert 0 < cluster.pause_ms_max <= LEAVE_MS // 10, "a coordinator that comes late is found"
-        # Who has been put out meanwhile has left.
+        # A member that was removed meanwhile has left.
         await member._beat()
         cluster.refusals = [ErrorCode.unknown_member_id]
         await member.leave()
@@ -140,9 +140,9 @@ def test_a_member_leaves_though_its_coordinator_has_moved(kind: str) -> None:
 
 
 def test_an_assignment_that_was_taken_back_is_confirmed() -> None:
-    """A member that was told of another partition and then not to have it owned the same all along,
-    and said nothing: the coordinator waited for its word, and the partition was nobody's for the
-    time of a rebalance, a minute."""
+    """A member that was assigned a partition and then not owned the same partitions all along, and
+    reported nothing. The coordinator waited for its confirmation, and the partition had no reader
+    for the rebalance timeout, a minute."""
 
     async def main() -> list[Any]:
         cluster: Any = _Cluster()
@@ -159,9 +159,9 @@ def test_an_assignment_that_was_taken_back_is_confirmed() -> None:
 
 
 @pytest.mark.parametrize("when", ["never", "before", "meanwhile"])
-def test_a_member_that_was_put_out_commits_nothing_of_what_it_had(when: str) -> None:
-    """It has joined again by then, and the broker takes what it commits under its new epoch: a
-    position in a partition that another member has begun to read, which then went back."""
+def test_a_removed_member_commits_nothing_of_its_old_partitions(when: str) -> None:
+    """It has joined again by then, and the broker accepts its commits under its new epoch. Such a
+    commit moved back the position in a partition that another member had begun to read."""
 
     async def main() -> list[Any]:
         cluster: Any = _Cluster()

@@ -142,9 +142,8 @@ def test_a_rate_counts_as_all_windows_but_one_from_the_start() -> None:
 def test_a_client_that_waits_for_its_throttle_times_keeps_the_limit(
     limit: int, values: list[int]
 ) -> None:
-    """The bound is the limit, one burst, and the error of the windows, which are eleven and the
-    current one. A window that ends at a bad moment adds to that: a search found at most 1.6 times
-    the limit."""
+    """The bound is the limit, one burst, and the error of the windows: eleven and the current one.
+    A window that ends at a bad moment adds to that: a search found at most 1.6 times the limit."""
     rate, now_ms, total = Rate(11, 1000, 0), 0, 0
     for value in values:
         rate.add(value, now_ms)

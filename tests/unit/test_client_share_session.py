@@ -1,4 +1,4 @@
-"""A member of a share group among several brokers, of which one cannot be reached."""
+"""A member of a share group among several brokers, of which one is unreachable."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shoal.protocol.errors import ErrorCode
 TOPIC_ID = UUID(int=7)
 
 
-LOST = KafkaError(ErrorCode.leader_not_available, "nobody knows")
+LOST = KafkaError(ErrorCode.leader_not_available, "no leader")
 
 
 class Link:
@@ -59,8 +59,8 @@ class Link:
 
 
 class Brokers:
-    """Partition n is led by broker n, which is reached as soon as its event is set. `forgetful`
-    names what is not told of topics: `topic_name`, `topic` or `leader`."""
+    """Broker n leads partition n, and is reachable once its event is set. `forgetful` names the
+    lookup of topics that fails: `topic_name`, `topic` or `leader`."""
 
     settings = SimpleNamespace(request_timeout_ms=30_000)
     forgetful = ""
@@ -95,7 +95,7 @@ class Brokers:
 
 
 class Moved(Brokers):
-    """Broker 0 led the one partition and is gone; metadata asked for anew names broker 1."""
+    """Broker 0 led the only partition and is gone; refreshed metadata names broker 1."""
 
     def __init__(self) -> None:
         super().__init__(2)
@@ -160,7 +160,8 @@ def test_a_lone_broker_is_waited_for() -> None:
 
 
 async def with_a_record(brokers: Brokers) -> tuple[ShareSession, Acknowledgement]:
-    """A member that has the first broker's record, and what accepts that."""
+    """Return a member that has the first broker's record, and the acknowledgement that accepts
+    it."""
     brokers.reachable[0].set()
     member = session(brokers)
     (one,) = await member.acquire()
@@ -169,23 +170,23 @@ async def with_a_record(brokers: Brokers) -> tuple[ShareSession, Acknowledgement
 
 @pytest.mark.parametrize("forgotten", ["topic_name", "topic", "leader"])
 def test_an_acknowledgement_that_rides_along_is_sent_or_comes_back(forgotten: str) -> None:
-    """Whatever is not known of the topic in that moment."""
+    """Whatever the client lacks about the topic at that moment."""
 
     async def main() -> None:
         brokers = Brokers(1)
         member, accept = await with_a_record(brokers)
         brokers.forgetful = forgotten
         asyncio.get_running_loop().call_later(0.05, setattr, brokers, "forgetful", "")
-        told = await member.acquire(acknowledgements=[accept], max_wait_ms=5_000)
-        assert told.refusals == (Refusal(accept, LOST),)
+        got = await member.acquire(acknowledgements=[accept], max_wait_ms=5_000)
+        assert got.refusals == (Refusal(accept, LOST),)
         brokers.forgetful = forgotten
-        assert forgotten == "topic_name" or await member.acknowledge([accept]) == told.refusals
+        assert forgotten == "topic_name" or await member.acknowledge([accept]) == got.refusals
 
     asyncio.run(main())
 
 
 @pytest.mark.parametrize("rides", [True, False])
-def test_what_is_refused_before_a_request_that_fails_is_refused_once(rides: bool) -> None:
+def test_a_refusal_before_a_failed_request_is_reported_once(rides: bool) -> None:
     async def main() -> None:
         brokers = Brokers(1)
         member, accept = await with_a_record(brokers)
@@ -196,8 +197,8 @@ def test_what_is_refused_before_a_request_that_fails_is_refused_once(rides: bool
 
         member.links[0].request = fails  # type: ignore[method-assign]
         if rides:
-            told = await member.acquire(acknowledgements=[accept], max_wait_ms=0)
-            assert told.refusals == (Refusal(accept, LOST),)
+            got = await member.acquire(acknowledgements=[accept], max_wait_ms=0)
+            assert got.refusals == (Refusal(accept, LOST),)
         else:
             assert await member.acknowledge([accept]) == (Refusal(accept, LOST),)
 
@@ -205,7 +206,7 @@ def test_what_is_refused_before_a_request_that_fails_is_refused_once(rides: bool
 
 
 def test_a_partition_that_is_taken_away_keeps_its_locks() -> None:
-    """The member may still be at work on what it has; its session with that broker stays open."""
+    """The member may still work on its records, so its session with that broker stays open."""
 
     async def main() -> None:
         brokers = Brokers(1)
@@ -221,8 +222,8 @@ def test_a_partition_that_is_taken_away_keeps_its_locks() -> None:
     asyncio.run(main())
 
 
-def test_who_led_and_is_gone_is_asked_for_anew() -> None:
-    """No other broker says that the leader has moved when it led all that the member has."""
+def test_a_leader_that_is_gone_is_looked_up_again() -> None:
+    """No other broker reports the new leader if the old one led all the member's partitions."""
 
     async def main() -> None:
         brokers = Moved()

@@ -1,4 +1,4 @@
-"""`broker_image/compile.py`: what it says and leaves behind, with a compiler and without."""
+"""`broker_image/compile.py`: its output and its files, with and without a compiler."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def compiled(folder: Path, **env: str) -> tuple[str, list[str]]:
-    """What the program says, which ends with 0, and the names it leaves beside the sources."""
+    """Run the program, which exits with 0. Return its output, and the new files beside the
+    sources."""
     words = [sys.executable, str(BROKER / "compile.py"), str(folder)]
     done = subprocess.run(
         words, env={**os.environ, **env}, capture_output=True, text=True, check=True

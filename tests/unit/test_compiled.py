@@ -1,4 +1,4 @@
-"""The compiled loops of key order come to what Python comes to, whatever they are given."""
+"""The compiled loops of key order return what the Python loops return, for any input."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ MANY = settings(max_examples=300, deadline=None)
 
 
 def both(work: Callable[..., Any]) -> Any:
-    """What some work comes to compiled, having come to the same in Python."""
+    """Return the result of some work in the compiled loops, after checking it against Python."""
     found = work()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiled, "native", None)
@@ -77,7 +77,7 @@ def test_keys_of_a_batch(found: list[bytes | None], size: int, before: bytes) ->
 @MANY
 @given(keys, st.data())
 def test_keys_of_a_batch_that_is_damaged(found: list[bytes | None], data: st.DataObject) -> None:
-    """The compiled loop may leave to `facts` more than Python does, and finds nothing else."""
+    """The compiled loop may leave more to `facts` than Python does, and finds nothing else."""
     batch = bytearray(build_batch([(0, key, b"v", ()) for key in found], base_offset=0))
     for _ in range(data.draw(st.integers(1, 3))):
         batch[data.draw(st.integers(57, len(batch) - 1))] = data.draw(st.integers(0, 255))
@@ -126,8 +126,8 @@ def test_spans_of_what_was_acquired(sizes: list[int], data: st.DataObject) -> No
 @MANY
 @given(st.lists(st.tuples(st.integers(1, 5), st.booleans()), min_size=1, max_size=6), st.data())
 def test_what_a_member_gets_of_batches(found: list[tuple[int, bool]], data: st.DataObject) -> None:
-    """A sound batch that is not compressed has the acquired records and no others, as they were;
-    any other batch is sent as it is."""
+    """A valid uncompressed batch contains only the acquired records, unchanged; any other batch is
+    sent whole."""
     log, at = b"", 3
     kept: dict[int, bool] = {}
     damaged = data.draw(st.booleans())
@@ -162,7 +162,7 @@ def test_what_a_member_gets_of_batches(found: list[tuple[int, bool]], data: st.D
 @MANY
 @given(st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=4), max_size=4), st.data())
 def test_what_a_member_gets_of_several_reads(found: list[list[int]], data: st.DataObject) -> None:
-    """As from one read after the other."""
+    """The same result as from consecutive reads."""
     cache, at = ReadCache(), 3
     for sizes in found:
         begin, log = at, b""
@@ -198,7 +198,7 @@ def test_what_a_member_gets_of_several_reads_has_bounds() -> None:
     size = len(cache.find(3)[0].data)  # type: ignore[union-attr]
     offsets = [3, 7, 11]
     assert cache.gathered(offsets, 3 * size, 0)[0] == 3
-    assert cache.gathered(offsets, 10, size)[0] == 1  # No room is left behind the first.
+    assert cache.gathered(offsets, 10, size)[0] == 1  # No room is left after the first.
     assert cache.gathered(offsets, size + 10, 0)[0] == 1  # Less than the second read.
     assert cache.gathered(offsets, 10, size - 1)[0] == 0
     assert cache.gathered([2, 3], 3 * size, 0)[0] == 0
@@ -208,8 +208,7 @@ def test_what_a_member_gets_of_several_reads_has_bounds() -> None:
 @MANY
 @given(st.lists(st.tuples(keys, st.booleans()), min_size=1, max_size=5), st.data())
 def test_keys_of_a_read(found: list[tuple[list[bytes | None], bool]], data: st.DataObject) -> None:
-    """However much of it may be looked at, and wherever that begins, compressed batches or damaged
-    ones among the others."""
+    """For any limit and any start, with compressed or damaged batches among the others."""
     log, at = bytearray(), 3
     for of_batch, plain in found:
         records = [(0, key, b"v", ()) for key in of_batch]
@@ -238,7 +237,7 @@ def test_keys_of_a_read(found: list[tuple[list[bytes | None], bool]], data: st.D
 
 @MANY
 @given(st.data())
-def test_what_is_accepted_alone(data: st.DataObject) -> None:
+def test_single_records_accepted(data: st.DataObject) -> None:
     ends = data.draw(st.lists(st.integers(-1, 60), max_size=12))
     acks: list[Any] = [(first, last, b"\1") for first, last in pairwise(sorted(ends))][::2]
     wrong: bool = bool(acks) and data.draw(st.booleans())
@@ -309,7 +308,7 @@ def test_state_batches(found: list[tuple[int, int, int, int]], start: int) -> No
 
 
 def window(data: st.DataObject) -> tuple[Runs, Locks]:
-    """A window from offset 5 on, with locks 1 and 2 of members a and b."""
+    """Return a window from offset 5 on, with locks 1 and 2 of members a and b."""
     runs, locks = Runs(5), Locks()
     held = {1: 0, 2: 0}
     rows = st.tuples(st.integers(1, 4), st.sampled_from([0, 0, 1, 1, 1, 2]), st.integers(0, 2))
@@ -324,7 +323,7 @@ def window(data: st.DataObject) -> tuple[Runs, Locks]:
 
 
 def ranges_of(data: st.DataObject, runs: Runs, state: int) -> list[tuple[int, int]]:
-    """Ranges, most of them of offsets in a state."""
+    """Return ranges, most of them of offsets in this state."""
     rows = range(len(runs))
     here = [o for r in rows if runs.states[r] == state for o in range(runs.firsts[r], runs.last(r) + 1)]  # fmt: skip  # noqa: E501
     offsets = set(data.draw(st.sets(st.sampled_from(here)))) if here else set()

@@ -1,7 +1,7 @@
-"""Broker configs that give topics and groups their defaults, and groups their bounds.
+"""Broker configs that are the defaults of topics and groups, or the bounds of groups.
 
-What a topic or group config does is proven elsewhere; here each broker config is seen to be what a
-topic or group has in force. `tests/config_effects.py` combines the two.
+Other tests prove what a topic or group config does. These tests check that each broker config is
+the value in force for a topic or group. `tests/config_effects.py` combines the two.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def test_defaults_come_from_the_broker(name: str, of: tuple[str, str, int]) -> N
         field = heir.replace(".", "_")
         if field in {f.name for f in dataclasses.fields(LogConfig)}:
             assert getattr(LogConfig.of(found.topic_config("t")), field) == expected
-        # What the topic sets itself is stronger.
+        # A topic's own value has precedence.
         own = text_of(TOPIC[heir].default) or ""
         assert image({name: text_of(value) or ""}, topic={heir: own}).topic_config("t")[heir] == (
             TOPIC[heir].default
@@ -81,7 +81,7 @@ def test_defaults_come_from_the_broker(name: str, of: tuple[str, str, int]) -> N
 
 @pytest.mark.parametrize(("name", "of"), sorted(BOUNDS.items()), ids=sorted(BOUNDS))
 def test_groups_are_held_between_bounds(name: str, of: tuple[str, bool]) -> None:
-    """KIP-1240: a value that was set under wider bounds is held at the bound."""
+    """KIP-1240: a value that was set under wider bounds is limited to the bound."""
     heir, lower = of
     low, high = GROUP[heir].bounds
     default = BROKER[name].default
@@ -113,7 +113,7 @@ QUORUM = {
 
 @pytest.mark.parametrize("name", sorted(QUORUM))
 def test_settings_of_the_quorum(name: str) -> None:
-    """`quorum.raft` and its simulation act on them."""
+    """`quorum.raft` and its simulation use them."""
     settings = cluster_config(resolve({name: "4321"}, {})).settings
     assert getattr(settings, QUORUM[name]) == 4321
 
@@ -194,8 +194,8 @@ def node() -> Iterator[Node]:
 
 
 def test_samples_of_throttled_replication(node: Node) -> None:
-    """replication.quota.window.size.seconds: that many seconds' worth may be taken at once.
-    replication.quota.window.num: that many times as much may be owed."""
+    """replication.quota.window.size.seconds: a burst of that many seconds' worth is allowed.
+    replication.quota.window.num: the debt may be that many times as much."""
     waits = {}
     for size, num in (("1", "11"), ("3", "11"), ("1", "2")):
         static = {
@@ -228,7 +228,7 @@ POLICIES = sorted(
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_policies_of_share_groups(name: str) -> None:
-    """Each is part of the policies that selection and back-off follow."""
+    """Each is part of the policies of selection and back-off."""
     on = {
         "share.ordering": "key",
         "share.delay.max.ms": "1000",
@@ -290,8 +290,8 @@ def test_expiry_of_offsets_is_looked_for() -> None:
 
 
 def asks(settings: QuorumSettings, *, answers: bool) -> list[tuple[int, str]]:
-    """What a follower sends in ten seconds, and when. Its leader is gone; where the others answer,
-    they let it stand for election and then refuse their votes."""
+    """Return what a follower sends in ten seconds, and when. Its leader is gone. If `answers`, the
+    other voters let it stand for election and then refuse their votes."""
     raft = Raft(
         ReplicaKey(1),
         settings,
@@ -329,7 +329,8 @@ def asks(settings: QuorumSettings, *, answers: bool) -> list[tuple[int, str]]:
 def test_when_a_quorum_acts(name: str) -> None:
     """controller.quorum.election.timeout.ms, controller.quorum.election.backoff.max.ms,
     controller.quorum.fetch.timeout.ms, controller.quorum.request.timeout.ms,
-    controller.quorum.retry.backoff.ms: each changes when a follower without a leader asks."""
+    controller.quorum.retry.backoff.ms: each changes the times at which a follower without a leader
+    asks."""
     changed = QuorumSettings()._replace(**{QUORUM[name]: 300})
     before, after = (
         [asks(settings, answers=answers) for answers in (False, True)]

@@ -1,7 +1,7 @@
 """Every config that `docs/configs.md` calls applied has a test that observes its effect.
 
-Checked here: the registry names a proof for each, the test is there, and it names the config, in
-itself or in what it uses of its file. Whether it observes the effect is for its reviewer.
+The checks: the registry names a proof for each config, the test exists, and its source mentions the
+config, in itself or in what it uses of its file. Its reviewer checks that it observes the effect.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ALL = [
 
 @functools.cache
 def definitions(path: str) -> dict[str, tuple[str, set[str]]]:
-    """What a test file defines at its top level: source, and the names that it uses."""
+    """Return what a test file defines at its top level: source, and the names that it uses."""
     text = (TESTS / path).read_text()
     lines = text.splitlines()
     found = {}
@@ -51,7 +51,7 @@ def definitions(path: str) -> dict[str, tuple[str, set[str]]]:
 
 
 def source_of(proof: Proof) -> str:
-    """The test with all that it uses of its file."""
+    """Return the source of the test with everything it uses of its file."""
     known = definitions(proof.path)
     assert proof.test in known, f"there is no {proof.test} in tests/{proof.path}"
     seen: set[str] = set()
@@ -76,7 +76,7 @@ def test_a_proof_is_there_and_names_its_config(kind: str, config: str, proof: Pr
 
 
 @pytest.mark.parametrize("kind", TABLES)
-def test_what_is_called_applied_has_a_proof(kind: str) -> None:
+def test_each_applied_config_has_a_proof(kind: str) -> None:
     through = {*INHERITED, *BOUNDS} if kind == "broker" else set()
     missing = [
         name
@@ -87,7 +87,7 @@ def test_what_is_called_applied_has_a_proof(kind: str) -> None:
 
 
 def test_heirs_are_applied_themselves() -> None:
-    """A broker config whose heir is not applied has no effect through it."""
+    """A broker config has no effect through a config that is not applied."""
     for kind, heir, _ in INHERITED.values():
         assert TABLES[kind][heir].effect is ConfigEffect.APPLIED
         assert heir in PROOFS[kind], heir

@@ -1,4 +1,4 @@
-"""Requests in, and responses out in their order, on connections without sockets."""
+"""Requests, and responses in the order of requests, on connections without sockets."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def in_loop(test: Callable[[], None]) -> None:
 
 
 class Handler:
-    """Answers InitProducerId when the test says so: the nth request gets the producer id n."""
+    """Answers InitProducerId on request of the test: the nth request gets the producer id n."""
 
     def __init__(self) -> None:
         self.due: list[asyncio.Future[Body]] = []
@@ -174,8 +174,8 @@ def test_a_fetch_leaves_before_the_response_to_the_request_that_woke_it() -> Non
 
 
 def test_a_record_leaves_before_the_response_to_its_producer(tmp_path: Path) -> None:
-    """Found by profiles: half of a record's latency was the write to the socket of the producer,
-    whose reader sleeps. The waiting fetch was completed after that."""
+    """Found by profiles: half of a record's latency was the write to the socket of the producer.
+    The waiting fetch was completed only after that."""
     left: list[str] = []
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""Which listeners a node has for controllers, by its settings."""
+"""The listeners that a node has for controllers, by its settings."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def test_every_api_is_on_a_listener_and_no_table_lacks_it() -> None:
 def test_a_voter_listens_at_its_port_of_the_quorum(
     listener: str, quorum: str, added: str, advertised: str | None
 ) -> None:
-    """On the host of its first listener; other nodes reach it where the quorum has it."""
+    """On the host of its first listener; other nodes reach it at its address in the quorum."""
     found = config(listeners=listener, controller_quorum_voters=quorum)
     assert found.given["listeners"] == f"{listener},CONTROLLER://{added}"
-    told = None if advertised is None else f"CONTROLLER://{advertised}"
-    assert found.given.get("advertised.listeners") == told
+    expected = None if advertised is None else f"CONTROLLER://{advertised}"
+    assert found.given.get("advertised.listeners") == expected
     cluster = cluster_config(found)
     assert cluster.kinds == {"PLAINTEXT": BROKER, "CONTROLLER": CONTROLLER}
     assert (cluster.listener, cluster.inter_broker) == ("CONTROLLER", "PLAINTEXT")
@@ -115,7 +115,7 @@ def test_the_roles_decide_what_is_opened() -> None:
     ],
     ids=["absent", "not-named", "none-left"],
 )
-def test_what_cannot_be(given: dict[str, str], parts: list[str]) -> None:
+def test_invalid_listener_settings(given: dict[str, str], parts: list[str]) -> None:
     with pytest.raises(InvalidConfig) as refused:
         kinds(**given)
     assert all(part in str(refused.value) for part in parts), refused.value

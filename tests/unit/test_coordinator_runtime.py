@@ -1,4 +1,4 @@
-"""The runtime, with a shard that counts: what leaves when, and what a failed write undoes."""
+"""The runtime with a shard that counts: the order of replies, and the effect of a failed write."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoal.protocol.errors import ApiError, ErrorCode
 
 
 class Counter:
-    """Counts its records; `due` are times at which it adds one by itself."""
+    """Counts its records; `due` are times at which it adds one."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -78,7 +78,9 @@ def test_a_reply_waits_for_all_that_its_decision_may_have_seen(sim: Simulation[C
     assert sim.delivered["read again"] == {"count": 1}
 
 
-def test_a_failed_append_drops_the_shard_and_refuses_who_waits(sim: Simulation[Counter]) -> None:
+def test_a_failed_append_drops_the_shard_and_refuses_waiting_requests(
+    sim: Simulation[Counter],
+) -> None:
     sim.submit("first", add())
     before = sim.shard
     sim.submit("parked", lambda shard, now_ms, token: Result())
@@ -103,7 +105,7 @@ def test_a_decision_that_refuses_has_changed_nothing(sim: Simulation[Counter]) -
     assert not sim.log
 
 
-def test_a_write_too_large_for_a_batch_is_refused_by_itself(sim: Simulation[Counter]) -> None:
+def test_only_a_write_too_large_for_a_batch_is_refused(sim: Simulation[Counter]) -> None:
     sim.submit("large", add(size=1_000_001))
     assert sim.failed == {"large": ErrorCode.unknown_server_error}
     assert sim.shard.count == 0

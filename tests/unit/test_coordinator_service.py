@@ -1,4 +1,4 @@
-"""The coordinators' services, without a broker: their collaborators are fakes of their ports."""
+"""The coordinators' services without a broker; fakes implement the ports of their collaborators."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TOPIC_ID = UUID(int=7)
 
 
 def image(*names: str) -> MetadataImage:
-    """The metadata of topics with one partition each, which this node leads."""
+    """Return metadata of topics with one partition each, which this node leads."""
     led = PartitionImage((NODE_ID,), (NODE_ID,), NODE_ID, 0, 0)
     topics = {name: TopicImage(name, TOPIC_ID, (led,)) for name in names}
     return MetadataImage(scope=Scope(NODE_ID), topics=topics)
@@ -65,7 +65,7 @@ def replica(topic: str) -> Partition:
 
 
 class Partitions:
-    """The replicas of this node, by topic: each topic has one partition."""
+    """The replicas of this node, by topic; each topic has one partition."""
 
     def __init__(self) -> None:
         self.by_topic: dict[str, Partition] = {}

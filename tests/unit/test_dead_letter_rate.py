@@ -1,4 +1,4 @@
-"""A flood of dead letters: counted over a minute, against a plain list of what was noted."""
+"""The rate of dead letters over a minute, compared with a plain list."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_the_last_minute_is_counted_and_when_it_falls_below_a_limit(
     seen: list[Any] = []
 
     def total(at_ms: int) -> int:
-        """Letters whose second began less than a minute before."""
+        """Count dead letters whose second began less than a minute before."""
         return sum(n for ms, n in seen if ms - ms % STEP_MS + WINDOW_MS > at_ms)
 
     for pause_ms, dead_letters in notes:

@@ -1,5 +1,5 @@
-"""`docs/compat.md` says what the table of handlers says. The other pages that `make docs` makes
-have their tests beside those of the configs and of the custom resources."""
+"""`docs/compat.md` matches the table of handlers. Tests of the other pages that `make docs` makes
+are beside those of the configs and of the custom resources."""
 
 from __future__ import annotations
 

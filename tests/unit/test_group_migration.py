@@ -1,6 +1,6 @@
-"""Groups on the way between the classic and the consumer protocol, and their mixed membership.
+"""Groups that migrate between the classic and the consumer protocol, and their mixed membership.
 
-Sentences in quotes are those of KIP-848, "Upgrade and downgrade".
+Sentences in quotes are from KIP-848, "Upgrade and downgrade".
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def subscription(owned: Sequence[int] = ()) -> bytes:
 
 
 class Shard:
-    """A group shard over a log that it can be rebuilt from."""
+    """A group shard over a log from which it can be rebuilt."""
 
     def __init__(self, **settings: Any) -> None:
         self.settings = GroupSettings(group_initial_rebalance_delay_ms=0, **settings)
@@ -62,7 +62,7 @@ class Shard:
         self.replies.update((token, dict(response)) for token, response in result.replies)
 
     def ask(self, decide: Any, request: Any) -> Any:
-        """The reply to a request, or None while it is parked."""
+        """Return the reply to a request, or None while it is parked."""
         token = next(self.tokens)
         self.take(decide(request, self.now_ms, token))
         self.settle()
@@ -122,7 +122,7 @@ class Shard:
         return self.ask(self.shard.classic.heartbeat, request)["error_code"]
 
     def classic_member(self) -> Any:
-        """A classic group of one member that has all partitions."""
+        """Add the only member of a classic group, with all partitions."""
         first = self.classic_join()
         joined = self.classic_join(first["member_id"])
         self.classic_sync(joined, {joined["member_id"]: [0, 1, 2, 3]})
@@ -142,7 +142,7 @@ class Shard:
 
 
 def assigned(reply: Any) -> set[int]:
-    """Partitions of a SyncGroup or a ConsumerGroupHeartbeat answer."""
+    """Return the partitions of a SyncGroup or ConsumerGroupHeartbeat response."""
     if isinstance(reply["assignment"], bytes):
         return set(read_assignment(reply["assignment"], Catalog(IMAGE)).get(TOPIC_ID, ()))
     return {p for t in reply["assignment"]["topic_partitions"] for p in t["partitions"]}
@@ -150,7 +150,7 @@ def assigned(reply: Any) -> set[int]:
 
 def test_the_first_member_of_the_consumer_protocol_upgrades_the_group():
     """ "The group is converted when the first consumer joins with the new protocol": the classic
-    member keeps its partitions, is told to rejoin, and gives up half of them."""
+    member keeps its partitions, is asked to rejoin, and gives up half of them."""
     shard = Shard()
     old = shard.classic_member()
     assert shard.group.type is GroupType.CLASSIC
@@ -176,7 +176,8 @@ def test_the_first_member_of_the_consumer_protocol_upgrades_the_group():
 
 
 def test_a_classic_member_joins_a_consumer_group():
-    """It is known by an id before it counts, and is assigned by the broker's assignor."""
+    """It gets an id before it counts as a member, and the broker's assignor assigns its
+    partitions."""
     shard = Shard()
     new = shard.heartbeat("new", 0)
     assert assigned(new) == {0, 1, 2, 3}
@@ -232,7 +233,7 @@ def test_a_policy_may_forbid_the_downgrade():
 
 
 def test_a_classic_group_of_other_members_is_not_touched():
-    """Groups of Connect workers and the like are no groups of consumers."""
+    """Groups of Connect workers and similar clients are not groups of consumers."""
     shard = Shard()
     request = classic_requests.JoinRequest(
         GROUP, "", None, "c", "/h", "connect", {"default": b"x"}, 45_000, 60_000, "w", 0

@@ -33,7 +33,7 @@ def test_kafkas_records_are_read_and_written_alike(line: str) -> None:
     version = None if stored.value is None else int.from_bytes(stored.value[:2], "big")
     again = record(kind, found.key, found.value, version)
     if kind is RecordType.CONSUMER_GROUP_MEMBER_METADATA and stored.value is not None:
-        # Kafka spells the absent classic metadata out, as a tagged null.
+        # Kafka writes absent classic metadata as a tagged null.
         assert stored.value.endswith(b"\x01\x00\x01\x00")
         assert again == Record(stored.key, stored.value[:-4] + b"\x00")
         assert decode(again) == found
@@ -42,7 +42,7 @@ def test_kafkas_records_are_read_and_written_alike(line: str) -> None:
         assert version in (None, LAYOUTS[kind].version)
 
 
-def test_a_classic_group_is_what_kafka_says_of_it() -> None:
+def test_a_classic_group_has_the_fields_of_kafkas_record() -> None:
     lines = [line for line in LINES if line.startswith("GROUP_METADATA")]
     _, stored = parse(lines[0])
     found = decode(stored)
@@ -61,7 +61,7 @@ def test_a_classic_group_is_what_kafka_says_of_it() -> None:
     assert group.record("static") == stored
 
 
-def test_records_of_other_types_and_versions_are_passed_over() -> None:
+def test_records_of_other_types_and_versions_are_ignored() -> None:
     assert decode(Record(b"\x00\x11\x00\x01g", b"\x00\x00")) is None
     known = record(RecordType.GROUP_METADATA, {"group": "g"}, {"protocol_type": ""})
     assert decode(Record(known.key, b"\x00\x63" + (known.value or b"")[2:])) is None

@@ -1,11 +1,11 @@
 """Dialogues between members of a classic group and their coordinator.
 
-A transcript in `group_transcripts/` is a list of commands, each followed by what it led to: the
-answers in the order in which they left, and the group afterwards where it has changed. Members are
-named by a letter and know their own member id and generation, as a client does.
+A transcript in `group_transcripts/` is a list of commands, each followed by its results: the
+responses in the order in which they were sent, and the group afterwards if it has changed. Members
+are named by a letter. Like a client, each keeps its own member id and generation.
 
-After a change that is meant, `SHOAL_REWRITE=1 pytest tests/unit/test_group_transcripts.py` writes
-the transcripts anew; read the difference before it is committed.
+After an intended change, `SHOAL_REWRITE=1 pytest tests/unit/test_group_transcripts.py` rewrites the
+transcripts; read the difference before you commit it.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Dialogue:
         self.sim.submit(token, lambda shard, now_ms, t: shard.classic.join(request, now_ms, t))
 
     def restarted(self, name: str) -> None:
-        """The client's process is a new one and knows nothing but its instance id."""
+        """The client's process is a new one and has only its instance id."""
         self.clients[name].member_id, self.clients[name].generation = "", -1
 
     def knows_generation(self, name: str, generation: str) -> None:
@@ -180,7 +180,7 @@ class Dialogue:
         self.sim.commits = True
         self.sim.commit()
 
-    # What is shown.
+    # Output.
 
     def _token(self, client: Client, verb: str) -> str:
         self.count += 1
@@ -241,7 +241,7 @@ def subscription(topics: list[str]) -> bytes:
 
 
 def replayed(text: str) -> str:
-    """The transcript as it comes out now; comments and empty lines stay."""
+    """Return the present transcript; comments and empty lines stay."""
     dialogue = Dialogue()
     lines: list[str] = []
     for line in text.splitlines():

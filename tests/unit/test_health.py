@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/healthz", "/readyz"])
-def test_a_controller_that_is_no_broker_answers(tmp_path: Path, path: str) -> None:
+def test_a_controller_without_a_broker_answers(tmp_path: Path, path: str) -> None:
     """Found by hand: /metrics read the share fetches of a broker and closed the connection."""
     (port,) = free_ports(1)
 

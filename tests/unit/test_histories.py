@@ -1,4 +1,4 @@
-"""The checker of clients' histories: a good run is silent, and each break of it has its name."""
+"""The checker of clients' histories: a good run has no anomaly, and each fault has its name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEADER, NEXT = 1, 2
 
 
 def good() -> tuple[History, dict[tuple[int, int], bytes]]:
-    """Four records by themselves, one in a committed transaction and one in an aborted one."""
+    """Four records: two plain ones, one in a committed transaction and one in an aborted one."""
     history = History()
     log: dict[tuple[int, int], bytes] = {}
     for offset, transaction in ((0, None), (1, None), (2, None), (3, 0), (5, 1), (7, None)):
@@ -40,7 +40,7 @@ def test_a_good_run_has_no_anomalies() -> None:
 
 
 def again(history: History, **changes: object) -> None:
-    """The first record is acquired once more."""
+    """Acquire the first record once more."""
     found = deepcopy(history.acquires[0])
     found.sent, found.answered = 9.0, 9.1
     for name, value in changes.items():
@@ -82,12 +82,12 @@ def test_each_break_has_its_name(name: str, broken: Broken) -> None:
     assert name in {anomaly.name for anomaly in check(history, log)}
 
 
-def test_what_is_allowed_is_silent() -> None:
-    """A rebalance goes back to the commit; an answer was lost; a fault took the locks."""
+def test_allowed_events_are_no_anomalies() -> None:
+    """A rebalance goes back to the commit; a response was lost; a fault ended the locks."""
     history, log = good()
     history.polls.append(Poll("g", 2, 0, 7, b"v7"))
-    history.sends.append(Send("w", 0, b"never told"))
-    log[0, 8] = b"never told"
+    history.sends.append(Send("w", 0, b"never acknowledged"))
+    log[0, 8] = b"never acknowledged"
     history.settles[0].ok = None
     history.outages.append(Outage(LEADER, began=0.12, back=4.0))
     again(history, member="s2", sent=0.13, answered=0.15, leader=NEXT)

@@ -1,4 +1,4 @@
-"""Internal topics get the replicas that they should have once there are brokers for them."""
+"""Internal topics get their configured number of replicas once there are enough brokers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONFIGS = {
 
 
 class Cluster:
-    """The metadata of a cluster whose brokers come one by one."""
+    """The metadata of a cluster whose brokers join one by one."""
 
     def __init__(self, **configs: str) -> None:
         self.image = MetadataImage(scope=Scope(1, {**CONFIGS, **configs}))
@@ -44,7 +44,7 @@ class Cluster:
         self.do(topics.create_topics(self.image, [new], new_id=lambda: next(IDS)))
 
     def grow(self) -> None:
-        """Grow, and have what was added come in sync."""
+        """Grow the topics, and make the added replicas in sync."""
         decision = self.do(internal_topics.grow(self.image))
         for record in decision.records:
             if record.kind == "ConfigRecord":
@@ -99,7 +99,7 @@ def test_leaders_and_replicas_spread_over_brokers_and_racks() -> None:
     assert max(Counter(r[0] for r in found).values()) == 2
 
 
-def test_what_moves_already_is_left_alone_and_brokers_that_are_down_get_nothing() -> None:
+def test_moving_partitions_are_left_alone_and_stopped_brokers_get_none() -> None:
     cluster = Cluster()
     cluster.join(1)
     cluster.create("__consumer_offsets")
@@ -113,8 +113,8 @@ def test_what_moves_already_is_left_alone_and_brokers_that_are_down_get_nothing(
 
 
 def test_how_many_have_to_be_in_sync_grows_too() -> None:
-    """As transaction.state.log.min.isr and its like say, at most one less than the replicas; what
-    an operator has set higher stays."""
+    """As transaction.state.log.min.isr and similar configs require, at most one less than the
+    replicas. A higher value that an operator has set stays."""
     cluster = Cluster(**{"share.coordinator.state.topic.min.isr": "3"})
     cluster.join(1)
     names = ("__transaction_state", "__share_group_state")

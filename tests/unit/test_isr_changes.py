@@ -61,7 +61,7 @@ class Controller:
 
 
 def accepted(fields: Mapping[str, Any]) -> Response:
-    """Every proposed ISR, in the next partition epoch."""
+    """Accept every proposed ISR, in the next partition epoch."""
     return Response(
         ErrorCode.none,
         tuple(

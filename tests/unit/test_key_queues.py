@@ -1,5 +1,4 @@
-"""The queues of keys in C come to what those in Python come to, are not hurt by what they are
-given, and give back the memory they took."""
+"""The queues of keys in C behave as those in Python, survive any input, and free their memory."""
 
 from __future__ import annotations
 
@@ -36,13 +35,13 @@ def made() -> KeyQueues:
 
 
 class Partition:
-    """Queues, the window and the heap of what may be acquired."""
+    """Queues, the window and the heap of available records."""
 
     def __init__(self, queues: KeyQueues) -> None:
         self.queues, self.runs, self.ready = queues, Runs(0), list[int]()
 
-    def told(self) -> Any:
-        """All that can be asked."""
+    def state_of_all(self) -> Any:
+        """Return everything that can be queried."""
         queues, offsets = self.queues, range(-1, self.runs.end + 2)
         return (
             [queues.records, queues.keys, queues.waiting, queues.waiting_records],
@@ -53,7 +52,7 @@ class Partition:
             min(self.ready, default=None),
         )
 
-    # What happens, each with the same random numbers to both.
+    # Operations; each gets the same random numbers in both kinds.
 
     def scan(self, random: Random) -> Any:
         keys = array("q", random.choices([0, *KEYS], k=random.randint(1, 9)))
@@ -95,7 +94,7 @@ class Partition:
             self.queues.hold(offset)
 
     def take_behind(self, random: Random) -> Any:
-        """What follows what a member has."""
+        """Take the records after those that a member has."""
         for offset in self._held():
             for follower in self.queues.followers(offset, random.randint(0, 2)):
                 if self.runs.states[self.runs.row_of(follower)] == AVAILABLE:
@@ -114,7 +113,7 @@ class Partition:
         return key
 
     def finish(self, random: Random) -> Any:
-        """Records are accepted: all at once where that can be, else one by one."""
+        """Accept records: all at once if possible, else one by one."""
         done = [(o, o, ACKNOWLEDGED, 1) for o in self._held() if random.random() < 0.7]
         for offset, *_ in done:
             self._become(offset, ACKNOWLEDGED)
@@ -176,7 +175,7 @@ STEPS: list[Callable[[Partition, Random], Any]] = [
 
 @settings(max_examples=600, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 1 << 30)), max_size=25))
-# A record without a key that is ready twice was chosen twice in Python.
+# A record without a key that was ready twice used to be chosen twice in Python.
 @example(
     list(
         zip(
@@ -191,7 +190,7 @@ def test_both_kinds_come_to_the_same(steps: list[tuple[Any, int]]) -> None:
     for step, seed in steps:
         compiled_one, plain = (step(one, Random(seed)) for one in pair)
         assert compiled_one == plain
-        assert pair[0].told() == pair[1].told()
+        assert pair[0].state_of_all() == pair[1].state_of_all()
 
 
 @pytest.mark.parametrize("queues", [made, PlainKeyQueues])
@@ -244,7 +243,7 @@ CALLS = [
 
 
 def window(data: st.DataObject) -> Any:
-    """Mostly a window; else columns that do not belong together, or no window."""
+    """Mostly a window; else inconsistent columns, or no window."""
     runs = Runs(data.draw(st.integers(0, 5)))
     if data.draw(st.booleans()):
         runs.append(runs.end + data.draw(st.integers(0, 40)), AVAILABLE)
@@ -259,14 +258,14 @@ def window(data: st.DataObject) -> Any:
 @settings(max_examples=600, deadline=None)
 @given(st.data())
 def test_whatever_they_are_given(data: st.DataObject) -> None:
-    """Each call answers or raises, and what is known still belongs together."""
+    """Each call returns or raises, and the state stays consistent."""
     queues: Any = made()
     for _ in range(data.draw(st.integers(1, 25))):
         name, kinds = data.draw(st.sampled_from([*CALLS, ("choose", []), ("end_all", [])]))
         given = [data.draw(kind) for kind in kinds]
         if name == "choose":
             given = [data.draw(LISTS), window(data), *data.draw(st.tuples(NUMBERS, NUMBERS)), []]
-        elif name == "end_all":  # A range is gone over whole.
+        elif name == "end_all":  # A range is processed whole.
             given = [
                 data.draw(LISTS),
                 data.draw(st.integers(-5, 50)),

@@ -82,7 +82,7 @@ def test_a_cancelled_caller_does_not_close_the_connection() -> None:
 
 
 class Deaf:
-    """A link whose peer does not answer any more, while its connection seems to be alive."""
+    """A link whose peer stops answering, while its connection seems to be alive."""
 
     address = ("127.0.0.1", 9)
     closed = False

@@ -28,7 +28,7 @@ def log_of(**config: object) -> Log:
 
 
 def refusal(log: Log, data: bytes | bytearray, origin: Origin = Origin.CLIENT) -> ErrorCode:
-    """The code that an append is refused with; nothing has changed then."""
+    """Return the error of an append that must be refused and change nothing."""
     before = (log.log_end_offset, log.size_bytes, len(log.producers), log.latest_epoch)
     with pytest.raises(AppendRefused) as refused:
         log.append(data, now_ms=NOW_MS, leader_epoch=0, origin=origin)
@@ -37,7 +37,7 @@ def refusal(log: Log, data: bytes | bytearray, origin: Origin = Origin.CLIENT) -
 
 
 def changed(data: bytearray, at: int, new: bytes) -> bytearray:
-    """The batch with other bytes and a new CRC."""
+    """Return the batch with other bytes and a new CRC."""
     data = bytearray(data)
     data[at : at + len(new)] = new
     sign(data)
@@ -96,7 +96,7 @@ def test_refusals_of_broken_batches() -> None:
     assert refusal(log, changed(good, 16, bytes([3]))) is ErrorCode.corrupt_message
 
 
-def test_refusals_of_what_a_client_may_not_say() -> None:
+def test_refusals_of_attributes_that_clients_may_not_set() -> None:
     log, good = log_of(), batch(b"a", b"b")
     assert refusal(log, changed(good, 57, (3).to_bytes(4, "big"))) is ErrorCode.invalid_record
     assert refusal(log, changed(good, 57, bytes(4))) is ErrorCode.invalid_record
@@ -208,7 +208,7 @@ def test_a_follower_keeps_the_leaders_offsets_and_epochs() -> None:
 
 
 def send(log: Log, sequence: int, *, epoch: int = 0, count: int = 1, now_ms: int = NOW_MS) -> int:
-    """Append a batch of producer 7; gives its base offset, negative for a duplicate."""
+    """Append a batch of producer 7; return its base offset, negative for a duplicate."""
     data = batch(*[b"v"] * count, producer=(7, epoch, sequence))
     done = log.append(data, now_ms=now_ms, leader_epoch=0)
     return -done.base_offset if done.duplicate else done.base_offset
@@ -236,7 +236,7 @@ def test_sequences_must_follow_one_another() -> None:
 def test_a_sequence_wraps() -> None:
     log = log_of()
     last = 2**31 - 1
-    assert send(log, last - 1, count=2) == 0  # an unknown producer may begin anywhere
+    assert send(log, last - 1, count=2) == 0  # an unknown producer may begin with any sequence
     assert send(log, 0) == 2
     assert send(log, last - 1, count=2) == 0
 
@@ -270,7 +270,7 @@ def test_duplicates_are_known_after_a_restart(clean: bool) -> None:
         storage.crash(lambda n: n - 1)
     log = open_log(storage, clean=clean)
     assert send_refused(log, 8) is ErrorCode.out_of_order_sequence_number
-    # A snapshot has the last batch alone, so the log is searched for the other four.
+    # A snapshot has only the last batch, so the log is searched for the other four.
     assert [send(log, i) for i in (2, 3, 4, 5, 6)] == [-2, -3, -4, -5, -6]
     assert send_refused(log, 1) is ErrorCode.out_of_order_sequence_number
     assert send(log, 7) == 7
@@ -310,7 +310,7 @@ def test_batches_of_an_earlier_epoch_are_no_duplicates_after_a_restart() -> None
 
 
 def test_earlier_batches_are_searched_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search walks a bounded part of the log, and a client cannot have it repeated."""
+    """A search reads a bounded part of the log, and a client cannot trigger it repeatedly."""
     monkeypatch.setattr(resent, "SEARCHED_MAX", 9)
     storage = MemoryStorage()
     log = open_log(storage)
@@ -366,7 +366,7 @@ def test_truncation_takes_the_producers_back() -> None:
 # The disk
 
 
-def test_a_full_disk_refuses_and_the_log_goes_on_when_there_is_room() -> None:
+def test_a_full_disk_refuses_and_the_log_recovers_when_there_is_room() -> None:
     storage = MemoryStorage()
     log = open_log(storage)
     fill(log, [batch(b"a")])

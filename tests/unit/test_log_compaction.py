@@ -1,4 +1,4 @@
-"""Compaction: KIP-58 (lag), KIP-354 (largest lag), KIP-534 (delete horizon), and crashes in it."""
+"""Compaction: KIP-58 (lag), KIP-354 (maximum lag), KIP-534 (delete horizon), and crashes in it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def log_of(storage: MemoryStorage | None = None, **config: object) -> Log:
 
 
 def closed(log: Log) -> Log:
-    """Everything so far in closed, durable segments."""
+    """Move all records into closed, durable segments."""
     if log.active.size:
         log.roll(log.log_end_offset, NOW_MS)
     log.sync()
@@ -65,7 +65,7 @@ def test_the_active_segment_is_never_touched() -> None:
     assert len(contents(log)) == 10
 
 
-def test_what_is_not_below_the_high_watermark_is_never_touched() -> None:
+def test_records_from_the_high_watermark_on_are_never_compacted() -> None:
     log = log_of(segment_bytes=75)
     fill(log, [keyed((b"a", b"1"))] * 10)
     closed(log)
@@ -92,7 +92,7 @@ def test_the_dirty_ratio_decides_and_the_largest_lag_overrules_it() -> None:
     assert compact(log, NOW_MS + 101)
 
 
-def test_a_tombstone_stays_for_its_delay_and_goes_by_itself() -> None:
+def test_a_tombstone_stays_for_its_delay_and_is_then_removed() -> None:
     log = log_of()
     fill(log, [keyed((b"a", b"1")), keyed((b"a", None)), keyed((b"b", b"2"))])
     closed(log)
@@ -102,13 +102,13 @@ def test_a_tombstone_stays_for_its_delay_and_goes_by_itself() -> None:
     assert header.delete_horizon_ms == NOW_MS + DELAY_MS
     assert [r.timestamp_ms for r in records(log)] == [NOW_MS, NOW_MS]
     assert not compact(log, NOW_MS + DELAY_MS - 1)
-    assert compact(log, NOW_MS + DELAY_MS)  # nothing is dirty, and yet its time has come
+    assert compact(log, NOW_MS + DELAY_MS)  # nothing is dirty, but the tombstone is due
     assert contents(log) == [(2, b"b", b"2")]
     assert not compact(log, NOW_MS + 10 * DELAY_MS)
 
 
 def test_the_last_batch_of_a_round_stays_be_it_empty() -> None:
-    """So that the offset behind it is known when nothing follows in the segment."""
+    """It keeps the next offset when no record follows in the segment."""
     log = log_of()
     fill(log, [keyed((b"b", b"2")), keyed((b"a", None))])
     closed(log)
@@ -146,7 +146,7 @@ def test_memory_bounds_a_round_and_rounds_go_on() -> None:
 
 
 def test_a_producers_last_batch_stays_be_it_empty() -> None:
-    """Its sequence must be known as long as the producer is."""
+    """Its sequence must be kept as long as the producer's state."""
     log = log_of()
     fill(log, [batch(b"1", key=b"a", producer=(5, 0, 0)), keyed((b"a", b"2")), keyed((b"b", b"3"))])
     closed(log)
@@ -199,12 +199,12 @@ def test_a_corrupt_log_is_left_alone() -> None:
 
 @pytest.mark.parametrize("fail_at", range(40))
 def test_a_crash_at_any_step_of_a_round_loses_and_doubles_nothing(fail_at: int) -> None:
-    """The decider re-run interrupted after each operation on the disk, then the same again."""
+    """Interrupt the round after each operation on the disk, and run it again."""
     storage = MemoryStorage()
     log = log_of(storage, segment_bytes=400)
     fill(log, [keyed((b"%d" % (i % 4), b"%d" % i)) for i in range(24)])
     log = closed(log)
-    # Now all segments fit one: they are replaced together.
+    # Now all segments fit into one, and are replaced together.
     log.config = replace(log.config, segment_bytes=1 << 20)
     assert len(log.segments) > 4
     last = {b"%d" % (i % 4): i for i in range(24)}
@@ -268,7 +268,7 @@ def control_offsets(log: Log) -> list[int]:
 
 def test_an_aborted_record_replaces_nothing_and_goes_with_its_marker() -> None:
     """The last value of a key is the last committed one. The marker of an abort stays while readers
-    may still meet its data, and goes a delete.retention.ms after that is gone."""
+    may still meet its data, and is removed delete.retention.ms after the data."""
     log = log_of(segment_bytes=1 << 20, min_cleanable_dirty_ratio=0.0)
     in_transaction(log, 1, 0, b"a", b"committed")  # 0
     ended(log, 1, committed=True)  # 1

@@ -1,4 +1,4 @@
-"""A data directory: whose it is, what it remembers over restarts, and how logs leave it."""
+"""A data directory: its owner, what it keeps over restarts, and the deletion of logs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_another_brokers_directory_is_refused() -> None:
     first.unlock()
     with pytest.raises(DirectoryInUse, match=r"belongs to node 1 .* this is node 2"):
         opened(storage, node_id=2)
-    opened(storage)  # the refused one has let go of the lock
+    opened(storage)  # the refused one has released the lock
 
 
 def test_logs_are_found_again_with_their_ids() -> None:
@@ -125,7 +125,7 @@ def test_a_deleted_log_is_gone_at_once_and_removed_later() -> None:
     assert directory.staged_deletes() == []
 
 
-def test_a_log_made_anew_does_not_take_the_old_ones_recovery_point() -> None:
+def test_a_recreated_log_does_not_take_the_old_ones_recovery_point() -> None:
     storage = MemoryStorage()
     directory = opened(storage)
     log = with_log(directory)

@@ -1,4 +1,4 @@
-"""Rolling, retention, the log's start, syncs, recovery: when files begin, end and go."""
+"""Segments: rolling, retention, log start, syncs and recovery."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_segment_rolls_by_its_records_time() -> None:
 
 def test_an_idle_segment_rolls_by_the_brokers_clock() -> None:
     log = log_of(segment_ms=1000)
-    assert not log.roll_if_due(NOW_MS + DAY_MS)  # nothing in it
+    assert not log.roll_if_due(NOW_MS + DAY_MS)  # it is empty
     fill(log, [batch(b"a", timestamp_ms=5)])
     assert not log.roll_if_due(NOW_MS + 1000)
     assert log.roll_if_due(NOW_MS + 1001)
@@ -79,7 +79,7 @@ def test_a_full_index_rolls() -> None:
     assert all(len(s.offset_index) <= 5 for s in log.segments)
 
 
-def test_an_offset_that_the_indexes_cannot_tell_rolls() -> None:
+def test_an_offset_too_large_for_the_indexes_rolls() -> None:
     log = log_of()
     fill(log, [batch(b"a")])
     log.log_end_offset = 2**31
@@ -252,7 +252,7 @@ def test_a_closed_segment_asks_for_a_sync() -> None:
 
 
 def reads_of(storage: MemoryStorage) -> list[int]:
-    """Counts the bytes that are read from `.log` files from now on."""
+    """Return a list that counts the bytes read from `.log` files from now on."""
     total = [0]
     read = storage.open
 
@@ -332,7 +332,7 @@ def test_a_torn_tail_is_cut(part: int) -> None:
 
 
 def test_a_failed_append_leaves_no_torn_end_in_a_closed_segment() -> None:
-    """Recovery would take it for the end of the log, and drop the segments behind it."""
+    """Recovery would treat it as the end of the log, and drop the segments after it."""
     storage = MemoryStorage()
     log = open_log(storage)
     fill(log, [batch(b"a")])
@@ -357,7 +357,7 @@ def test_a_batch_that_is_damaged_ends_the_log_there() -> None:
     assert log.bases == [0, damaged.base_offset]
 
 
-def test_indexes_that_are_missing_or_nonsense_are_made_anew() -> None:
+def test_missing_or_invalid_indexes_are_rebuilt() -> None:
     storage = MemoryStorage()
     log = open_log(storage, LogConfig(segment_bytes=2000, index_interval_bytes=100))
     fill(log, [batch(b"x" * 20, timestamp_ms=NOW_MS + i) for i in range(100)])
@@ -431,7 +431,7 @@ def test_open_transactions_hold_the_stable_offset_back(restart: str) -> None:
         log = open_log(storage, clean=restart == "clean")
     assert log.last_stable_offset(6) == 1
     assert end_transaction(log, 1, committed=True) == 6
-    assert log.last_stable_offset(6) == 1  # the marker is not below the high watermark
+    assert log.last_stable_offset(6) == 1  # the high watermark is at the marker
     assert log.last_stable_offset(7) == 7
     [aborted] = log.aborted_transactions(0, 7)
     assert aborted == (2, 3, 5, 1)

@@ -1,4 +1,4 @@
-"""Batches that are found for `sendfile` are those that a read gives."""
+"""Slices for `sendfile` have the same bytes as a read."""
 
 from __future__ import annotations
 

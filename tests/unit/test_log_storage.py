@@ -1,4 +1,4 @@
-"""One contract for the disk and for its double in memory; and what only the double can do."""
+"""One contract for the disk and its double in memory; and the faults of the double."""
 
 from __future__ import annotations
 
@@ -102,10 +102,10 @@ def test_free_bytes_and_times(root: tuple[Storage, str]) -> None:
     assert storage.modified_ms(f"{path}/f") >= 0
 
 
-def test_a_short_write_of_the_system_is_gone_on_with(
+def test_a_short_write_of_the_system_is_continued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """pwritev may write less than it was given: at a limit of the file system, or by a signal."""
+    """pwritev may write only a part: at a limit of the file system, or after a signal."""
     write = os.pwritev
     monkeypatch.setattr(os, "pwritev", lambda fd, buffers, at: write(fd, [buffers[0][:2]], at))
     file = DiskStorage().open(f"{tmp_path}/f", create=True)

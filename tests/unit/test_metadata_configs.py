@@ -16,7 +16,7 @@ TABLES = (BROKER, TOPIC, GROUP)
 
 
 def image(static: dict[str, str] | None = None, **texts: dict[str, str]) -> MetadataImage:
-    """An image whose configs are given by resource: `broker`, `cluster`, `topic` t, `group` g."""
+    """Return an image with configs by resource: `broker`, `cluster`, `topic` t, `group` g."""
     resources = {
         "broker": (ResourceType.BROKER, "1"),
         "cluster": (ResourceType.BROKER, ""),
@@ -48,7 +48,7 @@ def test_a_topics_defaults_are_those_of_the_broker_configs_it_inherits() -> None
     assert inherited == {name: key.default for name, key in TOPIC.items()}
 
 
-def test_the_page_is_the_one_in_the_repository() -> None:
+def test_the_generated_page_is_in_the_repository() -> None:
     assert DOCS.read_text() == config_page.page(), "python tools/config_page.py > docs/configs.md"
 
 
@@ -165,7 +165,7 @@ def test_the_strongest_layer_wins() -> None:
 
 
 def test_group_values_are_held_between_the_brokers_bounds() -> None:
-    """KIP-1240: a value set under wider bounds is capped where it is used."""
+    """KIP-1240: a value set under wider bounds is limited where it is used."""
     own = {"share.record.lock.duration.ms": "55000"}
     assert image(group=own).group_config("g")["share.record.lock.duration.ms"] == 55_000
     narrow = image({"group.share.max.record.lock.duration.ms": "40000"}, group=own)

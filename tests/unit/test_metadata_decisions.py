@@ -1,4 +1,4 @@
-"""Decisions of the controller: what is refused, with Kafka's codes, and what records are made."""
+"""Decisions of the controller: refusals with Kafka's error codes, and the records they write."""
 
 from collections.abc import Callable, Iterator
 from uuid import UUID
@@ -22,7 +22,7 @@ def ids() -> Callable[[], UUID]:
 
 
 def follow(image: MetadataImage, decision: Decision) -> MetadataImage:
-    """The image after a decision's records."""
+    """Return the image after a decision's records."""
     offset = image.offset + len(decision.records)
     return delta.apply(image, decision.records, offset=offset, epoch=1)[0]
 
@@ -44,7 +44,7 @@ def broker(broker_id: int, rack: str | None = None, *, fenced: bool = False) -> 
 
 @pytest.fixture
 def image() -> MetadataImage:
-    """A new cluster of broker 1."""
+    """A new cluster with broker 1."""
     fresh = follow(MetadataImage(), controller.bootstrap())
     return follow(fresh, controller.register_broker(fresh, broker(1), clean=True))
 
@@ -68,7 +68,7 @@ def test_a_new_cluster_has_kafkas_features(image: MetadataImage) -> None:
 
 
 def test_create_makes_topic_configs_and_partitions_in_kafkas_order(image: MetadataImage) -> None:
-    """ConfigRecords stand between the TopicRecord and its PartitionRecords."""
+    """ConfigRecords come between the TopicRecord and its PartitionRecords."""
     decision = create(image, NewTopic("t", 2, 1, configs=[("retention.ms", "5000")]))
     assert [r.kind for r in decision.records] == [
         "TopicRecord",
@@ -217,7 +217,7 @@ def alter(
 
 
 def test_operations_on_lists(image: MetadataImage) -> None:
-    """KIP-339: APPEND and SUBTRACT start from what is in force."""
+    """KIP-339: APPEND and SUBTRACT start from the value in force."""
     image = follow(image, create(image, NewTopic("t")))
     steps = [
         (Change("cleanup.policy", "compact", Operation.APPEND), "delete,compact"),
@@ -401,7 +401,7 @@ def test_elections() -> None:
 
 @pytest.mark.parametrize("name", INTERNAL_TOPICS)
 def test_an_internal_topic_whose_config_is_below_the_least_of_topics(name: str) -> None:
-    """Kafka takes offsets.topic.segment.bytes from 1 on, and segment.bytes from 1 MiB on."""
+    """Kafka accepts offsets.topic.segment.bytes from 1 on, and segment.bytes from 1 MiB on."""
     static = {
         "offsets.topic.segment.bytes": "1000",
         "transaction.state.log.segment.bytes": "1000",
@@ -414,7 +414,7 @@ def test_an_internal_topic_whose_config_is_below_the_least_of_topics(name: str) 
 
 
 def test_a_request_that_is_tried_again_finds_its_own_topic(image: MetadataImage) -> None:
-    """A controller may have committed what it died before answering."""
+    """A controller may have committed a request and died before its response."""
 
     def ask(image: MetadataImage, request_id: bytes) -> Decision:
         new = [NewTopic("t", 2, 1, configs=[("retention.ms", "5000")])]

@@ -41,7 +41,7 @@ class NoEndpoints:
 
 
 class Node:
-    """A broker's metadata alone, on `storage`, within a running loop."""
+    """Only a broker's metadata, on `storage`, within a running loop."""
 
     def __init__(self, storage: MemoryStorage) -> None:
         self.directory = LogDirectory(storage, "/data")
@@ -82,7 +82,7 @@ def refuse(operation: str, code: int) -> Any:
     return fault
 
 
-def test_what_was_answered_is_there_after_a_power_loss() -> None:
+def test_acknowledged_changes_survive_a_power_loss() -> None:
     async def main() -> None:
         storage = MemoryStorage()
         node = Node(storage)
@@ -97,7 +97,7 @@ def test_what_was_answered_is_there_after_a_power_loss() -> None:
         for name, topic in image.topics.items():
             found = again.metadata.image.topics[name]
             assert found.topic_id == topic.topic_id
-            # The stop was unclean, so what this broker leads got a new epoch.
+            # The stop was unclean, so the partitions of this broker got a new epoch.
             assert [p.leader_epoch for p in found.partitions] == [1, 1]
         again.stop()
 
@@ -138,13 +138,13 @@ def test_decisions_see_those_before_them_and_publish_in_order() -> None:
     run(main())
 
 
-def test_a_refusal_does_not_overtake_what_it_is_about() -> None:
-    """That a topic exists is no answer before the topic is durable."""
+def test_a_refusal_does_not_overtake_the_commit_that_it_refers_to() -> None:
+    """The error that a topic exists is sent only once the topic is durable."""
 
     async def main() -> None:
         node = Node(MemoryStorage())
         first = node.create("a")
-        await asyncio.sleep(0)  # Its sync is under way now.
+        await asyncio.sleep(0)  # Its sync is in flight now.
         second = node.create("a")
         assert not first.done()
         assert not second.done()
@@ -179,7 +179,7 @@ def test_a_full_disk_refuses_and_changes_nothing() -> None:
     run(main())
 
 
-def test_a_failed_sync_answers_nobody_and_ends_decisions() -> None:
+def test_a_failed_sync_sends_no_responses_and_ends_decisions() -> None:
     async def main() -> None:
         storage = MemoryStorage()
         node = Node(storage)
@@ -227,7 +227,7 @@ def test_a_log_of_a_newer_release_is_refused() -> None:
         path = "/data/__cluster_metadata-0/00000000000000000000.log"
         data = bytearray(storage.read_file(path))
         at = data.index(b"\x01\x0c\x00\x11metadata.version")
-        data[at + 2] = 9  # A version of FeatureLevelRecord that nobody knows yet.
+        data[at + 2] = 9  # A version of FeatureLevelRecord that does not exist yet.
         storage.open(path).write(0, [data])
         with pytest.raises(CorruptLog, match="newer release"):
             Node(storage)
@@ -247,7 +247,7 @@ def test_an_empty_decision_is_answered_at_once() -> None:
 
 
 def test_a_snapshot_is_written_a_little_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for it, and it is of the moment in which it was begun."""
+    """No request waits for it, and it has the state of the moment at which it began."""
     turn = 0
     records_by_turn: Counter[int] = Counter()
 

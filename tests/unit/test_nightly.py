@@ -1,4 +1,4 @@
-"""`make nightly` goes on after a failure, names it, and ends with an exit code that shows it."""
+"""`make nightly` continues after a failure, names it, and exits with an error code."""
 
 from __future__ import annotations
 

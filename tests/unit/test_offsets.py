@@ -1,4 +1,4 @@
-"""Committed offsets: transactions, retention, and the step by step of forgetting."""
+"""Committed offsets: transactions, retention, and expiry in steps."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def commit(
 def transactional(
     shard: GroupShard, offset: int, at_offset: int, producer_id: int = PRODUCER
 ) -> None:
-    """Replay what a TxnOffsetCommit has written."""
+    """Replay the records of a TxnOffsetCommit."""
     value = {"offset": offset, "metadata": "", "commit_timestamp": 1}
     key = {"group": "g", "topic": "t", "partition": 0}
     at = Replayed(at_offset, 1, producer_id, 0, True)
@@ -67,7 +67,7 @@ def fetched(shard: GroupShard, *, stable: bool = True, group: str = "g") -> Mapp
 def test_an_offset_in_a_transaction_counts_from_its_marker_on(sim: Simulation[GroupShard]) -> None:
     commit(sim, 5)
     transactional(sim.shard, 8, at_offset=100)
-    # KIP-447: who must not see what may be undone is told to come back.
+    # KIP-447: readers of stable offsets get a retriable error.
     assert fetched(sim.shard)["error_code"].name == "unstable_offset_commit"
     assert fetched(sim.shard, stable=False)["committed_offset"] == 5
     sim.shard.replay_end_transaction(PRODUCER, committed=True)
@@ -84,8 +84,8 @@ def test_an_aborted_transaction_leaves_no_trace(sim: Simulation[GroupShard]) -> 
 
 
 def test_a_transaction_goes_through_the_runtime(sim: Simulation[GroupShard]) -> None:
-    """TxnOffsetCommit is a batch of its producer's, apart from others of the same turn; offsets
-    stand where the log has them, markers counted."""
+    """TxnOffsetCommit is a separate batch of its producer, also within one turn. Offsets count the
+    log's markers."""
     rows = [PartitionCommit(0, 8, -1, None)]
     request = CommitRequest(
         "g",
@@ -133,7 +133,7 @@ def test_a_group_with_an_open_transaction_stays(sim: Simulation[GroupShard]) -> 
     assert sim.shard.context.groups.get("g") is None
 
 
-def test_deleting_a_group_takes_what_is_pending_too(sim: Simulation[GroupShard]) -> None:
+def test_deleting_a_group_removes_pending_offsets(sim: Simulation[GroupShard]) -> None:
     transactional(sim.shard, 8, at_offset=0)
     sim.submit("delete", lambda shard, now_ms, t: shard.delete_group("g", t))
     sim.shard.replay_end_transaction(PRODUCER, committed=True)

@@ -1,4 +1,4 @@
-"""What is committed when, on the leader of a partition."""
+"""When records are committed, on the leader of a partition."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def partition(storage: MemoryStorage, *, leader_epoch: int = 3) -> Partition:
 
 
 def append(to: Partition, *values: bytes) -> int:
-    """The offset behind the records."""
+    """Append records; return the offset after them."""
     batch = build_batch([(1, None, value, ()) for value in values])
     return to.append(batch, now_ms=1).last_offset + 1
 
@@ -54,7 +54,8 @@ def test_the_high_watermark_follows_the_log_end() -> None:
 
 
 def test_a_callback_that_removes_itself_hides_no_other() -> None:
-    """Several share groups read a partition, and each forgets its window when the lead is lost."""
+    """Several share groups read a partition, and each drops its window when the leadership is
+    lost."""
     leader = partition(MemoryStorage())
     calls: list[str] = []
 
@@ -149,7 +150,7 @@ def test_records_are_deleted_up_to_the_high_watermark() -> None:
 
 
 class Registered(NamedTuple):
-    """A partition as the controller has it."""
+    """A partition in the controller's state."""
 
     leader: int = 1
     leader_epoch: int = 3
@@ -159,8 +160,8 @@ class Registered(NamedTuple):
 
 
 def test_a_new_leader_syncs_what_a_restart_left_unsynced() -> None:
-    """Under group commit its high watermark waits for the disk, and no append may come that
-    requests the sync: what was committed could be read by nobody."""
+    """Under group commit its high watermark waits for the disk. Without an append that requests the
+    sync, committed records could not be read."""
     storage = MemoryStorage()
     append(partition(storage), b"a", b"b")
     back = Partition(
@@ -188,7 +189,7 @@ def test_a_new_leader_syncs_what_a_restart_left_unsynced() -> None:
 
 
 class Led:
-    """Broker 1 of three; time is a number, and what it asks of the controller a list."""
+    """Broker 1 of three, with a clock and a list of its requests to the controller."""
 
     def __init__(self, *, isr: tuple[int, ...] = (1, 2, 3), min_isr: int = 2) -> None:
         self.asked: list[AlterPartition] = []
@@ -239,7 +240,7 @@ def test_bytes_count_once_they_are_committed() -> None:
     assert led.partition.bytes_committed == led.partition.bytes_appended
 
 
-def test_who_lags_leaves_once_the_controller_says_so() -> None:
+def test_a_lagging_replica_leaves_once_the_controller_agrees() -> None:
     led = Led()
     end = append(led.partition, b"a")
     led.fetch(2, end, now_ms=900)
@@ -254,7 +255,7 @@ def test_who_lags_leaves_once_the_controller_says_so() -> None:
     assert led.partition.high_watermark == end
 
 
-def test_who_has_caught_up_joins_and_holds_the_high_watermark_from_then_on() -> None:
+def test_a_caught_up_replica_joins_and_then_holds_back_the_high_watermark() -> None:
     led = Led(isr=(1, 2))
     end = append(led.partition, b"a")
     led.fetch(2, end)
@@ -271,10 +272,10 @@ def test_who_has_caught_up_joins_and_holds_the_high_watermark_from_then_on() -> 
 
     led.partition.fail_isr_change(asked, ErrorCode.request_timed_out, 0, 50)
     led.fetch(2, later)
-    assert led.partition.high_watermark == end, "nobody knows whether it was taken"
+    assert led.partition.high_watermark == end, "it may have been accepted"
     led.partition.register(Registered(partition_epoch=0, isr=(1, 2)), 0)
     led.fetch(2, later)
-    assert led.partition.high_watermark == end, "what is in force already tells nothing new"
+    assert led.partition.high_watermark == end, "the ISR in force brings no change"
     led.partition.tick(50)
     assert led.asked == [asked, asked]
     led.partition.fail_isr_change(asked, ErrorCode.ineligible_replica, 50, 50)
@@ -304,7 +305,7 @@ def test_min_isr_asks_no_more_than_there_are_replicas() -> None:
     assert alone.effective_min_isr == 1
 
 
-def test_a_new_leader_is_behind_until_it_knows() -> None:
+def test_a_new_leader_is_behind_until_its_own_epoch_is_committed() -> None:
     led = Led()
     end = append(led.partition, b"a")
     led.partition.register(Registered(leader=2, leader_epoch=4), 0)
@@ -319,7 +320,7 @@ def test_a_new_leader_is_behind_until_it_knows() -> None:
     assert not led.partition.is_behind
 
 
-def test_what_a_leader_wrote_is_not_committed_by_the_high_watermark_of_the_next() -> None:
+def test_a_leaders_write_is_not_committed_by_the_next_leaders_high_watermark() -> None:
     led = Led()
     written = PendingAppend.of(led.partition, append(led.partition, b"a"))
     assert not written.is_committed
@@ -360,7 +361,7 @@ def test_a_follower_of_another_epoch_is_refused() -> None:
 
 
 def follower(*values: bytes) -> Partition:
-    """Broker 2, which has led in epoch 1 and written those values."""
+    """Return broker 2, which has led in epoch 1 and written these values."""
     found = Partition(
         "t",
         UUID(int=1),
@@ -407,7 +408,7 @@ def test_a_divergent_tail_is_cut_and_durable_before_the_next_fetch() -> None:
 
 
 def test_an_epoch_without_a_record_does_not_keep_a_follower_out_of_step() -> None:
-    """A short leadership noted the epoch, which the current leader does not know."""
+    """A short leadership recorded the epoch, which the current leader does not have."""
     other = follower()
     assert other.log.latest_epoch == 1
     other.truncate(0)
@@ -428,7 +429,7 @@ def test_a_refused_partition_pauses_and_others_go_on() -> None:
     assert fetcher.next_fetch(due_ms) is not None
 
 
-def test_an_answer_to_what_was_asked_in_an_earlier_epoch_is_passed_over() -> None:
+def test_a_response_to_a_request_of_an_earlier_epoch_is_ignored() -> None:
     led = Led()
     append(led.partition, b"a")
     other = follower()
@@ -444,8 +445,8 @@ def test_an_answer_to_what_was_asked_in_an_earlier_epoch_is_passed_over() -> Non
     assert other.log.log_end_offset == 0
 
 
-def test_who_stays_at_the_end_is_noted_like_any_other_fetch() -> None:
-    """The short way that leaders take for partitions where nothing happens."""
+def test_a_fetch_at_the_log_end_counts_like_any_other() -> None:
+    """The fast path of leaders for idle partitions."""
     looked_at, noted = Led(), Led()
     for led in (looked_at, noted):
         append(led.partition, b"a", b"b")

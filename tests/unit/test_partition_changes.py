@@ -1,4 +1,4 @@
-"""Who leads, who is in sync and who is eligible (KIP-455, KIP-497, KIP-966)."""
+"""Leaders, in-sync replicas and eligible replicas (KIP-455, KIP-497, KIP-966)."""
 
 from collections.abc import Callable, Iterator
 from uuid import UUID
@@ -24,7 +24,7 @@ NEW_ID = ids()
 
 
 class Cluster:
-    """A controller's image, moved by decisions."""
+    """A controller's image, changed by decisions."""
 
     def __init__(self, size: int) -> None:
         self.image = MetadataImage()
@@ -63,7 +63,7 @@ class Cluster:
         return self.image.brokers[id].broker_epoch
 
     def alter(self, isr: list[int], *, by: int | None = None) -> ErrorCode:
-        """What the leader is told that wants this ISR."""
+        """Return the error that a leader gets when it proposes this ISR."""
         now = self.partition
         leader = now.leader if by is None else by
         wish = Wish(
@@ -88,7 +88,7 @@ def test_a_fenced_leader_is_replaced_from_the_isr() -> None:
     assert (now.leader, now.leader_epoch, now.isr, now.partition_epoch) == (2, 1, (2,), 2)
 
 
-def test_below_the_min_isr_who_leaves_stays_eligible_and_may_lead_cleanly() -> None:
+def test_below_the_min_isr_a_leaving_replica_stays_eligible() -> None:
     cluster = Cluster(3)
     cluster.create([1, 2, 3], min_insync_replicas="2")
     cluster.fence(1, 2)
@@ -128,7 +128,7 @@ def test_a_controlled_shutdown_hands_over_and_leaves_the_last_replica() -> None:
     assert cluster.image.brokers[1].in_controlled_shutdown
     assert not brokers.may_stop(cluster.image, 2)
     cluster.do(brokers.shut_down(cluster.image, 2))
-    assert cluster.partition.leader == 2, "nobody else could lead"
+    assert cluster.partition.leader == 2, "no other replica could lead"
     assert brokers.may_stop(cluster.image, 2)
 
 
@@ -157,7 +157,7 @@ def test_alter_partition_is_of_one_partition_epoch_and_of_brokers_that_run() -> 
         alter_partition(cluster.image, 1, cluster.epoch(1) - 1, [stale])
 
 
-def test_an_unclean_election_needs_the_topics_word() -> None:
+def test_an_unclean_election_needs_the_topics_config() -> None:
     cluster = Cluster(2)
     cluster.create([1, 2])
     assert cluster.alter([1]) is ErrorCode.none

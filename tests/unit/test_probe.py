@@ -1,4 +1,4 @@
-"""Whether a broker's process is gone, by its port."""
+"""Whether a broker's process has ended, judged by its port."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import asyncio
 from shoal.server.cluster.controller import is_gone
 
 
-def test_a_process_that_ends_while_it_is_looked_at_is_gone() -> None:
-    """The kernel closes one socket after the other: the port may still take a connection."""
+def test_a_process_that_ends_during_the_probe_has_ended() -> None:
+    """The kernel closes one socket after the other, so the port may still accept a connection."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -26,7 +26,7 @@ def test_a_process_that_ends_while_it_is_looked_at_is_gone() -> None:
     asyncio.run(main())
 
 
-def test_who_listens_is_there() -> None:
+def test_a_listening_process_is_alive() -> None:
     async def main() -> None:
         server = await asyncio.get_running_loop().create_server(asyncio.Protocol, "127.0.0.1", 0)
         async with server:

@@ -1,4 +1,4 @@
-"""Rules of the quorum, each with the sentence that it stands for."""
+"""Rules of the quorum, each with the sentence of its specification."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def voter_set(*ids: int) -> VoterSet:
 
 
 def test_the_committed_offset_is_the_one_that_a_majority_has() -> None:
-    """Against a rule that tries every offset."""
+    """Compared with a rule that tries every offset."""
     rng = random.Random(1)
     for _ in range(3_000):
         voters = voter_set(*range(rng.randint(1, 7)))
@@ -49,14 +49,14 @@ def test_the_committed_offset_is_the_one_that_a_majority_has() -> None:
 
 
 def test_majorities_of_sets_that_follow_one_another_overlap() -> None:
-    """KIP-853: "only one voter is added or removed at a time"; it is why."""
+    """KIP-853: "only one voter is added or removed at a time". This test shows the reason."""
     for size in range(1, 10):
         before, after = voter_set(*range(size)), voter_set(*range(size + 1))
         assert before.majority + after.majority > len(after)
 
 
 def test_a_voter_with_another_directory_is_another_replica() -> None:
-    """KIP-853: replicas are identified by id and directory id, so a lost disk is no voter."""
+    """KIP-853: replicas are identified by id and directory id, so a lost disk is not a voter."""
     voters = VoterSet.of([Voter(ReplicaKey(1, A))])
     assert voters.holds(ReplicaKey(1, A))
     assert not voters.holds(ReplicaKey(1, B))
@@ -78,7 +78,7 @@ def test_voters_are_taken_back_with_the_record_that_is_cut_off() -> None:
     assert history.at(8).ids == (2,)
 
 
-def test_control_records_keep_what_they_say() -> None:
+def test_control_records_survive_encoding() -> None:
     voter = Voter(ReplicaKey(7, A), (Endpoint("CONTROLLER", "host", 9093),), 0, 1)
     voters = VoterSet.of([voter, Voter(ReplicaKey(8))])
     batch = build_control_batch(
@@ -135,7 +135,7 @@ def test_states_have_kafkas_names() -> None:
     assert current_state(Role.LEADER, voter=True, voted=True) == "leader"
 
 
-# The log index against lists of epochs, and two logs against one another.
+# The log index compared with lists of epochs, and two logs compared with each other.
 
 
 def index_of(epochs: list[int]) -> LogIndex:
@@ -150,14 +150,14 @@ def logs() -> Iterator[tuple[list[int], list[int]]]:
     for _ in range(2_000):
         common = sorted(rng.randint(1, 3) for _ in range(rng.randint(0, 4)))
         base = common[-1] if common else 1
-        # Two leaders never share an epoch, so what follows the common part differs in it.
+        # Two leaders never share an epoch, so the records after the common part differ in it.
         left = sorted(rng.choice((base + 1, base + 3)) for _ in range(rng.randint(0, 4)))
         right = sorted(rng.choice((base + 2, base + 4)) for _ in range(rng.randint(0, 4)))
         yield common + left, common + right
 
 
 def test_a_follower_is_cut_to_the_common_prefix_in_a_few_fetches() -> None:
-    """KIP-595: the follower truncates by the diverging epoch until the leader's check is passed."""
+    """KIP-595: the follower truncates by the diverging epoch until the leader's check succeeds."""
     for leaders, followers in logs():
         leader, follower = index_of(leaders), index_of(followers)
         common = next(
@@ -174,7 +174,7 @@ def test_a_follower_is_cut_to_the_common_prefix_in_a_few_fetches() -> None:
         assert follower.end_offset == common, (leaders, followers)
 
 
-def test_who_is_behind_the_logs_start_gets_the_snapshot() -> None:
+def test_a_replica_behind_the_log_start_gets_the_snapshot() -> None:
     """KIP-630: an offset below the log start, or an epoch below the snapshot's."""
     index = index_of([1, 1, 2, 2, 4])
     index.snapshots.append(OffsetAndEpoch(3, 2))
@@ -193,7 +193,7 @@ def test_a_leader_needs_a_majority_that_fetches() -> None:
     assert leader.check_quorum_ms(voters, ReplicaKey(1), 3_000) == 4_000
     leader.fetched(ReplicaKey(2), 2_000)
     assert leader.check_quorum_ms(voters, ReplicaKey(1), 3_000) == 5_000
-    # A leader that is no voter any more needs two of the others.
+    # A leader that is no longer a voter needs two of the others.
     assert leader.check_quorum_ms(voter_set(2, 3, 4), ReplicaKey(1), 3_000) == 4_000
     assert leader.check_quorum_ms(voter_set(1), ReplicaKey(1), 3_000) is None
 
@@ -212,7 +212,8 @@ def test_a_snapshot_without_its_footer_is_none() -> None:
 
 
 def test_a_snapshot_that_the_log_does_not_lead_through_replaces_it() -> None:
-    """A crash came between a fetched snapshot and the cut of the log that it replaces."""
+    """A crash happened between a fetched snapshot and the truncation of the log that it
+    replaces."""
     storage = MemoryStorage()
 
     def opened() -> QuorumStore:
@@ -244,8 +245,8 @@ def test_the_first_voters_may_come_from_a_formatted_directory() -> None:
 
 
 def test_an_epoch_whose_first_record_was_refused_is_forgotten_at_the_next_start() -> None:
-    """The log notes where an epoch begins before it writes; then the disk was full (make sim
-    SEED=199 with a log that was opened again as it was)."""
+    """The log records the start of an epoch before it writes; then the disk was full (make sim
+    SEED=199 with a log that was reopened unchanged)."""
     storage = MemoryStorage()
     log = Log.open(storage, "d/m-0", LogConfig(), now_ms=NOW_MS, clean=False)
     log.append_as_follower(build_batch([(0, None, b"x", ())], leader_epoch=1))

@@ -1,6 +1,6 @@
-"""Dialogues among the replicas of a quorum, without a disk and with a network in the test's hand.
+"""Dialogues among the replicas of a quorum, without a disk and on a network that the test controls.
 
-A transcript in `quorum_transcripts/` is a list of commands, each followed by what it led to: per
+A transcript in `quorum_transcripts/` is a list of commands, each followed by its results: for each
 replica what it asks to be persisted, in the order of `Effects`, and then what it sends. Messages
 wait until they are delivered. `SHOAL_REWRITE=1 pytest tests/unit/test_quorum_transcripts.py`
 rewrites the transcripts; read the difference before you commit it.
@@ -52,7 +52,7 @@ ADMIN = -1
 
 
 class Replica:
-    """A replica and what stands for its disk: batches, and the quorum-state."""
+    """A replica with batches and the quorum-state in place of a disk."""
 
     def __init__(self, id: int, voters: VoterSet) -> None:
         self.id = id
@@ -82,7 +82,7 @@ class Replica:
             state=self.state,
             index=LogIndex(end_offset=end, epochs=epochs),
             voters=voters,
-            # Node 1 is the most impatient one.
+            # Node 1 has the shortest timeout.
             choose=lambda n: min(self.id * 100, n - 1),
             now_ms=now_ms,
         )
@@ -119,7 +119,7 @@ class Dialogue:
         self.replicas[int(id)] = Replica(int(id), configured)
 
     def holds(self, id: str, *epochs: str) -> None:
-        """The replica's log has a record of each of these epochs, and is durable."""
+        """Give the replica a durable log with a record of each of these epochs."""
         replica = self.replicas[int(id)]
         replica.batches = [
             bytes(build_batch([(0, None, b"x", ())], base_offset=offset, leader_epoch=int(epoch)))
@@ -137,14 +137,14 @@ class Dialogue:
         self._show(replica.id)
 
     def time_out(self, id: str) -> None:
-        """The time of the replica's role is up, for it alone."""
+        """End the timeout of the replica's role, for this replica only."""
         raft = self.replicas[int(id)].raft
         assert raft.deadline_ms is not None
         raft.deadline_ms = self.now_ms
         self._step(int(id), Tick())
 
     def gone(self, id: str, peer: str) -> None:
-        """Nothing listens at the peer any more, as that replica sees."""
+        """Make the replica see that no process listens at the peer."""
         self._step(int(id), PeerDown(int(peer)))
 
     def wait(self, duration: str) -> None:
@@ -161,12 +161,12 @@ class Dialogue:
             self._deliver_one()
 
     def stabilize(self) -> None:
-        """Deliver until nothing but waiting fetches is under way."""
+        """Deliver messages until only waiting fetches are in flight."""
         for _ in range(200):
             if not self.wire:
                 return
             self._deliver_one()
-        raise AssertionError("the replicas do not come to rest")
+        raise AssertionError("the replicas do not stop sending")
 
     def isolate(self, id: str) -> None:
         self.cut.add(int(id))
@@ -182,7 +182,7 @@ class Dialogue:
         self._finish_sync(self.replicas[int(id)])
 
     def restart(self, id: str, *words: str) -> None:
-        """The process ends; with `power_loss` what was not synced is gone."""
+        """End the process and start it again; with `power_loss`, unsynced data is lost."""
         replica = self.replicas[int(id)]
         if "power_loss" in words:
             replica.batches = list(replica.durable)
@@ -193,7 +193,7 @@ class Dialogue:
         self._step(replica.id, Tick())
 
     def directory(self, id: str, directory: str, *words: str) -> None:
-        """The process starts again with that directory; it is an `empty` one, or the one it had."""
+        """Start the process again with this directory: `empty`, or the one it had."""
         replica = self.replicas[int(id)]
         replica.directory_id = UUID(int=int(directory))
         if "empty" in words:
@@ -215,12 +215,12 @@ class Dialogue:
         self._step(int(leader), Received(Message(ADMIN, int(leader), None, body)))
 
     def tell(self, leader: str, id: str) -> None:
-        """A voter tells the leader its directory."""
+        """A voter reports its directory to the leader."""
         local = self.replicas[int(id)].raft.local
         body = UpdateRaftVoterRequest(self.replicas[int(leader)].raft.epoch, Voter(local))
         self._step(int(leader), Received(Message(ADMIN, int(leader), None, body)))
 
-    # What goes on.
+    # Delivery and steps.
 
     def _deliver_one(self) -> None:
         if not self.wire:
@@ -336,7 +336,7 @@ def _body(body: Request | Response) -> str:
 
 
 def replayed(text: str) -> str:
-    """The transcript as it comes out now; comments and empty lines stay."""
+    """Return the present transcript; comments and empty lines stay."""
     dialogue = Dialogue()
     lines: list[str] = []
     for line in text.splitlines():

@@ -1,4 +1,4 @@
-"""The quorum's messages through Kafka's layouts and back: nothing is lost on the way."""
+"""The quorum's messages survive encoding in Kafka's schemas."""
 
 from uuid import UUID
 

@@ -1,4 +1,4 @@
-"""The address that a node advertises is tried at its start."""
+"""A node checks its advertised address when it starts."""
 
 import asyncio
 import errno
@@ -9,7 +9,7 @@ from shoal.server.cluster import lifecycle
 
 
 async def hear(host: str) -> list[str]:
-    """Reach a listener under a name that leads to it from the third try on; what was asked."""
+    """Reach a listener by a name that resolves to it from the third try on; return the lookups."""
     asked = []
     loop = asyncio.get_running_loop()
     resolve = loop.getaddrinfo
@@ -34,13 +34,13 @@ def test_a_name_that_leads_here_late_is_waited_for() -> None:
     assert asyncio.run(hear("pod.not.known.yet")) == ["pod.not.known.yet"] * 3
 
 
-def test_a_name_that_never_comes_is_told(monkeypatch) -> None:
+def test_a_name_that_never_resolves_is_reported(monkeypatch) -> None:
     monkeypatch.setattr(lifecycle, "NAME_TIMEOUT_S", 0.0)
     with pytest.raises(socket.gaierror):
         asyncio.run(hear("never"))
 
 
-def test_a_closed_port_is_told_at_once() -> None:
+def test_a_closed_port_is_reported_at_once() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]

@@ -41,7 +41,7 @@ def test_a_member_at_its_target_takes_no_step():
     assert reconcile(STABLE, target(3, 0, 1), free=free, owned=owned(0, 1)) is STABLE
 
 
-def test_a_member_keeps_its_epoch_until_it_has_given_up_what_it_must():
+def test_a_member_keeps_its_epoch_until_it_has_revoked_its_partitions():
     """ "The member transitions to the next epoch when it has revoked": only then, and its kept
     partition has the epoch at which it was assigned."""
     waits = reconcile(STABLE, target(4, 0, 2), free=free, owned=owned(0, 1))
@@ -49,18 +49,18 @@ def test_a_member_keeps_its_epoch_until_it_has_given_up_what_it_must():
     assert waits.member_epoch == 3
     assert waits.assigned == {A: {0: 2}}
     assert waits.pending_revocation == {A: {1: 3}}
-    for told in (None, owned(0, 1), owned(1)):
-        assert reconcile(waits, target(4, 0, 2), free=free, owned=told) is waits
+    for reported in (None, owned(0, 1), owned(1)):
+        assert reconcile(waits, target(4, 0, 2), free=free, owned=reported) is waits
     done = reconcile(waits, target(4, 0, 2), free=free, owned=owned(0))
     assert done == CurrentAssignment(4, 3, MemberState.STABLE, {A: {0: 2, 2: 4}})
 
 
-def test_a_member_that_has_nothing_left_of_it_gives_up_at_once():
+def test_a_member_that_owns_no_revoked_partition_advances_at_once():
     done = reconcile(STABLE, target(4, 0), free=free, owned=owned(0))
     assert done == CurrentAssignment(4, 3, MemberState.STABLE, {A: {0: 2}})
 
 
-def test_a_member_waits_for_what_others_have_not_released():
+def test_a_member_waits_for_unreleased_partitions():
     waits = reconcile(STABLE, target(4, 0, 1, 2), free=taken, owned=owned(0, 1))
     assert waits.state is MemberState.UNRELEASED_PARTITIONS
     assert waits.member_epoch == 4
@@ -70,7 +70,7 @@ def test_a_member_waits_for_what_others_have_not_released():
     assert done.assigned == {A: {0: 2, 1: 3, 2: 4}}
 
 
-def test_what_it_is_giving_up_may_come_back_to_it():
+def test_a_partition_in_revocation_may_be_assigned_again():
     waits = reconcile(STABLE, target(4, 0), free=free, owned=owned(0, 1))
     back = reconcile(waits, target(5, 0, 1), free=taken, owned=owned(0))
     assert back == CurrentAssignment(5, 3, MemberState.STABLE, {A: {0: 2, 1: 5}})

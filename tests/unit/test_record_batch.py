@@ -1,4 +1,4 @@
-"""The 61-byte header of a batch: what is read, set in place, and refused."""
+"""The 61-byte header of a batch: fields that are read, changed in place, and refused."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_offset_and_epoch_stand_outside_the_crc() -> None:
     assert prefix(build_batch(ROWS), 0, 2**40, 77) == batch[:16]
 
 
-def test_log_append_time_signs_anew_and_is_every_records_timestamp() -> None:
+def test_log_append_time_changes_the_crc_and_is_every_records_timestamp() -> None:
     batch = build_batch(ROWS)
     assign(batch, 0, 5, 1, append_time_ms=4242)
     header = read_header(batch)
@@ -81,7 +81,7 @@ def test_a_batch_that_ends_early_has_no_right_crc() -> None:
 
 
 @pytest.mark.parametrize("magic", [0, 1, 3, 255])
-def test_other_magics_are_told_apart(magic: int) -> None:
+def test_other_magics_are_distinguished(magic: int) -> None:
     batch = build_batch(ROWS)
     batch[16] = magic
     with pytest.raises(UnsupportedMagic, match=f"magic {magic}"):
@@ -136,7 +136,7 @@ def test_the_layout_is_that_of_kafka() -> None:
 
 
 def test_sequences_wrap_behind_the_largest() -> None:
-    """KIP-98 leaves it open; Kafka's DefaultRecordBatch goes on with 0."""
+    """KIP-98 leaves it open; Kafka's DefaultRecordBatch continues with 0."""
     assert advance_sequence(SEQUENCE_MAX, 1) == 0
     assert advance_sequence(SEQUENCE_MAX - 1, 3) == 1
     batch = build_batch(ROWS, producer_id=1, producer_epoch=0, base_sequence=SEQUENCE_MAX)

@@ -1,4 +1,4 @@
-"""Codecs: what Kafka writes is read, what is written Kafka reads, and bombs cost what they must."""
+"""Codecs: exchange with Kafka in both directions, and bounded costs of decompression bombs."""
 
 from __future__ import annotations
 

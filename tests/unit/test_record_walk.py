@@ -1,4 +1,4 @@
-"""The walk over a batch's records, compiled and in Python: one verdict for any bytes."""
+"""The walk over a batch's records, compiled and in Python: the same verdict for any bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def compiled() -> None:
 
 
 def both(body: bytes, count: int, **options: Any) -> Walk:
-    """The answer of both kinds, which is one."""
+    """Return the verdict, which both kinds must share."""
     options = {"base_timestamp": 0, **options}
     found = walk(body, count, **options)
     with pytest.MonkeyPatch.context() as patch:
@@ -95,7 +95,7 @@ fields = st.tuples(
 
 @st.composite
 def bodies(draw: st.DrawFn) -> tuple[bytes, int]:
-    """Sound records and their number."""
+    """Draw valid records and their number."""
     rows = draw(st.lists(fields, min_size=1, max_size=6))
     parts = [
         record(i, timestamp_delta=delta, key=key, value=value, headers=headers(*pairs))

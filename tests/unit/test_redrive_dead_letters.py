@@ -1,4 +1,4 @@
-"""Dead letters as a reader finds them, what redriving makes of them, and what it remembers."""
+"""Dead letters as a reader finds them, their redriving, and its recorded progress."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def test_a_set_of_offsets_is_as_a_plain_one(added: list[tuple[int, int]], below:
 
 
 @pytest.mark.parametrize("text", ["x", "3-", "7-3", "-1", "1;2"])
-def test_what_is_no_set_of_offsets_is_refused(text: str) -> None:
+def test_an_invalid_set_of_offsets_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         OffsetSet.parse(text)
 
 
 def written(cause: Cause = Cause.REJECTED, *, copied: bool = True) -> DeadLetter:
-    """A letter as the broker writes it, at offset 3 of the dead-letter topic."""
+    """Return a dead letter as the broker writes it, at offset 3 of the dead-letter topic."""
     dead_letter = DeadLetterRange(7, 7, 2, cause, "m-1", "worker")
     record = Record(7, 99, b"k", b"v", (("h", b"1"), ("__dlq.redrive.count", b"1")))
     (made,) = dead_letter_records(
@@ -71,8 +71,8 @@ def test_a_letter_is_read_as_it_was_written(cause: Cause, reason: str) -> None:
 
 
 def test_a_letter_of_kafka_has_no_more_than_its_headers() -> None:
-    told = {"topic": b"t", "partition": b"0", "offset": b"1", "group": b"g", "message": b"?"}
-    headers = tuple((f"__dlq.errors.{name}", value) for name, value in told.items())
+    fields = {"topic": b"t", "partition": b"0", "offset": b"1", "group": b"g", "message": b"?"}
+    headers = tuple((f"__dlq.errors.{name}", value) for name, value in fields.items())
     letter = parse_dead_letter("dlq.t", 0, Record(0, 42, None, None, headers))
     assert letter is not None
     assert (letter.reason, letter.timestamp_ms, letter.client_id) == ("other", 42, "")
@@ -83,7 +83,7 @@ def test_other_records_are_no_letters(headers: tuple[tuple[str, bytes], ...]) ->
     assert parse_dead_letter("dlq.t", 0, Record(0, 0, b"k", b"v", headers)) is None
 
 
-def test_a_redriven_record_tells_where_it_has_been() -> None:
+def test_a_redriven_record_names_its_origin() -> None:
     letter = written()
     headers = redriven_headers(letter, letter.record, now_ms=900, note="fixed")
     assert headers == (
@@ -122,7 +122,7 @@ def test_a_filter_takes(wanted: DeadLetterFilter, taken: bool) -> None:
     assert wanted.matches(written()) is taken
 
 
-def test_a_standing_is_read_as_it_was_written() -> None:
+def test_recorded_progress_is_read_as_it_was_written() -> None:
     ends = {TopicPartition("t", 0): 5, TopicPartition("t", 1): 0}
     state = RedriveState("dlq.t", 1, OffsetSet([1, 2, 9]), {"g": 3}, Sending(3, 8, ends))
     found = RedriveState.parse(state.text())

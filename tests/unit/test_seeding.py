@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
-#: Fails with what it has drawn: the seed, by Hypothesis without shrinking, and for a simulation.
+#: Fails with its drawn inputs: the seed, Hypothesis' values without shrinking, simulation seeds.
 SAMPLE = """
 from hypothesis import Phase, given, settings, strategies
 from seeding import SEED, drawn_seeds
@@ -22,7 +22,7 @@ def test_sample(numbers):
 
 
 def failing_run(folder: Path, seed: str = "") -> tuple[str, str]:
-    """Run the sample; gives what it printed, and what it drew."""
+    """Run the sample; return its output, and the inputs that it drew."""
     (folder / "test_sample.py").write_text(SAMPLE)
     environment = {**os.environ, "PYTHONPATH": str(TESTS), "CI": "true", "SEED": seed}
     command = [sys.executable, "-m", "pytest", "-p", "conftest", "test_sample.py"]

@@ -1,4 +1,4 @@
-"""Acknowledgements of one request: some thousand at a time, and whole in the end."""
+"""Acknowledgements of one request: applied some thousand at a time, and completely."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOPIC = UUID(int=3)
 
 
 class FakeLeader:
-    """A share partition that notes what is acknowledged, and commits it when it is told to."""
+    """A share partition that records acknowledgements, and commits them on request."""
 
     phase = Phase.ACTIVE
 
@@ -38,7 +38,7 @@ class FakeLeader:
 
 
 class Partitions:
-    """The share partitions of a broker: there is each one that is asked for."""
+    """The share partitions of a broker; every requested one exists."""
 
     def __init__(self) -> None:
         self.applied: list[int] = []

@@ -1,4 +1,4 @@
-"""Retry back-off: how long a record waits, that it keeps its place, and that a restart keeps it."""
+"""Retry back-off: its length, that the record keeps its place, and that a restart keeps it."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_locks_and_waits_are_numbered_apart() -> None:
     assert share.expire(30_000, 5, on_failure(30_000))[0] == 3
 
 
-def test_what_waits_keeps_its_place_in_the_window() -> None:
+def test_a_waiting_record_keeps_its_place_in_the_window() -> None:
     share = SharePartition(0)
     fetch(share, 0)
     release(share, 0, 0, 0)
@@ -150,7 +150,7 @@ def test_a_new_leader_keeps_waits(updates_per_snapshot: int, replay: bool) -> No
     assert (fetch(loaded, 99), fetch(loaded, 100)) == ([], [(0, 3, 2)])
 
 
-def test_a_wait_that_a_further_delivery_overtook_says_nothing() -> None:
+def test_a_wait_before_a_further_delivery_is_ignored() -> None:
     loaded = SharePartition.load(
         0,
         [(0, 3, 0, 2)],
@@ -164,7 +164,7 @@ def test_a_wait_that_a_further_delivery_overtook_says_nothing() -> None:
     assert fetch(loaded, 0) == [(0, 1, 3), (3, 3, 3)]
 
 
-def test_of_two_waits_after_as_many_deliveries_the_later_one_holds() -> None:
+def test_of_two_waits_with_one_delivery_count_the_later_one_counts() -> None:
     """A delivery between them was taken back, since it never left the broker."""
     loaded = SharePartition.load(
         0,
@@ -181,8 +181,8 @@ def test_of_two_waits_after_as_many_deliveries_the_later_one_holds() -> None:
 
 def test_waits_are_a_tag_of_an_update() -> None:
     plain = Update(1, 2, 3, 4, [(5, 6, 0, 1)])
-    told = plain._replace(delays=((5, 6, 1, 77),))
-    assert records.read_update(records.update_value(told)) == told
+    delayed = plain._replace(delays=((5, 6, 1, 77),))
+    assert records.read_update(records.update_value(delayed)) == delayed
     assert records.read_update(records.update_value(plain)) == plain
-    # Tag 1000, 28 bytes: one range, compactly counted; no tags of its own.
-    assert bytes.fromhex("e8071c02") in records.update_value(told)
+    # Tag 1000, 28 bytes: one range, compactly encoded, without tags.
+    assert bytes.fromhex("e8071c02") in records.update_value(delayed)

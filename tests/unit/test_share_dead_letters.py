@@ -1,4 +1,4 @@
-"""Dead letters: which records get one, what it holds, and that its record waits for it."""
+"""Dead letters: which records get one, its content, and that its record waits for it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_rejected_record_holds_the_window_until_its_letter_is_written() -> Non
     assert (share.start_offset, share.complete) == (4, 0)
 
 
-def test_a_record_at_its_limit_is_doomed_when_it_comes_back() -> None:
+def test_a_record_at_its_limit_gets_a_dead_letter_when_it_comes_back() -> None:
     share = fetched()
     share.acknowledge(0, "m", [(0, 3, RELEASE)], SETTINGS, ON_FAILURE)
     assert not share.dead_letters
@@ -62,7 +62,7 @@ def test_a_gap_is_no_record_and_gets_no_letter() -> None:
     assert (share.dead_letters, share.start_offset) == ([], 4)
 
 
-def test_a_corrupt_batch_that_comes_back_is_doomed() -> None:
+def test_a_corrupt_redelivered_batch_gets_a_dead_letter() -> None:
     data = bytes(build_batch([(0, None, b"x", ())] * 4, base_offset=0))
     share = fetched(data)
     settings = ShareSettings(dead_letters=True)
@@ -71,7 +71,7 @@ def test_a_corrupt_batch_that_comes_back_is_doomed() -> None:
     assert share.dead_letters == [DeadLetterRange(0, 3, 1, Cause.CORRUPT, "")]
 
 
-def test_a_new_leader_finds_what_waits_for_its_letter() -> None:
+def test_a_new_leader_finds_records_that_wait_for_a_dead_letter() -> None:
     loaded = SharePartition.load(
         0,
         [(0, 1, 3, 5), (2, 3, 2, 1)],
@@ -89,7 +89,7 @@ def test_the_cause_is_inferred_from_the_count(count: int, cause: Cause) -> None:
     assert cause_of(count, 5) is cause
 
 
-def test_a_letter_keeps_the_record_and_its_headers_before_those_that_tell_why() -> None:
+def test_a_dead_letter_keeps_the_record_and_appends_headers_with_the_reason() -> None:
     dead_letter = DeadLetterRange(7, 8, 3, Cause.LIMIT, "m", "worker-1")
     found = {7: Record(7, 99, b"k", b"v", (("h", b"1"),))}
     whole, bare = dead_letter_records(Source("g", "t", 2), [dead_letter], found, now_ms=500)

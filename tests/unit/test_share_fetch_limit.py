@@ -1,4 +1,4 @@
-"""How much of what it asks for a fetch gets where keys collide, and how keys are read for it."""
+"""How many of the requested records a fetch gets when keys collide, and how keys are read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shoal.record.records import build_batch
 from shoal.server.share import selection_fetch as share_selection
 
 SETTINGS = ShareSettings(selection=SelectionPolicy(key_order=True), max_record_locks=4000)
-#: The minimum with compiled loops is more than 2,000 keys have free.
+#: The minimum with compiled loops exceeds the records that 2,000 keys have free.
 LEAST = 100
 
 
@@ -63,7 +63,7 @@ class Queue:
 
 
 def work(queue: Queue, fetches: int, records: int) -> int:
-    """Four members take and accept in turn; the size of the last fetch."""
+    """Four members acquire and accept in turn; return the size of the last fetch."""
     held = [queue.fetch(records) for _ in range(3)]
     for _ in range(fetches):
         held.append(queue.fetch(records))
@@ -74,7 +74,7 @@ def work(queue: Queue, fetches: int, records: int) -> int:
 
 
 def spread(count: int, keys: int) -> list[bytes | None]:
-    """Keys in an order that looks like chance."""
+    """Return keys in an order that looks random."""
     return [b"k%d" % (n * n * 7919 % 104_729 % keys) for n in range(count)]
 
 
@@ -94,14 +94,14 @@ def test_without_keys_a_fetch_gets_what_it_asks_for() -> None:
     assert work(Queue([None] * 20_000), 30, 500) == 500
 
 
-def test_who_asks_for_little_gets_that() -> None:
+def test_a_small_fetch_is_not_limited() -> None:
     queue = Queue(spread(20_000, 2000))
     work(queue, 20, 500)
     assert queue.fetch_limit < RECORDS_MAX
     assert [queue.fetch(n).total for n in (1, 2, 50)] == [1, 2, 50]
 
 
-def test_what_piles_up_behind_a_hot_key_lowers_no_limit() -> None:
+def test_records_behind_a_hot_key_do_not_lower_the_limit() -> None:
     queue = Queue([b"hot" if n % 2 else b"%d" % n for n in range(20_000)])
     work(queue, 15, 500)
     assert queue.fetch_limit == RECORDS_MAX

@@ -1,4 +1,4 @@
-"""Which share partitions a broker may drop when a group has no members."""
+"""The share partitions that a broker may drop when a group has no members."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HOLDING = SelectionPolicy(key_order=True, key_held_by_dead_letter=True)
 
 
 def run(settings: ShareSettings, check: Callable[[ShareLeader, FakePorts], None]) -> None:
-    """Load a share partition whose member has acquired its one record, and check it."""
+    """Load a share partition whose member has acquired its only record, and check it."""
 
     async def main() -> None:
         partition = Partition(
@@ -72,7 +72,7 @@ def test_a_leader_is_kept_until_its_writes_are_committed() -> None:
 
 
 def test_a_leader_is_kept_while_records_are_in_back_off() -> None:
-    """Only a leader knows which records are due later, and when."""
+    """Only a leader has the due times of delayed records."""
 
     def check(leader: ShareLeader, ports: FakePorts) -> None:
         settle(leader, RELEASE)
@@ -103,7 +103,7 @@ def test_a_leader_is_kept_while_a_dead_letter_holds_its_key() -> None:
 
 @pytest.mark.parametrize("is_closed", [True, False])
 def test_the_waiters_of_a_dropped_leader_are_called_once(is_closed: bool) -> None:
-    """A write that is on its way still has a result; one that is not is never sent."""
+    """A write in flight still gets a result; one that is not in flight is never sent."""
 
     def check(leader: ShareLeader, ports: FakePorts) -> None:
         results = settle(leader, ACCEPT)

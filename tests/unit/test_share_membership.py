@@ -1,4 +1,4 @@
-"""Share-group membership, one promise at a time (KIP-932, and the two that are Shoal's own)."""
+"""Share-group membership, one rule for each test (KIP-932, and two rules of Shoal's own)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def image(partitions: int = 2, /, **group_configs: str) -> MetadataImage:
 
 
 class Share:
-    """A group, its members' heartbeats, and the share coordinator's answers."""
+    """A group, its members' heartbeats, and the share coordinator's responses."""
 
     def __init__(self, metadata: MetadataImage | None = None, **settings: Any) -> None:
         metadata = metadata or image()
@@ -47,7 +47,7 @@ class Share:
         self.count = 0
 
     def heartbeat(self, member: str, epoch: int = 0, connection: str = "") -> Any:
-        """The answer, None while it is held, or the code that it was refused with."""
+        """Return the response, None while it is parked, or the error code of a refusal."""
         self.count += 1
         token = f"{member}-{self.count}"
         topics = frozenset(["jobs"]) if epoch == 0 else None
@@ -66,18 +66,18 @@ class Share:
             return Result(result.records, (*result.replies, Reply(token, {})), result.effects)
 
         self.count += 1
-        self.sim.submit(f"told-{self.count}", acknowledged)
+        self.sim.submit(f"acknowledged-{self.count}", acknowledged)
         self.sim.advance(0)
 
     def initialize(self) -> None:
-        """Answer what was asked of the share coordinator."""
+        """Answer the requests to the share coordinator."""
         asked = [e for e in self.sim.performed if isinstance(e, InitializeShareState)]
         self.sim.performed.clear()
         for effect in asked:
             self.tell(lambda s, now, e=effect: s.initialized(e.group_id, e.partitions, now))
 
     def join(self, member: str) -> Any:
-        """Join a group, perhaps one that has to be initialized."""
+        """Join a group, which may need initialization."""
         answer = self.heartbeat(member)
         token = f"{member}-{self.count}"
         self.initialize()
@@ -139,7 +139,7 @@ def test_a_heartbeat_that_is_held_is_answered_when_its_member_sends_another():
 
 
 def test_a_member_that_joins_within_the_assignment_interval_has_work_at_once():
-    """KIP-1263 spaces full assignments; what is there is shared out, and moved later."""
+    """KIP-1263 spaces full assignments; available partitions are shared now, and moved later."""
     share = Share()
     share.join("a")
     assert partitions(share.join("b")) == {0}
@@ -149,7 +149,7 @@ def test_a_member_that_joins_within_the_assignment_interval_has_work_at_once():
     assert share.assigned("b") == {0}
 
 
-def test_what_a_leaver_read_alone_is_read_on_within_the_assignment_interval():
+def test_a_leavers_partitions_are_reassigned_within_the_assignment_interval():
     share = Share()
     share.join("a")
     share.join("b")
@@ -177,7 +177,7 @@ def test_a_member_that_is_heard_of_over_another_connection_stays():
     epoch = share.join("a")["member_epoch"]
     share.lose("a")
     share.heartbeat("a", epoch, connection="another")
-    share.lose("a")  # The old connection again: it tells nothing any more.
+    share.lose("a")  # The old connection again: it no longer counts.
     share.sim.advance(10_000)
     assert sorted(share.group.members) == ["a"]
 
@@ -196,7 +196,7 @@ def test_the_takeover_interval_can_be_switched_off():
     assert share.join("a")["heartbeat_interval_ms"] == 5_000
 
 
-def test_a_member_that_takes_up_another_assignment_is_told_of_to_the_broker():
+def test_a_new_assignment_of_a_member_is_reported_to_the_broker():
     """Its fetch may wait for partitions that it had before."""
     share = Share()
     share.join("a")
@@ -266,7 +266,7 @@ LARGE = 10_000
 
 
 def large_group(size: int, partitions: int = 64) -> Share:
-    """A settled group whose members do not time out for as long as a test takes."""
+    """Return a settled group whose members do not time out during a test."""
     share = Share(image(partitions), group_share_max_size=LARGE + 1)
     share.join("m0")
     for n in range(1, size):
@@ -304,8 +304,8 @@ def test_a_join_and_a_leave_cost_the_same_in_a_large_group() -> None:
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_thousands_of_members_are_assigned_in_steps(restarts: bool) -> None:
-    """No step is larger than a batch, each answer that was held has work, and a shard that is
-    rebuilt half-way goes on."""
+    """No step exceeds a batch, each parked response contains an assignment, and a shard that is
+    rebuilt half-way continues."""
     size = 2_000 if restarts else LARGE
     share = Share(image(64), group_share_max_size=LARGE)
     for n in range(size):

@@ -1,4 +1,4 @@
-"""A share partition's window by example, with the sentences of KIP-932 and its followers."""
+"""A share partition's window by example, with the sentences of KIP-932 and its successors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ACCEPT, RELEASE, REJECT, RENEW = (bytes([kind]) for kind in (1, 2, 3, 4))
 
 
 def log(*sizes: int, base: int = 0, **options: object) -> bytes:
-    """Batches of so many records, one behind the other."""
+    """Return consecutive batches of these sizes."""
     data = b""
     for size in sizes:
         records = [(0, None, b"x", ())] * size
@@ -94,8 +94,8 @@ def test_the_start_offset_moves_past_complete_records_only() -> None:
 
 
 def test_a_batch_is_delivered_in_ever_smaller_pieces_near_the_limit() -> None:
-    """KAFKA-17541: with a limit of 5 whole batches up to the third delivery, halves at the fourth,
-    and single records at the last, so that one poison record does not take its batch along."""
+    """KAFKA-17541: with a limit of 5, whole batches up to the third delivery, halves at the fourth,
+    and single records at the last. So a poison record does not fail its whole batch."""
     window = Window(log(8))
     sizes = []
     for _ in range(3):
@@ -118,7 +118,7 @@ def test_pieces_halve_with_each_delivery_under_a_high_limit() -> None:
     assert totals == [64, 64, 64, 64, 64, 32, 16, 8, 4, 1]
 
 
-def test_what_comes_back_at_the_limit_is_archived() -> None:
+def test_a_record_released_at_the_limit_is_archived() -> None:
     window = Window(log(1), delivery_count_limit=2)
     for count in (1, 2):
         assert window.fetch().records == [(0, 0, count)]
@@ -225,7 +225,7 @@ def test_read_committed_passes_by_aborted_records() -> None:
     assert Window(data).fetch().records == [(0, 3, 1)]
 
 
-def test_a_corrupt_batch_that_comes_back_is_archived_and_passed_by() -> None:
+def test_a_corrupt_redelivered_batch_is_archived_and_skipped() -> None:
     good, bad = log(2), bytearray(log(2, base=2))
     bad[-1] ^= 1
     window = Window(good + bytes(bad) + log(2, base=4))
@@ -247,7 +247,7 @@ def test_a_log_start_that_moves_takes_its_records_along() -> None:
     window.fetch()
     window.share.advance_log_start(7)
     assert (window.share.start_offset, window.share.end_offset) == (7, 10)
-    assert window.acknowledge(0, 6, ACCEPT) is ErrorCode.none, "what is gone is passed over"
+    assert window.acknowledge(0, 6, ACCEPT) is ErrorCode.none, "deleted records are ignored"
     assert window.acknowledge(5, 9, ACCEPT) is ErrorCode.none
     window.share.advance_log_start(20)
     assert (window.share.start_offset, window.share.end_offset) == (20, 20)
@@ -274,7 +274,7 @@ def test_a_window_is_built_from_what_is_persisted() -> None:
     ]
 
 
-def test_state_that_tells_of_records_the_log_has_lost_ends_with_the_log() -> None:
+def test_state_beyond_the_log_end_is_cut() -> None:
     def load(log_end_offset: int) -> SharePartition:
         return SharePartition.load(
             10,
@@ -327,9 +327,9 @@ def test_many_ranges_are_accepted_together_or_not_at_all() -> None:
         return share.acknowledge(window.now_ms, "m", ranges, window.settings).error
 
     for bad in (
-        [*acks[:2], (3, 3, ACCEPT)],  # held by another member
-        [*acks, (7, 7, ACCEPT)],  # acquired by nobody
-        [*acks, (8, 9, ACCEPT)],  # behind the window
+        [*acks[:2], (3, 3, ACCEPT)],  # locked by another member
+        [*acks, (7, 7, ACCEPT)],  # not acquired
+        [*acks, (8, 9, ACCEPT)],  # after the window
     ):
         assert accept(bad) is not ErrorCode.none
         assert (share.start_offset, share.complete) == (0, 0)

@@ -34,7 +34,7 @@ class TopicResult(NamedTuple):
 
 
 class Response(NamedTuple):
-    """The answer to WriteShareGroupState."""
+    """The response to WriteShareGroupState."""
 
     results: list[TopicResult]
 
@@ -62,7 +62,7 @@ class ElsewhereStates:
 
 
 class SlowPeers:
-    """Another broker, which answers a request when it is told to."""
+    """Another broker, which answers a request when the test says so."""
 
     def __init__(self) -> None:
         self.requests: list[list[dict[str, Any]]] = []

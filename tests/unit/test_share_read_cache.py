@@ -1,4 +1,4 @@
-"""What was read of a log to look at its records is kept, within bounds, for what is taken later."""
+"""Reads of a log that examined its records are cached, within bounds, for later acquisitions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def read(first: int, batches: int = 2, size: int = 10) -> Batches:
-    """So many batches of records from an offset on."""
+    """Return batches of records from an offset on."""
     records = [(0, None, b"v" * 100, ())] * size
     found = [build_batch(records, base_offset=first + size * n) for n in range(batches)]
     return scan(b"".join(found), first)

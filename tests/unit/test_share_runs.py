@@ -1,4 +1,4 @@
-"""`Runs.rewrite` against a list with one entry an offset."""
+"""`Runs.rewrite` compared with a list that has one entry for each offset."""
 
 from __future__ import annotations
 

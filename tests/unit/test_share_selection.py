@@ -1,4 +1,4 @@
-"""Selection over a batch that takes several looks, and over a delivery limit that was lowered."""
+"""Selection over a batch that takes several scans, and over a delivery limit that was lowered."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOW_MS = 1000
 
 
 def batch(*records: tuple[bytes | None, dict[str, int]]) -> Any:
-    """A batch of records with these keys and headers, from offset 0 and at `NOW_MS`."""
+    """Return a batch of records with these keys and headers, from offset 0 and at `NOW_MS`."""
     rows = [
         (NOW_MS, key, b"x", [(name, str(value).encode()) for name, value in headers.items()])
         for key, headers in records
@@ -30,15 +30,15 @@ def batch(*records: tuple[bytes | None, dict[str, int]]) -> Any:
 
 
 def delaying(header: str, value: int) -> Selection:
-    """A selection with delays of up to 200 ms that has looked at two of three records at `NOW_MS`;
-    the third has the header."""
+    """Return a selection with delays of up to 200 ms that has scanned two of three records at
+    `NOW_MS`; the third has the header."""
     known = Selection(SharePartition(0), SelectionPolicy(delay_max_ms=200))
     known.scan(NOW_MS, 2, ShareSettings(), batch((None, {}), (None, {}), (None, {header: value})))
     assert known.is_open
     return known
 
 
-def test_what_fell_due_between_two_looks_at_its_batch_is_not_delayed() -> None:
+def test_a_record_that_falls_due_between_two_scans_of_its_batch_is_not_delayed() -> None:
     known = delaying("shoal.deliver.after", 100)
     known.scan(NOW_MS + 100, 2, ShareSettings(), None)
     assert (known.delayed, known.next_due_ms) == (0, None)
@@ -60,7 +60,7 @@ def test_a_delay_is_cut_by_the_time_of_the_look_that_finds_it() -> None:
     assert known.headers.clamped == 0
 
 
-def test_what_follows_an_exhausted_record_of_its_key_is_as_urgent_as_it_would_be_alone() -> None:
+def test_an_exhausted_record_does_not_change_the_urgency_of_the_next_one() -> None:
     policy = SelectionPolicy(key_order=True, priority_header="p", priority_ageing_ms=10)
     share = SharePartition.load(
         0,
@@ -91,7 +91,7 @@ def test_a_record_that_comes_back_alone_waits_for_those_of_its_key_that_are_out(
     assert known.choose(1, ShareSettings(), NOW_MS)[0] == [0]
 
 
-def test_what_is_put_back_has_waited_all_the_same() -> None:
+def test_a_record_that_was_put_back_keeps_its_waiting_time() -> None:
     policy = SelectionPolicy(priority_header="p", priority_ageing_ms=50)
     known = Selection(SharePartition(0), policy)
     known.scan(NOW_MS, 9, ShareSettings(), batch((None, {"p": 2})))
@@ -102,9 +102,9 @@ def test_what_is_put_back_has_waited_all_the_same() -> None:
     assert known.choose(1, ShareSettings(), NOW_MS + 400)[0] == [0]
 
 
-def test_a_record_that_was_put_back_and_delivered_waits_anew_when_it_comes_back() -> None:
-    """It was ready twice: when it was put back, and when that was noted. One of these outlived its
-    delivery, and would give it the place it had before."""
+def test_a_record_that_was_put_back_and_delivered_waits_again_when_released() -> None:
+    """It was ready twice: when it was put back, and when that was recorded. One entry outlived its
+    delivery, and would give it its former place."""
     policy, share = SelectionPolicy(priority_header="p", priority_ageing_ms=50), SharePartition(0)
     known, settings = Selection(share, policy), ShareSettings()
     read = batch((None, {"p": 2}))
@@ -123,8 +123,8 @@ def test_a_record_that_was_put_back_and_delivered_waits_anew_when_it_comes_back(
 
 
 @pytest.mark.parametrize("raw", [b"no gzip", bytes(compress(Compression.GZIP, record()))])
-def test_a_batch_that_claims_two_billion_offsets_is_passed_by(raw: bytes) -> None:
-    """share.partition.max.record.locks holds whatever a log contains, and no letter is written."""
+def test_a_batch_that_claims_two_billion_offsets_is_skipped(raw: bytes) -> None:
+    """share.partition.max.record.locks holds for any log content, and no dead letter is written."""
     absurd = scan(faulty_batches.batch(codec=1, count=2**31 - 1, raw=raw), 0)
     share = SharePartition(0)
     known = Selection(share, SelectionPolicy(key_order=True))
@@ -139,8 +139,8 @@ def test_a_batch_that_claims_two_billion_offsets_is_passed_by(raw: bytes) -> Non
 
 
 def held_after_a_restart(*offsets: int) -> tuple[SharePartition, Selection]:
-    """A window of three offsets of which some are held by their dead letters, as a new leader
-    finds it, which knows no key yet."""
+    """Return a window of three offsets, some of which hold their keys for dead letters. A new
+    leader loads it before it has read any key."""
     share = SharePartition.load(
         0,
         [(offset, offset, int(ARCHIVING), 1) for offset in offsets],
@@ -155,7 +155,7 @@ def held_after_a_restart(*offsets: int) -> tuple[SharePartition, Selection]:
     return share, Selection(share, policy)
 
 
-def test_what_is_held_and_turns_out_to_have_no_key_is_freed() -> None:
+def test_a_held_record_without_a_key_is_freed() -> None:
     share, known = held_after_a_restart(0, 1)
     _, changes = known.scan(NOW_MS, 9, ShareSettings(), batch((None, {}), (b"a", {}), (b"a", {})))
     assert changes == [(0, 0, int(ARCHIVED), 1)]
@@ -163,7 +163,7 @@ def test_what_is_held_and_turns_out_to_have_no_key_is_freed() -> None:
     assert not known.may_choose()
 
 
-def test_what_is_held_and_gone_from_the_log_is_freed() -> None:
+def test_a_held_record_deleted_from_the_log_is_freed() -> None:
     share, known = held_after_a_restart(0, 1)
     rows = [(NOW_MS, b"a", b"x", ()), (NOW_MS, b"b", b"x", ())]
     later = scan(bytes(build_batch(rows, base_offset=1)), 0)
@@ -188,8 +188,8 @@ def test_what_is_held_and_gone_from_the_log_is_freed() -> None:
         (None, None),
     ],
 )
-def test_what_is_a_number_in_a_header(text: bytes | None, number: int | None) -> None:
-    """`int` alone takes 1_0 for ten."""
+def test_numbers_in_headers(text: bytes | None, number: int | None) -> None:
+    """`int` alone accepts 1_0 as ten."""
     reader = HeaderReader(10**18, "p")
     due_ms, _ = reader.read((("shoal.deliver.at", text),), 0)
     assert due_ms == max(0, number or 0)

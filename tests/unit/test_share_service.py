@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class ClosedCache(MetadataCache):
-    """A cache whose image nobody may read before the metadata log is open."""
+    """A cache whose image must not be read before the metadata log is open."""
 
     is_open = False
 
@@ -60,7 +60,7 @@ class Quotas:
 
 
 class NoIsrChanges:
-    """A controller that no partition asks for another ISR (`partitions.IsrController`)."""
+    """A controller that gets no request for another ISR (`partitions.IsrController`)."""
 
     def submit(self, partition: Partition, change: AlterPartition) -> None:
         raise AssertionError("no ISR changes")

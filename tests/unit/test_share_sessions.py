@@ -1,4 +1,4 @@
-"""Share sessions (KIP-932): epochs, limits, and what a member may send when."""
+"""Share sessions (KIP-932): epochs, limits, and the requests that a member may send."""
 
 import pytest
 from shoal.coordinator.share.sessions import ShareSessions

@@ -1,4 +1,4 @@
-"""The persisted state of share partitions: Kafka's bytes, fencing, snapshots, cutting."""
+"""The persisted state of share partitions: Kafka's bytes, fencing, snapshots, log truncation."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Store:
             self.shard.initialize(self.now_ms, key, state_epoch=state_epoch, start_offset=start)
         )
 
-    def told(self, key: ShareKey = KEY) -> tuple[int, int, list[StateBatch]]:
+    def persisted(self, key: ShareKey = KEY) -> tuple[int, int, list[StateBatch]]:
         state, refusal = self.shard.summary(key)
         assert state is not None
         assert refusal is None
@@ -140,7 +140,7 @@ def test_updates_of_any_length_are_read_alike(count: int, monkeypatch: pytest.Mo
     value = records.update_value(update)
     assert records.read_update(value) == update
     assert records.read_update(value[:-1]) is None
-    if 0 < count < 16_383:  # By hand, where the length takes two bytes at most.
+    if 0 < count < 16_383:  # Encoded by hand if the length takes at most two bytes.
         monkeypatch.setattr(records, "_read_value", None)
         assert records.read_update(value) == update
 
@@ -166,7 +166,7 @@ def test_nothing_can_be_written_or_read_before_it_is_initialized() -> None:
     assert store.initialize(ShareKey("g", TOPIC, -1)) is ErrorCode.invalid_request
 
 
-def test_what_was_written_is_held_in_its_own_form_alone() -> None:
+def test_written_state_is_kept_in_one_form_only() -> None:
     store = Store()
     store.initialize()
     store.write((0, 10_000, 0, 1))
@@ -176,7 +176,7 @@ def test_what_was_written_is_held_in_its_own_form_alone() -> None:
     gc.collect()
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert held < 30 * 10_000, "tuples of the write are kept beside columns"
+    assert held < 30 * 10_000, "tuples of the write are kept in addition to columns"
 
 
 def test_former_leaders_and_former_states_are_fenced() -> None:
@@ -199,8 +199,8 @@ def test_every_nth_write_is_a_snapshot_and_the_log_before_it_can_go() -> None:
     kinds = [record.key[1] for record in store.log]
     assert kinds == [0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1]
     assert store.shard.redundant_offset == 8
-    assert store.rebuilt().told() == store.rebuilt(first=8).told() == store.told()
-    assert store.told() == (0, 10, [(2 * o, 2 * o, 2, 1) for o in range(10)])
+    assert store.rebuilt().persisted() == store.rebuilt(first=8).persisted() == store.persisted()
+    assert store.persisted() == (0, 10, [(2 * o, 2 * o, 2, 1) for o in range(10)])
 
 
 def test_a_new_start_forgets_what_lies_below_it() -> None:
@@ -208,12 +208,12 @@ def test_a_new_start_forgets_what_lies_below_it() -> None:
     store.initialize(start=0)
     store.write((0, 9, 2, 1), (12, 14, 0, 2))
     store.write((10, 10, 2, 1), start=11, complete=0)
-    assert store.told() == (11, 0, [(12, 14, 0, 2)])
+    assert store.persisted() == (11, 0, [(12, 14, 0, 2)])
     store.initialize(state_epoch=1, start=3)
-    assert store.told() == (3, 0, [])
+    assert store.persisted() == (3, 0, [])
 
 
-def test_deleted_state_is_gone_and_holds_up_no_cutting() -> None:
+def test_deleted_state_does_not_delay_pruning() -> None:
     store = Store()
     other = ShareKey("h", TOPIC, 1)
     store.initialize()
@@ -246,7 +246,7 @@ def test_cold_partitions_get_a_new_snapshot_until_there_is_nothing_to_cut() -> N
             store.append(record)
     assert written == [2, 0, 0, 0, 0]
     assert store.shard.redundant_offset == len(store.log) - 2
-    assert store.rebuilt(store.shard.redundant_offset).told(busy) == store.told(busy)
+    assert store.rebuilt(store.shard.redundant_offset).persisted(busy) == store.persisted(busy)
 
 
 def test_batches_are_combined_as_a_twin_with_one_entry_an_offset_combines_them() -> None:
@@ -273,7 +273,7 @@ def test_batches_are_combined_as_a_twin_with_one_entry_an_offset_combines_them()
 
 
 def spread(batches: Iterable[StateBatch]) -> dict[int, tuple[int, int]]:
-    """State and delivery count of each offset."""
+    """Return state and delivery count of each offset."""
     return {
         offset: (state, count)
         for first, last, state, count in batches

@@ -1,4 +1,4 @@
-"""The size of batches follows what records take, within its bounds, and comes to rest."""
+"""The size of batches follows the time of records, within its bounds, and converges."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shoal_spark.batch_size import FIRST_RECORDS, GROWTH_MAX, BatchSize
 def run(
     pace: BatchSize, record_s: float, overhead_s: float, batches: int, there: int = 10**9
 ) -> int:
-    """Batches of equal records one after the other; the size of the last."""
+    """Run equal batches; return the size of the last one."""
     now_s, size = 0.0, 0
     for seq in range(1, batches + 1):
         size = min(pace.limit(10_000), there)
@@ -35,7 +35,7 @@ def test_it_comes_to_rest_at_the_target(record_s: float, overhead_s: float) -> N
     assert size == 10_000 or took_s == pytest.approx(10.0, abs=max(0.5, 1.5 * record_s))
 
 
-def test_few_records_say_nothing() -> None:
+def test_few_records_are_no_measurement() -> None:
     pace = BatchSize(10.0, 1)
     run(pace, 0.0, 1.0, 50, there=3)
     assert pace.limit(10_000) == FIRST_RECORDS
@@ -51,7 +51,7 @@ def test_bounds() -> None:
     assert pace.limit(10**9) == FIRST_RECORDS * GROWTH_MAX
 
 
-def test_a_batch_that_is_not_complete_says_nothing() -> None:
+def test_an_incomplete_batch_is_no_measurement() -> None:
     pace = BatchSize(10.0, 1)
     pace.given(2, 1000, 0.0)
     pace.completed(1, 100.0)

@@ -1,4 +1,4 @@
-"""The source's own record reader, against the general one, and whatever bytes come along."""
+"""The source's record reader compared with the general one, and on arbitrary bytes."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def signed(whole: bytes | bytearray, body: bytes) -> bytes:
 
 @given(st.binary(max_size=200), st.integers(1, 20))
 def test_records_of_any_bytes_end(body: bytes, count: int) -> None:
-    """Behind a right CRC there may still be nonsense: it is refused, or read within its bounds."""
+    """A valid CRC may cover nonsense, which is refused, or read within its bounds."""
     whole = signed(build_batch([(0, None, None, ())] * count), body)
     columns = Columns("t", 0, with_headers=False)
     try:

@@ -1,4 +1,4 @@
-"""The daemon of Python workers has imported what they need, and is fit to be forked."""
+"""The daemon of Python workers has imported their modules, and is safe to fork."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ threading.Thread(target=threading.Event().wait, daemon=True).start()
 """
 
 
-def told(program: str, threads: str) -> str:
+def output(program: str, threads: str) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": threads}
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
@@ -26,12 +26,12 @@ def told(program: str, threads: str) -> str:
 
 
 def test_it_imports_and_has_one_thread() -> None:
-    assert told(LOOK, "1") == "True True True"
+    assert output(LOOK, "1") == "True True True"
 
 
 def test_it_imports_nothing_where_that_would_start_threads() -> None:
-    assert told(LOOK, "2") == "False False False"
+    assert output(LOOK, "2") == "False False False"
 
 
 def test_another_thread_is_found() -> None:
-    assert told(THREAD + LOOK, "1") == "False True True"
+    assert output(THREAD + LOOK, "1") == "False True True"

@@ -12,7 +12,7 @@ from machine import lacking
 
 PROGRAM = Path(__file__).resolve().parents[2] / "spark_operator_jobs" / "decommission.py"
 EXECUTOR = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
-#: Stands for an executor: it says when it is ready, and ends by itself once it was told to.
+#: Stands for an executor: it prints when it is ready, and exits when it gets the signal.
 STAND_IN = """
 import signal, sys
 signal.signal(signal.SIGPWR, lambda *_: sys.exit(7))
@@ -21,20 +21,20 @@ signal.pause()
 """
 
 
-def test_the_executor_is_told_and_waited_for(tmp_path: Path) -> None:
+def test_the_executor_gets_a_signal_and_is_awaited(tmp_path: Path) -> None:
     java = tmp_path / "java"
     java.symlink_to(sys.executable)
     words = [str(java), "-c", STAND_IN, EXECUTOR]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as executor:
         assert executor.stdout is not None
         assert executor.stdout.readline() == "ready\n"
-        told = subprocess.Popen([sys.executable, str(PROGRAM)])
-        assert executor.wait(20) == 7, "it was ended in another way than by SIGPWR"
-        assert told.wait(20) == 0
+        executor_process = subprocess.Popen([sys.executable, str(PROGRAM)])
+        assert executor.wait(20) == 7, "it did not end by SIGPWR"
+        assert executor_process.wait(20) == 0
 
 
 def test_executors_of_other_containers_are_left_alone(tmp_path: Path) -> None:
-    """A node sees the processes of its pods: they are in PID namespaces of their own."""
+    """A node sees the processes of its pods: each pod has a PID namespace."""
     if os.geteuid() or not shutil.which("unshare"):
         lacking("a PID namespace needs root and unshare")
     java = tmp_path / "java"
@@ -46,7 +46,7 @@ def test_executors_of_other_containers_are_left_alone(tmp_path: Path) -> None:
         try:
             done = subprocess.run([sys.executable, str(PROGRAM)], timeout=20, check=False)
             assert done.returncode == 0
-            assert other.poll() is None, "it was told"
+            assert other.poll() is None, "it got the signal"
         finally:
             other.kill()
 

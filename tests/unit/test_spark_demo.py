@@ -1,4 +1,4 @@
-"""What a demo shows, and what it calls a failure."""
+"""What a demo shows, and what counts as a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a drain is over: by what the group says, whatever the clock does meanwhile."""
+"""When a drain is complete: by the group's offsets, whatever the clock does."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ def drain() -> Drain:
 
 def test_it_is_over_when_start_offsets_have_passed_the_ends() -> None:
     one = drain()
-    assert one.open({}) == [A, B], "a partition that nobody has written to has nothing to drain"
+    assert one.open({}) == [A, B], "a partition without records has nothing to drain"
     assert not one.done({}, {}, {})
     assert not one.done({A: 10}, {}, {})
     assert not one.done({A: 10, B: 3}, {A: 0, B: 1}, {})
     assert one.open({A: 10, B: 3}) == [B]
     assert one.done({A: 10, B: 4}, {}, {})
-    assert one.done({A: 99, B: 99}, {A: 5, B: 2}, {}), "what came later is the next drain's"
+    assert one.done({A: 99, B: 99}, {A: 5, B: 2}, {}), "later records belong to the next drain"
 
 
-def test_what_is_kept_here_is_waited_for_by_nobody() -> None:
+def test_a_drain_does_not_wait_for_records_kept_here() -> None:
     one, kept = drain(), {A: 2}
     assert one.done({A: 5, B: 4}, {A: 2}, kept)
-    assert not one.done({A: 5, B: 4}, {A: 3}, kept), "somebody else has a record"
+    assert not one.done({A: 5, B: 4}, {A: 3}, kept), "another member has a record"
     assert not one.done({A: 5, B: 4}, {}, kept), "the lag is not known"
-    assert not one.done({B: 4}, {A: 2}, kept), "the lag tells nothing of a partition not known"
+    assert not one.done({B: 4}, {A: 2}, kept), "the lag of another partition does not count"
     assert one.done({A: 5, B: 9}, {A: 2, B: 7}, kept), "beyond the target of one partition"
-    assert not one.done({A: 5, B: 3}, {A: 0, B: 1}, kept), "what is kept of another partition"
+    assert not one.done({A: 5, B: 3}, {A: 0, B: 1}, kept), "records of another partition are kept"
 
 
 def test_a_partition_without_records_is_no_part_of_it() -> None:
-    """Apache Kafka tells no lag of a partition of which nothing was ever delivered."""
+    """Apache Kafka reports no lag of a partition without any delivery."""
     assert drain().done({A: 0, B: 0}, {A: 0, B: 0}, {}), "a start may lag behind what is settled"
     assert drain().done({A: 0, B: 0}, {A: 0, B: 0, ("t", 2): -1}, {})
     assert not drain().done({A: 0, B: 0}, {A: 0, B: -1}, {})
@@ -47,7 +47,7 @@ def test_it_waits_until_dead_members_locks_have_run_out() -> None:
         polls += 1
     assert polls * 0.25 > 8 + MARGIN_S
     assert not one.is_vain(9_000)
-    # Something moves: it may go on moving.
+    # Progress was made, and more may follow.
     assert not one.done({A: 6, B: 4}, {A: 4}, {})
     assert not one.is_vain(8_000)
     assert patience_s(0) == LOCK_MS / 1000 + MARGIN_S

@@ -1,4 +1,4 @@
-"""How the Spark image starts JVMs: from the archive wherever the class path means the same."""
+"""How the Spark image starts JVMs: from the archive if the class path is equivalent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROGRAMS = Path(__file__).resolve().parents[2] / "spark_operator_jobs"
 
 
 def program(name: str) -> ModuleType:
-    """A program of the image, which is no module of a package."""
+    """A program of the image that is not in a package."""
     spec = importlib.util.spec_from_file_location(f"image_{name}", PROGRAMS / f"{name}.py")
     assert spec
     assert spec.loader
@@ -29,7 +29,7 @@ java, entrypoint = program("java"), program("entrypoint")
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A Spark with three jars, of which an archive was made."""
+    """A Spark with three jars and their archive."""
     jars = tmp_path / "jars"
     jars.mkdir()
     for name in ("slf4j-api-2", "a", "z"):
@@ -43,7 +43,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def class_path(home: str, given: str) -> str:
-    """What a JVM gets for a class path, less the place of the jars; nothing without the archive."""
+    """Return a JVM's class path without the jars' directory; empty without the archive."""
     words = java.command(["-Xmx1g", "-cp", given, "Main", "-cp"], {"SPARK_HOME": home})
     assert words[0] == "java"
     assert words[-2:] == ["Main", "-cp"]
@@ -60,7 +60,7 @@ def test_an_executor_starts_from_the_archive(home: str) -> None:
 
 
 def test_a_driver_starts_from_the_archive(home: str) -> None:
-    """Spark's launcher names a jar of Spark's before the others, and directories behind them."""
+    """Spark's launcher puts a jar of Spark's before the others, and directories after them."""
     given = f"/opt/spark/conf:{home}/jars/slf4j-api-2.jar:{home}/jars/*:/etc/hadoop"
     assert class_path(home, given) == "slf4j-api-2.jar:a.jar:z.jar:/opt/spark/conf:/etc/hadoop"
 
@@ -73,7 +73,7 @@ def test_a_jar_that_was_added_later_comes_behind(home: str) -> None:
 @pytest.mark.parametrize(
     "given", ["/mine.jar:{}/jars/*", "/mine/*:{}/jars/*", "/mine.jar", "{}/jars/a.jar"]
 )
-def test_somebody_elses_jars_come_first_without_the_archive(home: str, given: str) -> None:
+def test_other_jars_come_first_without_the_archive(home: str, given: str) -> None:
     assert class_path(home, given.format(home)) == ""
 
 

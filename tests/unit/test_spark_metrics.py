@@ -1,4 +1,4 @@
-"""What a query's progress says in numbers."""
+"""Numbers in a query's progress."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from shoal_spark import metrics
 
 
 def test_counts_in_a_querys_progress() -> None:
-    told = {"group": "g", **dict.fromkeys(metrics.NAMES, 3)}
+    offset = {"group": "g", **dict.fromkeys(metrics.NAMES, 3)}
     sources = [
-        SimpleNamespace(latestOffset=json.dumps(told)),
+        SimpleNamespace(latestOffset=json.dumps(offset)),
         SimpleNamespace(latestOffset=None),
         SimpleNamespace(latestOffset='{"topic": {"0": 5}}'),
         SimpleNamespace(latestOffset="5"),

@@ -77,7 +77,9 @@ def test_options_that_contradict_each_other(options: dict[str, str], words: str)
         ("kafka.value.deserializer", "bytes"),
     ],
 )
-def test_what_means_nothing_to_a_share_group_says_what_does(name: str, remedy: str) -> None:
+def test_an_option_without_meaning_for_a_share_group_names_the_remedy(
+    name: str, remedy: str
+) -> None:
     with pytest.raises(InvalidOption, match=f"{name}' does not apply here: .*{remedy}"):
         SourceOptions.of({**RIGHT, name.lower(): "1"})
 
@@ -92,19 +94,19 @@ def test_what_means_nothing_to_a_share_group_says_what_does(name: str, remedy: s
         ("kafka.key.serializer", "bytes"),
     ],
 )
-def test_what_means_nothing_to_the_sink_says_what_does(name: str, remedy: str) -> None:
+def test_an_option_without_meaning_for_the_sink_names_the_remedy(name: str, remedy: str) -> None:
     with pytest.raises(InvalidOption, match=f"{name}' does not apply here: .*{remedy}"):
         TopicOptions.of_sink({**SINK, name: "1"})
 
 
 def test_a_jobs_tasks_are_no_more_than_a_batch_has_records() -> None:
-    """The operator asks for as many as there may be cores, whatever the size of a batch."""
+    """The operator requests as many as there may be cores, whatever the size of a batch."""
     given = arguments.parser("work").parse_args(["--tasks=20", "--max-records=5"])
     assert arguments.options(given)["minPartitions"] == "5"
 
 
-def test_what_agrees_is_taken() -> None:
-    """As many tasks as records, a login where one is asked for, the same word said twice."""
+def test_consistent_options_are_accepted() -> None:
+    """As many tasks as records, a login where one is needed, and a value that is given twice."""
     found = SourceOptions.of(
         {
             **RIGHT,

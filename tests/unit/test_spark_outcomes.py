@@ -1,4 +1,4 @@
-"""Outcomes on their way from a sink to the source, and the number of executors wanted."""
+"""Outcomes between a sink and the source, and the desired number of executors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_neighbours_become_one_line(tmp_path: Path) -> None:
     assert [p.suffix for p in tmp_path.iterdir()] == [".jsonl"], "only whole files have this name"
 
 
-def test_what_nobody_speaks_of_is_accepted(tmp_path: Path) -> None:
+def test_rows_without_an_outcome_are_accepted(tmp_path: Path) -> None:
     outcome_files.write(str(tmp_path), [rejected(2, 3), rejected(5, 6, Kind.RELEASE, 100)])
     inbox = Inbox(str(tmp_path))
     inbox.look()
@@ -64,7 +64,7 @@ def test_a_new_reader_finds_what_the_old_one_left(tmp_path: Path) -> None:
         assert [kind for kind, _, _ in inbox.of([Range("t", 0, 0, 5)])] == [Kind.REJECT]
 
 
-def test_what_nobody_fetched_for_a_week_is_removed(tmp_path: Path) -> None:
+def test_outcomes_that_no_reader_fetched_for_a_week_are_removed(tmp_path: Path) -> None:
     path = outcome_files.write(str(tmp_path), [rejected(0, 5)])
     assert path is not None
     long_ago = path.stat().st_mtime - outcome_files.AGE_S_MAX - 1
@@ -93,7 +93,7 @@ def test_nonsense_is_no_number(text: str) -> None:
 def test_a_number_is_read_over_http() -> None:
     class Answer(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            # 503: the operator does not know the lag, and repeats the number all the same.
+            # 503: the operator has no lag, and repeats the number.
             known = {"/scale/ns/images": 200, "/scale/ns/unknown": 503}
             self.send_response(known.get(self.path, 404))
             self.end_headers()
@@ -120,7 +120,7 @@ def test_a_number_is_read_over_http() -> None:
         wanted()
 
 
-def test_nobody_publishes() -> None:
+def test_a_missing_number_is_none() -> None:
     assert scaling.published({}) is None
 
 

@@ -1,6 +1,6 @@
-"""Sets of ranges, tasks, offsets and the books of the Spark source, against plain sets of numbers.
+"""Sets of ranges, tasks, offsets and the Spark source's ledger, compared with sets of numbers.
 
-Records are checked one by one, so a dumb twin is easy: an offset is a (topic, partition, number).
+Records are checked individually: an offset is a (topic, partition, number).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def offsets(ranges: Iterable[Range]) -> Offsets:
 
 @st.composite
 def range_sets(draw: st.DrawFn, count_max: int = 6) -> list[Range]:
-    """Disjoint ranges in order, some with sizes."""
+    """Draw disjoint ranges in order, some with sizes."""
     found = []
     for topic in ("a", "b"):
         for partition in (0, 1):
@@ -71,7 +71,7 @@ def test_tasks_hold_every_offset_once_and_in_order(ranges: list[Range], wanted: 
 
 @given(range_sets(count_max=10), st.integers(1, 12))
 def test_tasks_are_even_but_for_a_record(ranges: list[Range], wanted: int) -> None:
-    """A task's weight passes an even share by less than its heaviest record."""
+    """A task exceeds an even share of the weight by less than its heaviest record."""
     total = sum(r.weight for r in ranges)
     heaviest = max((-(-r.weight // r.length) for r in ranges), default=0)
     wanted = min(wanted, max(sets.count(ranges), 1))
@@ -130,65 +130,65 @@ def test_owed_ranges_end_with_the_start_offset_and_with_a_reset() -> None:
 
 
 def test_a_batch_is_settled_once_it_is_complete() -> None:
-    books, found = Ledger(), [Range("t", 0, 0, 9)]
-    books.resume(Offset(0, "g", ("t",)))
-    assert books.acquired(found) == []
-    assert books.fresh() == found
-    books.give(1, books.fresh())
-    assert books.fresh() == []
-    assert books.completed(0) == []
-    assert books.completed(1) == found
-    books.settled(found)
-    assert (books.held, books.owed) == ([], [])
+    ledger, found = Ledger(), [Range("t", 0, 0, 9)]
+    ledger.resume(Offset(0, "g", ("t",)))
+    assert ledger.acquired(found) == []
+    assert ledger.fresh() == found
+    ledger.give(1, ledger.fresh())
+    assert ledger.fresh() == []
+    assert ledger.completed(0) == []
+    assert ledger.completed(1) == found
+    ledger.settled(found)
+    assert (ledger.held, ledger.owed) == ([], [])
 
 
-def test_what_lost_its_lock_is_owed_and_not_delivered_twice() -> None:
-    books = Ledger()
-    books.acquired([Range("t", 0, 0, 9)])
-    books.give(1, books.fresh())
-    books.lost([Range("t", 0, 0, 4)])
-    assert books.completed(1) == [Range("t", 0, 5, 9)]
-    books.settled([Range("t", 0, 5, 9)])
-    assert books.owed == [Range("t", 0, 0, 4)]
-    assert books.acquired([Range("t", 0, 2, 12, 2)]) == [Range("t", 0, 2, 4, 2)]
-    assert books.fresh() == [Range("t", 0, 5, 12, 2)], "what was settled comes back as new"
+def test_a_record_that_lost_its_lock_is_owed_and_not_delivered_twice() -> None:
+    ledger = Ledger()
+    ledger.acquired([Range("t", 0, 0, 9)])
+    ledger.give(1, ledger.fresh())
+    ledger.lost([Range("t", 0, 0, 4)])
+    assert ledger.completed(1) == [Range("t", 0, 5, 9)]
+    ledger.settled([Range("t", 0, 5, 9)])
+    assert ledger.owed == [Range("t", 0, 0, 4)]
+    assert ledger.acquired([Range("t", 0, 2, 12, 2)]) == [Range("t", 0, 2, 4, 2)]
+    assert ledger.fresh() == [Range("t", 0, 5, 12, 2)], "settled records come back as new"
 
 
-def test_a_new_driver_owes_what_the_checkpoint_says() -> None:
-    books = Ledger()
+def test_a_new_driver_owes_the_records_of_the_checkpoint() -> None:
+    ledger = Ledger()
     last = Offset(7, "g", ("t",), (Range("t", 0, 10, 19),), (Range("t", 0, 0, 4),))
-    books.resume(last)
-    assert offsets(books.owed) == offsets([Range("t", 0, 0, 4), Range("t", 0, 10, 19)])
-    books.resume(last._replace(ranges=(Range("t", 0, 90, 99),)))
-    assert offsets(books.owed) == offsets([Range("t", 0, 0, 4), Range("t", 0, 10, 19)])
+    ledger.resume(last)
+    assert offsets(ledger.owed) == offsets([Range("t", 0, 0, 4), Range("t", 0, 10, 19)])
+    ledger.resume(last._replace(ranges=(Range("t", 0, 90, 99),)))
+    assert offsets(ledger.owed) == offsets([Range("t", 0, 0, 4), Range("t", 0, 10, 19)])
 
 
 def test_a_replayed_batch_is_not_delivered_again_while_it_runs() -> None:
-    books = Ledger()
+    ledger = Ledger()
     end = Offset(7, "g", ("t",), (Range("t", 0, 10, 19),), (Range("t", 0, 0, 4),))
-    assert books.replay(end)
-    assert not books.replay(end)
-    assert books.acquired([Range("t", 0, 0, 29, 2)]) == [Range("t", 0, 0, 4, 2)]
-    assert offsets(books.fresh()) == offsets([Range("t", 0, 5, 9), Range("t", 0, 20, 29)])
-    assert books.completed(7) == [Range("t", 0, 0, 4, 2), Range("t", 0, 10, 19, 2)]
+    assert ledger.replay(end)
+    assert not ledger.replay(end)
+    assert ledger.acquired([Range("t", 0, 0, 29, 2)]) == [Range("t", 0, 0, 4, 2)]
+    assert offsets(ledger.fresh()) == offsets([Range("t", 0, 5, 9), Range("t", 0, 20, 29)])
+    assert ledger.completed(7) == [Range("t", 0, 0, 4, 2), Range("t", 0, 10, 19, 2)]
 
 
-def test_what_is_kept_is_neither_delivered_nor_owed() -> None:
-    books = Ledger()
-    books.acquired([Range("t", 0, 0, 9)])
-    books.keep([Range("t", 0, 5, 9)])
-    assert books.fresh() == [Range("t", 0, 0, 4)]
-    books.settled([Range("t", 0, 5, 9)])
-    assert books.held == [Range("t", 0, 0, 4)]
+def test_kept_records_are_neither_delivered_nor_owed() -> None:
+    ledger = Ledger()
+    ledger.acquired([Range("t", 0, 0, 9)])
+    ledger.keep([Range("t", 0, 5, 9)])
+    assert ledger.fresh() == [Range("t", 0, 0, 4)]
+    ledger.settled([Range("t", 0, 5, 9)])
+    assert ledger.held == [Range("t", 0, 0, 4)]
 
 
 @given(st.data())
 def test_every_record_is_delivered_until_it_is_settled(data: st.DataObject) -> None:
-    """A group of one partition hands out what is free; locks get lost, drivers die and return.
+    """A group of one partition delivers free records; locks are lost, drivers die and return.
 
-    Each record is in one batch only, and at the end every one was settled.
+    Each record is in only one batch, and at the end every record is settled.
     """
-    books, log = Ledger(), set(range(40))
+    ledger, log = Ledger(), set(range(40))
     free, settled, batches = set(log), set(), dict[int, Offsets]()
     checkpoint, complete = Offset(0, "g", ("t",)), True
 
@@ -197,36 +197,36 @@ def test_every_record_is_delivered_until_it_is_settled(data: st.DataObject) -> N
 
     def settle(ranges: list[Range]) -> None:
         settled.update(numbers(ranges))
-        books.settled(ranges)
+        ledger.settled(ranges)
 
     for _ in range(data.draw(st.integers(10, 40))):
         step = data.draw(st.sampled_from(["batch", "batch", "lose", "crash"]))
-        if step == "lose" and books.held:
-            lost = data.draw(st.sampled_from(books.held))
+        if step == "lose" and ledger.held:
+            lost = data.draw(st.sampled_from(ledger.held))
             free |= numbers([lost])
-            books.lost([lost])
+            ledger.lost([lost])
         elif step == "crash":
-            free |= numbers(books.held)
-            books = Ledger()
+            free |= numbers(ledger.held)
+            ledger = Ledger()
             if not complete:
-                books.replay(checkpoint)
+                ledger.replay(checkpoint)
         else:
-            settle(books.completed(checkpoint.seq))
-            books.resume(checkpoint)
+            settle(ledger.completed(checkpoint.seq))
+            ledger.resume(checkpoint)
             complete = True
             first = data.draw(st.integers(0, 39))
             taken = sorted(free & set(range(first, first + 10)))
             free -= set(taken)
-            settle(books.acquired([Range("t", 0, o, o) for o in taken]))
-            if fresh := books.fresh():
+            settle(ledger.acquired([Range("t", 0, o, o) for o in taken]))
+            if fresh := ledger.fresh():
                 seq = checkpoint.seq + 1
-                batches[seq] = offsets(books.give(seq, fresh))
-                checkpoint = Offset(seq, "g", ("t",), tuple(fresh), tuple(books.owed))
+                batches[seq] = offsets(ledger.give(seq, fresh))
+                checkpoint = Offset(seq, "g", ("t",), tuple(fresh), tuple(ledger.owed))
                 complete = data.draw(st.booleans())
-    settle(books.completed(checkpoint.seq))
-    books.resume(checkpoint)
-    settle(books.acquired([Range("t", 0, o, o) for o in sorted(free)]))
-    left = numbers(books.fresh())
+    settle(ledger.completed(checkpoint.seq))
+    ledger.resume(checkpoint)
+    settle(ledger.acquired([Range("t", 0, o, o) for o in sorted(free)]))
+    left = numbers(ledger.fresh())
     delivered = [o for batch in batches.values() for _, _, o in batch]
     assert len(delivered) == len(set(delivered)), "a record was in two batches"
     assert set(delivered) | left == log

@@ -1,4 +1,4 @@
-"""What `shoal_spark.register` does with an application, and in which order."""
+"""The steps of `shoal_spark.register` in an application, and their order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def session(calls: list[str], **more: object) -> SimpleNamespace:
 
 
 def test_executors_are_asked_for_before_anything_else(calls: list[str]) -> None:
-    """They take seconds to start, in which the driver does the rest."""
+    """They take seconds to start, while the driver continues."""
     spark = session(calls, _sc=SimpleNamespace(applicationId="a"))
     shoal_spark.register(spark)
     assert calls[0] == "executors"

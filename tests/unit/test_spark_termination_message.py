@@ -1,4 +1,4 @@
-"""The line that a driver's end comes down to, and where it goes."""
+"""The line that summarizes a driver's error, and where it is written."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class StreamingQueryException(Exception):
-    """By the name of PySpark's."""
+    """An error with the name of PySpark's."""
 
 
-#: As PySpark 4.3 words it, its frames left out; tests/spark has the real ones.
+#: PySpark 4.3's text without its frames; tests/spark has the real ones.
 FAILED = """[STREAM_FAILED] Query [id = 2, runId = 5] terminated with exception: [FOREACH] Reason:
 py4j.Py4JException: An exception was raised by the Python Proxy. Return Message: Traceback (most recent call last):
   File "foreach_batch_dispatch.py", line 61, in call
@@ -56,7 +56,7 @@ def test_the_line_that_an_error_began_with(error: Exception, line: str) -> None:
     assert termination_message.summary(error) == line
 
 
-def test_they_are_written_down_and_python_goes_on_as_before(
+def test_messages_are_written_and_python_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[BaseException] = []

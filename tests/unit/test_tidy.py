@@ -1,4 +1,4 @@
-"""The house style, enforced: sizes, words and places. Each rule says what to do about it."""
+"""The house style as tests: sizes, words and places. Each failure states the remedy."""
 
 import ast
 import re
@@ -15,7 +15,7 @@ UNFINISHED = re.compile(r"\b(TO" r"DO|FIX" r"ME|X" r"XX|NotImplemented" r"Error)
 DIRECTORIES = frozenset("bin dev etc lib mnt opt proc run sbin src sys usr var".split())
 PLACEHOLDERS = frozenset("data jvm mine path api apis metrics namespaces scale spec".split())
 ABSOLUTE = re.compile(r"(?<![\w.:/$}{*)~<>\]-])/([A-Za-z][\w.-]*)/([\w.-]*)")
-#: Of the image and of examples.
+#: Home directories of the image and of examples.
 HOMES = frozenset({"/home/you", "/home/spark", "/home/conf"})
 #: Hosts in URLs are public sites of projects, names in a cluster, or addresses of this machine.
 HOST = re.compile(r"\b[a-z]+://(?:[^\s/@\"']*@)?([A-Za-z][\w-]*(?:\.[\w-]+)*\.[a-z]{2,})\b")

@@ -30,8 +30,9 @@ now_ms = Clock().now_ms
 
 
 def test_a_clock_that_is_set_back_doubles_waits_at_most() -> None:
-    """Found by the cluster's simulation: share locks and group sessions lasted longer by all that
-    the clock was set back. Time goes on at half speed until the wall clock is there."""
+    """Found by the cluster simulation: share locks and group sessions lasted longer by the whole
+    step of a clock that was set back. Time runs at half speed until the wall clock has caught
+    up."""
     wall, monotonic = [1_700_000_000_000], [5_000]
     clock = Clock(lambda: wall[0] * 1_000_000, lambda: monotonic[0] * 1_000_000)
 
@@ -72,8 +73,8 @@ def test_timers_fire_in_the_order_of_their_deadlines() -> None:
 
 
 def test_a_timer_that_is_set_again_by_its_call_waits_for_the_next_turn() -> None:
-    """Found by the cluster's simulation: who was called a millisecond early and set its timer again
-    was called in a circle, until that millisecond was over."""
+    """Found by the cluster simulation: a timer that fired a millisecond early and was set again by
+    its call fired in a loop until that millisecond was over."""
     loop = _ByHand()
     timers = Timers(loop, _AtZero())  # type: ignore[arg-type]
     calls: list[int] = []
@@ -107,7 +108,7 @@ def test_a_timer_with_leeway_fires_with_others_in_the_last_part_of_its_wait() ->
         timers.at(deadline_ms, note(name), leeway=0.1)
     timers.at(530, note("strict"))
     loop.advance(0.490)
-    assert not fired, "nobody has to fire yet, and leeway alone wakes nobody"
+    assert not fired, "no timer is due, and leeway alone fires none"
     loop.advance(0.500)
     assert fired == ["a", "b"], "c, behind one without leeway, waits for that"
     loop.advance(0.530)
@@ -139,7 +140,7 @@ def test_fetches_that_expire_close_together_expire_in_one_turn() -> None:
 
 
 class _ByHand:
-    """As much of a loop as timers and futures need; its time goes on when it is told to."""
+    """The part of a loop that timers and futures need; the test advances its time."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -290,7 +291,7 @@ def test_a_few_woken_fetches_complete_early() -> None:
         ]
         other = purgatory.park_fetch(["b"], lambda: {"found": 2}, dict, deadline_ms)
         purgatory.complete_early(0.0)
-        assert not any(fetch.done() for fetch in fetches)  # nothing has happened
+        assert not any(fetch.done() for fetch in fetches)  # no wake-up yet
         purgatory.wake("a")
         purgatory.complete_early(0.0)
         assert [fetch.done() for fetch in fetches] == [True] * EARLY_FETCHES_MAX + [False] * 2
@@ -319,7 +320,7 @@ def test_no_fetch_completes_early_while_many_requests_come() -> None:
 
         for _ in range(READS_MAX):
             purgatory.complete_early(0.0)
-        assert goes_ahead(WINDOW_S / 2)  # one window is not known before it ends
+        assert goes_ahead(WINDOW_S / 2)  # a window counts only when it has ended
         assert not goes_ahead(WINDOW_S)
         assert not goes_ahead(1.5 * WINDOW_S)
         assert goes_ahead(2 * WINDOW_S)

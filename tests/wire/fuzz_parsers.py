@@ -1,10 +1,10 @@
-"""Coverage-guided fuzzing of every parser that bytes from outside reach: `make fuzz`.
+"""Coverage-guided fuzzing of every parser that outside bytes reach: `make fuzz`.
 
-`python fuzz_parsers.py --seconds 60` gives each target its share of the time, in a process of its
-own (libFuzzer ends one at the first finding). Each target may raise the one error that its parser
-declares; anything else, ten seconds for one input, or a gigabyte, is a finding. Inputs that found
-something new are kept in `build/fuzz` and are where the next run starts. `--seed` or SEED repeats
-the mutations of a run that started from the same inputs.
+`python fuzz_parsers.py --seconds 60` gives each target its share of the time, in a separate process
+(libFuzzer ends one at the first finding). Each target may raise the one error that its parser
+declares. Anything else, ten seconds for one input, or a gigabyte, is a finding. Inputs that found
+something new are kept in `build/fuzz` and start the next run. `--seed` or SEED repeats the
+mutations of a run that started from the same inputs.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _EXPANDED_MAX = 1 << 20
 
 
 def requests(data: bytes) -> None:
-    """A frame as the dispatcher takes it apart."""
+    """Parse a frame as the dispatcher does."""
     frame = bytearray(data)
     if len(frame) < 10 or (row := HANDLERS.get(frame[0] << 8 | frame[1])) is None:
         return
@@ -91,7 +91,7 @@ def requests(data: bytes) -> None:
 
 
 def responses(data: bytes) -> None:
-    """What our client takes from a broker."""
+    """Parse a broker's response as our client does."""
     if len(data) < 3 or (row := HANDLERS.get(data[0])) is None:
         return
     with contextlib.suppress(WireError):
@@ -99,7 +99,7 @@ def responses(data: bytes) -> None:
 
 
 def batches(data: bytes) -> None:
-    """Record batches, once as they are and once with their CRC made right."""
+    """Parse record batches, once unchanged and once with a valid CRC."""
     for batch in (data, _signed(data)):
         with contextlib.suppress(CorruptBatch):
             for at, header in headers(batch):
@@ -129,7 +129,7 @@ def compressions(data: bytes) -> None:
 
 
 def walks(data: bytes) -> None:
-    """Records as the log walks them, compiled and in Python."""
+    """Walk records as the log does, compiled and in Python."""
     if len(data) >= 4:
         words = (data[4:], data[0], int.from_bytes(data[1:4], "big"), 50, 1 << 20, True, 4)
         found = walker.in_python(*words)
@@ -137,7 +137,7 @@ def walks(data: bytes) -> None:
 
 
 def state(data: bytes) -> None:
-    """Records of internal topics, as a coordinator finds them on disk."""
+    """Parse records of internal topics, as a coordinator finds them on disk."""
     cut = data[0] if data else 0
     record = Record(data[1 : 1 + cut], data[1 + cut :])
     for decode in (group_records.decode, share_records.decode):
@@ -156,7 +156,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 
 
 def seeds(target: str) -> Iterator[bytes]:
-    """Sound inputs to start from."""
+    """Yield valid inputs to start from."""
     rng = random.Random(0)
     author = Author(rng, ["a", "b"])
     if target == "requests":
@@ -177,7 +177,7 @@ def seeds(target: str) -> Iterator[bytes]:
 
 
 def fuzz(target: str, seconds: int, seed: int) -> None:
-    """Fuzz one target in this process; ends it."""
+    """Fuzz one target in this process, which then ends."""
     kept = KEPT / target
     kept.mkdir(parents=True, exist_ok=True)
     for number, data in enumerate(seeds(target)):
@@ -200,9 +200,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=int, default=300, help="for all targets together")
     parser.add_argument("--target", choices=TARGETS, help="one target, in this process")
-    parser.add_argument("--input", type=Path, help="run one input through --target, as it is")
+    parser.add_argument("--input", type=Path, help="run one unchanged input through --target")
     parser.add_argument(
-        "--seed", type=int, default=SEED, help="what mutations are drawn from; SEED, or a new one"
+        "--seed", type=int, default=SEED, help="seed of the mutations; SEED, or a new one"
     )
     words = parser.parse_args()
     if words.input is not None:
@@ -217,8 +217,8 @@ def main() -> None:
             command = [sys.executable, __file__, "--target", target, "--seconds", str(share)]
             command += ["--seed", str(words.seed)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
-            told = [x for x in done.stderr.splitlines() if "number_of_executed_units" in x]
-            count = told[0].split()[-1] if told else "?"
+            counts = [x for x in done.stderr.splitlines() if "number_of_executed_units" in x]
+            count = counts[0].split()[-1] if counts else "?"
             print(f"{target}: {count} inputs in {time.monotonic() - begun:.0f} s", flush=True)
             if done.returncode:
                 failed.append(target)

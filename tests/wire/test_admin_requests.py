@@ -1,4 +1,4 @@
-"""Admin requests in every version that is served, against a real broker: shapes, errors, pages."""
+"""Admin requests in every served version, against a real broker: shapes, errors, pages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from servers import ShoalProcess
 
 TOPIC, BROKER, CLIENT_METRICS, GROUP = 2, 4, 16, 32
-#: A request of each API that succeeds, and what its answer has to hold where it tells errors.
+#: A request of each API that succeeds, and the required content of its response.
 REQUESTS: dict[ApiKey, dict[str, Any]] = {
     ApiKey.METADATA: {"topics": [{"name": "t"}], "allow_auto_topic_creation": False},
     ApiKey.CREATE_TOPICS: {
@@ -91,7 +91,7 @@ def client(shared_broker: ShoalProcess) -> Iterator[WireClient]:
 
 
 def error_codes(answer: Any) -> Iterator[int]:
-    """Every error code anywhere in an answer."""
+    """Yield every error code anywhere in a response."""
     if isinstance(answer, tuple):
         for item in answer:
             yield from error_codes(item)
@@ -121,7 +121,7 @@ def names(answer: Any) -> list[str]:
 
 
 def test_metadata_asks_for_all_none_or_some(client: WireClient) -> None:
-    """v0 takes an empty list for all topics, later versions null; ids came with v12."""
+    """v0 uses an empty list for all topics, later versions null; ids came with v12."""
     assert "t" in names(client.call(ApiKey.METADATA, 0, {"topics": []}))
     assert names(client.call(ApiKey.METADATA, 1, {"topics": []})) == []
     assert "t" in names(client.call(ApiKey.METADATA, 1, {"topics": None}))
@@ -149,7 +149,7 @@ def test_metadata_makes_topics_where_it_may(client: WireClient) -> None:
 
 
 def test_authorized_operations_when_asked_for(client: WireClient) -> None:
-    """KIP-430's bit fields, the values that Kafka gives without an authorizer."""
+    """KIP-430's bit fields, with the values of Kafka without an authorizer."""
     asked = REQUESTS[ApiKey.METADATA] | {
         "include_topic_authorized_operations": True,
         "include_cluster_authorized_operations": True,
@@ -173,7 +173,7 @@ def test_answers_kept_for_large_requests_follow_changes(client: WireClient) -> N
 
 
 def test_pages_of_partitions(client: WireClient) -> None:
-    """KIP-966: a page ends at its limit, and the cursor names the partition that follows."""
+    """KIP-966: a page ends at its limit, and the cursor names the next partition."""
     client.create_topic("page-a", 3)
     client.create_topic("page-b", 2)
     seen, cursor, pages = [], None, 0
@@ -213,7 +213,7 @@ def test_unknown_topics_in_a_page(client: WireClient) -> None:
 
 
 def test_delete_by_id_and_refusals(client: WireClient) -> None:
-    topic_id = client.create_topic("doomed")
+    topic_id = client.create_topic("deleted")
     asked = [(None, topic_id), (None, uuid.uuid4()), ("none", None), (None, None), ("t", topic_id)]
     body = {"topics": [{"name": n, "topic_id": i} for n, i in asked], "timeout_ms": 1000}
     rows = client.call(ApiKey.DELETE_TOPICS, 6, body).responses
@@ -224,7 +224,7 @@ def test_delete_by_id_and_refusals(client: WireClient) -> None:
         ErrorCode.invalid_request,
         ErrorCode.invalid_request,
     ]
-    assert rows[0].name == "doomed"
+    assert rows[0].name == "deleted"
 
 
 def test_a_topic_named_twice_is_neither_made_nor_deleted(client: WireClient) -> None:
@@ -302,8 +302,8 @@ def test_a_subscription_reaches_the_clients_that_match(client: WireClient) -> No
     assert code(metrics=bytes((1 << 20) + 1)) == ErrorCode.telemetry_too_large
 
 
-def test_a_subscription_says_how_often(client: WireClient) -> None:
-    """interval.ms; the default is five minutes, and the least of those that match counts."""
+def test_a_subscription_has_an_interval(client: WireClient) -> None:
+    """interval.ms; the default is five minutes, and the smallest of those that match counts."""
     change = {"interval_ms": "321", "match": "client_id=wi.*", "metrics": "some"}
     assert alter(client, CLIENT_METRICS, "often", **change) == 0
     answer = client.call(ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, 0, {"client_instance_id": None})

@@ -1,4 +1,4 @@
-"""The bench's own code, in seconds: tiny loads against Shoal alone, and planted errors."""
+"""The bench's own code, in seconds: tiny loads against Shoal only, and planted errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Client quotas over the wire: set, listed, kept over a restart, and felt by those they are for."""
+"""Client quotas over the wire: set, listed, kept over a restart, and enforced."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Pair = tuple[str, str | None]
 
 @pytest.fixture
 def client(shared_broker: ShoalProcess, request: pytest.FixtureRequest) -> Iterator[WireClient]:
-    """One whose client id is the test's name; its quotas go with it."""
+    """A client whose client id is the test's name; its quotas are removed afterwards."""
     name = request.node.name
     with WireClient(shared_broker.bootstrap, client_id=name) as client:
         yield client
@@ -33,7 +33,7 @@ def client(shared_broker: ShoalProcess, request: pytest.FixtureRequest) -> Itera
 
 
 def alter(client: WireClient, *entity: Pair, **values: float | None) -> Any:
-    """Set quotas of one entity, None taking one away; the entity's row of the answer."""
+    """Set quotas of one entity, where None removes one; return the entity's row."""
     entry = {
         "entity": [{"entity_type": kind, "entity_name": name} for kind, name in entity],
         "ops": [
@@ -95,7 +95,7 @@ def test_quotas_are_set_listed_and_kept(shared_broker: ShoalProcess, client: Wir
 
 
 def answered_at(client: WireClient) -> float:
-    """When a request is answered, in monotonic seconds."""
+    """Return the monotonic time of a response, in seconds."""
     client.call(ApiKey.API_VERSIONS, 0, {})
     return time.monotonic()
 
@@ -104,7 +104,8 @@ def answered_at(client: WireClient) -> float:
 def test_a_producer_over_its_quota(
     shared_broker: ShoalProcess, client: WireClient, version: int
 ) -> None:
-    """It is told in the layout of its version, and not read from, with or without an answer."""
+    """The throttle time is in the layout of its version, and reading pauses, also without a
+    response."""
     name = f"produced-{version}"
     topic_id = client.create_topic(name)
     assert alter(client, ("client-id", client.client_id), producer_byte_rate=1e5).error_code == 0
@@ -121,14 +122,14 @@ def test_a_producer_over_its_quota(
             assert answer.responses[0].partition_responses[0].base_offset == 0
             assert answer.throttle_time.total_seconds() > 0.1
         assert answered_at(client) - begun > 0.1
-        # A connection of another client is not held up, and may take the quota away.
+        # A connection of another client is not throttled, and may remove the quota.
         with WireClient(shared_broker.bootstrap) as other:
             ours = ("client-id", client.client_id)
             assert alter(other, ours, producer_byte_rate=1e5 + acks).error_code == 0
 
 
 def test_a_consumer_over_its_quota(client: WireClient) -> None:
-    """A fetch gets no more than ten windows allow, and pays for what it got."""
+    """A fetch gets at most what ten windows allow, and pays for it."""
     client.create_topic("consumed")
     for _ in range(5):
         client.produce("consumed", b"x" * 50_000)
@@ -154,7 +155,7 @@ def test_a_consumer_over_its_quota(client: WireClient) -> None:
 
 
 def test_an_application_that_takes_the_brokers_time(client: WireClient) -> None:
-    """Pauses for time are a second at most, and no request is refused."""
+    """Pauses for request time are at most a second, and no request is refused."""
     client.create_topic("asked-about", 20)
     entity = ("client-id", client.client_id)
     assert alter(client, entity, request_percentage=0.001).error_code == 0
@@ -162,14 +163,14 @@ def test_an_application_that_takes_the_brokers_time(client: WireClient) -> None:
     answer = client.call(ApiKey.METADATA, 12, {"topics": None})
     assert 0 < answer.throttle_time.total_seconds() <= 1.0
     assert len(answer.topics) >= 1
-    # What is encoded once for all clients has no pause in it.
+    # A response that is encoded once for all clients contains no pause.
     assert alter(client, entity, request_percentage=None).error_code == 0
     answer = client.call(ApiKey.METADATA, 12, {"topics": None})
     assert answer.throttle_time.total_seconds() == 0
 
 
 def test_changes_of_topics(client: WireClient) -> None:
-    """KIP-599: 11 seconds' worth at once, then no more until there is some again."""
+    """KIP-599: 11 seconds' worth at once, then none until the quota allows some again."""
     entity = ("client-id", client.client_id)
     assert alter(client, entity, controller_mutation_rate=1.0).error_code == 0
 
@@ -184,7 +185,7 @@ def test_changes_of_topics(client: WireClient) -> None:
     body = {"name": "made", "count": 15, "assignments": None}
     body = {"topics": [body], "timeout_ms": 1000, "validate_only": True}
     assert client.call(ApiKey.CREATE_PARTITIONS, 3, body).results[0].error_code == 0
-    # A client too old to know the error is not refused; it pauses afterwards.
+    # A client too old for the error is not refused; it pauses afterwards.
     body = {"topic_names": ["made"], "timeout_ms": 1000}
     deleted = client.call(ApiKey.DELETE_TOPICS, 4, body)
     assert deleted.responses[0].error_code == 0

@@ -1,4 +1,4 @@
-"""Our writers against kio's, for every version of every API: same bytes, read back by kio."""
+"""Our writers compared with kio's, for every version of every API: same bytes, readable by kio."""
 
 import datetime
 import io
@@ -50,7 +50,7 @@ def value(rng: random.Random, field: Field) -> object:
 
 def one(rng: random.Random, kind: str | Struct) -> Any:
     if isinstance(kind, Struct):
-        # Tags of our own are not kio's: see test_own_tags.
+        # kio does not have our own tags: see test_own_tags.
         return {f.name: value(rng, f) for f in kind.fields if (f.tag or 0) < 1000}
     return scalar(rng, kind)
 

@@ -1,4 +1,4 @@
-"""One effect of each of many broker configs, on one real broker that is started with all of them.
+"""Effects of many broker configs, on one real broker that is started with all of them.
 
 `tests/config_effects.py` names these tests as the proofs of their configs.
 """
@@ -100,7 +100,7 @@ def coordinator(client: WireClient, key_type: int, key: str) -> None:
     eventually(found)
 
 
-def test_who_a_broker_is(client: WireClient) -> None:
+def test_identity_of_a_broker(client: WireClient) -> None:
     """node.id, broker.id, broker.rack, advertised.listeners"""
     (broker,) = client.call(ApiKey.METADATA, 12, {"topics": []}).brokers
     assert (broker.node_id, broker.rack) == (7, "rack-a")
@@ -108,7 +108,7 @@ def test_who_a_broker_is(client: WireClient) -> None:
 
 
 def test_new_topics(client: WireClient) -> None:
-    """num.partitions, and default.replication.factor, which one broker cannot give"""
+    """num.partitions, and default.replication.factor, which a single broker cannot provide"""
     row = created(client, "defaults", partitions=-1, factor=1)
     assert (row.error_code, row.num_partitions) == (0, 3)
     row = created(client, "two", partitions=1, factor=-1)
@@ -161,8 +161,8 @@ def join(client: WireClient, group: str, timeout_ms: int = 5_000) -> Any:
 
 
 def test_classic_groups_have_a_size(client: WireClient, shared_broker: ShoalProcess) -> None:
-    """group.max.size, and group.initial.rebalance.delay.ms: the first member waits 3 s for others
-    by default"""
+    """group.max.size, and group.initial.rebalance.delay.ms: by default the first member waits 3 s
+    for others"""
     coordinator(client, 0, "classic")
     with WireClient(shared_broker.bootstrap) as other:
         client.send(
@@ -245,7 +245,7 @@ def test_partitions_in_a_description(client: WireClient) -> None:
 
 
 def test_fetches(client: WireClient, shared_broker: ShoalProcess) -> None:
-    """fetch.max.bytes: one batch at least, and no second one above it.
+    """fetch.max.bytes: at least one batch, and no second one above it.
     max.incremental.fetch.session.cache.slots: the second fetcher gets no session."""
     created(client, "fetched", partitions=2, factor=1)
     for partition in (0, 1):
@@ -342,8 +342,8 @@ def test_the_backlog(shared_broker: ShoalProcess) -> None:
 
 
 def test_samples_of_the_controllers_quota(client: WireClient) -> None:
-    """controller.quota.window.num, controller.quota.window.size.seconds: two seconds' worth may be
-    made at once, where the default is eleven. Five partitions at 1 a second use up more."""
+    """controller.quota.window.num, controller.quota.window.size.seconds: two seconds' worth are
+    allowed at once, where the default is eleven. Five partitions at 1 a second use up more."""
     entity = [{"entity_type": "client-id", "entity_name": client.client_id}]
     ops = [{"key": "controller_mutation_rate", "value": 1.0, "remove": False}]
     body = {"entries": [{"entity": entity, "ops": ops}], "validate_only": False}
@@ -376,8 +376,8 @@ def test_share_state_is_compressed(client: WireClient, shared_broker: ShoalProce
 
 
 def test_transactions_without_verification(client: WireClient) -> None:
-    """transaction.partition.verification.enable, altered while the broker runs: a partition need
-    not be named before the write of a client of transaction version 1."""
+    """transaction.partition.verification.enable, altered while the broker runs: a client of
+    transaction version 1 need not add a partition before writing to it."""
     coordinator(client, 1, "unverified")
     created(client, "unnamed", partitions=1, factor=1)
     producer = init(client, "unverified")

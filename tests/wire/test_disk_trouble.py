@@ -1,6 +1,6 @@
-"""A disk that takes no more: producers are told, nothing half-written is served, and the broker
-goes on when there is room again. A limit on file sizes stands in for a full disk: the kernel cuts
-a write short or refuses it, as it does there."""
+"""A full disk: producers get errors, no partial batch is served, and the broker recovers when there
+is space again. A limit on file sizes simulates the full disk: the kernel also shortens or refuses
+writes at the limit."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A feature at level 0 is off: requests that need it are refused, each in the shape of its answer,
-as Kafka's `isShareGroupProtocolEnabled` and `isConsumerGroupProtocolEnabled` have it."""
+"""A feature at level 0 is off: requests that need it are refused, each with a response of its API,
+as in Kafka's `isShareGroupProtocolEnabled` and `isConsumerGroupProtocolEnabled`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from servers import ShoalProcess
 
 OFF = ErrorCode.unsupported_version
-#: Of requests that need `share.version`: whole-request errors.
+#: Requests that need `share.version`, with top-level errors.
 SHARE: dict[ApiKey, dict[str, Any]] = {
     ApiKey.SHARE_GROUP_HEARTBEAT: {
         "group_id": "g",
@@ -47,12 +47,12 @@ CONSUMER: dict[ApiKey, dict[str, Any]] = {
 
 def set_level(wire: WireClient, feature: str, level: int) -> None:
     unsafe = {"feature": feature, "max_version_level": level, "upgrade_type": 1 if level else 2}
-    told = wire.call(ApiKey.UPDATE_FEATURES, 1, {"timeout": 30_000, "feature_updates": [unsafe]})
-    assert told.error_code is ErrorCode.none, told
+    answer = wire.call(ApiKey.UPDATE_FEATURES, 1, {"timeout": 30_000, "feature_updates": [unsafe]})
+    assert answer.error_code is ErrorCode.none, answer
 
 
 def codes(wire: WireClient) -> set[ErrorCode]:
-    """What all the requests are answered with."""
+    """Return the errors of all the requests."""
     found = {wire.call(api, 1 if api < 90 else 0, body).error_code for api, body in SHARE.items()}
     found |= {wire.call(api, 1, body).error_code for api, body in CONSUMER.items()}
     for api in (ApiKey.SHARE_GROUP_DESCRIBE, ApiKey.CONSUMER_GROUP_DESCRIBE):
@@ -65,7 +65,9 @@ def codes(wire: WireClient) -> set[ErrorCode]:
     return found | {group.error_code}
 
 
-def test_what_is_off_is_refused(start_broker: Callable[..., ShoalProcess]) -> None:
+def test_requests_of_disabled_features_are_refused(
+    start_broker: Callable[..., ShoalProcess],
+) -> None:
     with WireClient(start_broker().bootstrap) as wire:
         wire.create_topic("t")
         assert OFF not in codes(wire)

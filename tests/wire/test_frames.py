@@ -1,4 +1,4 @@
-"""A real broker's front door: frames whole, in pieces and in one go, and bytes that are none."""
+"""Frames on a real broker's sockets: whole, in pieces and several at once, and invalid bytes."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_version_out_of_range_is_answered_in_version_0(client: socket.socket) ->
         ),
     ],
 )
-def test_bytes_that_are_no_request_cost_their_connection(
+def test_bytes_that_are_no_request_close_their_connection(
     shared_broker: ShoalProcess, data: bytes
 ) -> None:
     with connect(shared_broker) as bad, connect(shared_broker) as good:
@@ -165,7 +165,7 @@ def test_an_announced_size_costs_no_memory(shared_broker: ShoalProcess) -> None:
     socks = [connect(shared_broker) for _ in range(50)]
     for sock in socks:
         sock.sendall(struct.pack(">i", 100_000_000) + bytes(1000))
-    # 5 GB announced; each costs the start of a buffer at most.
+    # 5 GB announced; each allocates at most the start of a buffer.
     eventually(lambda: shared_broker.resident_mb() - before < 150)
     for sock in socks:
         sock.close()
@@ -182,8 +182,8 @@ def test_a_client_that_takes_no_answers_is_not_read_from(shared_broker: ShoalPro
                 sent += deaf.send(request)
         except TimeoutError:
             pass
-        assert sent < 100_000_000, "the broker goes on reading"
-        # The heap keeps what was freed, up to 64 MB of it.
+        assert sent < 100_000_000, "the broker keeps reading"
+        # The heap keeps freed memory, up to 64 MB.
         assert shared_broker.resident_mb() - before < 130
     with connect(shared_broker) as good:
         good.sendall(api_versions(1))

@@ -1,4 +1,4 @@
-"""Responses whose records are taken by reference: the same bytes as when they are copied."""
+"""Responses that reference their records have the same bytes as responses that copy them."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""The group-commit option on a real broker: answers wait for the disk, and share its syncs."""
+"""The group-commit option on a real broker: responses wait for the disk, and share its syncs."""
 
 from __future__ import annotations
 

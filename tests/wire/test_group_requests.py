@@ -1,4 +1,4 @@
-"""Group requests in every version that is served, against a real broker."""
+"""Group requests in every served version, against a real broker."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def versions(key: ApiKey) -> list[int]:
 
 
 def join(client: WireClient, group: str, version: int = 9, **fields: Any) -> Any:
-    """A member of one group, joined as a client of that version does it."""
+    """Join a group as a client of that version does; return the response."""
     body = {
         "group_id": group,
         "session_timeout_ms": 10_000,
@@ -76,7 +76,7 @@ def join(client: WireClient, group: str, version: int = 9, **fields: Any) -> Any
 def commit(
     client: WireClient, group: str, topic_id: UUID | None, offset: int, version: int, **fields: Any
 ) -> list[tuple[int, int]]:
-    """Commit `offset` for every partition, and for one that is not there: the error codes."""
+    """Commit `offset` for every partition and for a missing one; return the error codes."""
     partitions = [
         {
             "partition_index": p,
@@ -100,7 +100,7 @@ def commit(
 
 
 def fetch(client: WireClient, group: str, topics: Any, version: int) -> Any:
-    """One group's offsets; the answer's shape is that of one group in all versions."""
+    """Fetch one group's offsets; return a response for one group in all versions."""
     if version < 8:
         body: dict[str, Any] = {"group_id": group, "topics": topics}
     else:
@@ -140,7 +140,7 @@ def test_a_life_in_a_group(client: WireClient, group: str, version: int) -> None
     assert found.members[0].member_assignment == b"all of it"
     assert found.members[0].client_host == "/127.0.0.1"
     if version >= 3:
-        assert found.authorized_operations == 3400  # What Kafka 4.3.1 gives without an authorizer.
+        assert found.authorized_operations == 3400  # As Kafka 4.3.1 without an authorizer.
 
     leaver = {"member_id": joined.member_id}
     left = client.call(
@@ -150,8 +150,8 @@ def test_a_life_in_a_group(client: WireClient, group: str, version: int) -> None
     again = client.call(
         ApiKey.LEAVE_GROUP, min(version, 5), {"group_id": group, **leaver, "members": [leaver]}
     )
-    told = again.error_code if version < 3 else again.members[0].error_code
-    assert told == ErrorCode.unknown_member_id
+    code = again.error_code if version < 3 else again.members[0].error_code
+    assert code == ErrorCode.unknown_member_id
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.OFFSET_COMMIT))
@@ -212,8 +212,8 @@ def test_unknown_topic_ids(client: WireClient, group: str) -> None:
     assert topic.partitions[0].error_code == ErrorCode.unknown_topic_id
 
 
-def test_offsets_of_a_topic_made_anew(client: WireClient, group: str) -> None:
-    """An offset counts for the topic it was committed for, not for another of its name."""
+def test_offsets_of_a_recreated_topic(client: WireClient, group: str) -> None:
+    """An offset counts for the topic it was committed for, not for another one of the same name."""
     first = client.create_topic("again")
     partition = {"partition_index": 0, "committed_offset": 5, "committed_metadata": ""}
     body = {
@@ -347,7 +347,7 @@ def test_a_sync_names_its_protocol(client: WireClient, group: str) -> None:
 
 @pytest.mark.parametrize("key", [k for k in HANDLERS if k in range(8, 17) or k in (42, 47)])
 def test_answers_use_names_that_the_protocol_has(key: int) -> None:
-    """A refusal of the whole request is an answer in every version."""
+    """A refusal of the whole request is a response in every version."""
     layout = codec.struct_of(codec.entity(key, max(HANDLERS[key].versions), EntityType.response))
     assert HANDLERS[key].refuse is not None or any(
         f.name in ("error_code", "groups", "coordinators", "results") for f in layout.fields

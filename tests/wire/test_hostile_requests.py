@@ -1,4 +1,4 @@
-"""Hostile input on live sockets: it costs one connection at most, and memory stays bounded."""
+"""Hostile input on live sockets: it costs at most one connection, and memory stays bounded."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 REQUESTS = 3000
 GROWTH_MB_MAX = 100
-#: All but the one that may ask that every client be slowed down: the broker does as it is told.
+#: All APIs except the one that can slow down every client: the broker would comply.
 APIS = [key for key in HANDLERS if key != ApiKey.ALTER_CLIENT_QUOTAS]
-#: A request of another client while a hostile one is handled; generous for busy machines.
+#: Maximum time of another client's request while a hostile one is handled; generous.
 SERVED_WITHIN_S = 8.0
 
 
 @pytest.fixture(scope="module")
 def shoal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalProcess]:
-    """A broker that has served the usual once, so that what is measured is growth."""
+    """A broker that has served usual requests once, so that tests measure growth."""
     process = ShoalProcess(tmp_path_factory.mktemp("hostile") / "data").start()
     with WireClient(process.bootstrap) as client:
         client.create_topic("usual")
@@ -50,7 +50,7 @@ def connect(broker: ShoalProcess) -> socket.socket:
 
 
 def serves(broker: ShoalProcess) -> float:
-    """A good client produces and fetches; how long that took, in seconds."""
+    """Produce and fetch with a good client; return the time that it took, in seconds."""
     begin = time.monotonic()
     with WireClient(broker.bootstrap) as good:
         row = good.produce("usual", b"x")
@@ -60,7 +60,7 @@ def serves(broker: ShoalProcess) -> float:
 
 
 def failures(broker: ShoalProcess) -> list[str]:
-    """Faults of ours, which the broker logs with their traceback."""
+    """Return our own failures, which the broker logs with their traceback."""
     lines = broker.log
     begins = [i for i, line in enumerate(lines) if "a request failed" in line]
     return ["\n".join(lines[i : i + 40]) for i in begins]
@@ -82,7 +82,7 @@ def test_requests_that_mean_harm(shoal: ShoalProcess, mutilated: float, seed: in
             frame = author.mutilated(frame)
         try:
             sock.sendall(frame)
-            sock.settimeout(0.3)  # Some wait for members, some get no answer.
+            sock.settimeout(0.3)  # Some wait for members, some get no response.
             alive = bool(sock.recv(1 << 20))
         except TimeoutError:
             alive = False
@@ -104,8 +104,8 @@ def head(api: ApiKey, version: int) -> bytes:
 GROUP = struct.pack(">h1s", 1, b"g")
 EMPTY = b"\0\0"
 NO_PARTITIONS = EMPTY + bytes(4)
-#: What stands before an array, one entry of it, and what stands behind: requests of 8 MB full of
-#: the smallest entries there are.
+#: The bytes before an array, one entry, and the bytes after: requests of 8 MB full of the smallest
+#: possible entries.
 FULL = {
     "metadata": (head(ApiKey.METADATA, 1), EMPTY, b""),
     "describe groups": (head(ApiKey.DESCRIBE_GROUPS, 0), EMPTY, b""),
@@ -141,7 +141,7 @@ def test_arrays_full_of_nothing(shoal: ShoalProcess, name: str, size: int) -> No
         assert serves(shoal) < SERVED_WITHIN_S
         hostile.settimeout(30)
         answer = hostile.recv(1)
-        assert answer == b"" or size < 1 << 20, "so many entries are refused"
+        assert answer == b"" or size < 1 << 20, "this many entries are refused"
     assert shoal.resident_mb() - memory_mb < GROWTH_MB_MAX
     assert not failures(shoal)
 
@@ -166,7 +166,8 @@ def test_null_where_there_must_be_an_array(
 
 
 def bomb(codec: str) -> bytes:
-    """A batch below 1 MB that says it has one record and expands to between 16 MB and 27 GB."""
+    """Return a batch below 1 MB that announces one record and expands to between 16 MB and 27
+    GB."""
     zeros = bytes(16 << 20)
     compress: Any = {
         "gzip": cramjam.gzip.compress,
@@ -175,7 +176,7 @@ def bomb(codec: str) -> bytes:
         "zstd": cramjam.zstd.compress,
     }[codec]
     piece = bytes(compress(zeros))
-    pieces = 1 if codec == "snappy" else 900_000 // len(piece)  # Only that one has no frames.
+    pieces = 1 if codec == "snappy" else 900_000 // len(piece)  # Only snappy has no frames.
     batch = bytearray(build_batch([(1, b"k", b"v", ())])[:61]) + piece * pieces
     struct.pack_into(">i", batch, 8, len(batch) - 12)
     struct.pack_into(">h", batch, 21, 1 + ["gzip", "snappy", "lz4", "zstd"].index(codec))
@@ -185,7 +186,7 @@ def bomb(codec: str) -> bytes:
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
 def test_compression_bombs(shoal: ShoalProcess, codec: str) -> None:
-    """Topics whose records the broker has to look into refuse them; others keep bytes as bytes."""
+    """Topics whose records the broker must read refuse them; others keep the bytes unchanged."""
     data, memory_mb = bomb(codec), shoal.resident_mb()
     with WireClient(shoal.bootstrap) as client:
         recompressed = "lz4" if codec != "lz4" else "gzip"
@@ -205,7 +206,7 @@ def test_compression_bombs(shoal: ShoalProcess, codec: str) -> None:
 
 
 def test_acknowledgements_of_more_than_there_is(shoal: ShoalProcess) -> None:
-    """Ranges of 2^62 offsets are a number each, never a loop."""
+    """A range of 2^62 offsets is stored as numbers, never processed in a loop."""
     with WireClient(shoal.bootstrap) as client:
         topic_id = client.create_topic("vast")
         batch = {"first_offset": 0, "last_offset": 1 << 62, "acknowledge_types": [1]}
@@ -222,7 +223,7 @@ def test_acknowledgements_of_more_than_there_is(shoal: ShoalProcess) -> None:
 
 
 def test_connections_that_trickle(tmp_path: Path) -> None:
-    """Slow-loris: hundreds of requests that never end; those who are idle are closed in time."""
+    """Slow-loris: hundreds of requests that never end; idle connections are closed in time."""
     broker = ShoalProcess(tmp_path / "data", configs={"connections.max.idle.ms": "2000"}).start()
     try:
         with WireClient(broker.bootstrap) as client:

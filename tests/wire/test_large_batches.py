@@ -42,7 +42,7 @@ def topic(client: WireClient) -> str:
 
 @pytest.fixture(scope="module")
 def bomb() -> bytes:
-    """Almost 1 MiB of lz4 that expands to 100 MiB in two records."""
+    """Return almost 1 MiB of lz4 that expands to 100 MiB in two records."""
     noise = random.Random(1).randbytes(500_000)
     return batch(record(0, value=bytes(100 * MIB)), record(1, value=noise), codec=3)
 
@@ -97,7 +97,7 @@ def test_other_connections_are_served_meanwhile(
 def test_answers_and_appends_keep_the_order_of_requests(
     client: WireClient, topic: str, bomb: bytes, shared_broker: ShoalProcess
 ) -> None:
-    """An idempotent producer with five requests in flight, the first of which waits."""
+    """An idempotent producer with five requests in flight, of which the first waits."""
     producer = client.call(ApiKey.INIT_PRODUCER_ID, 4, {"transaction_timeout_ms": 1}).producer_id
 
     def numbered(data: bytes, sequence: int) -> bytes:
@@ -112,7 +112,7 @@ def test_answers_and_appends_keep_the_order_of_requests(
         client.send(ApiKey.PRODUCE, 9, produce(topic, numbered(data, 2 * i)))
         for i, data in enumerate(sequence)
     ]
-    # Neither another partition nor another connection has to wait for the worker's queue.
+    # Other partitions and other connections do not wait for the worker's queue.
     with WireClient(shared_broker.bootstrap) as other:
         assert other.produce(topic, b"v", partition=1).error_code == 0
     answers = [answer(client) for _ in sequence]
@@ -168,7 +168,7 @@ def test_a_client_that_leaves_has_its_batch_appended(
     assert [h.record_count for h in stored(client, topic)] == [2]
 
 
-def test_without_compiled_modules_the_broker_says_so_and_validates(
+def test_without_compiled_modules_the_broker_logs_that_and_validates(
     start_broker: Callable[..., ShoalProcess],
 ) -> None:
     process = start_broker(environment={"PURE_PYTHON": "1"})

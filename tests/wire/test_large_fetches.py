@@ -1,4 +1,4 @@
-"""Answers that leave by `sendfile`: whole, in order, and given up with their client."""
+"""Responses sent by `sendfile`: complete, in order, and dropped with their client."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fetch_body(topic: str, offset: int, max_bytes: int = 4 << 20) -> dict[str, A
 
 
 def filled(client: WireClient, batches: int = 12) -> tuple[str, bytes]:
-    """A topic of batches of some size, and its log as it was produced."""
+    """Return a topic with large batches, and its log as it was produced."""
     topic = f"large-{os.urandom(4).hex()}"
     client.create_topic(topic)
     for n in range(batches):
@@ -54,7 +54,7 @@ def test_a_slow_reader_gets_every_byte_in_order(shared_broker: ShoalProcess) -> 
         topic, data = filled(client)
         size = len(data) // 12
         client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 17)
-        # More than the sockets hold, and small answers in between.
+        # More than the sockets hold, and small responses in between.
         for n in (0, 3, 7):
             client.send(ApiKey.FETCH, 12, fetch_body(topic, n))
             client.send(ApiKey.METADATA, 12, {"topics": []})
@@ -76,7 +76,7 @@ def test_a_client_that_leaves_amid_an_answer_takes_its_sockets_along(
         for leaver in leavers:
             for _ in range(4):
                 leaver.send(ApiKey.FETCH, 12, fetch_body(topic, 0, 16 << 20))
-            assert len(leaver.sock.recv(1000)) == 1000  # The answer has begun.
+            assert len(leaver.sock.recv(1000)) == 1000  # The response has begun.
         for leaver in leavers:
             leaver.sock.close()
         eventually(lambda: open_sockets(shared_broker) <= before)
@@ -118,7 +118,7 @@ def test_an_answer_that_comes_while_another_leaves_waits_behind_it(
         slow.send(ApiKey.FETCH, 12, fetch_body(topic, 0, 16 << 20))
         slow.send(ApiKey.FETCH, 12, second)
         eventually(lambda: shared_broker.metric(WAITING) == 2)
-        # The first lets the large one go, and the second comes meanwhile.
+        # The first client reads the large response, and the second response comes meanwhile.
         for left, name in enumerate(waited_for, 1):
             client.produce(name, name.encode())
             eventually(lambda left=left: shared_broker.metric(WAITING) == 2 - left)

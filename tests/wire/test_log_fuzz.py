@@ -1,4 +1,5 @@
-"""Hostile batches at a log's door: it takes a sound one or refuses, and all it took reads back."""
+"""Hostile batches at a log: it accepts valid ones, refuses others, and can read what it
+accepted."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ CONFIGS = [
 
 
 def offer(log: Log, data: bytes) -> None:
-    """Append as anyone may; whatever stands in the log then is whole."""
+    """Append as any client may; the log then contains only complete batches."""
     for origin in Origin:
         end = log.log_end_offset
         try:
@@ -53,7 +54,7 @@ def offer(log: Log, data: bytes) -> None:
             break
         at = found.next_offset
     for timestamp in (0, NOW_MS):
-        log.offset_for_timestamp(timestamp)  # also when records are garbled under a right CRC
+        log.offset_for_timestamp(timestamp)  # also when records are garbled under a valid CRC
 
 
 @settings(max_examples=200)
@@ -80,7 +81,7 @@ def test_mutated_batches(codec: str, flips: list, signed: bool, config: LogConfi
 
 
 def test_a_bomb_is_refused_at_the_cost_of_its_bound() -> None:
-    """Whatever the topic's settings are. Expanded data is not in Python's own memory."""
+    """Whatever the topic's settings. The expanded data is outside of Python's memory."""
     rows = build_batch([(NOW_MS, b"k", b"v", ())])
     bomb = rows[:61] + bytes(compress(Compression.ZSTD, bytes(400 << 20)))
     bomb[8:12] = (len(bomb) - 12).to_bytes(4, "big")

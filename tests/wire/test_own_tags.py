@@ -1,4 +1,4 @@
-"""Fields that only our brokers tell each other: tags that every other reader passes over."""
+"""Tagged fields that only our brokers use, and that every other reader ignores."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def written(*waits: tuple[int, int, int, int]) -> dict[str, Any]:
     return {"group_id": "g", "topics": [{"topic_id": UUID(int=7), "partitions": [row]}]}
 
 
-def test_a_state_that_is_written_tells_the_waits() -> None:
+def test_a_state_that_is_written_contains_the_waits() -> None:
     for version in (0, 1):
         data = bytes(codec.write_request(WRITE, version, written(*WAITS)))
         (topic,) = codec.read_request(WRITE, version, memoryview(data)).topics
@@ -39,7 +39,7 @@ def test_a_state_that_is_written_tells_the_waits() -> None:
         assert (row.start_offset, row.state_batches[0].last_offset) == (4, 5)
 
 
-def test_a_state_that_is_read_tells_the_waits() -> None:
+def test_a_state_that_is_read_contains_the_waits() -> None:
     row = {"partition": 1, "state_epoch": 2, "start_offset": 4, "delays": delay_entries(WAITS)}
     body = {"results": [{"topic_id": UUID(int=7), "partitions": [row]}]}
     data = bytes(codec.write_response(READ, 0, body))
@@ -56,7 +56,7 @@ def test_without_waits_the_bytes_are_kafkas() -> None:
     assert b"\xe8\x07" not in data
 
 
-def test_a_tag_of_somebody_elses_is_passed_over() -> None:
+def test_unknown_tags_are_ignored() -> None:
     data = bytearray(codec.write_request(WRITE, 1, written(*WAITS)))
     at = data.index(b"\xe8\x07")
     data[at : at + 2] = b"\xe9\x07"
@@ -65,7 +65,7 @@ def test_a_tag_of_somebody_elses_is_passed_over() -> None:
     assert row.start_offset == 4
 
 
-def test_a_request_that_is_passed_on_tells_which_it_is() -> None:
+def test_a_forwarded_request_has_an_id() -> None:
     fields = {"request_data": b"r", "request_principal": None, "client_host_address": b"1234"}
     data = codec.write_request(ApiKey.ENVELOPE, 0, fields | {"request_id": b"i" * 16})
     found = codec.read_request(ApiKey.ENVELOPE, 0, memoryview(bytes(data)))

@@ -1,4 +1,4 @@
-"""The hand-written codec of Produce against the general one: same fields, same bytes."""
+"""The hand-written codec of Produce compared with the general one: same fields, same bytes."""
 
 import random
 import uuid

@@ -1,4 +1,4 @@
-"""Produce, Fetch and their kin over the wire, in the versions that differ."""
+"""Produce, Fetch and related requests over the wire, in the versions that differ."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_idempotent_producer(client: WireClient, topic: str) -> None:
 
 
 def test_retries_are_recognised_after_a_restart(broker: ShoalProcess) -> None:
-    """A producer whose answers were lost sends up to five batches again, the oldest first."""
+    """A producer whose responses were lost sends up to five batches again, the oldest first."""
 
     def send(client: WireClient, sequence: int) -> tuple[int, int]:
         who = {"producer_id": 4_000, "producer_epoch": 0}
@@ -167,7 +167,7 @@ def test_min_in_sync_replicas(client: WireClient) -> None:
     topic = next(_names)
     client.create_topic(topic, min_insync_replicas="2")
     assert client.produce(topic, b"v", acks=1).error_code == 0
-    # A topic of one replica can have no more in sync than that, so that one is enough, as in Kafka.
+    # A topic with one replica has at most one in sync, so that is enough, as in Kafka.
     assert client.produce(topic, b"v").error_code == 0
 
 
@@ -175,7 +175,7 @@ def test_fetch_limits(client: WireClient, topic: str) -> None:
     for value in (b"a" * 500, b"b" * 500, b"c" * 500):
         client.produce(topic, value)
         client.produce(topic, value, partition=1)
-    # The first batch comes however small the limit is, and nothing after it.
+    # The first batch comes whatever the limit, and nothing after it.
     assert values(client.fetch(topic, 0, partition_max_bytes=1).records) == [b"a" * 500]
     assert len(values(client.fetch(topic, 0, partition_max_bytes=1200).records)) == 2
     body = {
@@ -212,7 +212,7 @@ def test_a_fetcher_of_an_unknown_epoch_is_out_of_range(client: WireClient, topic
     assert found.error_code == ErrorCode.offset_out_of_range
 
 
-def test_a_fetcher_is_told_where_its_log_diverges(broker: ShoalProcess) -> None:
+def test_a_fetcher_gets_the_end_of_its_diverging_epoch(broker: ShoalProcess) -> None:
     with WireClient(broker.bootstrap) as client:
         client.create_topic("t")
         client.produce("t", b"a")
@@ -375,7 +375,7 @@ def test_delete_records(client: WireClient, topic: str, version: int) -> None:
     assert delete(0, "none") == (ErrorCode.unknown_topic_or_partition, -1)
 
 
-def test_answers_that_nobody_takes_are_bounded_in_sum(
+def test_unread_responses_are_bounded_in_sum(
     shared_broker: ShoalProcess, client: WireClient
 ) -> None:
     topic = next(_names)
@@ -406,7 +406,7 @@ def test_sasl_is_refused(client: WireClient) -> None:
     assert (answer.error_code, answer.mechanisms) == (ErrorCode.illegal_sasl_state, ())
 
 
-def test_a_connection_that_goes_takes_its_waiting_requests_along(
+def test_a_closed_connection_drops_its_waiting_requests(
     shared_broker: ShoalProcess, client: WireClient, topic: str
 ) -> None:
     gone = WireClient(shared_broker.bootstrap)

@@ -1,4 +1,4 @@
-"""The quorum's records and files against bytes that Apache Kafka 4.3.1 wrote.
+"""The quorum's records and files compared with bytes that Apache Kafka 4.3.1 wrote.
 
 A controller was formatted with `kafka-storage format --standalone` and started once.
 """
@@ -15,7 +15,7 @@ from shoal.quorum.voters import Endpoint, ReplicaKey, Voter, VoterSet
 from shoal.record.batch import check_crc, read_header
 from shoal.record.control import ControlType
 
-#: 00000000000000000000.log, first batch: what a leader writes into a log that has no voters yet.
+#: 00000000000000000000.log, first batch: a leader's first records in a log without voters.
 FIRST_BATCH = bytes.fromhex(
     "0000000000000000000000a20000000102bf01a2ed002000000002000001a1fd4c67de000001a1fd4c67de"
     "ffffffffffffffffffffffffffff000000033a00000008000000022600000000000102000000010002000000"

@@ -92,7 +92,7 @@ def test_a_producer_snapshot_of_kafkas() -> None:
 
 
 @pytest.mark.parametrize("at", range(len(SNAPSHOT)))
-def test_a_damaged_snapshot_is_told(at: int) -> None:
+def test_a_damaged_snapshot_is_detected(at: int) -> None:
     data = bytearray(SNAPSHOT)
     data[at] ^= 0x10
     with pytest.raises(CorruptSnapshot):

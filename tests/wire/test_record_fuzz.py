@@ -1,4 +1,4 @@
-"""Hostile bytes: whatever they are, only `CorruptBatch` comes out, and memory stays bounded."""
+"""Hostile bytes: only `CorruptBatch` is ever raised, and memory stays bounded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_round_trip(rows: list, codec: str, base_offset: int) -> None:
 
 
 def walk(data: bytes) -> None:
-    """All that a broker may do with bytes whose CRC someone made right."""
+    """Do all that a broker may do with bytes under a valid CRC."""
     try:
         for at, header in headers(data):
             check_crc(data, at, header)
@@ -79,7 +79,7 @@ def test_records_that_promise_more_than_there_is() -> None:
         list(read_records(batch))
 
 
-def test_a_marker_tells_how_a_transaction_ended() -> None:
+def test_a_marker_records_how_a_transaction_ended() -> None:
     for committed in (True, False):
         data = build_marker(
             committed=committed,

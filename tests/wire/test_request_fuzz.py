@@ -1,5 +1,5 @@
-"""Hostile requests: whatever the bytes, a parser gives a body or raises `WireError`, in bounded
-memory. Every API and version that is served, from mutated requests and from noise."""
+"""Hostile requests: for any bytes, a parser returns a body or raises `WireError`, in bounded
+memory. Every served API and version, from mutated requests and from noise."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SERVED = [(key, version) for key, row in sorted(HANDLERS.items()) for version in
 
 
 def example(rng: random.Random, struct: Struct, depth: int = 0) -> dict[str, object]:
-    """Some body of that layout."""
+    """Return a random body of that layout."""
 
     def one(kind: str | Struct) -> object:
         if isinstance(kind, Struct):
@@ -44,7 +44,7 @@ def example(rng: random.Random, struct: Struct, depth: int = 0) -> dict[str, obj
 
 
 def parse(key: int, frame: bytearray) -> None:
-    """Header and body, as dispatch does."""
+    """Parse header and body, as dispatch does."""
     row = HANDLERS[key]
     view = memoryview(frame)
     try:
@@ -93,7 +93,7 @@ def test_noise_as_produce(version: int, noise: bytes) -> None:
 
 @pytest.mark.parametrize("count", [b"\xff\xff\xff\xff\x07", b"\x7f\xff\xff\xff"])
 def test_announced_arrays_cost_no_memory(count: bytes) -> None:
-    """A count of millions wherever a count may stand, with nothing behind it."""
+    """A count of millions wherever a count is possible, without bytes after it."""
     tracemalloc.start()
     try:
         for key, version in SERVED:
@@ -107,13 +107,13 @@ def test_announced_arrays_cost_no_memory(count: bytes) -> None:
 
 
 @pytest.mark.parametrize("key", sorted(HANDLERS), ids=lambda key: HANDLERS[key].key.name)
-def test_unknown_tagged_fields_are_passed_over(key: int) -> None:
-    """KIP-482: what a newer client adds as a tag is nothing to an older broker."""
+def test_unknown_tagged_fields_are_ignored(key: int) -> None:
+    """KIP-482: an older broker ignores tags that a newer client adds."""
     for version in HANDLERS[key].versions:
         if not codec.flexible(key, version):
             continue
         struct = codec.struct_of(codec.entity(key, version, EntityType.request))
-        # Fields without a null are given, tagged ones left out: the last byte is the tag count.
+        # Non-nullable fields are given, tagged ones left out: the last byte is the tag count.
         fields = {f.name: f.default for f in struct.fields if f.tag is None}
         body = codec.write_request(key, version, fields)
         assert body[-1] == 0
@@ -128,9 +128,9 @@ def test_unknown_tagged_fields_are_passed_over(key: int) -> None:
 
 
 @pytest.mark.parametrize("key", sorted(HANDLERS), ids=lambda key: HANDLERS[key].key.name)
-def test_an_array_may_claim_what_it_likes(key: int) -> None:
-    """Two billion entries, claimed at every place of a request: kio would set memory aside for
-    them and end the process (first met with 34 GB for AlterPartitionReassignments)."""
+def test_an_array_may_announce_any_length(key: int) -> None:
+    """Two billion entries, announced at every place of a request: kio would reserve memory for them
+    and end the process (first seen with 34 GB for AlterPartitionReassignments)."""
     rng = random.Random(key)
     for version in HANDLERS[key].versions:
         claim = b"\xff\xff\xff\xff\x07" if codec.flexible(key, version) else b"\x7f\xff\xff\xff"
@@ -156,8 +156,8 @@ def test_skimming_ends_where_the_message_does(key: int) -> None:
 
 
 @pytest.mark.parametrize("key", sorted(HANDLERS), ids=lambda key: HANDLERS[key].key.name)
-def test_a_response_may_claim_what_it_likes(key: int) -> None:
-    """Our client trusts a broker's lengths no more than the broker a client's."""
+def test_a_response_may_announce_any_length(key: int) -> None:
+    """Our client also does not trust a broker's lengths."""
     rng = random.Random(key)
     for version in HANDLERS[key].versions:
         layout = codec.struct_of(codec.entity(key, version, EntityType.response))
@@ -173,8 +173,8 @@ def test_a_response_may_claim_what_it_likes(key: int) -> None:
 
 @pytest.mark.parametrize("marker", range(255))
 def test_a_struct_is_null_by_minus_one_alone(marker: int) -> None:
-    """Kafka writes 1 or -1; with 0 the parser read what had not been gone over, and a length in it
-    of 57 GB ended the process."""
+    """Kafka writes 1 or -1. With 0 the parser read bytes that were not checked before, and a length
+    of 57 GB in them ended the process."""
     key, version = ApiKey.CONSUMER_GROUP_HEARTBEAT, 0
     topic_id = UUID(int=1)
     topic = {"topic_id": topic_id, "partitions": (1, 2, 3)}

@@ -1,4 +1,4 @@
-"""Settings of a broker whose effect its sockets, files and peers show."""
+"""Settings whose effect is visible on a broker's sockets, files and peers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def test_the_time_for_opening_a_connection_grows(tmp_path: Path) -> None:
     """socket.connection.setup.timeout.ms and .max.ms: a controller asks the other voter for its
-    vote. The test is that voter, takes connections and never says a word."""
+    vote. The test is that voter; it accepts connections and never answers."""
     port, controller_port = free_ports(2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         other = silent.getsockname()[1]
@@ -53,7 +53,7 @@ def test_the_time_for_opening_a_connection_grows(tmp_path: Path) -> None:
                     lasted.append(time.monotonic() - begun)
         finally:
             broker.kill9()
-    # An attempt that is under way when the next election begins is given up earlier.
+    # An attempt in progress when the next election begins is given up earlier.
     for took, limit in zip(lasted, (0.15, 0.3, 0.6, 0.6), strict=True):
         assert took < limit + 0.15 * slowness(), lasted
     assert lasted[0] > 0.1, lasted
@@ -83,7 +83,7 @@ def test_metadata_snapshots_are_deleted_when_they_are_old(
     eventually(lambda: len(snapshots(kept)) >= 3)
     for broker in (short, small):
         eventually(lambda b=broker: len(snapshots(b)) == 1)
-    # The state is whole after a restart from that one snapshot.
+    # The state is complete after a restart from that one snapshot.
     newest = snapshots(short)
     short.kill9()
     short.start()
@@ -94,7 +94,7 @@ def test_metadata_snapshots_are_deleted_when_they_are_old(
 
 
 def test_new_segments_have_their_space_reserved(broker: ShoalProcess) -> None:
-    """preallocate: the active segment has its blocks; a closed one gives the rest back."""
+    """preallocate: the active segment has its blocks; a closed one frees the rest."""
     with WireClient(broker.bootstrap) as client:
         client.create_topic("reserved", preallocate="true", segment_bytes="4194304")
         client.create_topic("plain", segment_bytes="4194304")
@@ -116,7 +116,7 @@ def test_new_segments_have_their_space_reserved(broker: ShoalProcess) -> None:
 
 def test_socket_buffers(start_broker: Callable[..., ShoalProcess]) -> None:
     """socket.receive.buffer.bytes and socket.send.buffer.bytes, as ss -m shows them. Linux doubles
-    what it is asked for."""
+    the requested size."""
     configs = {"socket.receive.buffer.bytes": "50000", "socket.send.buffer.bytes": "40000"}
     broker = start_broker(configs=configs)
     with WireClient(broker.bootstrap) as client:

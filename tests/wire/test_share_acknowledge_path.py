@@ -27,7 +27,7 @@ ROOT = f"{Path(shoal.__file__).parent}/"
 TRACED = ("server/", "coordinator/")
 #: The request turns around at the append to the partition of `__share_group_state`.
 TURN = ("replication/partition.py", "append_records")
-#: The first file, and the function that writes the answer to the socket.
+#: The first file, and the function that writes the response to the socket.
 WIRE = "server/network/connection.py"
 END = (WIRE, "_flush")
 
@@ -41,7 +41,7 @@ class Call(NamedTuple):
 
 
 class Tracer:
-    """The tree of calls from the first call of the connection to the write of the answer."""
+    """The tree of calls from the first call of the connection to the write of the response."""
 
     def __init__(self) -> None:
         self.root = Call("", False, [])
@@ -80,11 +80,11 @@ def passed(call: Call, *, is_up: bool, above: tuple[str, ...] = ()) -> list[str]
 
 
 def _visits(call: Call) -> list[Call]:
-    """Return the visits of other files that a call makes: calls in a row of one file are one."""
+    """Return the visits of other files that a call makes; consecutive calls of one file are one."""
     visits: list[Call] = []
     for called in _calls(call):
         if not _calls(called):
-            continue  # It returns a fact, and passes the request nowhere.
+            continue  # It returns a fact, and does not pass the request on.
         last = visits[-1] if visits else None
         if last is not None and (last.file, last.is_up) == (called.file, called.is_up):
             visits[-1] = Call(last.file, last.is_up, [*last.calls, *called.calls])
@@ -103,7 +103,7 @@ def _calls(call: Call) -> list[Call]:
 
 
 def acquired(bootstrap: str) -> tuple[WireClient, Callable[[int], Any]]:
-    """Acquire records of a new topic. Return the client, and how it accepts an offset."""
+    """Acquire records of a new topic. Return the client, and a function that accepts an offset."""
     client = WireClient(bootstrap)
     topic_id = client.create_topic(TOPIC)
     client.produce(TOPIC, *[b"value"] * 10)
@@ -159,7 +159,7 @@ def traced(data_dir: Path) -> Tracer:
             bootstrap = f"127.0.0.1:{broker.listeners[0].port}"
             client, accept = await asyncio.to_thread(acquired, bootstrap)
             assert await asyncio.to_thread(accept, 0) == 0
-            broker.timers.stop()  # Their calls do not belong to the request.
+            broker.timers.stop()  # Their calls are not part of the request.
             tracer = Tracer()
             sys.setprofile(tracer)
             try:
@@ -179,13 +179,13 @@ def test_an_acknowledgement_passes_few_files_and_each_once_in_each_direction(
     tmp_path: Path,
 ) -> None:
     """The request goes *down* until its change is appended to `__share_group_state`, and *up* from
-    there: the commit, which wakes the waiters, until the answer is written to the socket.
+    there: from the commit, which wakes the waiters, until the response is written to the socket.
 
     A file is *passed* when one of its functions is called and calls on into another file of
     `server/` or `coordinator/`. A function that returns a fact to its caller, such as the clock,
-    passes the request nowhere. A file is *left* when it is not on the stack any more and a further
-    file is passed: several calls in a row are one visit, and a callback into a file that is on the
-    stack does not enter it again.
+    passes nothing on. A file is *left* when it is no longer on the stack and a further file is
+    passed. Several calls in a row are one visit, and a callback into a file that is on the stack
+    does not enter it again.
     """
     root = traced(tmp_path).root
     down, up = passed(root, is_up=False), passed(root, is_up=True)

@@ -42,11 +42,11 @@ def test_a_member_gets_the_records_of_all_its_partitions(shared_broker: ShoalPro
             answer = heartbeat(client, epoch, "many")
             assert answer.error_code == 0
             epoch = answer.member_epoch
-            told = answer.assignment.topic_partitions if answer.assignment else ()
-            return sum(len(t.partitions) for t in told) == PARTITIONS
+            assigned = answer.assignment.topic_partitions if answer.assignment else ()
+            return sum(len(t.partitions) for t in assigned) == PARTITIONS
 
         eventually(is_assigned, what="all partitions are assigned")
-        told = [
+        fetched = [
             {"partition_index": index, "acknowledgement_batches": []} for index in range(PARTITIONS)
         ]
         got: set[int] = set()
@@ -64,7 +64,9 @@ def test_a_member_gets_the_records_of_all_its_partitions(shared_broker: ShoalPro
                     "max_bytes": 1 << 24,
                     "max_records": 1000,
                     "batch_size": 1000,
-                    "topics": [{"topic_id": topic_id, "partitions": told}] if not session else [],
+                    "topics": [{"topic_id": topic_id, "partitions": fetched}]
+                    if not session
+                    else [],
                 },
             )
             assert answer.error_code == 0

@@ -1,4 +1,4 @@
-"""The codec of ShareFetch and ShareAcknowledge against kio: same fields, same bytes."""
+"""The codec of ShareFetch and ShareAcknowledge compared with kio: same fields, same bytes."""
 
 import random
 import uuid
@@ -159,14 +159,14 @@ def test_a_fetch_response_is_the_bytes_that_the_compiled_writer_gives(
     version: int, seed: int
 ) -> None:
     rng = random.Random(seed)
-    told = {
+    answered = {
         uuid.UUID(int=rng.getrandbits(128)): [partition(rng) for _ in range(rng.randrange(3))]
         for _ in range(rng.randrange(3))
     }
     endpoints = [(1, "host", 9092, None), (2, "b", 1, "rack")][: rng.randrange(3)]
     ours = b"".join(
         share.write_fetch(
-            told,
+            answered,
             error_code=seed % 2,
             error_message=None if seed % 3 else "m",
             acquisition_lock_timeout_ms=seed,
@@ -200,7 +200,7 @@ def test_a_fetch_response_is_the_bytes_that_the_compiled_writer_gives(
                     for p in partitions
                 ],
             }
-            for topic_id, partitions in told.items()
+            for topic_id, partitions in answered.items()
         ],
         "node_endpoints": [
             {"node_id": n, "host": h, "port": p, "rack": r} for n, h, p, r in endpoints
@@ -216,7 +216,7 @@ def test_an_acknowledge_response_is_the_bytes_that_the_compiled_writer_gives(
     version: int, seed: int
 ) -> None:
     rng = random.Random(seed)
-    told = {
+    answered = {
         uuid.UUID(int=rng.getrandbits(128)): [
             PartitionError(
                 rng.randrange(99), rng.choice([0, 121]), rng.choice([None, "why"]), (1, 2)
@@ -227,7 +227,7 @@ def test_an_acknowledge_response_is_the_bytes_that_the_compiled_writer_gives(
     }
     ours = b"".join(
         share.write_acknowledge(
-            version, list(told.items()), error_code=seed, acquisition_lock_timeout_ms=9
+            version, list(answered.items()), error_code=seed, acquisition_lock_timeout_ms=9
         )
     )
     body = {
@@ -246,14 +246,14 @@ def test_an_acknowledge_response_is_the_bytes_that_the_compiled_writer_gives(
                     for p in partitions
                 ],
             }
-            for topic_id, partitions in told.items()
+            for topic_id, partitions in answered.items()
         ],
     }
     assert ours == codec.write_response(ACKNOWLEDGE, version, body)
 
 
 def alone(kind: int, **changed: Any) -> dict[str, Any]:
-    """One record acknowledged by itself, which has a way of its own through the codec."""
+    """Return an acknowledgement of a single record, which takes a separate path in the codec."""
     batch = {"first_offset": 7, "last_offset": 7, "acknowledge_types": [kind], **changed}
     partition = {"partition_index": 5, "acknowledgement_batches": [batch]}
     return {
@@ -266,7 +266,7 @@ def alone(kind: int, **changed: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("types", [[1], [0], [4], [1, 2], []])
-def test_a_record_acknowledged_by_itself(version: int, types: list[int]) -> None:
+def test_a_record_acknowledged_alone(version: int, types: list[int]) -> None:
     data = codec.write_request(ACKNOWLEDGE, version, alone(0, acknowledge_types=types))
     ours = share.read_acknowledge(version, memoryview(data), 0)
     assert ours.topics == [(uuid.UUID(int=3), [(5, [(7, 7, bytes(types))])])]
@@ -283,10 +283,10 @@ def test_the_response_without_a_refusal(version: int, partitions: int) -> None:
     asked: Acknowledgements = [
         (uuid.UUID(int=3), [(5 + i, [(7, 7, b"\x01")]) for i in range(partitions)])
     ]
-    told = [(uuid.UUID(int=3), [PartitionError(5 + i) for i in range(partitions)])]
+    answered = [(uuid.UUID(int=3), [PartitionError(5 + i) for i in range(partitions)])]
     ours = share.write_acknowledged(version, asked, 30_000)
     assert b"".join(ours) == b"".join(
-        share.write_acknowledge(version, told, acquisition_lock_timeout_ms=30_000)
+        share.write_acknowledge(version, answered, acquisition_lock_timeout_ms=30_000)
     )
 
 
@@ -305,7 +305,7 @@ def test_a_release_with_a_delay_of_its_own(version: int, delay_ms: int) -> None:
 
 
 @pytest.mark.parametrize("tags", [b"\x01\xe8\x07\x04abcd", b"\x02\x05\x01a\x63\x00"])
-def test_other_tags_of_a_batch_are_passed_over(tags: bytes) -> None:
+def test_other_tags_of_a_batch_are_ignored(tags: bytes) -> None:
     plain = codec.write_request(ACKNOWLEDGE, 1, alone(1))
     data = plain[:-4] + tags + plain[-3:]
     assert share.read_acknowledge(1, memoryview(data), 0).topics == [

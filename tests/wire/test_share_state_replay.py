@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from servers import ShoalProcess
 
 PARTITIONS, ROUNDS = 100, 150
-#: Below the interval by which pruning cuts the log: a test that waits for that fails.
+#: Less than the interval at which pruning truncates the log: a test that waits for that fails.
 TIMEOUT_S = 30
 LOG_END = 'kafka_log_Log_LogEndOffset{topic="__share_group_state",partition="0"}'
 LOG_START = 'kafka_log_Log_LogStartOffset{topic="__share_group_state",partition="0"}'

@@ -1,5 +1,5 @@
-"""What a broker finds in `__transaction_state` after a crash: a decided transaction gets the
-markers that it is owed, in every partition, and its offsets count or are forgotten."""
+"""Recovery from `__transaction_state` after a crash: a decided transaction gets its missing markers
+in every partition, and its offsets are committed or dropped."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ID = GROUP = "x"
 
 
 def begin(client: WireClient) -> tuple[int, int]:
-    """An open transaction with a record in both partitions of `t` and an offset of the group."""
+    """Open a transaction with a record in both partitions of `t` and an offset of the group."""
     given = client.call(
         ApiKey.INIT_PRODUCER_ID, 5, {"transactional_id": ID, "transaction_timeout_ms": 60_000}
     )
@@ -61,7 +61,7 @@ def begin(client: WireClient) -> tuple[int, int]:
 
 
 def committed_offset(client: WireClient) -> tuple[int, int]:
-    """The group's offset in `t`-0, and the error of who asks for a stable one."""
+    """Return the group's offset in `t`-0, and the error of a request for a stable one."""
     body = {
         "groups": [{"group_id": GROUP, "topics": [{"name": "t", "partition_indexes": [0]}]}],
         "require_stable": True,
@@ -72,8 +72,8 @@ def committed_offset(client: WireClient) -> tuple[int, int]:
 
 
 def decide(data_dir: Path, *, committed: bool, marked: bool) -> None:
-    """Write to a dead broker's logs what it would have written next: the decision, and perhaps the
-    marker of one of the partitions."""
+    """Write what a dead broker would have written next to its logs: the decision, and optionally
+    the marker of one of the partitions."""
     now_ms = int(time.time() * 1000)
     directory = data_dir / f"__transaction_state-{partition_of(ID, 50)}"
     log = Log.open(DiskStorage(), str(directory), LogConfig(), now_ms=now_ms, clean=False)
@@ -138,7 +138,7 @@ def test_a_decided_transaction_is_completed(
         assert committed_offset(client) == ((5, 0) if committed else (-1, 0))
 
 
-def test_an_open_transaction_goes_on(start_broker: Callable[..., ShoalProcess]) -> None:
+def test_an_open_transaction_continues(start_broker: Callable[..., ShoalProcess]) -> None:
     broker = start_broker()
     with WireClient(broker.bootstrap) as client:
         client.create_topic("t", 2)
@@ -146,7 +146,7 @@ def test_an_open_transaction_goes_on(start_broker: Callable[..., ShoalProcess]) 
     broker.kill9()
     broker.start()
     with WireClient(broker.bootstrap) as client:
-        assert committed_offset(client)[1] != 0, "the offset is pending still"
+        assert committed_offset(client)[1] != 0, "the offset is still pending"
         body = {
             "transactional_id": ID,
             "producer_id": producer_id,

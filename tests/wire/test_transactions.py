@@ -25,7 +25,7 @@ COMMITTED, UNCOMMITTED = 1, 0
 
 
 class Writer:
-    """A transactional producer that does only what it is told to."""
+    """A transactional producer that sends only what the test requests."""
 
     def __init__(self, client: WireClient, transactional_id: str | None = None) -> None:
         self.client = client
@@ -99,7 +99,7 @@ class Writer:
         return self.client.call(ApiKey.DESCRIBE_TRANSACTIONS, 0, body).transaction_states[0]
 
     def at_rest(self) -> Any:
-        """The id's description, once no marker is owed."""
+        """The id's description once all its markers are written."""
         return eventually(
             lambda: d if "Prepare" not in (d := self.described()).transaction_state else None
         )
@@ -124,7 +124,7 @@ def writer(client: WireClient) -> Writer:
 
 
 def values(found: Any) -> list[bytes | None]:
-    """What a consumer shows of an answer: nothing of control batches and aborted transactions."""
+    """Return what a consumer returns: no control batches and no aborted transactions."""
     data, aborted = found.records or b"", list(found.aborted_transactions or ())
     open_, shown = set(), []
     for at, header in headers(data):
@@ -138,7 +138,7 @@ def values(found: Any) -> list[bytes | None]:
 
 
 def markers(client: WireClient, topic: str, partition: int = 0) -> list[tuple[str, int]]:
-    """The markers of a partition: how they end, and under which producer epoch."""
+    """Return the markers of a partition: commit or abort, and the producer epoch."""
     found = client.fetch(topic, 0, partition=partition)
     data = found.records or b""
     made = []
@@ -212,7 +212,7 @@ def test_adding_is_all_or_nothing(client: WireClient, topic: str, writer: Writer
     assert [t.transactional_id for t in answer.transaction_states] == [writer.transactional_id]
 
 
-def test_who_initializes_last_fences_the_others(
+def test_the_last_init_fences_earlier_producers(
     client: WireClient, topic: str, writer: Writer
 ) -> None:
     assert writer.produce(topic, b"zombie's") == 0
@@ -230,7 +230,7 @@ def test_who_initializes_last_fences_the_others(
     assert committed(client, topic) == [b"heir's"]
 
 
-def test_old_clients_are_told_of_an_invalid_epoch(client: WireClient, writer: Writer) -> None:
+def test_old_clients_get_invalid_producer_epoch(client: WireClient, writer: Writer) -> None:
     Writer(client, writer.transactional_id).started()
     for version in (0, 1):
         assert writer.end(committed=True, version=version) == ErrorCode.invalid_producer_epoch
@@ -341,7 +341,7 @@ def test_verification_by_brokers(client: WireClient, topic: str, writer: Writer)
 def test_pipelined_writes_keep_their_order(client: WireClient, topic: str, writer: Writer) -> None:
     for sequence in range(20):
         data = [{"index": 0, "records": writer.records(b"%d" % sequence, sequence=sequence)}]
-        if sequence == 7:  # A partition that has to be added, while later writes need not.
+        if sequence == 7:  # Its partition must be added, unlike those of later writes.
             data.append({"index": 1, "records": writer.records(b"other")})
         body = {
             "transactional_id": writer.transactional_id,
@@ -436,4 +436,4 @@ def test_a_topic_that_is_deleted_amid_a_transaction(
     assert writer.produce(topic, b"v") == 0
     client.call(ApiKey.DELETE_TOPICS, 5, {"topic_names": [topic], "timeout_ms": 10_000})
     assert writer.end(committed=True) == 0
-    assert writer.at_rest().transaction_state == "CompleteCommit", "a deleted topic is owed none"
+    assert writer.at_rest().transaction_state == "CompleteCommit", "a deleted topic gets no marker"

@@ -1,5 +1,5 @@
-"""Transactions where an acknowledged write is on disk: decisions and markers wait for their syncs,
-and the writes of the next transaction for the end of the last."""
+"""Transactions when acknowledged writes are on disk: decisions and markers wait for their syncs,
+and the writes of the next transaction for the end of the last one."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ TRANSACTIONS = 30
 def test_one_transaction_right_behind_the_other(
     start_broker: Callable[..., ShoalProcess],
 ) -> None:
-    """The producer does not wait between EndTxn's answer and its next write, though the markers
-    are not written yet; nothing of that is an error."""
+    """The producer does not wait between EndTxn's response and its next write, although the markers
+    are not written yet; that is not an error."""
     broker = start_broker(configs={"shoal.log.flush.group.commit": "true"})
     with WireClient(broker.bootstrap) as client:
         client.create_topic("t")

@@ -146,7 +146,7 @@ async def describe(
 def _as_json(
     group: Group, found: list[lag.Position], share: scrape.ShareNumbers | None
 ) -> dict[str, Any]:
-    told = {
+    described = {
         "group": group.group_id,
         "type": group.type,
         "state": group.state,
@@ -158,7 +158,7 @@ def _as_json(
         "partitions": _position_rows(group, found),
     }
     if share is not None:
-        told |= {
+        described |= {
             "backing_off": share.backing_off,
             "archiving": share.archiving,
             "held_by_key": share.held_by_key,
@@ -171,7 +171,7 @@ def _as_json(
             "oldest_lock_age_s": share.oldest_lock_age_s,
             "held": sorted(share.held),
         }
-    return told
+    return described
 
 
 async def _print_held(client: Client, group: str, held: list[HeldKey]) -> None:
@@ -222,7 +222,7 @@ _HELD_OTHERWISE = (
 
 def _numbers_of(share: scrape.ShareNumbers) -> list[str]:
     """Return a share group's numbers other than 0, as text."""
-    told = {
+    counts = {
         "backing off": share.backing_off,
         "delayed": share.delayed,
         "held by key": share.held_by_key,
@@ -233,7 +233,7 @@ def _numbers_of(share: scrape.ShareNumbers) -> list[str]:
         "dropped without a dead letter": share.dropped,
         "delivered although their headers are invalid": share.header_failures,
     }
-    words = [f"{count} {what}" for what, count in told.items() if count]
+    words = [f"{count} {what}" for what, count in counts.items() if count]
     if share.oldest_lock_age_s:
         words.append(f"oldest lock {share.oldest_lock_age_s:.0f} s")
     return words

@@ -17,7 +17,7 @@ from shoal.client.topics import OffsetSpec
 
 Ranges = tuple[tuple[int, int], ...]
 #: Position, lag and held offset ranges.
-_Told = tuple[int | None, int | None, Ranges]
+_Offsets = tuple[int | None, int | None, Ranges]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ async def positions(
     types = dict(groups) if isinstance(groups, Mapping) else {g.group_id: g.type for g in groups}
     share = [g for g, kind in types.items() if kind == SHARE]
     others = [g for g, kind in types.items() if kind != SHARE]
-    offsets: dict[str, dict[TopicPartition, _Told]] = {}
+    offsets: dict[str, dict[TopicPartition, _Offsets]] = {}
     if share:
         for group, found in (await admin.share_groups.offsets(share)).items():
             offsets[group] = (
@@ -64,7 +64,7 @@ async def positions(
 
 
 def _positions(
-    offsets: dict[TopicPartition, _Told],
+    offsets: dict[TopicPartition, _Offsets],
     ends: Mapping[TopicPartition, int | None],
     kind: str,
 ) -> list[Position]:

@@ -122,7 +122,7 @@ class ConsumerMembership(Membership):
         self._topics = sorted(topics)
         self._reported: Assignment | None = None
         #: The last received assignment, with its member epoch.
-        self._last_told: tuple[Assignment, int] | None = None
+        self._last_confirmed: tuple[Assignment, int] | None = None
         self.lost = False
 
     def _assigned(self, given: Assignment) -> None:
@@ -131,11 +131,11 @@ class ConsumerMembership(Membership):
         reported once, because some brokers answer a report with the assignment.
         """
         super()._assigned(given)
-        told = self.assignment, self.member_epoch
-        if told != self._last_told and self.owned == self.assignment:
+        current = self.assignment, self.member_epoch
+        if current != self._last_confirmed and self.owned == self.assignment:
             self._reported = None
             self.hurry()
-        self._last_told = told
+        self._last_confirmed = current
 
     def _fenced(self) -> None:
         super()._fenced()

@@ -136,15 +136,17 @@ def _records(
     now: Mapping[str, float], entity: Entity, values: Sequence[tuple[str, float | None]]
 ) -> Iterator[MetadataRecord]:
     """Yield the records of the changes."""
-    told = [{"entity_type": kind, "entity_name": name} for kind, name in entity]
+    fields = [{"entity_type": kind, "entity_name": name} for kind, name in entity]
     for key, value in values:
         if value is None:
             if key in now:
                 yield MetadataRecord(
-                    "ClientQuotaRecord", {"entity": told, "key": key, "remove": True}
+                    "ClientQuotaRecord", {"entity": fields, "key": key, "remove": True}
                 )
         elif now.get(key) != value:
-            yield MetadataRecord("ClientQuotaRecord", {"entity": told, "key": key, "value": value})
+            yield MetadataRecord(
+                "ClientQuotaRecord", {"entity": fields, "key": key, "value": value}
+            )
 
 
 def describe(

@@ -49,7 +49,7 @@ class PendingVoters(NamedTuple):
 
 
 class LeaderState:
-    """Owns what a leader knows; it ends with the epoch."""
+    """State that a leader keeps for one epoch."""
 
     def __init__(self, epoch: int, start_offset: int, now_ms: int) -> None:
         self.epoch = epoch

@@ -146,7 +146,7 @@ async def _started(broker: Broker, stop: asyncio.Event) -> None:
     if broker.failed.done():
         raise CannotJoin(broker.failed.result())
     if starting.cancelled():
-        raise CannotJoin("It was told to stop before its cluster had let it in.")
+        raise CannotJoin("It was stopped before its cluster had admitted it.")
     await starting
 
 

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 KIND = "QueueCluster"
 #: Seconds between checks that the Service routes to pods that are ready.
 REACHABLE_SECONDS = 0.5
-#: Seconds between passes over a cluster that is ready.
+#: Seconds between reconciliations of a cluster that is ready.
 STEADY_SECONDS = 30.0
-#: Seconds until the next pass over another cluster, at first and at most.
+#: Seconds until any other cluster is reconciled again, at first and at most.
 RETRY_SECONDS, RETRY_SECONDS_MAX = 2.0, 15.0
 RETRY_FACTOR = 1.3
 

@@ -1,2 +1,2 @@
-"""A Kubernetes cluster for the tests: `kind` where a Docker engine answers, else a real
-single-node Kubernetes in namespaces of its own. See docs/local-kubernetes.md."""
+"""A Kubernetes cluster for the tests: `kind` if a Docker engine answers, else a real single-node
+Kubernetes in separate namespaces. See docs/local-kubernetes.md."""

@@ -1,6 +1,6 @@
-"""One interface over the two kinds of test cluster; nothing else tells them apart.
+"""One interface for the two kinds of test cluster; no other code distinguishes them.
 
-Every method may be called again: what is there already stays, what is gone stays gone.
+Every method is idempotent.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class Cluster(ABC):
-    """A cluster of one node, called by its layout's name."""
+    """A cluster of one node; the layout defines its name."""
 
-    #: What `status` calls this kind of cluster.
+    #: The name of this kind of cluster in the output of `status`.
     kind: str
 
     def __init__(self, layout: Layout) -> None:
@@ -37,11 +37,11 @@ class Cluster(ABC):
 
     @property
     def state(self) -> Path:
-        """The directory that lives as long as the cluster."""
+        """The directory that exists as long as the cluster."""
         return CACHE / "run" / f"{self.layout.name}-{self.kind}"
 
     def up(self) -> None:
-        """Brings the cluster to a Ready node, building and installing what is missing."""
+        """Start the cluster and wait for a Ready node; build and install what is missing."""
         with self._lock():
             if self.is_up():
                 self.laps(f"{self.layout.name} ({self.kind}) is up already")
@@ -58,21 +58,21 @@ class Cluster(ABC):
             self.laps(f"{self.layout.name} ({self.kind}) is up: KUBECONFIG={self.kubeconfig}")
 
     def provide(self) -> None:
-        """Builds and installs what a cluster needs, and starts nothing."""
+        """Build and install what a cluster needs, and start nothing."""
         with self._lock():
             self._require()
             self._provide()
             tool("helm")
-            self.laps("all that a cluster needs is there")
+            self.laps("everything that a cluster needs is installed")
 
     def down(self) -> None:
-        """Takes the cluster away and puts the machine back; built programs and images stay."""
+        """Remove the cluster and restore the machine; built programs and images stay."""
         with self._lock():
             self._down()
         self.laps(f"{self.layout.name} ({self.kind}) is down")
 
     def load(self, archive: Path) -> None:
-        """Makes the image of a docker or OCI archive known to the node under its own name."""
+        """Load the image of a docker or OCI archive into the node under its own name."""
         file = archive.stat()
         stamp = f"{archive.resolve()} {file.st_size} {file.st_mtime_ns}"
         with self._lock():
@@ -87,44 +87,44 @@ class Cluster(ABC):
     def kubectl(
         self, *argv: Argument, stdin_text: str | None = None, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """Runs kubectl against this cluster; raises ClusterError when `check` and it failed."""
+        """Run kubectl against this cluster; raise ClusterError if `check` and it failed."""
         return self._run(tool("kubectl"), argv, stdin_text, check)
 
     def helm(
         self, *argv: Argument, stdin_text: str | None = None, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """Runs helm against this cluster; raises ClusterError when `check` and it failed."""
+        """Run helm against this cluster; raise ClusterError if `check` and it failed."""
         return self._run(tool("helm"), argv, stdin_text, check)
 
     def environment(self) -> dict[str, str]:
-        """What a program started by a test needs: KUBECONFIG, and a PATH with the tools."""
+        """Return the environment of programs in tests: KUBECONFIG, and a PATH with the tools."""
         directories = dict.fromkeys(str(tool(name).parent) for name in ("kubectl", "helm"))
         path = os.pathsep.join([*directories, os.environ.get("PATH", os.defpath)])
         return {"KUBECONFIG": str(self.kubeconfig), "PATH": path}
 
     @abstractmethod
     def is_up(self) -> bool:
-        """Whether the cluster's processes run and its API server answers."""
+        """Return whether the cluster's processes run and its API server answers."""
 
     @abstractmethod
     def stop_kubelet(self) -> None:
-        """Ends the node's kubelet and keeps it down; its containers go on."""
+        """End the node's kubelet and keep it stopped; its containers continue."""
 
     @abstractmethod
     def start_kubelet(self) -> None:
-        """Lets the kubelet run again."""
+        """Start the kubelet again."""
 
     @abstractmethod
     def in_node(self, *argv: str) -> None:
-        """Runs a program on the node, among its mounts and network; raises ClusterError."""
+        """Run a program on the node, in its mounts and network; raise ClusterError if it fails."""
 
     def name_image(self, image: str, other: str) -> None:
-        """Gives an image that is loaded another name as well."""
+        """Give a loaded image another name as well."""
         self.in_node("ctr", "--namespace=k8s.io", "images", "tag", "--force", image, other)
 
     @abstractmethod
     def _require(self) -> None:
-        """Raises what keeps this machine from having such a cluster, before anything changes."""
+        """Raise the reason why this machine cannot have such a cluster, before anything changes."""
 
     @abstractmethod
     def _provide(self) -> None: ...
@@ -149,7 +149,7 @@ class Cluster(ABC):
         return self.kubeconfig.exists() and self.kubectl(*ready, check=False).returncode == 0
 
     def _keep_logs(self) -> None:
-        """Copies the logs of a cluster that did not come up to where `_down` leaves them."""
+        """Copy the logs of a cluster that did not start to where `_down` leaves them."""
         logs, kept = self.state / "log", self.state.with_suffix(".failed")
         if logs.is_dir():
             shutil.rmtree(kept, ignore_errors=True)
@@ -157,12 +157,12 @@ class Cluster(ABC):
             self.laps(f"the logs of the failed start are in {kept}")
 
     def _lock(self) -> AbstractContextManager[None]:
-        """One change at a time, whichever process asks for it."""
+        """Allow one change at a time, over all processes."""
         return lock(self.state.with_suffix(".lock"))
 
 
 def tool(name: str) -> Path:
-    """A pinned `kubectl` or `helm` from the cache, the machine's own on a machine with kind."""
+    """Return a pinned `kubectl` or `helm` from the cache, or the machine's own if it has kind."""
     installed = shutil.which(name)
     if installed and docker_answers():
         return Path(installed)
@@ -170,14 +170,14 @@ def tool(name: str) -> Path:
 
 
 def docker_answers() -> bool:
-    """Whether a Docker engine is there to build and run images."""
+    """Return whether a Docker engine can build and run images."""
     if not shutil.which("docker"):
         return False
     return run("docker", "version", "--format", "{{.Server.Version}}", check=False).returncode == 0
 
 
 def choose(layout: Layout) -> Cluster:
-    """The cluster that SHOAL_CLUSTER (`kind` or `local`) asks for, else that fits the machine."""
+    """Return the cluster that SHOAL_CLUSTER (`kind` or `local`) names, or that fits the machine."""
     from .kind import Kind
     from .local import Local
 

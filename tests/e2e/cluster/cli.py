@@ -1,16 +1,16 @@
 """The test cluster as a command: `python tests/e2e/cluster/cli.py COMMAND`.
 
-  up                 bring the cluster up (again: nothing happens)
-  down               take it away
+  up                 start the cluster; nothing happens if it is up
+  down               remove it
   provide            build and install what a cluster needs, and start nothing
-  status             say what is there; ends with 1 when the cluster is not up
+  status             print the state; exits with 1 if the cluster is not up
   env                print shell exports: KUBECONFIG, and PATH with kubectl and helm
   build [IMAGE...]   build the project's images and print their archives; spark-operator by name
   load [FILE|IMAGE...]  load archives, or the project's images by name; all without a name
-  spark-operator NAMESPACE...  install Kubeflow's Spark operator: to watch these, else all
-  stop-kubelet, start-kubelet  end the node's kubelet, and let it run again
+  spark-operator NAMESPACE...  install Kubeflow's Spark operator for these namespaces, or for all
+  stop-kubelet, start-kubelet  end the node's kubelet, and start it again
 
-SHOAL_CLUSTER=kind|local chooses the kind of cluster, SHOAL_CLUSTER_INDEX=0..15 its addresses.
+SHOAL_CLUSTER=kind|local selects the kind of cluster, SHOAL_CLUSTER_INDEX=0..15 its addresses.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import shlex
 import sys
 from pathlib import Path
 
-# Called by its path, this file's package is not on the import path yet.
+# When this file is run by its path, its package is not on the import path yet.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from e2e.cluster import images, spark_operator

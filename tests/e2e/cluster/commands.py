@@ -1,4 +1,4 @@
-"""Running other programs, waiting for a condition, and telling how long each step took."""
+"""Running other programs, waiting for a condition, and printing how long each step took."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .layout import ClusterError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-#: Lines of a failed program's output that its error repeats.
+#: Lines of a failed program's output in the error message.
 OUTPUT_LINES_MAX = 15
-#: Pause between two looks at a condition that nothing announces.
+#: Pause between two checks of a condition without a notification.
 POLL_S = 0.05
 
 Argument = str | Path
@@ -33,9 +33,9 @@ def run(
     cwd: Path | None = None,
     check: bool = True,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs to the end and returns the outcome; `env` is added to this process's environment.
+    """Run to the end and return the result; `env` is added to this process's environment.
 
-    Raises ClusterError with the end of the output when `check` and the program failed.
+    Raises ClusterError with the end of the output if `check` and the program failed.
     """
     words = [str(word) for word in argv]
     try:
@@ -57,7 +57,7 @@ def run(
 
 
 def wait_for(what: str, condition: Callable[[], bool], timeout_s: float) -> None:
-    """Returns once `condition()` holds; raises ClusterError naming `what` after `timeout_s`."""
+    """Return once `condition()` holds; raise ClusterError with `what` after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     pause = threading.Event()
     while not condition():
@@ -68,7 +68,7 @@ def wait_for(what: str, condition: Callable[[], bool], timeout_s: float) -> None
 
 @contextmanager
 def lock(path: Path) -> Iterator[None]:
-    """Holds a file's lock: one process at a time passes, the next waits."""
+    """Hold a file's lock: one process at a time continues, the next waits."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -1,15 +1,15 @@
-"""The processes of the single node and the files they read: pure, from a layout to text.
+"""The processes of the single node and their files: pure functions from a layout to text.
 
-`local` writes the files and starts `node` with the processes. Paths are those inside the node's
-mount namespace, where the cluster's state directory stands at `NODE_STATE`. JSON serves where
-the programs expect YAML, which contains it.
+`local` writes the files and starts `node` with the processes. Paths are those in the node's mount
+namespace, where the cluster's state directory is at `NODE_STATE`. The files are JSON where the
+programs expect YAML, which contains JSON.
 
-The settings that differ from kubeadm's defaults, each for a reason met in practice:
-* an OOM score below the parent's takes CAP_SYS_RESOURCE, which containers and small virtual
-  machines lack, so nobody asks for one;
+The settings that differ from kubeadm's defaults, with the reasons:
+* an OOM score below the parent's requires CAP_SYS_RESOURCE, which containers and small virtual
+  machines lack, so no process requests one;
 * the controllers' default request rate delays a new namespace's ServiceAccount by seconds;
 * there is one API server and one of each controller, so leader election only costs time;
-* conntrack limits belong to the machine, so kube-proxy leaves them alone.
+* conntrack limits belong to the machine, so kube-proxy does not change them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ PKI = NODE_STATE / "pki"
 NODE_NAME = "node"
 PAUSE_IMAGE = "localhost/shoal/pause:1"
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
-#: Beside cluster-admin, which it is bound to, this group is who admin.conf says it is.
+#: The group in admin.conf, which is bound to cluster-admin.
 ADMIN_GROUP = "kubeadm:cluster-admins"
 
 
 def kubeadm_config(layout: Layout, certificates: Path) -> str:
-    """What kubeadm's certificate and kubeconfig phases need; they run on the host."""
+    """Return the configuration of kubeadm's certificate and kubeconfig phases, run on the host."""
     init = {
         "apiVersion": "kubeadm.k8s.io/v1beta4",
         "kind": "InitConfiguration",
@@ -53,7 +53,7 @@ def kubeadm_config(layout: Layout, certificates: Path) -> str:
 
 
 def files(layout: Layout, cgroup_v1: bool) -> dict[str, str]:
-    """File name under the state directory -> content."""
+    """Return file name under the state directory -> content."""
     return {
         "containerd.toml": _containerd(),
         "cni/10-pods.conflist": json.dumps(_network(layout), indent=1),
@@ -116,7 +116,7 @@ def _kubelet(layout: Layout, cgroup_v1: bool) -> dict[str, object]:
         "failSwapOn": False,
         "oomScoreAdj": 0,
         "maxPods": 250,
-        # Images are loaded by hand and the disk is shared: neither may vanish under a test.
+        # Images are loaded by hand and the disk is shared: neither may vanish during a test.
         "imageGCHighThresholdPercent": 100,
         "evictionHard": {"memory.available": "100Mi"},
         "nodeStatusUpdateFrequency": "5s",
@@ -161,7 +161,7 @@ def _corefile(layout: Layout) -> str:
 
 
 def processes(layout: Layout, hyper: Path, coredns: Path) -> dict[str, list[str]]:
-    """Name -> command, in the order of starting."""
+    """Return name -> command, in start order."""
     etcd = "http://127.0.0.1:2379"
     commands: dict[str, list[str | Path]] = {
         "etcd": [
@@ -171,7 +171,7 @@ def processes(layout: Layout, hyper: Path, coredns: Path) -> dict[str, list[str]
             f"--listen-client-urls={etcd}",
             f"--advertise-client-urls={etcd}",
             "--listen-peer-urls=http://127.0.0.1:2380",
-            # The cluster does not outlive its node: a crash that loses writes loses it all.
+            # The cluster ends with its node: a crash that loses writes loses the cluster too.
             "--unsafe-no-fsync",
         ],
         "containerd": ["containerd", f"--config={NODE_STATE}/containerd.toml"],
@@ -192,7 +192,7 @@ def processes(layout: Layout, hyper: Path, coredns: Path) -> dict[str, list[str]
             "--node-cidr-mask-size=22",
             f"--service-cluster-ip-range={layout.service_network}",
             f"--flex-volume-plugin-dir={NODE_STATE}/volumeplugins",
-            # A stopped kubelet is noticed sooner than in production.
+            # A stopped kubelet is detected sooner than in production.
             "--node-monitor-grace-period=20s",
         ],
         "kube-scheduler": [hyper, "kube-scheduler", *_client_flags("scheduler")],
@@ -259,7 +259,7 @@ def _apiserver_flags(layout: Layout, etcd: str) -> list[str]:
 
 
 def objects(layout: Layout) -> str:
-    """What a kubeadm and kind cluster has from the start, as one manifest."""
+    """Return the initial objects of a kubeadm and kind cluster, as one manifest."""
     binding = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "ClusterRoleBinding",

@@ -1,8 +1,8 @@
-"""What the local cluster needs of the machine and changes on it, and how that is put back.
+"""What the local cluster needs and changes on the machine, and how that is restored.
 
-A cluster touches the machine in four places outside its own namespaces: Debian packages, which
-stay; one link with two routes, which goes with the node's process; a directory in the cgroup
-tree; and the kernel's settings that a kubelet writes, which are saved before and restored after.
+A cluster changes four things on the machine outside its own namespaces. Debian packages stay. One
+link with two routes ends with the node's process. A directory in the cgroup tree is removed. The
+kernel settings that a kubelet writes are saved before and restored after.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from .commands import run, wait_for
 from .layout import ClusterError, Layout
 
-#: Debian package -> a file that is there once it is installed.
+#: Debian package -> a file that exists once it is installed.
 PACKAGES = {
     "containerd": "/usr/bin/containerd",
     "runc": "/usr/sbin/runc",
@@ -41,7 +41,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def require_root() -> None:
-    """Raises unless this process may make namespaces."""
+    """Raise unless this process may make namespaces."""
     if os.geteuid() != 0:
         raise ClusterError(
             "A local cluster needs root, for namespaces and cgroups: run the command with sudo, "
@@ -49,13 +49,13 @@ def require_root() -> None:
         )
     if run("unshare", "--net", "--mount", "--pid", "--fork", "true", check=False).returncode:
         raise ClusterError(
-            "This machine allows root no namespaces of its own (CAP_SYS_ADMIN is missing): use a "
+            "This machine does not let root make namespaces (CAP_SYS_ADMIN is missing): use a "
             "virtual machine or a privileged container, or start a Docker engine and use kind."
         )
 
 
 def install_packages() -> None:
-    """Installs the Debian packages that are missing; they stay when the cluster goes."""
+    """Install the missing Debian packages; they stay when the cluster is removed."""
     missing = [name for name, path in PACKAGES.items() if not Path(path).exists()]
     if not missing:
         return
@@ -63,7 +63,7 @@ def install_packages() -> None:
         raise ClusterError(
             f"Install {', '.join(missing)} by this system's package tool: only Debian's is known."
         )
-    # The systemd units are not started: the cluster runs a containerd of its own.
+    # The systemd units are not started: the cluster runs its own containerd.
     quiet = {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
     install = ("apt-get", "install", "--yes", "--no-install-recommends", *missing)
     if run(*install, env=quiet, check=False).returncode:
@@ -72,7 +72,7 @@ def install_packages() -> None:
 
 
 def require_free_addresses(layout: Layout) -> None:
-    """Raises if the machine has a route that overlaps one of the cluster's networks."""
+    """Raise if the machine has a route that overlaps one of the cluster's networks."""
     ours = (layout.node_network, layout.pod_network, layout.service_network)
     for route in json.loads(run("ip", "-json", "route", "show", "table", "all").stdout):
         if route["dst"] == "default" or ":" in route["dst"]:
@@ -89,7 +89,7 @@ def require_free_addresses(layout: Layout) -> None:
 
 
 def cgroup_roots(layout: Layout) -> list[Path]:
-    """The cluster's own directories in the cgroup tree: one, or one for each v1 controller."""
+    """Return the cluster's directories in the cgroup tree: one, or one for each v1 controller."""
     if (CGROUPS / "cgroup.controllers").exists():
         return [CGROUPS / layout.name]
     # A controller's directory may have several names (cpu, cpuacct): each one counts once.
@@ -98,7 +98,7 @@ def cgroup_roots(layout: Layout) -> list[Path]:
 
 
 def create_cgroups(layout: Layout) -> None:
-    """Makes the cluster's cgroup roots; raises a clear error where the tree is read-only."""
+    """Make the cluster's cgroup roots; raise ClusterError if the tree is read-only."""
     roots = cgroup_roots(layout)
     if not roots:
         raise ClusterError(f"No cgroups are mounted at {CGROUPS}: mount them (cgroup2 is best).")
@@ -116,7 +116,7 @@ def create_cgroups(layout: Layout) -> None:
 
 
 def _delegate(root: Path) -> None:
-    """Gives a new cgroup what its children will need."""
+    """Give a new cgroup what its children need."""
     if root.parent == CGROUPS:
         available = (CGROUPS / "cgroup.controllers").read_text().split()
         wanted = " ".join(f"+{name}" for name in available)
@@ -130,7 +130,7 @@ def _delegate(root: Path) -> None:
 
 
 def remove_cgroups(layout: Layout, timeout_s: float = 20) -> None:
-    """Removes the cluster's cgroups; the kernel lets go of them shortly after their processes."""
+    """Remove the cluster's cgroups; the kernel frees them shortly after their processes end."""
 
     def removed() -> bool:
         for root in cgroup_roots(layout):
@@ -145,7 +145,7 @@ def remove_cgroups(layout: Layout, timeout_s: float = 20) -> None:
 
 
 def save_sysctls(note: Path) -> None:
-    """Writes down the settings that the kubelet will change; an earlier note is kept."""
+    """Save the settings that the kubelet will change; an earlier file is kept."""
     if note.exists():
         return
     paths = [Path("/proc/sys") / name for name in SYSCTLS]
@@ -154,7 +154,7 @@ def save_sysctls(note: Path) -> None:
 
 
 def restore_sysctls(note: Path) -> None:
-    """Puts back what `save_sysctls` wrote down."""
+    """Restore what `save_sysctls` saved."""
     if note.exists():
         for path, value in json.loads(note.read_text()).items():
             Path(path).write_text(value)

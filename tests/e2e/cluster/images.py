@@ -1,9 +1,9 @@
-"""The project's images, built by Docker where its engine answers and by buildah where not.
+"""The project's images, built by Docker if its engine answers, otherwise by buildah.
 
-Docker builds on the Containerfiles' own base from its registry. buildah builds on a base of this
-module, a Debian with Python that mmdebstrap puts together, and from wheels that pip fetched on
-the machine, so that nothing but package registries is needed. An archive's file name holds a hash
-of all that went into it: what did not change is not built again.
+Docker builds on the base image that the Containerfiles name. buildah builds on a base of this
+module: a Debian with Python, assembled by mmdebstrap, and wheels that pip downloaded. So only
+package registries are needed. The name of an archive contains a hash of all its inputs: unchanged
+images are not built again.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 SUITE = "bookworm"
-#: The Python of that Debian, which the wheels have to fit.
+#: The Python of that Debian, which the wheels must fit.
 PYTHON_VERSION = "3.11"
 BASE_PACKAGES = ("ca-certificates", "procps", "python3", "python3-pip", "tini")
 JAVA_PACKAGES = ("openjdk-17-jre-headless",)
-#: What no container reads.
+#: Files that no container reads.
 EXCLUDED_PATHS = (
     "/usr/share/doc/*",
     "/usr/share/man/man?/*",
@@ -38,12 +38,12 @@ EXCLUDED_PATHS = (
     "/usr/share/info/*",
 )
 SPARK_OPERATOR_IMAGE = f"localhost/kubeflow/spark-operator:{SPARK_OPERATOR_VERSION}"
-#: How long another process may take from asking for an archive to loading it.
+#: How long another process may take between requesting an archive and loading it.
 SUPERSEDED_S = 600
-#: buildah copies itself into memory and seals the copy, which the kernel refuses while it moves one
-#: of its pages; it gives up then, and the next attempt has other pages.
+#: buildah copies itself into memory and seals the copy. The kernel refuses that while it moves one
+#: of its pages. buildah then gives up, and the next attempt has other pages.
 SEALING, BUILDAH_ATTEMPTS_MAX = "sealing memfd copy: Device or resource busy", 5
-#: The build back-end, which pip fetches by itself only from an index.
+#: The build back-end, which pip itself downloads only from an index.
 BUILD_REQUIREMENTS = ("hatchling>=1.27",)
 
 
@@ -55,11 +55,11 @@ class Image:
     sources: tuple[str, ...]
     extras: tuple[str, ...]
     packages: tuple[str, ...] = BASE_PACKAGES
-    #: Dependencies that PyPI has as a source archive only; all are plain Python.
+    #: Dependencies that PyPI has only as a source archive; all are plain Python.
     source_only: tuple[str, ...] = ()
 
 
-#: What the stage of the Spark image takes that has no other code of the project.
+#: Inputs of the stage of the Spark image that contains no other code of the project.
 SPARK_STAGE = tuple(
     f"spark_operator_jobs/{name}.py" for name in ("entrypoint", "java", "class_archive")
 )
@@ -88,12 +88,12 @@ _PROJECT = ("pyproject.toml", "README.md", "LICENSE")
 
 
 def tag(name: str) -> str:
-    """The name of one of the project's images, tagged with the project's version."""
+    """Return the name of one of the project's images, tagged with the project's version."""
     return f"localhost/shoal/{name}:{_project()['version']}"
 
 
 def archive(name: str) -> Path:
-    """The docker archive of one of the project's images, built now if anything changed."""
+    """Return the docker archive of one of the project's images, built now if anything changed."""
     if name not in IMAGES:
         raise ClusterError(f"There is no image {name!r}: the images are {', '.join(IMAGES)}.")
     image = IMAGES[name]
@@ -104,7 +104,7 @@ def archive(name: str) -> Path:
 
 
 def other_broker(version: str) -> tuple[str, Path]:
-    """Name and archive of the broker's image as one that says it is of another version."""
+    """Return name and archive of the broker's image, changed to report another version."""
     name = tag("broker").rpartition(":")[0] + f":{version}"
     same = archive("broker")
     path = _archive_path(f"broker-{version}", [same], "")
@@ -131,7 +131,7 @@ def _build(name: str, image: Image, path: Path) -> Path:
 
 
 def _build_stage(image: Image, name: str, stage: str = "") -> None:
-    """Builds an image from a Containerfile of the project, up to `stage` if one is named."""
+    """Build an image from a Containerfile of the project, up to `stage` if it is given."""
     target = (f"--target={stage}",) if stage else ()
     file = f"--file={REPOSITORY / image.containerfile}"
     if docker_answers():
@@ -154,12 +154,12 @@ def _build_stage(image: Image, name: str, stage: str = "") -> None:
 
 
 def pause_archive() -> Path:
-    """The image of the process that holds a pod's namespaces; kind's node brings its own."""
+    """Return the image of the process that holds a pod's namespaces; kind's node has its own."""
     binary = program("pause")
     path = _archive_path("pause", [binary], "")
     if path.exists():
         return path
-    # The program stands alone in the image: it is a static binary.
+    # The image contains only the program, which is a static binary.
     steps = f'FROM scratch\nCOPY {binary.name} /pause\nENTRYPOINT ["/pause"]\n'
     build = ("build-using-dockerfile", f"--tag={PAUSE_IMAGE}", "--file=-", str(binary.parent))
     _buildah(*build, stdin_text=steps)
@@ -169,7 +169,8 @@ def pause_archive() -> Path:
 
 
 def spark_operator_archive() -> Path:
-    """The image of Kubeflow's Spark operator, on the stage of our Spark image without our code."""
+    """Return the image of Kubeflow's Spark operator, on the stage of our Spark image without our
+    code."""
     spark = IMAGES["spark"]
     base = f"localhost/shoal/spark-stage:{_project()['version']}"
     file = Path(__file__).parent / "spark-operator" / "Containerfile"
@@ -191,7 +192,7 @@ def spark_operator_archive() -> Path:
 
 
 def _base(packages: Iterable[str]) -> str:
-    """The name of a base image in buildah's store, made by mmdebstrap if it is not there."""
+    """Return the name of a base image in buildah's store; mmdebstrap makes it if it is missing."""
     override = os.environ.get("SHOAL_IMAGE_BASE")
     if override:
         return override
@@ -214,7 +215,7 @@ def _base(packages: Iterable[str]) -> str:
 
 
 def _wheels(image: Image) -> Path:
-    """A directory with the wheels of an image's dependencies, for the base's Python."""
+    """Return a directory with the wheels of an image's dependencies, for the base's Python."""
     project = _project()
     extras = [r for extra in image.extras for r in project["optional-dependencies"][extra]]
     wanted = [*BUILD_REQUIREMENTS, *project["dependencies"], *extras]
@@ -240,7 +241,7 @@ def _project() -> dict[str, Any]:
 
 
 def _archive_path(name: str, inputs: Iterable[Path], salt: str) -> Path:
-    """The archive's path, with a hash of the content of files and directories in its name."""
+    """Return the archive's path; its name has a hash of the content of files and directories."""
     digest = hashlib.sha256(f"{salt}\0{docker_answers()}\0".encode())
     for top in inputs:
         if not top.exists():
@@ -256,7 +257,7 @@ def _archive_path(name: str, inputs: Iterable[Path], salt: str) -> Path:
 
 
 def _export(path: Path, image: str) -> Path:
-    """Writes an image as a docker archive, which kind, Docker and containerd all load."""
+    """Write an image as a docker archive, which kind, Docker and containerd can all load."""
     partial = path.with_suffix(f".{os.getpid()}")
     if docker_answers():
         run("docker", "save", "--output", partial, image)
@@ -266,7 +267,7 @@ def _export(path: Path, image: str) -> Path:
 
 
 def _keep(path: Path, partial: Path) -> Path:
-    """Puts a finished archive in its place, and drops old ones of earlier sources."""
+    """Move a finished archive to its path, and delete those of earlier sources."""
     name = path.stem.rpartition("-")[0]
     for old in path.parent.glob(f"{name}-{'[0-9a-f]' * 16}.tar"):
         if old.stat().st_mtime < time.time() - SUPERSEDED_S:
@@ -275,7 +276,8 @@ def _keep(path: Path, partial: Path) -> Path:
 
 
 def _buildah(*argv: str, stdin_text: str | None = None, check: bool = True) -> bool:
-    """Runs buildah over a store in the cache, apart from the machine's own; tells if it worked."""
+    """Run buildah with a store in the cache, separate from the machine's; return whether it
+    worked."""
     root, scratch = CACHE / "containers", CACHE / "containers-run"
     words = ("buildah", f"--root={root}", f"--runroot={scratch}", *argv)
     for _ in range(BUILDAH_ATTEMPTS_MAX - 1):

@@ -1,4 +1,4 @@
-"""The test cluster where a Docker engine answers: one kind node, of the same Kubernetes."""
+"""The test cluster with a Docker engine: one kind node, of the same Kubernetes version."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Kind(Cluster):
 
     def _provide(self) -> None:
         tool("kubectl"), tool("helm")
-        self.laps("programs are there")
+        self.laps("programs are installed")
 
     def _up(self) -> None:
         self._provide()

@@ -1,9 +1,8 @@
 """Names, addresses and paths of the test cluster, all derived from one name and one index.
 
-`SHOAL_CLUSTER_INDEX` (0 to 15) moves a cluster to a name and to address ranges of its own, so
-that two can stand side by side and a range that the machine uses already can be left alone.
-Everything is kept in `CACHE` (`$XDG_CACHE_HOME/shoal`); nothing is ever written into the source
-tree.
+`SHOAL_CLUSTER_INDEX` (0 to 15) gives a cluster its own name and address ranges. So two clusters can
+run side by side, and a range that the machine already uses can be avoided. All files are in `CACHE`
+(`$XDG_CACHE_HOME/shoal`); none is ever written into the source tree.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from pathlib import Path
 NAME = "shoal"
 INDEX_MAX = 15
 KUBERNETES_VERSION = "v1.35.4"
-#: The cluster binary's helm, kind and CoreDNS versions stand in go/go.mod.
+#: The cluster binary's helm, kind and CoreDNS versions are in go/go.mod.
 SPARK_OPERATOR_VERSION = "v2.5.0"
 REPOSITORY = Path(__file__).resolve().parents[3]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shoal"
 
 
 class ClusterError(Exception):
-    """What a person has to know and do; shown as one sentence, without a traceback."""
+    """An error with its remedy for a person; shown as one sentence, without a traceback."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class Layout:
 
 
 def layout_from_environment() -> Layout:
-    """The layout that `SHOAL_CLUSTER_INDEX` asks for."""
+    """Return the layout that `SHOAL_CLUSTER_INDEX` selects."""
     text = os.environ.get("SHOAL_CLUSTER_INDEX", "0")
     if not text.isdecimal() or int(text) > INDEX_MAX:
         raise ClusterError(f"SHOAL_CLUSTER_INDEX is {text!r}; set it to 0..{INDEX_MAX}.")

@@ -1,9 +1,9 @@
-"""The test cluster without Docker: a real single-node Kubernetes in namespaces of its own.
+"""The test cluster without Docker: a real single-node Kubernetes in separate namespaces.
 
-One `unshare` holds the node: its network, mount, process, host name and IPC namespaces. Ending
-that process ends the kubelet, the control plane and every container, and takes the link with it;
-what remains to be put back is in `host`. The node reaches the machine and the machine reaches
-pods and Services over one link; nothing is forwarded beyond it.
+One `unshare` holds the node: its network, mount, process, host name and IPC namespaces. When that
+process ends, the kubelet, the control plane, every container and the link end too. `host` restores
+the rest. The node reaches the machine, and the machine reaches pods and Services, over one link;
+nothing is forwarded beyond it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .layout import ClusterError
 from .programs import program
 
 UNSHARE = ("unshare", "--net", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child")
-#: Files of the state directory: who holds the node, and the machine's settings before it.
+#: Files of the state directory: the process that holds the node, and the machine's former settings.
 NODE, SYSCTLS = "node.pid", "sysctls.json"
 CERTIFICATES = (
     "ca",
@@ -36,10 +36,10 @@ CERTIFICATES = (
     "front-proxy-ca",
     "front-proxy-client",
 )
-#: containerd 1.6 holds no lease while it unpacks, so its garbage collector may take a layer away
-#: between two. It runs once for many changes: the next attempt is past it.
+#: containerd 1.6 holds no lease while it unpacks, so its garbage collector may delete a layer in
+#: between. It runs once for many changes, so the next attempt succeeds.
 LOAD_ATTEMPTS_MAX = 3
-#: `up` takes a node away, with all that is in it, that lives but has not answered for so long.
+#: `up` removes a node, with everything in it, that runs but has not answered for this time.
 ANSWER_S = 60.0
 
 
@@ -47,11 +47,11 @@ class Local(Cluster):
     """A cluster whose node is a process of this machine."""
 
     kind = "local"
-    #: Kept so that a caller that goes on does not leave it as a zombie.
+    #: Kept so that a caller that continues does not leave it as a zombie.
     _node: subprocess.Popen[str] | None = None
 
     def is_up(self) -> bool:
-        """Whether it serves; on a busy machine a node that lives may be slow to say so."""
+        """Whether it serves; on a busy machine a running node may be slow to answer."""
         deadline = time.monotonic() + ANSWER_S
         while self._node_pid() is not None:
             if self._answers():
@@ -104,9 +104,9 @@ class Local(Cluster):
         wait_for("the first ServiceAccount", self._has_service_account, 30)
 
     def _provide(self) -> None:
-        """Compiles on one side while Debian's packages arrive on the other."""
+        """Compile in one thread while Debian's packages are installed in another."""
         with ThreadPoolExecutor(max_workers=1) as pool:
-            # One after the other: each compilation keeps all processors busy by itself.
+            # One after the other: each compilation keeps all processors busy.
             programs = pool.submit(lambda: [program(n) for n in ("kubectl", "coredns", "pause")])
             host.install_packages()
             self.laps("Debian packages are installed")
@@ -125,7 +125,7 @@ class Local(Cluster):
             "address": self.layout.node_address,
             "prefix": self.layout.node_network.prefixlen,
             "gateway": self.layout.host_address,
-            # overlayfs, which containers are, cannot stand upon overlayfs.
+            # overlayfs, which containers use, cannot be mounted on overlayfs.
             "in_memory": bool(os.environ.get("SHOAL_CLUSTER_IN_MEMORY")) or _is_overlay(state),
             "processes": control_plane.processes(self.layout, program("hyper"), program("coredns")),
         }
@@ -146,7 +146,7 @@ class Local(Cluster):
         shutil.copy(pki / "admin.conf", self.kubeconfig)
 
     def _start_node(self) -> None:
-        """Starts the node and gives it its link once it has a network namespace to put it in."""
+        """Start the node, and add its link once its network namespace exists."""
         layout, state = self.layout, self.state
         init = Path(__file__).with_name("node.py")
         with (state / "log" / "node.log").open("ab") as log:
@@ -172,13 +172,13 @@ class Local(Cluster):
         node.stdin.write("link\n")
         node.stdin.close()
         node.stdout.close()
-        # Without these the machine would answer pods through its uplink.
+        # Without these routes the machine would answer pods through its uplink.
         for network in (layout.pod_network, layout.service_network):
             run("ip", "route", "add", str(network), "via", layout.node_address)
 
     def _down(self) -> None:
         if pid := self._node_pid():
-            # The node's init ends last of its namespace, and the process that holds it follows.
+            # The node's init ends last in its namespace, and the process that holds it follows.
             os.kill(_init_of(pid) or pid, signal.SIGKILL)
             wait_for("the node's process to end", lambda: self._node_pid() is None, 30)
         if self._node:
@@ -188,8 +188,8 @@ class Local(Cluster):
             return
         if (self.state / NODE).exists():
             link = Path("/sys/class/net") / self.layout.link
-            # The kernel drops it with the node's namespaces too, when it comes to that: with some
-            # dozen pods' namespaces before it, that was seen to take longer than 30 s.
+            # The kernel also removes it with the node's namespaces, but later: after those of some
+            # dozen pods, which was seen to take longer than 30 s.
             run("ip", "link", "delete", self.layout.link, check=False)
             wait_for(f"the link {self.layout.link} to go", lambda: not link.exists(), 30)
         host.remove_cgroups(self.layout)
@@ -202,14 +202,14 @@ class Local(Cluster):
             raise ClusterError(f"Cluster {self.layout.name} is not up: start it with `up`.")
         command = (*_inside(pid), "ctr", "--namespace=k8s.io", "images", "import", "-")
         for attempt in range(1, LOAD_ATTEMPTS_MAX + 1):
-            # By standard input: the archive may lie where the node sees directories of its own.
+            # By standard input: at the archive's path the node may have other directories.
             with archive.open("rb") as stream:
                 last = attempt == LOAD_ATTEMPTS_MAX
                 if run(*command, stdin=stream, check=last).returncode == 0:
                     return
 
     def _node_pid(self) -> int | None:
-        """The process that holds the node, unless it ended or its number is another's now."""
+        """Return the process that holds the node, unless it ended or its number was reused."""
         file = self.state / NODE
         if not file.exists():
             return None
@@ -247,13 +247,13 @@ def _inside(pid: int) -> tuple[str, ...]:
 
 
 def _init_of(pid: int) -> int | None:
-    """The first process of the node, if the one that holds the node has started it."""
+    """Return the first process of the node, if the process that holds the node has started it."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return int(children[0]) if children else None
 
 
 def _start_time(pid: int) -> str | None:
-    """Clock ticks from boot to the start of a process that runs, else None."""
+    """Return the clock ticks from boot to the start of a running process, else None."""
     try:
         # The second field, the name in parentheses, may itself hold spaces.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -1,10 +1,10 @@
 """The first process of the node's namespaces: it prepares them, then keeps the node running.
 
-Started by `local` under `unshare` as `node.py STATE`, with the standard library alone. It says
+`local` starts it under `unshare` as `node.py STATE`, with only the standard library. It prints
 `namespaces` on standard output, waits on standard input for `link`, and then becomes the init of
-the node: it starts the processes of STATE/processes.json, starts again what ends, and reaps
-orphans. A name in STATE/stopped is kept down, which is how a test stops a kubelet; SIGHUP makes
-it look there again. When this process dies, the kernel ends everything in its pid namespace.
+the node. It starts the processes of STATE/processes.json, restarts those that end, and reaps
+orphans. A name in STATE/stopped stays stopped, so that a test can stop a kubelet; SIGHUP makes it
+read that file again. When this process dies, the kernel ends everything in its pid namespace.
 """
 
 import json
@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-#: Where the state directory stands inside the node (control_plane.NODE_STATE).
+#: The path of the state directory inside the node (control_plane.NODE_STATE).
 STATE = Path("/run/shoal")
 RESTART_DELAY_S = 1.0
 SIGNALS = {signal.SIGCHLD, signal.SIGHUP}
@@ -26,11 +26,11 @@ def command(*argv: str) -> None:
 
 
 def prepare_mounts(state: str, in_memory: bool) -> None:
-    """A /run and a /var of its own, so that default paths leave nothing on the machine."""
+    """Mount a separate /run and /var, so that default paths leave nothing on the machine."""
     held = os.open(state, os.O_PATH)
     command("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run")
     STATE.mkdir()
-    # By descriptor: the path itself may lie under the /run that was just covered.
+    # By descriptor: the path itself may be below the /run that was just covered.
     subprocess.run(
         ["mount", "--bind", f"/proc/self/fd/{held}", str(STATE)], check=True, pass_fds=(held,)
     )
@@ -41,7 +41,7 @@ def prepare_mounts(state: str, in_memory: bool) -> None:
     for name in ("lib/containerd", "lib/kubelet", "lib/cni", "log/pods", "tmp"):
         (STATE / "var" / name).mkdir(parents=True, exist_ok=True)
     command("mount", "--bind", str(STATE / "var"), "/var")
-    # Volumes mounted for a pod have to reach the containers that are there already.
+    # Volumes mounted for a pod have to reach existing containers.
     command("mount", "--make-rshared", "/")
 
 
@@ -49,7 +49,7 @@ def prepare_network(address: str, prefix: int, gateway: str) -> None:
     command("ip", "link", "set", "lo", "up")
     command("ip", "address", "add", f"{address}/{prefix}", "dev", "eth0")
     command("ip", "link", "set", "eth0", "up")
-    # A route has to exist before a process of the node can be sent to a Service's address;
+    # A route has to exist before a process of the node can be redirected to a Service's address;
     # the machine behind it does not forward.
     command("ip", "route", "add", "default", "via", gateway)
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
@@ -84,7 +84,7 @@ class Processes:
                 preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS),
             )
         self.running[process.pid] = name
-        # `reap` is who waits for it; Popen must not believe that it still runs.
+        # `reap` waits for it, so Popen must not treat it as running.
         process.returncode = 0
 
     def stop_unwanted(self) -> None:

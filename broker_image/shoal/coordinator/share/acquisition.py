@@ -11,7 +11,7 @@ Rules:
   kills its consumers does not fail its whole batch (KAFKA-17541). From half of the limit on, each
   delivery halves the piece; the last attempt delivers the record alone. Such a piece is a fetch of
   its own.
-* A redelivered batch is checked against its CRC. A corrupt one is archived and passed by.
+* A redelivered batch is checked against its CRC. A corrupt one is archived and skipped.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Acquired(NamedTuple):
     total: int
     #: Number of their lock; 0 for none.
     lock: int
-    #: State batches to persist of what was passed by. No reply waits for them.
+    #: State batches to persist for skipped offsets. No reply waits for them.
     changes: Sequence[StateBatch]
     #: Whether it is certain that none of them was delivered before.
     fresh: bool = False

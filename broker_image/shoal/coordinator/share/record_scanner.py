@@ -1,7 +1,7 @@
 """Scans the records of a share partition for `selection`: once, in log order, in bounded steps.
 
 A scan resumes where the last one stopped, also within a batch. Offsets that the log has lost, or
-never delivers, are passed by: the window archives them, and those in HOLDS_KEY are freed. If only
+never delivers, are skipped: the window archives them, and those in HOLDS_KEY are freed. If only
 keys are needed, of new batches without holes, one call reads the keys of a whole read.
 """
 
@@ -86,7 +86,7 @@ class RecordScanner:
         changes: list[StateBatch],
     ) -> int:
         """Scan about `budget` records of a read from `next_offset` on. Return their number, and add
-        what was passed by to `changes`."""
+        the skipped offsets to `changes`."""
         share = self._share
         whole, taken = self._scan_keys(batches, places, budget)
         passed = iter(batches.passed_by)

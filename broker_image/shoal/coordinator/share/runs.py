@@ -21,9 +21,9 @@ Row = tuple[int, int, int, int]
 #: First offset, last offset, and whatever else is of use to `Change`.
 Edit = tuple[Any, ...]
 Change = Callable[[Edit, int, int, Row], Row | None]
-#: So many edits are rather made one by one than by `Runs.rewrite`.
+#: At most this many edits are made one by one; more go through `Runs.rewrite`.
 ONE_BY_ONE_MAX = 2
-#: Rows between two edits that are not worth a stretch of their own.
+#: Rows between two edits that are not worth a separate stretch.
 _NEAR_ROWS = 4
 #: A delivery count is kept in one byte; group configs allow at most 25 deliveries.
 COUNT_MAX = 255

@@ -132,7 +132,7 @@ class Selection:
 
     @property
     def blocked_by_key_holders(self) -> bool:
-        """Whether so many dead-lettered records hold keys that nothing is delivered."""
+        """Whether the dead-lettered records that hold keys have reached their limit."""
         return self._share.key_holders >= self.policy.dead_letters_held_max
 
     def is_keyless(self, offset: int) -> bool:
@@ -270,7 +270,7 @@ class Selection:
     ) -> tuple[int, list[StateBatch]]:
         """Scan about `budget` records from `next_scan_offset` on.
 
-        Return their number and the state batches to persist of what was passed by. `batches` is
+        Return their number and the state batches to persist for skipped offsets. `batches` is
         None while a batch is open.
         """
         changes: list[StateBatch] = []
@@ -486,7 +486,7 @@ class Selection:
     def lock_new(self, chosen: list[int], number: int, read: Iterable[Batches]) -> list[Range]:
         """Lock all chosen offsets at once, and return their ranges.
 
-        Return none, and change nothing, if some were delivered before or are to be passed by.
+        Return none, and change nothing, if some were delivered before or must be skipped.
         """
         if not chosen or any(batches.passed_by for batches in read):
             return []
@@ -504,7 +504,7 @@ class Selection:
         """Lock chosen offsets under `number`. `batches` are the ones that were read for them.
 
         Return first offset, last offset and delivery count of each range, and the changes to
-        persist. Offsets that the log has lost, and corrupt redelivered batches, are passed by.
+        persist. Offsets that the log has lost, and corrupt redelivered batches, are skipped.
         """
         share, runs = self._share, self._share.runs
         changes: list[StateBatch] = []

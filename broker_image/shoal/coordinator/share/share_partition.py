@@ -301,7 +301,7 @@ class SharePartition:
     ) -> Outcome:
         """Settle or renew a member's records: all of them, or none if any is refused.
 
-        Offsets below the log's start are passed over. Offsets that the member does not hold are
+        Offsets below the log's start are ignored. Offsets that the member does not hold are
         refused (`INVALID_RECORD_STATE`), also if its lock has expired and the window has passed
         them. Offsets that were never acquired are refused with `INVALID_REQUEST`.
         """

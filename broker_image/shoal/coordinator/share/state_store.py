@@ -37,7 +37,7 @@ NONE = -1
 #: Up to this many delays are kept without removing those that have ended.
 _DELAYS_MIN = 64
 #: A snapshot of more state batches does not fit into one record batch; updates are written instead.
-#: Only windows with many incomplete records among complete ones have so many.
+#: Only windows with many incomplete records among complete ones exceed it.
 _SNAPSHOT_BATCHES_MAX = 40_000
 
 

@@ -9,7 +9,7 @@ Theory. A record enters the window of a share partition AVAILABLE, and leaves it
         ^                   |    |
         |  release, expiry  |    +--reject, gap, limit reached--> ARCHIVED
         +-------------------+                                        ^
-        +--passed by: retention, compaction, control, aborted--------+
+        +--skipped: retention, compaction, control, aborted----------+
 
 Acquiring a record increments its delivery count. A record that comes back at the limit is archived
 instead of becoming available. An ARCHIVING record waits for its dead letter (KIP-1191), between

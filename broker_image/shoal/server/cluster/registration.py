@@ -1,4 +1,4 @@
-"""This node as its cluster and its clients know it: endpoints, incarnation, broker registration."""
+"""How this node presents itself to its cluster: endpoints, incarnation, broker registration."""
 
 from __future__ import annotations
 

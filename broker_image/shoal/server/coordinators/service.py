@@ -1,6 +1,6 @@
 """Coordinators on this broker: `coordinator.runtime` on the event loop.
 
-A coordinator has an internal topic, and a shard for each partition of it that this broker leads.
+A coordinator has an internal topic, and a shard for each partition that this broker leads.
 Its service creates the topic on first use, replays the log of a partition into its shard in short
 steps, passes requests to the runtime, and serves the runtime's deadlines. A request waits while the
 topic is being created. A request for a shard that is loading is refused with a retriable error, as

@@ -140,7 +140,7 @@ class _Fetch:
             wanted = min(cursor.max_bytes, self._min_bytes)
             return len(partition.log.slice(cursor.fetch_offset, wanted, max_offset=limit).data)
         except (OSError, LogOffline, CorruptBatch):
-            return self._min_bytes  # the answer tells of it
+            return self._min_bytes  # the response reports the error
 
     def attempt(self) -> Body | None:
         """The response once enough is committed, or a partition cannot be read any more."""
@@ -220,17 +220,17 @@ class _Fetch:
     def _tells(self, cursor: Cursor, entry: _Entry) -> bool:
         """Whether the response has this partition. Later responses of a session have only
         partitions with changes."""
-        told = (entry["high_watermark"], entry["log_start_offset"])
+        offsets = (entry["high_watermark"], entry["log_start_offset"])
         new = (
             not self._incremental
             or entry["records"]
             or entry["error_code"]
-            or cursor.last_sent != told
+            or cursor.last_sent != offsets
             or entry.get("preferred_read_replica", -1) >= 0
             or "diverging_epoch" in entry
         )
         # After an error, the next response has the partition in any case.
-        cursor.last_sent = None if entry["error_code"] else told
+        cursor.last_sent = None if entry["error_code"] else offsets
         return bool(new)
 
     def _read_one(

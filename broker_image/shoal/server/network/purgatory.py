@@ -3,7 +3,7 @@
 A request is parked under one or more keys, with two functions: `attempt` returns its response or
 None, and `expire` returns its response at the deadline. Nothing polls. The part that changes (a
 high watermark, a synced offset, a released record) calls `wake(key)`. The attempts of that key run
-once, at the end of the turn of the event loop, so many appends in one turn cost one attempt.
+once, at the end of the turn of the event loop, so all appends of one turn cost one attempt.
 
 While the broker is not busy, a consumer's fetch completes before the end of the turn
 (`complete_early`). Its response leaves before the response to the produce request that woke it.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shoal.server.network.purgatory import Purgatory
     from shoal.server.node import Node
 
-#: The metadata log lies among the topics' logs, but is no topic of the image.
+#: The metadata log lies among the topics' logs, but the image does not contain it.
 _OWN_TOPICS = ("__cluster_metadata",)
 
 

@@ -366,7 +366,7 @@ def endpoints_of(
 
 
 def check_acquire_mode(request: Request) -> None:
-    """Raise INVALID_REQUEST for an unknown acquire mode. Only our own clients know
+    """Raise INVALID_REQUEST for an unknown acquire mode. Only our own clients use
     `HEADERS_ONLY`."""
     mode = request.body.share_acquire_mode
     own = request.peer.client_software[0] == OWN_CLIENT

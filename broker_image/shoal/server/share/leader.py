@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 #: The assumed size of a record before the first read, and the minimum size of a read.
 RECORD_SIZE_GUESS = 1024
 READ_SIZE_MIN = 16 * 1024
-#: Maximum reads of one fetch that find only records to pass by.
+#: Maximum reads of one fetch that find only records to skip.
 FRUITLESS_READS_MAX = 16
 
 
@@ -333,7 +333,7 @@ class ShareLeader:
         return more
 
     def _noted(self, now_ms: int, got: Acquired) -> Acquired:
-        """Persist what a fetch passed by, and count its records."""
+        """Persist what a fetch skipped, and count its records."""
         if got.changes:
             self._persist(now_ms, got.changes)
         if got.total:
@@ -452,7 +452,7 @@ class ShareLeader:
 
     def free(self, ranges: Iterable[tuple[int, int]], waiter: Waiter) -> None:
         """Free the keys that dead-lettered records in these ranges hold, and call `waiter` after
-        the commit. Records that hold no key are passed over."""
+        the commit. Records that hold no key are ignored."""
         changes: list[StateBatch] = []
         for first, last in ranges:
             changes += self.share.free(first, last)

@@ -131,7 +131,7 @@ def scan_ahead(
 ) -> tuple[list[StateBatch], bool]:
     """Scan about `SCANNED_RECORDS_MAX` records that no fetch has scanned.
 
-    Return the changes to persist of what was passed by, and whether a further scan finds more.
+    Return the changes to persist for skipped offsets, and whether a further scan finds more.
     Raises `ApiError` when the log cannot be read.
     """
     selection = selection_of(leader, settings)

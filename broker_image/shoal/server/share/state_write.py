@@ -38,7 +38,7 @@ class Failure(NamedTuple):
 
 
 class StateWrite(StateUpdate):
-    """What changed in one share partition since its last write, and who waits for the commit."""
+    """What changed in one share partition since its last write, and the waiters for the commit."""
 
     __slots__ = ("_on_done", "begun_ms", "dead_letters", "is_closed", "partition", "waiters")
 

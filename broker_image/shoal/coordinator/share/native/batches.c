@@ -135,7 +135,7 @@ static int append(PyObject *list, long long value)
 }
 
 /* scan(data, first_wanted, bases, lasts, ends): add the whole batches of `data` to the lists, up to
- * the first with offsets to pass by. Return its position, and the offset expected there. */
+ * the first with offsets to skip. Return its position, and the offset expected there. */
 PyObject *bulk_scan(PyObject *self, PyObject *args)
 {
     Py_buffer view;

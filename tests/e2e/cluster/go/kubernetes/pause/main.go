@@ -1,4 +1,4 @@
-// pause holds the namespaces of a pod: it reaps orphans and waits to be told to stop.
+// pause holds the namespaces of a pod: it reaps orphans and waits for a signal to stop.
 package main
 
 import (
