@@ -7,8 +7,8 @@ only reads: the windows of share partitions in memory, every so often, and the c
 * `share-terminal`: a record whose delivery is complete, as committed, is not so any more.
 * `share-lag`: the count of complete records is not that of the records that are complete, in a
   window or as committed; what is reported is judged by `cluster_shares`.
-* `share-in-flight`: more records than `share.partition.max.record.locks` and the rest of the last
-  batch are in flight, or locks hold other records than the window says.
+* `share-in-flight`: more records than `share.partition.max.record.locks` are in flight, or locks
+  hold other records than the window says.
 * `share-stuck`: records are available, and a fetch that waits for them is not answered.
 """
 
@@ -73,8 +73,6 @@ class SharesChecker:
         self.counts: Counter[str] = Counter()
         self._committed: dict[ShareKey, _Committed] = {}
         self._windows: dict[tuple[int, ShareKey], _Window] = {}
-        #: The most records of one batch, by partition.
-        self._largest: Counter[Where] = Counter()
         logs.on_batch.append(self._batch)
 
     # For what members see.
@@ -136,12 +134,11 @@ class SharesChecker:
         self.counts["windows"] += 1
 
     def _in_flight(self, leader: ShareLeader, acquired: int, gaps: int, name: str) -> None:
-        share, partition = leader.share, leader.partition
+        share = leader.share
         held = sum(lock.records for lock in share.locks.live.values())
         if held != acquired:
             raise Violation("share-in-flight", f"{name}: locks hold {held}, {acquired} acquired")
         most = leader.settings.max_record_locks
-        most += max(0, self._largest[(partition.topic, partition.index)] - 1)
         in_flight = share.end_offset - share.start_offset - gaps
         if leader.settings.selection is not None:
             in_flight = held
@@ -185,7 +182,6 @@ class SharesChecker:
 
     def _batch(self, where: Where, header: BatchHeader, data: bytes) -> None:
         """One more batch is committed."""
-        self._largest[where] = max(self._largest[where], header.next_offset - header.base_offset)
         if where[0] != STATES or header.is_control:
             return
         for record in read_records(data):

@@ -33,11 +33,6 @@ _HEADER = struct.Struct(
     )
 )
 
-#: A batch of at most this many offsets is acquired whole, even past the group's limit, as in Kafka.
-#: It is the maximum of share.partition.max.record.locks, and librdkafka's default of
-#: batch.num.messages.
-WHOLE_BATCH_OFFSETS_MAX = 10_000
-
 
 class AbortedTransaction(NamedTuple):
     """An aborted transaction: its producer, and the offsets from its first record to its marker."""
@@ -72,18 +67,6 @@ class Batches:
         if at == len(self.lasts) or self.bases[at] > offset:
             return offset
         return self.lasts[at]
-
-    def end_of_take(self, offset: int) -> int:
-        """Return the last offset of an acquisition that reaches `offset`: the end of its batch.
-
-        A batch of more than `WHOLE_BATCH_OFFSETS_MAX` offsets is cut at `offset`, since a header
-        may claim two billion.
-        """
-        at = bisect_left(self.lasts, offset)
-        if at == len(self.lasts) or self.bases[at] > offset:
-            return offset
-        last = self.lasts[at]
-        return last if last - self.bases[at] < WHOLE_BATCH_OFFSETS_MAX else offset
 
     def spans(self, acquired: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
         """Return the byte ranges of batches with acquired ranges (first, last, count), in order.

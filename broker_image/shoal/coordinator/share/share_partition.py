@@ -5,9 +5,9 @@ complete. It ends before `end_offset`, the first offset that was never acquired.
 them has a state of `states`; a run of offsets with one state is one row (`runs`).
 
 Invariants: the start offset goes back only by a reset, and never passes a record that is not
-terminal. A record is acquired under one lock of one member. New records are acquired only while
-fewer than `max_record_locks` offsets are in flight, but a last batch of up to 10,000 offsets is
-acquired whole. A delivery count falls only for deliveries that never left the broker.
+terminal. A record is acquired under one lock of one member. A fetch never leaves more than
+`max_record_locks` offsets acquired, and extends the window to at most that many in flight. A
+delivery count falls only for deliveries that never left the broker.
 
 A change takes effect at once. Its state batches are returned for the caller to persist, and the
 caller delays the reply until they are written. Nothing is rolled back: if the write fails, the
@@ -167,7 +167,7 @@ class SharePartition:
     @property
     def backing_off(self) -> int:
         """The number of WAITING offsets."""
-        return sum(wait.records for wait in self.waits.live.values())
+        return self.waits.records
 
     def next_fetch_offset(self) -> int:
         """Return the first offset to acquire: an available one, or the window's end."""
@@ -178,8 +178,25 @@ class SharePartition:
         """Whether a fetch may find records below `log_end`, within the limit on records in
         flight."""
         if self.next_fetch_offset() < self.runs.end:
-            return True
+            return self.lockable_max(max_record_locks) > 0
         return self.runs.end < log_end and self.in_flight < max_record_locks
+
+    def is_full(self, max_record_locks: int) -> bool:
+        """Whether the limit on records in flight lets no fetch acquire anything."""
+        if self.in_flight < max_record_locks:
+            return False
+        none_available = self.next_fetch_offset() == self.runs.end
+        return none_available or self.lockable_max(max_record_locks) <= 0
+
+    def lockable_max(self, max_record_locks: int) -> int:
+        """Return an upper bound of the available offsets that a fetch may acquire.
+
+        It matters if the window is larger than the limit: the limit was lowered, or the group had
+        key order, delay or priority before. Otherwise the window itself is the bound.
+        """
+        if self.in_flight <= max_record_locks:
+            return max_record_locks
+        return max_record_locks - self.locks.records
 
     def available_from(self, offset: int) -> tuple[int, int, int, int] | None:
         """Return the first available run from `offset` on: first, last, delivery count, piece."""
