@@ -338,6 +338,19 @@ class SharePartition:
         refusal = self._refusal(now_ms, member_id, acknowledgements, settings)
         if refusal is not None:
             return refusal
+        changes = self._apply(now_ms, member_id, acknowledgements, settings, on_failure)
+        self.advance()
+        return Outcome(ErrorCode.none, None, changes)
+
+    def _apply(
+        self,
+        now_ms: int,
+        member_id: str,
+        acknowledgements: Sequence[Acknowledgement],
+        settings: ShareSettings,
+        on_failure: FailurePolicy | None,
+    ) -> list[StateBatch]:
+        """Settle or renew records of acknowledgements that are not refused. Return the changes."""
         changes: list[StateBatch] = []
         renewed: list[tuple[int, int]] = []
         limit = settings.delivery_count_limit
@@ -359,8 +372,7 @@ class SharePartition:
                     self.runs.join(row, past)
         if renewed:
             self._renew(now_ms + settings.lock_duration_ms, member_id, renewed)
-        self.advance()
-        return Outcome(ErrorCode.none, None, changes)
+        return changes
 
     def _accept(self, now_ms: int, member_id: str, first: int, last: int) -> StateBatch | None:
         """Accept offsets at the beginning of a longer run, as when a worker commits each record.
@@ -401,10 +413,7 @@ class SharePartition:
             if max(first, self.log_start_offset) < runs.start:
                 return _refused(f"offset {first} is not acquired, its delivery is complete")
             if last >= runs.end:
-                if not len(runs):
-                    return _refused(f"offset {last} is not in flight")
-                message = f"offset {last} is past the records that were ever acquired"
-                return Outcome(ErrorCode.invalid_request, message, ())
+                return _past_the_window(last, is_empty=not len(runs))
             if AcknowledgeType.RENEW in types and not settings.renew_enabled:
                 return _refused("the group does not allow renewal (share.renew.acknowledge.enable)")
             for row in range(runs.row_of(max(first, runs.start)), len(runs)):
@@ -414,10 +423,8 @@ class SharePartition:
                 if runs.states[row] != ACQUIRED:
                     return _refused(f"offset {max(at, first)} is not acquired")
                 lock = live[runs.locks[row]]
-                if lock.member_id != member_id:
-                    return _refused(f"offset {max(at, first)} is acquired by another member")
-                if lock.deadline_ms <= now_ms:
-                    return _refused(f"the acquisition lock of offset {max(at, first)} has ended")
+                if lock.member_id != member_id or lock.deadline_ms <= now_ms:
+                    return _not_held(max(at, first), lock, member_id)
         return None
 
     def _renew(self, deadline_ms: int, member_id: str, ranges: Sequence[tuple[int, int]]) -> None:
@@ -650,6 +657,19 @@ class SharePartition:
 
 def _refused(message: str) -> Outcome:
     return Outcome(ErrorCode.invalid_record_state, message, ())
+
+
+def _past_the_window(last: int, *, is_empty: bool) -> Outcome:
+    if is_empty:
+        return _refused(f"offset {last} is not in flight")
+    message = f"offset {last} is past the records that were ever acquired"
+    return Outcome(ErrorCode.invalid_request, message, ())
+
+
+def _not_held(offset: int, lock: Lock, member_id: str) -> Outcome:
+    if lock.member_id != member_id:
+        return _refused(f"offset {offset} is acquired by another member")
+    return _refused(f"the acquisition lock of offset {offset} has ended")
 
 
 def _alike(low: int, last: int, first: int, types: Sequence[int]) -> Sequence[tuple[int, int, int]]:
