@@ -252,8 +252,8 @@ class ShareMachine(RuleBasedStateMachine):
                 assert state == entry.state
         self._check_acquired(member, got, max_records, batch_size, strict, wanted_from, read)
         if got.total:
-            spans = batches.spans(got.records)
-            sent = scan(b"".join(batches.data[a:b] for a, b in spans), 0)
+            views = batches.views(got.records, got.total, whole=False)
+            sent = scan(b"".join(views), 0)
             covered = {
                 offset
                 for base, last in zip(sent.bases, sent.lasts, strict=True)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from faulty_batches import batch
+from shoal.coordinator.share import compiled
 from shoal.coordinator.share.acquisition import Acquired, Wanted, acquire
 from shoal.coordinator.share.batches import AbortedTransaction, scan
 from shoal.coordinator.share.locks import Lock, Locks
@@ -14,7 +15,7 @@ from shoal.coordinator.share.settings import ShareSettings
 from shoal.coordinator.share.share_partition import SharePartition
 from shoal.coordinator.share.states import MOVES, TERMINAL, AcknowledgeType, RecordState, may_move
 from shoal.protocol.errors import ErrorCode
-from shoal.record.records import build_batch
+from shoal.record.records import build_batch, read_records
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -211,6 +212,20 @@ def test_record_limit_splits_batches_and_the_rest_is_free() -> None:
     window = Window(log(10))
     assert window.fetch("a", max_records=3, strict=True).records == [(0, 2, 1)]
     assert window.fetch("b", max_records=3).records == [(3, 9, 1)]
+
+
+def test_a_part_of_a_batch_is_sent_without_the_rest() -> None:
+    """Otherwise a batch of 1,000 that is delivered in ten parts would be sent ten times."""
+    data = log(1000)
+    batches, part = scan(data, 0), [(100, 199, 1)]
+    sent = b"".join(batches.views(part, 100, whole=False))
+    if compiled.native is not None:
+        assert len(sent) < len(data) / 9
+        found = scan(sent, 0)
+        assert (found.bases, found.lasts) == ([0], [999])
+        assert [record.offset for record in read_records(sent)] == list(range(100, 200))
+    assert b"".join(batches.views(part, 100, whole=True)) == data
+    assert b"".join(batches.views([(0, 499, 1)], 500, whole=False)) == data
 
 
 def test_a_window_that_had_key_order_is_acquired_within_the_limit() -> None:

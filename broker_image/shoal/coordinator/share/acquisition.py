@@ -38,6 +38,8 @@ class Wanted(NamedTuple):
     batch_size: int
     #: `record_limit` instead of `batch_optimized`.
     strict: bool = False
+    #: Only the headers of batches are wanted, with their sizes in the log.
+    headers_only: bool = False
 
 
 class Acquired(NamedTuple):

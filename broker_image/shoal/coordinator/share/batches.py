@@ -87,6 +87,20 @@ class Batches:
                 spans.append((begin, end))
         return spans
 
+    def views(
+        self, acquired: Sequence[tuple[int, int, int]], total: int, *, whole: bool
+    ) -> list[memoryview]:
+        """Return the batches with `total` records in acquired ranges.
+
+        Unless they are to be `whole`, other records are left out if less than half of the offsets
+        is acquired: a large batch that is delivered in parts would be sent whole with each part.
+        """
+        low = bisect_left(self.lasts, acquired[0][0])
+        high = bisect_left(self.lasts, acquired[-1][1], lo=low)
+        if not whole and 2 * total < self.lasts[high] - self.bases[low] + 1:
+            return self.thinned(acquired)
+        return [self.data[begin:end] for begin, end in self.spans(acquired)]
+
     def thinned(self, acquired: Sequence[tuple[int, int, int]]) -> list[memoryview]:
         """Return the batches with acquired ranges, without the records of other members.
 

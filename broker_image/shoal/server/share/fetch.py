@@ -95,7 +95,6 @@ class ShareFetch:
         "_answer",
         "_begun_ms",
         "_entries",
-        "_headers_only",
         "_is_first",
         "_keys",
         "_leaders",
@@ -126,8 +125,8 @@ class ShareFetch:
             body.max_records,
             body.batch_size,
             body.share_acquire_mode & ~HEADERS_ONLY == RECORD_LIMIT,
+            bool(body.share_acquire_mode & HEADERS_ONLY),
         )
-        self._headers_only = bool(body.share_acquire_mode & HEADERS_ONLY)
         session.reassigned = False
         self._keys = self._rotated(list(session.partitions), body.share_session_epoch)
         #: The entries of the answer; None while the fetch waits.
@@ -271,7 +270,7 @@ class ShareFetch:
         if not got.total:
             return entry, 0, 0
         self._locks.append((leader, got.lock))
-        if self._headers_only:
+        if wanted.headers_only:
             records = headers_of(records)
         size = sum(map(len, records))
         services.metrics.topic(leader.partition.topic).bytes_out += size

@@ -302,8 +302,9 @@ class ShareLeader:
             self.record_size = len(data) / max(1, batches.lasts[-1] - batches.bases[0] + 1)
             got = acquire(share, now_ms, wanted, batches, settings, offset)
             if self._noted(now_ms, got).total:
-                view = batches.data
-                return Fetched([view[a:b] for a, b in batches.spans(got.records)], got)
+                return Fetched(
+                    batches.views(got.records, got.total, whole=wanted.headers_only), got
+                )
             if not got.changes:
                 break
         return Fetched((), NOTHING)
