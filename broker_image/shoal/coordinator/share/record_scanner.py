@@ -12,7 +12,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from shoal.coordinator.share import compiled
-from shoal.coordinator.share.batches import Batches
 from shoal.coordinator.share.delivery_failure import Cause
 from shoal.coordinator.share.record_facts import Fact, HeaderReader, facts, key_hashes
 from shoal.coordinator.share.states import AVAILABLE, is_terminal
@@ -21,6 +20,7 @@ from shoal.record.batch import CorruptBatch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from shoal.coordinator.share.batches import Batches
     from shoal.coordinator.share.settings import ShareSettings
     from shoal.coordinator.share.share_partition import SharePartition, StateBatch
 
