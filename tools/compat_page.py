@@ -106,6 +106,12 @@ Kafka stores these batches, and readers fail on them. Shoal answers `INVALID_REC
 For a batch that cannot be decompressed Kafka answers `UNKNOWN_SERVER_ERROR`, Shoal
 `INVALID_RECORD`; for an unknown codec Shoal answers `UNSUPPORTED_COMPRESSION_TYPE`. Shoal gives an
 error message where Kafka gives none. An answer lists at most {RECORD_ERRORS_MAX:,} records.
+
+## Limit on records in flight
+
+Kafka exceeds `share.partition.max.record.locks` by up to a batch, in both acquire modes. Shoal
+never does: it delivers a larger batch in parts. After the limit is lowered, Shoal also delivers
+released records only within the limit; Kafka does not bound them.
 """
 
 

@@ -186,8 +186,8 @@ class Cut:
         lead."""
         (topic_id,) = [t.topic_id for t in self.cluster.metadata(id).topics if t.name == TOPIC]
         batch = bytes(build_batch([(int(time.time() * 1000), None, b"minority", ())]))
-        rows = [{"index": index, "records": batch} for index in led]
-        topic = {"name": TOPIC, "topic_id": topic_id, "partition_data": rows}
+        data = [{"index": index, "records": batch} for index in led]
+        topic = {"name": TOPIC, "topic_id": topic_id, "partition_data": data}
         produce = {"acks": -1, "timeout_ms": PATIENCE_MS, "topic_data": [topic]}
         answer = self.asked(id, ApiKey.PRODUCE, produce)
         rows = [] if answer is None else answer.responses[0].partition_responses

@@ -2,8 +2,8 @@
 // librdkafka: the same arguments, and the same JSON objects on standard output. Run as a single
 // source file. Ends when standard input does, or is killed.
 //
-// Arguments: bootstrap, group, topic, seed, longest work on a record in milliseconds, and the part
-// of records that is released.
+// Arguments: bootstrap, group, topic, seed, longest work on a record in milliseconds, the part of
+// records that is released, and optionally share.acquire.mode.
 
 import java.time.Duration;
 import java.util.List;
@@ -29,6 +29,9 @@ public class ShareWorker {
         settings.put("group.id", arguments[1]);
         settings.put("share.acknowledgement.mode", "explicit");
         settings.put("max.poll.records", "20");
+        if (arguments.length > 6) {
+            settings.put("share.acquire.mode", arguments[6]);
+        }
         Random random = new Random(Long.parseLong(arguments[3]));
         double workMs = Double.parseDouble(arguments[4]);
         double released = Double.parseDouble(arguments[5]);

@@ -158,7 +158,9 @@ class GroupMachine(RuleBasedStateMachine):
         deleted = [(topic, TOPICS[topic])]
         self.sim.refuse_append = None
         self.sim.runtime.apply(
-            0, lambda shard, now: shard.metadata_changed(None, deleted, now), self.sim.now_ms
+            0,
+            lambda shard, now: shard.metadata_changed(shard.context.image, deleted, now),
+            self.sim.now_ms,
         )
         self.sim.runtime.flush()
         self.offsets = {k: v for k, v in self.offsets.items() if k[1] != topic}

@@ -92,6 +92,9 @@ class ShareMachine(RuleBasedStateMachine):
         self, limit: int, cap: int, start: int, backoff: Backoff | None, dead_letters: bool
     ) -> None:
         self.now_ms = 1000
+        #: Upper bounds of the records in flight and of the acquired ones: the group's limit, or
+        #: what was in flight when the limit fell.
+        self.in_flight_max = self.acquired_max = cap
         self.settings = ShareSettings(
             lock_duration_ms=100,
             delivery_count_limit=limit,
@@ -250,8 +253,8 @@ class ShareMachine(RuleBasedStateMachine):
                 assert state == entry.state
         self._check_acquired(member, got, max_records, batch_size, strict, wanted_from, read)
         if got.total:
-            spans = batches.spans(got.records)
-            sent = scan(b"".join(batches.data[a:b] for a, b in spans), 0)
+            views = batches.views(got.records, got.total, whole=False)
+            sent = scan(b"".join(views), 0)
             covered = {
                 offset
                 for base, last in zip(sent.bases, sent.lasts, strict=True)
@@ -260,7 +263,7 @@ class ShareMachine(RuleBasedStateMachine):
             assert covered.issuperset(o for x in got.records for o in range(x[0], x[1] + 1))
         elif read and not got.changes:
             assert self._nothing_to_get(read, wanted_from), "idle although there is work"
-        if before >= self.settings.max_record_locks and not got.changes:
+        if before >= self.settings.max_record_locks:
             assert self.share.in_flight <= before
         self._advance()
         if got.changes:
@@ -296,12 +299,16 @@ class ShareMachine(RuleBasedStateMachine):
             assert got.total <= max_records
         assert previous <= max((b.last for b in read), default=previous)
 
+    def _acquired(self) -> int:
+        return sum(e.state is ACQUIRED for e in self.twin.values())
+
     def _nothing_to_get(self, read: list[Batch], wanted_from: int) -> bool:
         full = self.share.in_flight >= self.settings.max_record_locks
+        no_locks_left = self._acquired() >= self.settings.max_record_locks
         return all(
             self._never_delivered(offset)
             or (offset >= self.end and full)
-            or (offset < self.end and self.twin[offset].state is not AVAILABLE)
+            or (offset < self.end and (no_locks_left or self.twin[offset].state is not AVAILABLE))
             for batch in read
             for offset in range(max(batch.base, wanted_from), batch.last + 1)
         )
@@ -593,6 +600,19 @@ class ShareMachine(RuleBasedStateMachine):
                 assert known.deadline_ms == self.twin[first].deadline_ms
         assert held == {n: x.records for n, x in self.share.locks.live.items()}
         assert waiting == {n: x.records for n, x in self.share.waits.live.items()}
+
+    @invariant()
+    def the_limit_on_records_in_flight_holds(self) -> None:
+        if not hasattr(self, "share"):
+            return
+        limit, in_flight, acquired = (
+            self.settings.max_record_locks,
+            self.share.in_flight,
+            self._acquired(),
+        )
+        assert in_flight <= self.in_flight_max
+        assert acquired <= self.acquired_max
+        self.in_flight_max, self.acquired_max = max(limit, in_flight), max(limit, acquired)
 
     @invariant()
     def counts_agree(self) -> None:

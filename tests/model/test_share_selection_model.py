@@ -497,6 +497,17 @@ class SelectionMachine(ShareMachine):
             assert self.share.complete == complete
 
     @invariant()
+    def the_limit_on_records_in_flight_holds(self) -> None:
+        """Records in back-off count as well; those that wait in the window do not."""
+        if not hasattr(self, "share"):
+            return
+        limit, acquired = self.settings.max_record_locks, self._acquired()
+        in_flight = acquired + self.share.backing_off
+        assert in_flight <= self.in_flight_max
+        assert acquired <= self.acquired_max
+        self.in_flight_max, self.acquired_max = max(limit, in_flight), max(limit, acquired)
+
+    @invariant()
     def numbers_agree(self) -> None:
         known = getattr(self, "leader", None) and self.selection
         if not known:

@@ -73,6 +73,12 @@ def takes_more_than_the_limit(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SharePartition, "in_flight", property(lambda self: 0))
 
 
+def exceeds_the_limit_by_one(patch: pytest.MonkeyPatch) -> None:
+    """One new record is acquired when as many are in flight as may be."""
+    real = vars(SharePartition)["in_flight"].fget
+    patch.setattr(SharePartition, "in_flight", property(lambda self: real(self) - 1))
+
+
 def takes_back_each_delivery(patch: pytest.MonkeyPatch) -> None:
     """A delivery whose lock expired is not counted."""
     real = SharePartition._unlock
@@ -137,6 +143,7 @@ SHARE_MUTANTS = (
     passes_released_records,
     loads_from_the_log_start,
     takes_more_than_the_limit,
+    exceeds_the_limit_by_one,
     takes_back_each_delivery,
     counts_nothing_complete,
     reports_no_complete_records,

@@ -8,8 +8,8 @@ records of `__share_group_state`.
 * `share-terminal`: a committed complete delivery becomes incomplete.
 * `share-lag`: the count of complete records differs from the number of records that are complete,
   in a window or as committed. `cluster_shares` checks the reported lag.
-* `share-in-flight`: more records than `share.partition.max.record.locks` and the rest of the last
-  batch are in flight, or the locks hold other records than the window has.
+* `share-in-flight`: more records than `share.partition.max.record.locks` are in flight, or the
+  locks hold other records than the window has.
 * `share-stuck`: records are available, and a waiting fetch is not answered.
 """
 
@@ -74,8 +74,6 @@ class SharesChecker:
         self.counts: Counter[str] = Counter()
         self._committed: dict[ShareKey, _Committed] = {}
         self._windows: dict[tuple[int, ShareKey], _Window] = {}
-        #: The largest number of records in one batch, by partition.
-        self._largest: Counter[Where] = Counter()
         logs.on_batch.append(self._batch)
 
     # For what members see.
@@ -137,12 +135,11 @@ class SharesChecker:
         self.counts["windows"] += 1
 
     def _in_flight(self, leader: ShareLeader, acquired: int, gaps: int, name: str) -> None:
-        share, partition = leader.share, leader.partition
+        share = leader.share
         held = sum(lock.records for lock in share.locks.live.values())
         if held != acquired:
             raise Violation("share-in-flight", f"{name}: locks hold {held}, {acquired} acquired")
         most = leader.settings.max_record_locks
-        most += max(0, self._largest[(partition.topic, partition.index)] - 1)
         in_flight = share.end_offset - share.start_offset - gaps
         if leader.settings.selection is not None:
             in_flight = held
@@ -187,7 +184,6 @@ class SharesChecker:
 
     def _batch(self, where: Where, header: BatchHeader, data: bytes) -> None:
         """Take a committed batch."""
-        self._largest[where] = max(self._largest[where], header.next_offset - header.base_offset)
         if where[0] != STATES or header.is_control:
             return
         for record in read_records(data):

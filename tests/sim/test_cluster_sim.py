@@ -308,6 +308,7 @@ CASES = [
         "loads_from_the_log_start", "share-start-offset", "share-redelivered", faults=["crash"]
     ),
     of_queues("takes_more_than_the_limit", "share-in-flight", seed=2),
+    of_queues("exceeds_the_limit_by_one", "share-in-flight"),
     of_queues("takes_back_each_delivery", "share-delivery-count"),
     of_queues("counts_nothing_complete", "share-lag"),
     of_queues("reports_no_complete_records", "share-lag"),

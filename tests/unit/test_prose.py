@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 #: Files that are not checked, each with the reason.
 EXCEPT = {
-    "ARCHITECTURE.md": "describes the modules, and is revised as a whole",
     "LICENSE": "the text of the Apache License",
     "tests/unit/test_prose.py": "lists the banned phrases",
 }

@@ -26,7 +26,7 @@ BASES = (
 #: Packages whose dotted names are checked. Kafka's configs begin with the names of others.
 PACKAGES = ("server", "coordinator", "quorum", "record", "protocol", "shoal_operator")
 PATH = re.compile(r"`([\w.-]+(?:/[\w.-]+)+)/?`")
-MODULE = re.compile(rf"`((?:{'|'.join(PACKAGES)})(?:\.\w+)+)(?:\(\))?`")
+MODULE = re.compile(rf"`((?:{'|'.join(PACKAGES)})(?:\.(?!py\b)\w+)+)(?:\(\))?`")
 
 FILES = {name(path) for path in tracked()}
 FOLDERS = {str(folder) for file in FILES for folder in PurePosixPath(file).parents} - {"."}

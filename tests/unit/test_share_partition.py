@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from faulty_batches import batch
+from shoal.coordinator.share import compiled
 from shoal.coordinator.share.acquisition import Acquired, Wanted, acquire
 from shoal.coordinator.share.batches import AbortedTransaction, scan
 from shoal.coordinator.share.locks import Lock, Locks
@@ -14,7 +15,7 @@ from shoal.coordinator.share.settings import ShareSettings
 from shoal.coordinator.share.share_partition import SharePartition
 from shoal.coordinator.share.states import MOVES, TERMINAL, AcknowledgeType, RecordState, may_move
 from shoal.protocol.errors import ErrorCode
-from shoal.record.records import build_batch
+from shoal.record.records import build_batch, read_records
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -139,14 +140,72 @@ def test_a_limit_that_was_lowered_holds_for_what_is_already_in_flight() -> None:
     assert (got.total, got.changes) == (0, [(0, 0, RecordState.ARCHIVED, 3)])
 
 
-def test_the_cap_holds_for_new_records_and_whole_batches_may_pass_it() -> None:
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_batch_is_cut_at_the_limit_on_records_in_flight(strict: bool) -> None:
     """KIP-932: share.partition.max.record.locks; KAFKA-19555: also once records come back."""
     window = Window(log(6, 6, 6), max_record_locks=10)
-    assert window.fetch("a").records == [(0, 11, 1)]
-    assert window.fetch("b").total == 0
-    assert window.acknowledge(4, 11, RELEASE, "a") is ErrorCode.none
-    assert window.fetch("b").records == [(4, 11, 2)]
-    assert window.share.end_offset == 12
+    assert window.fetch("a", strict=strict).records == [(0, 9, 1)]
+    assert window.fetch("b", strict=strict).total == 0
+    assert window.acknowledge(4, 9, RELEASE, "a") is ErrorCode.none
+    assert window.fetch("b", strict=strict).records == [(4, 9, 2)]
+    assert window.share.end_offset == 10
+    assert window.acknowledge(0, 2, ACCEPT, "a") is ErrorCode.none
+    assert window.fetch("a", strict=strict).records == [(10, 12, 1)]
+    assert window.share.in_flight == 10
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("max_records", [1, 7, 500])
+def test_batches_larger_than_the_limit_are_delivered_in_parts(
+    strict: bool, max_records: int
+) -> None:
+    window = Window(log(1, 250, 35), max_record_locks=10)
+    seen: list[Any] = []
+    while (got := window.fetch(max_records=max_records, strict=strict)).total:
+        assert window.share.in_flight <= 10
+        for first, last, count in got.records:
+            assert count == 1
+            seen += range(first, last + 1)
+            assert window.acknowledge(first, last, ACCEPT) is ErrorCode.none
+    assert seen == list(range(286))
+
+
+def test_offsets_that_are_never_delivered_do_not_count_as_in_flight() -> None:
+    """Control batches and aborted transactions lie between the records, the limit in one batch."""
+    data = (
+        log(6)
+        + log(1, base=6, control=True)
+        + log(500, base=7, transactional=True, producer_id=9)
+        + log(6, base=507)
+    )
+    window = Window(data, max_record_locks=10)
+    aborted = [AbortedTransaction(9, 7, 506)]
+    assert window.fetch(aborted=aborted).records == [(0, 5, 1), (507, 510, 1)]
+    assert (window.share.in_flight, window.fetch(aborted=aborted).total) == (10, 0)
+    assert window.acknowledge(0, 5, ACCEPT) is ErrorCode.none
+    assert window.fetch(aborted=aborted).records == [(511, 512, 1)]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_lowered_limit_holds_once_records_are_settled(strict: bool) -> None:
+    window = Window(log(30, 30), max_record_locks=40)
+    assert window.fetch("a", strict=strict).total == 40
+    window.settings = ShareSettings(max_record_locks=10)
+    assert window.acknowledge(0, 34, RELEASE, "a") is ErrorCode.none
+    assert not window.share.is_full(10)
+    assert window.fetch("b", strict=strict).records == [(0, 4, 2)]
+    assert window.share.is_full(10)
+    assert not window.share.can_acquire(60, 10)
+    assert window.fetch("c", strict=strict).total == 0
+    assert window.acknowledge(0, 3, ACCEPT, "b") is ErrorCode.none
+    assert window.fetch("c", strict=strict).records == [(5, 8, 2)]
+    window.share.release("a", 5)
+    window.share.release("b", 5)
+    window.share.release("c", 5)
+    while (got := window.fetch(strict=strict)).total:
+        assert got.total <= 10
+        assert window.acknowledge(got.records[0][0], got.records[-1][1], ACCEPT) is ErrorCode.none
+    assert window.share.start_offset == 60
 
 
 def test_record_limit_splits_batches_and_the_rest_is_free() -> None:
@@ -156,24 +215,47 @@ def test_record_limit_splits_batches_and_the_rest_is_free() -> None:
     assert window.fetch("b", max_records=3).records == [(3, 9, 1)]
 
 
+def test_a_part_of_a_batch_is_sent_without_the_rest() -> None:
+    """Otherwise a batch of 1,000 that is delivered in ten parts would be sent ten times."""
+    data = log(1000)
+    batches, part = scan(data, 0), [(100, 199, 1)]
+    sent = b"".join(batches.views(part, 100, whole=False))
+    if compiled.native is not None:
+        assert len(sent) < len(data) / 9
+        found = scan(sent, 0)
+        assert (found.bases, found.lasts) == ([0], [999])
+        assert [record.offset for record in read_records(sent)] == list(range(100, 200))
+    assert b"".join(batches.views(part, 100, whole=True)) == data
+    assert b"".join(batches.views([(0, 499, 1)], 500, whole=False)) == data
+
+
+def test_a_window_that_had_key_order_is_acquired_within_the_limit() -> None:
+    """A group with key order scans far ahead, so its window may be larger than the limit."""
+    window = Window(log(300), max_record_locks=100)
+    window.share.extend(249)
+    assert window.fetch("a", max_records=60, strict=True).total == 60
+    assert window.fetch("b").total == 40
+    assert window.fetch("c").total == 0
+    assert window.share.is_full(100)
+    assert window.acknowledge(0, 9, ACCEPT, "a") is ErrorCode.none
+    assert window.fetch("c").records == [(100, 109, 1)]
+
+
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_batch_that_claims_two_billion_offsets_is_cut_at_the_cap(strict: bool) -> None:
     """KIP-932: share.partition.max.record.locks, whatever a log contains."""
     absurd = batch(codec=1, count=2**31 - 1, raw=b"no gzip")
     window = Window(absurd, max_record_locks=200)
-    assert window.fetch("a", max_records=150, strict=strict).records == [(0, 149, 1)]
-    assert window.fetch("b", max_records=150, strict=strict).records == [(150, 199, 1)]
+    got = window.fetch("a", max_records=150, strict=strict).records
+    assert got == [(0, 149 if strict else 199, 1)]
+    assert window.fetch("b", strict=strict).total == (50 if strict else 0)
     assert window.fetch("c", strict=strict).total == 0
     assert window.acknowledge(0, 149, ACCEPT, "a") is ErrorCode.none
     assert window.fetch("c", max_records=2**31 - 1, strict=strict).records == [(200, 349, 1)]
     assert window.acknowledge(200, 349, RELEASE, "c") is ErrorCode.none
-    assert window.fetch("a", max_records=10, strict=strict).records == [(200, 209, 2)]
+    got = window.fetch("a", max_records=10, strict=strict).records
+    assert got == [(200, 209 if strict else 349, 2)]
     assert window.share.in_flight == 200
-
-
-def test_a_large_batch_of_a_client_goes_whole_past_the_cap() -> None:
-    window = Window(log(10_000), max_record_locks=200)
-    assert window.fetch("a").total == 10_000
 
 
 def test_an_ended_lock_cannot_be_settled_even_before_its_timer_fires() -> None:

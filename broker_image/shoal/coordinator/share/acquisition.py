@@ -1,12 +1,12 @@
 """Chooses the records of a share partition that a fetch gets.
 
 Records that are available again go first, since they are the oldest. New records from behind the
-window follow, up to the limit on records in flight.
+window follow, up to the limit on records in flight. No acquisition exceeds that limit, so a batch
+that is larger is delivered in parts.
 
 Rules:
-* `batch_optimized` acquires whole record batches, even past the requested number of records, unless
-  a batch has more offsets than any group may hold. `record_limit` never exceeds the requested
-  number (KIP-1206).
+* `batch_optimized` acquires whole record batches, even past the requested number of records.
+  `record_limit` never exceeds the requested number (KIP-1206).
 * Near the delivery count limit, a record is delivered with fewer others, so that a record that
   kills its consumers does not fail its whole batch (KAFKA-17541). From half of the limit on, each
   delivery halves the piece; the last attempt delivers the record alone. Such a piece is a fetch of
@@ -38,6 +38,8 @@ class Wanted(NamedTuple):
     batch_size: int
     #: `record_limit` instead of `batch_optimized`.
     strict: bool = False
+    #: Only the headers of batches are wanted, with their sizes in the log.
+    headers_only: bool = False
 
 
 class Acquired(NamedTuple):
@@ -76,39 +78,7 @@ def acquire(
     _pass_by(share, batches, changes)
     _take_in(share, wanted, batches, settings, first_wanted, changes)
     number = share.locks.next_number()
-    records: list[tuple[int, int, int]] = []
-    acquired, offset, reach = 0, first_wanted, batches.lasts[-1]
-    while acquired < wanted.max_records:
-        run = share.available_from(offset)
-        if run is None or run[0] > reach:
-            break
-        first, last, count, piece = run
-        last = min(last, reach)
-        if count >= settings.delivery_count_limit:
-            share.archive(first, last, changes, Cause.LIMIT if settings.dead_letters else None)
-            offset = last + 1
-            continue
-        split = count >= settings.splitting_count
-        if split and acquired:
-            break
-        last = _end_of_take(first, last, wanted, acquired, batches)
-        if split:
-            last = min(last, first + _piece_size(piece or last - first + 1, count, settings) - 1)
-        corrupt = batches.first_corrupt(first, last) if count else None
-        if corrupt is not None and corrupt[0] <= first:
-            cause = Cause.CORRUPT if settings.dead_letters else None
-            share.archive(first, min(last, corrupt[1]), changes, cause)
-            offset = min(last, corrupt[1]) + 1
-            continue
-        if corrupt is not None:
-            last = corrupt[0] - 1
-        for low, high in _ranges(first, last, wanted, batches):
-            share.lock(low, high, number)
-            records.append((low, high, count + 1))
-        acquired += last - first + 1
-        offset = last + 1
-        if split:
-            break
+    records, acquired = _lock(share, number, wanted, batches, settings, first_wanted, changes)
     if acquired:
         deadline_ms = now_ms + settings.lock_duration_ms
         lock = Lock(
@@ -123,6 +93,64 @@ def acquire(
     if changes:
         share.advance()
     return Acquired(records, acquired, number if acquired else 0, changes)
+
+
+def _lock(
+    share: SharePartition,
+    number: int,
+    wanted: Wanted,
+    batches: Batches,
+    settings: ShareSettings,
+    offset: int,
+    changes: list[StateBatch],
+) -> tuple[list[tuple[int, int, int]], int]:
+    """Lock available offsets from `offset` on. Return their ranges with delivery counts, and their
+    number."""
+    records: list[tuple[int, int, int]] = []
+    acquired, reach, limit = 0, batches.lasts[-1], settings.delivery_count_limit
+    most = share.lockable_max(settings.max_record_locks)
+    enough = min(wanted.max_records, most)
+    while acquired < enough:
+        run = share.available_from(offset)
+        if run is None or run[0] > reach:
+            break
+        first, last, count, piece = run
+        last = min(last, reach)
+        split = count >= settings.splitting_count
+        if count < limit:
+            if split and acquired:
+                break
+            whole = _end_of_take(first, last, wanted, acquired, batches)
+            last = min(whole, first + most - acquired - 1)
+            if split:
+                size = _piece_size(piece or last - first + 1, count, settings)
+                last = min(last, first + size - 1)
+        bad = _undeliverable(first, last, count, batches, limit) if count else None
+        if bad is not None and bad[0] <= first:
+            share.archive(first, bad[1], changes, bad[2] if settings.dead_letters else None)
+            offset = bad[1] + 1
+            continue
+        if bad is not None:
+            last = bad[0] - 1
+        for low, high in _ranges(first, last, wanted, batches):
+            share.lock(low, high, number)
+            records.append((low, high, count + 1))
+        acquired += last - first + 1
+        offset = last + 1
+        if split:
+            break
+    return records, acquired
+
+
+def _undeliverable(
+    first: int, last: int, count: int, batches: Batches, limit: int
+) -> tuple[int, int, Cause] | None:
+    """Return the first of `[first, last]`, delivered `count` times, that must not be delivered
+    again, and the cause: all of them at the delivery limit, or the offsets of a corrupt batch."""
+    if count >= limit:
+        return first, last, Cause.LIMIT
+    corrupt = batches.first_corrupt(first, last)
+    return None if corrupt is None else (corrupt[0], min(last, corrupt[1]), Cause.CORRUPT)
 
 
 def _pass_by(share: SharePartition, batches: Batches, changes: list[StateBatch]) -> None:
@@ -140,20 +168,23 @@ def _take_in(
     first_wanted: int,
     changes: list[StateBatch],
 ) -> None:
-    """Extend the window by whole batches, up to the requested number and the limit."""
+    """Extend the window by whole batches, up to the requested number. Cut the last batch at the
+    limit on records in flight."""
     reach = batches.lasts[-1]
     if reach < share.end_offset:
         return
     room = settings.max_record_locks - share.in_flight
-    missing = min(room, wanted.max_records - _available(share, first_wanted))
+    missing = wanted.max_records - _available(share, first_wanted)
     ahead = [x for x in batches.passed_by if x[1] >= share.end_offset]
     for first, last in [*ahead, (reach + 1, reach)]:
-        if missing <= 0:
+        if missing <= 0 or room <= 0:
             return
-        if first > share.end_offset:
-            before = share.end_offset
-            share.extend(min(batches.end_of_take(before + missing - 1), first - 1))
+        before = share.end_offset
+        if first > before:
+            whole = batches.last_of(before + min(missing, room) - 1)
+            share.extend(min(whole, before + room - 1, first - 1))
             missing -= share.end_offset - before
+            room -= share.end_offset - before
         if share.end_offset < first or last < first:
             return
         share.archive(max(first, share.end_offset), last, changes)
@@ -173,7 +204,7 @@ def _end_of_take(first: int, last: int, wanted: Wanted, acquired: int, batches: 
     cut = first + wanted.max_records - acquired - 1
     if last <= cut:
         return last
-    return cut if wanted.strict else min(last, batches.end_of_take(cut))
+    return cut if wanted.strict else min(last, batches.last_of(cut))
 
 
 def _piece_size(piece: int, count: int, settings: ShareSettings) -> int:

@@ -33,11 +33,6 @@ _HEADER = struct.Struct(
     )
 )
 
-#: A batch of at most this many offsets is acquired whole, even past the group's limit, as in Kafka.
-#: It is the maximum of share.partition.max.record.locks, and librdkafka's default of
-#: batch.num.messages.
-WHOLE_BATCH_OFFSETS_MAX = 10_000
-
 
 class AbortedTransaction(NamedTuple):
     """An aborted transaction: its producer, and the offsets from its first record to its marker."""
@@ -73,18 +68,6 @@ class Batches:
             return offset
         return self.lasts[at]
 
-    def end_of_take(self, offset: int) -> int:
-        """Return the last offset of an acquisition that reaches `offset`: the end of its batch.
-
-        A batch of more than `WHOLE_BATCH_OFFSETS_MAX` offsets is cut at `offset`, since a header
-        may claim two billion.
-        """
-        at = bisect_left(self.lasts, offset)
-        if at == len(self.lasts) or self.bases[at] > offset:
-            return offset
-        last = self.lasts[at]
-        return last if last - self.bases[at] < WHOLE_BATCH_OFFSETS_MAX else offset
-
     def spans(self, acquired: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
         """Return the byte ranges of batches with acquired ranges (first, last, count), in order.
 
@@ -103,6 +86,20 @@ class Batches:
             else:
                 spans.append((begin, end))
         return spans
+
+    def views(
+        self, acquired: Sequence[tuple[int, int, int]], total: int, *, whole: bool
+    ) -> list[memoryview]:
+        """Return the batches with `total` records in acquired ranges.
+
+        Unless they are to be `whole`, other records are left out if less than half of the offsets
+        is acquired: a large batch that is delivered in parts would be sent whole with each part.
+        """
+        low = bisect_left(self.lasts, acquired[0][0])
+        high = bisect_left(self.lasts, acquired[-1][1], lo=low)
+        if not whole and 2 * total < self.lasts[high] - self.bases[low] + 1:
+            return self.thinned(acquired)
+        return [self.data[begin:end] for begin, end in self.spans(acquired)]
 
     def thinned(self, acquired: Sequence[tuple[int, int, int]]) -> list[memoryview]:
         """Return the batches with acquired ranges, without the records of other members.

@@ -55,6 +55,11 @@ class Locks:
         self._deadlines: list[tuple[int, int]] = []
         self._last_number = 0
 
+    @property
+    def records(self) -> int:
+        """The number of records under live locks."""
+        return sum(lock.records for lock in self.live.values())
+
     def next_number(self) -> int:
         """Return a number for a new lock."""
         number = self._last_number

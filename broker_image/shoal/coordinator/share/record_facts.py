@@ -156,6 +156,11 @@ def key_hashes(data: bytes, at: int, end: int) -> list[int] | None:
         end = len(body)
     if compiled.native is not None:
         return compiled.native.hashes(body, begin, end, count)
+    return _key_hashes(body, begin, end, count)
+
+
+def _key_hashes(body: bytes, begin: int, end: int, count: int) -> list[int] | None:
+    """Return the key hashes of `count` records in `body[begin:end]`, as `key_hashes` does."""
     keys: list[int] = []
     append = keys.append
     try:

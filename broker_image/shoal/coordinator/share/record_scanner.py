@@ -12,7 +12,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from shoal.coordinator.share import compiled
-from shoal.coordinator.share.batches import WHOLE_BATCH_OFFSETS_MAX, Batches
 from shoal.coordinator.share.delivery_failure import Cause
 from shoal.coordinator.share.record_facts import Fact, HeaderReader, facts, key_hashes
 from shoal.coordinator.share.states import AVAILABLE, is_terminal
@@ -21,8 +20,14 @@ from shoal.record.batch import CorruptBatch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from shoal.coordinator.share.batches import Batches
     from shoal.coordinator.share.settings import ShareSettings
     from shoal.coordinator.share.share_partition import SharePartition, StateBatch
+
+
+#: A corrupt batch of more offsets gets no dead letters, since a header may claim two billion.
+#: librdkafka's default of batch.num.messages.
+DEAD_LETTERS_OF_BATCH_MAX = 10_000
 
 
 class Places(Protocol):
@@ -171,8 +176,7 @@ class RecordScanner:
             if scanned == budget:
                 return scanned
         except CorruptBatch:
-            # A batch that claims two billion offsets gets no dead letter for each.
-            if settings.dead_letters and self._open_last - self.cursor < WHOLE_BATCH_OFFSETS_MAX:
+            if settings.dead_letters and self._open_last - self.cursor < DEAD_LETTERS_OF_BATCH_MAX:
                 cause = Cause.CORRUPT
         self._open = None
         if self.cursor <= self._open_last:

@@ -118,7 +118,8 @@ class Runs:
             ):
                 del firsts[at], states[at], counts[at], locks[at], pieces[at]
 
-    def rewrite(self, edits: Sequence[Edit], change: Change) -> bool:
+    # One function, since a call for each edit adds 4 % (of 1.5 µs).
+    def rewrite(self, edits: Sequence[Edit], change: Change) -> bool:  # noqa: C901
         """Change rising offsets of the window in one pass.
 
         `change` gets an edit, the first and last of its offsets in one row, and the row's state,

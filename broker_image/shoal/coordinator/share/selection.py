@@ -216,7 +216,7 @@ class Selection:
         count.
         """
         share = self._share
-        count = share.backing_off + sum(lock.records for lock in share.locks.live.values())
+        count = share.backing_off + share.locks.records
         if ARCHIVING in share.runs.states:
             count += sum(last - first + 1 for first, last, _ in share.archiving())
         return count

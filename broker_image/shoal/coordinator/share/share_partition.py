@@ -5,9 +5,9 @@ complete. It ends before `end_offset`, the first offset that was never acquired.
 them has a state of `states`; a run of offsets with one state is one row (`runs`).
 
 Invariants: the start offset goes back only by a reset, and never passes a record that is not
-terminal. A record is acquired under one lock of one member. New records are acquired only while
-fewer than `max_record_locks` offsets are in flight, but a last batch of up to 10,000 offsets is
-acquired whole. A delivery count falls only for deliveries that never left the broker.
+terminal. A record is acquired under one lock of one member. A fetch never leaves more than
+`max_record_locks` offsets acquired, and extends the window to at most that many in flight. A
+delivery count falls only for deliveries that never left the broker.
 
 A change takes effect at once. Its state batches are returned for the caller to persist, and the
 caller delays the reply until they are written. Nothing is rolled back: if the write fails, the
@@ -167,7 +167,7 @@ class SharePartition:
     @property
     def backing_off(self) -> int:
         """The number of WAITING offsets."""
-        return sum(wait.records for wait in self.waits.live.values())
+        return self.waits.records
 
     def next_fetch_offset(self) -> int:
         """Return the first offset to acquire: an available one, or the window's end."""
@@ -178,8 +178,25 @@ class SharePartition:
         """Whether a fetch may find records below `log_end`, within the limit on records in
         flight."""
         if self.next_fetch_offset() < self.runs.end:
-            return True
+            return self.lockable_max(max_record_locks) > 0
         return self.runs.end < log_end and self.in_flight < max_record_locks
+
+    def is_full(self, max_record_locks: int) -> bool:
+        """Whether the limit on records in flight lets no fetch acquire anything."""
+        if self.in_flight < max_record_locks:
+            return False
+        none_available = self.next_fetch_offset() == self.runs.end
+        return none_available or self.lockable_max(max_record_locks) <= 0
+
+    def lockable_max(self, max_record_locks: int) -> int:
+        """Return an upper bound of the available offsets that a fetch may acquire.
+
+        It matters if the window is larger than the limit: the limit was lowered, or the group had
+        key order, delay or priority before. Otherwise the window itself is the bound.
+        """
+        if self.in_flight <= max_record_locks:
+            return max_record_locks
+        return max_record_locks - self.locks.records
 
     def available_from(self, offset: int) -> tuple[int, int, int, int] | None:
         """Return the first available run from `offset` on: first, last, delivery count, piece."""
@@ -321,6 +338,19 @@ class SharePartition:
         refusal = self._refusal(now_ms, member_id, acknowledgements, settings)
         if refusal is not None:
             return refusal
+        changes = self._apply(now_ms, member_id, acknowledgements, settings, on_failure)
+        self.advance()
+        return Outcome(ErrorCode.none, None, changes)
+
+    def _apply(
+        self,
+        now_ms: int,
+        member_id: str,
+        acknowledgements: Sequence[Acknowledgement],
+        settings: ShareSettings,
+        on_failure: FailurePolicy | None,
+    ) -> list[StateBatch]:
+        """Settle or renew records of acknowledgements that are not refused. Return the changes."""
         changes: list[StateBatch] = []
         renewed: list[tuple[int, int]] = []
         limit = settings.delivery_count_limit
@@ -342,8 +372,7 @@ class SharePartition:
                     self.runs.join(row, past)
         if renewed:
             self._renew(now_ms + settings.lock_duration_ms, member_id, renewed)
-        self.advance()
-        return Outcome(ErrorCode.none, None, changes)
+        return changes
 
     def _accept(self, now_ms: int, member_id: str, first: int, last: int) -> StateBatch | None:
         """Accept offsets at the beginning of a longer run, as when a worker commits each record.
@@ -384,10 +413,7 @@ class SharePartition:
             if max(first, self.log_start_offset) < runs.start:
                 return _refused(f"offset {first} is not acquired, its delivery is complete")
             if last >= runs.end:
-                if not len(runs):
-                    return _refused(f"offset {last} is not in flight")
-                message = f"offset {last} is past the records that were ever acquired"
-                return Outcome(ErrorCode.invalid_request, message, ())
+                return _past_the_window(last, is_empty=not len(runs))
             if AcknowledgeType.RENEW in types and not settings.renew_enabled:
                 return _refused("the group does not allow renewal (share.renew.acknowledge.enable)")
             for row in range(runs.row_of(max(first, runs.start)), len(runs)):
@@ -397,10 +423,8 @@ class SharePartition:
                 if runs.states[row] != ACQUIRED:
                     return _refused(f"offset {max(at, first)} is not acquired")
                 lock = live[runs.locks[row]]
-                if lock.member_id != member_id:
-                    return _refused(f"offset {max(at, first)} is acquired by another member")
-                if lock.deadline_ms <= now_ms:
-                    return _refused(f"the acquisition lock of offset {max(at, first)} has ended")
+                if lock.member_id != member_id or lock.deadline_ms <= now_ms:
+                    return _not_held(max(at, first), lock, member_id)
         return None
 
     def _renew(self, deadline_ms: int, member_id: str, ranges: Sequence[tuple[int, int]]) -> None:
@@ -633,6 +657,19 @@ class SharePartition:
 
 def _refused(message: str) -> Outcome:
     return Outcome(ErrorCode.invalid_record_state, message, ())
+
+
+def _past_the_window(last: int, *, is_empty: bool) -> Outcome:
+    if is_empty:
+        return _refused(f"offset {last} is not in flight")
+    message = f"offset {last} is past the records that were ever acquired"
+    return Outcome(ErrorCode.invalid_request, message, ())
+
+
+def _not_held(offset: int, lock: Lock, member_id: str) -> Outcome:
+    if lock.member_id != member_id:
+        return _refused(f"offset {offset} is acquired by another member")
+    return _refused(f"the acquisition lock of offset {offset} has ended")
 
 
 def _alike(low: int, last: int, first: int, types: Sequence[int]) -> Sequence[tuple[int, int, int]]:

@@ -332,7 +332,7 @@ def _lag(leader: LagLeaderPort) -> int:
 
 
 def _locked(leader: LeaderPort) -> int:
-    return sum(lock.records for lock in leader.share.locks.live.values())
+    return leader.share.locks.records
 
 
 def unavailable(leader: LeaderPort) -> int:

@@ -185,11 +185,12 @@ def misuse(
 ) -> Failure | None:
     """Return what is wrong with acknowledgements themselves. These are Kafka's checks, in its
     order."""
-    if len(batches) == 1:
-        batch = batches[0]
-        if len(batch) == 3 and batch[2] == _ACCEPT and 0 <= batch[0] <= batch[1]:
-            return None
-    elif accepted_records(batches) is not None:
+    all_accept = (
+        len(batches[0]) == 3 and batches[0][2] == _ACCEPT and 0 <= batches[0][0] <= batches[0][1]
+        if len(batches) == 1
+        else accepted_records(batches) is not None
+    )
+    if all_accept:
         return None
     highest = _TYPE_MAX[version >= 2]
     previous = -1

@@ -95,7 +95,6 @@ class ShareFetch:
         "_answer",
         "_begun_ms",
         "_entries",
-        "_headers_only",
         "_is_first",
         "_keys",
         "_leaders",
@@ -126,8 +125,8 @@ class ShareFetch:
             body.max_records,
             body.batch_size,
             body.share_acquire_mode & ~HEADERS_ONLY == RECORD_LIMIT,
+            bool(body.share_acquire_mode & HEADERS_ONLY),
         )
-        self._headers_only = bool(body.share_acquire_mode & HEADERS_ONLY)
         session.reassigned = False
         self._keys = self._rotated(list(session.partitions), body.share_session_epoch)
         #: The entries of the answer; None while the fetch waits.
@@ -232,39 +231,11 @@ class ShareFetch:
             return False
         entries: dict[_Key, PartitionRecords] = {}
         left_records, left_bytes = self._request.max_records, self._max_bytes()
-        topic = self._services.partitions.topic
         for key in self._keys:
-            if key not in session.partitions:
-                continue
-            leader = self._services.partitions.lead(session.group_id, *key)
-            meter = topic(key[0])
-            if meter is not None:
-                meter.fetches += 1
-            if isinstance(leader, Failure):
-                if meter is not None:
-                    meter.failed_fetches += 1
-                entries[key] = self._refusal(key, leader)
-                continue
-            entry = PartitionRecords(key[1])
-            if leader.phase is Phase.ACTIVE and left_records > 0 and left_bytes > 0:
-                try:
-                    wanted = self._wanted._replace(max_records=left_records)
-                    records, got = leader.fetch(wanted, left_bytes)
-                except ApiError as error:
-                    entries[key] = self._refusal(key, Failure(error.code, error.message))
-                    continue
-                if got.total:
-                    self._locks.append((leader, got.lock))
-                    if self._headers_only:
-                        records = headers_of(records)
-                    entry = entry._replace(
-                        records=records, acquired=got.records, acquired_encoded=got.encoded
-                    )
-                    left_records -= got.total
-                    size = sum(map(len, records))
-                    left_bytes -= size
-                    self._services.metrics.topic(leader.partition.topic).bytes_out += size
-            entries[key] = entry
+            if key in session.partitions:
+                entries[key], records, size = self._acquire(key, left_records, left_bytes)
+                left_records -= records
+                left_bytes -= size
         if not must and not self._locks and not any(e.error_code for e in entries.values()):
             return False
         self._entries = entries
@@ -274,6 +245,37 @@ class ShareFetch:
             partitions.acquire_times.note(group_id, took_ms)
             partitions.fetch_ratios.note(group_id, 100 * len(self._locks) // len(self._keys))
         return True
+
+    def _acquire(
+        self, key: _Key, records_max: int, bytes_max: int
+    ) -> tuple[PartitionRecords, int, int]:
+        """Acquire records of one partition. Return its entry of the answer, and the numbers of
+        records and bytes."""
+        services, partitions = self._services, self._services.partitions
+        leader, meter = partitions.lead(self._session.group_id, *key), partitions.topic(key[0])
+        if meter is not None:
+            meter.fetches += 1
+        if isinstance(leader, Failure):
+            if meter is not None:
+                meter.failed_fetches += 1
+            return self._refusal(key, leader), 0, 0
+        entry = PartitionRecords(key[1])
+        if leader.phase is not Phase.ACTIVE or records_max <= 0 or bytes_max <= 0:
+            return entry, 0, 0
+        try:
+            wanted = self._wanted._replace(max_records=records_max)
+            records, got = leader.fetch(wanted, bytes_max)
+        except ApiError as error:
+            return self._refusal(key, Failure(error.code, error.message)), 0, 0
+        if not got.total:
+            return entry, 0, 0
+        self._locks.append((leader, got.lock))
+        if wanted.headers_only:
+            records = headers_of(records)
+        size = sum(map(len, records))
+        services.metrics.topic(leader.partition.topic).bytes_out += size
+        entry = entry._replace(records=records, acquired=got.records, acquired_encoded=got.encoded)
+        return entry, got.total, size
 
     def _worth_answering(self) -> bool:
         """Whether an answer is due: enough records are available, or a failure is to be

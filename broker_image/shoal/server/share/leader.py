@@ -250,12 +250,10 @@ class ShareLeader:
         )
 
     def is_full(self, settings: ShareSettings) -> bool:
-        """Whether the limit on records in flight is reached, and no record is available again."""
+        """Whether the limit on records in flight lets no fetch acquire anything."""
         if self.selection is not None:
             return self.selection.in_flight() >= settings.max_record_locks
-        share = self.share
-        full = share.in_flight >= settings.max_record_locks
-        return full and share.next_fetch_offset() == share.end_offset
+        return self.share.is_full(settings.max_record_locks)
 
     def available_bytes(self, wanted: int) -> int:
         """Return the number of bytes, up to `wanted`, that a fetch could read."""
@@ -304,8 +302,9 @@ class ShareLeader:
             self.record_size = len(data) / max(1, batches.lasts[-1] - batches.bases[0] + 1)
             got = acquire(share, now_ms, wanted, batches, settings, offset)
             if self._noted(now_ms, got).total:
-                view = batches.data
-                return Fetched([view[a:b] for a, b in batches.spans(got.records)], got)
+                return Fetched(
+                    batches.views(got.records, got.total, whole=wanted.headers_only), got
+                )
             if not got.changes:
                 break
         return Fetched((), NOTHING)

@@ -47,7 +47,7 @@ class SelectiveLeader(Protocol):
         """The offset below which records may be delivered."""
 
     def is_full(self, settings: ShareSettings) -> bool:
-        """Whether as many records are in flight as may be, and none has come back."""
+        """Whether the limit on records in flight lets no fetch acquire anything."""
 
     def read(self, offset: int, size: int, limit: int) -> tuple[bytes | memoryview, int]:
         """About `size` bytes of the log, and the offset behind them. Raises `ApiError`."""
