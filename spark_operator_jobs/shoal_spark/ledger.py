@@ -2,11 +2,11 @@
 
 Pure; the reader sends the requests. The rules:
 
-* `held` are the ranges that this member has locked. `acquired` adds ranges. Settling them or losing
-  their locks removes them.
-* Held offsets in no batch go into the next batch. A batch stays in `given` until Spark proves that
+* `locked` has the ranges that this member has locked. `acquired` adds ranges. They are removed when
+  they are settled, or when their locks are lost.
+* Locked offsets in no batch go into the next batch. A batch stays in `given` until Spark proves that
   it is complete.
-* The held offsets of a complete batch are settled. Offsets that are not held (their locks expired,
+* The locked offsets of a complete batch are settled. Offsets that are not locked (their locks expired,
   or an earlier driver had them) are `owed`: when the group delivers them again they are settled at
   once. If another member acquires them first, they are processed twice.
 * An offset in a running batch never goes into another batch, whichever member has locked it since.
@@ -29,10 +29,10 @@ class Ledger:
     """The ledger of one reader."""
 
     def __init__(self) -> None:
-        self.held: list[Range] = []
+        self.locked: list[Range] = []
         self.owed: list[Range] = []
         self.given: dict[int, tuple[Range, ...]] = {}
-        #: Held offsets that are not delivered: they wait for their release.
+        #: Locked offsets that are not delivered: they wait for their release.
         self.kept: list[Range] = []
         self._resumed = False
 
@@ -69,7 +69,7 @@ class Ledger:
     def acquired(self, found: Iterable[Range]) -> list[Range]:
         """Note acquired ranges; return those that were owed, to settle at once."""
         found = list(found)
-        self.held = sets.plus(self.held, found)
+        self.locked = sets.plus(self.locked, found)
         return sets.both(found, self.owed)
 
     def keep(self, some: Iterable[Range]) -> None:
@@ -79,8 +79,8 @@ class Ledger:
         self.owed = sets.minus(self.owed, some)
 
     def fresh(self) -> list[Range]:
-        """Return held offsets for the next batch: in no batch, not owed, not kept."""
-        return sets.normal(sets.minus(self.held, [*self.running, *self.owed, *self.kept]))
+        """Return locked offsets for the next batch: in no batch, not owed, not kept."""
+        return sets.normal(sets.minus(self.locked, [*self.running, *self.owed, *self.kept]))
 
     def give(self, seq: int, batch: Iterable[Range]) -> tuple[Range, ...]:
         """Note the ranges of a batch that Spark gets."""
@@ -88,23 +88,23 @@ class Ledger:
         return self.given[seq]
 
     def completed(self, seq: int) -> list[Range]:
-        """Note that all batches up to `seq` are complete; return their held offsets.
+        """Note that all batches up to `seq` are complete; return their locked offsets.
 
         These are owed until `settled` removes them.
         """
         for number in [n for n in self.given if n <= seq]:
             self.owed = sets.plus(self.owed, self.given.pop(number))
-        return sets.both(self.held, self.owed)
+        return sets.both(self.locked, self.owed)
 
     def settled(self, done: Iterable[Range]) -> None:
         """Note that the group accepted the acknowledgement of these ranges."""
         done = list(done)
-        self.held = sets.minus(self.held, done)
+        self.locked = sets.minus(self.locked, done)
         self.owed = sets.minus(self.owed, done)
         self.kept = sets.minus(self.kept, done)
 
     def lost(self, some: Iterable[Range]) -> None:
         """Note that the locks of these ranges are lost. Processed ranges stay owed."""
         gone = list(some)
-        self.held = sets.minus(self.held, gone)
+        self.locked = sets.minus(self.locked, gone)
         self.kept = sets.minus(self.kept, gone)

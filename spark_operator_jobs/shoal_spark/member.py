@@ -50,15 +50,17 @@ _RENEWAL = "share.renew.acknowledge.enable"
 class Member:
     """One member of one group, from `join` to `close`.
 
-    `held` returns the ranges to renew.
+    `locked_ranges` returns the ranges to renew.
     """
 
-    def __init__(self, options: SourceOptions, held: Callable[[], Sequence[Range]]) -> None:
+    def __init__(
+        self, options: SourceOptions, locked_ranges: Callable[[], Sequence[Range]]
+    ) -> None:
         self.options = options
         self.counts: Counter[str] = Counter()
         self.lags: dict[tuple[str, int], int] = {}
         self.starts: dict[tuple[str, int], int] = {}
-        self._held = held
+        self._locked_ranges = locked_ranges
         self._lost: list[Range] = []
         self._failing_since: float | None = None
         self._positions_at = 0.0
@@ -234,7 +236,7 @@ class Member:
             # The first acquisition reports the lock duration. There are no locks before it.
             lock_ms = self.lock_ms
             await asyncio.sleep(RENEW_AT * lock_ms / 1000 if lock_ms else UNLOCKED_S)
-            ranges = list(self._held())
+            ranges = list(self._locked_ranges())
             if not ranges or not lock_ms:
                 continue
             try:

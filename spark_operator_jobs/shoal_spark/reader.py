@@ -171,7 +171,7 @@ class Driver:
         self.inbox = Inbox(options.outcomes_dir)
         least = max(options.min_partitions, 1) * RECORDS_PER_TASK_MIN
         self.pace = BatchSize(options.target_ms / 1000, least)
-        self.member: Member = Member(options, lambda: self.ledger.held)
+        self.member: Member = Member(options, lambda: self.ledger.locked)
         self._end: Offset | None = None
         self._due: list[tuple[float, list[Range]]] = []
         self._drain: Drain | None = None
@@ -258,7 +258,7 @@ class Driver:
         return {
             "group": self.options.group_id,
             "lag": self.member.lag,
-            "inFlight": sets.count(self.ledger.held),
+            "inFlight": sets.count(self.ledger.locked),
             "owed": sets.count(self.ledger.owed),
             **{name: counts[name] for name in names},
         }

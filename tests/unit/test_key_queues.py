@@ -45,7 +45,7 @@ class Partition:
         queues, offsets = self.queues, range(-1, self.runs.end + 2)
         return (
             [queues.records, queues.keys, queues.waiting, queues.waiting_records],
-            [(queues.key_of(o), queues.is_held(o), queues.is_free(o)) for o in offsets],
+            [(queues.key_of(o), queues.is_reserved(o), queues.is_free(o)) for o in offsets],
             [(o, queues.first_of(o), queues.followers(o, 3)) for o in (*KEYS, 99)],
             [list(queues.followers(o, n)) for o in offsets for n in (0, 1, 9)],
             [queues.waiting_behind(offsets), queues.waiting_behind(iter(offsets[1::3]))],
@@ -65,7 +65,7 @@ class Partition:
         self.runs.append(offset, AVAILABLE)
         is_first = self.queues.put(offset, key)
         if random.random() < 0.3:
-            self.queues.hold(offset)
+            self.queues.reserve(offset)
             self._become(offset, ACQUIRED)
         elif self.queues.first_of(key) == offset:
             self.ready.append(offset)
@@ -79,9 +79,9 @@ class Partition:
         while self.ready and len(chosen) < records:
             offset = self.ready.pop(0)
             state = self.runs.states[self.runs.row_of(offset)]
-            free = not self.queues.is_held(offset) and self.queues.is_free(offset)
+            free = not self.queues.is_reserved(offset) and self.queues.is_free(offset)
             if free and state == AVAILABLE:
-                self.queues.hold(offset)
+                self.queues.reserve(offset)
                 chosen.append(offset)
         for offset in chosen:
             self._become(offset, ACQUIRED)
@@ -91,18 +91,18 @@ class Partition:
         """As between a choice and its lock."""
         free = [o for o in sorted(self.ready) if o < self.runs.end and self.queues.is_free(o)]
         for offset in free[: random.randint(0, 2)]:
-            self.queues.hold(offset)
+            self.queues.reserve(offset)
 
     def take_behind(self, random: Random) -> Any:
         """Take the records after those that a member has."""
-        for offset in self._held():
+        for offset in self._reserved():
             for follower in self.queues.followers(offset, random.randint(0, 2)):
                 if self.runs.states[self.runs.row_of(follower)] == AVAILABLE:
-                    self.queues.hold(follower)
+                    self.queues.reserve(follower)
                     self._become(follower, ACQUIRED)
 
     def release(self, random: Random) -> Any:
-        return [self._released(o) for o in self._held() if random.random() < 0.3]
+        return [self._released(o) for o in self._reserved() if random.random() < 0.3]
 
     def _released(self, offset: int) -> int | None:
         key = self.queues.release(offset)
@@ -114,14 +114,14 @@ class Partition:
 
     def finish(self, random: Random) -> Any:
         """Accept records: all at once if possible, else one by one."""
-        done = [(o, o, ACKNOWLEDGED, 1) for o in self._held() if random.random() < 0.7]
+        done = [(o, o, ACKNOWLEDGED, 1) for o in self._reserved() if random.random() < 0.7]
         for offset, *_ in done:
             self._become(offset, ACKNOWLEDGED)
         if not self.queues.end_all(done, self.runs.end, self.ready, self.runs):
             self._end_each([offset for offset, *_ in done])
 
     def finish_each(self, random: Random) -> Any:
-        done = [o for o in self._held() if random.random() < 0.5]
+        done = [o for o in self._reserved() if random.random() < 0.5]
         for offset in done:
             self._become(offset, ACKNOWLEDGED)
         return self._end_each(done)
@@ -148,8 +148,8 @@ class Partition:
         self._offer(touched)
         return list(touched)
 
-    def _held(self) -> list[int]:
-        return [o for o in range(self.runs.start, self.runs.end) if self.queues.is_held(o)]
+    def _reserved(self) -> list[int]:
+        return [o for o in range(self.runs.start, self.runs.end) if self.queues.is_reserved(o)]
 
     def _become(self, offset: int, state: int) -> None:
         row, past = self.runs.cut(offset), self.runs.cut(offset + 1)
@@ -202,7 +202,7 @@ def test_records_come_in_the_order_of_the_log(queues: Callable[[], KeyQueues]) -
             known.put(refused, 1)
         with pytest.raises(ValueError, match="order of the log"):
             known.put_new(refused, array("q", [1]), [])
-    known.hold(8)  # Without a key.
+    known.reserve(8)  # Without a key.
     with pytest.raises(ValueError, match="order of the log"):
         known.put(8, 1)
     with pytest.raises(ValueError, match="not 0"):
@@ -228,14 +228,14 @@ BUFFERS = st.binary(max_size=9) | st.lists(st.integers(-2, 5), max_size=9).map(
 )
 CALLS = [
     ("key_of", [NUMBERS]),
-    ("is_held", [NUMBERS]),
+    ("is_reserved", [NUMBERS]),
     ("is_free", [NUMBERS]),
     ("first_of", [NUMBERS]),
     ("followers", [NUMBERS, NUMBERS]),
     ("waiting_behind", [LISTS]),
     ("put", [NUMBERS, NUMBERS]),
     ("put_new", [NUMBERS, LISTS | BUFFERS, LISTS]),
-    ("hold", [NUMBERS]),
+    ("reserve", [NUMBERS]),
     ("release", [NUMBERS]),
     ("end", [LISTS, st.just({})]),
     ("start_moved", [NUMBERS, st.just({})]),

@@ -139,7 +139,7 @@ def test_a_batch_is_settled_once_it_is_complete() -> None:
     assert ledger.completed(0) == []
     assert ledger.completed(1) == found
     ledger.settled(found)
-    assert (ledger.held, ledger.owed) == ([], [])
+    assert (ledger.locked, ledger.owed) == ([], [])
 
 
 def test_a_record_that_lost_its_lock_is_owed_and_not_delivered_twice() -> None:
@@ -179,7 +179,7 @@ def test_kept_records_are_neither_delivered_nor_owed() -> None:
     ledger.keep([Range("t", 0, 5, 9)])
     assert ledger.fresh() == [Range("t", 0, 0, 4)]
     ledger.settled([Range("t", 0, 5, 9)])
-    assert ledger.held == [Range("t", 0, 0, 4)]
+    assert ledger.locked == [Range("t", 0, 0, 4)]
 
 
 @given(st.data())
@@ -201,12 +201,12 @@ def test_every_record_is_delivered_until_it_is_settled(data: st.DataObject) -> N
 
     for _ in range(data.draw(st.integers(10, 40))):
         step = data.draw(st.sampled_from(["batch", "batch", "lose", "crash"]))
-        if step == "lose" and ledger.held:
-            lost = data.draw(st.sampled_from(ledger.held))
+        if step == "lose" and ledger.locked:
+            lost = data.draw(st.sampled_from(ledger.locked))
             free |= numbers([lost])
             ledger.lost([lost])
         elif step == "crash":
-            free |= numbers(ledger.held)
+            free |= numbers(ledger.locked)
             ledger = Ledger()
             if not complete:
                 ledger.replay(checkpoint)

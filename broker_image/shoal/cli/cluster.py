@@ -231,9 +231,9 @@ async def _behind(
     running = {b.node_id for b in cluster.brokers} - cluster.fenced
     ends: dict[int, dict[tuple[str, int], int]] = {}
     for node in sorted(running & {id for p in lacking.values() for id in p.replicas}):
-        held = [key for key, p in lacking.items() if node in p.replicas]
+        keys = [key for key, p in lacking.items() if node in p.replicas]
         with contextlib.suppress(ClientError):
-            ends[node] = await _ends(client, node, held)
+            ends[node] = await _ends(client, node, keys)
     return {
         key: {
             id: max(0, ends[p.leader_id][key] - ends[id][key])
@@ -245,11 +245,11 @@ async def _behind(
 
 
 async def _ends(
-    client: Client, node: int, held: list[tuple[str, int]]
+    client: Client, node: int, keys: list[tuple[str, int]]
 ) -> dict[tuple[str, int], int]:
     """Return the end offsets of a broker's logs."""
     topics: dict[str, list[dict[str, int]]] = {}
-    for name, index in held:
+    for name, index in keys:
         row = {"partition_index": index, "current_leader_epoch": -1, "timestamp": OffsetSpec.LATEST}
         topics.setdefault(name, []).append(row)
     body = {

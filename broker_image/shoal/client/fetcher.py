@@ -120,16 +120,16 @@ class Fetcher:
         self, where: TopicPartition, first: int, last: int, error: KafkaError
     ) -> KafkaError:
         """Return the error with the log's actual offsets, which brokers may omit."""
-        topics, held = Topics(self.cluster), []
+        topics, bounds = Topics(self.cluster), []
         for spec in (OffsetSpec.EARLIEST, OffsetSpec.LATEST):
             found = (await topics.offsets({where: int(spec)}))[where]
             if isinstance(found, KafkaError):
                 return error
-            held.append(found.offset)
+            bounds.append(found.offset)
         return KafkaError(
             error.code,
-            f"the log of {where} holds the offsets from {held[0]} up to {held[1]}, which is its "
-            f"end; {first} to {last} were asked for",
+            f"the log of {where} has the offsets from {bounds[0]} up to its end {bounds[1]}; "
+            f"{first} to {last} were requested",
         )
 
     async def _one(

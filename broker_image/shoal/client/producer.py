@@ -98,7 +98,7 @@ class Producer:
         self._loop = asyncio.get_running_loop()
         self._lanes: dict[TopicPartition, _Lane] = {}
         self._sticky: dict[str, int] = {}
-        self._held = 0
+        self._buffered_bytes = 0
         self._room = asyncio.Event()
         self._room.set()
         self._flushing = 0
@@ -141,11 +141,11 @@ class Producer:
         )
         size = RECORD_OVERHEAD + len(key or b"") + len(value or b"")
         size += sum(len(name) + len(content or b"") + 4 for name, content in record[3])
-        while self._held and self._held + size > self._buffer_bytes:
+        while self._buffered_bytes and self._buffered_bytes + size > self._buffer_bytes:
             self._room.clear()
             await self._room.wait()
         pending = _Pending(record, size, self._loop.create_future())
-        self._held += size
+        self._buffered_bytes += size
         where = TopicPartition(topic, partition)
         lane = self._lanes.setdefault(where, _Lane())
         lane.waiting.append(pending)
@@ -236,7 +236,7 @@ class Producer:
         append_time_ms: int = -1,
     ) -> None:
         for position, pending in enumerate(batch):
-            self._held -= pending.size
+            self._buffered_bytes -= pending.size
             if pending.future.done():
                 continue
             if error is not None:

@@ -434,12 +434,12 @@ class Redrive:
                         continue
                     if sending.first <= int(offset) <= sending.last:
                         state.done.add(int(offset))
-        letters = TopicPartition(state.topic, state.partition)
+        source = TopicPartition(state.topic, state.partition)
         await self._free(
             letter
-            for record in await self._source_records(letters, sending.first, sending.last)
+            for record in await self._source_records(source, sending.first, sending.last)
             if record.offset in state.done
-            and (letter := parse_dead_letter(*letters, record)) is not None
+            and (letter := parse_dead_letter(*source, record)) is not None
         )
         state.sending = None
         await self._ledger.write(topic_id, state)

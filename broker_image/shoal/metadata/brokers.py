@@ -110,7 +110,7 @@ def shut_down(image: MetadataImage, broker_id: int) -> Decision:
 def _handed_over(image: MetadataImage, broker_id: int) -> Iterator[MetadataRecord]:
     """Remove the broker from partitions that another replica can lead."""
     view_in = _views(image, broker_id)
-    for topic, index, partition in _held(image, broker_id):
+    for topic, index, partition in _hosted(image, broker_id):
         if broker_id not in partition.isr:
             continue
         isr = tuple(r for r in partition.isr if r != broker_id)
@@ -159,7 +159,9 @@ def partitions(image: MetadataImage) -> Iterator[tuple[TopicImage, int, Partitio
             yield topic, index, partition
 
 
-def _held(image: MetadataImage, broker_id: int) -> Iterator[tuple[TopicImage, int, PartitionImage]]:
+def _hosted(
+    image: MetadataImage, broker_id: int
+) -> Iterator[tuple[TopicImage, int, PartitionImage]]:
     """Yield the `partitions` with a replica on the broker."""
     for name in sorted(image.topics):
         topic = image.topics[name]
@@ -186,7 +188,7 @@ def _without(
     """Yield the partition changes if the broker is removed."""
     lost = frozenset(unclean)
     view_in = _views(image, broker_id, lost)
-    for topic, index, partition in _held(image, broker_id):
+    for topic, index, partition in _hosted(image, broker_id):
         eligible = broker_id in partition.eligible_leader_replicas
         if broker_id not in partition.isr and not (eligible and lost):
             continue

@@ -57,7 +57,7 @@ def _min_isr(image: MetadataImage, wanted: NewTopic) -> list[MetadataRecord]:
 
 def _moves(topic: TopicImage, factor: int, nodes: list[BrokerImage]) -> list[Move]:
     racks = {node.broker_id: node.rack for node in nodes}
-    held = Counter(id for p in topic.partitions for id in p.replicas)
+    replica_counts = Counter(id for p in topic.partitions for id in p.replicas)
     preferred = Counter(p.replicas[0] for p in topic.partitions)
     moves = []
     for index, partition in enumerate(topic.partitions):
@@ -70,9 +70,9 @@ def _moves(topic: TopicImage, factor: int, nodes: list[BrokerImage]) -> list[Mov
             if not free:
                 break
             taken = {racks[id] for id in replicas if id in racks}
-            found = min(free, key=lambda id: (racks[id] in taken, held[id], id))
+            found = min(free, key=lambda id: (racks[id] in taken, replica_counts[id], id))
             replicas.append(found)
-            held[found] += 1
+            replica_counts[found] += 1
         if len(replicas) == len(partition.replicas):
             continue
         preferred[replicas[0]] -= 1

@@ -188,8 +188,8 @@ class ReplicaFetcher:
         self.notify_changed(partition)
 
     def _drop(self, key: Key) -> None:
-        for held in (self._followed, self._syncing, self._pausing):
-            held.pop(key, None)
+        for keys in (self._followed, self._syncing, self._pausing):
+            keys.pop(key, None)
 
     def notify_changed(self, partition: Partition) -> None:
         """Note that the partition's fetch position may differ from the one in the session."""

@@ -52,7 +52,7 @@ class KeyQueues(Protocol):
     def key_of(self, offset: int) -> int | None:
         """Return the key of a record."""
 
-    def is_held(self, offset: int) -> bool:
+    def is_reserved(self, offset: int) -> bool:
         """Whether a record is acquired or chosen."""
 
     def is_free(self, offset: int) -> bool:
@@ -70,7 +70,7 @@ class KeyQueues(Protocol):
     def put(self, offset: int, key: int) -> bool:
         """Add a record, and return whether it is the first of its key.
 
-        Raises `ValueError` unless it lies behind all records that were added or held before.
+        Raises `ValueError` unless it lies behind all records that were added or reserved before.
         """
 
     def put_new(self, first: int, keys: array[int], ready: list[int]) -> None:
@@ -80,7 +80,7 @@ class KeyQueues(Protocol):
         `ValueError` as `put` does.
         """
 
-    def hold(self, offset: int) -> None:
+    def reserve(self, offset: int) -> None:
         """Note that a record is acquired or chosen."""
 
     def release(self, offset: int) -> int | None:
@@ -89,7 +89,7 @@ class KeyQueues(Protocol):
     def choose(
         self, ready: list[int], runs: Runs, records: int, splitting: int, chosen: list[int]
     ) -> None:
-        """Move up to `records` offsets from the heap `ready` to `chosen`, in log order, and hold
+        """Move up to `records` offsets from the heap `ready` to `chosen`, in log order, and reserve
         them.
 
         Outdated entries are dropped. It may stop early, for instance at a record that was delivered
@@ -124,7 +124,7 @@ def key_queues() -> KeyQueues:
 class PlainKeyQueues:
     """`KeyQueues` in Python."""
 
-    __slots__ = ("_busy", "_end", "_held", "_key_of", "_queues", "waiting")
+    __slots__ = ("_busy", "_end", "_key_of", "_queues", "_reserved", "waiting")
 
     def __init__(self) -> None:
         #: By offset; records without a key are not here.
@@ -133,7 +133,7 @@ class PlainKeyQueues:
         #: Keys with more than one record in `_queues`.
         self.waiting = 0
         #: Offsets that are acquired or chosen, and their number by key.
-        self._held: set[int] = set()
+        self._reserved: set[int] = set()
         self._busy: dict[int, int] = {}
         #: Records are added from this offset on.
         self._end = 0
@@ -149,13 +149,13 @@ class PlainKeyQueues:
     @property
     def waiting_records(self) -> int:
         behind = len(self._key_of) - len(self._queues)
-        return behind - (len(self._held & self._key_of.keys()) - len(self._busy))
+        return behind - (len(self._reserved & self._key_of.keys()) - len(self._busy))
 
     def key_of(self, offset: int) -> int | None:
         return self._key_of.get(offset)
 
-    def is_held(self, offset: int) -> bool:
-        return offset in self._held
+    def is_reserved(self, offset: int) -> bool:
+        return offset in self._reserved
 
     def is_free(self, offset: int) -> bool:
         key = self._key_of.get(offset)
@@ -209,18 +209,18 @@ class PlainKeyQueues:
         if first < self._end:
             raise ValueError("records are put in the order of the log")
 
-    def hold(self, offset: int) -> None:
+    def reserve(self, offset: int) -> None:
         key = self._key_of.get(offset)
         if key is None:
             self._end = max(self._end, offset + 1)
-        elif offset not in self._held:
+        elif offset not in self._reserved:
             self._busy[key] = self._busy.get(key, 0) + 1
-        self._held.add(offset)
+        self._reserved.add(offset)
 
     def release(self, offset: int) -> int | None:
         key = self._key_of.get(offset)
-        if offset in self._held:
-            self._held.discard(offset)
+        if offset in self._reserved:
+            self._reserved.discard(offset)
             if key is not None:
                 self._less_busy(key)
         return key
@@ -244,22 +244,22 @@ class PlainKeyQueues:
             # The queues below detect duplicates among records with a key.
             if len(set(offsets)) < len(offsets):
                 return
-        if not self._held.isdisjoint(offsets) or not self._busy.keys().isdisjoint(taken):
+        if not self._reserved.isdisjoint(offsets) or not self._busy.keys().isdisjoint(taken):
             return
         if [self._queues[key][0] for key in taken] != firsts:
             return
         del ready[:records]
         self._busy.update(taken)
-        self._held.update(offsets)
+        self._reserved.update(offsets)
         self._end = max(self._end, offsets[-1] + 1)
         chosen += offsets
 
     def end(self, offsets: Iterable[int], touched: dict[int, None]) -> None:
-        held, key_of, queues = self._held, self._key_of, self._queues
+        reserved, key_of, queues = self._reserved, self._key_of, self._queues
         for offset in offsets:
             key = key_of.pop(offset, None)
-            if offset in held:
-                held.discard(offset)
+            if offset in reserved:
+                reserved.discard(offset)
                 if key is None:
                     continue
                 self._less_busy(key)
@@ -280,7 +280,7 @@ class PlainKeyQueues:
 
     def start_moved(self, start: int, touched: dict[int, None]) -> None:
         self.end([offset for offset in self._key_of if offset < start], touched)
-        self._held = {offset for offset in self._held if offset >= start}
+        self._reserved = {offset for offset in self._reserved if offset >= start}
 
     def _less_busy(self, key: int) -> None:
         left = self._busy[key] - 1

@@ -311,7 +311,7 @@ class Selection:
             heapq.heappush(self._delayed_heap, due_ms << OFFSET_BITS | offset)
         is_first = not key or self.keys.put(offset, key)
         if state == ACQUIRED:
-            self.keys.hold(offset)
+            self.keys.reserve(offset)
         if not is_first:
             return
         if state == AVAILABLE and not due_ms:
@@ -442,7 +442,7 @@ class Selection:
             if alone and chosen:
                 ready.put_back(offset, now_ms)
                 break
-            keys.hold(offset)
+            keys.reserve(offset)
             chosen.append(offset)
             if alone:
                 break
@@ -455,7 +455,7 @@ class Selection:
     def _row_to_take(self, offset: int) -> int | None:
         """Return the row of an entry of the heap, or None if the entry is outdated."""
         runs = self._share.runs
-        if offset < runs.start or self.keys.is_held(offset) or offset in self._delayed:
+        if offset < runs.start or self.keys.is_reserved(offset) or offset in self._delayed:
             return None
         row = runs.row_of(offset)
         return row if runs.states[row] == AVAILABLE and self.keys.is_free(offset) else None
@@ -472,7 +472,7 @@ class Selection:
                 or runs.counts[row] >= splitting
             ):
                 break
-            self.keys.hold(offset)
+            self.keys.reserve(offset)
             self._queue.forget(offset)
             chosen.append(offset)
 

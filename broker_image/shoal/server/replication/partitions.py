@@ -85,8 +85,10 @@ class Partitions:
         for topic in image.topics.values():
             self._open(topic, image)
         for (name, index), topic_id in list(self._directory.found()):
-            held = self._by_name.get((name, index))
-            if name not in _OWN_TOPICS and (held is None or topic_id not in (None, held.topic_id)):
+            known = self._by_name.get((name, index))
+            if name not in _OWN_TOPICS and (
+                known is None or topic_id not in (None, known.topic_id)
+            ):
                 self._delete_files(name, index)
         for staged in self._directory.staged_deletes():
             self._purge(staged)

@@ -100,13 +100,13 @@ PyObject *queues_choose(Queues *self, PyObject *args)
         if ((row = window_row(&window, offset, row)) < 0 || states[row] != AVAILABLE)
             continue;
         uint32_t place = find(self, offset), key = place == NONE ? NONE : RECORD(place)->key;
-        if (place != NONE && RECORD(place)->held)
+        if (place != NONE && RECORD(place)->reserved)
             continue;
         if (key != NONE && (KEY(key)->first != place || KEY(key)->busy))
-            continue; /* An earlier record of its key is incomplete, or its key is held. */
+            continue; /* An earlier record of its key is incomplete, or its key is reserved. */
         if (counts[row] >= splitting)
             break;
-        if ((failed = hold(self, offset, place)) < 0 ||
+        if ((failed = reserve(self, offset, place)) < 0 ||
             (failed = PyList_Append(chosen, number)) < 0)
             break;
         records--;

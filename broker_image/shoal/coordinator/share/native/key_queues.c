@@ -41,7 +41,7 @@ static PyObject *get_waiting(Queues *self, void *unused)
 
 static PyObject *get_waiting_records(Queues *self, void *unused)
 {
-    return PyLong_FromSsize_t(self->keyed - self->keys.count - (self->held - self->busy));
+    return PyLong_FromSsize_t(self->keyed - self->keys.count - (self->reserved - self->busy));
 }
 
 static PyObject *queues_key_of(Queues *self, PyObject *argument)
@@ -55,13 +55,13 @@ static PyObject *queues_key_of(Queues *self, PyObject *argument)
     return PyLong_FromLongLong(KEY(RECORD(place)->key)->item.number);
 }
 
-static PyObject *queues_is_held(Queues *self, PyObject *argument)
+static PyObject *queues_is_reserved(Queues *self, PyObject *argument)
 {
     int64_t offset;
     if (number_of(argument, &offset) < 0)
         return NULL;
     uint32_t place = find(self, offset);
-    return PyBool_FromLong(place != NONE && RECORD(place)->held);
+    return PyBool_FromLong(place != NONE && RECORD(place)->reserved);
 }
 
 static PyObject *queues_is_free(Queues *self, PyObject *argument)
@@ -116,10 +116,10 @@ static PyObject *queues_put(Queues *self, PyObject *args)
     return is_first < 0 ? NULL : PyBool_FromLong(is_first);
 }
 
-static PyObject *queues_hold(Queues *self, PyObject *argument)
+static PyObject *queues_reserve(Queues *self, PyObject *argument)
 {
     int64_t offset;
-    if (number_of(argument, &offset) < 0 || hold(self, offset, find(self, offset)) < 0)
+    if (number_of(argument, &offset) < 0 || reserve(self, offset, find(self, offset)) < 0)
         return NULL;
     Py_RETURN_NONE;
 }
@@ -248,14 +248,14 @@ static PyObject *queues_waiting_behind(Queues *self, PyObject *given)
 
 static PyMethodDef methods[] = {
     METHOD(key_of, METH_O),
-    METHOD(is_held, METH_O),
+    METHOD(is_reserved, METH_O),
     METHOD(is_free, METH_O),
     METHOD(first_of, METH_O),
     METHOD(followers, METH_VARARGS),
     METHOD(waiting_behind, METH_O),
     METHOD(put, METH_VARARGS),
     METHOD(put_new, METH_VARARGS),
-    METHOD(hold, METH_O),
+    METHOD(reserve, METH_O),
     METHOD(release, METH_O),
     METHOD(choose, METH_VARARGS),
     METHOD(end, METH_VARARGS),

@@ -7,17 +7,17 @@
 /* As in `key_queues.py`. */
 enum { SORTED_MAX = 4 };
 
-/* An incomplete record with a key, or a held record. */
+/* An incomplete record with a key, or a reserved record. */
 typedef struct {
     Item item; /* Its offset. */
     uint32_t key; /* NONE without one. */
     uint32_t before, behind; /* Neighbours with the same key, in log order. */
-    uint8_t held;
+    uint8_t reserved;
 } Record;
 
 typedef struct {
     Item item; /* Its hash. */
-    uint32_t first, last, size, busy; /* Records, and how many of them are held. */
+    uint32_t first, last, size, busy; /* Records, and how many of them are reserved. */
     uint32_t next; /* The key that was touched before. */
     uint8_t touched;
 } Key;
@@ -26,8 +26,8 @@ typedef struct {
     PyObject_HEAD
     Table records, keys;
     int64_t end; /* New records lie from here on. */
-    /* Records with a key, keys with several records, held records with a key, and their keys. */
-    Py_ssize_t keyed, waiting, held, busy;
+    /* Records with a key, keys with several records, reserved records with a key, and their keys. */
+    Py_ssize_t keyed, waiting, reserved, busy;
 } Queues;
 
 #define RECORD(place) ((Record *)self->records.items + (place))
@@ -76,7 +76,7 @@ static inline int put(Queues *self, int64_t offset, int64_t hash)
 }
 
 /* Mark the record of a place as acquired. Return 0, or -1 with an error. */
-static inline int hold(Queues *self, int64_t offset, uint32_t place)
+static inline int reserve(Queues *self, int64_t offset, uint32_t place)
 {
     if (place == NONE) {
         if (offset == INT64_MAX) {
@@ -89,22 +89,22 @@ static inline int hold(Queues *self, int64_t offset, uint32_t place)
         self->end = offset < self->end ? self->end : offset + 1;
     }
     Record *record = RECORD(place);
-    if (!record->held && record->key != NONE) {
+    if (!record->reserved && record->key != NONE) {
         self->busy += KEY(record->key)->busy++ == 0;
-        self->held++;
+        self->reserved++;
     }
-    record->held = 1;
+    record->reserved = 1;
     return 0;
 }
 
 /* Mark a record as not acquired. */
 static inline void let_go(Queues *self, Record *record)
 {
-    if (record->held && record->key != NONE) {
+    if (record->reserved && record->key != NONE) {
         self->busy -= --KEY(record->key)->busy == 0;
-        self->held--;
+        self->reserved--;
     }
-    record->held = 0;
+    record->reserved = 0;
 }
 
 /* Remove a record. Return its key if other records of the key are left, else NONE. */
