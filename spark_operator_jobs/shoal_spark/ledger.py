@@ -4,11 +4,11 @@ Pure; the reader sends the requests. The rules:
 
 * `locked` has the ranges that this member has locked. `acquired` adds ranges. They are removed when
   they are settled, or when their locks are lost.
-* Locked offsets in no batch go into the next batch. A batch stays in `given` until Spark proves that
-  it is complete.
-* The locked offsets of a complete batch are settled. Offsets that are not locked (their locks expired,
-  or an earlier driver had them) are `owed`: when the group delivers them again they are settled at
-  once. If another member acquires them first, they are processed twice.
+* Locked offsets in no batch go into the next batch. A batch stays in `given` until Spark proves
+  that it is complete.
+* The locked offsets of a complete batch are settled. Offsets that are not locked (their locks
+  expired, or an earlier driver had them) are `owed`: when the group delivers them again they are
+  settled at once. If another member acquires them first, they are processed twice.
 * An offset in a running batch never goes into another batch, whichever member has locked it since.
 """
 

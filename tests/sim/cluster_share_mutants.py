@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.coordinator.share import acquisition, records, selection
 from shoal.coordinator.share.locks import Lock
-from shoal.coordinator.share.share_partition import SharePartition, StateBatch
+from shoal.coordinator.share.share_partition import SharePartition
 from shoal.coordinator.share.state_store import Change, ShareStateShard
-from shoal.coordinator.share.states import AVAILABLE
+from shoal.coordinator.share.states import AVAILABLE, StateBatch
 from shoal.server.handlers import describe_share_group_offsets
 from shoal.server.share import group_settings
 from shoal.server.share.dead_letters import DeadLetters

@@ -8,7 +8,7 @@ import pytest
 from shoal.coordinator.contract import Replayed
 from shoal.coordinator.share import records
 from shoal.coordinator.share.acquisition import Wanted, acquire
-from shoal.coordinator.share.backoff import Backoff
+from shoal.coordinator.share.backoff import Backoff, Delay
 from shoal.coordinator.share.batches import scan
 from shoal.coordinator.share.delivery_failure import FailurePolicy
 from shoal.coordinator.share.records import ShareKey, Update
@@ -158,7 +158,7 @@ def test_a_wait_before_a_further_delivery_is_ignored() -> None:
         leader_epoch=0,
         log_start_offset=0,
         log_end_offset=4,
-        delays=[(0, 3, 1, 9000), (2, 2, 2, 500)],
+        delays=[Delay(0, 3, 1, 9000), Delay(2, 2, 2, 500)],
     )
     assert loaded.backing_off == 1
     assert fetch(loaded, 0) == [(0, 1, 3), (3, 3, 3)]
@@ -173,7 +173,7 @@ def test_of_two_waits_with_one_delivery_count_the_later_one_counts() -> None:
         leader_epoch=0,
         log_start_offset=0,
         log_end_offset=1,
-        delays=[(0, 0, 1, 1_000), (0, 0, 1, 2_000)],
+        delays=[Delay(0, 0, 1, 1_000), Delay(0, 0, 1, 2_000)],
     )
     assert loaded.end_waits(1_999) == []
     assert loaded.end_waits(2_000) == [(0, 0)]
@@ -181,7 +181,7 @@ def test_of_two_waits_with_one_delivery_count_the_later_one_counts() -> None:
 
 def test_waits_are_a_tag_of_an_update() -> None:
     plain = Update(1, 2, 3, 4, [(5, 6, 0, 1)])
-    delayed = plain._replace(delays=((5, 6, 1, 77),))
+    delayed = plain._replace(delays=(Delay(5, 6, 1, 77),))
     assert records.read_update(records.update_value(delayed)) == delayed
     assert records.read_update(records.update_value(plain)) == plain
     # Tag 1000, 28 bytes: one range, compactly encoded, without tags.

@@ -7,7 +7,7 @@ from typing import Any
 import faulty_batches
 import pytest
 from faulty_batches import record
-from shoal.coordinator.share.backoff import UNTIL_FREED
+from shoal.coordinator.share.backoff import UNTIL_FREED, Delay
 from shoal.coordinator.share.batches import scan
 from shoal.coordinator.share.record_facts import HeaderReader
 from shoal.coordinator.share.selection import Selection, open_lock
@@ -148,7 +148,7 @@ def held_after_a_restart(*offsets: int) -> tuple[SharePartition, Selection]:
         leader_epoch=0,
         log_start_offset=0,
         log_end_offset=3,
-        delays=[(offset, offset, 1, UNTIL_FREED) for offset in offsets],
+        delays=[Delay(offset, offset, 1, UNTIL_FREED) for offset in offsets],
     )
     assert share.key_holders == len(offsets)
     policy = SelectionPolicy(key_order=True, key_held_by_dead_letter=True)

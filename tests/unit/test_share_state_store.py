@@ -20,7 +20,7 @@ from shoal.protocol.errors import ErrorCode
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shoal.coordinator.share.share_partition import StateBatch
+    from shoal.coordinator.share.states import StateBatch
 
 TOPIC = UUID(int=5)
 KEY = ShareKey("g", TOPIC, 0)

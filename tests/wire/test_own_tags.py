@@ -7,15 +7,16 @@ from uuid import UUID
 
 from kio.serial import entity_reader
 from kio.static.constants import EntityType
+from shoal.coordinator.share.backoff import Delay
 from shoal.protocol import codec
 from shoal.protocol.api import ApiKey
 from shoal.server.share.persister import delay_entries, delays_of
 
 WRITE, READ = ApiKey.WRITE_SHARE_GROUP_STATE, ApiKey.READ_SHARE_GROUP_STATE
-WAITS = [(3, 5, 1, 1_700_000_000_000), (9, 9, 2, 1_700_000_000_500)]
+WAITS = [Delay(3, 5, 1, 1_700_000_000_000), Delay(9, 9, 2, 1_700_000_000_500)]
 
 
-def written(*waits: tuple[int, int, int, int]) -> dict[str, Any]:
+def written(*waits: Delay) -> dict[str, Any]:
     batch = {"first_offset": 3, "last_offset": 5, "delivery_state": 0, "delivery_count": 1}
     row = {
         "partition": 1,

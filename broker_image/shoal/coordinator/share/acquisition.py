@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from shoal.coordinator.share.batches import Batches
     from shoal.coordinator.share.settings import ShareSettings
-    from shoal.coordinator.share.share_partition import SharePartition, StateBatch
+    from shoal.coordinator.share.share_partition import SharePartition
+    from shoal.coordinator.share.states import StateBatch
 
 
 class Wanted(NamedTuple):

@@ -21,10 +21,18 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-#: Offsets with the same wait: first, last, delivery count, and due time (epoch ms).
-Delay = tuple[int, int, int, int]
 #: The due time of offsets that wait until they are freed.
 UNTIL_FREED = (1 << 63) - 1
+
+
+class Delay(NamedTuple):
+    """Offsets that wait until the same time, if they still have this delivery count."""
+
+    first: int
+    last: int
+    delivery_count: int
+    #: In epoch milliseconds, or `UNTIL_FREED`.
+    due_ms: int
 
 
 class Backoff(NamedTuple):

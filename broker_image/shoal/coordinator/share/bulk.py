@@ -11,19 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.coordinator.share import compiled
 from shoal.coordinator.share.runs import COUNT_MAX, Edit, Row, Runs
-from shoal.coordinator.share.states import ACCEPT, ACKNOWLEDGED, ACQUIRED, AVAILABLE
+from shoal.coordinator.share.states import ACCEPT, ACKNOWLEDGED, ACQUIRED, AVAILABLE, StateBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shoal.coordinator.share.locks import Locks
 
-#: A change to persist: first offset, last offset, state, delivery count.
-Changed = tuple[int, int, int, int]
 #: The acknowledge types of a range that is accepted as one.
 _ACCEPT = bytes((ACCEPT,))
 #: Changes of accepted records, and the number of records of each lock.
-_Accepted = tuple[list[Changed], dict[int, int]]
+_Accepted = tuple[list[StateBatch], dict[int, int]]
 
 
 def accept_all(
@@ -32,7 +30,7 @@ def accept_all(
     now_ms: int,
     member_id: str,
     acknowledgements: Sequence[Edit],
-) -> tuple[list[Changed], int] | None:
+) -> tuple[list[StateBatch], int] | None:
     """Accept many ranges of a member. Return the changes to persist and the number of records.
 
     Return None, and change nothing, if a range is to be refused or is not accepted as a whole.
@@ -77,7 +75,7 @@ def _accept(
         before = one[1]
     if before >= runs.end:
         return None
-    changes: list[Changed] = []
+    changes: list[StateBatch] = []
     given_back: dict[int, int] = {}
 
     def accepted(_edit: Edit, first: int, last: int, row: Row) -> Row | None:

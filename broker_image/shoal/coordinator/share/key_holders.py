@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
     from shoal.coordinator.share.delivery_failure import DeadLetterRange
     from shoal.coordinator.share.selection import Selection
-    from shoal.coordinator.share.share_partition import SharePartition, StateBatch
+    from shoal.coordinator.share.share_partition import SharePartition
+    from shoal.coordinator.share.states import StateBatch
 
 
 def hold_keys(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from shoal.coordinator.share.runs import Runs
-    from shoal.coordinator.share.share_partition import StateBatch
+    from shoal.coordinator.share.states import StateBatch
 
 #: Sort the heap if it holds at most this many times the requested records.
 SORTED_MAX = 4

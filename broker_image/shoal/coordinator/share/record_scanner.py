@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from shoal.coordinator.share.batches import Batches
     from shoal.coordinator.share.settings import ShareSettings
-    from shoal.coordinator.share.share_partition import SharePartition, StateBatch
+    from shoal.coordinator.share.share_partition import SharePartition
+    from shoal.coordinator.share.states import StateBatch
 
 
 #: A corrupt batch of more offsets gets no dead letters, since a header may claim two billion.

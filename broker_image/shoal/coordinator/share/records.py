@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.coordinator.contract import Record
 from shoal.coordinator.share import compiled
+from shoal.coordinator.share.backoff import Delay
 from shoal.log.uuids import uuid_text
 from shoal.protocol import compiler
 from shoal.protocol.errors import WireError
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from uuid import UUID
 
-    from shoal.coordinator.share.backoff import Delay
-    from shoal.coordinator.share.share_partition import StateBatch
+    from shoal.coordinator.share.states import StateBatch
 
 _INT16 = struct.Struct(">h")
 _VERSION = 0
@@ -300,7 +300,7 @@ def _read_value(kind: RecordType, value: bytes) -> dict[str, Any] | None:
 def state_batches(value: Mapping[str, Any]) -> list[StateBatch]:
     """Return the state batches of a decoded value."""
     return [
-        (x["first_offset"], x["last_offset"], x["delivery_state"], x["delivery_count"])
+        Delay(x["first_offset"], x["last_offset"], x["delivery_state"], x["delivery_count"])
         for x in value["state_batches"]
     ]
 
@@ -308,6 +308,6 @@ def state_batches(value: Mapping[str, Any]) -> list[StateBatch]:
 def delays(value: Mapping[str, Any]) -> tuple[Delay, ...]:
     """Return the delays of a decoded value."""
     return tuple(
-        (x["first_offset"], x["last_offset"], x["delivery_count"], x["available_timestamp"])
+        Delay(x["first_offset"], x["last_offset"], x["delivery_count"], x["available_timestamp"])
         for x in value["delays"]
     )

@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 
     from shoal.coordinator.share.batches import Batches
     from shoal.coordinator.share.settings import SelectionPolicy, ShareSettings
-    from shoal.coordinator.share.share_partition import SharePartition, StateBatch
+    from shoal.coordinator.share.share_partition import SharePartition
+    from shoal.coordinator.share.states import StateBatch
 
 #: First offset, last offset, delivery count.
 Range = tuple[int, int, int]

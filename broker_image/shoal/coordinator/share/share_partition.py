@@ -41,6 +41,7 @@ from shoal.coordinator.share.states import (
     SETTLES,
     WAITING,
     AcknowledgeType,
+    StateBatch,
     is_terminal,
     may_move,
 )
@@ -49,8 +50,6 @@ from shoal.protocol.errors import ErrorCode
 if TYPE_CHECKING:
     from shoal.coordinator.share.settings import ShareSettings
 
-#: Offsets with one state, as they are persisted: first, last, state, delivery count.
-StateBatch = tuple[int, int, int, int]
 #: Acknowledged offsets: first, last, one type for all or one for each offset, and optionally the
 #: delay of released records in milliseconds, in place of the group's back-off.
 Acknowledgement = tuple[int, int, Sequence[int]] | tuple[int, int, Sequence[int], int]
@@ -287,7 +286,9 @@ class SharePartition:
         for at in rows:
             if runs.states[at] == ARCHIVING:
                 self._hold(at)
-                self.delays.append((runs.firsts[at], runs.last(at), runs.counts[at], UNTIL_FREED))
+                first_held, last_held = runs.firsts[at], runs.last(at)
+                delay = Delay(first_held, last_held, runs.counts[at], UNTIL_FREED)
+                self.delays.append(delay)
         runs.join(rows.start, rows.stop)
 
     def _hold(self, row: int) -> None:
@@ -621,7 +622,7 @@ class SharePartition:
                 )
                 if wait_ms is not None:
                     self._wait(at, wait_ms)
-                    self.delays.append((first, last, count, wait_ms))
+                    self.delays.append(Delay(first, last, count, wait_ms))
             changes.append((first, last, becomes, count))
 
     def _wait(self, row: int, due_ms: int) -> None:

@@ -18,7 +18,7 @@ from shoal.coordinator.share.runs import COUNT_MAX, ONE_BY_ONE_MAX, Runs
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from shoal.coordinator.share.share_partition import StateBatch
+    from shoal.coordinator.share.states import StateBatch
 
 #: The state of offsets without a write; it is never written.
 _UNTOLD = 255

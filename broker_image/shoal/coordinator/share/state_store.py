@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from uuid import UUID
 
-    from shoal.coordinator.share.share_partition import StateBatch
+    from shoal.coordinator.share.states import StateBatch
 
 #: An absent value in requests and records.
 NONE = -1
@@ -87,7 +87,7 @@ class ShareState:
     def key_holders(self) -> list[Delay]:
         """Return the ranges that hold keys until they are freed, in offset order."""
         return sorted(
-            (low, high, count, due_ms)
+            Delay(low, high, count, due_ms)
             for first, last, count, due_ms in self.delays
             if due_ms == UNTIL_FREED
             for low, high in self.batches.in_state(first, last, RecordState.ARCHIVING)

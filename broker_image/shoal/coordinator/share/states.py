@@ -26,6 +26,9 @@ AVAILABLE at the next leader, with the count that was written last.
 
 from enum import IntEnum
 
+#: Offsets with one state, as they are persisted: first, last, state, delivery count.
+StateBatch = tuple[int, int, int, int]
+
 
 class RecordState(IntEnum):
     """Numbers of `ShareSnapshotValue.DeliveryState`. WAITING and HOLDS_KEY are never persisted."""

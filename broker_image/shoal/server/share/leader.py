@@ -18,10 +18,9 @@ from shoal.coordinator.share.key_holders import hold_keys
 from shoal.coordinator.share.share_partition import (
     Acknowledgement,
     SharePartition,
-    StateBatch,
 )
 from shoal.coordinator.share.state_store import NONE
-from shoal.coordinator.share.states import AVAILABLE
+from shoal.coordinator.share.states import AVAILABLE, StateBatch
 from shoal.log.errors import LogOffline, OffsetOutOfRange
 from shoal.metadata.config_keys import duration_ms
 from shoal.protocol.errors import ApiError, ErrorCode

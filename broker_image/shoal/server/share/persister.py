@@ -323,7 +323,7 @@ def delay_entries(delays: Iterable[Delay]) -> list[dict[str, int]]:
 def delays_of(entry: Any) -> list[Delay]:
     """Return the delays in the entry of a partition."""
     return [
-        (d.first_offset, d.last_offset, d.delivery_count, d.available_timestamp)
+        Delay(d.first_offset, d.last_offset, d.delivery_count, d.available_timestamp)
         for d in getattr(entry, "delays", ())
     ]
 

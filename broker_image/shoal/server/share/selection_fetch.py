@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from shoal.coordinator.share.read_cache import ReadCache
     from shoal.coordinator.share.settings import ShareSettings
-    from shoal.coordinator.share.share_partition import SharePartition, StateBatch
+    from shoal.coordinator.share.share_partition import SharePartition
+    from shoal.coordinator.share.states import StateBatch
 
 #: Records that one fetch scans: some 5 ms of work.
 SCANNED_RECORDS_MAX = 2000
