@@ -51,7 +51,7 @@ CONFIGS = {
 }
 #: Errors that may end a broker in a partitioned cluster; any other is a bug.
 _EXPECTED = (
-    "No controller has let broker",
+    "No controller has registered broker",
     "It was stopped before its cluster had admitted it",
 )
 #: Errors of a full or broken disk.

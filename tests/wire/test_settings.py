@@ -146,4 +146,4 @@ def test_a_broker_that_is_not_let_in_gives_up(tmp_path: Path) -> None:
         },
     )
     broker.bootstrap = f"127.0.0.1:{here}"
-    assert "No controller has let broker 1 in within 700 ms" in broker.refusal()
+    assert "No controller has registered broker 1 within 700 ms" in broker.refusal()

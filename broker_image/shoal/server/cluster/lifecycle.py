@@ -98,8 +98,8 @@ class Lifecycle:
         except TimeoutError:
             voters = ", ".join(map(str, self._quorum.raft.voters.latest.ids))
             raise CannotJoin(
-                f"No controller has let broker {self._node.id} in within {limit_ms} ms: see that"
-                f" a majority of the voters ({voters}) runs and can be reached, and that"
+                f"No controller has registered broker {self._node.id} within {limit_ms} ms. Check"
+                f" that a majority of the voters ({voters}) runs and is reachable, and that"
                 " controller.quorum.voters is the same on all nodes."
             ) from None
         self._heart = asyncio.ensure_future(self._heartbeats())
