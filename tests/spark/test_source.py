@@ -288,17 +288,24 @@ def test_available_now_waits_for_locks_that_run_out(
     make_queue: MakeQueue, spark: SparkSession, tmp_path: Path
 ) -> None:
     """Records that an idle member had locked at the start are drained too."""
-    queue = make_queue(partitions=1, share_record_lock_duration_ms="10000")
+    queue = make_queue(partitions=1, share_record_lock_duration_ms="6000")
     queue.produce(range(40), batch=10)
     session = hold_some(queue, 20)
-    held = [Acknowledgement(queue.topic, 0, 0, 19, AcknowledgeType.RENEW)]
+    held, over = [Acknowledgement(queue.topic, 0, 0, 19, AcknowledgeType.RENEW)], threading.Event()
 
-    def renew_once(_frame: DataFrame, batch: int) -> None:
-        if batch == 0:
+    def renew() -> None:
+        while not over.wait(0.3):
             assert not queue.client.run(session.acknowledge(held))
 
-    stream = Stream(spark, queue, tmp_path)
-    stream.drain(renew_once)
+    with ThreadPoolExecutor(1) as pool:
+        renewing = pool.submit(renew)
+        stream = Stream(spark, queue, tmp_path)
+        try:
+            # The query starts while the records are locked, and the lock runs out afterwards.
+            stream.drain(lambda _frame, _batch: over.set())
+        finally:
+            over.set()
+        renewing.result()
     queue.client.run(session.close())
     assert stream.values == [str(n) for n in range(40)]
     assert {row["deliveryCount"] for row in stream.rows} == {1, 2}
