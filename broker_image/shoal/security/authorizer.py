@@ -1,0 +1,310 @@
+"""What a principal may do: Kafka's StandardAuthorizer (KIP-11, KIP-290, KIP-679) as an index.
+
+An operation is allowed if an ALLOW entry matches and no DENY entry does. An entry matches if its
+pattern matches the resource and its principal, host and operation match the request. Without any
+entry for a resource, `allow_if_no_acl` decides. Super users may do everything.
+
+READ, WRITE, DELETE and ALTER imply DESCRIBE, and ALTER_CONFIGS implies DESCRIBE_CONFIGS, where they
+are allowed. Where they are denied, they imply nothing.
+
+A lookup visits the literal entry, the wildcard and one prefix for each length of prefix in use, so
+its cost does not depend on the number of entries. Operations are bits: bit `n` is the operation
+with number `n`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from shoal.security.acls import (
+    ALL_USERS,
+    WILDCARD,
+    Acl,
+    Operation,
+    PatternType,
+    Permission,
+    ResourceType,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+#: The bits of all operations.
+EVERYTHING = sum(1 << operation for operation in Operation if operation > Operation.ALL)
+#: Decisions that the authorizer keeps; all are dropped when an entry changes.
+DECISIONS_MAX = 100_000
+#: A resource name that an entry is unlikely to have, as in Kafka's Authorizer.
+_ANY_NAME = "hardcode"
+
+_IMPLIED = {
+    Operation.ALL: EVERYTHING,
+    Operation.READ: 1 << Operation.DESCRIBE,
+    Operation.WRITE: 1 << Operation.DESCRIBE,
+    Operation.DELETE: 1 << Operation.DESCRIBE,
+    Operation.ALTER: 1 << Operation.DESCRIBE,
+    Operation.ALTER_CONFIGS: 1 << Operation.DESCRIBE_CONFIGS,
+}
+
+
+@lru_cache(maxsize=4096)
+def canonical_host(host: str) -> str:
+    """Return the shortest spelling of an IP address, IPv4 for IPv4-mapped IPv6; other texts as
+    they are."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)
+
+
+class Rule(NamedTuple):
+    """Why an operation is allowed or not: the entry that decides, or the setting."""
+
+    allowed: bool
+    acl: Acl | None
+    reason: str
+
+
+class _Pattern:
+    """The entries of one resource pattern, and the operations that they allow and deny."""
+
+    __slots__ = ("acls", "by_requester")
+
+    def __init__(self) -> None:
+        #: An entry may be stored several times, under several ids.
+        self.acls: dict[Acl, int] = {}
+        #: (allowed bits, denied bits) by (principal, host).
+        self.by_requester: dict[tuple[str, str], tuple[int, int]] = {}
+
+    def index(self) -> None:
+        found: dict[tuple[str, str], tuple[int, int]] = {}
+        for acl in self.acls:
+            key = acl.principal, canonical_host(acl.host)
+            allowed, denied = found.get(key, (0, 0))
+            bit = 1 << acl.operation
+            if acl.permission == Permission.ALLOW:
+                allowed |= bit | _IMPLIED.get(acl.operation, 0)
+            else:
+                denied |= EVERYTHING if acl.operation == Operation.ALL else bit
+            found[key] = allowed, denied
+        self.by_requester = found
+
+
+class Authorizer:
+    """Owns the index of the access control entries of one cluster."""
+
+    def __init__(self, super_users: Collection[str] = (), *, allow_if_no_acl: bool = False) -> None:
+        """`super_users` are principals, such as `User:admin`."""
+        self._super_users = frozenset(super_users)
+        self._default = EVERYTHING if allow_if_no_acl else 0
+        self._patterns: dict[tuple[ResourceType, PatternType, str], _Pattern] = {}
+        #: How many prefixed patterns have a prefix of a length, by resource type.
+        self._prefix_lengths: dict[ResourceType, dict[int, int]] = {}
+        self._decisions: dict[tuple[str, str, ResourceType, str], int] = {}
+        self._any_decisions: dict[tuple[str, str, Operation, ResourceType], bool] = {}
+
+    def change(self, added: Iterable[Acl], removed: Iterable[Acl] = ()) -> None:
+        """Add and remove entries."""
+        touched = set()
+        for acl in removed:
+            touched.add(self._count(acl, -1))
+        for acl in added:
+            touched.add(self._count(acl, 1))
+        for key in touched:
+            pattern = self._patterns[key]
+            if pattern.acls:
+                pattern.index()
+            else:
+                del self._patterns[key]
+                self._count_prefix(key, -1)
+        self._decisions.clear()
+        self._any_decisions.clear()
+
+    def _count(self, acl: Acl, change: int) -> tuple[ResourceType, PatternType, str]:
+        key = acl.resource_type, acl.pattern_type, acl.resource_name
+        pattern = self._patterns.get(key)
+        if pattern is None:
+            pattern = self._patterns[key] = _Pattern()
+            self._count_prefix(key, 1)
+        count = pattern.acls.get(acl, 0) + change
+        if count > 0:
+            pattern.acls[acl] = count
+        else:
+            pattern.acls.pop(acl, None)
+        return key
+
+    def _count_prefix(self, key: tuple[ResourceType, PatternType, str], change: int) -> None:
+        resource_type, pattern_type, name = key
+        if pattern_type != PatternType.PREFIXED:
+            return
+        lengths = self._prefix_lengths.setdefault(resource_type, {})
+        count = lengths.get(len(name), 0) + change
+        if count:
+            lengths[len(name)] = count
+        else:
+            del lengths[len(name)]
+
+    def allowed(self, principal: str, host: str, resource_type: ResourceType, name: str) -> int:
+        """Return the bits of the operations that `principal` may perform from `host` on the
+        resource. `host` is canonical (`canonical_host`)."""
+        key = principal, host, resource_type, name
+        found = self._decisions.get(key)
+        if found is None:
+            found = self._decide(principal, host, resource_type, name)
+            if len(self._decisions) >= DECISIONS_MAX:
+                self._decisions.clear()
+            self._decisions[key] = found
+        return found
+
+    def allows(
+        self,
+        principal: str,
+        host: str,
+        operation: Operation,
+        resource_type: ResourceType,
+        name: str,
+    ) -> bool:
+        """Return whether `principal` may perform `operation` from `host` on the resource."""
+        return bool(self.allowed(principal, host, resource_type, name) >> operation & 1)
+
+    def _decide(self, principal: str, host: str, resource_type: ResourceType, name: str) -> int:
+        if principal in self._super_users:
+            return EVERYTHING
+        allowed = denied = 0
+        found = False
+        requesters = _requesters(principal, host)
+        for pattern in self._matching(resource_type, name):
+            found = True
+            for requester in requesters:
+                bits = pattern.by_requester.get(requester)
+                if bits is not None:
+                    allowed |= bits[0]
+                    denied |= bits[1]
+        return allowed & ~denied if found else self._default
+
+    def _matching(self, resource_type: ResourceType, name: str) -> Iterator[_Pattern]:
+        """Yield the patterns that match a resource."""
+        patterns = self._patterns
+        literals = (name,) if name == WILDCARD else (name, WILDCARD)
+        for literal in literals:
+            pattern = patterns.get((resource_type, PatternType.LITERAL, literal))
+            if pattern is not None:
+                yield pattern
+        for length in self._prefix_lengths.get(resource_type, ()):
+            if length <= len(name):
+                pattern = patterns.get((resource_type, PatternType.PREFIXED, name[:length]))
+                if pattern is not None:
+                    yield pattern
+
+    def allows_any(
+        self, principal: str, host: str, operation: Operation, resource_type: ResourceType
+    ) -> bool:
+        """Return whether `principal` may perform `operation` on at least one resource of the type
+        (KIP-679). It may be one that does not exist."""
+        key = principal, host, operation, resource_type
+        found = self._any_decisions.get(key)
+        if found is None:
+            if len(self._any_decisions) >= DECISIONS_MAX:
+                self._any_decisions.clear()
+            found = self._any_decisions[key] = self._decide_any(*key)
+        return found
+
+    def _decide_any(
+        self, principal: str, host: str, operation: Operation, resource_type: ResourceType
+    ) -> bool:
+        if self.allows(principal, host, operation, resource_type, _ANY_NAME):
+            return True
+        requesters = _requesters(principal, host)
+        allowed: set[tuple[PatternType, str]] = set()
+        denied: set[tuple[PatternType, str]] = set()
+        for (kind, pattern_type, name), pattern in self._patterns.items():
+            if kind != resource_type:
+                continue
+            for requester in requesters:
+                bits = pattern.by_requester.get(requester, (0, 0))
+                if bits[0] >> operation & 1:
+                    allowed.add((pattern_type, name))
+                if bits[1] >> operation & 1:
+                    denied.add((pattern_type, name))
+        if (PatternType.LITERAL, WILDCARD) in denied:
+            return False
+        return any(not _is_dominated(pattern, denied) for pattern in allowed)
+
+    def explain(
+        self,
+        principal: str,
+        host: str,
+        operation: Operation,
+        resource_type: ResourceType,
+        name: str,
+    ) -> Rule:
+        """Return the rule that decides whether `allows` is true."""
+        if principal in self._super_users:
+            return Rule(True, None, f"{principal} is a super user")
+        requesters = _requesters(principal, host)
+        matching = [acl for p in self._matching(resource_type, name) for acl in p.acls]
+        if not matching:
+            return Rule(
+                bool(self._default),
+                None,
+                "no entry matches the resource, and allow.everyone.if.no.acl.found is"
+                f" {'true' if self._default else 'false'}",
+            )
+        mine = [acl for acl in matching if (acl.principal, canonical_host(acl.host)) in requesters]
+        for acl in mine:
+            if acl.permission == Permission.DENY and acl.operation in (operation, Operation.ALL):
+                return Rule(False, acl, "an entry denies it")
+        for acl in mine:
+            bits = 1 << acl.operation | _IMPLIED.get(acl.operation, 0)
+            if acl.permission == Permission.ALLOW and bits >> operation & 1:
+                return Rule(True, acl, "an entry allows it")
+        return Rule(False, None, "no entry allows it")
+
+
+def _requesters(principal: str, host: str) -> tuple[tuple[str, str], ...]:
+    """Return the (principal, host) pairs of entries that match a request."""
+    return (principal, host), (principal, WILDCARD), (ALL_USERS, host), (ALL_USERS, WILDCARD)
+
+
+def _is_dominated(
+    pattern: tuple[PatternType, str], denied: Collection[tuple[PatternType, str]]
+) -> bool:
+    """Return whether a denied pattern covers all resources of the allowed `pattern`."""
+    pattern_type, name = pattern
+    if pattern_type == PatternType.LITERAL:
+        if pattern in denied:
+            return True
+        if name == WILDCARD:
+            return False
+    return any((PatternType.PREFIXED, name[:end]) in denied for end in range(1, len(name) + 1))
+
+
+class AllowAll:
+    """The authorizer of a cluster without authorization."""
+
+    def allowed(self, principal: str, host: str, resource_type: ResourceType, name: str) -> int:
+        """Return the bits of all operations."""
+        del principal, host, resource_type, name
+        return EVERYTHING
+
+    def allows(
+        self,
+        principal: str,
+        host: str,
+        operation: Operation,
+        resource_type: ResourceType,
+        name: str,
+    ) -> bool:
+        """Return True."""
+        del principal, host, operation, resource_type, name
+        return True
+
+    def allows_any(
+        self, principal: str, host: str, operation: Operation, resource_type: ResourceType
+    ) -> bool:
+        """Return True."""
+        del principal, host, operation, resource_type
+        return True

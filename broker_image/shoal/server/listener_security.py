@@ -1,0 +1,83 @@
+"""The security protocol of each listener, and configs that a listener may override.
+
+A config whose name begins with `listener.name.`, the listener's name in lower case and a dot
+overrides the config with the rest of the name on that listener (KIP-103). For SASL, the mechanism
+in lower case may stand before the rest, for example
+`listener.name.external.scram-sha-512.sasl.jaas.config` (KIP-86).
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shoal.metadata import configs
+from shoal.metadata.config_keys import ConfigError, UnknownConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PREFIX = "listener.name."
+
+
+class SecurityProtocol(IntEnum):
+    """Kafka's security protocols, with the ids of broker registrations."""
+
+    PLAINTEXT = 0
+    SSL = 1
+    SASL_PLAINTEXT = 2
+    SASL_SSL = 3
+
+    @property
+    def is_tls(self) -> bool:
+        return self in (SecurityProtocol.SSL, SecurityProtocol.SASL_SSL)
+
+    @property
+    def is_sasl(self) -> bool:
+        return self in (SecurityProtocol.SASL_PLAINTEXT, SecurityProtocol.SASL_SSL)
+
+
+class ListenerSecurity(NamedTuple):
+    """One listener's protocol and configs. `overrides` has texts by full config name."""
+
+    name: str
+    protocol: SecurityProtocol
+    values: Mapping[str, Any]
+    overrides: Mapping[str, str]
+
+    def value(self, name: str, mechanism: str = "") -> Any:
+        """Return the typed value of a config on this listener. Raises `ConfigError`.
+
+        A `mechanism` (`SCRAM-SHA-512`) has its own value if one is set for it.
+        """
+        prefix = f"{PREFIX}{self.name.lower()}."
+        names = [f"{prefix}{mechanism.lower()}.{name}"] if mechanism else []
+        for full in (*names, prefix + name):
+            text = self.overrides.get(full)
+            if text is not None:
+                return configs.BROKER[name].parse(text)
+        return self.values[name]
+
+
+def override_target(name: str, mechanisms: frozenset[str]) -> str | None:
+    """Return the config that a `listener.name.…` config overrides, or None if it is none.
+
+    `mechanisms` are SASL mechanisms in lower case.
+    """
+    if not name.startswith(PREFIX):
+        return None
+    _, _, rest = name.removeprefix(PREFIX).partition(".")
+    first, _, after = rest.partition(".")
+    return after if first in mechanisms else rest
+
+
+def check_override(name: str, text: str, mechanisms: frozenset[str]) -> None:
+    """Check a `listener.name.…` config. Raises `UnknownConfig` or `ConfigError`."""
+    target = override_target(name, mechanisms)
+    key = configs.BROKER.get(target or "")
+    if key is None:
+        raise UnknownConfig("listener", name)
+    try:
+        key.parse(text)
+    except ConfigError as error:
+        raise ConfigError(name, error.value, error.reason) from None
