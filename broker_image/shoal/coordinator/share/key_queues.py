@@ -2,7 +2,7 @@
 
 A key is free while none of its records is acquired. There are two implementations:
 `PlainKeyQueues` with dicts, sets and lists, and a C type where the loops are compiled (`compiled`,
-`native/key_queues.c`, docs/adr/0046-queues-of-keys-in-c.md).
+`native/key_queues.c`, docs/adr/0046-implement-the-key-queues-as-a-c-type.md).
 """
 
 from __future__ import annotations
