@@ -1,4 +1,4 @@
-"""A quorum on its clients' ports, as in clusters before ADR 0052, and its move to separate ports:
+"""A quorum on its clients' ports, as in clusters before ADR 52, and its move to separate ports:
 it is served as before until it has moved, and on no listener of clients afterwards."""
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def _pattern(ack: str | None) -> list[AcknowledgeType] | None:
 
 
 async def _begin_at_the_oldest(client: Client, group: str, topics: list[str]) -> None:
-    """Set share partitions without a position to the start of their log (ADR 0057).
+    """Set share partitions without a position to the start of their log (ADR 57).
 
     A group with members keeps its positions: they were set when the members joined.
     """
