@@ -144,7 +144,7 @@ class ShareMachine(RuleBasedStateMachine):
         for first, last, _, due_ms in self.share.delays:
             if due_ms == UNTIL_FREED:
                 self.holds |= set(range(first, last + 1))
-        self.share.delays = []
+        self.share.take_delays()
         for first, last, state, count in changes:
             for offset in range(first, last + 1):
                 self.persisted[offset] = (state, count)

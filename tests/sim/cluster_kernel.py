@@ -180,8 +180,6 @@ class Process:
         self.loop = ProcessLoop(self)
         #: Strong references: the tasks of a dead process must neither run nor be collected.
         self.tasks: set[asyncio.Task[Any]] = set()
-        #: Called when the process dies, by its machine.
-        self.on_kill: list[Callable[[], None]] = []
         #: When the thread of each executor is free again.
         self.busy_until: dict[int, float] = {}
 
@@ -202,8 +200,6 @@ class Process:
         """End the process. None of its code runs from here on, not even `finally` blocks."""
         self.alive = False
         self.held = None
-        for call in self.on_kill:
-            call()
 
     def pause(self) -> None:
         if self.held is None:

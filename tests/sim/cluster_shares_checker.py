@@ -74,7 +74,7 @@ class SharesChecker:
         self.counts: Counter[str] = Counter()
         self._committed: dict[ShareKey, _Committed] = {}
         self._windows: dict[tuple[int, ShareKey], _Window] = {}
-        logs.on_batch.append(self._batch)
+        logs.on_batch(self._batch)
 
     # For what members see.
 

@@ -127,7 +127,7 @@ class Broker:
         self.coordinators: list[CoordinatorService[Any]] = []
         if self.cluster.is_broker:
             self._make_coordinators()
-        self.lifecycle.on_session_lost.append(self.replicas.wake_cut_off)
+        self.lifecycle.on_session_lost(self.replicas.wake_cut_off)
         has_health = config.metrics_listener is not None
         self.health = HealthListener(node, self.metrics, self) if has_health else None
         self._ready = self._opened = False
@@ -198,7 +198,7 @@ class Broker:
         self.partitions = Partitions(
             node, self.directory, purgatory=self.purgatory, isr_controller=isr_changes
         )
-        self.partitions.on_removed.append(lambda p: self.metrics.forget_topic(p.topic))
+        self.partitions.on_removed(lambda p: self.metrics.forget_topic(p.topic))
         self.log_maintenance = LogMaintenance(node, cache, self.partitions, self.directory)
         fetchers = ReplicaFetcherManager(
             node,
@@ -257,7 +257,7 @@ class Broker:
         self.coordinators += [self.groups, self.transactions, self.share.state_coordinator]
         for coordinator in self.coordinators:
             coordinator_metrics.register(self.metrics, coordinator)
-        self.lifecycle.before_handover.append(self.share.drain)
+        self.lifecycle.before_handover(self.share.drain)
 
     @property
     def image(self) -> MetadataImage:
@@ -313,7 +313,7 @@ class Broker:
             self.served.begin(early=True)
             for listener in self.listeners:
                 await listener.accept()
-            self.metadata.on_unreadable.append(self.node.fail)
+            self.metadata.on_unreadable(self.node.fail)
             await self.lifecycle.join()
             self._voter_update.start()
             self._voter_checks.check_auto_join()

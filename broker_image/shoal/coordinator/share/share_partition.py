@@ -86,9 +86,9 @@ class SharePartition:
         #: WAITING offsets, under locks without a member whose deadlines end the back-off. They have
         #: numbers of their own.
         self.waits = Locks()
-        #: Waits that began, until the caller takes them to persist them.
+        #: Waits that began and are not persisted.
         self.delays: list[Delay] = []
-        #: Ranges that became ARCHIVING, until the caller takes them to write dead letters.
+        #: Ranges that became ARCHIVING and whose dead letters are not written.
         self.dead_letters: list[DeadLetterRange] = []
         self.log_start_offset = 0
         self.state_epoch = state_epoch
@@ -547,6 +547,16 @@ class SharePartition:
             rows += 1
         if rows:
             runs.drop_rows(rows)
+
+    def take_delays(self) -> list[Delay]:
+        """Return `delays`, and empty them: the caller persists them."""
+        taken, self.delays = self.delays, []
+        return taken
+
+    def take_dead_letters(self) -> list[DeadLetterRange]:
+        """Return `dead_letters`, and empty them: the caller writes them."""
+        taken, self.dead_letters = self.dead_letters, []
+        return taken
 
     def state_batches(self) -> Iterator[StateBatch]:
         """Return the window as the next leader would load it."""

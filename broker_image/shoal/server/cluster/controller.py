@@ -92,7 +92,7 @@ class Controller:
         self._probes: dict[int, asyncio.Task[None]] = {}
 
     def start(self) -> None:
-        self._quorum.on_step.append(self._stepped)
+        self._quorum.on_step(self._stepped)
         self._cache.subscribe(self._changed)
         timers, config = self._node.timers, self._node.config
         timers.every(_LOOK_MS, self._look)
@@ -174,7 +174,7 @@ class Controller:
     def heartbeat(self, body: Any, peer: Peer) -> asyncio.Future[Any]:
         """Handle the heartbeat of a broker. The future is the response. Raises `ApiError`."""
         metadata, id = self._metadata, body.broker_id
-        peer.on_close[self] = lambda: self._probe(id)
+        peer.when_closed(self, lambda: self._probe(id))
         known = brokers.checked(metadata.newest, id, body.broker_epoch)
         self._heard_ms[id] = self._now_ms()
         # A broker that has not learned of its fencing would still act as leader.

@@ -37,7 +37,8 @@ HandleLocally = Callable[[bytes, Peer, bytes], Awaitable[bytes]]
 class QuorumPort(Protocol):
     """The metadata quorum (`cluster.quorum`)."""
 
-    on_step: list[Callable[[], None]]
+    def on_step(self, call: Callable[[], None]) -> None:
+        """Call `call` after every step."""
 
     @property
     def alone(self) -> bool:
@@ -82,12 +83,15 @@ class ControllerChannel:
         self._timeouts = timeouts
         self._link: Link | None = None
         self._leader_id: int | None = None
-        #: Called when another node becomes the active controller.
-        self.on_leader: list[Callable[[], None]] = []
+        self._leader_calls: list[Callable[[], None]] = []
         self._self = Peer("", 0, "", "User:ANONYMOUS", f"broker-{node.id}", {})
 
+    def on_leader(self, call: Callable[[], None]) -> None:
+        """Call `call` when another node becomes the active controller."""
+        self._leader_calls.append(call)
+
     def start(self) -> None:
-        self._quorum.on_step.append(self._stepped)
+        self._quorum.on_step(self._stepped)
 
     def _stepped(self) -> None:
         """Close the connection to the previous controller, so that its requests are retried."""
@@ -95,7 +99,7 @@ class ControllerChannel:
         if leader_id is not None and leader_id != self._leader_id:
             self._leader_id = leader_id
             self.close()
-            for call in self.on_leader:
+            for call in self._leader_calls:
                 call()
 
     async def request(

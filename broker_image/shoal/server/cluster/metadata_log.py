@@ -61,9 +61,7 @@ class Metadata:
         #: Uncommitted batches while this node leads in `_epoch`; None while it does not.
         self._pending: deque[_Pending] | None = None
         self._epoch = -1
-        #: Called with a sentence when this release cannot read the log. While nobody has
-        #: subscribed, `CorruptLog` is raised.
-        self.on_unreadable: list[Callable[[str], None]] = []
+        self._unreadable_calls: list[Callable[[str], None]] = []
         #: Bytes of records that are not in the newest snapshot.
         self._unsaved_bytes = 0
         self._saved_ms = node.clock.now_ms()
@@ -71,11 +69,16 @@ class Metadata:
         self._save_task: asyncio.Task[None] | None = None
         self._following = self._again = False
 
+    def on_unreadable(self, call: Callable[[str], None]) -> None:
+        """Call `call` with a sentence when this release cannot read the log. Without any such
+        call, `CorruptLog` is raised."""
+        self._unreadable_calls.append(call)
+
     def open(self) -> None:
         """Load the newest snapshot and follow the quorum, which is open. Raises `CorruptLog`."""
         self._saved_ms = self._clock.now_ms()
         self._load_snapshot(first=True)
-        self.quorum.on_step.append(self._stepped)
+        self.quorum.on_step(self._stepped)
 
     @property
     def image(self) -> MetadataImage:
@@ -175,10 +178,10 @@ class Metadata:
                 self._again = False
                 self._follow()
         except CorruptLog as error:
-            if not self.on_unreadable:
+            if not self._unreadable_calls:
                 raise
-            self.quorum.fault = str(error)
-            for call in self.on_unreadable:
+            self.quorum.fail(str(error))
+            for call in self._unreadable_calls:
                 call(str(error))
         finally:
             self._following = False
@@ -220,7 +223,7 @@ class Metadata:
         self.applied = snapshot_id.offset
         self._unsaved_bytes = 0
         if first:
-            self._cache.image = image
+            self._cache.serve(image)
         else:
             self._cache.publish(image, difference(before, image))
 
@@ -286,7 +289,7 @@ class Metadata:
         if any_record:
             self._cache.publish(image, delta)
         else:
-            self._cache.image = image
+            self._cache.serve(image)
 
     def _lead(self) -> None:
         """Become the active controller: replay the uncommitted records of the log."""
@@ -309,7 +312,7 @@ class Metadata:
         """Publish the batches below the high watermark, and complete their futures."""
         while pending and pending[0].offset < high_watermark:
             one = pending.popleft()
-            self._cache.image = one.image
+            self._cache.serve(one.image)
             self.applied = max(self.applied, one.offset + 1)
             self._answer(one)
 

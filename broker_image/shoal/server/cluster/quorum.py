@@ -117,8 +117,7 @@ class Quorum:
         self.fault: str | None = None
         #: Why the replica waits to be opened again; None while it works.
         self.trouble: str | None = None
-        #: Called after every step: the high watermark, the leader or the epoch may have moved.
-        self.on_step: list[Callable[[], None]] = []
+        self._step_calls: list[Callable[[], None]] = []
         self._log: Log | None = None
         self._store: QuorumStore | None = None
         self._raft: Raft | None = None
@@ -302,7 +301,7 @@ class Quorum:
             self._stepping = False
             self._events.clear()
         self._arm()
-        for call in self.on_step:
+        for call in self._step_calls:
             call()
         return first
 
@@ -325,6 +324,15 @@ class Quorum:
             self._failed(error)
             return None
         return effects
+
+    def on_step(self, call: Callable[[], None]) -> None:
+        """Call `call` after every step: the high watermark, the leader or the epoch may have
+        moved."""
+        self._step_calls.append(call)
+
+    def fail(self, reason: str) -> None:
+        """Stop the replica until the node restarts."""
+        self.fault = reason
 
     def _failed(self, error: Exception) -> None:
         if self.store.log.offline or isinstance(error, LogOffline):
@@ -363,7 +371,7 @@ class Quorum:
             return  # The replica was opened again meanwhile.
         if error is not None:
             self._failed(error)
-            for call in self.on_step:
+            for call in self._step_calls:
                 call()
         else:
             self.step(Synced(end_offset))

@@ -65,10 +65,8 @@ class Peers:
         #: By node, and whether it is the one for fetches.
         self._links: dict[tuple[int, bool], Link] = {}
         self._asking: dict[tuple[int, bool], asyncio.Task[None]] = {}
-        #: Called with a node that refused a request as a whole, and its error.
-        self.on_refused: list[Callable[[int, ErrorCode], None]] = []
-        #: Called with a node and an address at which it does not serve the quorum.
-        self.on_unserved: list[Callable[[int, Address], None]] = []
+        self._refused_calls: list[Callable[[int, ErrorCode], None]] = []
+        self._unserved_calls: list[Callable[[int, Address], None]] = []
         for voter in node.cluster.voters or ():
             address = voter.endpoints[0].host, voter.endpoints[0].port
             self.learn(voter.key.id, address)
@@ -154,17 +152,25 @@ class Peers:
         for id, address in nodes.items():
             self.learn(id, address)
         if response is None:
-            for refused in self.on_refused:
+            for refused in self._refused_calls:
                 refused(to, error)
         elif response.error in _NO_METADATA_LOG:
             self._unanswered(to, Unsupported(""))
             return None
         return response
 
+    def on_refused(self, call: Callable[[int, ErrorCode], None]) -> None:
+        """Call `call` with each node that refuses a request as a whole, and its error."""
+        self._refused_calls.append(call)
+
+    def on_unserved(self, call: Callable[[int, Address], None]) -> None:
+        """Call `call` with each node and the address at which it does not serve the quorum."""
+        self._unserved_calls.append(call)
+
     def _unanswered(self, to: int, failure: ClientError) -> None:
         address = self.address_of(to)
         if isinstance(failure, Unsupported) and address is not None:
-            for unserved in self.on_unserved:
+            for unserved in self._unserved_calls:
                 unserved(to, address)
         self._try_elsewhere(to)
 

@@ -74,7 +74,7 @@ class ServedApis:
     def start(self) -> None:
         """Follow the voters of the quorum, which is open."""
         self._look()
-        self._quorum.on_step.append(self._look)
+        self._quorum.on_step(self._look)
 
     def _look(self) -> None:
         voters = self._quorum.raft.voters

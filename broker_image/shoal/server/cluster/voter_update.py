@@ -50,7 +50,7 @@ class VoterUpdate:
 
     def start(self) -> None:
         """Compare the voters with this node after each step of the quorum."""
-        self._quorum.on_step.append(self._look)
+        self._quorum.on_step(self._look)
 
     def _look(self) -> None:
         """Begin an update if one is due."""

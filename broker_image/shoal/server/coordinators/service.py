@@ -307,13 +307,12 @@ class CoordinatorService(Generic[S]):
         for index, partition in led.items():
             if index not in self._watched:
                 self._watched[index] = partition
-                partition.on_advance.append(self._advanced)
+                partition.on_advance(self._advanced)
                 self._load(index)
 
     def _unwatch(self, index: int, partition: Partition) -> None:
         del self._watched[index]
-        if self._advanced in partition.on_advance:
-            partition.on_advance.remove(self._advanced)
+        partition.forget(self._advanced)
 
     def _advanced(self, partition: Partition) -> None:
         self.runtime.committed(partition.index, partition.high_watermark)

@@ -57,7 +57,7 @@ def handle(broker: Broker, request: Request) -> Answer:
         if not answer.done():
             answer.set_result(_answer(broker, request, acks.failures))
 
-    acks.on_settled = settled
+    acks.when_settled(settled)
     return answer
 
 

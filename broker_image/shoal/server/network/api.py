@@ -71,6 +71,14 @@ class Peer:
     close_after_responses: Callable[[], None] = _nothing
     number: int = 0
 
+    def when_closed(self, key: object, call: Callable[[], None]) -> None:
+        """Call `call` when the connection is closed, in place of the previous call with `key`."""
+        self.on_close[key] = call
+
+    def forget(self, key: object) -> None:
+        """Drop the call with `key`, if there is one."""
+        self.on_close.pop(key, None)
+
 
 @dataclass(slots=True)
 class Request:

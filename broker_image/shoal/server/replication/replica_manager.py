@@ -66,8 +66,8 @@ class ReplicaManager:
         self._awaited_fetches: dict[int, dict[Key, int]] = {}
         #: By broker: the time of its last fetch, in seconds of the loop's clock.
         self._last_fetch_s: dict[int, float] = {}
-        partitions.on_registered.append(self._registered)
-        partitions.on_removed.append(self._removed)
+        partitions.on_registered(self._registered)
+        partitions.on_removed(self._removed)
 
     def start(self) -> None:
         """Follow the metadata, which has been read, and look for followers that lag."""

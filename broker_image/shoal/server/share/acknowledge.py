@@ -81,7 +81,7 @@ class AcknowledgedPartitions(Protocol):
 class Acks:
     """The acknowledgements of one request."""
 
-    __slots__ = ("_left", "_rest", "_service", "_then", "failures", "on_settled", "partitions")
+    __slots__ = ("_left", "_on_settled", "_rest", "_service", "_then", "failures", "partitions")
 
     def __init__(self, service: AcknowledgedPartitions) -> None:
         self._service = service
@@ -92,13 +92,16 @@ class Acks:
         #: The share partitions with acknowledgements, and their failures.
         self.partitions: list[tuple[UUID, int]] = []
         self.failures: dict[tuple[UUID, int], Failure] = {}
-        #: Called when the last write is committed, unless `settled` was true before.
-        self.on_settled: Callable[[], None] | None = None
+        self._on_settled: Callable[[], None] | None = None
 
     @property
     def settled(self) -> bool:
         """Whether all writes have a result."""
         return self._left == 0
+
+    def when_settled(self, call: Callable[[], None]) -> None:
+        """Call `call` once, when the last write has a result. `settled` must be false."""
+        self._on_settled = call
 
     def apply(
         self,
@@ -164,8 +167,10 @@ class Acks:
     def _settle(self) -> None:
         """Decrement the pending count."""
         self._left -= 1
-        if self._left == 0 and self.on_settled is not None:
-            self.on_settled()
+        if self._left == 0 and self._on_settled is not None:
+            # Forget the caller, which holds these acknowledgements, so that both are freed at once.
+            on_settled, self._on_settled = self._on_settled, None
+            on_settled()
 
     def _waiter(
         self, key: tuple[UUID, int], batches: Sequence[AcknowledgementBatch]

@@ -166,7 +166,7 @@ class ShareFetch:
             return self._encode()
         self._answer = DeferredResponse()
         self._answer.add_done_callback(self._given_up)
-        self._acks.on_settled = self._finish
+        self._acks.when_settled(self._finish)
         return self._answer
 
     def _fetches_nothing(self) -> bool:
@@ -206,8 +206,6 @@ class ShareFetch:
         answer = self._answer
         if self._entries is None or answer is None or answer.done() or not self._acks.settled:
             return
-        # The answer has records: break the cycle, so that they are freed at once.
-        self._acks.on_settled = None
         answer.set_result(self._encode())
 
     def _given_up(self, answer: DeferredResponse) -> None:

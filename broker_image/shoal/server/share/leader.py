@@ -219,8 +219,7 @@ class ShareLeader:
             for waiter in write.waiters:
                 waiter(failure)
         self._ports.dropped(self.key)
-        if self.moved in self.partition.on_advance:
-            self.partition.on_advance.remove(self.moved)
+        self.partition.forget(self.moved)
         (self._ports.wake if served else self._ports.wake_later)(self.wake_key)
 
     # Requests of members.
@@ -562,12 +561,10 @@ class ShareLeader:
         write.start_offset = start_offset
         write.delivery_complete_count = share.complete
         if share.delays:
-            write.delays += share.delays
-            share.delays = []
+            write.delays += share.take_delays()
             self._arm()
         if share.dead_letters:
-            write.dead_letters += share.dead_letters
-            share.dead_letters = []
+            write.dead_letters += share.take_dead_letters()
         if waiter is not None:
             write.waiters.append(waiter)
 

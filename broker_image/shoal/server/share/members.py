@@ -48,7 +48,7 @@ class ShareMembers:
         """Tell the group when this connection closes, unless the member is refused or leaves."""
         key = ("share member", heartbeat.group_id, heartbeat.member_id)
         if heartbeat.member_epoch == LEAVE_EPOCH:
-            peer.on_close.pop(key, None)
+            peer.forget(key)
             return
         if key in peer.on_close:
             return
@@ -63,9 +63,9 @@ class ShareMembers:
 
         def answered(reply: asyncio.Future[Any]) -> None:
             if not reply.cancelled() and reply.exception() is not None:
-                peer.on_close.pop(key, None)
+                peer.forget(key)
 
-        peer.on_close[key] = lost
+        peer.when_closed(key, lost)
         reply.add_done_callback(answered)
 
     def _initialize(self, effect: InitializeShareState) -> None:

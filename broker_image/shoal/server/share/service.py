@@ -131,7 +131,7 @@ class ShareService:
         self.read_state = self.persister.read
         self.write_state = self.persister.write
         cache.subscribe(self._configs_changed)
-        partitions.on_removed.append(self._partition_removed)
+        partitions.on_removed(self._partition_removed)
         groups.before_deleting(GroupType.SHARE, self.admin.delete_state)
         share_metrics.register(metrics, self)
         Redrives(partitions, metrics)
@@ -213,7 +213,7 @@ class ShareService:
             return _CUT_OFF
         leader = ShareLeader(self, ShareKey(group_id, topic_id, index), partition)
         self.leaders.setdefault(group_id, {})[(topic_id, index)] = leader
-        partition.on_advance.append(leader.moved)
+        partition.on_advance(leader.moved)
         self._load(leader)
         return leader if leader.phase is not Phase.DROPPED else leader.failure or _NOT_LEADER
 
