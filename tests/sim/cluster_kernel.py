@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from sim.cluster_network import Host, Network
+
 #: Simulated seconds since the machine was switched on, and since 1970, when a run begins.
 START_S = 1_000.0
 EPOCH_S = 1_700_000_000.0
@@ -169,15 +171,25 @@ class Process:
     """An event loop with its tasks and connections, which end together."""
 
     def __init__(
-        self, kernel: Kernel, name: str, clock_offset: Callable[[], float] = lambda: 0.0
+        self,
+        kernel: Kernel,
+        name: str,
+        *,
+        host: Host,
+        network: Network,
+        clock_offset: Callable[[], float],
+        work_s: Callable[[], float],
     ) -> None:
+        """`host` is the machine's end of the network. `clock_offset` returns the error of its wall
+        clock in seconds, and `work_s` how long a thread takes for a call."""
         self.kernel = kernel
         self.name = name
+        self.host = host
         self.alive = True
         #: Callbacks that wait until a stopped process resumes; None while it runs.
         self.held: deque[Any] | None = None
         self.clock_offset = clock_offset
-        self.loop = ProcessLoop(self)
+        self.loop = ProcessLoop(self, network, work_s)
         #: Strong references: the tasks of a dead process must neither run nor be collected.
         self.tasks: set[asyncio.Task[Any]] = set()
         #: When the thread of each executor is free again.
@@ -227,13 +239,13 @@ class Process:
 class ProcessLoop(asyncio.AbstractEventLoop):
     """A process's event loop: asyncio's interface to the kernel."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, network: Network, work_s: Callable[[], float]) -> None:
         self.process = process
         self.kernel = process.kernel
-        #: Makes connections and servers; set by the machine of the process.
-        self.network: Any = None
-        #: How long a thread takes for a call, and its result to arrive; set by the machine.
-        self.work_s: Callable[[], float] = lambda: 0.0
+        #: Makes connections and servers.
+        self.network = network
+        #: How long a thread takes for a call, and its result to arrive.
+        self.work_s = work_s
         self.signals: dict[int, Callable[[], object]] = {}
 
     def time(self) -> float:

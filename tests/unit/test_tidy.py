@@ -135,6 +135,13 @@ def test_tests_wait_for_conditions_and_never_sleep() -> None:
     assert not hits, f"wait for the condition (conditions.eventually): {hits}"
 
 
+def test_unit_tests_use_typed_fakes() -> None:
+    """A fake is a class: mypy checks its methods, and a reader sees what it stands for."""
+    unit = [p for p in PYTHON if "tests/unit" in name(p) and p != Path(__file__)]
+    hits = [name(p) for p in unit if "SimpleNamespace" in p.read_text()]
+    assert not hits, f"write a class or a NamedTuple in place of SimpleNamespace: {hits}"
+
+
 #: A callback that is assigned or appended to an attribute of another object.
 WIRED = re.compile(r"(?<!\bself)\.on_\w+(\[.*\])? = |\.on_\w+\.(append|remove)\(")
 
