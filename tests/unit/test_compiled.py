@@ -19,8 +19,7 @@ from shoal.coordinator.share.record_facts import key_hashes
 from shoal.coordinator.share.record_scanner import RecordScanner
 from shoal.coordinator.share.records import Update, update_value
 from shoal.coordinator.share.runs import COUNT_MAX, Runs
-from shoal.coordinator.share.selection import encoded
-from shoal.coordinator.share.selection import ranges_of as as_ranges
+from shoal.coordinator.share.selection import acquired_ranges, encoded
 from shoal.coordinator.share.share_partition import SharePartition
 from shoal.coordinator.share.state_batches import StateBatches, combine
 from shoal.coordinator.share.states import (
@@ -118,7 +117,7 @@ def test_spans_of_what_was_acquired(sizes: list[int], data: st.DataObject) -> No
         found.ends.append(10 * len(found.bases))
         at += size
     offsets = sorted(data.draw(st.sets(st.integers(3, at - 1), min_size=1)))
-    acquired = both(lambda: as_ranges(offsets))
+    acquired = both(lambda: acquired_ranges(offsets))
     assert [o for first, last, _ in acquired for o in range(first, last + 1)] == offsets
     both(lambda: found.spans(acquired))
 
@@ -142,11 +141,11 @@ def test_what_a_member_gets_of_batches(found: list[tuple[int, bool]], data: st.D
         at += size
     offsets = sorted(data.draw(st.sets(st.integers(3, at - 1), min_size=1)))
     read = batches_of.scan(log, 3)
-    sent = b"".join(read.thinned(as_ranges(offsets)))
+    sent = b"".join(read.thinned(acquired_ranges(offsets)))
     if damaged:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(compiled, "native", None)
-            assert sent == b"".join(read.thinned(as_ranges(offsets)))
+            assert sent == b"".join(read.thinned(acquired_ranges(offsets)))
         return
     before = {r.offset: r for place, _ in headers(log) for r in read_records(log, place)}
     got: dict[int, Any] = {}
@@ -181,7 +180,7 @@ def test_what_a_member_gets_of_several_reads(found: list[list[int]], data: st.Da
         if read is None or len(read.data) > max(room, least):
             break
         here = [offset for offset in left if offset <= read.lasts[-1]]
-        views = b"".join(read.thinned(as_ranges(here)))
+        views = b"".join(read.thinned(acquired_ranges(here)))
         left, sent, room = left[len(here) :], sent + views, room - len(views)
         one_by_one += len(here)
     assert (taken, bytes(got)) == (one_by_one, sent)
@@ -329,7 +328,7 @@ def ranges_of(data: st.DataObject, runs: Runs, state: int) -> list[tuple[int, in
     offsets = set(data.draw(st.sets(st.sampled_from(here)))) if here else set()
     if data.draw(st.integers(0, 4)) == 0 or not offsets:
         offsets.add(data.draw(st.integers(4, runs.end + 1)))
-    return [(first, last) for first, last, _ in as_ranges(sorted(offsets))]
+    return [(first, last) for first, last, _ in acquired_ranges(sorted(offsets))]
 
 
 @MANY

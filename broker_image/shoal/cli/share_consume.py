@@ -29,6 +29,7 @@ from shoal.client.share import (
     ShareSession,
 )
 from shoal.record.batch import CorruptBatch
+from shoal.record.offset_set import OffsetSet
 
 app = new_app("Acquire records from a share group and settle them.")
 
@@ -247,19 +248,15 @@ def _settled(record: SharedRecord, type: AcknowledgeType) -> Acknowledgement:
 
 def merged(acks: list[Acknowledgement]) -> list[Acknowledgement]:
     """Merge adjacent offsets with the same type into ranges."""
-    found: list[Acknowledgement] = []
-    for ack in sorted(acks):
-        last = found[-1] if found else None
-        if (
-            last is not None
-            and last[:2] == ack[:2]
-            and last.type == ack.type
-            and last.last_offset + 1 == ack.first_offset
-        ):
-            found[-1] = last._replace(last_offset=ack.last_offset)
-        else:
-            found.append(ack)
-    return found
+    offsets: dict[tuple[str, int, AcknowledgeType], OffsetSet] = {}
+    for ack in acks:
+        alike = offsets.setdefault((ack.topic, ack.partition, ack.type), OffsetSet())
+        alike.add(ack.first_offset, ack.last_offset)
+    return sorted(
+        Acknowledgement(topic, partition, first, last, type)
+        for (topic, partition, type), alike in offsets.items()
+        for first, last in alike.ranges()
+    )
 
 
 def _report(refusals: tuple[Refusal, ...]) -> None:

@@ -195,8 +195,9 @@ def _available(share: SharePartition, offset: int) -> int:
     """Return the number of available offsets in the window from `offset` on."""
     total = 0
     while (run := share.available_from(offset)) is not None:
-        total += run[1] - run[0] + 1
-        offset = run[1] + 1
+        first, last, _, _ = run
+        total += last - first + 1
+        offset = last + 1
     return total
 
 

@@ -39,7 +39,7 @@ _DIGITS_MAX = 18
 
 
 #: One record: its offset, a hash of its key (0 without one), when it is due in epoch milliseconds
-#: (0 for at once), its priority.
+#: (0 for at once), its priority. A plain tuple, because each record that is read makes one.
 Fact = tuple[int, int, int, int]
 
 

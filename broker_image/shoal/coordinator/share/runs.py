@@ -16,7 +16,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any
 
-#: State, delivery count, lock and piece.
+#: State, delivery count, lock and piece of a run. A plain tuple: acknowledgements make one for each
+#: run that they change.
 Row = tuple[int, int, int, int]
 #: First offset, last offset, and whatever else is of use to `Change`.
 Edit = tuple[Any, ...]

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from shoal.coordinator.share import compiled
@@ -40,6 +39,7 @@ from shoal.coordinator.share.read_cache import ReadCache
 from shoal.coordinator.share.record_facts import Fact, HeaderReader
 from shoal.coordinator.share.record_scanner import RecordScanner
 from shoal.coordinator.share.states import ACQUIRED, ARCHIVING, AVAILABLE, HOLDS_KEY, is_terminal
+from shoal.record.offset_set import ranges_of
 
 if TYPE_CHECKING:
     from array import array
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from shoal.coordinator.share.share_partition import SharePartition
     from shoal.coordinator.share.states import StateBatch
 
-#: First offset, last offset, delivery count.
+#: First offset, last offset, delivery count. A plain tuple, which the C code builds too.
 Range = tuple[int, int, int]
 #: Up to this many entries of the heap are checked one by one for an exact count.
 QUEUED_CHECKED_MAX = 100
@@ -491,7 +491,7 @@ class Selection:
         """
         if not chosen or any(batches.passed_by for batches in read):
             return []
-        ranges = ranges_of(chosen)
+        ranges = acquired_ranges(chosen)
         return ranges if lock_new(self._share.runs, ranges, number) else []
 
     def lock(
@@ -512,7 +512,7 @@ class Selection:
         records: list[Range] = []
         for first, last in batches.passed_by:
             share.archive(first, min(last, share.end_offset - 1), changes)
-        for first, last, _ in ranges_of(chosen):
+        for first, last, _ in acquired_ranges(chosen):
             while first <= last:
                 row = runs.row_of(first)
                 high, count = min(last, runs.last(row)), runs.counts[row]
@@ -552,16 +552,8 @@ def encoded(ranges: Sequence[Range]) -> bytes:
     return made
 
 
-def ranges_of(offsets: list[int]) -> list[Range]:
-    """Return rising offsets as ranges without holes, each with 1, its delivery count."""
+def acquired_ranges(offsets: list[int]) -> list[Range]:
+    """Return ascending offsets as ranges without holes, each with delivery count 1."""
     if compiled.native is not None:
         return compiled.native.ranges(offsets)
-    ranges: list[Range] = []
-    first = last = offsets[0]
-    for offset in islice(offsets, 1, None):
-        if offset != last + 1:
-            ranges.append((first, last, 1))
-            first = offset
-        last = offset
-    ranges.append((first, last, 1))
-    return ranges
+    return [(first, last, 1) for first, last in ranges_of(offsets)]

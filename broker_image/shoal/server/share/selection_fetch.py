@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from shoal.coordinator.share.acquisition import NOTHING, Acquired, Wanted
 from shoal.coordinator.share.batches import AbortedTransaction, Batches, scan
-from shoal.coordinator.share.selection import Range, Selection, encoded, open_lock, ranges_of
+from shoal.coordinator.share.selection import (
+    Range,
+    Selection,
+    acquired_ranges,
+    encoded,
+    open_lock,
+)
 from shoal.protocol.errors import ApiError
 
 if TYPE_CHECKING:
@@ -183,7 +189,7 @@ def _read(
         past = bisect_right(chosen, batches.lasts[-1])
         if not past:
             break
-        views = batches.thinned(ranges_of(chosen[:past]))
+        views = batches.thinned(acquired_ranges(chosen[:past]))
         left -= sum(map(len, views))
         pieces.append(_Piece(chosen[:past], batches, views))
         chosen = chosen[past:]
