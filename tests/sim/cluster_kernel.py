@@ -119,8 +119,8 @@ class Kernel:
         if owner is not None:
             if not owner.alive:
                 return
-            if owner.held is not None:
-                owner.held.append(call)
+            if owner.deferred is not None:
+                owner.deferred.append(call)
                 return
         if isinstance(call, asyncio.Handle):
             if call._cancelled:
@@ -187,7 +187,7 @@ class Process:
         self.host = host
         self.alive = True
         #: Callbacks that wait until a stopped process resumes; None while it runs.
-        self.held: deque[Any] | None = None
+        self.deferred: deque[Any] | None = None
         self.clock_offset = clock_offset
         self.loop = ProcessLoop(self, network, work_s)
         #: Strong references: the tasks of a dead process must neither run nor be collected.
@@ -211,15 +211,15 @@ class Process:
     def kill(self) -> None:
         """End the process. None of its code runs from here on, not even `finally` blocks."""
         self.alive = False
-        self.held = None
+        self.deferred = None
 
     def pause(self) -> None:
-        if self.held is None:
-            self.held = deque()
+        if self.deferred is None:
+            self.deferred = deque()
 
     def resume(self) -> None:
-        held, self.held = self.held, None
-        for call in held or ():
+        deferred, self.deferred = self.deferred, None
+        for call in deferred or ():
             self.kernel.soon(self, call)
 
     def bury(self) -> None:

@@ -153,7 +153,7 @@ class SharesChecker:
         waiting = None
         if (
             process is not None
-            and process.held is None
+            and process.deferred is None
             and not broker.replicas.is_cut_off(leader.partition)
             and _has_something(leader)
         ):

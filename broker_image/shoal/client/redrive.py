@@ -397,17 +397,17 @@ class Redrive:
         """Release the keys that these letters' records may block. Raises `ClientError` while the
         brokers are unreachable; the next redrive then releases them.
         """
-        held: dict[str, dict[TopicPartition, OffsetSet]] = {}
+        offsets: dict[str, dict[TopicPartition, OffsetSet]] = {}
         for letter in letters:
             source = TopicPartition(letter.source_topic, letter.source_partition)
-            held.setdefault(letter.group, {}).setdefault(source, OffsetSet()).add(
+            offsets.setdefault(letter.group, {}).setdefault(source, OffsetSet()).add(
                 letter.source_offset
             )
-        for group, by_partition in held.items():
+        for group, by_partition in offsets.items():
             known = await self.cluster.topics({where.topic for where in by_partition})
             ranges = {
-                where: [*offsets.ranges()]
-                for where, offsets in by_partition.items()
+                where: [*found.ranges()]
+                for where, found in by_partition.items()
                 if isinstance(topic := known[where.topic], Topic)
                 and where.partition < len(topic.partitions)
             }

@@ -27,15 +27,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ShareOffset:
-    """A share group's position in one partition; -1 for unknown. `held` are the offset ranges of
-    dead-lettered records that block their keys.
+    """A share group's position in one partition; -1 for unknown.
+
+    `key_holder_offsets` are ranges of dead-lettered records that block their keys.
     """
 
     start_offset: int
     leader_epoch: int
     lag: int
     topic_id: UUID | None = None
-    held: tuple[tuple[int, int], ...] = ()
+    key_holder_offsets: tuple[tuple[int, int], ...] = ()
 
 
 class ShareGroups:

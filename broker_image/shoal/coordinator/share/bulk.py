@@ -36,11 +36,11 @@ def accept_all(
     Return None, and change nothing, if a range is to be refused or is not accepted as a whole.
     """
 
-    def is_held(number: int) -> bool:
-        return locks.live[number].is_held(member_id, now_ms)
+    def is_owned(number: int) -> bool:
+        return locks.live[number].is_owned_by(member_id, now_ms)
 
     accept = _accept if compiled.native is None else _accept_compiled
-    found = accept(runs, acknowledgements, is_held)
+    found = accept(runs, acknowledgements, is_owned)
     if found is None:
         return None
     changes, given_back = found
@@ -65,7 +65,7 @@ def accepted_records(acknowledgements: Sequence[Sequence[Any]]) -> int | None:
 
 
 def _accept(
-    runs: Runs, acknowledgements: Sequence[Edit], is_held: Callable[[int], bool]
+    runs: Runs, acknowledgements: Sequence[Edit], is_owned: Callable[[int], bool]
 ) -> _Accepted | None:
     before = runs.start - 1
     for one in acknowledgements:
@@ -80,7 +80,7 @@ def _accept(
 
     def accepted(_edit: Edit, first: int, last: int, row: Row) -> Row | None:
         state, count, number, _ = row
-        if state != ACQUIRED or (number not in given_back and not is_held(number)):
+        if state != ACQUIRED or (number not in given_back and not is_owned(number)):
             return None
         given_back[number] = given_back.get(number, 0) + last - first + 1
         if changes and changes[-1][1] + 1 == first and changes[-1][3] == count:
@@ -93,13 +93,13 @@ def _accept(
 
 
 def _accept_compiled(
-    runs: Runs, acknowledgements: Sequence[Edit], is_held: Callable[[int], bool]
+    runs: Runs, acknowledgements: Sequence[Edit], is_owned: Callable[[int], bool]
 ) -> _Accepted | None:
     made = _rewritten(runs, acknowledgements, compiled.ACCEPT_ALL)
     if made is None:
         return None
     rows, changes, given_back = made
-    if not all(map(is_held, given_back)):
+    if not all(map(is_owned, given_back)):
         return None
     runs.splice(*rows)
     return changes, given_back

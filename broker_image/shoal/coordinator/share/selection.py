@@ -56,8 +56,8 @@ Range = tuple[int, int, int]
 QUEUED_CHECKED_MAX = 100
 #: Delayed records that one scrape counts as due: a few milliseconds of work.
 DUE_COUNTED_MAX = 20_000
-#: Up to this many held-back records, their followers of the same key are counted too.
-HELD_BACK_FOLLOWED_MAX = 1000
+#: Up to this many delayed records, those behind them with the same key are counted too.
+NOT_DUE_FOLLOWED_MAX = 1000
 
 
 class Selection:
@@ -167,9 +167,9 @@ class Selection:
         """
         waits = [(lock.deadline_ms, lock.records) for lock in self._share.waits.live.values()]
         counts = [len(self._delayed) - due for due in self._delayed_due(times_ms)]
-        held_back = len(self._delayed) + self._share.backing_off
-        if self.policy.key_order and held_back <= HELD_BACK_FOLLOWED_MAX:
-            waits += self._followers_held_back()
+        delayed = len(self._delayed) + self._share.backing_off
+        if self.policy.key_order and delayed <= NOT_DUE_FOLLOWED_MAX:
+            waits += self._followers_not_due()
         for due_ms, records in waits:
             for at, time_ms in enumerate(times_ms):
                 counts[at] += records if due_ms > time_ms else 0
@@ -196,25 +196,25 @@ class Selection:
             due.append(count)
         return due
 
-    def _followers_held_back(self) -> list[tuple[int, int]]:
-        """Return the due times (epoch ms) of records that hold their key back, and the number of
+    def _followers_not_due(self) -> list[tuple[int, int]]:
+        """Return the due times (epoch ms) of records that block their key, and the number of
         records behind each that are neither delayed nor in back-off."""
         due_ms_of = {e & OFFSET_MASK: e >> OFFSET_BITS for e in self._delayed_heap}
         due_ms_of = {at: due_ms for at, due_ms in due_ms_of.items() if at in self._delayed}
         for lock in self._share.waits.live.values():
             due_ms_of |= dict.fromkeys(range(lock.first, lock.last + 1), lock.deadline_ms)
         keys = self.keys
-        held_back = Counter(map(keys.key_of, due_ms_of))
+        not_due = Counter(map(keys.key_of, due_ms_of))
         return [
-            (due_ms, max(0, keys.waiting_behind([at]) + 1 - held_back[key]))
+            (due_ms, max(0, keys.waiting_behind([at]) + 1 - not_due[key]))
             for at, due_ms in due_ms_of.items()
             if (key := keys.key_of(at)) is not None and keys.first_of(key) == at
         ]
 
     def in_flight(self) -> int:
         """Return the number of records that count against `share.partition.max.record.locks`:
-        acquired, in back-off, or waiting for their dead letter. Records that are held back do not
-        count.
+        acquired, in back-off, or waiting for their dead letter. Records that wait for their key
+        or their delay do not count.
         """
         share = self._share
         count = share.backing_off + share.locks.records

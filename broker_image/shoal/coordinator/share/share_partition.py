@@ -395,7 +395,7 @@ class SharePartition:
         if last + 1 >= (firsts[row + 1] if row + 1 < len(firsts) else runs.end):
             return None
         lock, count = self.locks.live[runs.locks[row]], runs.counts[row]
-        if not lock.is_held(member_id, now_ms):
+        if not lock.is_owned_by(member_id, now_ms):
             return None
         if row:  # At the window's start they leave it; else they join those accepted before.
             if states[row - 1] != ACKNOWLEDGED or runs.counts[row - 1] != count:
@@ -430,7 +430,7 @@ class SharePartition:
                     return _refused(f"offset {max(at, first)} is not acquired")
                 lock = live[runs.locks[row]]
                 if lock.member_id != member_id or lock.deadline_ms <= now_ms:
-                    return _not_held(max(at, first), lock, member_id)
+                    return _not_owned(max(at, first), lock, member_id)
         return None
 
     def _renew(self, deadline_ms: int, member_id: str, ranges: Sequence[tuple[int, int]]) -> None:
@@ -682,7 +682,7 @@ def _past_the_window(last: int, *, is_empty: bool) -> Outcome:
     return Outcome(ErrorCode.invalid_request, message, ())
 
 
-def _not_held(offset: int, lock: Lock, member_id: str) -> Outcome:
+def _not_owned(offset: int, lock: Lock, member_id: str) -> Outcome:
     if lock.member_id != member_id:
         return _refused(f"offset {offset} is acquired by another member")
     return _refused(f"the acquisition lock of offset {offset} has ended")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shoal.coordinator.share.states import StateBatch
 
 #: The state of offsets without a write; it is never written.
-_UNTOLD = 255
+_UNSET = 255
 
 
 class StateBatches:
@@ -36,11 +36,11 @@ class StateBatches:
     def __iter__(self) -> Iterator[StateBatch]:
         runs = self._runs
         for row in range(len(runs)):
-            if runs.states[row] != _UNTOLD:
+            if runs.states[row] != _UNSET:
                 yield runs.firsts[row], runs.last(row), runs.states[row], runs.counts[row]
 
     def __len__(self) -> int:
-        return len(self._runs) - self._runs.states.count(_UNTOLD)
+        return len(self._runs) - self._runs.states.count(_UNSET)
 
     def in_state(self, first: int, last: int, state: int) -> Iterator[tuple[int, int]]:
         """Return the offsets from `first` to `last` in a state, as ranges."""
@@ -63,12 +63,12 @@ class StateBatches:
                 continue
             count = min(count, COUNT_MAX)
             if first > runs.end:
-                runs.append(first - 1, _UNTOLD)
+                runs.append(first - 1, _UNSET)
             if last >= runs.end:
                 if first == runs.end:
                     runs.append(last, state, count)
                     continue
-                runs.append(last, _UNTOLD)
+                runs.append(last, _UNSET)
             row = runs.row_of(first)
             if (
                 row
@@ -97,7 +97,7 @@ class StateBatches:
         if not batches:
             return True
         if batches[-1][1] >= runs.end:
-            runs.append(batches[-1][1], _UNTOLD)
+            runs.append(batches[-1][1], _UNSET)
         lay_over(runs, batches)
         return True
 

@@ -146,7 +146,7 @@ class ReplicaFetches:
         if found is not None:
             return found
         max_wait_ms = codec.ms(request.body.max_wait)
-        if fetch.held_back:
+        if fetch.throttled:
             max_wait_ms = min(max_wait_ms, self._ports.throttle.wait_ms(now_ms))
         if self._replicas.awaits_fetch(replica_id, now_ms):
             max_wait_ms = min(max_wait_ms, AWAITED_FETCH_WAIT_MS)
@@ -171,7 +171,7 @@ class ReplicaFetchRequest:
         "_replica_id",
         "_session",
         "_waits",
-        "held_back",
+        "throttled",
     )
 
     def __init__(
@@ -193,8 +193,8 @@ class ReplicaFetchRequest:
         self._max_bytes: int = body.max_bytes
         self._nothing_yet = True
         self._waits = body.min_bytes > 0 and codec.ms(body.max_wait) > 0
-        #: Whether the throttle held a partition back.
-        self.held_back = False
+        #: Whether the throttle left a partition out.
+        self.throttled = False
 
     def begin(self) -> Body | None:
         """Return the response, or None if there is no news yet."""
@@ -287,17 +287,17 @@ class ReplicaFetchRequest:
         """Read one partition. A throttled replica out of sync gets what its quota allows now."""
         throttle = self._ports.throttle
         throttled = throttle.active and throttle.throttles(partition)
-        held_back = False
+        throttled = False
         if throttled and self._replica_id not in partition.isr:
             room = throttle.available_bytes(now_ms)
-            held_back, max_bytes = not room, min(max_bytes, room)
-            self.held_back |= held_back
+            throttled, max_bytes = not room, min(max_bytes, room)
+            self.throttled |= throttled
         found = partition.fetch_for_follower(
             self._replica_id,
             self._broker_epoch,
             position,
             max_bytes=max(0, max_bytes),
-            min_one=self._nothing_yet and not held_back,
+            min_one=self._nothing_yet and not throttled,
             now_ms=now_ms,
         )
         if found.records:
