@@ -310,8 +310,8 @@ def window(data: st.DataObject) -> tuple[Runs, Locks]:
     """Return a window from offset 5 on, with locks 1 and 2 of members a and b."""
     runs, locks = Runs(5), Locks()
     held = {1: 0, 2: 0}
-    rows = st.tuples(st.integers(1, 4), st.sampled_from([0, 0, 1, 1, 1, 2]), st.integers(0, 2))
-    for size, state, count in data.draw(st.lists(rows, min_size=1, max_size=12)):
+    drawn = st.tuples(st.integers(1, 4), st.sampled_from([0, 0, 1, 1, 1, 2]), st.integers(0, 2))
+    for size, state, count in data.draw(st.lists(drawn, min_size=1, max_size=12)):
         lock = data.draw(st.sampled_from([1, 1, 1, 2])) if state == ACQUIRED else 0
         runs.append(runs.end + size - 1, state, count, lock, size if state == ACQUIRED else 0)
         if lock:
@@ -323,8 +323,8 @@ def window(data: st.DataObject) -> tuple[Runs, Locks]:
 
 def ranges_of(data: st.DataObject, runs: Runs, state: int) -> list[tuple[int, int]]:
     """Return ranges, most of them of offsets in this state."""
-    rows = range(len(runs))
-    here = [o for r in rows if runs.states[r] == state for o in range(runs.firsts[r], runs.last(r) + 1)]  # fmt: skip  # noqa: E501
+    numbers = range(len(runs))
+    here = [o for r in numbers if runs.states[r] == state for o in range(runs.firsts[r], runs.last(r) + 1)]  # fmt: skip  # noqa: E501
     offsets = set(data.draw(st.sets(st.sampled_from(here)))) if here else set()
     if data.draw(st.integers(0, 4)) == 0 or not offsets:
         offsets.add(data.draw(st.integers(4, runs.end + 1)))

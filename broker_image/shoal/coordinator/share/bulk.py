@@ -1,7 +1,7 @@
 """Changes of many ranges of a window in one pass.
 
 With key order, records are scattered among those of held keys, and so are the ranges of a fetch or
-a commit. One pass through the rows (`Runs.rewrite`) takes a third of the time of cutting, changing
+a commit. One pass through the runs (`Runs.rewrite`) takes a third of the time of cutting, changing
 and joining for each range; compiled (`compiled`), a thirtieth.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shoal.coordinator.share import compiled
-from shoal.coordinator.share.runs import COUNT_MAX, Edit, Row, Runs
+from shoal.coordinator.share.runs import COUNT_MAX, Edit, Runs, RunValues
 from shoal.coordinator.share.states import ACCEPT, ACKNOWLEDGED, ACQUIRED, AVAILABLE, StateBatch
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ def _accept(
     changes: list[StateBatch] = []
     given_back: dict[int, int] = {}
 
-    def accepted(_edit: Edit, first: int, last: int, row: Row) -> Row | None:
-        state, count, number, _ = row
+    def accepted(_edit: Edit, first: int, last: int, values: RunValues) -> RunValues | None:
+        state, count, number, _ = values
         if state != ACQUIRED or (number not in given_back and not is_owned(number)):
             return None
         given_back[number] = given_back.get(number, 0) + last - first + 1
@@ -98,10 +98,10 @@ def _accept_compiled(
     made = _rewritten(runs, acknowledgements, compiled.ACCEPT_ALL)
     if made is None:
         return None
-    rows, changes, given_back = made
+    spliced, changes, given_back = made
     if not all(map(is_owned, given_back)):
         return None
-    runs.splice(*rows)
+    runs.splice(*spliced)
     return changes, given_back
 
 
@@ -116,8 +116,8 @@ def lock_new(runs: Runs, ranges: Sequence[Edit], number: int) -> bool:
             runs.splice(*made[0])
         return made is not None
 
-    def locked(_edit: Edit, _first: int, _last: int, row: Row) -> Row | None:
-        return (ACQUIRED, 1, number, 0) if row[0] == AVAILABLE and row[1] == 0 else None
+    def locked(_edit: Edit, _first: int, _last: int, values: RunValues) -> RunValues | None:
+        return (ACQUIRED, 1, number, 0) if values[0] == AVAILABLE and values[1] == 0 else None
 
     return runs.rewrite(ranges, locked)
 
@@ -133,12 +133,12 @@ def lay_over(runs: Runs, batches: Sequence[Edit]) -> None:
         runs.splice(*made[0])
 
 
-def _laid_over(batch: Edit, _first: int, _last: int, _row: Row) -> Row:
+def _laid_over(batch: Edit, _first: int, _last: int, _values: RunValues) -> RunValues:
     return batch[2], min(batch[3], COUNT_MAX), 0, 0
 
 
 def _rewritten(runs: Runs, edits: Sequence[Edit], rule: int, number: int = 0) -> Any:
-    """Rewrite rows by a compiled rule.
+    """Rewrite runs by a compiled rule.
 
     Return the arguments of `Runs.splice`, the accepted records as changes to persist, and the
     number of records of each lock. Return None if the rule does not apply.

@@ -67,13 +67,13 @@ class RecordScanner:
         share, runs = self._share, self._share.runs
         self.cursor = max(self.cursor, share.start_offset)
         if self._open is None and self.cursor < runs.end:
-            row = runs.row_of(self.cursor)
-            while row < len(runs) and is_terminal(runs.states[row]):
-                row += 1
-            if row == len(runs):
+            run = runs.run_of(self.cursor)
+            while run < len(runs) and is_terminal(runs.states[run]):
+                run += 1
+            if run == len(runs):
                 self.cursor = runs.end
             else:
-                self.cursor = max(self.cursor, runs.firsts[row])
+                self.cursor = max(self.cursor, runs.firsts[run])
         return self.cursor
 
     def start_moved(self, start: int) -> None:

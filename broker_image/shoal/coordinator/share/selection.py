@@ -154,11 +154,11 @@ class Selection:
         Records that were not scanned count, unless the scan is stopped. Beyond `QUEUED_CHECKED_MAX`
         available records the number may be slightly too high.
         """
-        ready = len(self._queue)
-        if ready <= QUEUED_CHECKED_MAX:
-            row_to_take = self._row_to_take
-            ready = sum(row_to_take(at) is not None for at in self._queue.offsets())
-        return ready + (max(0, limit - self.cursor) if self.full() is None else 0)
+        count = len(self._queue)
+        if count <= QUEUED_CHECKED_MAX:
+            run_to_take = self._run_to_take
+            count = sum(run_to_take(at) is not None for at in self._queue.offsets())
+        return count + (max(0, limit - self.cursor) if self.full() is None else 0)
 
     def not_due(self, times_ms: Sequence[int]) -> list[int]:
         """Return for each time (epoch ms, rising) the number of records that are due after it.
@@ -297,8 +297,8 @@ class Selection:
         firsts = runs.firsts
         if not firsts or offset < firsts[0]:
             return
-        # Most scanned records are new, and in the last row.
-        state = runs.states[-1 if offset >= firsts[-1] else runs.row_of(offset)]
+        # Most scanned records are new, and in the last run.
+        state = runs.states[-1 if offset >= firsts[-1] else runs.run_of(offset)]
         if state != AVAILABLE:
             if not key and state == HOLDS_KEY:
                 self._keyless.append(offset)
@@ -333,8 +333,8 @@ class Selection:
             self.read_cache.clear()  # No scanned record is left.
 
     def _changed(self, changes: Sequence[StateBatch], now_ms: int) -> None:
-        keys, ready, runs = self.keys, self._queue, self._share.runs
-        if self._is_plain and keys.end_all(changes, self.cursor, ready.entries, runs):
+        keys, queue, runs = self.keys, self._queue, self._share.runs
+        if self._is_plain and keys.end_all(changes, self.cursor, queue.entries, runs):
             return
         touched: dict[int, None] = {}
         for first, last, state, _ in changes:
@@ -344,13 +344,13 @@ class Selection:
             if not self._holds_key(state):
                 self._end(offsets, touched)
                 continue
-            available = state == AVAILABLE == runs.states[runs.row_of(first)]
+            available = state == AVAILABLE == runs.states[runs.run_of(first)]
             for offset in offsets:
                 key = keys.release(offset)
                 if key is not None:
                     touched[key] = None
                 elif available:
-                    ready.push(offset, now_ms)
+                    queue.push(offset, now_ms)
         for key in touched:
             self._offer(key, now_ms)
 
@@ -408,7 +408,7 @@ class Selection:
         first = self.keys.first_of(key)
         if first is not None and first not in self._delayed:
             runs = self._share.runs
-            if runs.states[runs.row_of(first)] == AVAILABLE:
+            if runs.states[runs.run_of(first)] == AVAILABLE:
                 self._queue.push(first, now_ms)
 
     # Acquiring.
@@ -424,16 +424,16 @@ class Selection:
         """
         chosen: list[int] = []
         changes: list[StateBatch] = []
-        runs, ready, share, keys = self._share.runs, self._queue, self._share, self.keys
+        runs, queue, share, keys = self._share.runs, self._queue, self._share, self.keys
         limit, splitting = settings.delivery_count_limit, settings.splitting_count
-        ready.begin()
-        if self._is_plain and self.policy.key_batch == 1 and ready.entries:
-            keys.choose(ready.entries, runs, records, min(limit, splitting), chosen)
-        while len(chosen) < records and (offset := ready.pop()) is not None:
-            row = self._row_to_take(offset)
-            if row is None:
+        queue.begin()
+        if self._is_plain and self.policy.key_batch == 1 and queue.entries:
+            keys.choose(queue.entries, runs, records, min(limit, splitting), chosen)
+        while len(chosen) < records and (offset := queue.pop()) is not None:
+            run = self._run_to_take(offset)
+            if run is None:
                 continue
-            count = runs.counts[row]
+            count = runs.counts[run]
             if count >= limit:
                 cause = Cause.LIMIT if settings.dead_letters else None
                 share.archive(offset, offset, changes, cause)
@@ -441,7 +441,7 @@ class Selection:
                 continue
             alone = count >= splitting
             if alone and chosen:
-                ready.put_back(offset, now_ms)
+                queue.put_back(offset, now_ms)
                 break
             keys.reserve(offset)
             chosen.append(offset)
@@ -453,24 +453,24 @@ class Selection:
         self.fetch_limit.delivered(len(chosen), keys.keys, keys.waiting)
         return chosen, changes
 
-    def _row_to_take(self, offset: int) -> int | None:
-        """Return the row of an entry of the heap, or None if the entry is outdated."""
+    def _run_to_take(self, offset: int) -> int | None:
+        """Return the run of an entry of the heap, or None if the entry is outdated."""
         runs = self._share.runs
         if offset < runs.start or self.keys.is_reserved(offset) or offset in self._delayed:
             return None
-        row = runs.row_of(offset)
-        return row if runs.states[row] == AVAILABLE and self.keys.is_free(offset) else None
+        run = runs.run_of(offset)
+        return run if runs.states[run] == AVAILABLE and self.keys.is_free(offset) else None
 
     def _take_followers(self, first: int, chosen: list[int], records: int, splitting: int) -> None:
         """Choose the next records of the same key, as far as one member may get them at once."""
         runs = self._share.runs
         for offset in self.keys.followers(first, self.policy.key_batch - 1):
-            row = runs.row_of(offset)
+            run = runs.run_of(offset)
             if (
                 len(chosen) >= records
                 or offset in self._delayed
-                or runs.states[row] != AVAILABLE
-                or runs.counts[row] >= splitting
+                or runs.states[run] != AVAILABLE
+                or runs.counts[run] >= splitting
             ):
                 break
             self.keys.reserve(offset)
@@ -514,9 +514,9 @@ class Selection:
             share.archive(first, min(last, share.end_offset - 1), changes)
         for first, last, _ in acquired_ranges(chosen):
             while first <= last:
-                row = runs.row_of(first)
-                high, count = min(last, runs.last(row)), runs.counts[row]
-                if runs.states[row] == AVAILABLE:
+                run = runs.run_of(first)
+                high, count = min(last, runs.last(run)), runs.counts[run]
+                if runs.states[run] == AVAILABLE:
                     bad = batches.first_corrupt(first, high) if count else None
                     if bad is not None and bad[0] <= first:
                         high = min(high, bad[1])

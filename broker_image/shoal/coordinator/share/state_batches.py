@@ -35,9 +35,9 @@ class StateBatches:
 
     def __iter__(self) -> Iterator[StateBatch]:
         runs = self._runs
-        for row in range(len(runs)):
-            if runs.states[row] != _UNSET:
-                yield runs.firsts[row], runs.last(row), runs.states[row], runs.counts[row]
+        for run in range(len(runs)):
+            if runs.states[run] != _UNSET:
+                yield runs.firsts[run], runs.last(run), runs.states[run], runs.counts[run]
 
     def __len__(self) -> int:
         return len(self._runs) - self._runs.states.count(_UNSET)
@@ -48,9 +48,9 @@ class StateBatches:
         first, last = max(first, runs.start), min(last, runs.end - 1)
         if first > last:
             return
-        for row in range(runs.row_of(first), runs.row_of(last) + 1):
-            if runs.states[row] == state:
-                yield max(first, runs.firsts[row]), min(last, runs.last(row))
+        for run in range(runs.run_of(first), runs.run_of(last) + 1):
+            if runs.states[run] == state:
+                yield max(first, runs.firsts[run]), min(last, runs.last(run))
 
     def lay_over(self, batches: Sequence[StateBatch]) -> None:
         """Overwrite with newer batches, in their order."""
@@ -69,22 +69,22 @@ class StateBatches:
                     runs.append(last, state, count)
                     continue
                 runs.append(last, _UNSET)
-            row = runs.row_of(first)
+            run = runs.run_of(first)
             if (
-                row
-                and runs.firsts[row] == first
-                and last < runs.last(row)
-                and runs.states[row - 1] == state
-                and runs.counts[row - 1] == count
+                run
+                and runs.firsts[run] == first
+                and last < runs.last(run)
+                and runs.states[run - 1] == state
+                and runs.counts[run - 1] == count
             ):
-                # As with each of a batch's records in turn: the row before grows, and no row is
+                # As with each of a batch's records in turn: the run before grows, and no run is
                 # made to be joined to it.
-                runs.firsts[row] = last + 1
+                runs.firsts[run] = last + 1
                 continue
-            row, past = runs.cut(first), runs.cut(last + 1)
-            for at in range(row, past):
+            run, past = runs.cut(first), runs.cut(last + 1)
+            for at in range(run, past):
                 runs.states[at], runs.counts[at] = state, count
-            runs.join(row, past)
+            runs.join(run, past)
 
     def _lay_over_all(self, batches: Sequence[StateBatch]) -> bool:
         """`lay_over` in one pass. Return False, and change nothing, if the batches do not rise."""
@@ -109,7 +109,7 @@ class StateBatches:
         elif not runs.start <= start_offset < runs.end:
             self._runs = Runs(start_offset)
         else:
-            runs.drop_rows(runs.cut(start_offset))
+            runs.drop_runs(runs.cut(start_offset))
 
     def size_bytes(self) -> int:
         """Return the memory of the batches."""
