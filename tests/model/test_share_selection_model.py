@@ -304,7 +304,7 @@ class SelectionMachine(ShareMachine):
                 self.under_way.add(offset)
         self._note_ready()
         eligible = self._eligible()
-        self._check_passed_by(got.changes)
+        self._check_skipped(got.changes)
         eligible -= {o for x in got.changes for o in range(x[0], x[1] + 1)}
         self._check_chosen(member, got, bound, held, eligible)
         assert got.total <= max(0, self.settings.max_record_locks - in_flight)
@@ -349,7 +349,7 @@ class SelectionMachine(ShareMachine):
         self.write_dead_letters(count=len(self.share.dead_letters))
         self.fetch(member=fetched_by, max_records=12)
 
-    def _check_passed_by(self, changes) -> None:
+    def _check_skipped(self, changes) -> None:
         for first, last, state, _ in changes:
             for offset in range(first, last + 1):
                 entry = self._entry(offset)

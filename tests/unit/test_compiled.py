@@ -102,7 +102,7 @@ def test_places_of_batches_in_a_read(data: st.DataObject) -> None:
 
     def scanned() -> Any:
         found = batches_of.scan(bytes(cut), wanted)
-        return found.bases, found.lasts, found.ends, found.passed_by
+        return found.bases, found.lasts, found.ends, found.skipped
 
     both(scanned)
 
@@ -297,13 +297,13 @@ batches = st.lists(
 def test_state_batches(found: list[tuple[int, int, int, int]], start: int) -> None:
     rising = both(lambda: combine(found, start))
 
-    def laid_over() -> Any:
+    def overwritten() -> Any:
         kept = StateBatches(start)
-        kept.lay_over(rising)
-        kept.lay_over([(first, last, 4, 300) for first, last, *_ in rising[::2]])
+        kept.overwrite(rising)
+        kept.overwrite([(first, last, 4, 300) for first, last, *_ in rising[::2]])
         return list(kept)
 
-    both(laid_over)
+    both(overwritten)
 
 
 def window(data: st.DataObject) -> tuple[Runs, Locks]:

@@ -107,7 +107,7 @@ def resolve(
             check(name, text, where)
             given[name] = text
     config = BrokerConfig(given, configs.broker_values(configs.Layers({}, {}, given)))
-    _check_whole(config)
+    _check_consistency(config)
     return config
 
 
@@ -203,7 +203,7 @@ def address(host: str, port: int) -> str:
     return f"{bracketed(host) or '0.0.0.0'}:{port}"
 
 
-def _check_whole(config: BrokerConfig) -> None:
+def _check_consistency(config: BrokerConfig) -> None:
     """What no single value tells. Raises `InvalidConfig`."""
     _check_log_directories(config)
     names = _checked_names(config)

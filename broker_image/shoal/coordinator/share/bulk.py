@@ -122,18 +122,18 @@ def lock_new(runs: Runs, ranges: Sequence[Edit], number: int) -> bool:
     return runs.rewrite(ranges, locked)
 
 
-def lay_over(runs: Runs, batches: Sequence[Edit]) -> None:
+def overwrite(runs: Runs, batches: Sequence[Edit]) -> None:
     """Set the states and delivery counts of rising ranges of the window."""
     made = None
     if compiled.native is not None:
-        made = _rewritten(runs, batches, compiled.LAY_OVER)
+        made = _rewritten(runs, batches, compiled.OVERWRITE)
     if made is None:
-        runs.rewrite(batches, _laid_over)
+        runs.rewrite(batches, _overwritten)
     else:
         runs.splice(*made[0])
 
 
-def _laid_over(batch: Edit, _first: int, _last: int, _values: RunValues) -> RunValues:
+def _overwritten(batch: Edit, _first: int, _last: int, _values: RunValues) -> RunValues:
     return batch[2], min(batch[3], COUNT_MAX), 0, 0
 
 

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 PREFIX = "__dlq.errors."
 
 
+class DeadLetterFailure(NamedTuple):
+    """Why dead letters cannot be written now: a word for metrics, and a sentence."""
+
+    reason: str
+    message: str
+
+
 class Source(NamedTuple):
     """The source of records."""
 

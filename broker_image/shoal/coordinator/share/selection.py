@@ -489,7 +489,7 @@ class Selection:
 
         Return none, and change nothing, if some were delivered before or must be skipped.
         """
-        if not chosen or any(batches.passed_by for batches in read):
+        if not chosen or any(batches.skipped for batches in read):
             return []
         ranges = acquired_ranges(chosen)
         return ranges if lock_new(self._share.runs, ranges, number) else []
@@ -510,7 +510,7 @@ class Selection:
         share, runs = self._share, self._share.runs
         changes: list[StateBatch] = []
         records: list[Range] = []
-        for first, last in batches.passed_by:
+        for first, last in batches.skipped:
             share.archive(first, min(last, share.end_offset - 1), changes)
         for first, last, _ in acquired_ranges(chosen):
             while first <= last:

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from shoal.coordinator.share import compiled
-from shoal.coordinator.share.bulk import lay_over
+from shoal.coordinator.share.bulk import overwrite
 from shoal.coordinator.share.runs import COUNT_MAX, ONE_BY_ONE_MAX, Runs
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class StateBatches:
 
     def __init__(self, start_offset: int, batches: Iterable[StateBatch] = ()) -> None:
         self._runs = Runs(start_offset)
-        self.lay_over(list(batches))
+        self.overwrite(list(batches))
 
     def __iter__(self) -> Iterator[StateBatch]:
         runs = self._runs
@@ -52,10 +52,10 @@ class StateBatches:
             if runs.states[run] == state:
                 yield max(first, runs.firsts[run]), min(last, runs.last(run))
 
-    def lay_over(self, batches: Sequence[StateBatch]) -> None:
+    def overwrite(self, batches: Sequence[StateBatch]) -> None:
         """Overwrite with newer batches, in their order."""
         runs = self._runs
-        if len(batches) > ONE_BY_ONE_MAX and self._lay_over_all(batches):
+        if len(batches) > ONE_BY_ONE_MAX and self._overwrite_all(batches):
             return
         for first, last, state, count in batches:
             first = max(first, runs.start)
@@ -86,8 +86,8 @@ class StateBatches:
                 runs.states[at], runs.counts[at] = state, count
             runs.join(run, past)
 
-    def _lay_over_all(self, batches: Sequence[StateBatch]) -> bool:
-        """`lay_over` in one pass. Return False, and change nothing, if the batches do not rise."""
+    def _overwrite_all(self, batches: Sequence[StateBatch]) -> bool:
+        """`overwrite` in one pass. Return False, and change nothing, if the batches do not rise."""
         runs = self._runs
         if not _rises(batches):
             return False
@@ -98,7 +98,7 @@ class StateBatches:
             return True
         if batches[-1][1] >= runs.end:
             runs.append(batches[-1][1], _UNSET)
-        lay_over(runs, batches)
+        overwrite(runs, batches)
         return True
 
     def move_start(self, start_offset: int) -> None:

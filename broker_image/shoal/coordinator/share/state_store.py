@@ -418,7 +418,7 @@ class ShareStateShard:
         start = state.start_offset if start_offset == NONE else start_offset
         whole = StateBatches(max(state.start_offset, 0), state.batches)
         whole.move_start(max(start, 0))
-        whole.lay_over(batches)
+        whole.overwrite(batches)
         return records.snapshot(
             state.key,
             snapshot_epoch=state.snapshot_epoch + 1,
@@ -462,7 +462,7 @@ def _apply(state: ShareState, update: Update, now_ms: int) -> None:
     if update.start_offset not in (NONE, state.start_offset):
         state.start_offset = update.start_offset
         state.batches.move_start(update.start_offset)
-    state.batches.lay_over(update.state_batches)
+    state.batches.overwrite(update.state_batches)
     if update.delays:
         if len(state.delays) >= _DELAYS_MIN + 2 * state.delays_kept:
             state.delays = _current_delays(state, now_ms)

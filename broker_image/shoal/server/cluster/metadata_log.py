@@ -126,9 +126,9 @@ class Metadata:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         try:
             self.quorum.recover()
-            trouble = self.quorum.fault or self.quorum.trouble
-            if trouble is not None:
-                raise ApiError(ErrorCode.kafka_storage_error, trouble)
+            failure = self.quorum.failure
+            if failure is not None:
+                raise ApiError(ErrorCode.kafka_storage_error, failure)
             pending = self._pending
             if pending is None or not self.quorum.is_leader:
                 raise ApiError(ErrorCode.not_controller, "This node is not the active controller.")
@@ -188,9 +188,9 @@ class Metadata:
 
     def _follow(self) -> None:
         quorum = self.quorum
-        trouble = quorum.fault or quorum.trouble
-        if trouble is not None:
-            self._refuse_all(ApiError(ErrorCode.kafka_storage_error, trouble))
+        failure = quorum.failure
+        if failure is not None:
+            self._refuse_all(ApiError(ErrorCode.kafka_storage_error, failure))
             return
         if self._pending is not None and (not quorum.is_leader or quorum.epoch != self._epoch):
             self._refuse_all(

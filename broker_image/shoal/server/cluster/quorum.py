@@ -115,8 +115,8 @@ class Quorum:
         #: The other nodes; a voter that is alone never sends to them.
         self.peers = Peers(node, directory, endpoints, timeouts, self.step)
         self.fault: str | None = None
-        #: Why the replica waits to be opened again; None while it works.
-        self.trouble: str | None = None
+        #: Why the replica cannot write and waits to be opened again; None while it works.
+        self.write_failure: str | None = None
         self._step_calls: list[Callable[[], None]] = []
         self._log: Log | None = None
         self._store: QuorumStore | None = None
@@ -200,8 +200,13 @@ class Quorum:
         return len(voters) == 1 and voters.holds(self.local)
 
     @property
+    def failure(self) -> str | None:
+        """Why the replica does not work now; None while it works."""
+        return self.fault or self.write_failure
+
+    @property
     def is_leader(self) -> bool:
-        return self.fault is None and self.trouble is None and self.raft.is_leader
+        return self.fault is None and self.write_failure is None and self.raft.is_leader
 
     @property
     def leader_id(self) -> int | None:
@@ -307,7 +312,7 @@ class Quorum:
 
     @property
     def _works(self) -> bool:
-        return self.fault is None and self.trouble is None and not self._stopped
+        return self.fault is None and self.write_failure is None and not self._stopped
 
     def _step(self, event: Event) -> Effects | None:
         effects = self.raft.step(event, self._now_ms())
@@ -337,15 +342,15 @@ class Quorum:
     def _failed(self, error: Exception) -> None:
         if self.store.log.offline or isinstance(error, LogOffline):
             self.fault = f"The metadata log failed, and the broker has to be restarted: {error}"
-        elif self.trouble is None:
-            self.trouble = f"The metadata log cannot be written: {error}"
+        elif self.write_failure is None:
+            self.write_failure = f"The metadata log cannot be written: {error}"
             self._loop.call_later(_REOPEN_S, self.recover)
 
     def recover(self) -> None:
         """Open the replica again after a failed write, if the disk permits."""
-        if self.trouble is None or self.fault is not None or self._stopped:
+        if self.write_failure is None or self.fault is not None or self._stopped:
             return
-        self.trouble = None
+        self.write_failure = None
         try:
             self._open_replica()
         except (OSError, LogOffline) as error:

@@ -61,7 +61,8 @@ class Peers:
         self._addresses: dict[int, Address] = {}
         #: The addresses of controller.quorum.voters, and the nodes that are asked there.
         self.configured: dict[int, Address] = {}
-        self._elsewhere: set[int] = set()
+        #: Nodes that get requests at their configured address.
+        self._at_configured: set[int] = set()
         #: By node, and whether it is the one for fetches.
         self._links: dict[tuple[int, bool], Link] = {}
         self._asking: dict[tuple[int, bool], asyncio.Task[None]] = {}
@@ -75,14 +76,14 @@ class Peers:
     def address_of(self, id: int) -> Address | None:
         """Return the address for requests: the last one learned, or the configured one."""
         known, configured = self._addresses.get(id), self.configured.get(id)
-        return configured if known is None or id in self._elsewhere else known
+        return configured if known is None or id in self._at_configured else known
 
-    def _try_elsewhere(self, id: int) -> None:
+    def _switch_address(self, id: int) -> None:
         """Use the other address of the node for the next request."""
         other = self.configured.get(id)
         if other is None or other == self._addresses.get(id):
             return
-        self._elsewhere ^= {id}
+        self._at_configured ^= {id}
         for fetches in (False, True):
             self._hang_up((id, fetches))
 
@@ -91,7 +92,7 @@ class Peers:
         if id == self._node_id or self._addresses.get(id) == address:
             return
         self._addresses[id] = address
-        self._elsewhere.discard(id)
+        self._at_configured.discard(id)
         for fetches in (False, True):
             self._hang_up((id, fetches))
 
@@ -142,7 +143,7 @@ class Peers:
             link = self._link(to, _fetches(request))
             entity = await link.request(wire.API_KEYS[type(request)], fields, timeout_ms=timeout_ms)
         except Refused:
-            self._try_elsewhere(to)
+            self._switch_address(to)
             self._step(PeerDown(to))
             return None
         except ClientError as failure:
@@ -172,7 +173,7 @@ class Peers:
         if isinstance(failure, Unsupported) and address is not None:
             for unserved in self._unserved_calls:
                 unserved(to, address)
-        self._try_elsewhere(to)
+        self._switch_address(to)
 
     def _link(self, to: int, fetches: bool) -> Link:
         link = self._links.get((to, fetches))

@@ -73,10 +73,10 @@ class ServedApis:
 
     def start(self) -> None:
         """Follow the voters of the quorum, which is open."""
-        self._look()
-        self._quorum.on_step(self._look)
+        self._follow_voters()
+        self._quorum.on_step(self._follow_voters)
 
-    def _look(self) -> None:
+    def _follow_voters(self) -> None:
         voters = self._quorum.raft.voters
         latest = voters.latest
         if latest is self._voters:

@@ -37,7 +37,7 @@ def handle(broker: Broker, request: Request) -> Answer:
 
 def _now(broker: Broker, request: Request) -> Answer:
     if broker.lifecycle.is_lost:
-        return _look(broker, request)
+        return _answered(broker, request)
     key = (
         request.version,
         request.peer.listener,
@@ -53,7 +53,7 @@ def _now(broker: Broker, request: Request) -> Answer:
     found = answers.get(key)
     if found is not None:
         return [found]
-    answer = _look(broker, request)
+    answer = _answered(broker, request)
     if not isinstance(answer, dict) or len(answers) >= _KEPT_ANSWERS_MAX:
         return answer
     if sum(len(row.get("partitions", ())) for row in answer["topics"]) < _KEPT_PARTITIONS_MIN:
@@ -62,7 +62,7 @@ def _now(broker: Broker, request: Request) -> Answer:
     return [answers[key]]
 
 
-def _look(broker: Broker, request: Request) -> Answer:
+def _answered(broker: Broker, request: Request) -> Answer:
     body, image = request.body, broker.image
     asked = body.topics
     if asked is None or (not asked and request.version == 0):

@@ -37,8 +37,8 @@ def handle(broker: Broker, request: Request) -> Answer:
             "a share session is opened by ShareFetch, not by an acknowledgement",
         )
     service.sessions.next(group_id, member_id, body.share_session_epoch)
-    if body.share_session_epoch != FINAL_EPOCH and (lone := _acknowledge_lone(broker, request)):
-        return lone
+    if body.share_session_epoch != FINAL_EPOCH and (single := _acknowledge_single(broker, request)):
+        return single
     acks = Acks(service)
     acks.apply(
         group_id, member_id, body.topics, version=request.version, is_renew=body.is_renew_ack
@@ -61,7 +61,7 @@ def handle(broker: Broker, request: Request) -> Answer:
     return answer
 
 
-class _Lone(DeferredResponse):
+class _SingleAcknowledgement(DeferredResponse):
     """The response to an acknowledgement of a single batch, which is the callback of its write."""
 
     __slots__ = ("_broker", "_request")
@@ -81,7 +81,7 @@ class _Lone(DeferredResponse):
             self.set_result(_answer(self._broker, self._request, failures))
 
 
-def _acknowledge_lone(broker: Broker, request: Request) -> _Lone | None:
+def _acknowledge_single(broker: Broker, request: Request) -> _SingleAcknowledgement | None:
     """Acknowledge a single batch of a single partition, as workers do that commit each record.
     Returns None, and changes nothing, if the request has more than that or is refused."""
     body: ShareAcknowledgeRequest = request.body
@@ -93,11 +93,11 @@ def _acknowledge_lone(broker: Broker, request: Request) -> _Lone | None:
         return None
     if misuse(batches, version=request.version, is_renew=body.is_renew_ack) is not None:
         return None
-    lone = _Lone(broker, request)
-    if leader.acknowledge(body.member_id or "", batches, lone) is not None:
+    single = _SingleAcknowledgement(broker, request)
+    if leader.acknowledge(body.member_id or "", batches, single) is not None:
         return None
     leader.meter.acknowledgements += 1
-    return lone
+    return single
 
 
 def _answer(broker: Broker, request: Request, failures: Mapping[tuple[UUID, int], Failure]) -> Body:

@@ -39,7 +39,7 @@ _TYPE_MAX = (int(AcknowledgeType.REJECT), _RENEW)
 STEP_TYPES = 3000
 
 
-class _Asked(NamedTuple):
+class _AckRequest(NamedTuple):
     """The member that acknowledges, and the rules of its request."""
 
     group_id: str
@@ -121,7 +121,7 @@ class Acks:
         ]
         if self._rest:
             self._left += 1
-            self._go_on(_Asked(group_id, member_id, version, is_renew))
+            self._apply_rest(_AckRequest(group_id, member_id, version, is_renew))
 
     def then(self, call: Callable[[], None]) -> None:
         """Call `call` when all is applied, now if it is."""
@@ -130,14 +130,14 @@ class Acks:
         else:
             call()
 
-    def _go_on(self, asked: _Asked) -> None:
+    def _apply_rest(self, request: _AckRequest) -> None:
         done, rest = 0, self._rest
         while rest:
             if done >= STEP_TYPES:
-                asyncio.get_running_loop().call_soon(self._go_on, asked)
+                asyncio.get_running_loop().call_soon(self._apply_rest, request)
                 return
             topic_id, index, batches = rest.pop()
-            self._apply(asked, topic_id, index, batches)
+            self._apply(request, topic_id, index, batches)
             alike = len(batches) > 1 and accepted_records(batches) is not None
             done += len(batches) if alike else sum(map(len, map(_TYPES, batches)))
         if self._then is not None:
@@ -145,17 +145,21 @@ class Acks:
         self._settle()
 
     def _apply(
-        self, asked: _Asked, topic_id: UUID, index: int, batches: Sequence[AcknowledgementBatch]
+        self,
+        request: _AckRequest,
+        topic_id: UUID,
+        index: int,
+        batches: Sequence[AcknowledgementBatch],
     ) -> None:
         service, key = self._service, (topic_id, index)
         self.partitions.append(key)
-        leader = service.find(asked.group_id, topic_id, index)
-        failure = misuse(batches, version=asked.version, is_renew=asked.is_renew)
+        leader = service.find(request.group_id, topic_id, index)
+        failure = misuse(batches, version=request.version, is_renew=request.is_renew)
         if failure is None and (leader is None or leader.phase is not Phase.ACTIVE):
             failure = service.unknown(topic_id)
         if failure is None and leader is not None:
             self._left += 1
-            failure = leader.acknowledge(asked.member_id, batches, self._waiter(key, batches))
+            failure = leader.acknowledge(request.member_id, batches, self._waiter(key, batches))
             if failure is not None:
                 self._left -= 1
         if failure is not None:

@@ -11,11 +11,12 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
+    from shoal.coordinator.share.dead_letters import DeadLetterFailure
     from shoal.coordinator.share.delivery_failure import DeadLetterRange
     from shoal.coordinator.share.records import ShareKey
     from shoal.coordinator.share.settings import ShareSettings
     from shoal.server.metrics.share_meters import Mean, ShareTopicMeter
-    from shoal.server.share.dead_letters import DeadLetterSource, Trouble
+    from shoal.server.share.dead_letters import DeadLetterSource
     from shoal.server.share.state_write import StateWrite
 
 
@@ -27,7 +28,7 @@ class DeadLetterQueue(Protocol):
         """Whether there are dead letters yet to be written."""
 
     @property
-    def trouble(self) -> Trouble | None:
+    def failure(self) -> DeadLetterFailure | None:
         """Why they cannot be written now."""
 
     def add(self, ranges: Sequence[DeadLetterRange]) -> None:

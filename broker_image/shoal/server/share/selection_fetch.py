@@ -117,8 +117,8 @@ def fetch(
         else:
             views = []
             for offsets, batches in _apart(selection.read_cache, pieces):
-                got, passed_by = selection.lock(offsets, number, batches, settings, now_ms)
-                changes += passed_by
+                got, skipped = selection.lock(offsets, number, batches, settings, now_ms)
+                changes += skipped
                 acquired += got
                 views += batches.thinned(got) if got else ()
             total = sum(last - first + 1 for first, last, _ in acquired)
@@ -251,11 +251,11 @@ def _scan(
             size = max(1, batches.lasts[-1] - batches.bases[0] + 1)
             leader.record_size = len(data) / size
             fresh = batches
-            if batches.passed_by:
+            if batches.skipped:
                 selection.read_cache.clear()
             else:
                 selection.read_cache.add(batches)
-        scanned, passed_by = selection.scan(now_ms, budget, settings, fresh)
+        scanned, skipped = selection.scan(now_ms, budget, settings, fresh)
         budget -= max(scanned, 1)
-        changes += passed_by
+        changes += skipped
     return changes

@@ -71,7 +71,7 @@ static int give_back(Returned *returned, uint32_t number, long long records)
     return 0;
 }
 
-enum { LOCK, ACCEPT_ALL, LAY_OVER };
+enum { LOCK, ACCEPT_ALL, OVERWRITE };
 
 static int all_accepted(PyObject *types)
 {
@@ -107,11 +107,11 @@ static Py_ssize_t go_over(const Window *window, PyObject *edits, int kind, uint3
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(edits); i++) {
         PyObject *edit = PyList_GET_ITEM(edits, i);
         long state = ACQUIRED, count = 1;
-        if (!bounds(edit, kind == LOCK ? 2 : kind == LAY_OVER ? 4 : 3, before, window, &first, &last))
+        if (!bounds(edit, kind == LOCK ? 2 : kind == OVERWRITE ? 4 : 3, before, window, &first, &last))
             return 0;
         if (kind == ACCEPT_ALL && !all_accepted(PyTuple_GET_ITEM(edit, 2)))
             return 0;
-        if (kind == LAY_OVER) {
+        if (kind == OVERWRITE) {
             state = PyLong_AsLong(PyTuple_GET_ITEM(edit, 2));
             count = PyLong_AsLong(PyTuple_GET_ITEM(edit, 3));
             if (PyErr_Occurred() || state < 0 || state > 255 || count < 0) {
