@@ -37,10 +37,10 @@ from shoal.client.share import AcknowledgeType
 from shoal_spark import ranges as sets
 from shoal_spark.batch_size import BatchSize
 from shoal_spark.drain import Drain, NotAssigned, patience_s
-from shoal_spark.ledger import Ledger
 from shoal_spark.offsets import Offset, from_json, to_json
 from shoal_spark.options import InvalidOption, SourceOptions
 from shoal_spark.outcome_files import DELAY_MS_MAX, Inbox, Kind
+from shoal_spark.reader_state import Ledger
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

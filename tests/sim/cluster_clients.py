@@ -25,11 +25,11 @@ from shoal.client.topics import NewTopic
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from sim.cluster_histories import ClassicHistory, Histories
-from sim.cluster_ledger import Ledger
 from sim.cluster_logs_checker import LogsChecker
 from sim.cluster_owners import Owners
 from sim.cluster_shares import Record, ShareHistory
 from sim.cluster_shares_checker import SharesChecker
+from sim.transaction_rules import Ledger
 
 if TYPE_CHECKING:
     from sim.cluster_brokers import BrokerMachine, SimCluster

@@ -23,9 +23,9 @@ from shoal.client.topics import NewTopic
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from sim.cluster_clients import PARTITIONS, TOPIC, Workload, wait
-from sim.cluster_ledger import Transaction, value_of
 from sim.cluster_producer import TransactionalProducer
 from sim.cluster_requests import ask_coordinator
+from sim.transaction_rules import Transaction, value_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from shoal_spark import ranges as sets
-from shoal_spark.ledger import Ledger
 from shoal_spark.offsets import BadOffset, Offset, from_json, still_owed, to_json
 from shoal_spark.ranges import Range
+from shoal_spark.reader_state import Ledger
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
