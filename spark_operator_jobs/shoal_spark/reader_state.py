@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from shoal_spark.ranges import Range
 
 
-class Ledger:
-    """The ledger of one reader."""
+class ReaderState:
+    """Which ranges one reader has locked, given to Spark, and has yet to accept."""
 
     def __init__(self) -> None:
         self.locked: list[Range] = []

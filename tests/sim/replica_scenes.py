@@ -30,7 +30,7 @@ LARGE = b"x" * 900
 NEVER_MS = (1_000_000, 1_000_000)
 
 
-class Written:
+class ProduceOutcome:
     """A record that was sent to a leader; `code` is None until the response."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class ReplicaScene:
 
     def write(
         self, id: int, value: bytes = b"", *, acknowledged: bool = False, sequence: int = -1
-    ) -> Written:
+    ) -> ProduceOutcome:
         """Send one record with acks=all to a broker, and wait for success if `acknowledged` is set.
 
         With a `sequence`, an idempotent producer sends it: the same record for the same sequence.
@@ -82,7 +82,7 @@ class ReplicaScene:
         self._sent += 1
         value = b"%d %s" % (self._sent, value) if sequence < 0 else b"sequence %d" % sequence
         who = (-1, -1) if sequence < 0 else (1, 0)
-        written = Written()
+        written = ProduceOutcome()
         node = self.cluster.nodes[id]
 
         def answered(code: ErrorCode, offset: int) -> None:

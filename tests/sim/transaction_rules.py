@@ -1,8 +1,8 @@
 """Rules for transactions in a simulated cluster, checked by what its clients saw.
 
-Processors read the records of one topic and write one record for each into the ledger. They commit
-the next offset in the same transaction. Auditors read the ledger read-committed, and a
-read-committed share group reads it too.
+Processors read the records of one topic and write one record for each into the output topic. They
+commit the next offset in the same transaction. Auditors read the output topic read-committed, and
+a read-committed share group reads it too.
 
 * `dirty-read`: an auditor got a record of a transaction that no client asked to commit, or that
   was aborted.
@@ -47,19 +47,19 @@ class Transaction:
 
 
 def value_of(transaction: Transaction, offset: int) -> bytes:
-    """The ledger's record for the source's record at that offset."""
+    """The output record for the source's record at that offset."""
     return b"%d %d %d" % (transaction.source[1], offset, transaction.number)
 
 
 class _Audited:
-    """The committed records of one ledger partition, as far as auditors have read."""
+    """The committed records of one output partition, as far as auditors have read."""
 
     def __init__(self) -> None:
         self.end = 0
         self.entries: list[Entry] = []
 
 
-class Ledger:
+class TransactionRules:
     """Takes what processors and auditors see, and raises `Violation` at the first contradiction."""
 
     def __init__(self) -> None:

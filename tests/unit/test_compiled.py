@@ -220,8 +220,8 @@ def test_keys_of_a_read(found: list[tuple[list[bytes | None], bool]], data: st.D
     first, budget = data.draw(st.integers(3, at)), data.draw(st.integers(1, 60))
 
     def looked() -> Any:
-        looking = RecordScanner(SharePartition(first), keys=True, headers=None)
-        return looking._keys_of(read, budget)
+        scanner = RecordScanner(SharePartition(first), keys=True, headers=None)
+        return scanner._keys_of(read, budget)
 
     if damaged:  # As above, more may be left to `facts`.
         whole, found_keys = looked()

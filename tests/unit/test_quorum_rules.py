@@ -112,7 +112,7 @@ def test_the_quorum_state_is_kafkas_file() -> None:
             QuorumState.decode(bad)
 
 
-def test_no_move_lowers_the_epoch_and_only_standing_raises_it_by_one() -> None:
+def test_no_move_lowers_the_epoch_and_only_candidacy_raises_it_by_one() -> None:
     for (before, after), step in MOVES.items():
         assert not step.admits(5, 4)
         assert (step is Step.NEXT) == ((before, after) == (Role.PROSPECTIVE, Role.CANDIDATE))
