@@ -107,7 +107,7 @@ class TopicCreator(Protocol):
     """Creates topics at the controller."""
 
     def __call__(self, topics: Sequence[NewTopic]) -> asyncio.Future[list[dict[str, Any]]]:
-        """CreateTopics' rows. The future fails with `ApiError`."""
+        """The entries of CreateTopics. The future fails with `ApiError`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -362,7 +362,7 @@ def endpoints_of(
 ) -> list[tuple[int, str, int, str | None]]:
     """Return node id, host, port and rack of these leaders, on the client's listener."""
     found = leader_endpoints(image, peer.listener, (leader_id for leader_id, _ in leaders))
-    return [(row["node_id"], row["host"], row["port"], row["rack"]) for row in found]
+    return [(one["node_id"], one["host"], one["port"], one["rack"]) for one in found]
 
 
 def check_acquire_mode(request: Request) -> None:
