@@ -105,8 +105,8 @@ class ShareGroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         own = columns.names(self.options.include_headers)
         if self._columns not in ([], own):
             raise InvalidOption(
-                f"a schema of {', '.join(self._columns)} was given, and rows of this source have "
-                f"{', '.join(own)}; leave the schema out and select from them"
+                f"the schema has the columns {', '.join(self._columns)}, and this source has "
+                f"{', '.join(own)}; remove the schema and select columns"
             )
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -303,8 +303,8 @@ class Driver:
         group, timeout_s = self.options.group_id, self.member.timeout_s
         if self._drain.is_left_out(timeout_s):
             raise NotAssigned(
-                f"share group {group!r} gave this query none of the partitions of "
-                f"{', '.join(self.options.topics)} in {timeout_s:.0f} s"
+                f"share group {group!r} assigned this query no partition of "
+                f"{', '.join(self.options.topics)} within {timeout_s:.0f} s"
             )
         if not self._drain.is_vain(self.member.lock_ms):
             return False

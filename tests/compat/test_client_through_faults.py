@@ -264,7 +264,7 @@ def test_peers_that_are_no_brokers(behaviour: Behaviour, error: type[Exception],
         asyncio.run(against(behaviour))
 
 
-def test_a_peer_that_says_nothing() -> None:
+def test_a_peer_that_never_answers() -> None:
     settings = {"socket_connection_setup_timeout_ms": "200"}
     with pytest.raises((Unreachable, RequestTimeout), match="within 200 ms"):
         asyncio.run(against(_mute, **settings))

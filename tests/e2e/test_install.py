@@ -165,7 +165,7 @@ def test_a_resource_that_no_operator_sees_is_in_progress(
     assert results([resources.get("queuetopic/jobs")]) == ["Current"]
 
 
-def test_images_are_pulled_as_the_chart_says(release: Release) -> None:
+def test_images_are_pulled_with_the_policy_of_the_chart(release: Release) -> None:
     values = "brokerImage.pullPolicy=Always,imagePullSecrets[0].name=mine"
     text = release.cluster.helm("template", "shoal", CHART, KUBE, f"--set={values}").stdout
     made = {m["kind"]: m for m in yaml.safe_load_all(text) if m}

@@ -38,7 +38,7 @@ def test_flag_beats_environment_beats_file() -> None:
         ({"listeners": "A://a:1"}, {}, "", "A has no security protocol"),
         ({"log.dirs": "a,b"}, {}, "", "log.dirs names 2 directories"),
         ({"advertised.listeners": "PLAINTEXT://0.0.0.0:1"}, {}, "", "no client can connect to"),
-        ({"advertised.listeners": "B://b:1"}, {}, "", "which listeners has not"),
+        ({"advertised.listeners": "B://b:1"}, {}, "", "which is not in listeners. Add it"),
     ],
 )
 def test_a_mistake_is_named(

@@ -69,7 +69,7 @@ class Cluster:
         return [p.replicas for p in self.image.topics[name].partitions]
 
 
-def test_they_grow_with_the_cluster_up_to_what_their_config_says() -> None:
+def test_they_grow_with_the_cluster_up_to_their_configs() -> None:
     cluster = Cluster()
     cluster.join(1)
     for name in INTERNAL_TOPICS:

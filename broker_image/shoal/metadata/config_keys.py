@@ -306,7 +306,7 @@ def table(text: str, *others: Mapping[str, ConfigKey]) -> dict[str, ConfigKey]:
         else:
             keys.append(_row(line.split(), effect, title))
     found = {key.name: key for key in sorted(keys, key=lambda key: key.name)}
-    assert len(found) == len(keys), "a config stands twice"
+    assert len(found) == len(keys), "a config is listed twice"
     return found
 
 

@@ -141,7 +141,7 @@ class RemoveRaftVoterRequest:
 
 @dataclass(frozen=True, slots=True)
 class UpdateRaftVoterRequest:
-    """A voter tells the leader its directory id, endpoints and levels."""
+    """A voter reports its directory id, endpoints and levels to the leader."""
 
     current_leader_epoch: int
     voter: Voter
@@ -171,8 +171,8 @@ Response = VoteResponse | EpochResponse | FetchResponse | FetchSnapshotResponse 
 
 
 class Message(NamedTuple):
-    """A request or response under way. A response bears its request's `correlation`, in which
-    nobody but the one who gave it out looks at anything."""
+    """A request or response under way. A response has its request's `correlation`, which only the
+    sender of the request reads."""
 
     source: int
     to: int

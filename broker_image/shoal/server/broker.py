@@ -123,7 +123,7 @@ class Broker:
         }
         self.peers = BrokerPeers(node, self.metadata_cache, self.setup_timeouts)
         self._make_replication()
-        #: A controller that is no broker has none of them.
+        #: A controller without the broker role has none.
         self.coordinators: list[CoordinatorService[Any]] = []
         if self.cluster.is_broker:
             self._make_coordinators()
@@ -270,7 +270,7 @@ class Broker:
 
     @property
     def failed(self) -> asyncio.Future[str]:
-        """Why this node cannot go on, once it cannot."""
+        """The reason to end the process. It is set when the node has failed."""
         return self.node.failed
 
     @property

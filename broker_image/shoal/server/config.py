@@ -187,8 +187,8 @@ def endpoint(setting: str, text: str) -> Endpoint:
     match = _LISTENER.fullmatch(text.strip())
     if match is None or int(match[4]) > 65535:
         raise InvalidConfig(
-            f"{setting} has {text!r}, which is not of the form PLAINTEXT://host:port"
-            " (an IPv6 address stands in brackets)."
+            f"{setting} has {text!r}, which is not of the form PLAINTEXT://host:port."
+            " Write an IPv6 address in brackets."
         )
     return Endpoint((match[1] or "PLAINTEXT").upper(), match[2] or match[3], int(match[4]))
 
@@ -204,7 +204,7 @@ def address(host: str, port: int) -> str:
 
 
 def _check_consistency(config: BrokerConfig) -> None:
-    """What no single value tells. Raises `InvalidConfig`."""
+    """Check configs against each other. Raises `InvalidConfig`."""
     _check_log_directories(config)
     names = _checked_names(config)
     _check_protocols(config, names)
@@ -220,7 +220,7 @@ def _check_log_directories(config: BrokerConfig) -> None:
         if len(config[name] or ()) > 1:
             raise InvalidConfig(
                 f"{name} names {len(config[name])} directories; this broker keeps its logs in"
-                " one. Leave one, and join volumes below the file system."
+                " one. Keep one directory. To use several volumes, combine them with LVM or RAID."
             )
     if not config["log.dirs"] and not config["log.dir"]:
         raise InvalidConfig("log.dir is empty: a broker needs a directory for its logs.")
@@ -233,7 +233,7 @@ def _checked_names(config: BrokerConfig) -> list[str]:
         raise InvalidConfig("listeners is empty: a broker needs an address to listen on.")
     names = [listener.name for listener in listeners]
     if len(set(names)) < len(names):
-        raise InvalidConfig("listeners has a name twice; each listener needs a name of its own.")
+        raise InvalidConfig("listeners contains a name twice. Give each listener its own name.")
     return names
 
 
@@ -264,7 +264,9 @@ def _check_protocols(config: BrokerConfig, names: list[str]) -> None:
 def _check_advertised(config: BrokerConfig, names: list[str]) -> None:
     for name, advertised in config.advertised.items():
         if name not in names:
-            raise InvalidConfig(f"advertised.listeners has {name}, which listeners has not.")
+            raise InvalidConfig(
+                f"advertised.listeners has {name}, which is not in listeners. Add it."
+            )
         if advertised.host in ("", "0.0.0.0", "::"):
             raise InvalidConfig(
                 "advertised.listeners has an address that no client can connect to:"

@@ -1,8 +1,8 @@
 """Changes of many ranges of a window in one pass.
 
-With key order, records are scattered among those of held keys, and so are the ranges of a fetch or
-a commit. One pass through the runs (`Runs.rewrite`) takes a third of the time of cutting, changing
-and joining for each range; compiled (`compiled`), a thirtieth.
+With key order, the records of a fetch or a commit are scattered in many short ranges. One pass
+through the runs (`Runs.rewrite`) takes a third of the time of cutting, changing and joining for
+each range; compiled (`compiled`), a thirtieth.
 """
 
 from __future__ import annotations

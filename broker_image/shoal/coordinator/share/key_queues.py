@@ -174,7 +174,7 @@ class PlainKeyQueues:
         return sum(waiting) - len(known)
 
     def put(self, offset: int, key: int) -> bool:
-        self._goes_on(offset)
+        self._check_ascending(offset)
         if not key:
             raise ValueError("a key is not 0")
         self._end = offset + 1
@@ -188,7 +188,7 @@ class PlainKeyQueues:
         return False
 
     def put_new(self, first: int, keys: array[int], available: list[int]) -> None:
-        self._goes_on(first)
+        self._check_ascending(first)
         self._end = first + len(keys)
         queues, waiting = self._queues, 0
         pairs = zip(range(first, first + len(keys)), keys, strict=True)
@@ -204,7 +204,7 @@ class PlainKeyQueues:
             available.append(offset)
         self.waiting += waiting
 
-    def _goes_on(self, first: int) -> None:
+    def _check_ascending(self, first: int) -> None:
         if first < self._end:
             raise ValueError("records are put in the order of the log")
 

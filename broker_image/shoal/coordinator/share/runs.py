@@ -19,7 +19,7 @@ from typing import Any
 #: State, delivery count, lock and piece of a run. A plain tuple: acknowledgements make one for each
 #: run that they change.
 RunValues = tuple[int, int, int, int]
-#: First offset, last offset, and whatever else is of use to `Change`.
+#: First offset, last offset, and further values for `Change`.
 Edit = tuple[Any, ...]
 Change = Callable[[Edit, int, int, RunValues], RunValues | None]
 #: At most this many edits are made one by one; more go through `Runs.rewrite`.

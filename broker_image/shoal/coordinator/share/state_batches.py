@@ -1,4 +1,4 @@
-"""The persisted part of a share partition's window: state batches, the newer ones over the older.
+"""The persisted part of a share partition's window: state batches, newer ones overwrite older ones.
 
 A write has only the changed ranges, and ranges of different writes overlap. The newer one counts:
 the writes of one share partition come in order from its one leader, and epochs fence a former
@@ -77,8 +77,7 @@ class StateBatches:
                 and runs.states[run - 1] == state
                 and runs.counts[run - 1] == count
             ):
-                # As with each of a batch's records in turn: the run before grows, and no run is
-                # made to be joined to it.
+                # The usual case of records that are acknowledged one by one: extend the run before.
                 runs.firsts[run] = last + 1
                 continue
             run, past = runs.cut(first), runs.cut(last + 1)

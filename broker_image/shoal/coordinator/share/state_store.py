@@ -4,7 +4,7 @@ Leaders write what changed (`write`), and new leaders read it (`read`). The grou
 initializes, summarizes and deletes states. Every write is one update record; each
 `updates_per_snapshot`-th is a snapshot, so that a rebuild reads little. The log below the oldest
 snapshot in use can be cut off (`redundant_offset`). Share partitions without writes get a new
-snapshot from time to time (`tick`), so that they do not prevent this.
+snapshot periodically (`tick`), so that they do not prevent this.
 
 Fencing: a write or read with an older leader epoch is refused, and so is a write or initialization
 with an older state epoch. The state epoch rises when an admin resets offsets. A leader that has not

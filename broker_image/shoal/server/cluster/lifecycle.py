@@ -121,9 +121,9 @@ class Lifecycle:
         except (OSError, TimeoutError) as error:
             reason = getattr(error, "strerror", None) or "it does not answer"
             raise CannotJoin(
-                f"advertised.listeners has {endpoint.host}:{endpoint.port} for other brokers, and"
-                f" this node is not reached there ({reason}): name an address that leads to this"
-                " node."
+                f"This node does not answer at {endpoint.host}:{endpoint.port}, its address for"
+                f" other brokers in advertised.listeners ({reason}). Set an address that leads to"
+                " this node."
             ) from None
 
     def _registered(self) -> bool:
@@ -168,16 +168,16 @@ class Lifecycle:
                 # Until its session expires, a process that has ended looks alive.
                 case ErrorCode.duplicate_broker_registration if loop.time() > taken_at:
                     raise CannotJoin(
-                        f"node.id {self._node.id} is taken: another process of that id, with"
-                        " another data directory, is part of the cluster. Give this one an id of"
-                        " its own (--node-id), or stop the other one first."
+                        f"node.id {self._node.id} is taken: a process with this id and another"
+                        " data directory is in the cluster. Give this node its own id (--node-id),"
+                        " or stop the other process first."
                     )
                 case ErrorCode.inconsistent_cluster_id:
                     raise CannotJoin(
-                        "The controller is one of another cluster than"
-                        f" {self._directory.cluster_id}: see"
-                        " controller.quorum.voters, or give this node the other cluster's id by"
-                        " --cluster-id and a data directory of its own."
+                        "The controllers belong to another cluster than"
+                        f" {self._directory.cluster_id}, the cluster of this node. Correct"
+                        " controller.quorum.voters, or set the other cluster's id (--cluster-id)"
+                        " and an empty data directory."
                     )
                 case ErrorCode.unsupported_version:
                     raise CannotJoin(

@@ -230,7 +230,7 @@ class Metadata:
     def _unreadable(self, error: Exception) -> CorruptLog:
         return CorruptLog(
             f"The cluster's metadata in {self.quorum.store.log.directory} cannot be read:"
-            f" {error}. Was it written by a newer release? Then run that one, or a later one."
+            f" {error}. If a newer release wrote it, run that release or a later one."
         )
 
     def save_if_due(self, *, bytes_max: int, interval_ms: int) -> asyncio.Future[None] | None:
@@ -326,7 +326,7 @@ class Metadata:
                 return
             response = one.respond()
         except OSError as error:
-            what = f"What was decided is durable, and the disk refused to follow: {error}"
+            what = f"The change is durable, but this broker could not apply it to its disk: {error}"
             _refuse(answer, ApiError(ErrorCode.kafka_storage_error, what))
         except Exception as error:
             if answer is None:

@@ -109,5 +109,5 @@ def _check_share_key(key: str) -> None:
     group_id, _, rest = key.rpartition(":")[0].rpartition(":")
     partition = key.rpartition(":")[2]
     if not group_id or uuid_from_text(rest) is None or not partition.isdecimal():
-        message = f"'{key}' is no share coordinator key: group:topicId:partition."
+        message = f"'{key}' is not a share coordinator key (group:topicId:partition)."
         raise ApiError(ErrorCode.invalid_request, message)

@@ -100,11 +100,11 @@ class ReplicaManager:
         self._last_fetch_s[replica_id] = self._node.loop.time()
 
     def is_cut_off(self, partition: Partition) -> bool:
-        """Whether a partition that this broker leads can commit nothing for now.
+        """Whether a partition that this broker leads cannot commit now.
 
-        So it is if the controller and an in-sync follower have been silent for
-        broker.session.timeout.ms: nobody can remove the follower from the ISR, and another broker
-        may be the leader by now. It is also so after a controller has fenced this broker.
+        This is the case if the controller and an in-sync follower have been silent for
+        broker.session.timeout.ms. Then no broker can remove the follower from the ISR, and another
+        broker may be the leader by now. It is also the case if a controller has fenced this broker.
         """
         if partition.leadership is None or not self._session.is_lost:
             return False

@@ -205,22 +205,25 @@ def misuse(
     previous = -1
     for first, last, types, *delay_ms in batches:
         if first > last:
-            return Failure(_INVALID, f"offsets {first} to {last} are no range")
+            return Failure(_INVALID, f"The first offset {first} is above the last offset {last}.")
         if first <= previous:
-            return Failure(_INVALID, f"offset {first} comes behind offset {previous}")
+            return Failure(
+                _INVALID, f"Offset {first} follows offset {previous}; batches must ascend."
+            )
         if not types:
-            return Failure(_INVALID, "there is no acknowledge type")
+            return Failure(_INVALID, "A batch has no acknowledge type.")
         if len(types) > 1 and len(types) != last - first + 1:
             return Failure(
-                _INVALID, f"{len(types)} acknowledge types for {last - first + 1} offsets"
+                _INVALID,
+                f"A batch of {last - first + 1} offsets has {len(types)} acknowledge types.",
             )
         largest = max(types)
         if largest > highest:
-            return Failure(_INVALID, f"there is no acknowledge type {largest}")
+            return Failure(_INVALID, f"Version {version} has no acknowledge type {largest}.")
         if largest == _RENEW and not is_renew:
-            return Failure(_INVALID, "a renewal needs IsRenewAck")
+            return Failure(_INVALID, "Renewals need IsRenewAck.")
         if delay_ms and (delay_ms[0] < 0 or types.strip(_RELEASE)):
-            return Failure(_INVALID, "only a release waits, and for no negative time")
+            return Failure(_INVALID, "Only a release can have a delay, and it is not negative.")
         previous = last
     return None
 

@@ -224,7 +224,8 @@ class DeadLetters:
             return None
         if not image.topic_config(name)[_ENABLE]:
             return DeadLetterFailure(
-                "topic-forbidden", f"topic {name} takes no dead letters: set {_ENABLE}"
+                "topic-forbidden",
+                f"topic {name} does not allow dead letters; set {_ENABLE}=true on it",
             )
         index = source.index % len(topic.partitions)
         partition = services.partitions.by_name(name, index)

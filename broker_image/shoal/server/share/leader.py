@@ -522,7 +522,7 @@ class ShareLeader:
         self._ports.run_soon(self.tick)
 
     def tick(self) -> None:
-        """End what is due after the timer has fired, and set the timer again."""
+        """End the locks, waits and delays that are due, and set the timer again."""
         if self.phase is Phase.ACTIVE:
             self.expire(self.now_ms())
             self._arm()
@@ -569,7 +569,7 @@ class ShareLeader:
             write.waiters.append(waiter)
 
     def _written(self, write: StateWrite, failure: Failure | None) -> None:
-        """A write has been committed, or has failed. What it made ARCHIVING gets dead letters."""
+        """A write is committed, or has failed. Write dead letters for its ARCHIVING records."""
         self._writes -= 1
         if failure is None:
             self._ports.write_times.note("", self.now_ms() - write.begun_ms)

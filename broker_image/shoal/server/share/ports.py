@@ -38,7 +38,7 @@ class DeadLetterQueue(Protocol):
         """Write the dead letters that a former leader has not written."""
 
     def stop(self) -> None:
-        """Write nothing more: the share partition is dropped."""
+        """Stop writing: the share partition is dropped."""
 
 
 class Cancellable(Protocol):
@@ -69,7 +69,7 @@ class LeaderPorts(Protocol):
 
     @property
     def draining(self) -> bool:
-        """Whether the broker hands over its partitions, and so delivers nothing more."""
+        """Whether the broker hands over its partitions and has stopped delivery."""
 
     def settings(self, group_id: str) -> ShareSettings:
         """The group's configs in force."""
@@ -108,4 +108,4 @@ class LeaderPorts(Protocol):
         """Send a write at the end of this turn; it takes changes until then."""
 
     def dropped(self, key: ShareKey) -> None:
-        """A share partition is served no more."""
+        """A share partition is no longer served."""

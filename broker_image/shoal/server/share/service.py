@@ -285,7 +285,7 @@ class ShareService:
             self.wake(leader.wake_key)
 
     async def drain(self) -> None:
-        """Deliver nothing more, and wait a moment for members to settle their records.
+        """Stop delivery, and wait a moment for members to settle their records.
 
         The next leader has no locks, and would deliver those records a second time.
         """
