@@ -1,6 +1,6 @@
 """Ranges of offsets as sets, and the division of a batch's ranges into tasks.
 
-Pure. A `Range` is a run of offsets of one partition, both ends inclusive, with its delivery count
+Pure. A `Range` is a run of offsets of one partition, both ends inclusive. It has a delivery count,
 and an estimate of its bytes from the headers of log batches. Lists of ranges are sets of offsets:
 sorted, and disjoint after `normal`.
 """

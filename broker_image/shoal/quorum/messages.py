@@ -1,8 +1,8 @@
 """The requests and responses of the metadata quorum, with the field names of Kafka.
 
-Each request has one response type. `quorum.wire` translates them to Vote (52), BeginQuorumEpoch
-(53), EndQuorumEpoch (54), Fetch (1), FetchSnapshot (59), AddRaftVoter (80), RemoveRaftVoter (81)
-and UpdateRaftVoter (82), and adds the cluster id, the topic and the endpoints.
+Each request has one response type. `quorum.wire` adds the cluster id, the topic and the endpoints,
+and translates them to Kafka's APIs: Vote (52), BeginQuorumEpoch (53), EndQuorumEpoch (54), Fetch
+(1), FetchSnapshot (59), AddRaftVoter (80), RemoveRaftVoter (81) and UpdateRaftVoter (82).
 """
 
 from __future__ import annotations

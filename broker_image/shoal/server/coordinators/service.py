@@ -1,10 +1,10 @@
 """Coordinators on this broker: `coordinator.runtime` on the event loop.
 
-A coordinator has an internal topic, and a shard for each partition that this broker leads.
-Its service creates the topic on first use, replays the log of a partition into its shard in short
-steps, passes requests to the runtime, and serves the runtime's deadlines. A request waits while the
-topic is being created. A request for a shard that is loading is refused with a retriable error, as
-in Kafka.
+A coordinator has an internal topic, and a shard for each partition that this broker leads. Its
+service creates the topic on first use, and replays the log of a partition into its shard in short
+steps. It passes requests to the runtime, and serves the runtime's deadlines. A request waits while
+the topic is being created. A request for a shard that is loading is refused with a retriable error,
+as in Kafka.
 
 A token is the future of the request's response, or a `Call`, which continues at once.
 """

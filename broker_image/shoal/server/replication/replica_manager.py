@@ -3,10 +3,10 @@
 `ReplicaFetcherManager` fetches the partitions that follow; `IsrChanges` asks the controller for
 other ISRs. The rules of replication are in `shoal.replication`. This module adds the clock.
 
-A follower's fetch waits at its leader for records. A fetch that was sent before a partition was
-assigned to the follower does not name that partition, and would delay its first fetch. A leader
-therefore answers a follower at once when it becomes the leader of a partition of that follower, and
-within `AWAITED_FETCH_WAIT_MS` until the follower has fetched the partition in the leader's epoch.
+A follower's fetch waits at its leader for records. If it was sent before a partition was assigned
+to the follower, it does not name that partition, and would delay its first fetch. So a new leader
+of a partition answers the waiting fetches of its followers at once. Until a follower has fetched
+the partition in the leader's epoch, its fetches wait for `AWAITED_FETCH_WAIT_MS` at most.
 """
 
 from __future__ import annotations

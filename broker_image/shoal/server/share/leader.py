@@ -1,6 +1,6 @@
 """A share partition on the broker that leads its partition: its window, log, state and timer.
 
-Changes of one turn of the loop go to the share coordinator as one record (`state_write`), and the
+Changes of one turn of the loop go to the share coordinator as one record (`state_write`). The
 requests that made them are answered once the record is committed. If the write fails, the leader
 drops the window and refuses those requests; the next fetch loads the persisted state.
 """
