@@ -360,7 +360,7 @@ def _waits(member: Member) -> list[tuple[float, float]]:
     waits: list[tuple[float, float]] = []
     for event in member.events:
         if event["e"] == "idle" and event["t"] - event["since"] < STANDSTILL_S:
-            if waits and event["since"] - waits[-1][1] < 0.01:  # The same wait goes on.
+            if waits and event["since"] - waits[-1][1] < 0.01:  # The same wait continues.
                 waits[-1] = (waits[-1][0], event["t"])
             else:
                 waits.append((event["since"], event["t"]))

@@ -1,4 +1,4 @@
-"""Leader election: one replica leads, and a standby can tell whether another replica leads."""
+"""Leader election: one replica leads, and a standby finds out whether another replica leads."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def knows_no_keys(patch: pytest.MonkeyPatch) -> None:
 
 
 def writes_no_dead_letters(patch: pytest.MonkeyPatch) -> None:
-    """A record whose delivery failed for good leaves its group without a dead letter."""
+    """A record whose delivery failed permanently leaves its group without a dead letter."""
     patch.setattr(
         DeadLetters,
         "add",

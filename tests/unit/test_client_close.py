@@ -53,8 +53,7 @@ def test_callers_that_wait_for_a_connection_get_an_error_and_no_cancellation() -
 
 
 def test_a_closed_client_does_not_retry() -> None:
-    """Callers that would retry after a lost connection get the error at once, and so do later
-    ones."""
+    """Callers that would retry after a lost connection get the error at once, as later ones do."""
 
     async def main() -> None:
         async with two_wait() as (cluster, waiting):

@@ -280,7 +280,7 @@ class Cluster:
         *,
         pause_ms_max: int = BACKOFF_MS_MAX,
     ) -> V:
-        """Call `attempt` until it succeeds, fails for good, or `timeout_ms` is over.
+        """Call `attempt` until it succeeds, fails permanently, or `timeout_ms` is over.
 
         A cluster that was never reached fails at once: a wrong address is more likely than a broker
         that starts late.

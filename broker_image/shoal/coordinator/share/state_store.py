@@ -6,9 +6,9 @@ initializes, summarizes and deletes states. Every write is one update record; ea
 snapshot in use can be cut off (`redundant_offset`). Share partitions without writes get a new
 snapshot periodically (`tick`), so that they do not prevent this.
 
-Fencing: a write or read with an older leader epoch is refused, and so is a write or initialization
-with an older state epoch. The state epoch rises when an admin resets offsets. A leader that has not
-heard of the reset is refused; it drops its window and reads again.
+Fencing: the shard refuses writes and reads with an older leader epoch, and writes and
+initializations with an older state epoch. The state epoch rises when an admin resets offsets. A
+leader that does not have the new epoch is refused; it drops its window and reads again.
 
 Called by the runtime, in the shape of `coordinator.contract`. Source: KIP-932, "Share coordinator".
 """

@@ -8,7 +8,7 @@ A sole voter is elected while it starts: its first syncs block the event loop.
 
 After a failed write, as on a full disk, the state of the replica is ahead of the disk. The replica
 is then opened again from the disk, as after a crash. After a failed sync, the content of the disk
-is unknown. The replica then stops for good, and `fault` has the reason.
+is unknown. The replica then stops until the node restarts, and `fault` has the reason.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Writes the dead letters of a share partition.
 
-After that, their records leave the window, or hold their keys if the group wants it
+After that, their records leave the window, or hold their keys by the group's config
 (`ShareLeader.dead_letters_written`). Delivery is at least once, where Kafka's is best effort: a
 record is ARCHIVING before its dead letter is appended, and ARCHIVED only after the commit; both are
 persisted. The next leader writes what a former one left ARCHIVING, perhaps again.

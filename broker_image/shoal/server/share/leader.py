@@ -431,8 +431,10 @@ class ShareLeader:
     def dead_letters_written(
         self, ranges: Sequence[DeadLetterRange], *, dropped: bool = False
     ) -> None:
-        """Let records leave the window whose dead letters are committed or given up. If the group
-        wants it, records with a dead letter hold their keys instead until they are freed."""
+        """Let records leave the window whose dead letters are committed or dropped.
+
+        By the group's config, records with a dead letter hold their keys instead until freed.
+        """
         share = self.share
         if self._dead_letters_hold_keys and not dropped:
             changes = hold_keys(share, self.selection, ranges)
