@@ -201,4 +201,4 @@ def test_examples_and_chart_pass_the_api_server(resources: Resources) -> None:
 
 def test_explain_reads_like_documentation(release: Release) -> None:
     text = release.cluster.kubectl("explain", "sharegroup.spec.lockDuration").stdout
-    assert "How long a record stays locked to the member that got it" in " ".join(text.split())
+    assert "How long a member holds the lock of a record" in " ".join(text.split())
