@@ -109,11 +109,9 @@ PROOFS = {
 wire/test_config_effects.py
 test_identity_of_a_broker node.id broker.id broker.rack advertised.listeners
 test_new_topics num.partitions default.replication.factor
-test_internal_topics offsets.topic.num.partitions offsets.topic.replication.factor
-test_internal_topics offsets.topic.segment.bytes transaction.state.log.num.partitions
-test_internal_topics transaction.state.log.replication.factor transaction.state.log.segment.bytes
+test_internal_topics offsets.topic.num.partitions offsets.topic.segment.bytes
+test_internal_topics transaction.state.log.num.partitions transaction.state.log.segment.bytes
 test_internal_topics share.coordinator.state.topic.num.partitions
-test_internal_topics share.coordinator.state.topic.replication.factor
 test_internal_topics share.coordinator.state.topic.segment.bytes
 test_session_timeouts_of_classic_members group.min.session.timeout.ms group.max.session.timeout.ms
 test_classic_groups_have_a_size group.max.size
@@ -142,6 +140,8 @@ test_metadata_snapshots_are_deleted_when_they_are_old
     metadata.log.max.record.bytes.between.snapshots
 test_socket_buffers socket.receive.buffer.bytes socket.send.buffer.bytes
 test_a_broker_that_is_not_let_in_gives_up initial.broker.registration.timeout.ms
+test_metadata_requests_create_topics auto.create.topics.enable
+test_assignors_of_consumer_groups group.consumer.assignors
 
 compat/test_settings.py
 test_large_requests_wait_for_room_over_all_connections queued.max.request.bytes
@@ -196,9 +196,12 @@ unit/test_broker_slots.py
 test_the_first_broker_has_the_given_settings shoal.brokers.per.host
 
 unit/test_offsets.py
-test_an_offset_in_a_transaction_counts_from_its_marker_on offsets.retention.minutes
+test_retention_counts_from_the_last_commit offsets.retention.minutes
 
 unit/test_internal_topics.py
+test_leaders_and_replicas_spread_over_brokers_and_racks offsets.topic.replication.factor
+test_leaders_and_replicas_spread_over_brokers_and_racks
+    transaction.state.log.replication.factor share.coordinator.state.topic.replication.factor
 test_how_many_have_to_be_in_sync_grows_too share.coordinator.state.topic.min.isr
 test_how_many_have_to_be_in_sync_grows_too transaction.state.log.min.isr
 
@@ -224,7 +227,7 @@ test_connections_wait_for_their_turn max.connection.creation.rate
 test_connections_at_a_time max.connections.per.ip max.connections.per.ip.overrides
 
 wire/test_frames.py
-test_bytes_that_are_no_request_close_their_connection socket.request.max.bytes
+test_the_largest_request_that_a_broker_reads socket.request.max.bytes
 
 wire/test_hostile_requests.py
 test_connections_that_trickle connections.max.idle.ms
@@ -234,7 +237,7 @@ test_limits_on_connections max.connections
 test_retention_by_size_and_time log.retention.check.interval.ms
 
 compat/test_admin_confluent.py
-test_deletion_can_be_forbidden auto.create.topics.enable delete.topic.enable
+test_deletion_can_be_forbidden delete.topic.enable
 
 compat/test_server_command.py
 test_health_and_metrics shoal.metrics.listener=metrics_url
@@ -251,9 +254,6 @@ test_a_dead_letter_topic_is_created_where_the_broker_allows_it
     errors.deadletterqueue.auto.create.topics.enable=auto.create.topics.enable
 test_a_dead_letter_topic_is_created_where_the_broker_allows_it
     errors.deadletterqueue.topic.name.prefix=dlq.
-
-compat/test_consumer_protocol_group.py
-test_members_come_and_go group.consumer.assignors=assignor
 
 compat/test_kill9_groups.py
 test_confirmed_offsets_survive group.initial.rebalance.delay.ms

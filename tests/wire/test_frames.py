@@ -12,7 +12,7 @@ from conditions import eventually
 from shoal.protocol import codec, frames
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from servers import ShoalProcess
 
@@ -32,11 +32,11 @@ def connect(broker: ShoalProcess) -> socket.socket:
     return sock
 
 
-def api_versions(correlation_id: int, version: int = 3) -> bytes:
+def api_versions(correlation_id: int, version: int = 3, client_id: str = "test") -> bytes:
     body = codec.write_request(
         API_VERSIONS, version, {"client_software_name": "t", "client_software_version": "1"}
     )
-    frame = frames.request_head(API_VERSIONS, version, correlation_id, "test") + body
+    frame = frames.request_head(API_VERSIONS, version, correlation_id, client_id) + body
     return struct.pack(">i", len(frame)) + frame
 
 
@@ -140,6 +140,21 @@ def test_bytes_that_are_no_request_close_their_connection(
         assert closed(bad)
         good.sendall(api_versions(1))
         assert correlation_id(receive(good)) == 1
+
+
+def test_the_largest_request_that_a_broker_reads(start_broker: Callable[..., ShoalProcess]) -> None:
+    limit = 700
+    broker = start_broker(configs={"socket.request.max.bytes": str(limit)})
+    for size in (limit - 1, limit, limit + 1):
+        padding = "x" * (size + 4 - len(api_versions(1, client_id="")))
+        request = api_versions(1, client_id=padding)
+        assert len(request) == 4 + size
+        with connect(broker) as sock:
+            sock.sendall(request)
+            if size > limit:
+                assert closed(sock)
+            else:
+                assert correlation_id(receive(sock)) == 1
 
 
 @pytest.mark.parametrize("seed", range(20))
