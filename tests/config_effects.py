@@ -153,6 +153,9 @@ test_produces_that_wait_for_a_coordinator_are_bounded queued.max.requests
 test_partitions_are_spread_over_fetch_loops_and_move_between_them num.replica.fetchers
 test_how_a_follower_fetches replica.fetch.max.bytes replica.fetch.response.max.bytes
 test_how_a_follower_fetches replica.fetch.min.bytes replica.fetch.wait.max.ms
+test_a_follower_gives_up_a_leader_that_is_silent replica.socket.timeout.ms
+test_how_a_controller_fetches_metadata controller.quorum.fetch.max.bytes
+test_how_a_controller_fetches_metadata controller.quorum.fetch.snapshot.max.bytes
 test_leaders_go_back_to_preferred_replicas auto.leader.rebalance.enable
 test_leaders_go_back_to_preferred_replicas leader.imbalance.check.interval.seconds
 test_a_broker_that_stops_hands_over controlled.shutdown.enable
@@ -168,9 +171,6 @@ test_requests_to_the_controller_are_given_up request.timeout.ms
 
 sim/test_scenes.py
 test_a_leader_that_is_cut_off_refuses_when_its_session_is_over broker.session.timeout.ms
-
-sim/test_cluster_sim.py
-test_followers_hear_of_a_leader_that_came_back_from_a_loss_of_power replica.socket.timeout.ms
 
 unit/test_config_defaults.py
 test_listeners_among_nodes listeners listener.security.protocol.map inter.broker.listener.name
@@ -189,8 +189,6 @@ test_when_a_quorum_acts controller.quorum.election.backoff.max.ms
 test_when_a_quorum_acts controller.quorum.fetch.timeout.ms
 test_when_a_quorum_acts controller.quorum.request.timeout.ms
 test_when_a_quorum_acts controller.quorum.retry.backoff.ms
-test_how_much_metadata_a_follower_asks_for controller.quorum.fetch.max.bytes
-test_settings_of_the_quorum controller.quorum.fetch.snapshot.max.bytes
 
 unit/test_broker_slots.py
 test_the_first_broker_has_the_given_settings shoal.brokers.per.host

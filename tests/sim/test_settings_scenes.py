@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 from uuid import UUID
 
@@ -9,6 +10,7 @@ import pytest
 from shoal.log.uuids import uuid_text
 from shoal.protocol import codec
 from shoal.protocol.api import ApiKey
+from shoal.quorum import wire
 from shoal.server.network.envelopes import EnvelopeHandler
 from shoal.server.replication.replica_fetch import ReplicaFetches
 from sim.scenes import ErrorCode, Scene, scene
@@ -132,6 +134,69 @@ def test_how_a_follower_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {(b.max_bytes, b.min_bytes, codec.ms(b.max_wait)) for b in asked} == {(70_000, 2, 321)}
     found = {p.partition_max_bytes for b in asked for t in b.topics for p in t.partitions}
     assert found == {5_000}
+
+
+@pytest.mark.parametrize("timeout_ms", [1_500, 4_000])
+def test_a_follower_gives_up_a_leader_that_is_silent(
+    monkeypatch: pytest.MonkeyPatch, timeout_ms: int
+) -> None:
+    """replica.socket.timeout.ms: the leader takes a fetch and never answers it. After this time the
+    follower fetches again, on another connection."""
+    silent: list[float] = []
+    handle = ReplicaFetches.handle
+
+    def spied(fetches: Any, request: Any, replica_id: int) -> Any:
+        if deaf and replica_id == 3 and fetches is deaf[0]:
+            silent.append(cluster.kernel.now)
+            if len(silent) == 1:
+                return asyncio.get_running_loop().create_future()
+        return handle(fetches, request, replica_id)
+
+    deaf: list[ReplicaFetches] = []
+    monkeypatch.setattr(ReplicaFetches, "handle", spied)
+    with scene(configs={"replica.socket.timeout.ms": str(timeout_ms)}) as cluster:
+        cluster.make_topic("work", [1, 2, 3])
+        broker = cluster.cluster.brokers[1].broker
+        assert broker is not None
+        deaf.append(broker.replica_fetches)
+        cluster.until(lambda: len(silent) == 2, "another fetch")
+    assert timeout_ms / 1000 <= silent[1] - silent[0] < timeout_ms / 1000 + SOON_S
+
+
+def test_how_a_controller_fetches_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests to the leader of the quorum contain controller.quorum.fetch.max.bytes, and those for
+    a snapshot controller.quorum.fetch.snapshot.max.bytes. The leader has dropped what broker 3 has
+    missed, and its snapshot takes several requests."""
+    asked: dict[ApiKey, list[Any]] = {ApiKey.FETCH: [], ApiKey.FETCH_SNAPSHOT: []}
+    read = wire.read_request
+
+    def spied(api_key: ApiKey, entity: Any) -> Any:
+        asked.setdefault(api_key, []).append(entity)
+        return read(api_key, entity)
+
+    monkeypatch.setattr(wire, "read_request", spied)
+    configs = {
+        "controller.quorum.fetch.max.bytes": "54321",
+        "controller.quorum.fetch.snapshot.max.bytes": "1234",
+        "metadata.log.max.record.bytes.between.snapshots": "1000",
+        "metadata.max.retention.bytes": "1",
+    }
+    with scene(configs=configs) as cluster:
+        behind = cluster.others(cluster.controller())[0]
+        behind.crash()
+        ahead = next(m.id for m in cluster.others(behind))
+        for number in range(12):
+            cluster.make_topic(f"t{number}", [ahead])
+            cluster.passes(0.5)
+        behind.start()
+        cluster.until(cluster.cluster.fully_replicated, "all is well")
+    fetches, snapshots = asked[ApiKey.FETCH], asked[ApiKey.FETCH_SNAPSHOT]
+    assert {body.max_bytes for body in fetches} == {54_321}
+    found = {p.partition_max_bytes for body in fetches for t in body.topics for p in t.partitions}
+    assert found == {54_321}
+    assert {body.max_bytes for body in snapshots} == {1_234}
+    positions = [body.topics[0].partitions[0].position for body in snapshots]
+    assert positions[:2] == [0, 1_234]
 
 
 @pytest.mark.parametrize("enabled", ["true", "false"])

@@ -26,10 +26,9 @@ from shoal.metadata.configs import BROKER, GROUP, TOPIC
 from shoal.metadata.delta import MetadataDelta
 from shoal.metadata.image import MetadataImage, ResourceType, Scope
 from shoal.protocol.errors import ErrorCode
-from shoal.quorum import wire
 from shoal.quorum.events import Event, Received, RequestFailed, Tick
 from shoal.quorum.log_index import LogIndex
-from shoal.quorum.messages import FetchRequest, Message, VoteRequest, VoteResponse
+from shoal.quorum.messages import Message, VoteRequest, VoteResponse
 from shoal.quorum.quorum_state import QuorumState
 from shoal.quorum.raft import Raft
 from shoal.quorum.replica import QuorumSettings
@@ -116,13 +115,6 @@ def test_settings_of_the_quorum(name: str) -> None:
     """`quorum.raft` and its simulation use them."""
     settings = cluster_config(resolve({name: "4321"}, {})).settings
     assert getattr(settings, QUORUM[name]) == 4321
-
-
-def test_how_much_metadata_a_follower_asks_for() -> None:
-    """controller.quorum.fetch.max.bytes"""
-    request = FetchRequest(ReplicaKey(1), 1, 0, 0, 0, 500)
-    fields = wire.request_fields(request, cluster_id="c", endpoints=(), max_bytes=4321)
-    assert fields["max_bytes"] == 4321
 
 
 def test_listeners_among_nodes() -> None:
