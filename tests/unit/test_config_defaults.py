@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -46,7 +47,7 @@ from shoal.server.share import group_settings
 from unit.test_share_membership import Share
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 def image(static: dict[str, str], **own: dict[str, str]) -> MetadataImage:
@@ -311,21 +312,57 @@ def asks(settings: QuorumSettings, *, answers: bool) -> list[tuple[int, str]]:
     return sent
 
 
+def times(sent: list[tuple[int, str]], kind: str) -> list[int]:
+    """Return the times at which requests of this kind were sent; several may have one time."""
+    return list(dict.fromkeys(at_ms for at_ms, sent_kind in sent if sent_kind == kind))
+
+
+def first_vote_ms(sent: list[tuple[int, str]]) -> int:
+    return times(sent, "VoteRequest")[0]
+
+
+def second_vote_ms(sent: list[tuple[int, str]]) -> int:
+    """Return the time between the first request for votes and its repetition."""
+    first, second, *_ = times(sent, "VoteRequest")
+    return second - first
+
+
+def standing_ms(sent: list[tuple[int, str]]) -> int:
+    """Return how long the follower stands for election before it fetches again."""
+    stands_ms = first_vote_ms(sent)
+    return min(at_ms for at_ms in times(sent, "FetchRequest") if at_ms > stands_ms) - stands_ms
+
+
+def second_fetch_ms(sent: list[tuple[int, str]]) -> int:
+    first, second, *_ = times(sent, "FetchRequest")
+    return second - first
+
+
+def longest_pause_ms(sent: list[tuple[int, str]]) -> int:
+    """Return the longest time between two elections that it loses."""
+    return max(after - before for before, after in pairwise(times(sent, "VoteRequest")))
+
+
+@pytest.mark.parametrize("value_ms", [300, 700])
 @pytest.mark.parametrize(
-    "name",
-    sorted(
-        set(QUORUM)
-        - {"controller.quorum.fetch.max.bytes", "controller.quorum.fetch.snapshot.max.bytes"}
-    ),
+    ("name", "answers", "waited_ms", "factor", "more_ms"),
+    [
+        ("controller.quorum.fetch.timeout.ms", False, first_vote_ms, 1.0, 0),
+        ("controller.quorum.election.timeout.ms", False, standing_ms, 1.5, 0),
+        ("controller.quorum.request.timeout.ms", False, second_vote_ms, 1.0, 20),
+        ("controller.quorum.retry.backoff.ms", True, second_fetch_ms, 1.0, 0),
+        ("controller.quorum.election.backoff.max.ms", True, longest_pause_ms, 0.5, 1),
+    ],
 )
-def test_when_a_quorum_acts(name: str) -> None:
-    """controller.quorum.election.timeout.ms, controller.quorum.election.backoff.max.ms,
-    controller.quorum.fetch.timeout.ms, controller.quorum.request.timeout.ms,
-    controller.quorum.retry.backoff.ms: each changes the times at which a follower without a leader
-    asks."""
-    changed = QuorumSettings()._replace(**{QUORUM[name]: 300})
-    before, after = (
-        [asks(settings, answers=answers) for answers in (False, True)]
-        for settings in (QuorumSettings(), changed)
-    )
-    assert before != after
+def test_when_a_quorum_acts(
+    name: str,
+    answers: bool,
+    waited_ms: Callable[[list[tuple[int, str]]], int],
+    factor: float,
+    more_ms: int,
+    value_ms: int,
+) -> None:
+    """How long a follower without a leader waits. A draw is half of its range here, and a request
+    is repeated after controller.quorum.retry.backoff.ms, 20 by default."""
+    settings = QuorumSettings()._replace(**{QUORUM[name]: value_ms})
+    assert waited_ms(asks(settings, answers=answers)) == value_ms * factor + more_ms
