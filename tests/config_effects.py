@@ -154,6 +154,7 @@ test_partitions_are_spread_over_fetch_loops_and_move_between_them num.replica.fe
 test_how_a_follower_fetches replica.fetch.max.bytes replica.fetch.response.max.bytes
 test_how_a_follower_fetches replica.fetch.min.bytes replica.fetch.wait.max.ms
 test_a_follower_gives_up_a_leader_that_is_silent replica.socket.timeout.ms
+test_a_follower_that_is_refused_waits replica.fetch.backoff.ms
 test_how_a_controller_fetches_metadata controller.quorum.fetch.max.bytes
 test_how_a_controller_fetches_metadata controller.quorum.fetch.snapshot.max.bytes
 test_leaders_go_back_to_preferred_replicas auto.leader.rebalance.enable
@@ -162,7 +163,10 @@ test_a_broker_that_stops_hands_over controlled.shutdown.enable
 test_a_follower_that_lags_leaves_the_isr replica.lag.time.max.ms
 test_unclean_elections_are_looked_for unclean.leader.election.interval.ms
 test_brokers_send_heartbeats broker.heartbeat.interval.ms
-test_logs_are_compacted log.cleaner.enable log.cleaner.backoff.ms
+test_logs_are_compacted log.cleaner.enable
+test_pauses_of_compaction log.cleaner.backoff.ms
+test_memory_for_compaction log.cleaner.dedupe.buffer.size
+test_the_first_rebalance_waits_for_more_members group.initial.rebalance.delay.ms
 test_writes_of_coordinators_are_given_up offsets.commit.timeout.ms
 test_writes_of_coordinators_are_given_up share.coordinator.write.timeout.ms
 test_a_produce_waits_for_the_end_of_the_last_transaction
@@ -177,7 +181,6 @@ test_listeners_among_nodes listeners listener.security.protocol.map inter.broker
 test_listeners_among_nodes controller.listener.names controller.quorum.bootstrap.servers
 test_listeners_among_nodes process.roles
 test_the_directory_of_logs log.dir log.dirs
-test_back_off_of_followers replica.fetch.backoff.ms
 test_samples_of_throttled_replication replication.quota.window.num
 test_samples_of_throttled_replication replication.quota.window.size.seconds
 test_samples_of_throttled_replication follower.replication.throttled.rate
@@ -216,9 +219,6 @@ sim/test_settings_scenes.py
 test_cold_share_partitions_get_snapshots
     share.coordinator.cold.partition.snapshot.interval.ms
 
-unit/test_log_compaction.py
-test_memory_bounds_a_round_and_rounds_go_on log.cleaner.dedupe.buffer.size=memory_bytes
-
 wire/test_client_quotas.py
 test_connections_of_an_address quota.window.num quota.window.size.seconds
 test_connections_wait_for_their_turn max.connection.creation.rate
@@ -250,11 +250,8 @@ test_the_state_log_is_cut_and_state_is_rebuilt_from_what_is_left
 compat/test_queue_semantics.py
 test_a_dead_letter_topic_is_created_where_the_broker_allows_it
     errors.deadletterqueue.auto.create.topics.enable=auto.create.topics.enable
-test_a_dead_letter_topic_is_created_where_the_broker_allows_it
-    errors.deadletterqueue.topic.name.prefix=dlq.
-
-compat/test_kill9_groups.py
-test_confirmed_offsets_survive group.initial.rebalance.delay.ms
+test_dead_letter_topics_have_the_prefix_of_the_broker
+    errors.deadletterqueue.topic.name.prefix=topic.name.prefix
 
 cluster/test_replica_selector.py
 test_a_consumer_reads_in_its_rack replica.selector.class

@@ -239,15 +239,19 @@ def test_policies_of_share_groups(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("codec", "low", "high"), [("gzip", 1, 9), ("lz4", 1, 17), ("zstd", 1, 22)]
+    ("codec", "config", "low", "high"),
+    [
+        ("gzip", "compression.gzip.level", 1, 9),
+        ("lz4", "compression.lz4.level", 1, 17),
+        ("zstd", "compression.zstd.level", 1, 22),
+    ],
 )
-def test_levels_of_compression(codec: str, low: int, high: int) -> None:
-    """compression.gzip.level, compression.lz4.level, compression.zstd.level"""
+def test_levels_of_compression(codec: str, config: str, low: int, high: int) -> None:
     words = [b"%d" % (n * 7919 % 1009) for n in range(20_000)]
     batch = build_batch([(1, None, b" ".join(words), ())])
     sizes = []
     for level in (low, high):
-        settings = {"compression.type": codec, f"compression.{codec}.level": level}
+        settings = {"compression.type": codec, config: level}
         log = Log.open(MemoryStorage(), "t-0", LogConfig.of(settings), now_ms=1, clean=False)
         log.append(batch, now_ms=1, leader_epoch=0)
         sizes.append(log.size_bytes)
