@@ -107,7 +107,7 @@ def _proofs(text: str) -> dict[str, list[Proof]]:
 PROOFS = {
     "broker": _proofs("""
 wire/test_config_effects.py
-test_identity_of_a_broker node.id broker.id broker.rack advertised.listeners
+test_identity_of_a_broker broker.rack advertised.listeners
 test_new_topics num.partitions default.replication.factor
 test_internal_topics offsets.topic.num.partitions offsets.topic.segment.bytes
 test_internal_topics transaction.state.log.num.partitions transaction.state.log.segment.bytes
@@ -140,6 +140,7 @@ test_metadata_snapshots_are_deleted_when_they_are_old
     metadata.log.max.record.bytes.between.snapshots
 test_socket_buffers socket.receive.buffer.bytes socket.send.buffer.bytes
 test_a_broker_that_is_not_let_in_gives_up initial.broker.registration.timeout.ms
+test_the_id_of_a_broker node.id broker.id
 test_metadata_requests_create_topics auto.create.topics.enable
 test_assignors_of_consumer_groups group.consumer.assignors
 
@@ -177,10 +178,6 @@ sim/test_scenes.py
 test_a_leader_that_is_cut_off_refuses_when_its_session_is_over broker.session.timeout.ms
 
 unit/test_config_defaults.py
-test_listeners_among_nodes listeners listener.security.protocol.map inter.broker.listener.name
-test_listeners_among_nodes controller.listener.names controller.quorum.bootstrap.servers
-test_listeners_among_nodes process.roles
-test_the_directory_of_logs log.dir log.dirs
 test_samples_of_throttled_replication replication.quota.window.num
 test_samples_of_throttled_replication replication.quota.window.size.seconds
 test_samples_of_throttled_replication follower.replication.throttled.rate
@@ -192,9 +189,6 @@ test_when_a_quorum_acts controller.quorum.election.backoff.max.ms
 test_when_a_quorum_acts controller.quorum.fetch.timeout.ms
 test_when_a_quorum_acts controller.quorum.request.timeout.ms
 test_when_a_quorum_acts controller.quorum.retry.backoff.ms
-
-unit/test_broker_slots.py
-test_the_first_broker_has_the_given_settings shoal.brokers.per.host
 
 unit/test_offsets.py
 test_retention_counts_from_the_last_commit offsets.retention.minutes
@@ -239,6 +233,7 @@ test_deletion_can_be_forbidden delete.topic.enable
 
 compat/test_server_command.py
 test_health_and_metrics shoal.metrics.listener=metrics_url
+test_the_directory_of_logs log.dir log.dirs
 
 compat/test_share_protocol.py
 test_the_number_of_sessions_is_limited group.share.max.share.sessions
@@ -262,6 +257,19 @@ test_a_reassignment_takes_its_time_and_writes_do_not
 
 cluster/test_voters.py
 test_a_controller_joins_automatically controller.quorum.auto.join.enable
+
+cluster/test_broker_listeners.py
+test_clients_and_brokers_have_listeners_of_their_own listeners=--listener
+test_clients_and_brokers_have_listeners_of_their_own inter.broker.listener.name
+test_clients_and_brokers_have_listeners_of_their_own controller.listener.names
+test_clients_and_brokers_have_listeners_of_their_own controller.quorum.bootstrap.servers
+test_a_listener_needs_a_security_protocol listener.security.protocol.map
+
+cluster/test_quorum.py
+test_a_cluster_with_controllers_of_its_own process.roles=roles
+
+cluster/test_host.py
+test_replicas_share_no_host_and_a_dead_broker_comes_back shoal.brokers.per.host=--brokers-per-host
 
 cluster/test_bad_input.py
 test_nodes_that_do_not_fit_a_running_cluster controller.quorum.voters=--quorum

@@ -151,6 +151,14 @@ def test_a_broker_that_is_not_let_in_gives_up(tmp_path: Path) -> None:
     assert "No controller has registered broker 1 within 700 ms" in broker.refusal()
 
 
+@pytest.mark.parametrize("config", ["node.id", "broker.id"])
+def test_the_id_of_a_broker(start_broker: Callable[..., ShoalProcess], config: str) -> None:
+    broker = start_broker(configs={config: "7"})
+    with WireClient(broker.bootstrap) as client:
+        found = client.call(ApiKey.METADATA, 12, {"topics": []})
+    assert [row.node_id for row in found.brokers] == [7]
+
+
 @pytest.mark.parametrize("enabled", ["true", "false"])
 def test_metadata_requests_create_topics(
     start_broker: Callable[..., ShoalProcess], enabled: str
