@@ -270,6 +270,10 @@ class ShareHistory:
 
     # Facts for other checkers.
 
+    def was_asked_for(self, record: Record) -> bool:
+        """Return whether a member asked to settle the record."""
+        return record in self._asked
+
     def may_be_complete(self, record: Record) -> bool:
         """Return whether a member asked to settle the record, or its deliveries reached the
         limit."""
