@@ -87,9 +87,9 @@ def test_many_at_once_and_a_tail(client: socket.socket) -> None:
     assert correlation_id(receive(client)) == 1000
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_cut_anywhere(client: socket.socket, seed: int) -> None:
-    rng = random.Random(seed)
+@pytest.mark.parametrize("number", range(5))
+def test_cut_anywhere(client: socket.socket, number: int, seed: int) -> None:
+    rng = random.Random(f"{seed}.{number}")
     data = b"".join(map(api_versions, range(200)))
     while data:
         size = rng.choice([1, 3, 40, 2000])
@@ -157,11 +157,11 @@ def test_the_largest_request_that_a_broker_reads(start_broker: Callable[..., Sho
                 assert correlation_id(receive(sock)) == 1
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_noise(shared_broker: ShoalProcess, seed: int) -> None:
-    rng = random.Random(seed)
+@pytest.mark.parametrize("number", range(20))
+def test_noise(shared_broker: ShoalProcess, number: int, seed: int) -> None:
+    rng = random.Random(f"{seed}.{number}")
     with connect(shared_broker) as bad:
-        frame = bytearray(api_versions(1) if seed % 2 else rng.randbytes(64))
+        frame = bytearray(api_versions(1) if number % 2 else rng.randbytes(64))
         for _ in range(rng.randrange(1, 8)):
             frame[rng.randrange(4, len(frame))] = rng.randrange(256)
         frame[:4] = struct.pack(">i", len(frame) - 4)
