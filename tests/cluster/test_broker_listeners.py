@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 class TwoListeners(ShoalCluster):
-    """Three brokers; only the first is a controller. Clients are told an address at which nobody
-    listens, so the brokers can work together only through the other listener."""
+    """Three brokers; only the first is a controller. Nobody listens at the addresses that
+    clients get, so the brokers can work together only through the other listener."""
 
     def __init__(self, folder: Path) -> None:
         ids = (1, 2, 3)
