@@ -77,7 +77,7 @@ class Ledger:
 
 
 def work(
-    bootstrap: str, group: str, topic: str, ledger: Ledger, stop: threading.Event, seed: int
+    bootstrap: str, group: str, topic: str, ledger: Ledger, stop: threading.Event, seed: str
 ) -> None:
     rng = random.Random(seed)
     consumer = ShareConsumer(
@@ -123,7 +123,7 @@ def lag(broker: ShoalProcess) -> float:
     return sum(sample.value for sample in broker.samples("shoal_share_partition_lag"))
 
 
-def test_a_queue_under_faults(start_broker: Callable[..., ShoalProcess]) -> None:
+def test_a_queue_under_faults(start_broker: Callable[..., ShoalProcess], seed: int) -> None:
     broker = start_broker(configs=CONFIGS)
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     topic, group = f"t-{uuid.uuid4().hex[:8]}", f"g-{uuid.uuid4().hex[:8]}"
@@ -145,8 +145,10 @@ def test_a_queue_under_faults(start_broker: Callable[..., ShoalProcess]) -> None
 
     ledger, stop = Ledger(), threading.Event()
     workers = [
-        threading.Thread(target=work, args=(broker.bootstrap, group, topic, ledger, stop, seed))
-        for seed in range(MEMBERS)
+        threading.Thread(
+            target=work, args=(broker.bootstrap, group, topic, ledger, stop, f"{seed}.{number}")
+        )
+        for number in range(MEMBERS)
     ]
     for worker in workers:
         worker.start()

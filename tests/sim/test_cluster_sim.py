@@ -303,6 +303,7 @@ CASES = [
     ),
     of_queues("ends_locks_early", "share-lock-overlap"),
     of_queues("ends_locks_late", "share-late-accept"),
+    of_queues("renews_nothing", "share-lock-overlap", seed=2),
     of_queues("passes_released_records", "share-start-offset"),
     of_queues(
         "loads_from_the_log_start", "share-start-offset", "share-redelivered", faults=["crash"]
