@@ -149,11 +149,8 @@ class Dispatcher:
         )
         request = Request(header, body, peer, received_ns, len(frame))
         try:
-            if row.feature and not self._cache.image.features.get(row.feature):
-                raise ApiError(
-                    ErrorCode.unsupported_version,
-                    f"The feature {row.feature} is off: its level is 0.",
-                )
+            if row.feature or row.admit is not None:
+                self._admit(row, request)
             answer: Any = (
                 self._controller.forward(frame, request)
                 if row.by_controller and not self._controller.is_local
@@ -174,6 +171,16 @@ class Dispatcher:
             return self.resolve(request, answer)
         assert isinstance(answer, (list, Mapping)), answer
         return self._respond(request, answer)
+
+    def _admit(self, row: Api, request: Request) -> None:
+        """Check what the row requires. Raises `ApiError`."""
+        if row.feature and not self._cache.image.features.get(row.feature):
+            raise ApiError(
+                ErrorCode.unsupported_version,
+                f"The feature {row.feature} is off: its level is 0.",
+            )
+        if row.admit is not None:
+            row.admit(self._context, request)
 
     def requests_handled(self, now_s: float) -> None:
         """Complete fetches that the requests of one read have woken. The connection calls this
