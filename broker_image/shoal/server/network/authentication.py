@@ -284,7 +284,8 @@ class SaslAuthenticator:
         code = ErrorCode.unsupported_sasl_mechanism if found is None else ErrorCode.none
         response = _response(header, {"error_code": code, "mechanisms": list(mechanisms)})
         if found is None:
-            raise _Failed("the mechanism is not enabled", response)
+            # As in Kafka, a client that logs in again gets no answer here.
+            raise _Failed("the mechanism is not enabled", None if self._is_reauth else response)
         if self._mechanism is not None and found is not self._mechanism:
             self._state = State.BAD_MECHANISM
             return response
@@ -323,7 +324,7 @@ class SaslAuthenticator:
             raise _Failed(refused.reason, _response(header, refusal)) from None
         return _response(
             header,
-            {"error_message": None, "auth_bytes": answer, "session_lifetime_ms": lifetime_ms},
+            {"error_message": "", "auth_bytes": answer, "session_lifetime_ms": lifetime_ms},
         )
 
     def _evaluate(self, token: bytes, peer: Peer) -> tuple[bytes, int]:
