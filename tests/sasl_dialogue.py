@@ -126,8 +126,7 @@ class Dialogue:
         if found is None:
             self.notes.append(CLOSED)
             return b""
-        lifetime = getattr(found, "session_lifetime_ms", None)
-        lifetime = None if lifetime is None else round(_milliseconds(lifetime))
+        lifetime = found.session_lifetime.total_seconds() if version else None
         self.notes.append(
             (found.error_code.name, found.error_message, lifetime, _shape(found.auth_bytes))
         )
@@ -186,11 +185,6 @@ class Dialogue:
         if last:
             verifier = hmac.digest(hmac.digest(salted, b"Server Key", digest), signed, digest)
             assert last == b"v=" + base64.b64encode(verifier)
-
-
-def _milliseconds(lifetime: Any) -> float:
-    """kio reads some durations as timedelta."""
-    return lifetime.total_seconds() * 1000 if hasattr(lifetime, "total_seconds") else lifetime
 
 
 def _shape(token: bytes) -> str:
