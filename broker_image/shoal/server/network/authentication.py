@@ -379,7 +379,7 @@ class SaslAuthenticator:
             self._state = State.HANDSHAKE
             self._connection.serve_with(self, self._listener.sasl.receive_size_max)
             return self._handshake(frame)
-        if now > self._expires_at:
+        if now >= self._expires_at:
             self._listener.counts.expired += 1
             self._state = State.FAILED
             self._connection.close()
