@@ -76,6 +76,7 @@ def configs(keys_url: str) -> dict[str, str]:
         f"{own}expected.issuer": "https://idp",
         f"{own}expected.audience": "queue,more",
         f"{own}sub.claim.name": "email",
+        f"{own}scope.claim.name": "rights",
         f"{own}clock.skew.seconds": "30",
     }
 
@@ -162,10 +163,11 @@ TOKENS: dict[str, Callable[[], str]] = {
     "ES256": lambda: made("ES256", EC, "ec"),
     "no key id": lambda: made(kid=None),
     "no key id, another type": lambda: made("ES256", EC, kid=None),
-    "a list of scopes": lambda: made(scope=["a", "b"]),
-    "a text of scopes": lambda: made(scope="a b"),
-    "a scope twice": lambda: made(scope=["a", "a"]),
-    "an empty scope": lambda: made(scope=[""]),
+    "a list of scopes": lambda: made(rights=["a", "b"]),
+    "a text of scopes": lambda: made(rights="a b"),
+    "a scope twice": lambda: made(rights=["a", "a"]),
+    "an empty scope": lambda: made(rights=[""]),
+    "an empty value of another claim": lambda: made(scope=[""]),
     "blanks around the subject": lambda: made(email=" zoë "),
     "an unknown key id": lambda: made(kid="unknown"),
     "another key's id": lambda: made(kid="ec"),

@@ -45,6 +45,7 @@ def configs() -> dict[str, str]:
             found[f"{prefix}{mechanism}.sasl.jaas.config"] = (
                 f"{MODULE}.scram.ScramLoginModule required;"
             )
+    found["listener.name.brief.sasl.server.max.receive.size"] = "1000"
     return found
 
 
@@ -260,6 +261,17 @@ def test_other_requests_in_place_of_a_token(
     expected = notes(kafka["LIMITED"], ends)
     assert expected[-1] == CLOSED
     assert notes(shoal["LIMITED"], UNPARSED[name]) == expected
+
+
+def test_the_size_of_requests_before_the_login(
+    kafka: dict[str, str], shoal: dict[str, str]
+) -> None:
+    """sasl.server.max.receive.size is 1000 on this listener."""
+    largest = b"\0\0\x03\xe8" + b"\0\x11\0\x01\0\0\0\1\xff\xff" + b"\x03\xdc" + b"x" * 988
+    for data in (b"\0\0\x03\xe9", largest):
+        expected = notes(kafka["BRIEF"], sent(data))
+        assert notes(shoal["BRIEF"], sent(data)) == expected
+    assert expected != [CLOSED]
 
 
 def test_a_session_ends(kafka: dict[str, str], shoal: dict[str, str]) -> None:

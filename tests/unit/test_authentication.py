@@ -551,7 +551,7 @@ def test_configs_of_a_listener() -> None:
                     f"{OAUTH_MODULE} unsecuredValidatorAllowableClockSkewMs=x;"
                 ),
             },
-            "no number of milliseconds",
+            "not a number of milliseconds",
         ),
         (
             {

@@ -22,6 +22,7 @@ from shoal.server.network import http_get, key_sets
 from shoal.server.network.http_get import HttpError
 from shoal.server.network.key_sets import KeySet, KeySetConfig
 from shoal.server.node import Node
+from unit.test_authentication import mechanisms
 from unit.test_jwt_tokens import jwk, private_key
 
 if TYPE_CHECKING:
@@ -56,7 +57,9 @@ class Provider:
             while self.drip:
                 writer.write(self.drip)
                 await writer.drain()
-                await asyncio.wait((asyncio.ensure_future(asyncio.sleep(0.001)),))
+                turn = asyncio.get_running_loop().create_future()
+                asyncio.get_running_loop().call_later(0.001, turn.set_result, None)
+                await turn
             await reader.read()
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
@@ -217,6 +220,48 @@ def test_an_unknown_key_id_reads_the_set_once() -> None:
             found.key_missing("k1", 1_000_000 + key_sets.EXPEDITE_MS)
             await eventually_async(lambda: key_ids(found) == ["k1"])
             assert len(provider.paths) == 3
+
+    run(main)
+
+
+def test_configs_of_a_key_set() -> None:
+    """A short interval reads the set again and again. A long back-off stops after one failure."""
+
+    def configured(url: str, **times: str) -> KeySet:
+        configs = {
+            "sasl.enabled.mechanisms": "OAUTHBEARER",
+            "sasl.oauthbearer.jwks.endpoint.url": url,
+            "shoal.oauthbearer.allowed.urls": url,
+        }
+        made, security, _ = mechanisms(**configs, **times)
+        made.of(security)
+        (found,) = made.key_sets
+        found.start()
+        return found
+
+    async def main() -> None:
+        async with serving(Provider()) as provider, serving(Provider(b"oops\r\n")) as broken:
+            seldom = configured(provider.url)
+            often = configured(provider.url, **{"sasl.oauthbearer.jwks.endpoint.refresh.ms": "10"})
+            patient = configured(
+                broken.url,
+                **{
+                    "sasl.oauthbearer.jwks.endpoint.retry.backoff.ms": "3600000",
+                    "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms": "3600000",
+                },
+            )
+            hasty = configured(
+                broken.url,
+                **{
+                    "sasl.oauthbearer.jwks.endpoint.retry.backoff.ms": "1",
+                    "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms": "2",
+                },
+            )
+            await eventually_async(lambda: often.reads_total >= 10 and hasty.failures_total >= 20)
+            assert seldom.reads_total == 1
+            assert patient.failures_total == 1
+            for found in (seldom, often, patient, hasty):
+                found.stop()
 
     run(main)
 

@@ -30,7 +30,7 @@ class LoginRefused(Exception):
 
 
 class Login(NamedTuple):
-    """Who has logged in: a principal such as `User:alice`, and until when the credential holds."""
+    """A principal that has logged in, such as `User:alice`, and when its credential expires."""
 
     principal: str
     expires_ms: int | None = None
