@@ -303,41 +303,17 @@ ssl.trustmanager.algorithm string PKIX - per-broker
 ssl.truststore.type string JKS - per-broker
     Format of the truststore.
 # refused: SASL
-sasl.jaas.config password - - per-broker
-    SASL is not supported. Credentials would be ignored.
 sasl.client.callback.handler.class class - -
     Java callback handlers cannot be loaded.
 sasl.login.callback.handler.class class - -
     Java callback handlers cannot be loaded.
 sasl.login.class class - -
     Java login classes cannot be loaded.
-sasl.server.callback.handler.class class - -
-    Java callback handlers cannot be loaded.
-connections.max.reauth.ms long 0 -
-    SASL is not supported, so the broker cannot require another authentication.
 # accepted: SASL details
-sasl.enabled.mechanisms list GSSAPI - per-broker
-    SASL mechanisms for clients.
 sasl.mechanism.controller.protocol string GSSAPI -
     SASL mechanism for connections to controllers.
 sasl.mechanism.inter.broker.protocol string GSSAPI - per-broker
     SASL mechanism between brokers.
-sasl.server.max.receive.size int 524288 -
-    Bytes of the largest SASL message.
-connection.failed.authentication.delay.ms int 100 0..
-    Delay of the response to a failed authentication.
-sasl.kerberos.kinit.cmd string /usr/bin/kinit - per-broker
-    Path of kinit.
-sasl.kerberos.min.time.before.relogin long 60000 - per-broker
-    Milliseconds, at least, between two Kerberos logins.
-sasl.kerberos.principal.to.local.rules list DEFAULT - per-broker
-    Rules that map Kerberos principals to user names.
-sasl.kerberos.service.name string - - per-broker
-    Kerberos service name of brokers.
-sasl.kerberos.ticket.renew.jitter double 0.05 - per-broker
-    Random fraction of a ticket's lifetime in the time of its renewal.
-sasl.kerberos.ticket.renew.window.factor double 0.8 - per-broker
-    Fraction of a ticket's lifetime after which it is renewed.
 sasl.login.connect.timeout.ms int - -
     Timeout of connections to an OAuth provider.
 sasl.login.read.timeout.ms int - -
@@ -380,20 +356,6 @@ sasl.oauthbearer.client.credentials.client.id string - -
     OAuth client id.
 sasl.oauthbearer.client.credentials.client.secret password - -
     OAuth client secret.
-sasl.oauthbearer.clock.skew.seconds int 30 -
-    Allowed clock difference for the check of a token.
-sasl.oauthbearer.expected.audience list "" -
-    Audiences, one of which a token must name.
-sasl.oauthbearer.expected.issuer string - -
-    Issuer that a token must name.
-sasl.oauthbearer.jwks.endpoint.refresh.ms long 3600000 -
-    Interval at which the key set is read.
-sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms long 10000 -
-    Maximum pause between two attempts to read the key set.
-sasl.oauthbearer.jwks.endpoint.retry.backoff.ms long 100 -
-    First pause between two attempts to read the key set.
-sasl.oauthbearer.jwks.endpoint.url string - -
-    Address of the provider's key set.
 sasl.oauthbearer.jwt.retriever.class class - -
     = org.apache.kafka.common.security.oauthbearer.DefaultJwtRetriever
     Java class that gets tokens.
@@ -402,10 +364,6 @@ sasl.oauthbearer.jwt.validator.class class - -
     Java class that checks tokens.
 sasl.oauthbearer.scope string - -
     Scope that is requested from the OAuth provider.
-sasl.oauthbearer.scope.claim.name string scope -
-    Name of the scope claim.
-sasl.oauthbearer.sub.claim.name string sub -
-    Name of the subject claim.
 sasl.oauthbearer.token.endpoint.url string - -
     Address of the provider's token endpoint.
 """

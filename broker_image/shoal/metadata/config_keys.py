@@ -163,6 +163,24 @@ def counts_by_address(text: str) -> dict[str, int]:
     return found
 
 
+#: Kafka's classes that verify bearer tokens: signed ones (with an older name), and any.
+SIGNED_TOKENS = (
+    "org.apache.kafka.common.security.oauthbearer.OAuthBearerValidatorCallbackHandler",
+    "org.apache.kafka.common.security.oauthbearer.secured.OAuthBearerValidatorCallbackHandler",
+)
+UNSECURED_TOKENS = (
+    "org.apache.kafka.common.security.oauthbearer.internals.unsecured"
+    ".OAuthBearerUnsecuredValidatorCallbackHandler"
+)
+
+
+def token_handler(value: Any) -> str | None:
+    """OAuthBearerValidatorCallbackHandler or OAuthBearerUnsecuredValidatorCallbackHandler"""
+    if value in (*SIGNED_TOKENS, UNSECURED_TOKENS):
+        return None
+    return f"Java classes cannot be loaded. It is {SIGNED_TOKENS[0]} or {UNSECURED_TOKENS}"
+
+
 def offset_reset(value: Any) -> str | None:
     """latest, earliest, by_duration:PnDTnHnMn.nS"""
     kind, _, duration = value.partition(":")
@@ -192,6 +210,7 @@ _CHECKS: dict[str, Check] = {
     "@throttled": throttled,
     "@offset-reset": offset_reset,
     "@per-ip": per_ip,
+    "@token-handler": token_handler,
 }
 
 

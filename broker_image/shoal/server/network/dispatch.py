@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from shoal.server.metadata_cache import MetadataCache
     from shoal.server.metrics.registry import Metrics
     from shoal.server.network.purgatory import Purgatory
-    from shoal.server.quota.client_quotas import ClientQuotas
 
 #: Bytes of the smallest request header.
 HEADER_SIZE_MIN = 10
@@ -98,6 +97,23 @@ class PendingResponse:
             self._future.cancel()
 
 
+class QuotasPort(Protocol):
+    """The quotas of clients, or none."""
+
+    @property
+    def enabled(self) -> bool: ...
+    def charge(self, request: Request, response_size: int, /) -> int: ...
+
+
+class NoQuotas:
+    """Quotas of clients that are no users yet."""
+
+    enabled = False
+
+    def charge(self, _request: Request, _response_size: int) -> int:
+        return 0
+
+
 class Dispatcher:
     """Serves the requests of all connections of a node. It owns no state."""
 
@@ -108,7 +124,7 @@ class Dispatcher:
         served: Mapping[str, Mapping[int, Api]],
         cache: MetadataCache,
         metrics: Metrics,
-        quotas: ClientQuotas,
+        quotas: QuotasPort,
         purgatory: Purgatory,
         controller: ControllerPort,
         errors: ErrorResponses,
@@ -174,6 +190,10 @@ class Dispatcher:
             return self.resolve(request, answer)
         assert isinstance(answer, (list, Mapping)), answer
         return self._respond(request, answer)
+
+    def login_failed(self, _peer: Peer, _reason: str) -> bool:
+        """Whether bytes that are no request are a failed login: they are not, here."""
+        return False
 
     def requests_handled(self, now_s: float) -> None:
         """Complete fetches that the requests of one read have woken. The connection calls this

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shoal.server.listener_security import ListenerSecurity
+    from shoal.server.network.authentication import ListenerAuthentication, LoginCounts
     from shoal.server.network.connection_limits import ConnectionLimits
     from shoal.server.network.dispatch import Dispatcher
     from shoal.server.network.request_limits import RequestLimits
@@ -52,8 +53,10 @@ class Listener:
         connection_limits: ConnectionLimits,
         request_limits: RequestLimits,
         listeners: Sequence[Listener],
+        authentication: ListenerAuthentication | None = None,
     ) -> None:
-        """`listeners` are all listeners of the node, this one included once it is bound."""
+        """`listeners` are all listeners of the node, this one included once it is bound.
+        `authentication` is None for a listener without SASL."""
         self.loop = node.loop
         self.name = name
         self.host, self.port = "", 0
@@ -66,6 +69,7 @@ class Listener:
         self._connection_limits = connection_limits
         self._listeners = listeners
         self._dispatch = dispatch
+        self.authentication = authentication
         self._connections: dict[Connection, None] = {}
         self._connections_by_host: dict[str, int] = {}
         self._socket: socket.socket | None = None
@@ -86,9 +90,14 @@ class Listener:
         """The number of open connections."""
         return len(self._connections)
 
+    @property
+    def logins(self) -> LoginCounts | None:
+        """How often clients have logged in, or None if this listener has no SASL."""
+        return None if self.authentication is None else self.authentication.counts
+
     def bind(self, host: str, port: int) -> None:
         """Bind the address and listen. Port 0 takes a free port. Raises `ListenError`."""
-        if self.security.protocol.is_tls or self.security.protocol.is_sasl:
+        if self.security.protocol.is_tls:
             raise ListenError(f"Listener {self.name}: no transport for its protocol yet.")
         self._socket = bound_socket(self._node.system, host, port, self._backlog)
         if self._receive_buffer_bytes > 0:  # Accepted connections inherit it.
@@ -106,7 +115,10 @@ class Listener:
 
     def connection(self) -> Connection:
         """Return the protocol of a new connection, without a transport."""
-        return Connection(self, self._dispatch)
+        connection = Connection(self, self._dispatch)
+        if self.authentication is not None:
+            self.authentication.guard(connection)
+        return connection
 
     def register(self, connection: Connection, transport: asyncio.Transport) -> Peer | None:
         """Register a new connection. Return its client, or None to refuse the connection."""
