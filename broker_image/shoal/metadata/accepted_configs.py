@@ -255,53 +255,17 @@ delegation.token.expiry.time.ms long 86400000 1..
 delegation.token.max.lifetime.ms long 604800000 1..
     Time after which a token cannot be renewed.
 # refused: TLS
-ssl.keystore.location string - - per-broker
-    TLS is not supported. A keystore would be ignored.
-ssl.keystore.password password - - per-broker
-    TLS is not supported. A keystore would be ignored.
-ssl.keystore.key password - - per-broker
-    TLS is not supported. A private key would be ignored.
-ssl.keystore.certificate.chain password - - per-broker
-    TLS is not supported. Certificates would be ignored.
-ssl.key.password password - - per-broker
-    TLS is not supported. A private key would be ignored.
-ssl.truststore.location string - - per-broker
-    TLS is not supported. A truststore would be ignored.
-ssl.truststore.password password - - per-broker
-    TLS is not supported. A truststore would be ignored.
-ssl.truststore.certificates password - - per-broker
-    TLS is not supported. Certificates would be ignored.
-ssl.client.auth string none required|requested|none per-broker
-    TLS is not supported, so the broker cannot require client certificates.
 ssl.engine.factory.class class - - per-broker
     Java TLS engines cannot be loaded.
+ssl.provider string - - per-broker
+    Java security providers cannot be loaded.
 # accepted: TLS details
-ssl.allow.dn.changes boolean false -
-    Whether a new keystore may have another distinguished name.
-ssl.allow.san.changes boolean false -
-    Whether a new keystore may lack alternative names of the old one.
-ssl.cipher.suites list "" - per-broker
-    Enabled cipher suites of TLS.
-ssl.enabled.protocols list TLSv1.2,TLSv1.3 - per-broker
-    Enabled versions of TLS.
-ssl.endpoint.identification.algorithm string https - per-broker
-    Algorithm that checks a server's name against its certificate.
 ssl.keymanager.algorithm string SunX509 - per-broker
     Java key manager algorithm.
-ssl.keystore.type string JKS - per-broker
-    Format of the keystore.
-ssl.principal.mapping.rules string DEFAULT -
-    Rules that map a certificate's distinguished name to a user name.
-ssl.protocol string TLSv1.3 - per-broker
-    Preferred version of TLS.
-ssl.provider string - - per-broker
-    Java security provider of TLS.
 ssl.secure.random.implementation string - - per-broker
     Java random generator of TLS.
 ssl.trustmanager.algorithm string PKIX - per-broker
     Java trust manager algorithm.
-ssl.truststore.type string JKS - per-broker
-    Format of the truststore.
 # refused: SASL
 sasl.client.callback.handler.class class - -
     Java callback handlers cannot be loaded.

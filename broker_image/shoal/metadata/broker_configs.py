@@ -1,7 +1,7 @@
 """Broker configs with an effect, under Kafka's names or Shoal's own, which start with `shoal.`.
 
-`BROKER` also includes `cluster_configs`, `sasl_configs` and `accepted_configs`. `config_keys.table`
-has the format.
+`BROKER` also includes `cluster_configs`, `sasl_configs`, `tls_configs` and `accepted_configs`.
+`config_keys.table` has the format.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from shoal.metadata.accepted_configs import ACCEPTED
 from shoal.metadata.cluster_configs import CLUSTER
 from shoal.metadata.config_keys import table
 from shoal.metadata.sasl_configs import SASL
+from shoal.metadata.tls_configs import TLS
 
 BROKER = table(
     """
@@ -325,5 +326,6 @@ telemetry.max.bytes int 1048576 1..
 """,
     CLUSTER,
     SASL,
+    TLS,
     ACCEPTED,
 )

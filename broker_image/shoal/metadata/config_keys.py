@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any, NamedTuple
 
+from shoal.security.principal_mapping import PrincipalMapper
+
 #: A check of a typed value that returns the reason for a refusal, or None.
 Check = Callable[[Any], str | None]
 
@@ -181,6 +183,15 @@ def token_handler(value: Any) -> str | None:
     return f"Java classes cannot be loaded. It is {SIGNED_TOKENS[0]} or {UNSECURED_TOKENS}"
 
 
+def principal_rules(value: Any) -> str | None:
+    """RULE:pattern/replacement/[LU] or DEFAULT, separated by commas"""
+    try:
+        PrincipalMapper(value)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 def offset_reset(value: Any) -> str | None:
     """latest, earliest, by_duration:PnDTnHnMn.nS"""
     kind, _, duration = value.partition(":")
@@ -210,6 +221,7 @@ _CHECKS: dict[str, Check] = {
     "@throttled": throttled,
     "@offset-reset": offset_reset,
     "@per-ip": per_ip,
+    "@principal-rules": principal_rules,
     "@token-handler": token_handler,
 }
 

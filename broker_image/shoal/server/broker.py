@@ -47,6 +47,7 @@ from shoal.server.network.fetch_sessions import FetchSessions
 from shoal.server.network.health import HealthListener
 from shoal.server.network.links import SetupTimeouts
 from shoal.server.network.listener import Listener, ListenError
+from shoal.server.network.node_tls import NodeTls
 from shoal.server.network.peers import Peers as BrokerPeers
 from shoal.server.network.purgatory import Purgatory
 from shoal.server.network.request_limits import RequestLimits
@@ -106,6 +107,7 @@ class Broker:
         self.purgatory = Purgatory(loop, self.timers)
         self.metrics = Metrics()
         self.audit = Audit(node)
+        self.tls = NodeTls(node, self.metadata_cache, self.audit)
         self.listeners: list[Listener] = []
         self.directory = LogDirectory(node.system.storage, config.data_dir)
         self.setup_timeouts = SetupTimeouts.from_config(config)
@@ -149,6 +151,7 @@ class Broker:
             self.listeners,
         )
         broker_metrics.register(self.metrics, sources)
+        self.tls.register(self.metrics)
 
     def _make_network(self, errors: ErrorResponses) -> None:
         """Construct the parts of `server.network`."""
@@ -307,6 +310,7 @@ class Broker:
         `CannotJoin`; then `stop` releases what was taken."""
         self._bind()
         await self.authentications.start()
+        self.tls.start()
         self._voter_checks.check_address()
         self._open_directory()
         self.directory.started()
@@ -369,6 +373,7 @@ class Broker:
                 self.request_limits,
                 self.listeners,
                 self.authentications.of(endpoint.name),
+                self.tls.of(endpoint.name),
             )
             try:
                 listener.bind(endpoint.host, endpoint.port)
@@ -438,6 +443,7 @@ class Broker:
         if self.health is not None:
             self.health.close()
         self.authentications.stop()
+        self.tls.stop()
         self.audit.close()
         self.timers.stop()
         self.replicas.stop()

@@ -305,6 +305,9 @@ class Connection(asyncio.BufferedProtocol):
         """Send buffers and slices of files."""
         transport = self._transport
         assert transport is not None
+        if getattr(transport, "takes_files", False):
+            transport.writelines(out)  # type: ignore[arg-type]
+            return
         if transport.get_write_buffer_size():
             transport.writelines(
                 part.file.read(part.at, part.size) if isinstance(part, FileSlice) else part
