@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import jwt
 import pytest
+import trustme
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.abc import AbstractTokenProvider as AiokafkaTokens
 from commands import Shoal
@@ -41,7 +42,8 @@ MODULE = "org.apache.kafka.common.security"
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 USER, PASSWORD = "alice", "secret"
 #: Sessions of OPEN have no end (other than a token's), those of BRIEF last two seconds.
-OPEN, BRIEF = "OPEN", "BRIEF"
+#: SECURED is like OPEN, over TLS.
+OPEN, BRIEF, SECURED = "OPEN", "BRIEF", "SECURED"
 BRIEF_MS = 2000
 LOAD_S = 9.0
 _names = (f"sasl-{i}" for i in itertools.count())
@@ -73,33 +75,41 @@ def add_scram_user(bootstrap: str, user: str, password: str) -> None:
 
 
 class SaslBroker:
-    """A broker with the listeners PLAINTEXT, OPEN and BRIEF."""
+    """A broker with the listeners PLAINTEXT, OPEN, BRIEF and SECURED."""
 
     def __init__(self, directory: Path) -> None:
         keys = directory / "keys.json"
         keys.write_text(json.dumps({"keys": [jwk(private_key())]}))
         self.token_file = directory / "token"
         self.token_file.write_text(token())
-        names = ("PLAINTEXT", OPEN, BRIEF)
-        self.addresses = dict(zip(names, (f"127.0.0.1:{p}" for p in free_ports(3)), strict=True))
+        names = ("PLAINTEXT", OPEN, BRIEF, SECURED)
+        self.addresses = dict(zip(names, (f"127.0.0.1:{p}" for p in free_ports(4)), strict=True))
+        authority = trustme.CA()
+        self.authority = directory / "ca.pem"
+        authority.cert_pem.write_to_path(self.authority)
+        certificate = directory / "broker.pem"
+        authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(certificate)
         configs = {
             "listener.security.protocol.map": (
-                f"PLAINTEXT:PLAINTEXT,{OPEN}:SASL_PLAINTEXT,{BRIEF}:SASL_PLAINTEXT"
+                f"PLAINTEXT:PLAINTEXT,{OPEN}:SASL_PLAINTEXT,{BRIEF}:SASL_PLAINTEXT,"
+                f"{SECURED}:SASL_SSL"
             ),
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": str(certificate),
             "sasl.enabled.mechanisms": ",".join(MECHANISMS),
             "sasl.oauthbearer.jwks.endpoint.url": f"file://{keys}",
             "shoal.oauthbearer.allowed.urls": f"file://{keys}",
             f"listener.name.{BRIEF.lower()}.connections.max.reauth.ms": str(BRIEF_MS),
             "group.initial.rebalance.delay.ms": "0",
         }
-        for name in (OPEN, BRIEF):
+        for name in (OPEN, BRIEF, SECURED):
             configs[f"listener.name.{name.lower()}.plain.sasl.jaas.config"] = (
                 f'{MODULE}.plain.PlainLoginModule required user_{USER}="{PASSWORD}";'
             )
         self.process = ShoalProcess(
             directory / "data",
             configs=configs,
-            flags=[f"--listener={name}://{self.addresses[name]}" for name in (OPEN, BRIEF)],
+            flags=[f"--listener={name}://{self.addresses[name]}" for name in names[1:]],
         )
         self.process.bootstrap = self.addresses["PLAINTEXT"]
 
@@ -272,6 +282,21 @@ def test_produce_and_consume(sasl: SaslBroker, client: str, mechanism: str) -> N
         pytest.skip(f"{client} gets its tokens from a provider, which this test has not")
     found = THROUGH[client](sasl, mechanism, sasl.topic())
     assert sorted(found) == [b"v%d" % n for n in range(10)]
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_over_tls(sasl: SaslBroker, mechanism: str) -> None:
+    tls = {"security.protocol": "SASL_SSL", "ssl.ca.location": str(sasl.authority)}
+    settings = librdkafka(sasl.addresses[SECURED], mechanism) | tls
+    topic = sasl.topic()
+    producer = Producer(settings)
+    producer.produce(topic, b"v" * 100_000)
+    assert producer.flush(60) == 0
+    consumer = Consumer(settings | {"group.id": topic, "auto.offset.reset": "earliest"})
+    consumer.subscribe([topic])
+    (message,) = consumer.consume(1, 60)
+    consumer.close()
+    assert message.value() == b"v" * 100_000
 
 
 def run_java(
