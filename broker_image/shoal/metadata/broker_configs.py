@@ -1,6 +1,7 @@
 """Broker configs with an effect, under Kafka's names or Shoal's own, which start with `shoal.`.
 
-`BROKER` also includes `cluster_configs` and `accepted_configs`. `config_keys.table` has the format.
+`BROKER` also includes `cluster_configs`, `sasl_configs`, `tls_configs` and `accepted_configs`.
+`config_keys.table` has the format.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 from shoal.metadata.accepted_configs import ACCEPTED
 from shoal.metadata.cluster_configs import CLUSTER
 from shoal.metadata.config_keys import table
+from shoal.metadata.sasl_configs import SASL
+from shoal.metadata.tls_configs import TLS
 
 BROKER = table(
     """
@@ -332,5 +335,7 @@ telemetry.max.bytes int 1048576 1..
     Maximum size of the metrics in one push of a client (KIP-714).
 """,
     CLUSTER,
+    SASL,
+    TLS,
     ACCEPTED,
 )

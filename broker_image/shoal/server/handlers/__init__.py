@@ -226,6 +226,7 @@ HANDLERS: dict[int, Api] = {
         ),
         Api(ApiKey.ALTER_CONFIGS, range(3), alter_configs.handle, alter_configs.refuse, on=BOTH),
         Api(ApiKey.DESCRIBE_LOG_DIRS, range(1, 6), describe_log_dirs.handle),
+        Api(ApiKey.SASL_AUTHENTICATE, range(3), sasl_handshake.authenticate, on=BOTH),
         Api(
             ApiKey.CREATE_PARTITIONS,
             range(4),
