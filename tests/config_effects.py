@@ -177,6 +177,10 @@ test_requests_to_the_controller_are_given_up request.timeout.ms
 sim/test_scenes.py
 test_a_leader_that_is_cut_off_refuses_when_its_session_is_over broker.session.timeout.ms
 
+unit/test_broker_settings.py
+test_security_between_brokers security.inter.broker.protocol
+test_listeners_without_encryption_stay_on_this_host shoal.insecure.listeners.enable
+
 unit/test_config_defaults.py
 test_samples_of_throttled_replication replication.quota.window.num
 test_samples_of_throttled_replication replication.quota.window.size.seconds
@@ -247,6 +251,30 @@ test_a_dead_letter_topic_is_created_where_the_broker_allows_it
     errors.deadletterqueue.auto.create.topics.enable=auto.create.topics.enable
 test_dead_letter_topics_have_the_prefix_of_the_broker
     errors.deadletterqueue.topic.name.prefix=topic.name.prefix
+
+compat/test_sasl_states.py
+test_sequences sasl.enabled.mechanisms=sasl.enabled.mechanisms
+test_sequences sasl.jaas.config=plain.sasl.jaas.config
+test_errors_are_delayed connection.failed.authentication.delay.ms
+test_a_session_ends connections.max.reauth.ms=connections.max.reauth.ms
+test_the_size_of_requests_before_the_login sasl.server.max.receive.size
+
+compat/test_bearer_tokens.py
+test_signed_tokens sasl.server.callback.handler.class=sasl.server.callback.handler.class
+test_signed_tokens sasl.oauthbearer.jwks.endpoint.url=jwks.endpoint.url
+test_signed_tokens sasl.oauthbearer.clock.skew.seconds=clock.skew.seconds
+test_signed_tokens sasl.oauthbearer.expected.audience=expected.audience
+test_signed_tokens sasl.oauthbearer.expected.issuer=expected.issuer
+test_signed_tokens sasl.oauthbearer.scope.claim.name=scope.claim.name
+test_signed_tokens sasl.oauthbearer.sub.claim.name=sub.claim.name
+
+unit/test_key_sets.py
+test_configs_of_a_key_set sasl.oauthbearer.jwks.endpoint.refresh.ms
+test_configs_of_a_key_set sasl.oauthbearer.jwks.endpoint.retry.backoff.ms
+test_configs_of_a_key_set sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms
+
+unit/test_authentication.py
+test_configs_that_cannot_work shoal.oauthbearer.allowed.urls
 
 cluster/test_replica_selector.py
 test_a_consumer_reads_in_its_rack replica.selector.class

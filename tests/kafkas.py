@@ -50,6 +50,7 @@ class KafkaProcess:
         listeners: Mapping[str, str] | None = None,
         configs: Mapping[str, str] | None = None,
         format_flags: tuple[str, ...] = (),
+        jvm_flags: tuple[str, ...] = (),
     ) -> None:
         self.directory = directory
         protocols = {"PLAINTEXT": "PLAINTEXT", **(listeners or {}), "CONTROLLER": "PLAINTEXT"}
@@ -65,6 +66,7 @@ class KafkaProcess:
             **(configs or {}),
         }
         self._format_flags = format_flags
+        self._jvm_flags = jvm_flags
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -97,7 +99,7 @@ class KafkaProcess:
         assert done.returncode == 0, done.stdout + done.stderr
         with (self.directory / "out").open("wb") as out:
             self._process = subprocess.Popen(
-                java("kafka.Kafka", str(properties), heap="512m"),
+                java(*self._jvm_flags, "kafka.Kafka", str(properties), heap="512m"),
                 stdout=out,
                 stderr=subprocess.STDOUT,
             )

@@ -19,8 +19,13 @@ from uuid import uuid4
 
 import typer
 
+from shoal.cli import add_scram as first_users
+
 if TYPE_CHECKING:
     from shoal.server.config import BrokerConfig
+
+#: Configs of the listener that `controller_listener` may add.
+_OF_CONTROLLER_LISTENER = "listener.name.controller."
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -49,6 +54,26 @@ BrokersPerHost = Annotated[
         metavar="N",
         help="Brokers to run on this host, one per core (shoal.brokers.per.host; docs/cluster.md)."
         " Without --quorum their controller listens on 127.0.0.1, at the port after the brokers'.",
+    ),
+]
+Insecure = Annotated[
+    bool,
+    typer.Option(
+        "--insecure",
+        help="Let other hosts reach listeners without encryption"
+        " (shoal.insecure.listeners.enable).",
+    ),
+]
+AddScram = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--add-scram",
+        metavar="MECHANISM=[name=…,password=…]|@FILE",
+        help="A user of a new cluster, for instance 'SCRAM-SHA-512=[name=admin,password=secret]',"
+        " also with iterations= and salt=, or saltedpassword= for password=. Other users of this"
+        " host may see the flag for a moment. To avoid that, name a file with one user a line, or"
+        " set SHOAL_ADD_SCRAM. Give all controllers the same users. A node of an existing cluster"
+        " refuses it.",
     ),
 ]
 
@@ -85,6 +110,8 @@ def server(
         ),
     ] = None,
     brokers_per_host: BrokersPerHost = None,
+    insecure: Insecure = False,
+    add_scram: AddScram = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     log_json: Annotated[bool, typer.Option("--log-json", help="Log as JSON.")] = False,
 ) -> None:
@@ -96,9 +123,6 @@ def server(
     started = time.perf_counter()
     if not __debug__:
         _fail("python -O disables the assertions that protect the data. Run without -O.")
-    from shoal.server import config as settings
-    from shoal.server.cluster.controller_listener import with_controller_listener
-
     named = {
         "node.id": None if node_id is None else str(node_id),
         "controller.quorum.voters": quorum,
@@ -106,16 +130,13 @@ def server(
         "log.dirs": data_dir,
         "shoal.metrics.listener": metrics,
         "shoal.brokers.per.host": None if brokers_per_host is None else str(brokers_per_host),
+        "shoal.insecure.listeners.enable": "true" if insecure else None,
     }
     flags = _flags(listener, set_ or [], named)
-    file_text, file_name = _file(config)
-    try:
-        resolved = settings.resolve(flags, os.environ, file_text, file_name)
-        resolved = with_controller_listener(resolved)
-    except settings.InvalidConfig as error:
-        _fail(str(error))
+    resolved = _resolved(flags, config)
     if log_level not in ("debug", "info", "warning", "error"):
         _fail(f"--log-level must be debug, info, warning or error, not {log_level}.")
+    _add_users(add_scram or [], resolved)
     if resolved["shoal.brokers.per.host"] > 1:
         words = [f"--log-level={log_level}", *(["--log-json"] if log_json else [])]
         words += [f"--config={config}"] if config is not None else []
@@ -124,12 +145,37 @@ def server(
         _run(resolved, started, log_level, log_json)
 
 
+def _add_users(flags: list[str], resolved: BrokerConfig) -> None:
+    try:
+        users = first_users.given(flags, os.environ)
+        if users:
+            first_users.store(users, resolved)
+            first_users.restart_without_users()
+    except first_users.CannotAdd as error:
+        _fail(str(error))
+
+
+def _resolved(flags: Mapping[str, str], path: Path | None) -> BrokerConfig:
+    """Return the configs of flags, environment and file, checked."""
+    from shoal.server import config
+    from shoal.server.cluster.controller_listener import with_controller_listener
+
+    file_text, file_name = _file(path)
+    try:
+        found = config.resolve(flags, os.environ, file_text, file_name)
+        found = with_controller_listener(found)
+        config.check_exposure(found)
+    except config.InvalidConfig as error:
+        _fail(str(error))
+    return found
+
+
 def _run_host(
     resolved: BrokerConfig, flags: Mapping[str, str], words: list[str], started: float
 ) -> NoReturn:
     """Run the brokers of this host, each a process with the host's flags and its own settings."""
     from shoal.log.uuids import uuid_text
-    from shoal.server.config import FLAG_VARIABLES, InvalidConfig
+    from shoal.server.config import FLAG_VARIABLES, InvalidConfig, variable
     from shoal.server.host import broker_slots, host
 
     def command(slot: broker_slots.BrokerSlot) -> list[str]:
@@ -144,8 +190,14 @@ def _run_host(
     data_dir_conflict = broker_slots.data_dir_conflict(resolved)
     if data_dir_conflict:
         _fail(data_dir_conflict)
-    for variable in FLAG_VARIABLES:
-        os.environ.pop(variable, None)  # They are among the flags.
+    for name in FLAG_VARIABLES:
+        os.environ.pop(name, None)  # They are among the flags.
+    # A derived listener for controllers has these. A command line would show passwords.
+    os.environ.update(
+        (variable(name), text)
+        for name, text in resolved.given.items()
+        if name.startswith(_OF_CONTROLLER_LISTENER) and name not in flags
+    )
     supervisor = host.Host(found, command, _say, lambda line: print(line, file=sys.stderr))
     raise typer.Exit(asyncio.run(supervisor.run(started)))
 

@@ -22,11 +22,21 @@ FRAME_VERSION = 1
 RECORDS_PER_DECISION_MAX = 10_000
 
 
+#: The text that stands for a secret.
+HIDDEN = "[hidden]"
+#: Fields with secrets, by kind of record.
+SECRETS = {"UserScramCredentialRecord": ("salt", "stored_key", "server_key")}
+
+
 class MetadataRecord(NamedTuple):
     """One record: Kafka's name of its type, and its fields. Absent fields have their default."""
 
     kind: str
     fields: dict[str, Any]
+
+    def __repr__(self) -> str:
+        shown = self.fields | dict.fromkeys(SECRETS.get(self.kind, ()), HIDDEN)
+        return f"MetadataRecord({self.kind!r}, {shown!r})"
 
 
 class UnknownRecord(WireError):
@@ -127,6 +137,29 @@ LAYOUTS: dict[int, Message] = dict(
         ),
         _message(9, "RemoveTopicRecord", "0", Column("topic_id", "uuid")),
         _message(
+            10,
+            "DelegationTokenRecord",
+            "0",
+            Column("owner", "string"),
+            Column("requester", "string"),
+            Column("renewers", "[]string"),
+            Column("issue_timestamp", "int64"),
+            Column("max_timestamp", "int64"),
+            Column("expiration_timestamp", "int64"),
+            Column("token_id", "string"),
+        ),
+        _message(
+            11,
+            "UserScramCredentialRecord",
+            "0",
+            Column("name", "string"),
+            Column("mechanism", "int8"),
+            Column("salt", "bytes"),
+            Column("stored_key", "bytes"),
+            Column("server_key", "bytes"),
+            Column("iterations", "int32"),
+        ),
+        _message(
             12,
             "FeatureLevelRecord",
             "0",
@@ -164,7 +197,29 @@ LAYOUTS: dict[int, Message] = dict(
             Column("log_dirs", "[]uuid", "2+", tagged="2+", tag=2),
             Column("cordoned_log_dirs", "[]uuid", "3+", nullable="3+", tagged="3+", tag=3),
         ),
+        _message(
+            18,
+            "AccessControlEntryRecord",
+            "0",
+            Column("id", "uuid"),
+            Column("resource_type", "int8"),
+            Column("resource_name", "string"),
+            Column("pattern_type", "int8"),
+            Column("principal", "string"),
+            Column("host", "string"),
+            Column("operation", "int8"),
+            Column("permission_type", "int8"),
+        ),
+        _message(19, "RemoveAccessControlEntryRecord", "0", Column("id", "uuid")),
         _message(20, "NoOpRecord", "0"),
+        _message(
+            22,
+            "RemoveUserScramCredentialRecord",
+            "0",
+            Column("name", "string"),
+            Column("mechanism", "int8"),
+        ),
+        _message(26, "RemoveDelegationTokenRecord", "0", Column("token_id", "string")),
     )
 )
 _KEYS = {message.name: key for key, message in LAYOUTS.items()}

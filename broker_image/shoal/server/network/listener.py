@@ -13,16 +13,21 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
+from shoal.security.authorizer import canonical_host
 from shoal.server.cluster_config import Listeners
 from shoal.server.config import address
 from shoal.server.network.api import Peer
 from shoal.server.network.connection import Connection
+from shoal.server.network.tls import TlsTransport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from shoal.server.listener_security import ListenerSecurity
+    from shoal.server.network.authentication import ListenerAuthentication, LoginCounts
     from shoal.server.network.connection_limits import ConnectionLimits
     from shoal.server.network.dispatch import Dispatcher
+    from shoal.server.network.listener_tls import ListenerTls
     from shoal.server.network.request_limits import RequestLimits
     from shoal.server.node import Node
     from shoal.server.system import System
@@ -50,8 +55,11 @@ class Listener:
         connection_limits: ConnectionLimits,
         request_limits: RequestLimits,
         listeners: Sequence[Listener],
+        authentication: ListenerAuthentication | None = None,
+        tls: ListenerTls | None = None,
     ) -> None:
-        """`listeners` are all listeners of the node, this one included once it is bound."""
+        """`listeners` are all listeners of the node, this one included once it is bound.
+        `authentication` is None for a listener without SASL, and `tls` for one without TLS."""
         self.loop = node.loop
         self.name = name
         self.host, self.port = "", 0
@@ -59,10 +67,13 @@ class Listener:
         self.bytes_buffered = 0
         self.bytes_in = self.bytes_out = self.opened_total = self.refused_total = 0
         self.request_limits = request_limits
+        self.security: ListenerSecurity = node.cluster.security[name]
         self._node = node
         self._connection_limits = connection_limits
         self._listeners = listeners
         self._dispatch = dispatch
+        self.authentication = authentication
+        self._tls = tls
         self._connections: dict[Connection, None] = {}
         self._connections_by_host: dict[str, int] = {}
         self._socket: socket.socket | None = None
@@ -83,6 +94,13 @@ class Listener:
         """The number of open connections."""
         return len(self._connections)
 
+    @property
+    def logins(self) -> LoginCounts | None:
+        """How often clients have logged in, or None if they do not."""
+        if self.authentication is not None:
+            return self.authentication.counts
+        return None if self._tls is None else self._tls.logins
+
     def bind(self, host: str, port: int) -> None:
         """Bind the address and listen. Port 0 takes a free port. Raises `ListenError`."""
         self._socket = bound_socket(self._node.system, host, port, self._backlog)
@@ -99,22 +117,25 @@ class Listener:
         if self._idle_max_ms >= 0:
             self._node.timers.every(IDLE_SWEEP_MS, self._close_idle)
 
-    def connection(self) -> Connection:
-        """Return the protocol of a new connection, without a transport."""
-        return Connection(self, self._dispatch)
+    def connection(self) -> Connection | TlsTransport:
+        """Return the protocol of a new connection's socket, without a transport."""
+        connection = Connection(self, self._dispatch)
+        if self.authentication is not None:
+            self.authentication.guard(connection)
+        return connection if self._tls is None else TlsTransport(self._tls, connection)
 
     def register(self, connection: Connection, transport: asyncio.Transport) -> Peer | None:
         """Register a new connection. Return its client, or None to refuse the connection."""
         self.opened_total += 1
         host, port = (transport.get_extra_info("peername") or ("", 0))[:2]
+        host = canonical_host(host)
         from_host = self._connections_by_host.get(host, 0)
         total = self._connections_of_kind()
         if not self._connection_limits.allows(host, total, from_host):
             self.refused_total += 1
             return None
-        accepted = transport.get_extra_info("socket")
-        if self._send_buffer_bytes > 0 and accepted is not None:
-            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._send_buffer_bytes)
+        if self._send_buffer_bytes > 0:
+            set_send_buffer(transport, self._send_buffer_bytes)
         self._connections[connection] = None
         self._connections_by_host[host] = from_host + 1
         name = f"{self.host}:{self.port}-{host}:{port}-{self.opened_total}"
@@ -128,6 +149,7 @@ class Listener:
             pause=connection.mute,
             close_after_responses=connection.close_after_responses,
             number=self.opened_total,
+            security_protocol=self.security.protocol,
         )
         throttle = self._connection_limits.throttle(host)
         if throttle.delay_ms:
@@ -185,6 +207,15 @@ class Listener:
         since = self.loop.time() - self._idle_max_ms / 1000
         for connection in [c for c in self._connections if c.active_at < since]:
             connection.fail(f"idle for connections.max.idle.ms ({self._idle_max_ms})")
+
+
+def set_send_buffer(transport: asyncio.BaseTransport, size: int) -> None:
+    """Set the size of a connection's send buffer in the kernel."""
+    if isinstance(transport, TlsTransport):
+        transport = transport.socket_transport
+    accepted = transport.get_extra_info("socket")
+    if accepted is not None:
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
 
 
 def bound_socket(system: System, host: str, port: int, backlog: int = BACKLOG) -> socket.socket:
