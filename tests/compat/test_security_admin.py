@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from kafka_tools import KafkaTools
 from kafkas import KafkaProcess
 from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
@@ -46,6 +47,19 @@ class Pair:
         assert shoal == kafka, (api.name, version, body)
         return shoal
 
+    def same_output(self, tool: str, *words: str) -> list[str]:
+        """Run one of Kafka's tools on both. Check that it prints the same words in the same lines,
+        in any order, and return the lines."""
+        kafka, shoal = (
+            sorted(
+                " ".join(sorted(line.replace(",", " ").split()))
+                for line in KafkaTools(bootstrap).run(tool, *words).splitlines()
+            )
+            for bootstrap in (self._kafka, self._shoal)
+        )
+        assert shoal == kafka, (tool, words)
+        return shoal
+
 
 def ask(bootstrap: str, api: ApiKey, version: int, body: Mapping[str, Any]) -> Any:
     with WireClient(bootstrap) as client:
@@ -67,6 +81,21 @@ def plain(value: Any, unordered: Collection[str], name: str = "") -> Any:
     else:
         return value
     return {n: plain(v, unordered, n) for n, v in pairs.items()}
+
+    def same_output(self, tool: str, *words: str) -> list[str]:
+        """Run one of Kafka's tools on both. Check that it prints the same words in the same lines,
+        in any order, and return the lines."""
+        kafka, shoal = (
+            sorted(
+                " ".join(sorted(line.replace(",", " ").split()))
+                for line in KafkaTools(bootstrap).run(tool, *words).splitlines()
+            )
+            for bootstrap in (self._kafka, self._shoal)
+        )
+        assert shoal == kafka, (tool, words)
+        return shoal
+
+    return None
 
 
 @pytest.fixture(scope="module")
@@ -227,6 +256,30 @@ def test_limits_of_one_request(no_acls: Pair) -> None:
     no_acls.same(ApiKey.DELETE_ACLS, 3, {"filters": [acl_filter(resource_name_filter="t7")]})
 
 
+def test_kafka_acls(no_acls: Pair) -> None:
+    """Kafka's own tool."""
+
+    def acls(*words: str) -> list[str]:
+        return no_acls.same_output("acls", *words)
+
+    alice = ("--allow-principal", "User:alice")
+    acls("--add", *alice, "--operation", "Read", "--operation", "Describe", "--topic", "t")
+    acls("--add", "--deny-principal", "User:bob", "--deny-host", "10.0.0.1", "--topic", "t")
+    acls("--add", *alice, "--producer", "--topic", "p", "--transactional-id", "x")
+    acls("--add", *alice, "--consumer", "--group", "*", "--topic", "c-", *PREFIX)
+    acls("--add", *alice, "--cluster", "--operation", "Alter")
+    acls("--add", *alice, "--user-principal", "User:u", "--operation", "CreateTokens")
+    assert len(acls("--list")) > 10
+    acls("--list", "--topic", "c-1", "--resource-pattern-type", "match")
+    acls("--list", "--principal", "User:bob")
+    acls("--remove", "--force", *alice, "--operation", "Read", "--topic", "t")
+    acls("--remove", "--force", "--topic", "c-", *PREFIX)
+    acls("--list")
+
+
+PREFIX = ("--resource-pattern-type", "prefixed")
+
+
 # Without security
 
 
@@ -308,6 +361,27 @@ def test_scram_credentials(pair: Pair) -> None:
         pair.same(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, body)
         for users in DESCRIPTIONS:
             pair.same(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, 0, {"users": users})
+
+
+def test_kafka_configs(pair: Pair) -> None:
+    """Kafka's own tool creates, describes and deletes users."""
+    user = ("--entity-type", "users", "--entity-name", "tool")
+
+    def configs(*words: str) -> list[str]:
+        return pair.same_output("configs", *words)
+
+    for text in (
+        "SCRAM-SHA-256=[iterations=8192,password=secret]",
+        "SCRAM-SHA-512=[password=secret]",
+        "SCRAM-SHA-256=[password=other]",
+    ):
+        configs("--alter", "--add-config", text, *user)
+        assert any("SCRAM-SHA-256=iterations=" in line for line in configs("--describe", *user))
+    configs("--alter", "--delete-config", "SCRAM-SHA-256", *user)
+    configs("--describe", *user)
+    configs("--describe", "--entity-type", "users")
+    configs("--alter", "--delete-config", "SCRAM-SHA-512", *user)
+    assert not any("SCRAM" in line for line in configs("--describe", *user))
 
 
 # Delegation tokens

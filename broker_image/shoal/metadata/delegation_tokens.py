@@ -61,7 +61,7 @@ def renew(image: MetadataImage, request: Request, mac: bytes, period_ms: int) ->
         return _refused(found)
     if found.is_expired(request.now_ms):
         return _refused(ErrorCode.delegation_token_expired)
-    if not found.is_of(request.principal):
+    if not found.is_changed_by(request.principal):
         return _refused(ErrorCode.delegation_token_owner_mismatch)
     return _stored(found.renewed(period_ms, request.lifetimes, request.now_ms))
 
@@ -74,7 +74,7 @@ def expire(image: MetadataImage, request: Request, mac: bytes, period_ms: int) -
     found = _find(image, request, mac)
     if not isinstance(found, tokens.DelegationToken):
         return _refused(found)
-    if not found.is_of(request.principal):
+    if not found.is_changed_by(request.principal):
         return _refused(ErrorCode.delegation_token_owner_mismatch)
     if period_ms < 0:
         return Decision([_removal(found)], (ErrorCode.none, request.now_ms))

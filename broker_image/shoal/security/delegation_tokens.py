@@ -45,10 +45,13 @@ class DelegationToken(NamedTuple):
         """Return whether nobody may use or renew the token any more."""
         return now_ms > min(self.max_timestamp_ms, self.expiry_timestamp_ms)
 
-    def is_of(self, principal: str) -> bool:
-        """Return whether `principal` may describe, renew and expire the token: its owner and its
-        renewers."""
+    def is_changed_by(self, principal: str) -> bool:
+        """Return whether `principal` may renew and expire the token."""
         return principal == self.owner or principal in self.renewers
+
+    def is_shown_to(self, principal: str) -> bool:
+        """Return whether `principal` may describe the token without a permission."""
+        return principal == self.requester or self.is_changed_by(principal)
 
     def renewed(self, period_ms: int, lifetimes: TokenLifetimes, now_ms: int) -> DelegationToken:
         """Return the token renewed for `period_ms`, or for the default if that is not above 0."""

@@ -9,7 +9,6 @@ from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server.handlers import token_requests
 
 if TYPE_CHECKING:
-    from shoal.security.delegation_tokens import DelegationToken
     from shoal.server.broker import Broker
     from shoal.server.network.api import Answer, Request
 
@@ -23,11 +22,6 @@ def handle(broker: Broker, request: Request) -> Answer:
     found = [
         token
         for _, token in sorted(broker.image.delegation_tokens.items())
-        if (owners is None or any(token.is_of(owner) for owner in owners))
-        and _may_see(broker, request, token)
+        if owners is None or any(token.is_shown_to(owner) for owner in owners)
     ]
     return {"error_code": ErrorCode.none, "tokens": [described(token, secret) for token in found]}
-
-
-def _may_see(_broker: Broker, request: Request, token: DelegationToken) -> bool:
-    return token.is_of(request.peer.principal)
