@@ -245,8 +245,6 @@ principal.builder.class class - - per-broker
     Java principal builders cannot be loaded.
 security.providers string - -
     Java security providers cannot be loaded.
-authorizer.class.name string "" -
-    Authorization is not supported.
 delegation.token.secret.key password - -
     Delegation tokens are not supported.
 # accepted: Delegation tokens

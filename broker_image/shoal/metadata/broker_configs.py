@@ -70,6 +70,15 @@ fetch.max.bytes int 57671680 1024..
     Maximum bytes that one fetch returns, even if the client requests more.
 max.incremental.fetch.session.cache.slots int 1000 0..
     Maximum number of fetch sessions (KIP-227) on this broker.
+# applied: Authorization
+authorizer.class.name string "" @authorizer
+    Class of the authorizer. org.apache.kafka.metadata.authorizer.StandardAuthorizer decides by
+    access control entries (ACLs). If empty, all clients may do everything.
+super.users string "" @principals
+    Principals that may do everything, separated by semicolons, such as User:admin;User:node. The
+    nodes of a cluster need to be among them, or to have the permission CLUSTER_ACTION.
+allow.everyone.if.no.acl.found boolean false -
+    Whether all clients may use a resource that no ACL names.
 # applied: Client quotas
 quota.window.num int 11 1..
     Number of samples over which the broker measures rates for client quotas.

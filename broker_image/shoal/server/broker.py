@@ -16,6 +16,7 @@ from shoal.metadata import controller
 from shoal.metadata.image import MetadataImage, Scope
 from shoal.metadata.names import INTERNAL_TOPICS
 from shoal.server import ineffective_configs
+from shoal.server.authorization import Access
 from shoal.server.cluster.controller import Controller
 from shoal.server.cluster.controller_channel import ControllerChannel
 from shoal.server.cluster.lifecycle import CannotJoin, Lifecycle
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Mapping
 
+    from shoal.security.authorizer import AllowAll, Authorizer
     from shoal.server.config import BrokerConfig
     from shoal.server.coordinators.service import CoordinatorService
     from shoal.server.network.api import Api
@@ -100,6 +102,7 @@ class Broker:
         self.disk = node.disk
         self.table: Mapping[int, Api] = apis.rows
         self.metadata_cache = MetadataCache(Scope(self.node_id, config.given))
+        self.access = Access(config, self.metadata_cache)
         self.purgatory = Purgatory(loop, self.timers)
         self.metrics = Metrics()
         self.listeners: list[Listener] = []
@@ -107,7 +110,11 @@ class Broker:
         self.setup_timeouts = SetupTimeouts.from_config(config)
         errors = ErrorResponses(node.log, apis.rows, self.metrics)
         self.envelopes = EnvelopeHandler(
-            self, apis.rows, errors, is_active_controller=lambda: self.metadata.is_active
+            self,
+            apis.rows,
+            errors,
+            access=self.access,
+            is_active_controller=lambda: self.metadata.is_active,
         )
         self._make_cluster(apis)
         self.quotas = ClientQuotas(node, self.metadata_cache, self.metrics)
@@ -160,6 +167,7 @@ class Broker:
             purgatory=self.purgatory,
             controller=self.channel,
             errors=errors,
+            access=self.access,
             monotonic_ns=self.node.system.monotonic_ns,
         )
 
@@ -263,6 +271,11 @@ class Broker:
     def image(self) -> MetadataImage:
         """The committed metadata."""
         return self.metadata_cache.image
+
+    @property
+    def authorizer(self) -> Authorizer | AllowAll:
+        """Decides what clients may do."""
+        return self.access.authorizer
 
     @property
     def cluster_id(self) -> str:

@@ -85,6 +85,7 @@ from shoal.server.handlers import (
     write_share_group_state,
     write_txn_markers,
 )
+from shoal.server.handlers.authorization import needs_of
 from shoal.server.network.api import Api
 
 #: Requests that only the active controller answers. Other nodes forward them to it.
@@ -141,7 +142,10 @@ BROKER, CONTROLLER, BOTH = Listeners.BROKER, Listeners.CONTROLLER, Listeners.BOT
 
 HANDLERS: dict[int, Api] = {
     row.key: replace(
-        row, by_controller=row.key in BY_CONTROLLER, feature=OF_FEATURES.get(row.key, "")
+        row,
+        by_controller=row.key in BY_CONTROLLER,
+        feature=OF_FEATURES.get(row.key, ""),
+        needs=needs_of(row.key),
     )
     for row in (
         Api(ApiKey.PRODUCE, range(3, 14), produce.handle, read=produce_request.read),

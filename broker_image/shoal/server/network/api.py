@@ -16,7 +16,7 @@ futures complete.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from shoal.protocol.api import ApiKey
     from shoal.protocol.errors import ErrorCode
     from shoal.protocol.frames import RequestHeader
+    from shoal.server.authorization import Need
 
 Buffer = bytes | bytearray | memoryview
 Body = Mapping[str, Any] | Sequence[Buffer]
@@ -70,6 +71,8 @@ class Peer:
     pause: Callable[[int], None] = _nothing
     close_after_responses: Callable[[], None] = _nothing
     number: int = 0
+    #: Whether a delegation token authenticated the principal.
+    token_authenticated: bool = False
 
 
 @dataclass(slots=True)
@@ -136,3 +139,5 @@ class Api:
     on: Listeners = Listeners.BROKER
     #: The handler on controller listeners, if it is another one.
     on_controllers: Handler | None = None
+    #: Yields the permissions that the whole request needs (`handlers.authorization`).
+    needs: Callable[[Request], Iterable[Need]] | None = None

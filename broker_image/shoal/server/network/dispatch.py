@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
-from shoal.server.network.api import Api, AwaitableBody, Body, Peer, Request
+from shoal.server.network.api import Answer, Api, AwaitableBody, Body, Peer, Request
 from shoal.server.network.deferred import DeferredResponse
 from shoal.server.network.encoding import (
     Buffers,
@@ -31,6 +31,7 @@ from shoal.server.network.encoding import (
 )
 
 if TYPE_CHECKING:
+    from shoal.server.authorization import Access
     from shoal.server.metadata_cache import MetadataCache
     from shoal.server.metrics.registry import Metrics
     from shoal.server.network.purgatory import Purgatory
@@ -112,6 +113,7 @@ class Dispatcher:
         purgatory: Purgatory,
         controller: ControllerPort,
         errors: ErrorResponses,
+        access: Access,
         monotonic_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         """`context` is the first argument of every handler. `served` has the rows that each
@@ -124,6 +126,7 @@ class Dispatcher:
         self._purgatory = purgatory
         self._controller = controller
         self._errors = errors
+        self._access = access
         self._monotonic_ns = monotonic_ns
 
     def handle(self, frame: bytearray, peer: Peer) -> Buffers | PendingResponse | None:
@@ -149,16 +152,7 @@ class Dispatcher:
         )
         request = Request(header, body, peer, received_ns, len(frame))
         try:
-            if row.feature and not self._cache.image.features.get(row.feature):
-                raise ApiError(
-                    ErrorCode.unsupported_version,
-                    f"The feature {row.feature} is off: its level is 0.",
-                )
-            answer: Any = (
-                self._controller.forward(frame, request)
-                if row.by_controller and not self._controller.is_local
-                else row.handle(self._context, request)
-            )
+            answer: Any = self._answer(row, frame, request)
         except WireError:
             raise
         except Exception as error:
@@ -174,6 +168,19 @@ class Dispatcher:
             return self.resolve(request, answer)
         assert isinstance(answer, (list, Mapping)), answer
         return self._respond(request, answer)
+
+    def _answer(self, row: Api, frame: bytearray, request: Request) -> Answer:
+        """Call the handler of a request, or forward it. Raises `ApiError`."""
+        if row.feature and not self._cache.image.features.get(row.feature):
+            raise ApiError(
+                ErrorCode.unsupported_version,
+                f"The feature {row.feature} is off: its level is 0.",
+            )
+        if row.by_controller and not self._controller.is_local:
+            return self._controller.forward(frame, request)  # The controller authorizes it.
+        if row.needs is not None and self._access.enabled:
+            self._access.require_all(request, row.needs(request))
+        return row.handle(self._context, request)
 
     def requests_handled(self, now_s: float) -> None:
         """Complete fetches that the requests of one read have woken. The connection calls this
