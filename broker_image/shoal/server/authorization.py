@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from shoal.server.config import BrokerConfig
     from shoal.server.metadata_cache import MetadataCache
 
+#: The purgatory's key of requests that wait and depend on permissions.
+CHANGES = "permissions"
 #: The principal of a node's own requests to the controller.
 OWN = "Node:own"
 #: The code for a refused resource, by its type, as AclEntry.authorizationError.

@@ -16,7 +16,7 @@ from shoal.metadata import controller
 from shoal.metadata.image import MetadataImage, Scope
 from shoal.metadata.names import INTERNAL_TOPICS
 from shoal.server import ineffective_configs
-from shoal.server.authorization import Access
+from shoal.server.authorization import CHANGES, Access
 from shoal.server.cluster.controller import Controller
 from shoal.server.cluster.controller_channel import ControllerChannel
 from shoal.server.cluster.lifecycle import CannotJoin, Lifecycle
@@ -105,6 +105,7 @@ class Broker:
         self.metadata_cache = MetadataCache(Scope(self.node_id, config.given))
         self.access = Access(config, self.metadata_cache)
         self.purgatory = Purgatory(loop, self.timers)
+        self.access.on_change.append(lambda: self.purgatory.wake(CHANGES))
         self.metrics = Metrics()
         self.listeners: list[Listener] = []
         self.directory = LogDirectory(node.system.storage, config.data_dir)
@@ -261,6 +262,7 @@ class Broker:
             purgatory=self.purgatory,
             quotas=self.quotas,
             response_limits=self.response_limits,
+            access=self.access,
             create_topics=self.topic_creation.create_topics,
             listeners=self.listeners,
         )

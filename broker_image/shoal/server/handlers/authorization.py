@@ -14,15 +14,17 @@ of AlterShareGroupOffsets. A redrive consists of a client's requests.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shoal.metadata.image import ResourceType as ConfigType
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.security.acls import CLUSTER_NAME, Operation, ResourceType
-from shoal.server.authorization import Need
+from shoal.server.authorization import REFUSED_WITH, Need
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from uuid import UUID
 
     from shoal.server.broker import Broker
     from shoal.server.network.api import Request
@@ -108,6 +110,7 @@ ROWS: dict[ApiKey, Row] = {
     ApiKey.DESCRIBE_GROUPS: Row(each=(Each(DESCRIBE, GROUP),)),
     ApiKey.LIST_GROUPS: Row(each=(Each(DESCRIBE, GROUP, DESCRIBE),)),
     ApiKey.SASL_HANDSHAKE: FREE,
+    ApiKey.SASL_AUTHENTICATE: FREE,
     ApiKey.API_VERSIONS: FREE,
     # Configs of the new topic are in the response only with DESCRIBE_CONFIGS.
     ApiKey.CREATE_TOPICS: Row(each=(Each(CREATE, TOPIC, CREATE), Each(DESCRIBE_CONFIGS, TOPIC))),
@@ -127,6 +130,22 @@ ROWS: dict[ApiKey, Row] = {
     ApiKey.END_TXN: Row((_WRITE_TRANSACTION,)),
     ApiKey.WRITE_TXN_MARKERS: _on_cluster(ALTER, CLUSTER_ACTION),
     ApiKey.TXN_OFFSET_COMMIT: Row((_WRITE_TRANSACTION, _READ_GROUP), (Each(READ, TOPIC),)),
+    ApiKey.DESCRIBE_ACLS: _on_cluster(DESCRIBE),
+    ApiKey.CREATE_ACLS: _on_cluster(ALTER),
+    ApiKey.DELETE_ACLS: _on_cluster(ALTER),
+    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: _on_cluster(DESCRIBE),
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: _on_cluster(ALTER),
+    # A token for another user.
+    ApiKey.CREATE_DELEGATION_TOKEN: Row(each=(Each(Operation.CREATE_TOKENS, ResourceType.USER),)),
+    # Owners and renewers need no permission; others do.
+    ApiKey.DESCRIBE_DELEGATION_TOKEN: Row(
+        each=(
+            Each(DESCRIBE, ResourceType.DELEGATION_TOKEN),
+            Each(Operation.DESCRIBE_TOKENS, ResourceType.USER),
+        )
+    ),
+    ApiKey.RENEW_DELEGATION_TOKEN: FREE,
+    ApiKey.EXPIRE_DELEGATION_TOKEN: FREE,
     # Brokers, their loggers and client metrics are configs of the cluster.
     ApiKey.DESCRIBE_CONFIGS: Row(
         each=(
@@ -202,6 +221,14 @@ ROWS: dict[ApiKey, Row] = {
 }
 
 Permits = Callable[[str], bool]
+#: The types of resources that own configs, by the types of config resources.
+_OF_CONFIGS = {
+    ConfigType.TOPIC: TOPIC,
+    ConfigType.GROUP: GROUP,
+    ConfigType.BROKER: CLUSTER,
+    ConfigType.BROKER_LOGGER: CLUSTER,
+    ConfigType.CLIENT_METRICS: CLUSTER,
+}
 
 
 def needs_of(key: ApiKey) -> Callable[[Request], Iterable[Need]] | None:
@@ -250,10 +277,37 @@ def each(broker: Broker, request: Request, resource_type: ResourceType) -> Permi
     return permits
 
 
+def reads(broker: Broker, request: Request) -> Callable[[UUID], bool] | None:
+    """Return a function that tells whether the request may read a topic, by its id, or None if it
+    may read all."""
+    if not broker.access.enabled:
+        return None
+    may_read = broker.share.fetches.may_read
+    return lambda topic_id: may_read(request, topic_id)
+
+
 def check_subscription(broker: Broker, request: Request, names: Iterable[str] | None) -> None:
     """Check that a member may describe the topics of its subscription. Raises `ApiError`."""
     if names and not all(map(each(broker, request, TOPIC), sorted(set(names)))):
         raise ApiError(ErrorCode.topic_authorization_failed)
+
+
+def describes_silently(broker: Broker, request: Request) -> Permits | None:
+    """Return a function that tells whether the sender may describe a topic, or None if it may
+    describe all. A refusal is not audited: the client has not named the topic."""
+    access = broker.access
+    if not access.enabled:
+        return None
+    return lambda name: access.allows(request, DESCRIBE, TOPIC, name, audited=False)
+
+
+def of_config(broker: Broker, request: Request, resource: Any) -> ErrorCode | None:
+    """Return why a request may not describe or alter the configs of a resource, or None."""
+    kind = _OF_CONFIGS.get(resource.resource_type)
+    if kind is None:
+        return None  # Nothing has such configs.
+    name = CLUSTER_NAME if kind is CLUSTER else resource.resource_name
+    return None if each(broker, request, kind)(name) else REFUSED_WITH[kind]
 
 
 def _permit(_name: str) -> bool:

@@ -38,6 +38,7 @@ def handle(broker: Broker, request: Request) -> Answer:
         request.header.client_id or "",
         f"/{request.peer.host}",
         request.version,
+        authorization.describes_silently(broker, request),
     )
     return broker.groups.submit(
         body.group_id,

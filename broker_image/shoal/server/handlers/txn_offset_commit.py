@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 from shoal.coordinator.contract import ProducerIdAndEpoch, Reply, Result, Token
 from shoal.coordinator.group.offsets import CommitRequest, PartitionCommit, TopicCommit
 from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.security.acls import ResourceType
 from shoal.server.coordinators import groups
 from shoal.server.coordinators.transactions import Errors, is_open, write_error
+from shoal.server.handlers import authorization
 from shoal.transaction.shard import Writer
 
 if TYPE_CHECKING:
@@ -30,6 +32,9 @@ Row = dict[str, Any]
 
 def handle(broker: Broker, request: Request) -> Answer:
     body = request.body
+    permits = authorization.each(broker, request, ResourceType.TOPIC)
+    if body.topics and not any(permits(topic.name) for topic in body.topics):
+        return refuse(request, ErrorCode.topic_authorization_failed, None)
     index = broker.groups.partition_for(body.group_id)
     partition = None if index is None else broker.partitions.by_name(groups.TOPIC, index)
     if index is None or partition is None:
@@ -67,11 +72,13 @@ def _commit(broker: Broker, request: Request, answer: asyncio.Future[Body]) -> N
     body = request.body
     rows: list[Row] = []
     commits: list[TopicCommit] = []
+    permits = authorization.each(broker, request, ResourceType.TOPIC)
     for asked in body.topics:
-        topic = broker.image.topics.get(asked.name)
+        permitted = permits(asked.name)
+        topic = broker.image.topics.get(asked.name) if permitted else None
         count = len(topic.partitions) if topic is not None else 0
         taken = [p for p in asked.partitions if 0 <= p.partition_index < count]
-        rows.append({"name": asked.name, "partitions": _rows(asked, taken)})
+        rows.append({"name": asked.name, "partitions": _rows(asked, taken, permitted)})
         if topic is not None and taken:
             commits.append(TopicCommit(asked.name, topic.topic_id, [_partition(p) for p in taken]))
     commit = CommitRequest(
@@ -101,10 +108,11 @@ def _commit(broker: Broker, request: Request, answer: asyncio.Future[Body]) -> N
     broker.groups.call(body.group_id, decide, decided)
 
 
-def _rows(asked: Any, taken: list[Any]) -> list[Row]:
+def _rows(asked: Any, taken: list[Any], permitted: bool) -> list[Row]:
     unknown = ErrorCode.unknown_topic_or_partition
+    code = unknown if permitted else ErrorCode.topic_authorization_failed
     return [
-        {"partition_index": p.partition_index, "error_code": unknown}
+        {"partition_index": p.partition_index, "error_code": code}
         for p in asked.partitions
         if p not in taken
     ]
