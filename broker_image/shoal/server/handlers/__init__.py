@@ -257,6 +257,7 @@ HANDLERS: dict[int, Api] = {
             ApiKey.LIST_PARTITION_REASSIGNMENTS,
             range(1),
             list_partition_reassignments.handle,
+            list_partition_reassignments.refuse,
             on=BOTH,
         ),
         Api(ApiKey.OFFSET_DELETE, range(1), offset_delete.handle),

@@ -84,7 +84,10 @@ def _shown(broker: Broker, request: Request, rows: list[dict[str, Any]]) -> list
     shown = broker.access.permitted(
         request, Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, created, audited=False
     )
-    return [row if row["name"] in shown else row | _HIDDEN for row in rows]
+    return [
+        row | _HIDDEN if row["name"] in created and row["name"] not in shown else row
+        for row in rows
+    ]
 
 
 def _refused(name: str, code: int, message: str | None) -> dict[str, Any]:

@@ -23,14 +23,17 @@ def handle(broker: Broker, request: Request) -> Answer:
     refused: list[dict[str, Any]] = []
     for topic in body.topics:
         partitions = [p.partition_index for p in topic.partitions]
-        if permits(topic.name) and topic.name in broker.image.topics:
-            known.append((topic.name, partitions))
-            continue
-        code = ErrorCode.unknown_topic_or_partition
+        found = broker.image.topics.get(topic.name)
+        code, there = ErrorCode.unknown_topic_or_partition, range(0)
         if not permits(topic.name):
             code = ErrorCode.topic_authorization_failed
-        rows = [{"partition_index": p, "error_code": code} for p in partitions]
-        refused.append({"name": topic.name, "partitions": rows})
+        elif found is not None:
+            there = range(len(found.partitions))
+        if taken := [p for p in partitions if p in there]:
+            known.append((topic.name, taken))
+        if left := [p for p in partitions if p not in there]:
+            rows = [{"partition_index": p, "error_code": code} for p in left]
+            refused.append({"name": topic.name, "partitions": rows})
     reply = broker.groups.submit(
         body.group_id,
         lambda shard, _now_ms, token: shard.offsets.delete(body.group_id, known, token),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal.coordinator.contract import ProducerIdAndEpoch, Reply, Result, Token
+from shoal.coordinator.contract import ProducerIdAndEpoch, Result, Token
 from shoal.coordinator.group.offsets import CommitRequest, PartitionCommit, TopicCommit
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.security.acls import ResourceType
@@ -32,9 +32,9 @@ Row = dict[str, Any]
 
 def handle(broker: Broker, request: Request) -> Answer:
     body = request.body
-    permits = authorization.each(broker, request, ResourceType.TOPIC)
-    if body.topics and not any(permits(topic.name) for topic in body.topics):
-        return refuse(request, ErrorCode.topic_authorization_failed, None)
+    rows, commits = _checked(broker, request)
+    if not commits:
+        return {"topics": rows}
     index = broker.groups.partition_for(body.group_id)
     partition = None if index is None else broker.partitions.by_name(groups.TOPIC, index)
     if index is None or partition is None:
@@ -55,7 +55,7 @@ def handle(broker: Broker, request: Request) -> Answer:
                 code = ErrorCode.coordinator_not_available
             _finish(answer, refuse(request, code, None))
         else:
-            _commit(broker, request, answer)
+            _commit(broker, request, rows, commits, answer)
 
     if is_open(partition.log, writer.producer_id, writer.producer_epoch):
         enlisted({})
@@ -67,13 +67,13 @@ def handle(broker: Broker, request: Request) -> Answer:
     return answer
 
 
-def _commit(broker: Broker, request: Request, answer: asyncio.Future[Body]) -> None:
-    """Commit on the group's shard, and add its results to those of partitions that do not exist."""
-    body = request.body
+def _checked(broker: Broker, request: Request) -> tuple[list[Row], list[TopicCommit]]:
+    """Return the topics of the response, with the partitions that are refused, and the offsets to
+    commit."""
     rows: list[Row] = []
     commits: list[TopicCommit] = []
     permits = authorization.each(broker, request, ResourceType.TOPIC)
-    for asked in body.topics:
+    for asked in request.body.topics:
         permitted = permits(asked.name)
         topic = broker.image.topics.get(asked.name) if permitted else None
         count = len(topic.partitions) if topic is not None else 0
@@ -81,6 +81,18 @@ def _commit(broker: Broker, request: Request, answer: asyncio.Future[Body]) -> N
         rows.append({"name": asked.name, "partitions": _rows(asked, taken, permitted)})
         if topic is not None and taken:
             commits.append(TopicCommit(asked.name, topic.topic_id, [_partition(p) for p in taken]))
+    return rows, commits
+
+
+def _commit(
+    broker: Broker,
+    request: Request,
+    rows: list[Row],
+    commits: list[TopicCommit],
+    answer: asyncio.Future[Body],
+) -> None:
+    """Commit on the group's shard, and add its results to those of partitions that do not exist."""
+    body = request.body
     commit = CommitRequest(
         body.group_id,
         getattr(body, "member_id", ""),
@@ -92,8 +104,6 @@ def _commit(broker: Broker, request: Request, answer: asyncio.Future[Body]) -> N
     )
 
     def decide(shard: GroupShard, now_ms: int, token: Token) -> Result:
-        if not commits:
-            return Result((), (Reply(token, {"topics": ()}),))
         return shard.offsets.commit(commit, now_ms, token)
 
     def decided(reply: Any) -> None:

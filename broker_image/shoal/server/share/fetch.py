@@ -173,7 +173,9 @@ class ShareFetch:
     def answer(self) -> Answer:
         """The response, or the future of it."""
         body = self._request
-        if self._fetches_nothing() or self._collect(must=False):
+        if self._fetches_nothing():
+            self._entries = self._refusals()
+        elif self._collect(must=False):
             self._entries = self._entries or {}
         elif body.max_wait_ms <= 0:
             self._collect(must=True)
@@ -205,6 +207,20 @@ class ShareFetch:
             or body.is_renew_ack
             or body.share_session_epoch == FINAL_EPOCH
         )
+
+    def _refusals(self) -> dict[_Key, PartitionRecords]:
+        """The entries of a request that fetches nothing: the topics that the member may not
+        read."""
+        body = self._request
+        if self._generation is None or body.is_renew_ack:
+            return {}
+        if body.share_session_epoch == FINAL_EPOCH:
+            return {}
+        return {
+            key: self._refusal(key, UNAUTHORIZED)
+            for key in self._keys
+            if not self._services.may_read(self._sent, key[0])
+        }
 
     def _wake_keys(self) -> list[Hashable]:
         group_id = self._session.group_id
