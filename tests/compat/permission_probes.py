@@ -14,13 +14,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
+from permissions import entry, everything
 from shoal.log.uuids import uuid_text
 from shoal.protocol.api import ApiKey
 from shoal.record.records import build_batch
-from shoal.security.acls import Acl, Operation, PatternType, Permission, ResourceType
+from shoal.security.acls import CLUSTER_NAME, Operation, PatternType, Permission, ResourceType
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from shoal.security.acls import Acl
 
 #: Topics, groups and transactional ids: the first of each exists, the second does not. The prefix
 #: covers both of them, but not the third, which exists.
@@ -42,9 +45,7 @@ _NAMES = {
     ResourceType.GROUP: GROUPS,
     ResourceType.TRANSACTIONAL_ID: TRANSACTIONS,
 }
-_CLUSTER = "kafka-cluster"
 UNKNOWN_ID = UUID(int=0x5EED)
-ANONYMOUS = "User:ANONYMOUS"
 
 _OPERATIONS = {
     ResourceType.TOPIC: "ALL READ WRITE CREATE DELETE ALTER DESCRIBE DESCRIBE_CONFIGS"
@@ -72,22 +73,7 @@ def _acl(
     host: str,
     permission: Permission = Permission.ALLOW,
 ) -> Acl:
-    return Acl(kind, name, pattern, ANONYMOUS, host, operation, permission)
-
-
-def everything(host: str, without: ResourceType | None = None) -> list[Acl]:
-    """Return entries that allow a host everything, but for one type of resource."""
-    kinds = [kind for kind in ResourceType if kind > ResourceType.ANY and kind != without]
-    return [
-        _acl(
-            kind,
-            _CLUSTER if kind == ResourceType.CLUSTER else "*",
-            PatternType.LITERAL,
-            Operation.ALL,
-            host,
-        )
-        for kind in kinds
-    ]
+    return entry(host, operation, kind, name, pattern, permission=permission)
 
 
 def _only(entry: Callable[[str], Acl], host: str) -> list[Acl]:
@@ -101,7 +87,7 @@ def _with_others(entry: Callable[[str], Acl], without: ResourceType | None, host
 def _patterns(kind: ResourceType) -> Iterator[tuple[str, str, PatternType]]:
     """Yield the patterns of a type: a word for the client's name, the pattern and its type."""
     if kind == ResourceType.CLUSTER:
-        yield "literal", _CLUSTER, PatternType.LITERAL
+        yield "literal", CLUSTER_NAME, PatternType.LITERAL
         return
     yield "existing", _NAMES[kind][0], PatternType.LITERAL
     yield "missing", _NAMES[kind][1], PatternType.LITERAL
@@ -333,12 +319,12 @@ def _by_topic() -> Iterator[Probe]:
     step = (ApiKey.METADATA, _always(asked))
     yield Probe(f"METADATA that creates {AUTO_TOPIC}", (step,), (0, 4, 13), creates=True)
     for name in (DOOMED_TOPIC, TOPICS[1]):
-        body = {
+        named = {
             "topics": [{"name": name, "topic_id": None}],
             "topic_names": [name],
             "timeout_ms": 5_000,
         }
-        yield _probe(f"DELETE_TOPICS {name}", ApiKey.DELETE_TOPICS, _always(body))
+        yield _probe(f"DELETE_TOPICS {name}", ApiKey.DELETE_TOPICS, _always(named))
 
         def doomed(ids: Ids, name: str = name) -> dict[str, Any]:
             return {"topics": [{"name": None, "topic_id": ids.of(name)}], "timeout_ms": 5_000}
@@ -490,7 +476,7 @@ def _share(group: str, topic: str) -> Iterator[Probe]:
     for last in (ApiKey.SHARE_FETCH, ApiKey.SHARE_ACKNOWLEDGE):
         steps = ((ApiKey.SHARE_FETCH, session), (last, lambda ids: session(ids, 1)))
         yield Probe(f"{last.name} of a session {where}", steps)
-    offsets = [
+    offsets: list[tuple[ApiKey, dict[str, Any]]] = [
         (
             ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS,
             {"groups": [{"group_id": group, "topics": [{"topic_name": topic, "partitions": [0]}]}]},

@@ -18,6 +18,8 @@ from compat import permission_probes as material
 from compat.permission_probes import Client, Ids, Probe
 from conditions import eventually
 from kafkas import KafkaProcess
+from permissions import ADMIN, count, everything, grant
+from permissions import CONFIGS as PERMISSIONS
 from servers import ShoalProcess
 from shoal.log.uuids import uuid_text
 from shoal.protocol.api import ApiKey
@@ -34,9 +36,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.java
 
 CONFIGS = {
-    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-    # Until the entries exist, which name all resources.
-    "allow.everyone.if.no.acl.found": "true",
+    **PERMISSIONS,
     "group.consumer.session.timeout.ms": "60000",
     "group.share.session.timeout.ms": "60000",
     "transaction.max.timeout.ms": "86400000",
@@ -51,7 +51,6 @@ AS_KAFKA = {
 }
 #: No transaction ends during a run.
 TRANSACTION_MS = 86_400_000
-ADMIN = "127.0.0.1"
 #: Fields of responses that show names; `topic_id` is compared by the topic.
 NAMES = {
     "group_id",
@@ -162,7 +161,9 @@ class Side:
     # Set-up
 
     def prepare(self, acls: list[Acl]) -> None:
-        self._create_acls(acls)
+        for at in range(0, len(acls), 100):
+            grant(self.admin, acls[at : at + 100])
+        eventually(lambda: count(self.admin) == len(acls), what="all entries")
         for topic in (material.TOPICS[0], material.TOPICS[2], material.DOOMED_TOPIC):
             self._create_topic(topic)
         self._learn_ids()
@@ -175,35 +176,6 @@ class Side:
             self._begin_transaction(name)
         self._join(ApiKey.CONSUMER_GROUP_HEARTBEAT, material.CONSUMERS)
         self._join(ApiKey.SHARE_GROUP_HEARTBEAT, material.SHARERS)
-
-    def _create_acls(self, acls: list[Acl]) -> None:
-        for at in range(0, len(acls), 100):
-            creations = [
-                {
-                    "resource_type": acl.resource_type,
-                    "resource_name": acl.resource_name,
-                    "resource_pattern_type": acl.pattern_type,
-                    "principal": acl.principal,
-                    "host": acl.host,
-                    "operation": acl.operation,
-                    "permission_type": acl.permission,
-                }
-                for acl in acls[at : at + 100]
-            ]
-            answer = self.admin.call(ApiKey.CREATE_ACLS, 3, {"creations": creations})
-            assert not any(row.error_code for row in answer.results), answer
-        body = {
-            "resource_type_filter": 1,
-            "pattern_type_filter": 1,
-            "operation": 1,
-            "permission_type": 1,
-        }
-
-        def all_known() -> bool:
-            found = self.admin.call(ApiKey.DESCRIBE_ACLS, 3, body)
-            return sum(len(resource.acls) for resource in found.resources) == len(acls)
-
-        eventually(all_known, what="all entries")
 
     def _create_topic(self, name: str) -> None:
         topic = {"name": name, "num_partitions": 1, "replication_factor": 1}
@@ -430,7 +402,7 @@ def ended(side: Side) -> Iterator[Side]:
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     folder = tmp_path_factory.mktemp("matrix")
-    acls = material.everything(ADMIN)
+    acls = everything(ADMIN)
     for client in material.clients():
         acls += client.acls
     kafka = KafkaProcess(folder / "kafka", configs=CONFIGS).start()
