@@ -15,6 +15,7 @@ from permissions import ADMIN, CONFIGS, entry, everything, grant, withdraw
 from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
+from shoal.quorum import wire
 from shoal.security.acls import Operation, PatternType, ResourceType
 from wireclient import WireClient
 
@@ -45,10 +46,21 @@ def admin(shared_broker: ShoalProcess) -> Iterator[WireClient]:
 class Guest:
     """A client from an address of its own, and its entries."""
 
-    def __init__(self, admin: WireClient, bootstrap: str, host: str) -> None:
+    def __init__(self, admin: WireClient, broker: ShoalProcess, host: str) -> None:
         self._admin = admin
+        self._broker = broker
         self.host = host
-        self.client = WireClient(bootstrap, source=host)
+        self.client = WireClient(broker.bootstrap, source=host)
+
+    def waiting(self) -> float:
+        """Return the number of requests that wait in the broker."""
+        name = "kafka_server_DelayedOperationPurgatory_PurgatorySize"
+        return sum(sample.value for sample in self._broker.samples(name))
+
+    def send_waiting(self, api: ApiKey, version: int, body: dict[str, Any]) -> None:
+        """Send a request, and wait until it waits in the broker."""
+        self.client.send(api, version, body)
+        eventually(lambda: self.waiting() == 1, what="the request waits")
 
     def may(self, operation: Operation, kind: ResourceType, name: str = "*") -> Acl:
         acl = entry(self.host, operation, kind, name)
@@ -64,7 +76,7 @@ def guest(
     admin: WireClient, shared_broker: ShoalProcess, request: pytest.FixtureRequest
 ) -> Iterator[Guest]:
     number = sum(map(ord, request.node.name)) % 250 + 1
-    found = Guest(admin, shared_broker.bootstrap, f"127.0.1.{number}")
+    found = Guest(admin, shared_broker, f"127.0.1.{number}")
     with found.client:
         yield found
 
@@ -158,7 +170,7 @@ def code_of(answer: Any) -> ErrorCode:
 def test_a_waiting_fetch_ends_with_its_permission(admin: WireClient, guest: Guest) -> None:
     admin.create_topic("waits")
     acl = guest.may(READ, TOPIC, "waits")
-    guest.client.send(ApiKey.FETCH, 12, fetch("waits"))
+    guest.send_waiting(ApiKey.FETCH, 12, fetch("waits"))
     began = time.monotonic()
     guest.may_not(acl)
     _, answer = guest.client.receive(ApiKey.FETCH, 12)
@@ -174,7 +186,7 @@ def test_a_waiting_fetch_ends_with_its_permission(admin: WireClient, guest: Gues
 def test_another_change_leaves_a_fetch_waiting(admin: WireClient, guest: Guest) -> None:
     admin.create_topic("waits-on")
     guest.may(READ, TOPIC, "waits-on")
-    guest.client.send(ApiKey.FETCH, 12, fetch("waits-on"))
+    guest.send_waiting(ApiKey.FETCH, 12, fetch("waits-on"))
     grant(admin, [entry("10.0.0.1", READ, TOPIC, "another")])
     admin.produce("waits-on", b"v")
     _, answer = guest.client.receive(ApiKey.FETCH, 12)
@@ -187,9 +199,10 @@ def test_a_fetch_waits_for_the_partitions_that_it_may_read(admin: WireClient, gu
     admin.create_topic("mine")
     admin.create_topic("not-mine")
     guest.may(READ, TOPIC, "mine")
+    admin.produce("not-mine", b"secret")
     body = fetch("mine")
     body["topics"] += fetch("not-mine")["topics"]
-    guest.client.send(ApiKey.FETCH, 12, body)
+    guest.send_waiting(ApiKey.FETCH, 12, body)
     admin.produce("mine", b"v")
     _, answer = guest.client.receive(ApiKey.FETCH, 12)
     codes = {t.topic: t.partitions[0].error_code for t in answer.responses}
@@ -259,7 +272,7 @@ def opened(admin: WireClient, guest: Guest, name: str) -> UUID:
 def test_a_waiting_share_fetch_ends_with_its_permission(admin: WireClient, guest: Guest) -> None:
     acl = guest.may(READ, TOPIC, "shared")
     topic_id = opened(admin, guest, "shared")
-    guest.client.send(ApiKey.SHARE_FETCH, 2, share_fetch("shared", topic_id, 1))
+    guest.send_waiting(ApiKey.SHARE_FETCH, 2, share_fetch("shared", topic_id, 1))
     guest.may_not(acl)
     began = time.monotonic()
     _, answer = guest.client.receive(ApiKey.SHARE_FETCH, 2)
@@ -282,7 +295,7 @@ def test_a_waiting_share_fetch_ends_with_its_permission(admin: WireClient, guest
 def test_a_waiting_share_fetch_ends_with_its_group(admin: WireClient, guest: Guest) -> None:
     guest.may(READ, TOPIC, "of-group")
     topic_id = opened(admin, guest, "of-group")
-    guest.client.send(ApiKey.SHARE_FETCH, 2, share_fetch("of-group", topic_id, 1))
+    guest.send_waiting(ApiKey.SHARE_FETCH, 2, share_fetch("of-group", topic_id, 1))
     withdraw(admin, [entry(guest.host, READ, GROUP, "of-group")])
     _, answer = guest.client.receive(ApiKey.SHARE_FETCH, 2)
     assert answer.error_code == ErrorCode.group_authorization_failed
@@ -296,7 +309,7 @@ def test_acknowledgements_of_a_share_fetch_whose_group_is_withdrawn(
     topic_id = opened(admin, guest, "settles")
     accept = [{"first_offset": 0, "last_offset": 0, "acknowledge_types": [1]}]
     body = share_fetch("settles", topic_id, 1, batches=accept)
-    guest.client.send(ApiKey.SHARE_FETCH, 2, body)
+    guest.send_waiting(ApiKey.SHARE_FETCH, 2, body)
     withdraw(admin, [entry(guest.host, READ, GROUP, "settles")])
     _, answer = guest.client.receive(ApiKey.SHARE_FETCH, 2)
     assert answer.error_code == ErrorCode.group_authorization_failed
@@ -310,7 +323,7 @@ def test_a_share_fetch_waits_for_the_topics_that_it_may_read(
     hidden: UUID = admin.create_topic("shared-not-mine")
     body = share_fetch("shared-mine", topic_id, 1)
     body["topics"] += share_fetch("", hidden, 1)["topics"]
-    guest.client.send(ApiKey.SHARE_FETCH, 2, body)
+    guest.send_waiting(ApiKey.SHARE_FETCH, 2, body)
     admin.produce("shared-not-mine", b"secret")
     admin.produce("shared-mine", b"second")
     _, answer = guest.client.receive(ApiKey.SHARE_FETCH, 2)
@@ -399,3 +412,27 @@ def test_a_prefix_covers_new_topics(admin: WireClient, guest: Guest) -> None:
     admin.create_topic("team-a")
     assert names_of(guest.client, ["team-a"]) == ["team-a"]
     assert permissions.count(admin) > 0
+
+
+# Listeners that serve both clients and the quorum
+
+
+def test_a_shared_listener_hides_the_metadata_log(
+    start_broker: Callable[..., ShoalProcess],
+) -> None:
+    """Clients fetch records there, and only nodes the metadata log."""
+    broker = start_broker(configs=CONFIGS | {"controller.listener.names": "PLAINTEXT"})
+    log = {"topic_id": wire.TOPIC_ID, "partitions": [{"partition": 0, "fetch_offset": 0}]}
+    body = {"max_wait_ms": 0, "session_epoch": -1, "replica_state": {"replica_id": 9}}
+    with WireClient(broker.bootstrap) as admin:
+        grant(admin, everything(ADMIN))
+        topic_id = admin.create_topic("records")
+        grant(admin, [entry("127.0.0.2", READ, TOPIC), entry("127.0.0.3", Operation.ALL, TOPIC)])
+        answer = admin.call(ApiKey.FETCH, 18, body | {"topics": [log]})
+        assert answer.error_code != ErrorCode.cluster_authorization_failed
+    with WireClient(broker.bootstrap, source="127.0.0.2") as client:
+        answer = client.call(ApiKey.FETCH, 18, body | {"topics": [log]})
+        assert answer.error_code == ErrorCode.cluster_authorization_failed
+        records = fetch("records", max_wait_ms=0)
+        records["topics"][0]["topic_id"] = topic_id
+        assert code_of(client.call(ApiKey.FETCH, 18, records)) == ErrorCode.none
