@@ -18,6 +18,7 @@ from shoal.metadata.image import MetadataImage, Scope
 from shoal.metadata.names import INTERNAL_TOPICS
 from shoal.server import ineffective_configs
 from shoal.server.audit import Audit
+from shoal.server.authorization import CHANGES, Access
 from shoal.server.cluster.controller import Controller
 from shoal.server.cluster.controller_channel import ControllerChannel
 from shoal.server.cluster.first_users import FirstUsers
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Mapping
 
+    from shoal.security.authorizer import AllowAll, Authorizer
     from shoal.server.config import BrokerConfig
     from shoal.server.coordinators.service import CoordinatorService
     from shoal.server.network.api import Api
@@ -107,7 +109,9 @@ class Broker:
         self.disk = node.disk
         self.table: Mapping[int, Api] = apis.rows
         self.metadata_cache = MetadataCache(Scope(self.node_id, config.given))
+        self.access = Access(config, self.metadata_cache)
         self.purgatory = Purgatory(loop, self.timers)
+        self.access.on_change.append(lambda: self.purgatory.wake(CHANGES))
         self.metrics = Metrics()
         self.audit = Audit(node)
         self.tls = NodeTls(node, self.metadata_cache, self.audit)
@@ -116,7 +120,11 @@ class Broker:
         self.setup_timeouts = SetupTimeouts.from_config(config)
         errors = ErrorResponses(node.log, apis.rows, self.metrics)
         self.envelopes = EnvelopeHandler(
-            self, apis.rows, errors, is_active_controller=lambda: self.metadata.is_active
+            self,
+            apis.rows,
+            errors,
+            access=self.access,
+            is_active_controller=lambda: self.metadata.is_active,
         )
         self._make_cluster(apis)
         self.quotas = ClientQuotas(node, self.metadata_cache, self.metrics)
@@ -170,6 +178,7 @@ class Broker:
             purgatory=self.purgatory,
             controller=self.channel,
             errors=errors,
+            access=self.access,
             monotonic_ns=self.node.system.monotonic_ns,
         )
 
@@ -273,6 +282,7 @@ class Broker:
             purgatory=self.purgatory,
             quotas=self.quotas,
             response_limits=self.response_limits,
+            access=self.access,
             create_topics=self.topic_creation.create_topics,
             listeners=self.listeners,
         )
@@ -285,6 +295,11 @@ class Broker:
     def image(self) -> MetadataImage:
         """The committed metadata."""
         return self.metadata_cache.image
+
+    @property
+    def authorizer(self) -> Authorizer | AllowAll:
+        """Decides what clients may do."""
+        return self.access.authorizer
 
     @property
     def cluster_id(self) -> str:

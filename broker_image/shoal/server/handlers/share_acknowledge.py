@@ -12,6 +12,7 @@ from shoal.protocol.share import (
     write_acknowledge,
     write_acknowledged,
 )
+from shoal.server.handlers import authorization
 from shoal.server.handlers.share_fetch import checked_ids
 from shoal.server.network.deferred import DeferredResponse
 from shoal.server.share.acknowledge import Acks, count_by_type, misuse
@@ -39,7 +40,7 @@ def handle(broker: Broker, request: Request) -> Answer:
     service.sessions.next(group_id, member_id, body.share_session_epoch)
     if body.share_session_epoch != FINAL_EPOCH and (single := _acknowledge_single(broker, request)):
         return single
-    acks = Acks(service)
+    acks = Acks(service, authorization.reads(broker, request))
     acks.apply(
         group_id, member_id, body.topics, version=request.version, is_renew=body.is_renew_ack
     )
@@ -92,6 +93,9 @@ def _acknowledge_single(broker: Broker, request: Request) -> _SingleAcknowledgem
     if len(batches) != 1 or leader is None or leader.phase is not Phase.ACTIVE:
         return None
     if misuse(batches, version=request.version, is_renew=body.is_renew_ack) is not None:
+        return None
+    reads = authorization.reads(broker, request)
+    if reads is not None and not reads(topic_id):
         return None
     single = _SingleAcknowledgement(broker, request)
     if leader.acknowledge(body.member_id or "", batches, single) is not None:

@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from shoal.protocol import codec
 from shoal.protocol.errors import ErrorCode
 from shoal.replication.partition import ReplicaFetch, ReplicaFetched
+from shoal.server.authorization import CHANGES
 from shoal.server.replication.replica_manager import AWAITED_FETCH_WAIT_MS, ReplicaManager
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from uuid import UUID
 
     from shoal.replication.leadership import Leadership
@@ -132,8 +134,13 @@ class ReplicaFetches:
         self._purgatory = purgatory
         self._ports = FetchPorts(node.clock, partitions, replicas, throttle)
 
-    def handle(self, request: Request, replica_id: int) -> Answer:
-        """Answer a Fetch of the broker `replica_id`, at once or when there is news for it."""
+    def handle(
+        self, request: Request, replica_id: int, refusal: Callable[[], Body | None] | None = None
+    ) -> Answer:
+        """Answer a Fetch of the broker `replica_id`, at once or when there is news for it.
+
+        `refusal` returns the response to a broker that has lost its permission while it waited.
+        """
         self._replicas.follower_fetched(replica_id)
         now_ms = self._clock.now_ms()
         session, incremental, cursors = self._sessions.begin(
@@ -150,10 +157,14 @@ class ReplicaFetches:
             max_wait_ms = min(max_wait_ms, self._ports.throttle.wait_ms(now_ms))
         if self._replicas.awaits_fetch(replica_id, now_ms):
             max_wait_ms = min(max_wait_ms, AWAITED_FETCH_WAIT_MS)
+        attempt, expire = fetch.attempt, fetch.expire
+        if refusal is not None:
+            attempt = lambda: refusal() or fetch.attempt()  # noqa: E731
+            expire = lambda: refusal() or fetch.expire()  # noqa: E731
         return self._purgatory.park(
-            keys=[("replica", replica_id)],
-            attempt=fetch.attempt,
-            expire=fetch.expire,
+            keys=[("replica", replica_id), CHANGES],
+            attempt=attempt,
+            expire=expire,
             deadline_ms=now_ms + max_wait_ms,
         )
 

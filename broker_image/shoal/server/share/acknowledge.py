@@ -81,10 +81,25 @@ class AcknowledgedPartitions(Protocol):
 class Acks:
     """The acknowledgements of one request."""
 
-    __slots__ = ("_left", "_on_settled", "_rest", "_service", "_then", "failures", "partitions")
+    __slots__ = (
+        "_left",
+        "_on_settled",
+        "_permits",
+        "_rest",
+        "_service",
+        "_then",
+        "failures",
+        "partitions",
+    )
 
-    def __init__(self, service: AcknowledgedPartitions) -> None:
+    def __init__(
+        self,
+        service: AcknowledgedPartitions,
+        permits: Callable[[UUID], bool] | None = None,
+    ) -> None:
+        """`permits` tells which topics the member may read; None for all."""
         self._service = service
+        self._permits = permits
         self._left = 0
         #: Batches that are to be applied, the last first.
         self._rest: list[tuple[UUID, int, Sequence[AcknowledgementBatch]]] = []
@@ -155,6 +170,8 @@ class Acks:
         self.partitions.append(key)
         leader = service.find(request.group_id, topic_id, index)
         failure = misuse(batches, version=request.version, is_renew=request.is_renew)
+        if failure is None and self._permits is not None and not self._permits(topic_id):
+            failure = Failure(ErrorCode.topic_authorization_failed)
         if failure is None and (leader is None or leader.phase is not Phase.ACTIVE):
             failure = service.unknown(topic_id)
         if failure is None and leader is not None:

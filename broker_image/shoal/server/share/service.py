@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from shoal.metadata.delta import MetadataDelta
     from shoal.metadata.image import MetadataImage
     from shoal.replication.partition import Partition
+    from shoal.server.authorization import Access
     from shoal.server.coordinators.groups import GroupService
     from shoal.server.coordinators.service import CreateTopic, Replicas
     from shoal.server.metadata_cache import MetadataCache
@@ -83,6 +84,7 @@ class ShareService:
         purgatory: Purgatory,
         quotas: FetchQuotas,
         response_limits: ResponseLimits,
+        access: Access,
         create_topics: TopicCreator,
         listeners: Sequence[ListenerCount],
     ) -> None:
@@ -111,7 +113,9 @@ class ShareService:
         self.dlq_rate_limit = DlqRateLimit(node, self.group_settings, self._wake_group)
         self.admin = ShareAdmin(node, groups, purgatory, self.persister, self)
         self.members = ShareMembers(node, groups, self.admin, self.sessions)
-        self.fetches = FetchServices(node, cache, purgatory, metrics, quotas, self, response_limits)
+        self.fetches = FetchServices(
+            node, cache, purgatory, metrics, quotas, self, response_limits, access
+        )
         self._dead_letters = DeadLetterServices(
             node,
             cache,
