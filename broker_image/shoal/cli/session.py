@@ -21,6 +21,7 @@ import typer
 from shoal.cli import remedies
 from shoal.client.client import Client
 from shoal.client.errors import ClientError, Unreachable
+from shoal.client.properties import properties
 from shoal.client.settings import Settings
 from shoal.record.batch import CorruptBatch
 
@@ -181,6 +182,4 @@ def _properties(path: Path | None) -> dict[str, str]:
     """Read a properties file in Kafka's format."""
     if path is None:
         return {}
-    from shoal.server.config import properties
-
     return dict(properties(path.read_text()))

@@ -27,6 +27,7 @@ from shoal.client.errors import (
     ClientError,
     ConnectionLost,
     KafkaError,
+    LoginUnavailable,
     RequestTimeout,
     Unreachable,
     check,
@@ -291,7 +292,7 @@ class Cluster:
             try:
                 return await attempt()
             except ClientError as error:
-                if not self.brokers and isinstance(error, Unreachable):
+                if not self.brokers and isinstance(error, Unreachable | LoginUnavailable):
                     raise
                 if not self.brokers and isinstance(error, ConnectionLost):
                     raise Unreachable(f"{error}{self._listener_hint()}") from None

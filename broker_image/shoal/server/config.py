@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shoal.client.properties import properties
 from shoal.metadata import broker_rules, configs
 from shoal.metadata.config_keys import ConfigError, UnknownConfig
 
@@ -37,7 +38,6 @@ FLAG_VARIABLES = (
 )
 _LISTENER = re.compile(r"(?:([A-Za-z0-9_\-]+)://)?(?:\[([0-9a-fA-F:.%]+)\]|([^:\[\]]*)):(\d+)")
 _VARIABLE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
-_ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 class Endpoint(NamedTuple):
@@ -145,18 +145,6 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def properties(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the names and values of a Java properties file."""
-    whole = re.sub(r"(?<!\\)((?:\\\\)*)\\\r?\n[ \t\f]*", r"\1", text)
-    for line in whole.splitlines():
-        line = line.lstrip(" \t\f")
-        if not line or line[0] in "#!":
-            continue
-        match = re.match(r"((?:\\.|[^\\=: \t\f])*)[ \t\f]*[=: \t\f]?[ \t\f]*(.*)", line, re.DOTALL)
-        assert match is not None
-        yield _unescaped(match[1]), _unescaped(match[2]).rstrip()
-
-
 def _filled(
     lines: Iterator[tuple[str, str]], environment: Mapping[str, str], file_name: str
 ) -> Iterator[tuple[str, str]]:
@@ -172,14 +160,6 @@ def _filled(
                 f" {absent[0]} is not set."
             )
         yield name, _VARIABLE.sub(lambda found: environment[found[1]], text)
-
-
-def _unescaped(text: str) -> str:
-    def one(match: re.Match[str]) -> str:
-        code = match[1]
-        return chr(int(code[1:], 16)) if len(code) == 5 else _ESCAPES.get(code, code)
-
-    return re.sub(r"\\(u[0-9a-fA-F]{4}|.)", one, text)
 
 
 def endpoint(setting: str, text: str) -> Endpoint:
