@@ -20,6 +20,7 @@ from shoal.client.errors import ConnectionLost, KafkaError, SecurityError
 from shoal.client.scram import ScramClient
 from shoal.client.secret import NO_SECRET, Secret, SecretBytes
 from shoal.client.security import OAUTHBEARER
+from shoal.protocol import codec
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 
@@ -83,14 +84,17 @@ async def _authenticate(peer: str, security: Security, send: Send) -> int:
         try:
             message = exchange.send(answer.auth_bytes)
         except StopIteration:
-            return int(getattr(answer, "session_lifetime_ms", 0))
+            lifetime = getattr(answer, "session_lifetime", None)  # None in version 0
+            return 0 if lifetime is None else codec.ms(lifetime)
 
 
 def _check(peer: str, security: Security, answer: Any) -> None:
     if answer.error_code == ErrorCode.sasl_authentication_failed:
-        name = security.username or (security.oauth and security.oauth.client_id)
+        if security.mechanism == OAUTHBEARER:
+            reason = _status(answer.error_message or "")
+            raise SecurityError(f"{peer} refuses the access token: {reason}")
         raise SecurityError(
-            f"{peer} refuses {f'user {name!r}' if name else 'the access token'}: "
+            f"{peer} refuses user {security.username!r}: "
             f"{answer.error_message or 'authentication failed'}"
         )
     if answer.error_code:
@@ -128,12 +132,18 @@ def _oauthbearer(security: Security, token: Secret) -> Exchange:
     refusal = yield _bearer(security, token)
     if not refusal:
         return
+    yield b"\x01"
+    raise SecurityError(f"the broker refuses the access token: {_status(refusal)}")
+
+
+def _status(refusal: str | bytes) -> str:
+    """Return the status in the JSON of a refusal, or the whole text if it has none."""
     try:
         status = json.loads(refusal).get("status")
     except (ValueError, AttributeError):
         status = None
-    yield b"\x01"
-    raise SecurityError(f"the broker refuses the access token: {status or 'no reason'}")
+    text = refusal if isinstance(refusal, str) else refusal.decode("utf-8", "replace")
+    return str(status or text or "no reason given")
 
 
 def _bearer(security: Security, token: Secret) -> SecretBytes:

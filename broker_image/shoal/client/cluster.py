@@ -302,12 +302,12 @@ class Cluster:
             await backoff.pause()
 
     def _listener_hint(self) -> str:
-        plain = self.settings.security.protocol == "PLAINTEXT"
-        return (
-            " at the first request. If it expects TLS or SASL, set security.protocol"
-            if plain
-            else ""
-        )
+        hints = {
+            "PLAINTEXT": "If it expects TLS or SASL, set security.protocol",
+            "SSL": "If it expects SASL, set security.protocol to SASL_SSL",
+        }
+        hint = hints.get(self.settings.security.protocol)
+        return f" at the first request. {hint}" if hint else ""
 
     def now(self) -> float:
         """Return the loop's clock in seconds."""

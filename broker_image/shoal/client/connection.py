@@ -323,7 +323,11 @@ async def connect(settings: Settings, address: tuple[str, int]) -> Connection:
         raise SecurityError(_about_tls(address, error)) from None
     except OSError as error:
         refused = isinstance(error, ConnectionRefusedError)
-        reason = "connection refused" if refused else error.strerror or str(error)
+        reason = (
+            "connection refused"
+            if refused
+            else error.strerror or str(error) or type(error).__name__
+        )
         kind = Refused if refused else Unreachable
         raise kind(f"no broker at {host}:{port}: {reason}{_hint(security, refused)}") from None
     except ConnectionLost as error:
@@ -336,10 +340,12 @@ async def connect(settings: Settings, address: tuple[str, int]) -> Connection:
 
 def _hint(security: Security, refused: bool = False) -> str:
     """Return what to check if the two ends may expect different protocols."""
-    if refused or security.sasl:
+    if refused:
         return ""
     if security.encrypted:
         return ". If it expects no TLS, set security.protocol"
+    if security.sasl:
+        return ". If it expects TLS, set security.protocol to SASL_SSL"
     return ". If it expects TLS or SASL, set security.protocol"
 
 
