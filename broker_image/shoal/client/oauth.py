@@ -133,18 +133,21 @@ def _from_file(path: Path) -> Secret:
 
 
 def _token(value: Secret, expires_in_s: float) -> Token:
-    """Return a token with its times: those of its claims if it is a JWT, or `expires_in`."""
+    """Return a token with its times. They do not need the clocks of both ends to agree."""
     if not _TOKEN.fullmatch(value.reveal()):
         raise SecurityError("the access token contains characters that RFC 6750 does not allow")
     now = time.time()
-    claims = _claims(value)
-    expires = claims.get("exp") or (now + expires_in_s if expires_in_s > 0 else None)
-    if not isinstance(expires, int | float):
-        return Token(value, 0, float("inf"))
-    if expires <= now:
-        raise SecurityError("the access token has expired")
-    fresh_s = (expires - now) * (REFRESH_FACTOR + uniform(0, REFRESH_JITTER))
-    return Token(value, now + fresh_s, expires)
+    lifetime_s = expires_in_s if expires_in_s > 0 else _lifetime_s(_claims(value), now)
+    fresh_s = lifetime_s * (REFRESH_FACTOR + uniform(0, REFRESH_JITTER))
+    return Token(value, now + fresh_s, now + lifetime_s)
+
+
+def _lifetime_s(claims: dict[str, Any], now: float) -> float:
+    """Return the lifetime in the claims of a JWT, or 0 if it is not known."""
+    issued, expires = claims.get("iat", now), claims.get("exp")
+    if isinstance(issued, int | float) and isinstance(expires, int | float):
+        return max(expires - issued, 0.0)
+    return 0.0
 
 
 def _claims(value: Secret) -> dict[str, Any]:

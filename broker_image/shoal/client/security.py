@@ -329,7 +329,7 @@ def _oauth(
     given: Mapping[str, Secret], texts: Mapping[str, Secret], jaas: Mapping[str, Secret]
 ) -> OAuthSettings | None:
     url = texts["token_url"].reveal()
-    if not url:
+    if not url or texts["mechanism"].upper() != OAUTHBEARER:
         return None
     parts = urllib.parse.urlsplit(url)
     if parts.username or parts.password:
@@ -337,7 +337,8 @@ def _oauth(
             "sasl.oauthbearer.token.endpoint.url contains a user. Set"
             " sasl.oauthbearer.client.credentials.client.id instead"
         )
-    if parts.scheme not in ("http", "https", "file") or not (parts.netloc or parts.path[1:]):
+    target = {"http": parts.netloc, "https": parts.netloc, "file": parts.path}
+    if not target.get(parts.scheme):
         raise SecurityError(
             f"sasl.oauthbearer.token.endpoint.url {url!r} is not a URL of http, https or file"
         )
