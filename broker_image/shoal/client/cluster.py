@@ -600,6 +600,7 @@ _ONCE = frozenset(
         ApiKey.DELETE_TOPICS,
         ApiKey.CREATE_PARTITIONS,
         ApiKey.UNREGISTER_BROKER,
+        ApiKey.CREATE_DELEGATION_TOKEN,
     }
 )
 _NO_SUCH_TOPIC = (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id)
