@@ -65,6 +65,8 @@ class ShoalCluster:
         self.nodes: dict[int, ShoalProcess] = {}
         for id in self.addresses:
             own = {"process.roles": self.roles[id]}
+            if network is not None:
+                own["shoal.insecure.listeners.enable"] = "true"
             if racks:
                 own["broker.rack"] = racks[id - 1]
             self.nodes[id] = self.node(id, folder / str(id), {**(configs or {}), **own})

@@ -172,6 +172,10 @@ test_a_leader_that_is_cut_off_refuses_when_its_session_is_over broker.session.ti
 sim/test_cluster_sim.py
 test_followers_hear_of_a_leader_that_came_back_from_a_loss_of_power replica.socket.timeout.ms
 
+unit/test_broker_settings.py
+test_security_between_brokers security.inter.broker.protocol
+test_listeners_without_encryption_stay_on_this_host shoal.insecure.listeners.enable
+
 unit/test_config_defaults.py
 test_listeners_among_nodes listeners listener.security.protocol.map inter.broker.listener.name
 test_listeners_among_nodes controller.listener.names controller.quorum.bootstrap.servers

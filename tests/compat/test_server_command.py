@@ -95,8 +95,9 @@ def test_a_data_directory_that_is_a_file(tmp_path: Path) -> None:
         ([], {"SHOAL_NO_SUCH": "0"}, "SHOAL_NO_SUCH names no broker config"),
         (["--config=missing.properties"], {}, "Cannot read the configuration file"),
         (["--listener=localhost"], {}, "not of the form"),
-        (["--listener=no.such.host.invalid:0"], {}, "the host name is not known"),
-        (["--listener=203.0.113.7:0"], {}, "this machine has no such address"),
+        (["--insecure", "--listener=no.such.host.invalid:0"], {}, "the host name is not known"),
+        (["--insecure", "--listener=203.0.113.7:0"], {}, "this machine has no such address"),
+        (["--listener=203.0.113.7:0"], {}, "accept the risk with --insecure"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_writes_nothing(

@@ -6,6 +6,7 @@ snapshot omits a kind or a column.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -15,10 +16,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shoal.metadata import delta
+from shoal.metadata.acls import acl_record
+from shoal.metadata.delegation_tokens import token_record
 from shoal.metadata.image import BrokerImage, MetadataImage, PartitionImage
 from shoal.metadata.records import LAYOUTS, MetadataRecord, decode, encode
+from shoal.metadata.scram_credentials import scram_record
 from shoal.metadata.snapshot import records_of
 from shoal.protocol.schema import FIXED, Column, versions
+from shoal.security.acls import Acl, Operation, PatternType, Permission
+from shoal.security.acls import ResourceType as AclType
+from shoal.security.delegation_tokens import DelegationToken
+from shoal.security.scram import ScramCredential
 
 KINDS = {message.name: message for message in LAYOUTS.values()}
 NAMES = st.sampled_from(["a", "b", "c"])
@@ -45,6 +53,7 @@ def values(column: Column) -> st.SearchStrategy[Any]:
             "float64": st.floats(allow_nan=False),
             "uuid": st.uuids(),
             "string": st.text(max_size=3),
+            "bytes": st.binary(max_size=3),
         }
         found = scalars[kind]
     return st.none() | found if versions(column.nullable) else found
@@ -95,6 +104,21 @@ def _broker(draw: Any, image: MetadataImage) -> Mapping[str, Any] | None:
     return _some(draw, image.brokers, "broker_id")
 
 
+def _acl(draw: Any, image: MetadataImage) -> Mapping[str, Any] | None:
+    return _some(draw, image.acls, "id")
+
+
+def _scram_credential(draw: Any, image: MetadataImage) -> Mapping[str, Any] | None:
+    if not image.scram_credentials:
+        return None
+    name, mechanism = draw(st.sampled_from(sorted(image.scram_credentials)))
+    return {"name": name, "mechanism": mechanism}
+
+
+def _token(draw: Any, image: MetadataImage) -> Mapping[str, Any] | None:
+    return _some(draw, image.delegation_tokens, "token_id")
+
+
 VALID: Mapping[str, Valid] = {
     "RegisterBrokerRecord": lambda draw, _: {"broker_id": draw(st.integers(0, 3))},
     "UnregisterBrokerRecord": _broker,
@@ -107,6 +131,12 @@ VALID: Mapping[str, Valid] = {
     "ClientQuotaRecord": lambda draw, _: {"key": draw(NAMES)},
     "ProducerIdsRecord": lambda _draw, _image: {},
     "BrokerRegistrationChangeRecord": _broker,
+    "AccessControlEntryRecord": lambda draw, _: {"id": UUID(int=draw(st.integers(0, 3)))},
+    "RemoveAccessControlEntryRecord": _acl,
+    "UserScramCredentialRecord": lambda draw, _: {"name": draw(NAMES)},
+    "RemoveUserScramCredentialRecord": _scram_credential,
+    "DelegationTokenRecord": lambda draw, _: {"token_id": draw(NAMES)},
+    "RemoveDelegationTokenRecord": _token,
     "NoOpRecord": lambda _draw, _image: {},
 }
 
@@ -171,7 +201,14 @@ def patched(
         if not field.compare or field.name in found:
             continue
         following = getattr(after, field.name)
-        if field.name not in NOT_IN_DELTAS:
+        if field.name == "acls":
+            # The delta has no ids, which subscribers do not use.
+            entries = Counter(before.acls.values())
+            entries.subtract(change.acls_removed)
+            entries.update(change.acls_added)
+            assert +entries == Counter(following.values())
+            assert min(entries.values(), default=0) >= 0
+        elif field.name not in NOT_IN_DELTAS:
             named = getattr(change, field.name)
             following = dict(getattr(before, field.name))
             for key in named:
@@ -230,6 +267,20 @@ def full_image() -> MetadataImage:
             {"entity": [{"entity_type": "user", "entity_name": None}], "key": "k", "value": 1.0},
         ),
         MetadataRecord("ProducerIdsRecord", {"broker_id": 1, "next_producer_id": 1000}),
+        acl_record(
+            UUID(int=3),
+            Acl(
+                AclType.TOPIC,
+                "t",
+                PatternType.LITERAL,
+                "User:a",
+                "*",
+                Operation.READ,
+                Permission.ALLOW,
+            ),
+        ),
+        scram_record("u", 2, ScramCredential(b"s", b"k", b"v", 4096)),
+        token_record(DelegationToken("id", "User:o", "User:r", ("User:w",), 1, 3, 2)),
     ]
     return applied(MetadataImage(), [decode(encode(r)) for r in records])
 
@@ -250,7 +301,7 @@ def test_the_full_image_leaves_no_field_at_its_default() -> None:
 def test_every_kind_of_record_is_covered() -> None:
     assert VALID.keys() == KINDS.keys()
     assert all(
-        isinstance(c.type, tuple) or c.type.removeprefix("[]") in {*FIXED, "string"}
+        isinstance(c.type, tuple) or c.type.removeprefix("[]") in {*FIXED, "string", "bytes"}
         for message in LAYOUTS.values()
         for c in message.columns
     )

@@ -3,7 +3,9 @@
 import pytest
 from shoal.client.properties import properties
 from shoal.server import config
+from shoal.server.cluster_config import cluster_config
 from shoal.server.config import InvalidConfig, resolve
+from shoal.server.listener_security import SecurityProtocol
 
 
 def test_flag_beats_environment_beats_file() -> None:
@@ -35,7 +37,39 @@ def test_flag_beats_environment_beats_file() -> None:
         ({}, {}, "num.partitions = many", "set by x.properties"),
         ({"group.consumer.assignors": "range,foo"}, {}, "", "must be one of: uniform, range"),
         ({"listeners": "PLAINTEXT:/a:1"}, {}, "", "not of the form PLAINTEXT://host:port"),
-        ({"listeners": "SSL://a:1"}, {}, "", "asks for SSL; this broker serves PLAINTEXT"),
+        (
+            {"listener.security.protocol.map": "A:TLS"},
+            {},
+            "",
+            "'A:TLS', which is not of the form NAME:PROTOCOL with one of PLAINTEXT, SSL",
+        ),
+        (
+            {"listener.name.plaintext.ssl.key": "x"},
+            {},
+            "",
+            "Did you mean listener.name.plaintext.ssl.",
+        ),
+        ({"listener.name.PLAINTEXT.ssl.protocol": "x"}, {}, "", "stands in lower case here"),
+        ({"listener.name.ssl.log.dirs": "x"}, {}, "", "log.dirs is the same for all listeners"),
+        (
+            {"listener.name.ssl.plain.ssl.protocol": "x"},
+            {},
+            "",
+            "ssl.protocol is the same for all SASL mechanisms",
+        ),
+        (
+            {"listener.name.plaintxt.ssl.protocol": "x"},
+            {},
+            "",
+            "for a listener plaintxt, which neither listeners nor listener.security.protocol.map"
+            " has. Did you mean plaintext?",
+        ),
+        (
+            {},
+            {"SHOAL_LISTENER_NAME_A_SSL_CLIENT_AUTHN": "none"},
+            "",
+            "SHOAL_LISTENER_NAME_A_SSL_CLIENT_AUTHN names no broker config",
+        ),
         ({"listeners": "A://a:1"}, {}, "", "A has no security protocol"),
         ({"log.dirs": "a,b"}, {}, "", "log.dirs names 2 directories"),
         ({"advertised.listeners": "PLAINTEXT://0.0.0.0:1"}, {}, "", "no client can connect to"),
@@ -142,3 +176,130 @@ def test_addresses() -> None:
     assert config.address("a", 9092) == "a:9092"
     with pytest.raises(InvalidConfig):
         config.endpoint("listeners", "a:70000")
+
+
+def test_configs_of_single_listeners() -> None:
+    """A variable has `_` where the listener's name may have `-`."""
+    listeners = "MY-TLS://127.0.0.1:1,IN_SIDE://127.0.0.1:2"
+    text = f"listeners={listeners}\nlistener.security.protocol.map=MY-TLS:SSL,IN_SIDE:sasl_ssl\n"
+    text += "listener.name.my-tls.ssl.protocol=TLSv1.2\n"
+    text += "listener.name.in_side.sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256\n"
+    environment = {
+        "SHOAL_LISTENER_NAME_MY_TLS_SSL_CIPHER_SUITES": "A,B",
+        "SHOAL_LISTENER_NAME_MY_TLS_SSL_PROTOCOL": "TLSv1.3",
+        "SHOAL_LISTENER_NAME_IN_SIDE_SCRAM_SHA_256_SASL_LOGIN_READ_TIMEOUT_MS": "5",
+    }
+    found = resolve({}, environment, text, "x.properties")
+    assert found.given.keys() >= {
+        "listener.name.my-tls.ssl.cipher.suites",
+        "listener.name.in_side.scram-sha-256.sasl.login.read.timeout.ms",
+    }
+    security = cluster_config(found).security
+    tls, sasl = security["MY-TLS"], security["IN_SIDE"]
+    assert (tls.protocol, sasl.protocol) == (SecurityProtocol.SSL, SecurityProtocol.SASL_SSL)
+    assert tls.value("ssl.protocol") == "TLSv1.3"
+    assert tls.value("ssl.cipher.suites") == ("A", "B")
+    assert sasl.value("ssl.cipher.suites") == ()
+    assert sasl.value("sasl.login.read.timeout.ms", "SCRAM-SHA-256") == 5
+    assert sasl.value("sasl.login.read.timeout.ms", "PLAIN") is None
+
+
+@pytest.mark.parametrize(
+    ("own", "problem"),
+    [
+        ({}, "sasl.enabled.mechanisms is not set, and Kafka's default GSSAPI is not supported"),
+        ({"sasl.enabled.mechanisms": "PLAIN,GSSAPI"}, "the SASL mechanism GSSAPI is not supported"),
+        (
+            {
+                "sasl.enabled.mechanisms": "PLAIN",
+                "listener.name.a.sasl.enabled.mechanisms": "GSSAPI",
+            },
+            "the SASL mechanism GSSAPI is not supported",
+        ),
+        ({"listener.name.a.sasl.enabled.mechanisms": ""}, "sasl.enabled.mechanisms is empty"),
+    ],
+)
+def test_sasl_listeners_need_a_mechanism(own: dict[str, str], problem: str) -> None:
+    flags = {"listeners": "A://127.0.0.1:1", "listener.security.protocol.map": "A:SASL_PLAINTEXT"}
+    with pytest.raises(InvalidConfig) as refused:
+        cluster_config(resolve(flags | own, {}))
+    assert str(refused.value) == (
+        f"The listener A asks for SASL_PLAINTEXT, but {problem}. Set"
+        " listener.name.a.sasl.enabled.mechanisms to one or more of PLAIN, SCRAM-SHA-256,"
+        " SCRAM-SHA-512, OAUTHBEARER."
+    )
+
+
+def test_security_between_brokers() -> None:
+    """security.inter.broker.protocol names the listener with the name of a protocol."""
+    flags = {"listeners": "PLAINTEXT://127.0.0.1:1,SSL://127.0.0.1:2"}
+    tls = {"security.inter.broker.protocol": "SSL"}
+    assert cluster_config(resolve(flags, {})).inter_broker == "PLAINTEXT"
+    assert cluster_config(resolve(flags | tls, {})).inter_broker == "SSL"
+    with pytest.raises(InvalidConfig, match="Only one of"):
+        cluster_config(resolve(flags | tls | {"inter.broker.listener.name": "SSL"}, {}))
+    with pytest.raises(InvalidConfig, match="protocol is SSL, which is not in listeners: name one"):
+        cluster_config(resolve({"listeners": "PLAINTEXT://127.0.0.1:1"} | tls, {}))
+
+
+@pytest.mark.parametrize(
+    ("listeners", "controllers", "protocols", "expected"),
+    [
+        ("PLAINTEXT://:1,C://:2", "C", None, {"PLAINTEXT": "PLAINTEXT", "C": "PLAINTEXT"}),
+        ("SSL://:1,C://:2", "C", None, None),
+        ("A://:1,C://:2", "C", "A:SSL,C:SASL_SSL", {"A": "SSL", "C": "SASL_SSL"}),
+        ("A://:1,C://:2", "C", "A:SSL", None),
+        ("A://:1", "C", "A:SSL", None),
+    ],
+)
+def test_protocols_of_controllers(
+    listeners: str, controllers: str, protocols: str | None, expected: dict[str, str] | None
+) -> None:
+    """As KafkaConfig's `effectiveListenerSecurityProtocolMap`."""
+    flags = {
+        "node.id": "1",
+        "process.roles": "broker",
+        "listeners": listeners,
+        "controller.listener.names": controllers,
+        "controller.quorum.bootstrap.servers": "h:2",
+        "sasl.enabled.mechanisms": "PLAIN",
+    }
+    if protocols is not None:
+        flags["listener.security.protocol.map"] = protocols
+    if expected is None:
+        with pytest.raises(InvalidConfig, match="C has no security protocol"):
+            cluster_config(resolve(flags, {}))
+    else:
+        found = cluster_config(resolve(flags, {})).security
+        assert {name: security.protocol.name for name, security in found.items()} == expected
+
+
+@pytest.mark.parametrize(
+    ("listeners", "problem"),
+    [
+        ("PLAINTEXT://127.0.0.1:9092", None),
+        ("PLAINTEXT://127.8.0.1:9092", None),
+        ("PLAINTEXT://localhost:9092", None),
+        ("PLAINTEXT://[::1]:9092", None),
+        ("PLAINTEXT://[::ffff:127.0.0.1]:9092", None),
+        ("SSL://:9092,SASL_SSL://:1", None),
+        ("PLAINTEXT://:9092", "0.0.0.0:9092"),
+        ("PLAINTEXT://[::]:9092", "[::]:9092"),
+        ("PLAINTEXT://10.0.0.1:9092", "10.0.0.1:9092"),
+        ("PLAINTEXT://one.example:9092", "neither encrypted nor authenticated"),
+        ("SASL_PLAINTEXT://:9092", "SASL_PLAINTEXT is not encrypted. Give it SASL_SSL in"),
+        ("PLAINTEXT://127.0.0.1:1,SASL_PLAINTEXT://:9092", "listener SASL_PLAINTEXT at"),
+    ],
+)
+def test_listeners_without_encryption_stay_on_this_host(
+    listeners: str, problem: str | None
+) -> None:
+    flags = {"listeners": listeners}
+    if problem is None:
+        config.check_exposure(resolve(flags, {}))
+        return
+    with pytest.raises(InvalidConfig) as refused:
+        config.check_exposure(resolve(flags, {}))
+    assert problem in str(refused.value)
+    assert "--insecure (shoal.insecure.listeners.enable=true)" in str(refused.value)
+    config.check_exposure(resolve(flags, {"SHOAL_INSECURE_LISTENERS_ENABLE": "true"}))

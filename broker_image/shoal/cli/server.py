@@ -22,6 +22,9 @@ import typer
 if TYPE_CHECKING:
     from shoal.server.config import BrokerConfig
 
+#: Configs of the listener that `controller_listener` may add.
+_OF_CONTROLLER_LISTENER = "listener.name.controller."
+
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 Listeners = Annotated[
@@ -49,6 +52,14 @@ BrokersPerHost = Annotated[
         metavar="N",
         help="Brokers to run on this host, one per core (shoal.brokers.per.host; docs/cluster.md)."
         " Without --quorum their controller listens on 127.0.0.1, at the port after the brokers'.",
+    ),
+]
+Insecure = Annotated[
+    bool,
+    typer.Option(
+        "--insecure",
+        help="Let other hosts reach listeners without encryption"
+        " (shoal.insecure.listeners.enable).",
     ),
 ]
 
@@ -85,6 +96,7 @@ def server(
         ),
     ] = None,
     brokers_per_host: BrokersPerHost = None,
+    insecure: Insecure = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     log_json: Annotated[bool, typer.Option("--log-json", help="Log as JSON.")] = False,
 ) -> None:
@@ -96,9 +108,6 @@ def server(
     started = time.perf_counter()
     if not __debug__:
         _fail("python -O disables the assertions that protect the data. Run without -O.")
-    from shoal.server import config as settings
-    from shoal.server.cluster.controller_listener import with_controller_listener
-
     named = {
         "node.id": None if node_id is None else str(node_id),
         "controller.quorum.voters": quorum,
@@ -106,14 +115,10 @@ def server(
         "log.dirs": data_dir,
         "shoal.metrics.listener": metrics,
         "shoal.brokers.per.host": None if brokers_per_host is None else str(brokers_per_host),
+        "shoal.insecure.listeners.enable": "true" if insecure else None,
     }
     flags = _flags(listener, set_ or [], named)
-    file_text, file_name = _file(config)
-    try:
-        resolved = settings.resolve(flags, os.environ, file_text, file_name)
-        resolved = with_controller_listener(resolved)
-    except settings.InvalidConfig as error:
-        _fail(str(error))
+    resolved = _resolved(flags, config)
     if log_level not in ("debug", "info", "warning", "error"):
         _fail(f"--log-level must be debug, info, warning or error, not {log_level}.")
     if resolved["shoal.brokers.per.host"] > 1:
@@ -124,12 +129,27 @@ def server(
         _run(resolved, started, log_level, log_json)
 
 
+def _resolved(flags: Mapping[str, str], path: Path | None) -> BrokerConfig:
+    """Return the configs of flags, environment and file, checked."""
+    from shoal.server import config
+    from shoal.server.cluster.controller_listener import with_controller_listener
+
+    file_text, file_name = _file(path)
+    try:
+        found = config.resolve(flags, os.environ, file_text, file_name)
+        found = with_controller_listener(found)
+        config.check_exposure(found)
+    except config.InvalidConfig as error:
+        _fail(str(error))
+    return found
+
+
 def _run_host(
     resolved: BrokerConfig, flags: Mapping[str, str], words: list[str], started: float
 ) -> NoReturn:
     """Run the brokers of this host, each a process with the host's flags and its own settings."""
     from shoal.log.uuids import uuid_text
-    from shoal.server.config import FLAG_VARIABLES, InvalidConfig
+    from shoal.server.config import FLAG_VARIABLES, InvalidConfig, variable
     from shoal.server.host import broker_slots, host
 
     def command(slot: broker_slots.BrokerSlot) -> list[str]:
@@ -144,8 +164,14 @@ def _run_host(
     data_dir_conflict = broker_slots.data_dir_conflict(resolved)
     if data_dir_conflict:
         _fail(data_dir_conflict)
-    for variable in FLAG_VARIABLES:
-        os.environ.pop(variable, None)  # They are among the flags.
+    for name in FLAG_VARIABLES:
+        os.environ.pop(name, None)  # They are among the flags.
+    # A derived listener for controllers has these. A command line would show passwords.
+    os.environ.update(
+        (variable(name), text)
+        for name, text in resolved.given.items()
+        if name.startswith(_OF_CONTROLLER_LISTENER) and name not in flags
+    )
     supervisor = host.Host(found, command, _say, lambda line: print(line, file=sys.stderr))
     raise typer.Exit(asyncio.run(supervisor.run(started)))
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+#: Environment variables with client properties start with this: SHOAL_CLIENT_SASL_PASSWORD.
+CLIENT_PREFIX = "SHOAL_CLIENT_"
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 

@@ -18,6 +18,7 @@ from shoal.client.oauth import TOKEN_TIMEOUT_MS, OAuthSettings, Tokens
 from shoal.client.scram import DIGESTS
 from shoal.client.secret import NO_SECRET, Secret
 from shoal.client.tls import STORE_TYPES, Store, TlsContexts, TlsSettings, jks_refusal
+from shoal.security import jaas
 
 if TYPE_CHECKING:
     import ssl
@@ -223,34 +224,35 @@ _SECRET_TEXTS = (
 SECRETS = frozenset(
     [name for text in _SECRET_TEXTS for name in _TEXTS[text]] + [*_STORES["key"][1], _JAAS_CONFIG]
 )
-_JAAS = re.compile(
-    r"""([\w.]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)'|([^\s;"']+))""", re.DOTALL
-)
-_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 
 def has_secret(name: str, value: str) -> bool:
     """Return whether a property sets a secret, and not only, for example, the name of a user."""
     if name == _JAAS_CONFIG:
-        return any(option in ("password", "clientSecret") for option in _jaas(value))
+        return any(option in value for option in ("password", "clientSecret"))
     return name in SECRETS and bool(value)
 
 
-def _jaas(text: str) -> dict[str, Secret]:
-    """Return the options of a JAAS login module."""
-    return {
-        match[1]: Secret(_ESCAPE.sub(r"\1", match[2] or match[3] or match[4] or ""))
-        for match in _JAAS.finditer(text)
-    }
+def _jaas(text: Secret) -> dict[str, Secret]:
+    """Return the options of a JAAS login module. Raises `SecurityError`."""
+    if not text:
+        return {}
+    try:
+        options = jaas.parse(text.reveal()).options
+    except jaas.JaasError as error:
+        problem = str(error)
+    else:
+        return {name: Secret(value) for name, value in options.items()}
+    raise SecurityError(f"{_JAAS_CONFIG}: {problem}")
 
 
 def _security(given: Mapping[str, Secret]) -> Security:
     for name, allowed in _FIXED.items():
         if given.get(name):
             _one_of(name, given[name].reveal(), allowed)
-    jaas = _jaas(given.get(_JAAS_CONFIG, ""))
-    texts = {t: _agreeing(_sources(t, names, given, jaas)) for t, names in _TEXTS.items()}
-    is_token = bool(given.get(_TOKEN_ID)) or jaas.get("tokenauth", "").lower() == "true"
+    options = _jaas(given.get(_JAAS_CONFIG, NO_SECRET))
+    texts = {t: _agreeing(_sources(t, names, given, options)) for t, names in _TEXTS.items()}
+    is_token = bool(given.get(_TOKEN_ID)) or options.get("tokenauth", "").lower() == "true"
     default = "SCRAM-SHA-512" if given.get(_TOKEN_ID) else Security.mechanism
     return Security(
         texts["protocol"].upper() or Security.protocol,
@@ -259,19 +261,19 @@ def _security(given: Mapping[str, Secret]) -> Security:
         texts["password"],
         is_token,
         _tls(given, texts),
-        _oauth(given, texts, jaas),
+        _oauth(given, texts, options),
     )
 
 
 def _sources(
-    text: str, names: tuple[str, ...], given: Mapping[str, Secret], jaas: Mapping[str, Secret]
+    text: str, names: tuple[str, ...], given: Mapping[str, Secret], options: Mapping[str, Secret]
 ) -> list[tuple[str, Secret]]:
     """Return the properties that set a text, and their values."""
     found = [(name, given[name]) for name in names if given.get(name)]
-    options = [o for o, target in _JAAS_OPTIONS.items() if target == text and o in jaas]
+    of_jaas = [options[o] for o, t in _JAAS_OPTIONS.items() if t == text and o in options]
     # KIP-1139: the properties have precedence over clientId, clientSecret and scope of JAAS.
-    if options and (not found or text in ("username", "password")):
-        found.insert(0, (_JAAS_CONFIG, jaas[options[0]]))
+    if of_jaas and (not found or text in ("username", "password")):
+        found.insert(0, (_JAAS_CONFIG, of_jaas[0]))
     return found
 
 
@@ -326,7 +328,7 @@ def _store(
 
 
 def _oauth(
-    given: Mapping[str, Secret], texts: Mapping[str, Secret], jaas: Mapping[str, Secret]
+    given: Mapping[str, Secret], texts: Mapping[str, Secret], options: Mapping[str, Secret]
 ) -> OAuthSettings | None:
     url = texts["token_url"].reveal()
     if not url or texts["mechanism"].upper() != OAUTHBEARER:
@@ -352,7 +354,7 @@ def _oauth(
         texts["client_id"].reveal(),
         texts["client_secret"],
         texts["scope"].reveal(),
-        _extensions(texts["extensions"], jaas),
+        _extensions(texts["extensions"], options),
         _store("token_truststore", given),
         texts["urlencode"].lower() == "true",
         _milliseconds("sasl.login.read.timeout.ms", texts["token_timeout_ms"], TOKEN_TIMEOUT_MS),
@@ -369,11 +371,11 @@ def _milliseconds(name: str, text: Secret, default: int) -> int:
     return int(text)
 
 
-def _extensions(text: Secret, jaas: Mapping[str, Secret]) -> tuple[tuple[str, Secret], ...]:
+def _extensions(text: Secret, options: Mapping[str, Secret]) -> tuple[tuple[str, Secret], ...]:
     """Return the SASL extensions of JAAS (`extension_x="y"`) and of librdkafka (`x=y,…`)."""
     pairs = {
         name.removeprefix("extension_"): value
-        for name, value in jaas.items()
+        for name, value in options.items()
         if name.startswith("extension_")
     }
     for part in filter(None, text.split(",")):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.client import message_fields, scram
 from shoal.client.errors import KafkaError, check
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from shoal.client.cluster import Cluster
 
-E = TypeVar("E", bound=IntEnum)
 #: Iterations of new SCRAM credentials, twice the least that RFC 7677 permits.
 ITERATIONS = 8_192
 SALT_SIZE = 24
@@ -55,13 +54,13 @@ class Acls:
         check(answer.error_code, answer.error_message or "describing access control entries")
         return sorted(
             Acl(
-                _member(ResourceType, r.resource_type),
+                ResourceType(r.resource_type),
                 r.resource_name,
-                _member(PatternType, r.pattern_type),
+                PatternType(r.pattern_type),
                 a.principal,
                 a.host,
-                _member(Operation, a.operation),
-                _member(Permission, a.permission_type),
+                Operation(a.operation),
+                Permission(a.permission_type),
             )
             for r in answer.resources
             for a in r.acls
@@ -115,13 +114,13 @@ def _removed(row: Any) -> list[Acl] | KafkaError:
     found = []
     for a in row.matching_acls:
         acl = Acl(
-            _member(ResourceType, a.resource_type),
+            ResourceType(a.resource_type),
             a.resource_name,
-            _member(PatternType, a.pattern_type),
+            PatternType(a.pattern_type),
             a.principal,
             a.host,
-            _member(Operation, a.operation),
-            _member(Permission, a.permission_type),
+            Operation(a.operation),
+            Permission(a.permission_type),
         )
         found.append(acl)
         error = error or message_fields.error_of(a, f"removing {acl}")
@@ -169,6 +168,10 @@ class ScramUpsertion(NamedTuple):
         return cls(user, mechanism, iterations, salt, SecretBytes(salted))
 
 
+#: A credential to set or to delete; both begin with the user.
+Change = ScramUpsertion | tuple[str, ScramMechanism]
+
+
 class Users:
     """Calls on the SCRAM credentials of users."""
 
@@ -185,7 +188,10 @@ class Users:
         return {
             row.user: message_fields.error_of(row, f"user {row.user!r}")
             or tuple(
-                ScramInfo(_mechanism_name(c.mechanism), c.iterations) for c in row.credential_infos
+                sorted(
+                    ScramInfo(_mechanism_name(c.mechanism), c.iterations)
+                    for c in row.credential_infos
+                )
             )
             for row in sorted(answer.results, key=lambda r: r.user)
         }
@@ -198,22 +204,21 @@ class Users:
         """Set and delete credentials. Return the first error of each user."""
         results: dict[str, KafkaError | None] = {}
         # Brokers accept one change of a user in a request.
-        rounds: list[dict[str, ScramUpsertion | tuple[str, ScramMechanism]]] = []
-        for change in (*deletions, *upsertions):
+        rounds: list[dict[str, Change]] = []
+        changes: list[Change] = [*deletions, *upsertions]
+        for change in changes:
             user = change[0]
             free = next((r for r in rounds if user not in r), None)
             if free is None:
                 rounds.append(free := {})
             free[user] = change
-        for changes in rounds:
-            for row in await self._alter(changes.values()):
+        for one in rounds:
+            for row in await self._alter(one.values()):
                 error = message_fields.error_of(row, f"user {row.user!r}")
                 results[row.user] = results.get(row.user) or error
         return results
 
-    async def _alter(
-        self, changes: Iterable[ScramUpsertion | tuple[str, ScramMechanism]]
-    ) -> list[Any]:
+    async def _alter(self, changes: Iterable[Change]) -> list[Any]:
         upsertions = [c for c in changes if isinstance(c, ScramUpsertion)]
         deletions = [c for c in changes if not isinstance(c, ScramUpsertion)]
         body = {
@@ -382,11 +387,3 @@ async def cluster_operations(cluster: Cluster) -> list[Operation] | None:
 
 async def _ask(cluster: Cluster, api_key: ApiKey, body: dict[str, Any]) -> Any:
     return await cluster.retrying(lambda: cluster.ask(api_key, body))
-
-
-def _member(kind: type[E], number: int) -> E:
-    """Return the member of an enum; UNKNOWN for numbers of later versions."""
-    try:
-        return kind(number)
-    except ValueError:
-        return kind(0)

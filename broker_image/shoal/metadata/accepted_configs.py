@@ -224,8 +224,6 @@ remote.log.storage.manager.class.path string - -
 remote.log.storage.manager.impl.prefix string rsm.config. -
     Prefix of the configs for remote.log.storage.manager.class.name.
 # refused: Unsupported features
-security.inter.broker.protocol string PLAINTEXT PLAINTEXT|SSL|SASL_PLAINTEXT|SASL_SSL
-    TLS and SASL are not supported.
 remote.log.storage.system.enable boolean false -
     Tiered storage is not supported.
 transaction.two.phase.commit.enable boolean false -

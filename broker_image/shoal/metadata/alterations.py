@@ -10,9 +10,9 @@ from collections import Counter
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.metadata import broker_rules, client_metrics, configs, names
-from shoal.metadata.config_keys import ConfigError, Scope, Type, text_of
-from shoal.metadata.configs import BROKER, GROUP, TOPIC, Layers
+from shoal.metadata import broker_rules, client_metrics, configs, listener_configs, names
+from shoal.metadata.config_keys import ConfigError, ConfigKey, Scope, Type, text_of
+from shoal.metadata.configs import GROUP, TOPIC, Layers
 from shoal.metadata.controller import Decision
 from shoal.metadata.image import MetadataImage, ResourceType
 from shoal.metadata.records import MetadataRecord
@@ -141,7 +141,7 @@ def _changed(
         return None
     if change.operation not in (Operation.APPEND, Operation.SUBTRACT):
         raise _invalid(f"Unknown operations type {change.operation}")
-    key = _TABLES.get(resource_type, {}).get(change.name)
+    key = _key(resource_type, change.name)
     assert change.value is not None
     if key is None or key.type is not Type.LIST:
         raise _Refused(
@@ -160,13 +160,20 @@ def _changed(
     return ",".join(items)
 
 
+def _key(resource_type: int, name: str) -> ConfigKey | None:
+    if resource_type == ResourceType.BROKER:
+        return listener_configs.key_of(name)
+    return _TABLES.get(resource_type, {}).get(name)
+
+
 def _default(image: MetadataImage, resource_type: int, name: str) -> Any:
     """Return the value of a config that the resource does not set."""
     if resource_type == ResourceType.TOPIC:
         return image.topic_config("")[name]
-    return (
-        image.broker_config[name] if resource_type == ResourceType.BROKER else GROUP[name].default
-    )
+    if resource_type == ResourceType.BROKER:
+        override = listener_configs.split(name)
+        return image.broker_config[name if override is None else override.target]
+    return GROUP[name].default
 
 
 def checked_topic_configs(image: MetadataImage, own: Mapping[str, str]) -> str | None:
@@ -206,13 +213,20 @@ def _check_broker(image: MetadataImage, name: str, after: Mapping[str, str]) -> 
         if broker_id not in image.brokers:
             raise _invalid(f"Unexpected broker id {name}: no such broker is registered")
     try:
-        configs.parse(BROKER, after)
+        listener_configs.parse(after)
     except ConfigError as error:
         raise _invalid(str(error)) from None
-    fixed = [n for n in sorted(after) if BROKER[n].scope is Scope.READ_ONLY]
+    scopes = {n: key.scope for n in sorted(after) if (key := listener_configs.key_of(n))}
+    fixed = [n for n, scope in scopes.items() if scope is Scope.READ_ONLY]
     if fixed:
         raise _invalid(f"Cannot update these configs dynamically: {', '.join(fixed)}")
-    single = [n for n in sorted(after) if BROKER[n].scope is Scope.PER_BROKER]
+    without_prefix = [n for n in scopes if n in listener_configs.SECURITY]
+    if without_prefix:
+        raise _invalid(
+            "These security configs can be dynamically updated only per-listener using the listener"
+            f" prefix: {', '.join(without_prefix)}"
+        )
+    single = [n for n, scope in scopes.items() if scope is Scope.PER_BROKER]
     if single and not name:
         raise _invalid(f"Cannot update these configs at default cluster level: {', '.join(single)}")
     own, default, static = image.layers
@@ -253,7 +267,7 @@ def _check_client_metrics(_image: MetadataImage, name: str, after: Mapping[str, 
         raise _Refused(ErrorCode.invalid_config, str(error)) from None
 
 
-_TABLES = {ResourceType.TOPIC: TOPIC, ResourceType.BROKER: BROKER, ResourceType.GROUP: GROUP}
+_TABLES = {ResourceType.TOPIC: TOPIC, ResourceType.GROUP: GROUP}
 _CHECKS = {
     ResourceType.TOPIC: _check_topic,
     ResourceType.BROKER: _check_broker,

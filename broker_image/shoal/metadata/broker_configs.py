@@ -25,6 +25,8 @@ advertised.listeners list - -
 listener.security.protocol.map string - - per-broker
     = SASL_SSL:SASL_SSL,PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT
     Security protocol of each listener name, as NAME:PROTOCOL.
+shoal.insecure.listeners.enable boolean false -
+    Whether listeners without encryption may be reached from other hosts.
 shoal.brokers.per.host int 1 1..64
     Brokers that `shoal server` runs on this host. Each gets the next id, the next ports and its own
     subdirectory. Their rack is the host's name unless broker.rack is set.

@@ -17,6 +17,9 @@ controller.listener.names list - -
     unset, the listener CONTROLLER is added at this node's port in controller.quorum.voters.
 inter.broker.listener.name string - -
     Name of the listener for traffic between brokers. If unset, the first listener.
+security.inter.broker.protocol string PLAINTEXT PLAINTEXT|SSL|SASL_PLAINTEXT|SASL_SSL
+    Name of the listener for traffic between brokers, if it is that of a security protocol. If
+    unset, inter.broker.listener.name applies.
 controller.quorum.voters list "" -
     Initial voters of the metadata quorum as id@host:port, the same on all nodes. The port is that
     of the controller listener.

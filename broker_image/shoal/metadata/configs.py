@@ -164,12 +164,25 @@ def out_of_bounds(values: Values, broker: Values) -> str | None:
     return None
 
 
-def origins(key: ConfigKey, layers: Layers, own: Origin | None = None) -> list[Origin]:
+def origins(
+    key: ConfigKey,
+    layers: Layers,
+    own: Origin | None = None,
+    names: tuple[str, ...] = (),
+) -> list[Origin]:
     """Return the sources of a config's value, the effective one first.
 
-    `own` is the topic's or group's own config.
+    `own` is the topic's or group's own config. `names` are overrides of a broker config, which have
+    no default.
     """
     found = [] if own is None else [own]
+    if names:
+        return [
+            Origin(name, layer[name], source)
+            for source, layer in zip(_LAYER_SOURCES, layers, strict=True)
+            for name in names
+            if name in layer
+        ]
     if BROKER.get(key.name) is key:
         names = _UNITS.get(key.name, (key.name,))
     else:

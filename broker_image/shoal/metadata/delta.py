@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
+from uuid import UUID
 
 from shoal.metadata.image import (
     UNASSIGNED,
@@ -18,12 +19,17 @@ from shoal.metadata.image import (
     ResourceType,
     TopicImage,
 )
+from shoal.security.acls import Acl, Operation, PatternType, Permission
+from shoal.security.acls import ResourceType as AclType
+from shoal.security.delegation_tokens import DelegationToken
+from shoal.security.scram import ScramCredential
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from uuid import UUID
+    from collections.abc import Callable, Iterable, Mapping
 
     from shoal.metadata.records import MetadataRecord
+
+_ZERO = UUID(int=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,13 @@ class MetadataDelta:
     features: tuple[str, ...] = ()
     #: Entities whose client quotas changed.
     client_quotas: tuple[tuple[tuple[str, str | None], ...], ...] = ()
+    #: Access control entries, ordered by their ids.
+    acls_added: tuple[Acl, ...] = ()
+    acls_removed: tuple[Acl, ...] = ()
+    #: (user name, mechanism) of SCRAM credentials that were added, changed or removed.
+    scram_credentials: tuple[tuple[str, int], ...] = ()
+    #: Ids of delegation tokens that were added, changed or removed.
+    delegation_tokens: tuple[str, ...] = ()
 
     @property
     def broker_config_changed(self) -> bool:
@@ -67,6 +80,9 @@ def difference(before: MetadataImage, after: MetadataImage) -> MetadataDelta:
         old = before.topics_by_id.get(topic_id)
         if old is not None and old != topic:
             changed.append((old, topic))
+    acls_added, acls_removed = _acl_changes(
+        before.acls, {id: after.acls.get(id) for id in {*before.acls, *after.acls}}
+    )
     return MetadataDelta(
         created=tuple(
             sorted(t for id, t in after.topics_by_id.items() if id not in before.topics_by_id)
@@ -80,7 +96,31 @@ def difference(before: MetadataImage, after: MetadataImage) -> MetadataDelta:
         features=tuple(sorted(_differing(before.features, after.features))),
         # An entity's name may be None, which cannot be compared with a string.
         client_quotas=tuple(sorted(_differing(before.client_quotas, after.client_quotas), key=str)),
+        acls_added=acls_added,
+        acls_removed=acls_removed,
+        scram_credentials=tuple(
+            sorted(_differing(before.scram_credentials, after.scram_credentials))
+        ),
+        delegation_tokens=tuple(
+            sorted(_differing(before.delegation_tokens, after.delegation_tokens))
+        ),
     )
+
+
+def _acl_changes(
+    before: Mapping[UUID, Acl], changes: Mapping[UUID, Acl | None]
+) -> tuple[tuple[Acl, ...], tuple[Acl, ...]]:
+    """Return the entries that `changes` adds and removes."""
+    added, removed = [], []
+    for id, after in sorted(changes.items()):
+        old = before.get(id)
+        if old == after:
+            continue
+        if old is not None:
+            removed.append(old)
+        if after is not None:
+            added.append(after)
+    return tuple(added), tuple(removed)
 
 
 def _differing(before: Any, after: Any) -> set[Any]:
@@ -98,6 +138,9 @@ class Draft:
         self._configs: dict[tuple[int, str], dict[str, str]] = {}
         self._next_producer_id = base.next_producer_id
         self._quotas: dict[Any, dict[str, float]] = {}
+        self._acls: dict[UUID, Acl | None] = {}
+        self._scram: dict[tuple[str, int], ScramCredential | None] = {}
+        self._tokens: dict[str, DelegationToken | None] = {}
         # Partitions of the topic of the current records, open for appending.
         self._open: tuple[UUID, list[PartitionImage]] | None = None
 
@@ -132,6 +175,9 @@ class Draft:
             client_quotas=_merge(
                 base.client_quotas, {entity: v or None for entity, v in self._quotas.items()}
             ),
+            acls=_merge(base.acls, self._acls),
+            scram_credentials=_merge(base.scram_credentials, self._scram),
+            delegation_tokens=_merge(base.delegation_tokens, self._tokens),
             known_topic_configs=_without(base.known_topic_configs, touched, keep),
             known_group_configs=_without(base.known_group_configs, touched, keep),
         )
@@ -139,12 +185,17 @@ class Draft:
             for name in ("layers", "broker_config", "_topic_defaults", "_group_defaults"):
                 if name in base.__dict__:
                     following.__dict__[name] = base.__dict__[name]
+        acls_added, acls_removed = _acl_changes(base.acls, self._acls)
         return following, MetadataDelta(
             *delta,
             configs=tuple(sorted(self._configs)),
             brokers=tuple(sorted(self._brokers)),
             features=tuple(sorted(self._features)),
             client_quotas=tuple(self._quotas),
+            acls_added=acls_added,
+            acls_removed=acls_removed,
+            scram_credentials=tuple(sorted(self._scram)),
+            delegation_tokens=tuple(sorted(self._tokens)),
         )
 
     def _finish_topics(self) -> tuple[Any, Any, tuple[Any, Any, Any]]:
@@ -269,6 +320,42 @@ class Draft:
             log_dirs=tuple(fields.get("log_dirs") or broker.log_dirs),
         )
 
+    def _acl(self, fields: dict[str, Any]) -> None:
+        self._acls[fields["id"] or _ZERO] = Acl(
+            AclType(fields["resource_type"]),
+            fields["resource_name"],
+            PatternType(fields["pattern_type"]),
+            fields["principal"],
+            fields["host"],
+            Operation(fields["operation"]),
+            Permission(fields["permission_type"]),
+        )
+
+    def _remove_acl(self, fields: dict[str, Any]) -> None:
+        self._acls[fields["id"] or _ZERO] = None
+
+    def _scram_credential(self, fields: dict[str, Any]) -> None:
+        self._scram[fields["name"], fields["mechanism"]] = ScramCredential(
+            fields["salt"], fields["stored_key"], fields["server_key"], fields["iterations"]
+        )
+
+    def _remove_scram_credential(self, fields: dict[str, Any]) -> None:
+        self._scram[fields["name"], fields["mechanism"]] = None
+
+    def _delegation_token(self, fields: dict[str, Any]) -> None:
+        self._tokens[fields["token_id"]] = DelegationToken(
+            fields["token_id"],
+            fields["owner"],
+            fields["requester"],
+            tuple(fields["renewers"]),
+            fields["issue_timestamp"],
+            fields["max_timestamp"],
+            fields["expiration_timestamp"],
+        )
+
+    def _remove_delegation_token(self, fields: dict[str, Any]) -> None:
+        self._tokens[fields["token_id"]] = None
+
     def _nothing(self, fields: dict[str, Any]) -> None:
         pass
 
@@ -284,6 +371,12 @@ class Draft:
         "ClientQuotaRecord": _client_quota,
         "ProducerIdsRecord": _producer_ids,
         "BrokerRegistrationChangeRecord": _change_registration,
+        "AccessControlEntryRecord": _acl,
+        "RemoveAccessControlEntryRecord": _remove_acl,
+        "UserScramCredentialRecord": _scram_credential,
+        "RemoveUserScramCredentialRecord": _remove_scram_credential,
+        "DelegationTokenRecord": _delegation_token,
+        "RemoveDelegationTokenRecord": _remove_delegation_token,
         "NoOpRecord": _nothing,
     }
 

@@ -22,6 +22,10 @@ from shoal.metadata.configs import BROKER, GROUP, TOPIC, Layers, Origin, Source,
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from shoal.security.acls import Acl
+    from shoal.security.delegation_tokens import DelegationToken
+    from shoal.security.scram import ScramCredential
+
 NO_LEADER = -1
 #: Kafka's DirectoryId.UNASSIGNED: the broker assigns the replica's directory.
 UNASSIGNED = UUID(int=0)
@@ -111,6 +115,11 @@ class MetadataImage:
     next_producer_id: int = 0
     #: Quota values by key, by entity (`client_quotas.Entity`).
     client_quotas: Mapping[Any, Mapping[str, float]] = field(default_factory=dict)
+    acls: Mapping[UUID, Acl] = field(default_factory=dict)
+    #: SCRAM credentials by (user name, number of the mechanism).
+    scram_credentials: Mapping[tuple[str, int], ScramCredential] = field(default_factory=dict)
+    #: Delegation tokens by token id.
+    delegation_tokens: Mapping[str, DelegationToken] = field(default_factory=dict)
     #: Cache of encoded responses about this image; it is dropped with the image.
     answers: dict[Any, bytes] = field(default_factory=dict, compare=False, repr=False)
     #: Cache of the effective configs of topics and groups with configs of their own, by name.

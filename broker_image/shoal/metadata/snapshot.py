@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shoal.metadata.acls import acl_record
 from shoal.metadata.controller import registration
+from shoal.metadata.delegation_tokens import token_record
 from shoal.metadata.records import MetadataRecord
+from shoal.metadata.scram_credentials import scram_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def records_of(image: MetadataImage) -> Iterator[MetadataRecord]:
-    """Yield features, brokers, topics, configs, client quotas and producer ids, each in order."""
+    """Yield the records of each part of the image, in order."""
     for name, level in sorted(image.features.items()):
         yield MetadataRecord("FeatureLevelRecord", {"name": name, "feature_level": level})
     for id in sorted(image.brokers):
@@ -44,6 +47,7 @@ def records_of(image: MetadataImage) -> Iterator[MetadataRecord]:
             "next_producer_id": image.next_producer_id,
         }
         yield MetadataRecord("ProducerIdsRecord", fields)
+    yield from _security(image)
 
 
 def _topic(topic: TopicImage) -> Iterator[MetadataRecord]:
@@ -52,3 +56,12 @@ def _topic(topic: TopicImage) -> Iterator[MetadataRecord]:
     for index, partition in enumerate(topic.partitions):
         fields = partition._asdict() | ids | {"partition_id": index}
         yield MetadataRecord("PartitionRecord", fields)
+
+
+def _security(image: MetadataImage) -> Iterator[MetadataRecord]:
+    for id, acl in sorted(image.acls.items()):
+        yield acl_record(id, acl)
+    for (name, mechanism), credential in sorted(image.scram_credentials.items()):
+        yield scram_record(name, mechanism, credential)
+    for _, token in sorted(image.delegation_tokens.items()):
+        yield token_record(token)

@@ -13,7 +13,15 @@ ANONYMOUS = "User:ANONYMOUS"
 CLUSTER_NAME = "kafka-cluster"
 
 
-class ResourceType(IntEnum):
+class _Number(IntEnum):
+    """A number of the protocol. Those of newer releases become UNKNOWN, which is 0."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> _Number | None:
+        return cls(0) if isinstance(value, int) else None
+
+
+class ResourceType(_Number):
     UNKNOWN = 0
     ANY = 1
     TOPIC = 2
@@ -24,7 +32,7 @@ class ResourceType(IntEnum):
     USER = 7
 
 
-class PatternType(IntEnum):
+class PatternType(_Number):
     UNKNOWN = 0
     #: In filters: a pattern of any type.
     ANY = 1
@@ -34,7 +42,7 @@ class PatternType(IntEnum):
     PREFIXED = 4
 
 
-class Operation(IntEnum):
+class Operation(_Number):
     UNKNOWN = 0
     ANY = 1
     ALL = 2
@@ -53,7 +61,7 @@ class Operation(IntEnum):
     TWO_PHASE_COMMIT = 15
 
 
-class Permission(IntEnum):
+class Permission(_Number):
     UNKNOWN = 0
     ANY = 1
     DENY = 2

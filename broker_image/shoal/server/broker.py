@@ -24,6 +24,7 @@ from shoal.server.cluster.metadata_snapshots import MetadataSnapshots
 from shoal.server.cluster.producer_ids import ProducerIds
 from shoal.server.cluster.quorum import Quorum
 from shoal.server.cluster.registration import Registration
+from shoal.server.cluster.security_records import SecurityRecords
 from shoal.server.cluster.served_apis import ApiTables, ServedApis
 from shoal.server.cluster.topic_creation import TopicCreation
 from shoal.server.cluster.unreachable_leaders import UnreachableLeaders
@@ -169,6 +170,7 @@ class Broker:
         self.registration = Registration(node, directory, self.listeners)
         self.quorum = Quorum(node, directory, self.registration, self.setup_timeouts)
         self.metadata = Metadata(node, self.quorum, cache)
+        self.security_records = SecurityRecords(self.quorum, self.metadata)
         self._snapshots = MetadataSnapshots(node, self.quorum, self.metadata)
         self.channel = ControllerChannel(
             node,

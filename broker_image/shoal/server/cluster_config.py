@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shoal.quorum.replica import QuorumSettings
 from shoal.quorum.voters import Endpoint, ReplicaKey, Voter, VoterSet
 from shoal.server.config import BrokerConfig, InvalidConfig
+from shoal.server.listener_security import PREFIX, ListenerSecurity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,7 +32,8 @@ class Listeners(Flag):
 
 class ClusterConfig(NamedTuple):
     """`voters` is None for a cluster of one node. `listener` serves the quorum, and `inter_broker`
-    serves other brokers. `kinds` has the listeners that this node opens, by name."""
+    serves other brokers. `kinds` has the listeners that this node opens, by name. `security` has
+    these, and those of other nodes to which this node connects."""
 
     roles: frozenset[str]
     cluster_id: str | None
@@ -39,6 +41,7 @@ class ClusterConfig(NamedTuple):
     listener: str
     inter_broker: str
     kinds: Mapping[str, Listeners]
+    security: Mapping[str, ListenerSecurity]
     settings: QuorumSettings
 
     @property
@@ -63,14 +66,8 @@ def cluster_config(config: BrokerConfig) -> ClusterConfig:
     names = [listener.name for listener in config.listeners]
     of_controllers = [n.upper() for n in config["controller.listener.names"] or ()]
     listener = next((n for n in of_controllers if n in names), None)
-    named = config["inter.broker.listener.name"]
-    inter_broker = named.upper() if named else _first(names, of_controllers)
-    if named and inter_broker not in names:
-        raise InvalidConfig(
-            f"inter.broker.listener.name is {inter_broker}, which is not in listeners: name one of"
-            f" {', '.join(names)}."
-        )
     roles = frozenset(config["process.roles"])
+    inter_broker = _inter_broker(config, roles, names, of_controllers)
     kinds = _kinds(roles, names, of_controllers, inter_broker)
     listener = listener or (of_controllers[0] if of_controllers else inter_broker)
     voters = _voters(config, listener)
@@ -83,7 +80,87 @@ def cluster_config(config: BrokerConfig) -> ClusterConfig:
             " be its own controller (process.roles=broker,controller)."
         )
     return ClusterConfig(
-        roles, _cluster_id(config), voters, listener, inter_broker, kinds, _settings(config)
+        roles,
+        _cluster_id(config),
+        voters,
+        listener,
+        inter_broker,
+        kinds,
+        _security(config, kinds, (listener, inter_broker)),
+        _settings(config),
+    )
+
+
+def _inter_broker(
+    config: BrokerConfig, roles: frozenset[str], names: list[str], of_controllers: list[str]
+) -> str:
+    """Return the name of the listener for other brokers. Raises `InvalidConfig`."""
+    named = config["inter.broker.listener.name"]
+    protocol = config.given.get("security.inter.broker.protocol")
+    if named and protocol is not None:
+        raise InvalidConfig(
+            "Only one of inter.broker.listener.name and security.inter.broker.protocol should be"
+            " set."
+        )
+    setting = "inter.broker.listener.name" if named else "security.inter.broker.protocol"
+    found = named or protocol
+    if found is None:
+        return _first(names, of_controllers)
+    if found.upper() in names:
+        return found.upper()
+    if not named and BROKER not in roles:
+        return _first(names, of_controllers)
+    raise InvalidConfig(
+        f"{setting} is {found.upper()}, which is not in listeners: name one of {', '.join(names)}"
+        f"{'' if named else ' by inter.broker.listener.name'}."
+    )
+
+
+def _security(
+    config: BrokerConfig, kinds: Mapping[str, Listeners], linked: tuple[str, str]
+) -> dict[str, ListenerSecurity]:
+    """Return the security of the listeners that this node opens and of those it connects to.
+
+    Raises `InvalidConfig`.
+    """
+    protocols = config.security_protocols
+    found = {}
+    for name in dict.fromkeys((*kinds, *linked)):
+        if name not in protocols:
+            raise InvalidConfig(
+                f"The listener {name} has no security protocol: name it in"
+                " listener.security.protocol.map."
+            )
+        found[name] = ListenerSecurity(name, protocols[name], config.values, config.given)
+    for name in kinds:
+        if found[name].protocol.is_sasl:
+            _check_mechanisms(found[name])
+    return found
+
+
+#: The SASL mechanisms of Kafka that this broker serves.
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
+_MECHANISMS = "sasl.enabled.mechanisms"
+
+
+def _check_mechanisms(security: ListenerSecurity) -> None:
+    """Check the SASL mechanisms of a listener. Raises `InvalidConfig`."""
+    own = f"{PREFIX}{security.name.lower()}.{_MECHANISMS}"
+    if own not in security.overrides and _MECHANISMS not in security.overrides:
+        problem = f"{_MECHANISMS} is not set, and Kafka's default GSSAPI is not supported"
+    else:
+        enabled = security.value(_MECHANISMS)
+        unknown = [one for one in enabled if one not in MECHANISMS]
+        if enabled and not unknown:
+            return
+        problem = (
+            f"the SASL mechanism {unknown[0]} is not supported"
+            if unknown
+            else (f"{_MECHANISMS} is empty")
+        )
+    raise InvalidConfig(
+        f"The listener {security.name} asks for {security.protocol.name}, but {problem}. Set {own}"
+        f" to one or more of {', '.join(MECHANISMS)}."
     )
 
 

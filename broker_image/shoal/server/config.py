@@ -9,13 +9,15 @@ and its source.
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.client.properties import properties
-from shoal.metadata import broker_rules, configs
+from shoal.client.properties import CLIENT_PREFIX, properties
+from shoal.metadata import broker_rules, configs, listener_configs
 from shoal.metadata.config_keys import ConfigError, UnknownConfig
+from shoal.server.listener_security import SecurityProtocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -36,6 +38,9 @@ FLAG_VARIABLES = (
     "SHOAL_DATA_DIR",
     "SHOAL_LISTENER",
 )
+#: A variable of an override: `listener.name.my-listener.ssl.key.password` is
+#: SHOAL_LISTENER_NAME_MY_LISTENER_SSL_KEY_PASSWORD.
+_OVERRIDE_VARIABLE = PREFIX + "LISTENER_NAME_"
 _LISTENER = re.compile(r"(?:([A-Za-z0-9_\-]+)://)?(?:\[([0-9a-fA-F:.%]+)\]|([^:\[\]]*)):(\d+)")
 _VARIABLE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
 
@@ -84,6 +89,27 @@ class BrokerConfig:
         return {e.name: e for e in (endpoint("advertised.listeners", text) for text in texts)}
 
     @property
+    def security_protocols(self) -> dict[str, SecurityProtocol]:
+        """The security protocol of each listener name. Raises `InvalidConfig`."""
+        found = {}
+        for pair in filter(None, self.values["listener.security.protocol.map"].split(",")):
+            name, _, protocol = (part.strip().upper() for part in pair.partition(":"))
+            if not name or protocol not in SecurityProtocol.__members__:
+                raise InvalidConfig(
+                    f"listener.security.protocol.map has {pair.strip()!r}, which is not of the form"
+                    f" NAME:PROTOCOL with one of {', '.join(SecurityProtocol.__members__)}."
+                )
+            found[name] = SecurityProtocol[protocol]
+        if "listener.security.protocol.map" not in self.given:
+            # As in Kafka, listeners for controllers are PLAINTEXT unless another listener by its
+            # name is protected.
+            controllers = [n.upper() for n in self.values["controller.listener.names"] or ()]
+            names = [*controllers, *(listener.name for listener in self.listeners)]
+            if not set(names) & (SecurityProtocol.__members__.keys() - {"PLAINTEXT"}):
+                found |= dict.fromkeys(controllers, SecurityProtocol.PLAINTEXT)
+        return found
+
+    @property
     def metrics_listener(self) -> Endpoint | None:
         text = self.values["shoal.metrics.listener"]
         return endpoint("shoal.metrics.listener", text) if text else None
@@ -106,6 +132,7 @@ def resolve(
         for name, text in texts.items():
             check(name, text, where)
             given[name] = text
+    given = _with_known_listeners(given)
     config = BrokerConfig(given, configs.broker_values(configs.Layers({}, {}, given)))
     _check_whole(config)
     return config
@@ -114,35 +141,61 @@ def resolve(
 def check(name: str, text: str, where: str) -> None:
     """Raise `InvalidConfig` for an unknown broker config or an invalid value."""
     try:
-        configs.parse(configs.BROKER, {name: text})
+        listener_configs.parse({name: text})
     except UnknownConfig:
-        near = difflib.get_close_matches(name, configs.BROKER, n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
+        override = listener_configs.split(name)
+        target = name if override is None else override.target
+        near = difflib.get_close_matches(target, configs.BROKER, n=1)
+        hint = f" Did you mean {name.removesuffix(target)}{near[0]}?" if near else ""
         raise InvalidConfig(f"There is no broker config {name}, set by {where}.{hint}") from None
     except ConfigError as error:
         raise InvalidConfig(f"{error} (set by {where})") from None
 
 
+def variable(name: str) -> str:
+    """Return the environment variable of a config."""
+    return PREFIX + re.sub(r"[.\-]", "_", name.removeprefix("shoal.")).upper()
+
+
 def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the configs among the variables. Raises `InvalidConfig` for an unknown one."""
-    names = {
-        PREFIX + re.sub(r"[.\-]", "_", name.removeprefix("shoal.")).upper(): name
-        for name in configs.BROKER
-    }
+    names = {variable(name): name for name in configs.BROKER}
     found = {}
-    for variable in sorted(environment):
-        if not variable.startswith(PREFIX) or variable in FLAG_VARIABLES:
+    for one in sorted(environment):
+        if not one.startswith(PREFIX) or one in FLAG_VARIABLES:
             continue
-        name = names.get(variable)
+        name = names.get(one) or _override(one, names)
         if name is not None:
-            found[name] = environment[variable]
-        elif not _SERVICE_LINK.fullmatch(variable.removeprefix(PREFIX)):
-            near = difflib.get_close_matches(variable, names, n=1)
+            found[name] = environment[one]
+        elif not (
+            one.startswith(CLIENT_PREFIX) or _SERVICE_LINK.fullmatch(one.removeprefix(PREFIX))
+        ):
+            near = difflib.get_close_matches(one, names, n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
-            raise InvalidConfig(
-                f"The environment variable {variable} names no broker config.{hint}"
-            )
+            raise InvalidConfig(f"The environment variable {one} names no broker config.{hint}")
     return found
+
+
+def _override(name: str, names: Mapping[str, str]) -> str | None:
+    """Return the `listener.name.…` config of an environment variable, or None.
+
+    The listener's name is what stands before the config and the mechanism, with `_` for `-`.
+    """
+    if not name.startswith(_OVERRIDE_VARIABLE):
+        return None
+    words = name.removeprefix(_OVERRIDE_VARIABLE).split("_")
+    for at in range(1, len(words)):
+        target = names.get(PREFIX + "_".join(words[at:]))
+        if target is not None:
+            break
+    else:
+        return None
+    listener = "_".join(words[:at]).lower()
+    for mechanism in sorted(listener_configs.MECHANISMS):
+        suffix = "_" + mechanism.replace("-", "_")
+        if target.startswith("sasl.") and listener.endswith(suffix):
+            return f"{listener_configs.PREFIX}{listener.removesuffix(suffix)}.{mechanism}.{target}"
+    return f"{listener_configs.PREFIX}{listener}.{target}"
 
 
 def _filled(
@@ -183,6 +236,41 @@ def address(host: str, port: int) -> str:
     return f"{bracketed(host) or '0.0.0.0'}:{port}"
 
 
+def check_exposure(config: BrokerConfig) -> None:
+    """Check that other hosts reach encrypted listeners only, unless the user accepts the others.
+
+    Raises `InvalidConfig`.
+    """
+    if config["shoal.insecure.listeners.enable"]:
+        return
+    protocols = config.security_protocols
+    for listener in config.listeners:
+        protocol = protocols.get(listener.name, SecurityProtocol.PLAINTEXT)
+        if protocol.is_tls or is_loopback(listener.host):
+            continue
+        is_open = protocol is SecurityProtocol.PLAINTEXT
+        problem = "neither encrypted nor authenticated" if is_open else "not encrypted"
+        raise InvalidConfig(
+            f"The listener {listener.name} at {address(listener.host, listener.port)} can be"
+            f" reached from other hosts, and its protocol {protocol.name} is {problem}. Give it"
+            f" {'SSL or SASL_SSL' if is_open else 'SASL_SSL'} in listener.security.protocol.map,"
+            " listen on 127.0.0.1, or accept the risk with --insecure"
+            " (shoal.insecure.listeners.enable=true)."
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this host can connect to a listener at `host`."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        found = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(found, "ipv4_mapped", None)
+    return (mapped or found).is_loopback
+
+
 def _check_whole(config: BrokerConfig) -> None:
     """What no single value tells. Raises `InvalidConfig`."""
     _check_log_directories(config)
@@ -218,27 +306,46 @@ def _checked_names(config: BrokerConfig) -> list[str]:
 
 
 def _check_protocols(config: BrokerConfig, names: list[str]) -> None:
-    protocols = dict(
-        pair.strip().split(":", 1)
-        for pair in (config["listener.security.protocol.map"] or "").split(",")
-        if ":" in pair
-    )
-    if "listener.security.protocol.map" not in config.given:
-        # As in Kafka, listeners for controllers are PLAINTEXT by default.
-        for name in config["controller.listener.names"] or ():
-            protocols.setdefault(name.upper(), "PLAINTEXT")
+    protocols = config.security_protocols
     for name in names:
-        protocol = protocols.get(name)
-        if protocol is None:
+        if name not in protocols:
             raise InvalidConfig(
                 f"The listener {name} has no security protocol: name it in"
                 " listener.security.protocol.map."
             )
-        if protocol != "PLAINTEXT":
+
+
+def _with_known_listeners(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the configs with each override under the name of its listener.
+
+    A variable has `_` where the listener's name may have `-`. Raises `InvalidConfig` for an
+    override of a listener that no config names.
+    """
+    values = configs.broker_values(configs.Layers({}, {}, given))
+    config = BrokerConfig(given, values)
+    known = [listener.name for listener in config.listeners]
+    known += [name.upper() for name in values["controller.listener.names"] or ()]
+    known += [name.upper() for name in (values["inter.broker.listener.name"],) if name]
+    known += config.security_protocols
+    spellings = {name.lower(): name.lower() for name in known}
+    by_variable = {name.replace("-", "_"): name for name in spellings}
+    found = {}
+    for name, text in given.items():
+        override = listener_configs.split(name)
+        if override is None:
+            found[name] = text
+            continue
+        listener = spellings.get(override.listener) or by_variable.get(override.listener)
+        if listener is None:
+            near = difflib.get_close_matches(override.listener, spellings, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
             raise InvalidConfig(
-                f"The listener {name} asks for {protocol}; this broker serves PLAINTEXT listeners."
-                " Put TLS or SASL in front of it, or use a PLAINTEXT listener."
+                f"{name} is for a listener {override.listener}, which neither listeners nor"
+                f" listener.security.protocol.map has.{hint}"
             )
+        rest = name.removeprefix(f"{listener_configs.PREFIX}{override.listener}")
+        found[f"{listener_configs.PREFIX}{listener}{rest}"] = text
+    return found
 
 
 def _check_advertised(config: BrokerConfig, names: list[str]) -> None:

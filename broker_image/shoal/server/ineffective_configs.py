@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shoal.metadata import listener_configs
+from shoal.metadata.config_keys import ConfigEffect
 from shoal.metadata.configs import BROKER, GROUP, TOPIC, Table, without_effect
 from shoal.metadata.image import MetadataImage, ResourceType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from shoal.metadata.delta import MetadataDelta
     from shoal.server.metadata_cache import MetadataCache
@@ -28,7 +30,20 @@ _TABLES: dict[int, tuple[str, Table]] = {
 def of_broker(image: MetadataImage) -> list[str]:
     """Return the names of this broker's configs that have no effect, whether its file, a flag or
     an alteration sets them."""
-    return without_effect(BROKER, {name for layer in image.layers for name in layer})
+    return _without_effect(BROKER, {name for layer in image.layers for name in layer})
+
+
+def _without_effect(table: Table, given: Iterable[str]) -> list[str]:
+    """Return the names among `given` that have no effect, overrides of listeners included."""
+    names = list(given)
+    overrides = [
+        name
+        for name in names
+        if listener_configs.split(name) is not None
+        and (key := listener_configs.key_of(name)) is not None
+        and key.effect is ConfigEffect.ACCEPTED
+    ]
+    return sorted([*without_effect(table, names), *overrides])
 
 
 def sentence(names: list[str]) -> str:
@@ -53,7 +68,7 @@ def log_alterations(
             else:
                 is_reported = is_active_controller()
             type_name, table = _TABLES[kind]
-            found = without_effect(table, image.configs.get((kind, name), ()))
+            found = _without_effect(table, image.configs.get((kind, name), ()))
             if is_reported and found:
                 node.log.warning(
                     "settings without effect", type=type_name, name=name or "all", settings=found

@@ -11,13 +11,12 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.metadata import configs
-from shoal.metadata.config_keys import ConfigError, UnknownConfig
+from shoal.metadata import configs, listener_configs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-PREFIX = "listener.name."
+PREFIX = listener_configs.PREFIX
 
 
 class SecurityProtocol(IntEnum):
@@ -59,25 +58,26 @@ class ListenerSecurity(NamedTuple):
         return self.values[name]
 
 
-def override_target(name: str, mechanisms: frozenset[str]) -> str | None:
+def override_target(
+    name: str, mechanisms: frozenset[str] = listener_configs.MECHANISMS
+) -> str | None:
     """Return the config that a `listener.name.…` config overrides, or None if it is none.
 
     `mechanisms` are SASL mechanisms in lower case.
     """
-    if not name.startswith(PREFIX):
-        return None
-    _, _, rest = name.removeprefix(PREFIX).partition(".")
-    first, _, after = rest.partition(".")
-    return after if first in mechanisms else rest
+    override = listener_configs.split(name, mechanisms)
+    return None if override is None else override.target
 
 
-def check_override(name: str, text: str, mechanisms: frozenset[str]) -> None:
+def check_override(
+    name: str, text: str, mechanisms: frozenset[str] = listener_configs.MECHANISMS
+) -> None:
     """Check a `listener.name.…` config. Raises `UnknownConfig` or `ConfigError`."""
-    target = override_target(name, mechanisms)
-    key = configs.BROKER.get(target or "")
-    if key is None:
-        raise UnknownConfig("listener", name)
-    try:
-        key.parse(text)
-    except ConfigError as error:
-        raise ConfigError(name, error.value, error.reason) from None
+    listener_configs.check(name, text, mechanisms)
+
+
+def with_layers(security: ListenerSecurity, layers: configs.Layers) -> ListenerSecurity:
+    """Return a listener's security with the configs of these layers, which may have been altered
+    since the start."""
+    texts = {**layers.static, **layers.broker_default, **layers.broker}
+    return security._replace(values=configs.broker_values(layers), overrides=texts)

@@ -82,6 +82,7 @@ RESERVED = {
     "security.inter.broker.protocol": _LISTENERS,
     "shoal.brokers.per.host": "Use spec.brokersPerPod.",
     "shoal.cluster.id": _OPERATOR,
+    "shoal.insecure.listeners.enable": _OPERATOR,
     "shoal.metrics.listener": "Use spec.metrics.port.",
 }
 
@@ -160,6 +161,8 @@ def of_broker(cluster: Mapping[str, Any], broker_id: int, advertised: str) -> st
     first, wanted = first_voters(cluster), wanted_voters(cluster)
     lines = {
         "advertised.listeners": advertised,
+        # Listeners of pods are plaintext, and other pods reach them.
+        "shoal.insecure.listeners.enable": "true",
         "shoal.cluster.id": cluster_id(cluster),
         # Ids below VOTERS_MAX are all in slot 0.
         "process.roles": "broker,controller" if broker_id < VOTERS_MAX else "broker",

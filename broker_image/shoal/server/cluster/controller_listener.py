@@ -9,6 +9,7 @@ from __future__ import annotations
 from shoal.metadata import configs
 from shoal.server.cluster_config import CONTROLLER, cluster_config
 from shoal.server.config import BrokerConfig, Endpoint, InvalidConfig, bracketed
+from shoal.server.listener_security import PREFIX
 
 NAME = "CONTROLLER"
 _LOOPBACK = "127.0.0.1"
@@ -43,13 +44,26 @@ def with_controller_listener(config: BrokerConfig) -> BrokerConfig:
 
 
 def _added(config: BrokerConfig, endpoint: Endpoint, host: str) -> BrokerConfig:
-    """Return the configs with a listener at `endpoint`, which other nodes reach at `host`."""
+    """Return the configs with a listener at `endpoint`, which other nodes reach at `host`.
+
+    It is protected like the listener for brokers, unless configs set its protocol.
+    """
     protocols = config["listener.security.protocol.map"]
     texts = {
         "controller.listener.names": NAME,
         "listeners": ",".join(_text(one) for one in (*config.listeners, endpoint)),
-        "listener.security.protocol.map": f"{protocols},{NAME}:PLAINTEXT",
     }
+    if NAME not in config.security_protocols:
+        like = cluster_config(config).inter_broker
+        protocol = config.security_protocols[like]
+        texts["listener.security.protocol.map"] = f"{protocols},{NAME}:{protocol.name}"
+        from_prefix, prefix = (f"{PREFIX}{name.lower()}." for name in (like, NAME))
+        texts |= {
+            prefix + name.removeprefix(from_prefix): text
+            for name, text in config.given.items()
+            if name.startswith(from_prefix)
+            and prefix + name.removeprefix(from_prefix) not in config.given
+        }
     if host != endpoint.host:
         advertised = (*config.advertised.values(), endpoint._replace(host=host))
         texts["advertised.listeners"] = ",".join(_text(one) for one in advertised)

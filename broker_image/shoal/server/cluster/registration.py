@@ -50,7 +50,8 @@ class Registration:
             if host in ("", "0.0.0.0", "::"):
                 host = socket.getfqdn()
             port = known.port if known and known.port else listener.port
-            endpoints.append(Endpoint(listener.name, host, port))
+            protocol = self._node.cluster.security[listener.name].protocol
+            endpoints.append(Endpoint(listener.name, host, port, int(protocol)))
         return endpoints
 
     def quorum_endpoints(self) -> tuple[QuorumEndpoint, ...]:

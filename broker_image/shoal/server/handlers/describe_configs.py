@@ -7,9 +7,10 @@ If requested, each config has its synonyms, in the order of precedence, and its 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from shoal.metadata import client_metrics, configs, names
+from shoal.metadata import client_metrics, configs, listener_configs, names
 from shoal.metadata.config_keys import ConfigKey, Scope, text_of
 from shoal.metadata.configs import BROKER, GROUP, TOPIC, Origin, Source
 from shoal.metadata.image import MetadataImage, ResourceType
@@ -113,7 +114,21 @@ def _broker(image: MetadataImage, name: str) -> Found:
             f"Unexpected broker id, expected {image.scope.node_id} or empty string, but received"
             f" {name}",
         )
-    return _effective(image, ResourceType.BROKER, name, BROKER, image.broker_config)
+    found = _effective(image, ResourceType.BROKER, name, BROKER, image.broker_config)
+    return [*found, *_overrides(image)]
+
+
+def _overrides(image: MetadataImage) -> Found:
+    """Return the configs of single listeners. As in Kafka, they are shown as read-only."""
+    found = []
+    for name in sorted({n for layer in image.layers for n in layer}):
+        override, key = listener_configs.split(name), listener_configs.key_of(name)
+        if override is not None and key is not None:
+            own = configs.origins(key, image.layers, names=(name,))
+            general = configs.origins(key, image.layers)
+            named = replace(key, name=name, scope=Scope.READ_ONLY)
+            found.append((named, key.read(own[0].text), own + general))
+    return found
 
 
 def _effective(

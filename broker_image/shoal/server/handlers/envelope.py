@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.protocol import frames
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
+from shoal.security.authorizer import canonical_host
 from shoal.server.network.api import Answer, Peer, Request
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ async def _open(broker: Broker, request: Request) -> dict[str, Any]:
         sender.principal,
         sender.connection_id,
         sender.on_close,
+        security_protocol=sender.security_protocol,
     )
     request_id = getattr(body, "request_id", b"")
     try:
@@ -45,4 +47,4 @@ async def _open(broker: Broker, request: Request) -> dict[str, Any]:
 
 def _host(packed: bytes) -> str:
     family = {4: socket.AF_INET, 16: socket.AF_INET6}.get(len(packed))
-    return "" if family is None else socket.inet_ntop(family, packed)
+    return "" if family is None else canonical_host(socket.inet_ntop(family, packed))

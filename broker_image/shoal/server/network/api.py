@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.protocol.produce import ProduceRequest
 from shoal.server.cluster_config import Listeners
+from shoal.server.listener_security import SecurityProtocol
 
 if TYPE_CHECKING:
     from shoal.protocol.api import ApiKey
@@ -57,7 +58,9 @@ class Peer:
     `on_close` callbacks run once, without arguments, when the connection is closed. `pause` stops
     reading from the connection for a number of milliseconds. `close_after_responses` closes it
     after the responses that are due are sent. `number` counts the connections of a listener in the
-    order in which they were opened.
+    order in which they were opened. `host` is in its canonical spelling
+    (`security.authorizer.canonical_host`). `token_authenticated` is whether the client logged in by
+    a delegation token.
     """
 
     host: str
@@ -70,6 +73,8 @@ class Peer:
     pause: Callable[[int], None] = _nothing
     close_after_responses: Callable[[], None] = _nothing
     number: int = 0
+    security_protocol: SecurityProtocol = SecurityProtocol.PLAINTEXT
+    token_authenticated: bool = False
 
 
 @dataclass(slots=True)

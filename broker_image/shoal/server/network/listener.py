@@ -13,6 +13,7 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
+from shoal.security.authorizer import canonical_host
 from shoal.server.cluster_config import Listeners
 from shoal.server.config import address
 from shoal.server.network.api import Peer
@@ -21,6 +22,7 @@ from shoal.server.network.connection import Connection
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from shoal.server.listener_security import ListenerSecurity
     from shoal.server.network.connection_limits import ConnectionLimits
     from shoal.server.network.dispatch import Dispatcher
     from shoal.server.network.request_limits import RequestLimits
@@ -59,6 +61,7 @@ class Listener:
         self.bytes_buffered = 0
         self.bytes_in = self.bytes_out = self.opened_total = self.refused_total = 0
         self.request_limits = request_limits
+        self.security: ListenerSecurity = node.cluster.security[name]
         self._node = node
         self._connection_limits = connection_limits
         self._listeners = listeners
@@ -85,6 +88,8 @@ class Listener:
 
     def bind(self, host: str, port: int) -> None:
         """Bind the address and listen. Port 0 takes a free port. Raises `ListenError`."""
+        if self.security.protocol.is_tls or self.security.protocol.is_sasl:
+            raise ListenError(f"Listener {self.name}: no transport for its protocol yet.")
         self._socket = bound_socket(self._node.system, host, port, self._backlog)
         if self._receive_buffer_bytes > 0:  # Accepted connections inherit it.
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_buffer_bytes)
@@ -107,6 +112,7 @@ class Listener:
         """Register a new connection. Return its client, or None to refuse the connection."""
         self.opened_total += 1
         host, port = (transport.get_extra_info("peername") or ("", 0))[:2]
+        host = canonical_host(host)
         from_host = self._connections_by_host.get(host, 0)
         total = self._connections_of_kind()
         if not self._connection_limits.allows(host, total, from_host):
@@ -128,6 +134,7 @@ class Listener:
             pause=connection.mute,
             close_after_responses=connection.close_after_responses,
             number=self.opened_total,
+            security_protocol=self.security.protocol,
         )
         throttle = self._connection_limits.throttle(host)
         if throttle.delay_ms:

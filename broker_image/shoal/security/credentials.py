@@ -1,0 +1,85 @@
+"""The users and delegation tokens of a cluster, as SCRAM credentials.
+
+A lookup takes the same steps for a name that exists and for one that does not. The credential of a
+token follows from the cluster's secret and the token's id, so it can be computed for any id; the
+metadata says whether there is such a token.
+"""
+
+from __future__ import annotations
+
+import hmac
+from base64 import b64encode
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from shoal.security import scram
+from shoal.security.scram import FalseCredentials, ScramCredential, ScramMechanism, TokenCredential
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from shoal.security.delegation_tokens import DelegationToken
+
+#: Credentials of tokens that are kept. To compute one takes 4096 iterations, about 2 ms.
+TOKENS_KEPT = 4096
+
+
+def token_password(secret: bytes, token_id: str) -> str:
+    """Return the password of a delegation token, which Kafka calls its HMAC."""
+    return b64encode(hmac.digest(secret, token_id.encode(), "sha512")).decode()
+
+
+class StoredCredentials:
+    """`scram.Credentials` over the committed metadata.
+
+    `users` and `tokens` return the current mappings of `MetadataImage`. `token_secret` is
+    `delegation.token.secret.key`, empty if there is none: then no token is valid. `process_secret`
+    is known to this process only.
+    """
+
+    def __init__(
+        self,
+        users: Callable[[], Mapping[tuple[str, int], ScramCredential]],
+        tokens: Callable[[], Mapping[str, DelegationToken]],
+        *,
+        token_secret: bytes,
+        process_secret: bytes,
+    ) -> None:
+        self._users = users
+        self._tokens = tokens
+        self._has_tokens = bool(token_secret)
+        secret = token_secret or process_secret
+        self._false = FalseCredentials(hmac.digest(secret, b"shoal false credentials", "sha512"))
+        salts = hmac.digest(secret, b"shoal token salts", "sha512")
+
+        @lru_cache(maxsize=TOKENS_KEPT)
+        def of_token(token_id: str, mechanism: ScramMechanism) -> ScramCredential:
+            salt = hmac.digest(salts, token_id.encode(), "sha256")
+            return scram.credential(mechanism, token_password(secret, token_id), salt)
+
+        self._of_token = of_token
+
+    def user(
+        self, name: str, mechanism: ScramMechanism, now_ms: int
+    ) -> tuple[ScramCredential, bool]:
+        """Return the credential of a user, and whether there is that user.
+
+        A credential with too few iterations does not count (RFC 7677).
+        """
+        stored = self._users()
+        self._false.observe(stored, now_ms)
+        false = self._false.credential(name, mechanism)
+        found = stored.get((name, mechanism.number), false)
+        found = found if found.iterations >= scram.ITERATIONS_MIN else false
+        return found, found is not false
+
+    def token(
+        self, token_id: str, mechanism: ScramMechanism, now_ms: int
+    ) -> tuple[TokenCredential, bool]:
+        """Return the credential of a delegation token, and whether the token is valid."""
+        found = self._tokens().get(token_id)
+        credential = self._of_token(token_id, mechanism)
+        if found is None:
+            return TokenCredential("", 0, credential), False
+        is_valid = self._has_tokens and now_ms < found.expiry_timestamp_ms
+        return TokenCredential(found.owner, found.expiry_timestamp_ms, credential), is_valid

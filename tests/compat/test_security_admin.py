@@ -1,0 +1,238 @@
+"""Administration of security: the same requests to Apache Kafka and to Shoal, equal answers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from kafkas import KafkaProcess
+from servers import ShoalProcess
+from shoal.protocol.api import ApiKey
+from wireclient import WireClient
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+pytestmark = pytest.mark.java
+
+CONFIGS = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super.users": "User:ANONYMOUS",
+    "delegation.token.secret.key": "secret of the test",
+}
+#: Lists whose order is that of a Java hash map.
+UNORDERED = {"resources", "acls", "matching_acls"}
+#: The place of an answer of a broker that closes the connection.
+CLOSED = "the connection is closed"
+
+
+class Pair:
+    """Both brokers."""
+
+    def __init__(self, kafka: str, shoal: str) -> None:
+        self._kafka, self._shoal = kafka, shoal
+
+    def same(self, api: ApiKey, version: int, body: Mapping[str, Any]) -> Any:
+        """Send a request to both. Check that they answer alike, and return the answer."""
+        kafka, shoal = (plain(ask(b, api, version, body)) for b in (self._kafka, self._shoal))
+        assert shoal == kafka, (api.name, version, body)
+        return shoal
+
+
+def ask(bootstrap: str, api: ApiKey, version: int, body: Mapping[str, Any]) -> Any:
+    with WireClient(bootstrap) as client:
+        try:
+            return client.call(api, version, body)
+        except ConnectionResetError:
+            return CLOSED
+
+
+def plain(value: Any, name: str = "") -> Any:
+    """Return an answer as dicts and lists, with unordered lists sorted."""
+    if dataclasses.is_dataclass(value):
+        names = [f.name for f in dataclasses.fields(value)]
+        return {n: plain(getattr(value, n), n) for n in names}
+    if isinstance(value, tuple):
+        found = [plain(item) for item in value]
+        return sorted(found, key=str) if name in UNORDERED else found
+    return value
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    yield from _pair(tmp_path_factory.mktemp("pair"), CONFIGS)
+
+
+def _pair(folder: Path, configs: Mapping[str, str]) -> Iterator[Pair]:
+    kafka = KafkaProcess(folder / "kafka", configs=configs).start()
+    try:
+        shoal = ShoalProcess(folder / "shoal", configs=configs).start()
+        yield Pair(kafka.bootstrap, shoal.bootstrap)
+        assert shoal.stop() == 0, "\n".join(shoal.log[-40:])
+    finally:
+        kafka.kill9()
+
+
+# Access control entries
+
+TOPIC, GROUP, CLUSTER, USER = 2, 3, 4, 7
+LITERAL, PREFIXED, MATCH, ANY = 3, 4, 2, 1
+VERSIONS = (1, 2, 3)
+
+
+def creation(**fields: Any) -> dict[str, Any]:
+    """Return an entry that allows User:a to read the topic t."""
+    return {
+        "resource_type": TOPIC,
+        "resource_name": "t",
+        "resource_pattern_type": LITERAL,
+        "principal": "User:a",
+        "host": "*",
+        "operation": 3,
+        "permission_type": 3,
+    } | fields
+
+
+def acl_filter(**fields: Any) -> dict[str, Any]:
+    """Return a filter that selects all entries."""
+    return {
+        "resource_type_filter": ANY,
+        "resource_name_filter": None,
+        "pattern_type_filter": ANY,
+        "principal_filter": None,
+        "host_filter": None,
+        "operation": ANY,
+        "permission_type": ANY,
+    } | fields
+
+
+@pytest.fixture
+def no_acls(pair: Pair) -> Pair:
+    """Both brokers without entries."""
+    pair.same(ApiKey.DELETE_ACLS, 3, {"filters": [acl_filter()]})
+    return pair
+
+
+ODD_CREATIONS: list[dict[str, Any]] = [
+    {},
+    *({"resource_type": number} for number in (0, 1, 3, 5, 6, 7, 8, 99, -1)),
+    *({"resource_pattern_type": number} for number in (0, 1, 2, 4, 5, 99)),
+    *({"operation": number} for number in (0, 1, 2, 14, 15, 16, 99)),
+    *({"permission_type": number} for number in (0, 1, 2, 4, 99)),
+    *({"principal": text} for text in ("", "a", "User:", ":", "Group:x", "User:*", "User:ä b")),
+    *({"host": text} for text in ("", "127.0.0.1", "nonsense", "::1")),
+    *({"resource_name": text} for text in ("", "*", "..", "x" * 300)),
+    {"resource_type": CLUSTER, "resource_name": "x"},
+    {"resource_type": CLUSTER, "resource_name": ""},
+    {"resource_type": CLUSTER, "resource_name": "kafka-cluster"},
+    {"resource_type": CLUSTER, "resource_name": "kafka", "resource_pattern_type": PREFIXED},
+    {"resource_type": CLUSTER, "resource_name": "kafka-cluster", "resource_pattern_type": PREFIXED},
+    {"resource_type": 99, "resource_name": ""},
+    {"resource_type": 99, "resource_pattern_type": 99, "operation": 99, "principal": ""},
+]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_creations_of_every_kind(no_acls: Pair, version: int) -> None:
+    for odd in ODD_CREATIONS:
+        no_acls.same(ApiKey.CREATE_ACLS, version, {"creations": [creation(**odd)]})
+    no_acls.same(ApiKey.DESCRIBE_ACLS, version, acl_filter())
+
+
+def test_creations_in_one_request(no_acls: Pair) -> None:
+    """Each has its own result. One that Kafka cannot build refuses all."""
+    for creations in (
+        [],
+        [creation(resource_name=""), creation(), creation(), creation(principal="x")],
+        [creation(), creation(operation=ANY), creation(resource_name="")],
+    ):
+        no_acls.same(ApiKey.CREATE_ACLS, 3, {"creations": creations})
+        no_acls.same(ApiKey.DESCRIBE_ACLS, 3, acl_filter())
+
+
+NAMES = ("t", "te", "test", "*", "u")
+
+
+def some_acls() -> list[dict[str, Any]]:
+    return [
+        creation(resource_name=name, resource_pattern_type=pattern, resource_type=resource, **more)
+        for name in NAMES
+        for pattern in (LITERAL, PREFIXED)
+        for resource in (TOPIC, GROUP)
+        for more in (
+            {},
+            {"principal": "User:b", "operation": 4},
+            {"host": "10.0.0.1", "permission_type": 2},
+        )
+    ]
+
+
+FILTERS: list[dict[str, Any]] = [
+    {},
+    *({"resource_type_filter": number} for number in (0, 2, 4, 7, 99)),
+    *({"pattern_type_filter": number} for number in (0, 2, 3, 4, 99)),
+    *({"operation": number} for number in (0, 2, 3, 4, 99)),
+    *({"permission_type": number} for number in (0, 2, 3, 99)),
+    *({"principal_filter": text} for text in ("", "User:a", "User:b", "a", "User:*")),
+    *({"host_filter": text} for text in ("", "*", "10.0.0.1")),
+    *(
+        {"resource_name_filter": name, "pattern_type_filter": pattern}
+        for name in ("", *NAMES, "testing")
+        for pattern in (ANY, MATCH, LITERAL, PREFIXED)
+    ),
+]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_filters_of_every_kind(no_acls: Pair, version: int) -> None:
+    found = no_acls.same(ApiKey.CREATE_ACLS, version, {"creations": some_acls()})
+    assert {row["error_code"] for row in found["results"]} == {0}
+    for fields in FILTERS:
+        no_acls.same(ApiKey.DESCRIBE_ACLS, version, acl_filter(**fields))
+    for fields in reversed(FILTERS):
+        filters = [acl_filter(**fields), acl_filter(resource_name_filter="none")]
+        no_acls.same(ApiKey.DELETE_ACLS, version, {"filters": filters})
+        no_acls.same(ApiKey.DESCRIBE_ACLS, version, acl_filter())
+
+
+def test_an_entry_that_several_filters_delete(no_acls: Pair) -> None:
+    no_acls.same(ApiKey.CREATE_ACLS, 3, {"creations": some_acls()})
+    filters = [acl_filter(resource_name_filter="t"), acl_filter(), acl_filter(operation=99)]
+    found = no_acls.same(ApiKey.DELETE_ACLS, 3, {"filters": filters})
+    assert [len(row["matching_acls"]) for row in found["filter_results"]] == [12, 60, 0]
+    no_acls.same(ApiKey.DELETE_ACLS, 3, {"filters": []})
+
+
+def test_limits_of_one_request(no_acls: Pair) -> None:
+    """10,000 entries."""
+    everything = [creation(resource_name=f"t{number}") for number in range(10_001)]
+    no_acls.same(ApiKey.CREATE_ACLS, 3, {"creations": everything})
+    no_acls.same(ApiKey.CREATE_ACLS, 3, {"creations": everything[:5_000]})
+    no_acls.same(ApiKey.CREATE_ACLS, 3, {"creations": everything[:10_000]})
+    twice = [acl_filter(), acl_filter(resource_name_filter="t1")]
+    no_acls.same(ApiKey.DELETE_ACLS, 3, {"filters": twice})
+    no_acls.same(ApiKey.CREATE_ACLS, 3, {"creations": everything})
+    no_acls.same(ApiKey.DELETE_ACLS, 3, {"filters": [acl_filter()]})
+    no_acls.same(ApiKey.DELETE_ACLS, 3, {"filters": [acl_filter(resource_name_filter="t7")]})
+
+
+# Without security
+
+
+@pytest.fixture(scope="module")
+def open_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Both brokers without authorizer and without a secret key of delegation tokens."""
+    yield from _pair(tmp_path_factory.mktemp("open"), {})
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_acls_without_an_authorizer(open_pair: Pair, version: int) -> None:
+    odd = {"operation": ANY}
+    for creations in ([], [creation(), creation()], [creation(**odd)], [creation(operation=0)]):
+        open_pair.same(ApiKey.CREATE_ACLS, version, {"creations": creations})
+    for filters in ([], [acl_filter(), acl_filter()], [acl_filter(operation=0)]):
+        open_pair.same(ApiKey.DELETE_ACLS, version, {"filters": filters})
+    for one in (acl_filter(), acl_filter(operation=0)):
+        open_pair.same(ApiKey.DESCRIBE_ACLS, version, one)
