@@ -63,10 +63,10 @@ class Settings:
         for name in given:
             if name in _PLAIN:
                 settings = _with(settings, name, given[name].reveal())
-            elif name not in security.NAMES:
+            elif name not in NAMES:
                 raise ValueError(
                     f"this client does not support property {name!r}; it supports "
-                    + ", ".join(sorted({*_PLAIN, *security.NAMES}))
+                    + ", ".join(sorted(NAMES))
                 )
         if given.keys() <= _PLAIN.keys() and not source.changing:
             return settings
@@ -97,6 +97,10 @@ _PLAIN = {
     "metadata.max.age.ms": "metadata_max_age_ms",
     "delivery.timeout.ms": "delivery_timeout_ms",
 }
+
+
+#: All properties of this client.
+NAMES = frozenset({*_PLAIN, *security.NAMES})
 
 
 def _with(settings: Settings, name: str, value: str) -> Settings:

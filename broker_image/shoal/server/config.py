@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PREFIX = "SHOAL_"
 #: Kubernetes sets such variables for each Service of the namespace. A Service named "shoal" leads
 #: to SHOAL_PORT, SHOAL_SERVICE_HOST and SHOAL_PORT_9092_TCP_ADDR, which are not configs.
-_SERVICE_LINK = re.compile(
+SERVICE_LINK = re.compile(
     r".*SERVICE_(HOST|PORT(_\w+)?)|(.*_)?PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?"
 )
 #: Variables of the flags of the command line.
@@ -168,7 +168,7 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
         if name is not None:
             found[name] = environment[one]
         elif not (
-            one.startswith(CLIENT_PREFIX) or _SERVICE_LINK.fullmatch(one.removeprefix(PREFIX))
+            one.startswith(CLIENT_PREFIX) or SERVICE_LINK.fullmatch(one.removeprefix(PREFIX))
         ):
             near = difflib.get_close_matches(one, names, n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
