@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING
 
 import kafka_tools
 import pytest
+import secured_kafkas
+from identity_providers import IdentityProvider
 from kafka_tools import KafkaTools
 from kafkas import KafkaProcess
 from machine import lacking
 from queues import Queue
+from secured_kafkas import SecuredKafka
 from servers import ShoalProcess
 from shoal.client.client import SyncClient
 
@@ -49,6 +52,15 @@ def kafka(tmp_path: Path) -> Iterator[KafkaProcess]:
     process = KafkaProcess(tmp_path / "node").start()
     yield process
     process.kill9()
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
+    """A node of Apache Kafka with TLS, SASL and access control, for the tests of a file."""
+    with IdentityProvider(secured_kafkas.PASSWORDS) as provider:
+        found = secured_kafkas.start(tmp_path_factory.mktemp("secured"), provider)
+        yield found
+        found.kafka.kill9()
 
 
 @pytest.fixture

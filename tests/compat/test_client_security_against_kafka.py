@@ -7,12 +7,10 @@ import base64
 import re
 import shlex
 import subprocess
-import traceback
 from typing import TYPE_CHECKING, Any
 
 import client_scenarios
 import pytest
-import secured_kafkas
 from conditions import eventually_async
 from identity_providers import IdentityProvider
 from secured_kafkas import LISTENERS, MECHANISMS, PASSWORDS, SESSION_MS, SecuredKafka, pem_pair
@@ -22,9 +20,10 @@ from shoal.client.connection import Connection
 from shoal.client.errors import ClientError, SecurityError, Unreachable
 from shoal.client.settings import Settings
 from shoal.client.share import AcknowledgeType
+from tracebacks import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(180)]
@@ -32,14 +31,6 @@ pytestmark = [pytest.mark.java, pytest.mark.timeout(180)]
 STORE_PASSWORD = "st0re-s3cret"
 #: The load continues for at least this number of sessions.
 SESSIONS = 3
-
-
-@pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
-    with IdentityProvider(PASSWORDS) as provider:
-        found = secured_kafkas.start(tmp_path_factory.mktemp("secured"), provider)
-        yield found
-        found.kafka.kill9()
 
 
 def cluster_id(address: str, properties: Mapping[str, str]) -> str:
@@ -304,17 +295,6 @@ def test_a_renewed_password_is_used_without_a_restart(
                 await client.admin.describe_cluster()
 
     asyncio.run(run())
-
-
-def shown(error: BaseException | None) -> str:
-    """Return what a traceback with local variables shows of our code, causes included."""
-    text = ""
-    while error is not None:
-        found = traceback.TracebackException.from_exception(error, capture_locals=True)
-        text += f"{error!r} {error}"
-        text += "".join(str(f.locals) for f in found.stack if "/shoal/" in f.filename)
-        error = error.__cause__ or error.__context__
-    return text
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)

@@ -11,10 +11,9 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.client import message_fields, scram
-from shoal.client.errors import KafkaError, check
+from shoal.client.errors import KafkaError, Unsupported, check
 from shoal.client.secret import Secret, SecretBytes
 from shoal.protocol.api import ApiKey
-from shoal.protocol.errors import ErrorCode
 from shoal.security.acls import Acl, Operation, PatternType, Permission, ResourceType
 
 if TYPE_CHECKING:
@@ -341,8 +340,9 @@ class Tokens:
         No API exists for it. But brokers name the principal in the answer to a request for a token
         that they refuse, here because its renewer is not a user. No token is created.
         """
-        answer = await self._create(None, ["Nobody:"], 1)
-        if not answer.error_code or answer.error_code == ErrorCode.unsupported_version:
+        try:
+            answer = await self._create(None, ["Nobody:"], 1)
+        except Unsupported:
             return None
         principal = f"{answer.principal_type}:{answer.principal_name}"
         kind = getattr(answer, "token_requester_principal_type", "")

@@ -1,8 +1,7 @@
 """What each API of Kafka 4.3.1 requires of a client, for people who read it.
 
 `shoal explain` shows these rows. A request needs every row; one of a row's alternatives suffices. A
-row with a condition applies only to some requests. The brokers declare what they check for each API
-in `server/handlers/authorization.py`, which a test compares with this table.
+row with a condition applies only to some requests. The rows that brokers check are declared apart.
 """
 
 from __future__ import annotations
