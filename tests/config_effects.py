@@ -262,6 +262,30 @@ test_members_come_and_go group.consumer.assignors=assignor
 compat/test_kill9_groups.py
 test_confirmed_offsets_survive group.initial.rebalance.delay.ms
 
+compat/test_sasl_states.py
+test_sequences sasl.enabled.mechanisms=sasl.enabled.mechanisms
+test_sequences sasl.jaas.config=plain.sasl.jaas.config
+test_errors_are_delayed connection.failed.authentication.delay.ms
+test_a_session_ends connections.max.reauth.ms=connections.max.reauth.ms
+test_the_size_of_requests_before_the_login sasl.server.max.receive.size
+
+compat/test_bearer_tokens.py
+test_signed_tokens sasl.server.callback.handler.class=sasl.server.callback.handler.class
+test_signed_tokens sasl.oauthbearer.jwks.endpoint.url=jwks.endpoint.url
+test_signed_tokens sasl.oauthbearer.clock.skew.seconds=clock.skew.seconds
+test_signed_tokens sasl.oauthbearer.expected.audience=expected.audience
+test_signed_tokens sasl.oauthbearer.expected.issuer=expected.issuer
+test_signed_tokens sasl.oauthbearer.scope.claim.name=scope.claim.name
+test_signed_tokens sasl.oauthbearer.sub.claim.name=sub.claim.name
+
+unit/test_key_sets.py
+test_configs_of_a_key_set sasl.oauthbearer.jwks.endpoint.refresh.ms
+test_configs_of_a_key_set sasl.oauthbearer.jwks.endpoint.retry.backoff.ms
+test_configs_of_a_key_set sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms
+
+unit/test_authentication.py
+test_configs_that_cannot_work shoal.oauthbearer.allowed.urls
+
 cluster/test_replica_selector.py
 test_a_consumer_reads_in_its_rack replica.selector.class
 

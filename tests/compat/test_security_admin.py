@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +13,7 @@ from shoal.protocol.api import ApiKey
 from wireclient import WireClient
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
 pytestmark = pytest.mark.java
@@ -23,7 +24,8 @@ CONFIGS = {
     "delegation.token.secret.key": "secret of the test",
 }
 #: Lists whose order is that of a Java hash map.
-UNORDERED = {"resources", "acls", "matching_acls"}
+UNORDERED = {"resources", "acls", "matching_acls", "credential_infos", "tokens"}
+SCRAM_APIS = (ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, ApiKey.ALTER_USER_SCRAM_CREDENTIALS)
 #: The place of an answer of a broker that closes the connection.
 CLOSED = "the connection is closed"
 
@@ -36,7 +38,11 @@ class Pair:
 
     def same(self, api: ApiKey, version: int, body: Mapping[str, Any]) -> Any:
         """Send a request to both. Check that they answer alike, and return the answer."""
-        kafka, shoal = (plain(ask(b, api, version, body)) for b in (self._kafka, self._shoal))
+        unordered = UNORDERED | ({"results"} if api in SCRAM_APIS else set())
+        kafka, shoal = (
+            plain(ask(bootstrap, api, version, body), unordered)
+            for bootstrap in (self._kafka, self._shoal)
+        )
         assert shoal == kafka, (api.name, version, body)
         return shoal
 
@@ -49,15 +55,18 @@ def ask(bootstrap: str, api: ApiKey, version: int, body: Mapping[str, Any]) -> A
             return CLOSED
 
 
-def plain(value: Any, name: str = "") -> Any:
+def plain(value: Any, unordered: Collection[str], name: str = "") -> Any:
     """Return an answer as dicts and lists, with unordered lists sorted."""
     if dataclasses.is_dataclass(value):
-        names = [f.name for f in dataclasses.fields(value)]
-        return {n: plain(getattr(value, n), n) for n in names}
-    if isinstance(value, tuple):
-        found = [plain(item) for item in value]
-        return sorted(found, key=str) if name in UNORDERED else found
-    return value
+        pairs = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    elif isinstance(value, SimpleNamespace):
+        pairs = vars(value)
+    elif isinstance(value, tuple):
+        found = [plain(item, unordered) for item in value]
+        return sorted(found, key=str) if name in unordered else found
+    else:
+        return value
+    return {n: plain(v, unordered, n) for n, v in pairs.items()}
 
 
 @pytest.fixture(scope="module")
@@ -236,3 +245,91 @@ def test_acls_without_an_authorizer(open_pair: Pair, version: int) -> None:
         open_pair.same(ApiKey.DELETE_ACLS, version, {"filters": filters})
     for one in (acl_filter(), acl_filter(operation=0)):
         open_pair.same(ApiKey.DESCRIBE_ACLS, version, one)
+
+
+# SCRAM credentials
+
+SHA_256, SHA_512 = 1, 2
+
+
+def deletion(name: str, mechanism: int = SHA_256) -> dict[str, Any]:
+    return {"name": name, "mechanism": mechanism}
+
+
+def upsertion(name: str, mechanism: int = SHA_256, **fields: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "mechanism": mechanism,
+        "iterations": 4096,
+        "salt": b"salt",
+        "salted_password": b"p" * 32,
+    } | fields
+
+
+ALTERATIONS: list[tuple[list[dict[str, Any]], list[dict[str, Any]]]] = [
+    ([], []),
+    ([deletion("a")], []),
+    ([], [upsertion("a")]),
+    ([], [upsertion("a", iterations=5000)]),
+    ([], [upsertion("a", SHA_512)]),
+    *(([], [upsertion("b", number)]) for number in (0, 3, 99, -1)),
+    *(([deletion("a", number)], []) for number in (0, 3, 99, -1)),
+    *(([], [upsertion("b", iterations=n)]) for n in (-1, 0, 4095, 4096, 16_384, 16_385)),
+    ([], [upsertion("")]),
+    ([deletion("")], []),
+    ([deletion("", 9)], [upsertion("", 9)]),
+    ([], [upsertion("c"), upsertion("c", SHA_512)]),
+    ([], [upsertion("c"), upsertion("c"), upsertion("c")]),
+    ([], [upsertion("c", iterations=1), upsertion("c")]),
+    ([], [upsertion("c"), upsertion("c", iterations=1)]),
+    ([deletion("a")], [upsertion("a", SHA_512)]),
+    ([deletion("a"), deletion("a", SHA_512)], []),
+    ([deletion("a"), deletion("a"), deletion("a")], []),
+    ([deletion("zz")], [upsertion("zz")]),
+    ([], [upsertion("d", salted_password=b"")]),
+    ([], [upsertion("d", salted_password=b""), upsertion("d")]),
+    ([], [upsertion("d", salt=b"", salted_password=b"x")]),
+    ([deletion("d")], [upsertion("e"), upsertion("f", 9), upsertion("g", iterations=1)]),
+    ([], [upsertion("ä,=ü")]),
+    ([deletion("a"), deletion("b", SHA_512)], []),
+]
+DESCRIPTIONS: list[list[dict[str, str]] | None] = [
+    None,
+    [],
+    [{"name": "a"}],
+    [{"name": "a"}, {"name": "nobody"}, {"name": "b"}, {"name": "b"}, {"name": ""}],
+    [{"name": "nobody"}, {"name": "nobody"}],
+]
+
+
+def test_scram_credentials(pair: Pair) -> None:
+    for deletions, upsertions in ALTERATIONS:
+        body = {"deletions": deletions, "upsertions": upsertions}
+        pair.same(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, body)
+        for users in DESCRIPTIONS:
+            pair.same(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, 0, {"users": users})
+
+
+# Delegation tokens
+
+
+@pytest.mark.parametrize("owner", [None, "User:bob", "Group:x", ":", "User:"])
+@pytest.mark.parametrize("bootstrap", ["pair", "open_pair"])
+def test_tokens_over_plaintext(
+    request: pytest.FixtureRequest, bootstrap: str, owner: str | None
+) -> None:
+    both: Pair = request.getfixturevalue(bootstrap)
+    kind, name = (None, None) if owner is None else owner.split(":")
+    renewers = [{"principal_type": "Group", "principal_name": "x"}]
+    body = {"renewers": renewers, "max_lifetime_ms": -1}
+    for version in (1, 2, 3):
+        of = {"owner_principal_type": kind, "owner_principal_name": name} if version == 3 else {}
+        both.same(ApiKey.CREATE_DELEGATION_TOKEN, version, body | of)
+        owners = None if kind is None else [{"principal_type": kind, "principal_name": name}]
+        both.same(ApiKey.DESCRIBE_DELEGATION_TOKEN, version, {"owners": owners})
+    for version in (1, 2):
+        for period_ms in (-1, 0, 1 << 62):
+            period = {"hmac": b"x", "renew_period_ms": period_ms}
+            both.same(ApiKey.RENEW_DELEGATION_TOKEN, version, period)
+            period = {"hmac": b"x", "expiry_time_period_ms": period_ms}
+            both.same(ApiKey.EXPIRE_DELEGATION_TOKEN, version, period)

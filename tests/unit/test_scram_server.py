@@ -5,6 +5,7 @@ scramp, a client that this project did not write, runs whole exchanges.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import re
@@ -18,7 +19,12 @@ from shoal.security import scram
 from shoal.security.credentials import StoredCredentials, token_password
 from shoal.security.delegation_tokens import DelegationToken
 from shoal.security.sasl import Login, LoginRefused
-from shoal.security.scram import SCRAM_MECHANISMS, ScramCredential, ScramExchange
+from shoal.security.scram import (
+    SCRAM_MECHANISMS,
+    ScramCredential,
+    ScramExchange,
+    UserCredential,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,6 +55,11 @@ def stored(
     )
 
 
+@functools.lru_cache(maxsize=4096)
+def _salted(digest: str, password: str, salt: bytes, iterations: int) -> bytes:
+    return hashlib.pbkdf2_hmac(digest, password.encode(), salt, iterations)
+
+
 class Client:
     """A client that can deviate from the protocol at each step."""
 
@@ -73,9 +84,7 @@ class Client:
         found = re.fullmatch(r"r=([^,]+),s=([^,]+),i=(\d+)", text)
         assert found is not None, text
         digest = self.mechanism.digest
-        salted = hashlib.pbkdf2_hmac(
-            digest, self.password.encode(), b64decode(found[2]), int(found[3])
-        )
+        salted = _salted(digest, self.password, b64decode(found[2]), int(found[3]))
         client_key = hmac.digest(salted, b"Client Key", digest)
         binding = self.binding or b64encode(self.header.encode()).decode()
         unsigned = f"c={binding},r={nonce or found[1]}{extra}"
@@ -280,11 +289,11 @@ def test_unknown_users_and_wrong_passwords(
 
 def test_false_credentials_stay_the_same_and_look_like_those_of_kafkas_tools() -> None:
     credentials = stored({})
-    first = {n: credentials.user(f"user{n}", SHA_512, NOW_MS)[0] for n in range(400)}
+    first = {n: credentials.user(f"user{n}", SHA_512, NOW_MS).credential for n in range(400)}
     again = stored({})
     for n, found in first.items():
-        assert again.user(f"user{n}", SHA_512, NOW_MS) == (found, False)
-        assert credentials.user(f"user{n}", SHA_256, NOW_MS)[0].salt != found.salt
+        assert again.user(f"user{n}", SHA_512, NOW_MS) == (found, False, found)
+        assert credentials.user(f"user{n}", SHA_256, NOW_MS).credential.salt != found.salt
         assert re.fullmatch(rb"[1-9a-z][0-9a-z]{22,25}", found.salt)
         assert found.salt[:1] == b"1" or len(found.salt) < 26
         assert found.iterations == 4096
@@ -304,7 +313,7 @@ def test_false_credentials_have_the_shapes_of_the_stored_ones() -> None:
     credentials = stored(users)
     shapes: Counter[tuple[bool, int]] = Counter()
     for n in range(400):
-        found, is_known = credentials.user(f"unknown{n}", SHA_512, NOW_MS)
+        found, is_known, _ = credentials.user(f"unknown{n}", SHA_512, NOW_MS)
         assert not is_known
         shapes[len(found.salt) == 16, found.iterations] += 1
     assert set(shapes) == {(True, 8192), (False, 4096)}
@@ -313,7 +322,7 @@ def test_false_credentials_have_the_shapes_of_the_stored_ones() -> None:
     before = credentials.user("unknown1", SHA_512, NOW_MS)
     users.update(dict([made(f"c{n}", b"\xff" * 9, 5000) for n in range(20_000)]))
     assert credentials.user("unknown1", SHA_512, NOW_MS + 59_000) == before
-    sizes = {len(credentials.user(f"u{n}", SHA_512, NOW_MS + 60_000)[0].salt) for n in range(20)}
+    sizes = {len(credentials.user(f"u{n}", SHA_512, NOW_MS + 60_000).false.salt) for n in range(20)}
     assert sizes == {9}
 
 
@@ -321,10 +330,10 @@ def test_nobody_logs_in_with_a_false_credential() -> None:
     """Not even a client that has found out the key which the false credential stores."""
     credentials = stored({})
     client, exchange = Client("secret", "nobody"), ScramExchange(SHA_256, NONCE, credentials)
-    found, _ = credentials.user("nobody", SHA_256, NOW_MS)
+    found = credentials.user("nobody", SHA_256, NOW_MS).false
     client_key = b"c" * 32
     forged = found._replace(stored_key=hashlib.sha256(client_key).digest())
-    credentials.user = lambda *_: (forged, False)  # type: ignore[method-assign]
+    credentials.user = lambda *_: UserCredential(forged, False, forged)  # type: ignore[method-assign]
     answer = exchange.evaluate(client.first(), NOW_MS).decode()
     unsigned = f"c=biws,r=clientnonce{NONCE}"
     signed = f"{client.bare},{answer},{unsigned}".encode()

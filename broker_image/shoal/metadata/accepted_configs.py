@@ -245,99 +245,30 @@ security.providers string - -
     Java security providers cannot be loaded.
 authorizer.class.name string "" -
     Authorization is not supported.
-delegation.token.secret.key password - -
-    Delegation tokens are not supported.
-# accepted: Delegation tokens
-delegation.token.expiry.check.interval.ms long 3600000 1..
-    Interval of the check for expired tokens.
-delegation.token.expiry.time.ms long 86400000 1..
-    Time after which a token must be renewed.
-delegation.token.max.lifetime.ms long 604800000 1..
-    Time after which a token cannot be renewed.
 # refused: TLS
-ssl.keystore.location string - - per-broker
-    TLS is not supported. A keystore would be ignored.
-ssl.keystore.password password - - per-broker
-    TLS is not supported. A keystore would be ignored.
-ssl.keystore.key password - - per-broker
-    TLS is not supported. A private key would be ignored.
-ssl.keystore.certificate.chain password - - per-broker
-    TLS is not supported. Certificates would be ignored.
-ssl.key.password password - - per-broker
-    TLS is not supported. A private key would be ignored.
-ssl.truststore.location string - - per-broker
-    TLS is not supported. A truststore would be ignored.
-ssl.truststore.password password - - per-broker
-    TLS is not supported. A truststore would be ignored.
-ssl.truststore.certificates password - - per-broker
-    TLS is not supported. Certificates would be ignored.
-ssl.client.auth string none required|requested|none per-broker
-    TLS is not supported, so the broker cannot require client certificates.
 ssl.engine.factory.class class - - per-broker
     Java TLS engines cannot be loaded.
+ssl.provider string - - per-broker
+    Java security providers cannot be loaded.
 # accepted: TLS details
-ssl.allow.dn.changes boolean false -
-    Whether a new keystore may have another distinguished name.
-ssl.allow.san.changes boolean false -
-    Whether a new keystore may lack alternative names of the old one.
-ssl.cipher.suites list "" - per-broker
-    Enabled cipher suites of TLS.
-ssl.enabled.protocols list TLSv1.2,TLSv1.3 - per-broker
-    Enabled versions of TLS.
-ssl.endpoint.identification.algorithm string https - per-broker
-    Algorithm that checks a server's name against its certificate.
 ssl.keymanager.algorithm string SunX509 - per-broker
     Java key manager algorithm.
-ssl.keystore.type string JKS - per-broker
-    Format of the keystore.
-ssl.principal.mapping.rules string DEFAULT -
-    Rules that map a certificate's distinguished name to a user name.
-ssl.protocol string TLSv1.3 - per-broker
-    Preferred version of TLS.
-ssl.provider string - - per-broker
-    Java security provider of TLS.
 ssl.secure.random.implementation string - - per-broker
     Java random generator of TLS.
 ssl.trustmanager.algorithm string PKIX - per-broker
     Java trust manager algorithm.
-ssl.truststore.type string JKS - per-broker
-    Format of the truststore.
 # refused: SASL
-sasl.jaas.config password - - per-broker
-    SASL is not supported. Credentials would be ignored.
 sasl.client.callback.handler.class class - -
     Java callback handlers cannot be loaded.
 sasl.login.callback.handler.class class - -
     Java callback handlers cannot be loaded.
 sasl.login.class class - -
     Java login classes cannot be loaded.
-sasl.server.callback.handler.class class - -
-    Java callback handlers cannot be loaded.
-connections.max.reauth.ms long 0 -
-    SASL is not supported, so the broker cannot require another authentication.
 # accepted: SASL details
-sasl.enabled.mechanisms list GSSAPI - per-broker
-    SASL mechanisms for clients.
 sasl.mechanism.controller.protocol string GSSAPI -
     SASL mechanism for connections to controllers.
 sasl.mechanism.inter.broker.protocol string GSSAPI - per-broker
     SASL mechanism between brokers.
-sasl.server.max.receive.size int 524288 -
-    Bytes of the largest SASL message.
-connection.failed.authentication.delay.ms int 100 0..
-    Delay of the response to a failed authentication.
-sasl.kerberos.kinit.cmd string /usr/bin/kinit - per-broker
-    Path of kinit.
-sasl.kerberos.min.time.before.relogin long 60000 - per-broker
-    Milliseconds, at least, between two Kerberos logins.
-sasl.kerberos.principal.to.local.rules list DEFAULT - per-broker
-    Rules that map Kerberos principals to user names.
-sasl.kerberos.service.name string - - per-broker
-    Kerberos service name of brokers.
-sasl.kerberos.ticket.renew.jitter double 0.05 - per-broker
-    Random fraction of a ticket's lifetime in the time of its renewal.
-sasl.kerberos.ticket.renew.window.factor double 0.8 - per-broker
-    Fraction of a ticket's lifetime after which it is renewed.
 sasl.login.connect.timeout.ms int - -
     Timeout of connections to an OAuth provider.
 sasl.login.read.timeout.ms int - -
@@ -380,20 +311,6 @@ sasl.oauthbearer.client.credentials.client.id string - -
     OAuth client id.
 sasl.oauthbearer.client.credentials.client.secret password - -
     OAuth client secret.
-sasl.oauthbearer.clock.skew.seconds int 30 -
-    Allowed clock difference for the check of a token.
-sasl.oauthbearer.expected.audience list "" -
-    Audiences, one of which a token must name.
-sasl.oauthbearer.expected.issuer string - -
-    Issuer that a token must name.
-sasl.oauthbearer.jwks.endpoint.refresh.ms long 3600000 -
-    Interval at which the key set is read.
-sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms long 10000 -
-    Maximum pause between two attempts to read the key set.
-sasl.oauthbearer.jwks.endpoint.retry.backoff.ms long 100 -
-    First pause between two attempts to read the key set.
-sasl.oauthbearer.jwks.endpoint.url string - -
-    Address of the provider's key set.
 sasl.oauthbearer.jwt.retriever.class class - -
     = org.apache.kafka.common.security.oauthbearer.DefaultJwtRetriever
     Java class that gets tokens.
@@ -402,10 +319,6 @@ sasl.oauthbearer.jwt.validator.class class - -
     Java class that checks tokens.
 sasl.oauthbearer.scope string - -
     Scope that is requested from the OAuth provider.
-sasl.oauthbearer.scope.claim.name string scope -
-    Name of the scope claim.
-sasl.oauthbearer.sub.claim.name string sub -
-    Name of the subject claim.
 sasl.oauthbearer.token.endpoint.url string - -
     Address of the provider's token endpoint.
 """

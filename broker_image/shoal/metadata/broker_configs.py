@@ -1,6 +1,7 @@
 """Broker configs with an effect, under Kafka's names or Shoal's own, which start with `shoal.`.
 
-`BROKER` also includes `cluster_configs` and `accepted_configs`. `config_keys.table` has the format.
+`BROKER` also includes `cluster_configs`, `sasl_configs`, `tls_configs` and `accepted_configs`.
+`config_keys.table` has the format.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 from shoal.metadata.accepted_configs import ACCEPTED
 from shoal.metadata.cluster_configs import CLUSTER
 from shoal.metadata.config_keys import table
+from shoal.metadata.sasl_configs import SASL
+from shoal.metadata.tls_configs import TLS
 
 BROKER = table(
     """
@@ -72,6 +75,16 @@ fetch.max.bytes int 57671680 1024..
     Maximum bytes that one fetch returns, even if the client requests more.
 max.incremental.fetch.session.cache.slots int 1000 0..
     Maximum number of fetch sessions (KIP-227) on this broker.
+# applied: Delegation tokens
+delegation.token.secret.key password - -
+    Secret key of delegation tokens, the same on all brokers and controllers. Without it, there are
+    no delegation tokens.
+delegation.token.max.lifetime.ms long 604800000 1..
+    Maximum lifetime of a delegation token, renewals included.
+delegation.token.expiry.time.ms long 86400000 1..
+    Time after which a delegation token expires unless it is renewed.
+delegation.token.expiry.check.interval.ms long 3600000 1..
+    Interval at which the active controller removes expired delegation tokens.
 # applied: Client quotas
 quota.window.num int 11 1..
     Number of samples over which the broker measures rates for client quotas.
@@ -322,5 +335,7 @@ telemetry.max.bytes int 1048576 1..
     Maximum size of the metrics in one push of a client (KIP-714).
 """,
     CLUSTER,
+    SASL,
+    TLS,
     ACCEPTED,
 )

@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any, NamedTuple
 
+from shoal.security.principal_mapping import PrincipalMapper
+
 #: A check of a typed value that returns the reason for a refusal, or None.
 Check = Callable[[Any], str | None]
 
@@ -163,6 +165,33 @@ def counts_by_address(text: str) -> dict[str, int]:
     return found
 
 
+#: Kafka's classes that verify bearer tokens: signed ones (with an older name), and any.
+SIGNED_TOKENS = (
+    "org.apache.kafka.common.security.oauthbearer.OAuthBearerValidatorCallbackHandler",
+    "org.apache.kafka.common.security.oauthbearer.secured.OAuthBearerValidatorCallbackHandler",
+)
+UNSECURED_TOKENS = (
+    "org.apache.kafka.common.security.oauthbearer.internals.unsecured"
+    ".OAuthBearerUnsecuredValidatorCallbackHandler"
+)
+
+
+def token_handler(value: Any) -> str | None:
+    """OAuthBearerValidatorCallbackHandler or OAuthBearerUnsecuredValidatorCallbackHandler"""
+    if value in (*SIGNED_TOKENS, UNSECURED_TOKENS):
+        return None
+    return f"Java classes cannot be loaded. It is {SIGNED_TOKENS[0]} or {UNSECURED_TOKENS}"
+
+
+def principal_rules(value: Any) -> str | None:
+    """RULE:pattern/replacement/[LU] or DEFAULT, separated by commas"""
+    try:
+        PrincipalMapper(value)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 def offset_reset(value: Any) -> str | None:
     """latest, earliest, by_duration:PnDTnHnMn.nS"""
     kind, _, duration = value.partition(":")
@@ -192,6 +221,8 @@ _CHECKS: dict[str, Check] = {
     "@throttled": throttled,
     "@offset-reset": offset_reset,
     "@per-ip": per_ip,
+    "@principal-rules": principal_rules,
+    "@token-handler": token_handler,
 }
 
 

@@ -56,14 +56,13 @@ class Decision:
     response: Any = field(default=None)
 
 
-def bootstrap() -> Decision:
-    """Return the first records of a new cluster: its features."""
-    return Decision(
-        [
-            MetadataRecord("FeatureLevelRecord", {"name": name, "feature_level": level})
-            for name, level in INITIAL_FEATURES.items()
-        ]
-    )
+def bootstrap(records: Sequence[MetadataRecord] = ()) -> Decision:
+    """Return the first records of a new cluster: its features, and then `records`."""
+    features = [
+        MetadataRecord("FeatureLevelRecord", {"name": name, "feature_level": level})
+        for name, level in INITIAL_FEATURES.items()
+    ]
+    return Decision([*features, *records])
 
 
 def register_broker(image: MetadataImage, broker: BrokerImage, *, clean: bool) -> Decision:

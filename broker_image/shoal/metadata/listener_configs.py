@@ -81,7 +81,8 @@ def _misplaced(override: Override) -> str | None:
     if not listener or listener != listener.lower():
         return f"the listener's name stands in lower case here: {PREFIX}<listener>."
     is_sasl = target.startswith("sasl.")
-    if not (is_sasl or target.startswith("ssl.") or target in _OWN):
+    is_tls = target.removeprefix("shoal.").startswith("ssl.")
+    if not (is_sasl or is_tls or target in _OWN):
         return f"{target} is the same for all listeners"
     if mechanism and not is_sasl and target != "connections.max.reauth.ms":
         return f"{target} is the same for all SASL mechanisms"

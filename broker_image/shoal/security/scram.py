@@ -81,38 +81,50 @@ def credential(
 ) -> ScramCredential:
     """Return the credential of a password."""
     salted = hashlib.pbkdf2_hmac(mechanism.digest, password.encode(), salt, iterations)
-    client_key = hmac.digest(salted, b"Client Key", mechanism.digest)
+    return of_salted_password(mechanism, salted, salt, iterations)
+
+
+def of_salted_password(
+    mechanism: ScramMechanism, salted_password: bytes, salt: bytes, iterations: int
+) -> ScramCredential:
+    """Return the credential of a salted password, which clients send to create a user."""
+    client_key = hmac.digest(salted_password, b"Client Key", mechanism.digest)
     return ScramCredential(
         salt,
         hashlib.new(mechanism.digest, client_key).digest(),
-        hmac.digest(salted, b"Server Key", mechanism.digest),
+        hmac.digest(salted_password, b"Server Key", mechanism.digest),
         iterations,
     )
 
 
+class UserCredential(NamedTuple):
+    """The credential for a name, and whether there is that user. Other names have `false`.
+
+    The exchange keeps both until its end, so that freeing them takes the same time in all cases.
+    """
+
+    credential: ScramCredential
+    is_known: bool
+    false: ScramCredential
+
+
 class TokenCredential(NamedTuple):
-    """A delegation token as a credential: who owns it, and when it expires."""
+    """A delegation token as a credential: who owns it, when it expires, whether it is valid."""
 
     owner: str
     expires_ms: int
     credential: ScramCredential
+    is_valid: bool
 
 
 class Credentials(Protocol):
     """The users and delegation tokens that may log in."""
 
-    def user(
-        self, name: str, mechanism: ScramMechanism, now_ms: int
-    ) -> tuple[ScramCredential, bool]:
-        """Return the credential of a user, and whether there is that user.
+    def user(self, name: str, mechanism: ScramMechanism, now_ms: int) -> UserCredential:
+        """Return the credential for a name. It takes the same time for any name."""
 
-        Other names get a false credential, in the same time.
-        """
-
-    def token(
-        self, token_id: str, mechanism: ScramMechanism, now_ms: int
-    ) -> tuple[TokenCredential, bool]:
-        """Return the credential of a delegation token, and whether the token is valid."""
+    def token(self, token_id: str, mechanism: ScramMechanism, now_ms: int) -> TokenCredential:
+        """Return the credential for the id of a delegation token, whether or not it is valid."""
 
 
 class _Shape(NamedTuple):
@@ -189,6 +201,7 @@ class ScramExchange:
         self._nonce = nonce
         self._credentials = credentials
         self._next: Callable[[bytes, int], bytes] = self._first
+        self._kept: UserCredential | TokenCredential | None = None
         #: What the first messages leave for the final one.
         self._expected = _EXPECT_NOTHING
 
@@ -208,11 +221,12 @@ class ScramExchange:
                 " from username",
             )
         if _has_token_auth(found["extensions"]):
-            token_credential, is_known = self._credentials.token(self.user, self._mechanism, now_ms)
-            owner, expires_ms, stored = token_credential
-            login = Login(owner, expires_ms, by_token=True)
+            token_found = self._credentials.token(self.user, self._mechanism, now_ms)
+            self._kept, stored, is_known = token_found, token_found.credential, token_found.is_valid
+            login = Login(token_found.owner, token_found.expires_ms, by_token=True)
         else:
-            stored, is_known = self._credentials.user(self.user, self._mechanism, now_ms)
+            user = self._credentials.user(self.user, self._mechanism, now_ms)
+            self._kept, stored, is_known = user, user.credential, user.is_known
             login = Login(f"User:{self.user}")
         nonce = found["nonce"] + self._nonce
         answer = f"r={nonce},s={b64encode(stored.salt).decode()},i={stored.iterations}"

@@ -8,6 +8,7 @@ call of a core awaits.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.log.directory import LogDirectory
@@ -16,8 +17,10 @@ from shoal.metadata import controller
 from shoal.metadata.image import MetadataImage, Scope
 from shoal.metadata.names import INTERNAL_TOPICS
 from shoal.server import ineffective_configs
+from shoal.server.audit import Audit
 from shoal.server.cluster.controller import Controller
 from shoal.server.cluster.controller_channel import ControllerChannel
+from shoal.server.cluster.first_users import FirstUsers
 from shoal.server.cluster.lifecycle import CannotJoin, Lifecycle
 from shoal.server.cluster.metadata_log import Metadata
 from shoal.server.cluster.metadata_snapshots import MetadataSnapshots
@@ -26,6 +29,7 @@ from shoal.server.cluster.quorum import Quorum
 from shoal.server.cluster.registration import Registration
 from shoal.server.cluster.security_records import SecurityRecords
 from shoal.server.cluster.served_apis import ApiTables, ServedApis
+from shoal.server.cluster.token_expiry import TokenExpiry
 from shoal.server.cluster.topic_creation import TopicCreation
 from shoal.server.cluster.unreachable_leaders import UnreachableLeaders
 from shoal.server.cluster.voter_checks import VoterChecks
@@ -37,14 +41,16 @@ from shoal.server.metadata_cache import MetadataCache
 from shoal.server.metrics import broker as broker_metrics
 from shoal.server.metrics import coordinator as coordinator_metrics
 from shoal.server.metrics.registry import Metrics
+from shoal.server.network.authentication import Authentications
 from shoal.server.network.connection_limits import ConnectionLimits
-from shoal.server.network.dispatch import Dispatcher
+from shoal.server.network.dispatch import Dispatcher, NoQuotas
 from shoal.server.network.encoding import ErrorResponses
 from shoal.server.network.envelopes import EnvelopeHandler
 from shoal.server.network.fetch_sessions import FetchSessions
 from shoal.server.network.health import HealthListener
 from shoal.server.network.links import SetupTimeouts
 from shoal.server.network.listener import Listener, ListenError
+from shoal.server.network.node_tls import NodeTls
 from shoal.server.network.peers import Peers as BrokerPeers
 from shoal.server.network.purgatory import Purgatory
 from shoal.server.network.request_limits import RequestLimits
@@ -103,6 +109,8 @@ class Broker:
         self.metadata_cache = MetadataCache(Scope(self.node_id, config.given))
         self.purgatory = Purgatory(loop, self.timers)
         self.metrics = Metrics()
+        self.audit = Audit(node)
+        self.tls = NodeTls(node, self.metadata_cache, self.audit)
         self.listeners: list[Listener] = []
         self.directory = LogDirectory(node.system.storage, config.data_dir)
         self.setup_timeouts = SetupTimeouts.from_config(config)
@@ -146,22 +154,32 @@ class Broker:
             self.listeners,
         )
         broker_metrics.register(self.metrics, sources)
+        self.tls.register(self.metrics)
 
     def _make_network(self, errors: ErrorResponses) -> None:
         """Construct the parts of `server.network`."""
         self.connection_limits = ConnectionLimits(self.node, self.metadata_cache)
         self.request_limits = RequestLimits(self.node)
         self.response_limits = ResponseLimits(self.listeners)
-        self.dispatch = Dispatcher(
+        dispatcher = partial(
+            Dispatcher,
             context=self,
             served=self.served.now,
             cache=self.metadata_cache,
             metrics=self.metrics,
-            quotas=self.quotas,
             purgatory=self.purgatory,
             controller=self.channel,
             errors=errors,
             monotonic_ns=self.node.system.monotonic_ns,
+        )
+
+        self.dispatch = dispatcher(quotas=self.quotas)
+        self.authentications = Authentications(
+            self.node,
+            self.metadata_cache,
+            dispatch=self.dispatch,
+            before_login=dispatcher(quotas=NoQuotas()),
+            audit_log=self.audit,
         )
 
     def _make_cluster(self, apis: ApiTables) -> None:
@@ -171,6 +189,8 @@ class Broker:
         self.quorum = Quorum(node, directory, self.registration, self.setup_timeouts)
         self.metadata = Metadata(node, self.quorum, cache)
         self.security_records = SecurityRecords(self.quorum, self.metadata)
+        self._first_users = FirstUsers(node, cache, self.metadata)
+        self._token_expiry = TokenExpiry(node, self.metadata)
         self._snapshots = MetadataSnapshots(node, self.quorum, self.metadata)
         self.channel = ControllerChannel(
             node,
@@ -295,6 +315,8 @@ class Broker:
         """Serve. Raises `ListenError`, `DirectoryInUse`, `CorruptLog`, `ApiError`, `OSError`,
         `CannotJoin`; then `stop` releases what was taken."""
         self._bind()
+        await self.authentications.start()
+        self.tls.start()
         self._voter_checks.check_address()
         self._open_directory()
         self.directory.started()
@@ -302,6 +324,7 @@ class Broker:
         self.channel.start()
         self._snapshots.start()
         self.controller.start()
+        self._token_expiry.start()
         self.quorum.start()
         if not self.cluster.is_broker:
             await self._start_controller()
@@ -356,6 +379,8 @@ class Broker:
                 self.connection_limits,
                 self.request_limits,
                 self.listeners,
+                self.authentications.of(endpoint.name),
+                self.tls.of(endpoint.name),
             )
             try:
                 listener.bind(endpoint.host, endpoint.port)
@@ -390,6 +415,7 @@ class Broker:
 
     def _open_quorum(self) -> None:
         """Open the metadata log, and check that it fits the configs. Raises what `start` raises."""
+        self._first_users.start()
         self.quorum.open()
         self.metadata.open()
         self._voter_checks.start()
@@ -424,6 +450,9 @@ class Broker:
         self.batch_validator.close()
         if self.health is not None:
             self.health.close()
+        self.authentications.stop()
+        self.tls.stop()
+        self.audit.close()
         self.timers.stop()
         self.replicas.stop()
         self.peers.close()

@@ -1,4 +1,5 @@
-"""SaslHandshake: refused on a listener without SASL, as in Kafka."""
+"""SaslHandshake and SaslAuthenticate where nobody logs in: on a listener without SASL, and in a
+session that has no end. Logins are `network.authentication`'s. The answers are Kafka's."""
 
 from __future__ import annotations
 
@@ -13,3 +14,11 @@ if TYPE_CHECKING:
 
 def handle(_broker: Broker, _request: Request) -> Answer:
     return {"error_code": ErrorCode.illegal_sasl_state, "mechanisms": []}
+
+
+def authenticate(_broker: Broker, _request: Request) -> Answer:
+    return {
+        "error_code": ErrorCode.illegal_sasl_state,
+        "error_message": "SaslAuthenticate request received after successful authentication",
+        "auth_bytes": b"",
+    }

@@ -54,6 +54,16 @@ class LogMaintenancePort(Protocol):
     segments_deleted_total: int
 
 
+class LoginCountsPort(Protocol):
+    """How often clients of one listener have logged in."""
+
+    succeeded: int
+    failed: int
+    reauth_succeeded: int
+    reauth_failed: int
+    expired: int
+
+
 class ListenerPort(Protocol):
     """One listener and the traffic of its connections."""
 
@@ -66,6 +76,9 @@ class ListenerPort(Protocol):
 
     @property
     def count(self) -> int: ...
+    @property
+    def logins(self) -> LoginCountsPort | None:
+        """The logins, or None if clients do not log in."""
 
 
 class Sources(NamedTuple):
@@ -90,6 +103,7 @@ def register(metrics: Metrics, sources: Sources) -> None:
     _register_request_limits(metrics, sources.request_limits)
     _register_disk(metrics, sources.disk, sources.log_maintenance)
     _register_sockets(metrics, sources.listeners)
+    _register_logins(metrics, sources.listeners)
     _register_logs(metrics, sources.partitions)
 
 
@@ -223,6 +237,28 @@ def _register_sockets(metrics: Metrics, listeners: Sequence[ListenerPort]) -> No
     add("held_bytes", "gauge", "Bytes of responses that wait for slow clients.", "bytes_buffered")
     add("incoming_byte_total", "counter", "Bytes received.", "bytes_in")
     add("outgoing_byte_total", "counter", "Bytes sent.", "bytes_out")
+
+
+def _register_logins(metrics: Metrics, listeners: Sequence[ListenerPort]) -> None:
+    def add(name: str, description: str, attribute: str) -> None:
+        def collect() -> Samples:
+            return [
+                ((("listener", listener.name),), getattr(listener.logins, attribute))
+                for listener in listeners
+                if listener.logins is not None
+            ]
+
+        metrics.add(_SOCKETS + name, "counter", description, collect)
+
+    add("successful_authentication_total", "Logins of new connections.", "succeeded")
+    add("failed_authentication_total", "Failed logins of new connections.", "failed")
+    add("successful_reauthentication_total", "Logins again.", "reauth_succeeded")
+    add("failed_reauthentication_total", "Failed logins again.", "reauth_failed")
+    add(
+        "expired_connections_killed_total",
+        "Connections closed because their clients did not log in again.",
+        "expired",
+    )
 
 
 def _register_logs(metrics: Metrics, partitions: Iterable[Partition]) -> None:

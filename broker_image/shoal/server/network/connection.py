@@ -34,7 +34,8 @@ from shoal.server.network.sendfile_writer import SendfileWriter
 
 if TYPE_CHECKING:
     from shoal.server.network.api import Buffer, Peer
-    from shoal.server.network.dispatch import Dispatcher, PendingResponse
+    from shoal.server.network.authentication import DispatchPort
+    from shoal.server.network.dispatch import PendingResponse
 
 #: Bytes of one read. uvloop reads at most this many at a time.
 SCRATCH_SIZE = 256 * 1024
@@ -110,7 +111,7 @@ class Connection(asyncio.BufferedProtocol):
         "peer",
     )
 
-    def __init__(self, listener: ListenerPort, dispatch: Dispatcher) -> None:
+    def __init__(self, listener: ListenerPort, dispatch: DispatchPort) -> None:
         self._listener = listener
         self._loop = listener.loop
         self._dispatch = dispatch
@@ -181,7 +182,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._backlog = b""
                 self._parse_frames(_scratch_view[:end])
         except WireError as error:
-            self.fail(str(error))
+            self._malformed(str(error))
         self._dispatch.requests_handled(self.active_at)
         self._flush()
 
@@ -216,10 +217,7 @@ class Connection(asyncio.BufferedProtocol):
                 break
             size = _SIZE.unpack_from(data, at)[0]
             if not 0 <= size <= self._frame_size_max:
-                raise WireError(
-                    f"a request of {size} bytes, where socket.request.max.bytes is"
-                    f" {self._frame_size_max}"
-                )
+                raise WireError(f"a request of {size} bytes, where {self._limit_of_frames()}")
             begin = at + 4
             if self._request_limits.is_full:
                 if end - begin < min(2, size):
@@ -240,6 +238,16 @@ class Connection(asyncio.BufferedProtocol):
             self._handle(bytearray(data[begin:at]))
         if at < end:
             self._backlog = bytes(data[at:])
+
+    def _limit_of_frames(self) -> str:
+        is_login = self._frame_size_max != self._listener.request_size_max
+        name = "sasl.server.max.receive.size" if is_login else "socket.request.max.bytes"
+        return f"{name} is {self._frame_size_max}"
+
+    def serve_with(self, dispatch: DispatchPort, frame_size_max: int) -> None:
+        """Pass the next requests to `dispatch`, up to this size."""
+        self._dispatch = dispatch
+        self._frame_size_max = frame_size_max
 
     def _handle(self, frame: bytearray) -> None:
         assert self.peer is not None
@@ -297,6 +305,9 @@ class Connection(asyncio.BufferedProtocol):
         """Send buffers and slices of files."""
         transport = self._transport
         assert transport is not None
+        if getattr(transport, "takes_files", False):
+            transport.writelines(out)  # type: ignore[arg-type]
+            return
         if transport.get_write_buffer_size():
             transport.writelines(
                 part.file.read(part.at, part.size) if isinstance(part, FileSlice) else part
@@ -382,7 +393,7 @@ class Connection(asyncio.BufferedProtocol):
         try:
             self._parse_frames(memoryview(backlog))
         except WireError as error:
-            self.fail(str(error))
+            self._malformed(str(error))
         self._flush()
         if not self._paused and self._transport is not None:
             self._transport.resume_reading()
@@ -397,6 +408,11 @@ class Connection(asyncio.BufferedProtocol):
         self._awaits_capacity = False
         self._resume()
 
+    def _malformed(self, reason: str) -> None:
+        assert self.peer is not None
+        if not self._dispatch.login_failed(self.peer, reason):
+            self.fail(reason)
+
     def fail(self, reason: str) -> None:
         """Close at once and log `reason`."""
         if self._transport is not None and not self._transport.is_closing():
@@ -408,6 +424,14 @@ class Connection(asyncio.BufferedProtocol):
         """Close after the requests of this read are handled and their responses are sent. Requests
         that still wait are cancelled."""
         self._loop.call_soon(self.close)
+
+    def end(self, buffers: list[Buffer]) -> None:
+        """Send a last response and close, for a login that has failed. If earlier requests still
+        wait, close without it, since it would be taken for one of theirs."""
+        if self._transport is not None and not self._pending:
+            self._out += buffers
+            self._flush()
+        self.close()
 
     def close(self) -> None:
         """Close after the responses that are written are sent."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
-from shoal.server.network.api import Api, AwaitableBody, Body, Peer, Request
+from shoal.server.network.api import Answer, Api, AwaitableBody, Body, Peer, Request
 from shoal.server.network.deferred import DeferredResponse
 from shoal.server.network.encoding import (
     Buffers,
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from shoal.server.metadata_cache import MetadataCache
     from shoal.server.metrics.registry import Metrics
     from shoal.server.network.purgatory import Purgatory
-    from shoal.server.quota.client_quotas import ClientQuotas
 
 #: Bytes of the smallest request header.
 HEADER_SIZE_MIN = 10
@@ -98,6 +97,23 @@ class PendingResponse:
             self._future.cancel()
 
 
+class QuotasPort(Protocol):
+    """The quotas of clients, or none."""
+
+    @property
+    def enabled(self) -> bool: ...
+    def charge(self, request: Request, response_size: int, /) -> int: ...
+
+
+class NoQuotas:
+    """Quotas of clients that are no users yet."""
+
+    enabled = False
+
+    def charge(self, _request: Request, _response_size: int) -> int:
+        return 0
+
+
 class Dispatcher:
     """Serves the requests of all connections of a node. It owns no state."""
 
@@ -108,7 +124,7 @@ class Dispatcher:
         served: Mapping[str, Mapping[int, Api]],
         cache: MetadataCache,
         metrics: Metrics,
-        quotas: ClientQuotas,
+        quotas: QuotasPort,
         purgatory: Purgatory,
         controller: ControllerPort,
         errors: ErrorResponses,
@@ -149,16 +165,7 @@ class Dispatcher:
         )
         request = Request(header, body, peer, received_ns, len(frame))
         try:
-            if row.feature and not self._cache.image.features.get(row.feature):
-                raise ApiError(
-                    ErrorCode.unsupported_version,
-                    f"The feature {row.feature} is off: its level is 0.",
-                )
-            answer: Any = (
-                self._controller.forward(frame, request)
-                if row.by_controller and not self._controller.is_local
-                else row.handle(self._context, request)
-            )
+            answer: Any = self._answer(row, frame, request)
         except WireError:
             raise
         except Exception as error:
@@ -174,6 +181,23 @@ class Dispatcher:
             return self.resolve(request, answer)
         assert isinstance(answer, (list, Mapping)), answer
         return self._respond(request, answer)
+
+    def _answer(self, row: Api, frame: bytearray, request: Request) -> Answer:
+        """Call the handler of a request, or forward it. Raises `ApiError`."""
+        if row.feature and not self._cache.image.features.get(row.feature):
+            raise ApiError(
+                ErrorCode.unsupported_version,
+                f"The feature {row.feature} is off: its level is 0.",
+            )
+        if row.admit is not None:
+            row.admit(self._context, request)
+        if row.by_controller and not self._controller.is_local:
+            return self._controller.forward(frame, request)
+        return row.handle(self._context, request)
+
+    def login_failed(self, _peer: Peer, _reason: str) -> bool:
+        """Whether bytes that are no request are a failed login: they are not, here."""
+        return False
 
     def requests_handled(self, now_s: float) -> None:
         """Complete fetches that the requests of one read have woken. The connection calls this

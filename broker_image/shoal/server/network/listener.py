@@ -18,13 +18,16 @@ from shoal.server.cluster_config import Listeners
 from shoal.server.config import address
 from shoal.server.network.api import Peer
 from shoal.server.network.connection import Connection
+from shoal.server.network.tls import TlsTransport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shoal.server.listener_security import ListenerSecurity
+    from shoal.server.network.authentication import ListenerAuthentication, LoginCounts
     from shoal.server.network.connection_limits import ConnectionLimits
     from shoal.server.network.dispatch import Dispatcher
+    from shoal.server.network.listener_tls import ListenerTls
     from shoal.server.network.request_limits import RequestLimits
     from shoal.server.node import Node
     from shoal.server.system import System
@@ -52,8 +55,11 @@ class Listener:
         connection_limits: ConnectionLimits,
         request_limits: RequestLimits,
         listeners: Sequence[Listener],
+        authentication: ListenerAuthentication | None = None,
+        tls: ListenerTls | None = None,
     ) -> None:
-        """`listeners` are all listeners of the node, this one included once it is bound."""
+        """`listeners` are all listeners of the node, this one included once it is bound.
+        `authentication` is None for a listener without SASL, and `tls` for one without TLS."""
         self.loop = node.loop
         self.name = name
         self.host, self.port = "", 0
@@ -66,6 +72,8 @@ class Listener:
         self._connection_limits = connection_limits
         self._listeners = listeners
         self._dispatch = dispatch
+        self.authentication = authentication
+        self._tls = tls
         self._connections: dict[Connection, None] = {}
         self._connections_by_host: dict[str, int] = {}
         self._socket: socket.socket | None = None
@@ -86,10 +94,15 @@ class Listener:
         """The number of open connections."""
         return len(self._connections)
 
+    @property
+    def logins(self) -> LoginCounts | None:
+        """How often clients have logged in, or None if they do not."""
+        if self.authentication is not None:
+            return self.authentication.counts
+        return None if self._tls is None else self._tls.logins
+
     def bind(self, host: str, port: int) -> None:
         """Bind the address and listen. Port 0 takes a free port. Raises `ListenError`."""
-        if self.security.protocol.is_tls or self.security.protocol.is_sasl:
-            raise ListenError(f"Listener {self.name}: no transport for its protocol yet.")
         self._socket = bound_socket(self._node.system, host, port, self._backlog)
         if self._receive_buffer_bytes > 0:  # Accepted connections inherit it.
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_buffer_bytes)
@@ -104,9 +117,12 @@ class Listener:
         if self._idle_max_ms >= 0:
             self._node.timers.every(IDLE_SWEEP_MS, self._close_idle)
 
-    def connection(self) -> Connection:
-        """Return the protocol of a new connection, without a transport."""
-        return Connection(self, self._dispatch)
+    def connection(self) -> Connection | TlsTransport:
+        """Return the protocol of a new connection's socket, without a transport."""
+        connection = Connection(self, self._dispatch)
+        if self.authentication is not None:
+            self.authentication.guard(connection)
+        return connection if self._tls is None else TlsTransport(self._tls, connection)
 
     def register(self, connection: Connection, transport: asyncio.Transport) -> Peer | None:
         """Register a new connection. Return its client, or None to refuse the connection."""
@@ -118,9 +134,8 @@ class Listener:
         if not self._connection_limits.allows(host, total, from_host):
             self.refused_total += 1
             return None
-        accepted = transport.get_extra_info("socket")
-        if self._send_buffer_bytes > 0 and accepted is not None:
-            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._send_buffer_bytes)
+        if self._send_buffer_bytes > 0:
+            set_send_buffer(transport, self._send_buffer_bytes)
         self._connections[connection] = None
         self._connections_by_host[host] = from_host + 1
         name = f"{self.host}:{self.port}-{host}:{port}-{self.opened_total}"
@@ -192,6 +207,15 @@ class Listener:
         since = self.loop.time() - self._idle_max_ms / 1000
         for connection in [c for c in self._connections if c.active_at < since]:
             connection.fail(f"idle for connections.max.idle.ms ({self._idle_max_ms})")
+
+
+def set_send_buffer(transport: asyncio.BaseTransport, size: int) -> None:
+    """Set the size of a connection's send buffer in the kernel."""
+    if isinstance(transport, TlsTransport):
+        transport = transport.socket_transport
+    accepted = transport.get_extra_info("socket")
+    if accepted is not None:
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
 
 
 def bound_socket(system: System, host: str, port: int, backlog: int = BACKLOG) -> socket.socket:

@@ -1,0 +1,322 @@
+"""Keys and certificates of a listener, from `ssl.keystore.*` and `ssl.truststore.*`.
+
+The formats are PEM, in files or in the configs, and PKCS12. Java's own format JKS is refused with
+the command that converts it. `keystore` and `truststore` take the contents of files as arguments,
+so that their caller can find out whether a file has changed. Errors are `BadStore`, whose text is a
+sentence without secrets. Rules and wording follow Kafka's DefaultSslEngineFactory.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.serialization import pkcs12
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+
+    from shoal.server.listener_security import ListenerSecurity
+
+PEM = "PEM"
+#: Store types that are read as PKCS12. A file of Java's default type JKS may be PKCS12 as well:
+#: since Java 9 `keytool` writes PKCS12 unless asked for JKS.
+_PKCS12_TYPES = ("PKCS12", "JKS")
+_JKS_MAGICS = (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce")
+_BLOCK = re.compile(
+    r"-+BEGIN\s+(?P<label>[A-Z0-9 ]+?)\s*-+\s*(?P<data>[A-Za-z0-9/+=\s]*?)-+END\s[^-]*-+"
+)
+_KEY_LABELS = ("PRIVATE KEY", "ENCRYPTED PRIVATE KEY", "RSA PRIVATE KEY", "EC PRIVATE KEY")
+
+
+class BadStore(Exception):
+    """Why a store cannot be used, as a sentence with the remedy."""
+
+
+class KeyStore(NamedTuple):
+    """A private key, and the certificates that prove it, the one of the key first."""
+
+    key: PrivateKeyTypes
+    chain: tuple[x509.Certificate, ...]
+
+    @property
+    def chain_pem(self) -> str:
+        return _pem(self.chain)
+
+    @property
+    def key_pem(self) -> str:
+        """The key without a password."""
+        return self.key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        ).decode()
+
+
+class TrustStore(NamedTuple):
+    """The certificates of the authorities whose certificates are accepted."""
+
+    certificates: tuple[x509.Certificate, ...]
+
+    @property
+    def pem(self) -> str:
+        return _pem(self.certificates)
+
+
+def fingerprint(certificate: x509.Certificate) -> str:
+    """Return the SHA-256 fingerprint in lower-case hex, as `openssl x509 -fingerprint` without
+    colons."""
+    return certificate.fingerprint(hashes.SHA256()).hex()
+
+
+def locations(security: ListenerSecurity) -> list[str]:
+    """Return the files that the stores of a listener are in."""
+    names = ("ssl.keystore.location", "ssl.truststore.location", "shoal.ssl.crl.location")
+    return [path for name in names if (path := security.value(name))]
+
+
+def keystore(security: ListenerSecurity, files: Mapping[str, bytes]) -> KeyStore | None:
+    """Return a listener's key and certificates, or None if no config names them.
+
+    Raises `BadStore`.
+    """
+    type, path = (
+        security.value("ssl.keystore.type").upper(),
+        security.value("ssl.keystore.location"),
+    )
+    password = security.value("ssl.keystore.password")
+    key_password = security.value("ssl.key.password")
+    key, chain = (
+        security.value("ssl.keystore.key"),
+        security.value("ssl.keystore.certificate.chain"),
+    )
+    if key is not None or chain is not None:
+        _check_inline(type, path, password, key=key, chain=chain)
+        return _pem_keystore(key + "\n" + chain, "ssl.keystore.key", key_password)
+    if path is None:
+        if password is not None:
+            raise BadStore(
+                "SSL key store is not specified, but key store password is specified. Set"
+                " ssl.keystore.location."
+            )
+        return None
+    if type == PEM:
+        if password is not None:
+            raise BadStore(
+                "SSL key store password cannot be specified with PEM format, only key password may"
+                " be specified. Use ssl.key.password."
+            )
+        return _pem_keystore(_text(files[path], path), path, key_password)
+    if password is None:
+        raise BadStore(
+            "SSL key store is specified, but key store password is not specified. Set"
+            " ssl.keystore.password."
+        )
+    found = _pkcs12("ssl.keystore", type, path, files[path], password)
+    if found.key is None or found.cert is None:
+        raise BadStore(f"{path} has no private key with a certificate.")
+    others = [one.certificate for one in found.additional_certs]
+    return _checked(found.key, _ordered(found.cert.certificate, others), path)
+
+
+def _check_inline(
+    type: str, path: str | None, password: str | None, *, key: str | None, chain: str | None
+) -> None:
+    if key is None:
+        raise BadStore("SSL certificate chain is specified, but private key is not specified.")
+    if type != PEM:
+        raise BadStore(
+            f"SSL private key can be specified only for PEM, but key store type is {type}. Set"
+            " ssl.keystore.type=PEM."
+        )
+    if chain is None:
+        raise BadStore("SSL private key is specified, but certificate chain is not specified.")
+    if path is not None:
+        raise BadStore("Both SSL key store location and separate private key are specified.")
+    if password is not None:
+        raise BadStore(
+            "SSL key store password cannot be specified with PEM format, only key password may be"
+            " specified. Use ssl.key.password."
+        )
+
+
+def truststore(security: ListenerSecurity, files: Mapping[str, bytes]) -> TrustStore | None:
+    """Return the authorities that a listener trusts, or None if no config names them.
+
+    Raises `BadStore`.
+    """
+    type = security.value("ssl.truststore.type").upper()
+    path, password = (
+        security.value("ssl.truststore.location"),
+        security.value("ssl.truststore.password"),
+    )
+    inline = security.value("ssl.truststore.certificates")
+    is_pem = type == PEM
+    if inline is not None and not is_pem:
+        raise BadStore(
+            f"SSL trust store certs can be specified only for PEM, but trust store type is {type}."
+            " Set ssl.truststore.type=PEM."
+        )
+    if inline is not None and path is not None:
+        raise BadStore(
+            "Both SSL trust store location and separate trust certificates are specified."
+        )
+    if password is not None and is_pem and (inline is not None or path is not None):
+        raise BadStore("SSL trust store password cannot be specified for PEM format.")
+    if inline is not None:
+        return TrustStore(_pem_certificates(inline, "ssl.truststore.certificates"))
+    if path is None:
+        if password is not None:
+            raise BadStore(
+                "SSL trust store is not specified, but trust store password is specified. Set"
+                " ssl.truststore.location."
+            )
+        return None
+    if is_pem:
+        return TrustStore(_pem_certificates(_text(files[path], path), path))
+    found = _pkcs12("ssl.truststore", type, path, files[path], password)
+    certificates = [one.certificate for one in found.additional_certs]
+    if found.cert is not None:
+        certificates.insert(0, found.cert.certificate)
+    if not certificates:
+        raise BadStore(f"{path} has no certificates.")
+    return TrustStore(tuple(certificates))
+
+
+def revocations(path: str, data: bytes) -> list[x509.CertificateRevocationList]:
+    """Return the lists of revoked certificates in a PEM file. Raises `BadStore`."""
+    found = []
+    try:
+        for label, der in _blocks(_text(data, path)):
+            if label == "X509 CRL":
+                found.append(x509.load_der_x509_crl(der))
+    except ValueError as error:
+        raise BadStore(
+            f"{path} has a list of revoked certificates that is damaged: {error}."
+        ) from None
+    if not found:
+        raise BadStore(f"{path} has no list of revoked certificates (BEGIN X509 CRL).")
+    return found
+
+
+# PEM.
+
+
+def _text(data: bytes, path: str) -> str:
+    try:
+        return data.decode("ascii")
+    except UnicodeDecodeError:
+        raise BadStore(
+            f"{path} is not in the format PEM. If it is a PKCS12 file, set the store's type to"
+            " PKCS12."
+        ) from None
+
+
+def _blocks(text: str) -> Iterator[tuple[str, bytes]]:
+    """Yield label and data of each block. As in Kafka, any whitespace may stand for line ends."""
+    for match in _BLOCK.finditer(text):
+        try:
+            yield match["label"], base64.b64decode("".join(match["data"].split()), validate=True)
+        except binascii.Error as error:
+            raise ValueError(str(error)) from None
+
+
+def _pem_certificates(text: str, where: str) -> tuple[x509.Certificate, ...]:
+    try:
+        found = [
+            x509.load_der_x509_certificate(der)
+            for label, der in _blocks(text)
+            if label.endswith("CERTIFICATE")
+        ]
+    except ValueError as error:
+        raise BadStore(f"{where} has a certificate that is damaged: {error}.") from None
+    if not found:
+        raise BadStore(f"{where} has no certificate (BEGIN CERTIFICATE).")
+    return tuple(found)
+
+
+def _pem_keystore(text: str, where: str, password: str | None) -> KeyStore:
+    keys = [(label, der) for label, der in _valid_blocks(text, where) if label in _KEY_LABELS]
+    if not keys:
+        raise BadStore(f"{where} has no private key (BEGIN PRIVATE KEY).")
+    label, der = keys[0]
+    is_encrypted = label.startswith("ENCRYPTED")
+    if is_encrypted and password is None:
+        raise BadStore(f"The private key in {where} is encrypted: set ssl.key.password.")
+    try:
+        secret = password.encode() if is_encrypted and password is not None else None
+        key = serialization.load_der_private_key(der, secret)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        # The text of the error may depend on the password.
+        remedy = "Check ssl.key.password." if is_encrypted else "Write it in the format PKCS8."
+        raise BadStore(f"The private key in {where} cannot be read. {remedy}") from None
+    return _checked(key, _pem_certificates(text, where), where)
+
+
+def _valid_blocks(text: str, where: str) -> list[tuple[str, bytes]]:
+    try:
+        return list(_blocks(text))
+    except ValueError as error:
+        raise BadStore(f"{where} is not in the format PEM: {error}.") from None
+
+
+def _checked(key: PrivateKeyTypes, chain: tuple[x509.Certificate, ...], where: str) -> KeyStore:
+    """Return the store if the first certificate is the key's. Raises `BadStore`."""
+    encoding = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    if key.public_key().public_bytes(*encoding) != chain[0].public_key().public_bytes(*encoding):
+        raise BadStore(
+            f"The private key in {where} does not belong to the first certificate"
+            f" ({chain[0].subject.rfc4514_string()}). Write the key's certificate first, and those"
+            " of its issuers behind it."
+        )
+    return KeyStore(key, chain)
+
+
+def _pem(certificates: tuple[x509.Certificate, ...]) -> str:
+    return "".join(one.public_bytes(serialization.Encoding.PEM).decode() for one in certificates)
+
+
+# PKCS12.
+
+
+def _pkcs12(
+    setting: str, type: str, path: str, data: bytes, password: str | None
+) -> pkcs12.PKCS12KeyAndCertificates:
+    if type not in _PKCS12_TYPES:
+        raise BadStore(f"{setting}.type is {type}. It must be PEM or PKCS12.")
+    if data[:4] in _JKS_MAGICS:
+        raise BadStore(
+            f"{path} is in Java's format JKS, which is not supported. Convert it by `keytool"
+            f" -importkeystore -srckeystore {path} -destkeystore {path}.p12 -deststoretype PKCS12`,"
+            f" and set {setting}.location to {path}.p12 and {setting}.type to PKCS12."
+        )
+    if data.lstrip().startswith(b"-----BEGIN"):
+        raise BadStore(f"{path} is in the format PEM: set {setting}.type=PEM.")
+    try:
+        return pkcs12.load_pkcs12(data, None if password is None else password.encode())
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise BadStore(
+            f"{path} cannot be read as a PKCS12 store. Check {setting}.password, and whether the"
+            " file is whole."
+        ) from None
+
+
+def _ordered(
+    first: x509.Certificate, others: list[x509.Certificate]
+) -> tuple[x509.Certificate, ...]:
+    """Return the chain from `first` on: each certificate is the issuer of the one before it."""
+    chain, left = [first], list(others)
+    while chain[-1].issuer != chain[-1].subject:
+        issuer = next((one for one in left if one.subject == chain[-1].issuer), None)
+        if issuer is None:
+            break
+        left.remove(issuer)
+        chain.append(issuer)
+    return tuple(chain)

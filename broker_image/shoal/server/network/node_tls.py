@@ -1,0 +1,122 @@
+"""TLS of all listeners of a node: made at its start, and checked for changes from then on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.metadata.image import ResourceType
+from shoal.server.metrics.registry import label
+from shoal.server.network.tls import TlsEngine
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from shoal.metadata.delta import MetadataDelta
+    from shoal.metadata.image import MetadataImage
+    from shoal.server.audit import Audit
+    from shoal.server.metadata_cache import MetadataCache
+    from shoal.server.metrics.registry import Metrics, Samples
+    from shoal.server.network.listener_tls import ListenerTls
+    from shoal.server.node import Node
+
+
+class NodeTls:
+    """TLS of all listeners of a node that have it, by name."""
+
+    def __init__(self, node: Node, cache: MetadataCache, audit_log: Audit) -> None:
+        """Raises `InvalidConfig`."""
+        self._node = node
+        self._cache = cache
+        self._checks: set[asyncio.Task[None]] = set()
+        cluster = node.cluster
+        engine = None
+        self.listeners: dict[str, ListenerTls] = {}
+        for name, security in cluster.security.items():
+            if not security.protocol.is_tls:
+                continue
+            # It imports libraries that a node without TLS has no use for.
+            from shoal.server.network.listener_tls import ListenerTls
+
+            engine = engine or TlsEngine(node.loop)
+            self.listeners[name] = ListenerTls(
+                node,
+                security,
+                engine,
+                audit_log,
+                serves=name in cluster.kinds,
+                linked=name in (cluster.listener, cluster.inter_broker),
+            )
+
+    def of(self, name: str) -> ListenerTls | None:
+        """Return the TLS of a listener, or None if it has none."""
+        return self.listeners.get(name)
+
+    def start(self) -> None:
+        """Look for changes from now on."""
+        if self.listeners:
+            self._cache.subscribe(self._image_changed)
+            interval_ms = self._node.config["shoal.ssl.reload.interval.ms"]
+            self._node.timers.every(interval_ms, self._check_all)
+
+    def stop(self) -> None:
+        for check in self._checks:
+            check.cancel()
+
+    def _image_changed(self, _image: MetadataImage, delta: MetadataDelta) -> None:
+        if any((ResourceType.BROKER, name) in delta.configs for name in (str(self._node.id), "")):
+            self._check_all()
+
+    def _check_all(self) -> None:
+        for listener in self.listeners.values():
+            task = self._node.loop.create_task(listener.check(self._cache.image.layers))
+            self._checks.add(task)
+            task.add_done_callback(self._checks.discard)
+
+    def register(self, metrics: Metrics) -> None:
+        """Add the families of these listeners."""
+        add = metrics.add
+        add(
+            "shoal_listener_certificate_expiry_seconds",
+            "gauge",
+            "Seconds until the first certificate in the chain of the listener expires.",
+            lambda: self._values(lambda one: one.expires_in_s()),
+        )
+        add(
+            "shoal_listener_certificate_info",
+            "gauge",
+            "SHA-256 fingerprint of the certificate that the listener shows to new clients.",
+            lambda: self._fingerprints(lambda one: one.own_fingerprints()),
+        )
+        add(
+            "shoal_listener_trusted_certificate_info",
+            "gauge",
+            "SHA-256 fingerprints of the authorities that the listener trusts.",
+            lambda: self._fingerprints(lambda one: one.trusted_fingerprints()),
+        )
+        add(
+            "shoal_listener_certificate_loads_total",
+            "counter",
+            "Changes of certificates that came into force.",
+            lambda: self._values(lambda one: [one.loads_total]),
+        )
+        add(
+            "shoal_listener_certificate_load_failures_total",
+            "counter",
+            "Changes of certificates that were refused. The previous ones stay in use.",
+            lambda: self._values(lambda one: [one.load_failures_total]),
+        )
+
+    def _values(self, collect: Callable[[ListenerTls], list[float]]) -> Samples:
+        return [
+            (label(listener=name), value)
+            for name, one in self.listeners.items()
+            for value in collect(one)
+        ]
+
+    def _fingerprints(self, collect: Callable[[ListenerTls], list[str]]) -> Samples:
+        return [
+            (label(listener=name, fingerprint=fingerprint), 1)
+            for name, one in self.listeners.items()
+            for fingerprint in collect(one)
+        ]

@@ -1,0 +1,370 @@
+"""Logins step by step: the same frames to Kafka and to Shoal get the same answers.
+
+Shoal differs on purpose where a list below says so.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from conditions import eventually
+from kafkas import KafkaProcess
+from ports import free_ports
+from sasl_dialogue import CLOSED, Dialogue
+from servers import ShoalProcess
+from shoal.client.client import SyncClient
+from shoal.protocol.api import ApiKey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Script = Callable[[Dialogue], object]
+
+pytestmark = pytest.mark.java
+
+#: SESSION has sessions without an end, LIMITED sessions of a minute, and BRIEF of a tenth of a
+#: second.
+LISTENERS = {"SESSION": 0, "LIMITED": 60_000, "BRIEF": 100}
+USERS = 'user_alice="secret" user_bob="builder" user_zoë="pä ss"'
+MODULE = "org.apache.kafka.common.security"
+DELAY_MS = 150
+
+
+def configs() -> dict[str, str]:
+    found = {"connection.failed.authentication.delay.ms": str(DELAY_MS)}
+    for name, lifetime_ms in LISTENERS.items():
+        prefix = f"listener.name.{name.lower()}."
+        found |= {
+            f"{prefix}sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512",
+            f"{prefix}connections.max.reauth.ms": str(lifetime_ms),
+            f"{prefix}plain.sasl.jaas.config": f"{MODULE}.plain.PlainLoginModule required {USERS};",
+        }
+        for mechanism in ("scram-sha-256", "scram-sha-512"):
+            found[f"{prefix}{mechanism}.sasl.jaas.config"] = (
+                f"{MODULE}.scram.ScramLoginModule required;"
+            )
+    found["listener.name.brief.sasl.server.max.receive.size"] = "1000"
+    return found
+
+
+def _java(text: str) -> str:
+    """Escape a text for a file of Java properties, which is not UTF-8."""
+    return "".join(c if c.isascii() else f"\\u{ord(c):04x}" for c in text)
+
+
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    process = KafkaProcess(
+        tmp_path_factory.mktemp("kafka"),
+        listeners=dict.fromkeys(LISTENERS, "SASL_PLAINTEXT"),
+        configs={name: _java(text) for name, text in configs().items()},
+    ).start()
+    yield process.addresses
+    process.kill9()
+
+
+@pytest.fixture(scope="module")
+def shoal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    addresses = {
+        name: f"127.0.0.1:{port}"
+        for name, port in zip(LISTENERS, free_ports(len(LISTENERS)), strict=True)
+    }
+    protocols = [*(f"{name}:SASL_PLAINTEXT" for name in LISTENERS), "PLAINTEXT:PLAINTEXT"]
+    process = ShoalProcess(
+        tmp_path_factory.mktemp("shoal") / "data",
+        configs=configs() | {"listener.security.protocol.map": ",".join(protocols)},
+        flags=[f"--listener={name}://{address}" for name, address in addresses.items()],
+    ).start()
+    yield addresses
+    assert process.stop() == 0, "\n".join(process.log[-40:])
+
+
+def notes(address: str, script: Script) -> list[object]:
+    with Dialogue(address) as dialogue:
+        script(dialogue)
+        return dialogue.notes
+
+
+def steps(*calls: Script) -> Script:
+    def script(dialogue: Dialogue) -> None:
+        for call in calls:
+            call(dialogue)
+
+    return script
+
+
+def versions(version: int = 3, name: str = "test") -> Script:
+    return lambda d: d.versions(version, name)
+
+
+def handshake(mechanism: str = "PLAIN", version: int = 1) -> Script:
+    return lambda d: d.handshake(mechanism, version)
+
+
+def plain(user: str = "alice", password: str = "secret", version: int = 2) -> Script:
+    return lambda d: d.plain(user, password, version)
+
+
+def raw(data: bytes) -> Script:
+    return lambda d: d.raw(data)
+
+
+def token(data: bytes, version: int = 2) -> Script:
+    return lambda d: d.token(data, version)
+
+
+def request(api: ApiKey = ApiKey.METADATA, version: int = 12) -> Script:
+    return lambda d: d.request(api, version)
+
+
+def sent(data: bytes) -> Script:
+    return lambda d: d.junk(data)
+
+
+GOOD = b"\0alice\0secret"
+SEQUENCES = {
+    # The order of requests.
+    "all versions of ApiVersions": steps(versions(3), handshake(), plain(), request()),
+    "ApiVersions 0": steps(versions(0), handshake(), plain(), request()),
+    "ApiVersions 4": steps(versions(4), handshake(), plain(), request()),
+    "ApiVersions after the login": steps(handshake(), plain(), versions(), request()),
+    "ApiVersions too new, then again": steps(versions(99), versions(3), handshake(), plain()),
+    "ApiVersions with a bad name, then again": steps(versions(3, "-"), versions(3), handshake()),
+    "ApiVersions twice": steps(versions(), versions()),
+    "ApiVersions and a token": steps(versions(), raw(GOOD)),
+    "Metadata first": steps(request()),
+    "Produce first": steps(request(ApiKey.PRODUCE, 9)),
+    "Metadata after ApiVersions": steps(versions(), request()),
+    "SaslAuthenticate first": steps(plain()),
+    "SaslAuthenticate after ApiVersions": steps(versions(), plain()),
+    "a token first": steps(raw(GOOD)),
+    "an API that there is not": steps(sent(b"\0\0\0\x0a\x03\xe7\0\0\0\0\0\1\xff\xff")),
+    "a short request": steps(sent(b"\0\0\0\x03\0\x12\0")),
+    "an empty request": steps(sent(b"\0\0\0\0")),
+    # Sizes.
+    "a request of 2 GB": steps(sent(b"\x7f\xff\xff\xff")),
+    "a request of 100 MB": steps(sent(b"\x06\x40\0\0")),
+    "a request one byte above the limit": steps(sent(b"\0\x08\0\x01")),
+    "a request of negative size": steps(sent(b"\xff\xff\xff\xff")),
+    "TLS": steps(sent(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"x" * 600)),
+    "HTTP": steps(sent(b"GET / HTTP/1.1\r\nHost: broker\r\n\r\n")),
+    "a token above the limit": steps(handshake(), sent(b"\0\x08\0\x01")),
+    "a large token": steps(handshake(), token(b"\0alice\0" + b"x" * 500_000)),
+    # Handshakes.
+    "handshake 0 and a raw token": steps(handshake(version=0), raw(GOOD), request()),
+    "handshake 0 and a wrong password": steps(handshake(version=0), raw(b"\0alice\0no")),
+    "handshake 0 and SaslAuthenticate": steps(handshake(version=0), plain()),
+    "handshake 0 and an empty token": steps(handshake(version=0), raw(b"")),
+    "handshake 0 with an unknown mechanism": steps(handshake("SCRAM-SHA-1", 0), raw(GOOD)),
+    "handshake 1 with an unknown mechanism": steps(handshake("SCRAM-SHA-1"), request()),
+    "an unknown mechanism, then a known one": steps(handshake("x"), handshake()),
+    "GSSAPI": steps(handshake("GSSAPI")),
+    "OAUTHBEARER, which is not enabled": steps(handshake("OAUTHBEARER")),
+    "a mechanism in lower case": steps(handshake("plain")),
+    "an empty mechanism": steps(handshake("")),
+    "handshake 2": steps(handshake(version=2)),
+    "handshake 1 and a raw token": steps(handshake(), raw(GOOD)),
+    # Tokens.
+    "SaslAuthenticate 0": steps(handshake(), plain(version=0), request()),
+    "SaslAuthenticate 1": steps(handshake(), plain(version=1), request()),
+    "SaslAuthenticate 3": steps(handshake(), plain(version=3)),
+    "a name and a password that are not ASCII": steps(handshake(), plain("zoë", "pä ss")),
+    "a wrong password": steps(handshake(), plain(password="wrong"), request()),
+    "a wrong password, then the right one": steps(handshake(), plain(password="x"), plain()),
+    "a wrong password in version 0": steps(handshake(), plain(password="x", version=0)),
+    "an unknown user": steps(handshake(), plain("nobody"), request()),
+    "no token": steps(handshake(), token(b"")),
+    "one part": steps(handshake(), token(b"alice")),
+    "two parts": steps(handshake(), token(b"alice\0secret")),
+    "four parts": steps(handshake(), token(GOOD + b"\0")),
+    "no user": steps(handshake(), token(b"\0\0secret")),
+    "no password": steps(handshake(), token(b"\0alice\0")),
+    "an authorization id": steps(handshake(), token(b"alice\0alice\0secret"), request()),
+    "another authorization id": steps(handshake(), token(b"bob\0alice\0secret")),
+    "bytes that are not UTF-8": steps(handshake(), token(b"\0\xff\xfe\0secret")),
+    # Sessions without an end.
+    "a handshake in a session": steps(
+        handshake(), plain(), handshake(), request(), handshake(version=0)
+    ),
+    "SaslAuthenticate in a session": steps(
+        handshake(), plain(), plain(), plain(version=0), request()
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_sequences(kafka: dict[str, str], shoal: dict[str, str], name: str) -> None:
+    expected = notes(kafka["SESSION"], SEQUENCES[name])
+    assert notes(shoal["SESSION"], SEQUENCES[name]) == expected
+
+
+AGAIN = {
+    "the same user": steps(handshake(), plain(), request(), handshake(), plain(), request()),
+    "in version 1": steps(handshake(), plain(version=1), handshake(), plain(version=1)),
+    "in version 0": steps(handshake(), plain(version=0), handshake(), plain(version=0), request()),
+    "by a raw token": steps(handshake(), plain(), handshake(version=0), raw(GOOD), request()),
+    "twice within a second": steps(
+        handshake(), plain(), handshake(), plain(), handshake(), request(), plain()
+    ),
+    "another user": steps(handshake(), plain(), handshake(), plain("bob", "builder"), request()),
+    "another user by a raw token": steps(
+        handshake(), plain(), handshake(version=0), raw(b"\0bob\0builder")
+    ),
+    "a wrong password": steps(handshake(), plain(), handshake(), plain(password="x")),
+    "another mechanism": steps(
+        handshake(), plain(), handshake("SCRAM-SHA-256"), token(b"n,,n=alice,r=abc")
+    ),
+    "another mechanism by raw tokens": steps(
+        handshake(), plain(), handshake("SCRAM-SHA-256", 0), raw(b"n,,n=alice,r=abc")
+    ),
+    "an unknown mechanism": steps(handshake(), plain(), handshake("x")),
+    "ApiVersions in place of the token": steps(handshake(), plain(), handshake(), raw(GOOD)),
+    "SaslAuthenticate without a handshake": steps(handshake(), plain(), plain(), request()),
+    "a token above the limit": steps(handshake(), plain(), handshake(), sent(b"\0\x08\0\x01")),
+    "handshake 0 first": steps(handshake(version=0), raw(GOOD), request(), handshake(), plain()),
+}
+
+
+@pytest.mark.parametrize("name", AGAIN)
+def test_logins_in_a_session_that_ends(
+    kafka: dict[str, str], shoal: dict[str, str], name: str
+) -> None:
+    """KIP-368."""
+    expected = notes(kafka["LIMITED"], AGAIN[name])
+    assert notes(shoal["LIMITED"], AGAIN[name]) == expected
+
+
+#: Kafka parses these requests and answers with ILLEGAL_SASL_STATE. Shoal parses nothing but SASL
+#: before a login, so that no stranger can make it work, and closes without an answer.
+UNPARSED = {
+    "Metadata in place of the token": steps(handshake(), request()),
+    "Produce in place of the token": steps(handshake(), request(ApiKey.PRODUCE, 9)),
+    "ApiVersions in place of the token": steps(handshake(), versions()),
+    "a handshake in place of the token": steps(handshake(), handshake()),
+    "Metadata in place of the token of a new login": steps(
+        handshake(), plain(), handshake(), request()
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNPARSED)
+def test_other_requests_in_place_of_a_token(
+    kafka: dict[str, str], shoal: dict[str, str], name: str
+) -> None:
+    def ends(dialogue: Dialogue) -> None:
+        UNPARSED[name](dialogue)
+        if dialogue.notes[-1] != CLOSED:
+            dialogue.notes[-1] = CLOSED if dialogue.receive() is None else "another answer"
+
+    expected = notes(kafka["LIMITED"], ends)
+    assert expected[-1] == CLOSED
+    assert notes(shoal["LIMITED"], UNPARSED[name]) == expected
+
+
+def test_the_size_of_requests_before_the_login(
+    kafka: dict[str, str], shoal: dict[str, str]
+) -> None:
+    """sasl.server.max.receive.size is 1000 on this listener."""
+    largest = b"\0\0\x03\xe8" + b"\0\x11\0\x01\0\0\0\1\xff\xff" + b"\x03\xdc" + b"x" * 988
+    for data in (b"\0\0\x03\xe9", largest):
+        expected = notes(kafka["BRIEF"], sent(data))
+        assert notes(shoal["BRIEF"], sent(data)) == expected
+    assert expected != [CLOSED]
+
+
+def test_a_session_ends(kafka: dict[str, str], shoal: dict[str, str]) -> None:
+    """The first request after the end closes the connection, unless it begins a new login."""
+
+    def until_closed(address: str) -> list[object]:
+        with Dialogue(address) as dialogue:
+            dialogue.handshake()
+            dialogue.plain()
+
+            def closed() -> bool:
+                dialogue.request()
+                return dialogue.notes.pop() == CLOSED
+
+            eventually(closed, what="the end of the session")
+            return dialogue.notes
+
+    def late(address: str) -> list[object]:
+        with Dialogue(address) as ended, Dialogue(address) as dialogue:
+            for each in (dialogue, ended):
+                each.handshake()
+                each.plain()
+            eventually(lambda: _ended(ended), what="the end of the session")
+            dialogue.handshake()
+            dialogue.plain()
+            dialogue.request()
+            return dialogue.notes
+
+    for script in (until_closed, late):
+        assert script(shoal["BRIEF"]) == script(kafka["BRIEF"])
+
+
+def _ended(dialogue: Dialogue) -> bool:
+    dialogue.request()
+    return dialogue.notes.pop() == CLOSED
+
+
+@pytest.mark.parametrize("script", [handshake("x"), steps(handshake(), plain(password="x"))])
+def test_errors_are_delayed(kafka: dict[str, str], shoal: dict[str, str], script: Script) -> None:
+    for addresses in (kafka, shoal):
+        with Dialogue(addresses["SESSION"]) as dialogue:
+            begun = time.monotonic()
+            script(dialogue)
+            assert time.monotonic() - begun >= DELAY_MS / 1000
+            assert dialogue.receive() is None
+
+
+def test_frames_that_arrive_together(kafka: dict[str, str], shoal: dict[str, str]) -> None:
+    """A client may send everything at once. What follows a failure is dropped."""
+
+    def all_at_once(password: str) -> Script:
+        def script(dialogue: Dialogue) -> None:
+            parts = [
+                dialogue.frame(ApiKey.SASL_HANDSHAKE, 1, {"mechanism": "PLAIN"}),
+                dialogue.frame(
+                    ApiKey.SASL_AUTHENTICATE, 2, {"auth_bytes": f"\0alice\0{password}".encode()}
+                ),
+                dialogue.frame(ApiKey.METADATA, 12, {"topics": []}),
+            ]
+            dialogue.send(b"".join(parts))
+            while (found := dialogue.receive()) is not None:
+                dialogue.notes.append(found[4:6])
+                if len(dialogue.notes) == len(parts):
+                    break
+            else:
+                dialogue.notes.append(CLOSED)
+
+        return script
+
+    for password in ("secret", "wrong"):
+        expected = notes(kafka["SESSION"], all_at_once(password))
+        assert notes(shoal["SESSION"], all_at_once(password)) == expected
+
+
+def test_the_limit_of_requests_grows_with_the_login(shoal: dict[str, str]) -> None:
+    names = [{"name": f"{n:0200}"} for n in range(4000)]
+    with Dialogue(shoal["LIMITED"]) as dialogue:
+        dialogue.handshake()
+        dialogue.plain()
+        frame = dialogue.frame(
+            ApiKey.METADATA, 12, {"topics": names, "allow_auto_topic_creation": False}
+        )
+        assert len(frame) > 524_288
+        dialogue.send(frame)
+        assert dialogue.receive() is not None
+
+
+def test_our_client_logs_in(shoal: dict[str, str]) -> None:
+    settings = {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "alice",
+        "sasl.password": "secret",
+    }
+    with SyncClient(shoal["SESSION"], settings) as client:
+        assert client
