@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from commands import Shoal
 from conditions import eventually
-from secured_kafkas import PASSWORDS, SecuredKafka, pem_pair
+from secured_clusters import PASSWORDS, Secured, pem_pair
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,13 +23,13 @@ _numbers = itertools.count()
 
 
 @pytest.fixture
-def shoal_as(secured: SecuredKafka, tmp_path: Path) -> Callable[..., Shoal]:
+def shoal_as(secured: Secured, tmp_path: Path) -> Callable[..., Shoal]:
     """Return commands of a user, whose properties are in a file."""
 
     def make(user: str = "admin", mechanism: str = "PLAIN", listener: str = "BOTH") -> Shoal:
         file = tmp_path / f"{user}-{mechanism}.properties"
         properties = secured.properties(listener, mechanism, user)
-        properties["bootstrap.servers"] = secured.kafka.addresses[listener]
+        properties["bootstrap.servers"] = secured.addresses[listener]
         file.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
         found = Shoal("")
         del found.environment["SHOAL_BOOTSTRAP_SERVERS"]
@@ -155,7 +155,7 @@ def test_a_password_at_a_prompt(shoal_as: Callable[..., Shoal]) -> None:
 
 
 def test_delegation_tokens(
-    shoal_as: Callable[..., Shoal], secured: SecuredKafka, tmp_path: Path
+    shoal_as: Callable[..., Shoal], secured: Secured, tmp_path: Path
 ) -> None:
     """The file of a new token logs in, together with the settings of TLS."""
     shoal, file = shoal_as("ann", "SCRAM-SHA-256"), tmp_path / "token.properties"
@@ -166,7 +166,7 @@ def test_delegation_tokens(
     settings = ("security.protocol=SASL_SSL", f"ssl.ca.location={secured.ca}")
     file.write_text(file.read_text() + "\n".join(settings))
     login.environment["SHOAL_COMMAND_CONFIG"] = str(file)
-    login.environment["SHOAL_BOOTSTRAP_SERVERS"] = secured.kafka.addresses["BOTH"]
+    login.environment["SHOAL_BOOTSTRAP_SERVERS"] = secured.addresses["BOTH"]
     (who,) = eventually(lambda: json.loads(login.run("whoami", "--format", "json").stdout))
     assert who["principal"] == "User:ann"
     assert who["authenticated_by"] == "SASL_SSL with SCRAM-SHA-256 and a delegation token"
@@ -197,12 +197,12 @@ def test_tokens_for_others(shoal_as: Callable[..., Shoal], tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "OAUTHBEARER"])
-def test_whoami(shoal_as: Callable[..., Shoal], secured: SecuredKafka, mechanism: str) -> None:
+def test_whoami(shoal_as: Callable[..., Shoal], secured: Secured, mechanism: str) -> None:
     (row,) = shoal_as("ann", mechanism).json("whoami")
     assert row == {
         "principal": "User:ann",
         "authenticated_by": f"SASL_SSL with {mechanism}",
-        "broker": secured.kafka.addresses["BOTH"],
+        "broker": secured.addresses["BOTH"],
         "cluster_operations": [],
     }
     (row,) = shoal_as("admin", mechanism).json("whoami")
@@ -211,7 +211,7 @@ def test_whoami(shoal_as: Callable[..., Shoal], secured: SecuredKafka, mechanism
 
 
 def test_whoami_of_a_certificate_and_of_nobody(
-    shoal_as: Callable[..., Shoal], secured: SecuredKafka, tmp_path: Path
+    shoal_as: Callable[..., Shoal], secured: Secured, tmp_path: Path
 ) -> None:
     shoal, pair = shoal_as(listener="MUTUAL"), tmp_path / "pair.pem"
     pair.write_text(pem_pair(secured.client_ca.issue_cert("a.example", common_name="ann")))
@@ -219,7 +219,7 @@ def test_whoami_of_a_certificate_and_of_nobody(
     (row,) = shoal.json("whoami")
     assert row["principal"].startswith("User:CN=ann,")
     assert row["authenticated_by"] == "SSL"
-    plain = Shoal(secured.kafka.bootstrap)
+    plain = Shoal(secured.addresses["PLAINTEXT"])
     assert plain.json("whoami")[0]["principal"] == "User:ANONYMOUS"
 
 

@@ -1,4 +1,5 @@
-"""Apache Kafka with TLS, SASL, access control and delegation tokens, for tests of our client.
+"""Clusters with TLS, SASL, access control and delegation tokens, for tests of our client: Apache
+Kafka, and Shoal with the same configs.
 
 Users are `admin`, a super user, and `ann`, who may do nothing. They have the same password for each
 mechanism. Listener `PLAINTEXT` serves anonymous clients as super users.
@@ -17,8 +18,11 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from identity_providers import AUDIENCE, ISSUER, IdentityProvider
 from kafkas import KafkaProcess
+from ports import free_ports
+from servers import ShoalProcess
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 PASSWORDS = {"admin": "adm1n-s3cret", "ann": "ann-s3cret"}
@@ -28,10 +32,11 @@ LISTENERS = {"SASL": "SASL_PLAINTEXT", "BOTH": "SASL_SSL", "MUTUAL": "SSL", "BRI
 SESSION_MS = 2_000
 
 
-class SecuredKafka(NamedTuple):
-    """A Kafka, its CA's certificate, and its identity provider."""
+class Secured(NamedTuple):
+    """A broker, its CA's certificate, and its identity provider. `addresses` are by listener."""
 
-    kafka: KafkaProcess
+    addresses: Mapping[str, str]
+    kill: Callable[[], None]
     ca: Path
     provider: IdentityProvider
     client_ca: trustme.CA
@@ -54,26 +59,54 @@ class SecuredKafka(NamedTuple):
         return found | {"sasl.username": user, "sasl.password": PASSWORDS[user]}
 
 
-def start(folder: Path, provider: IdentityProvider) -> SecuredKafka:
+def start_kafka(folder: Path, provider: IdentityProvider) -> Secured:
     """Start a Kafka whose tokens come from `provider`. The caller kills it."""
-    ca = trustme.CA()
-    ca.cert_pem.write_to_path(str(folder / "ca.pem"))
-    store = folder / "broker.pem"
-    issued = ca.issue_cert("127.0.0.1", "localhost")
-    store.write_text(pem_pair(issued))
+    ca, configs = _prepare(folder, provider)
     process = KafkaProcess(
         folder / "node",
         listeners=LISTENERS,
-        configs=_configs(store, folder / "ca.pem", provider),
-        format_flags=tuple(
-            word
-            for user, password in PASSWORDS.items()
-            for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512")
-            for word in ("--add-scram", f"{mechanism}=[name={user},password={password}]")
-        ),
+        configs=configs,
+        format_flags=_users(),
         jvm_flags=(f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={provider.url}/jwks",),
     ).start()
-    return SecuredKafka(process, folder / "ca.pem", provider, ca)
+    return Secured(process.addresses, process.kill9, folder / "ca.pem", provider, ca)
+
+
+def start_shoal(folder: Path, provider: IdentityProvider) -> Secured:
+    """Start a broker of ours with the same listeners, users and configs. The caller kills it."""
+    ca, configs = _prepare(folder, provider)
+    protocols = {"PLAINTEXT": "PLAINTEXT", **LISTENERS}
+    ports = free_ports(len(protocols))
+    addresses = {n: f"127.0.0.1:{port}" for n, port in zip(protocols, ports, strict=True)}
+    configs["listener.security.protocol.map"] = ",".join(f"{n}:{p}" for n, p in protocols.items())
+    configs["shoal.oauthbearer.allowed.urls"] = f"{provider.url}/jwks"
+    process = ShoalProcess(
+        folder / "data",
+        configs=configs,
+        flags=(*_users(), *(f"--listener={name}://{addresses[name]}" for name in LISTENERS)),
+    )
+    process.bootstrap = addresses["PLAINTEXT"]
+    process.start()
+    return Secured(addresses, process.kill9, folder / "ca.pem", provider, ca)
+
+
+def _users() -> tuple[str, ...]:
+    """Return the flags that create the users of SCRAM in an empty cluster."""
+    return tuple(
+        word
+        for user, password in PASSWORDS.items()
+        for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512")
+        for word in ("--add-scram", f"{mechanism}=[name={user},password={password}]")
+    )
+
+
+def _prepare(folder: Path, provider: IdentityProvider) -> tuple[trustme.CA, dict[str, str]]:
+    """Create a CA and the broker's certificate. Return the CA and the configs of brokers."""
+    ca = trustme.CA()
+    ca.cert_pem.write_to_path(str(folder / "ca.pem"))
+    store = folder / "broker.pem"
+    store.write_text(pem_pair(ca.issue_cert("127.0.0.1", "localhost")))
+    return ca, _configs(store, folder / "ca.pem", provider)
 
 
 def pem_pair(issued: trustme.LeafCert) -> str:

@@ -13,7 +13,7 @@ import client_scenarios
 import pytest
 from conditions import eventually_async
 from identity_providers import IdentityProvider
-from secured_kafkas import LISTENERS, MECHANISMS, PASSWORDS, SESSION_MS, SecuredKafka, pem_pair
+from secured_clusters import LISTENERS, MECHANISMS, PASSWORDS, SESSION_MS, Secured, pem_pair
 from shoal.client.authentication import Login
 from shoal.client.client import Client
 from shoal.client.connection import Connection
@@ -43,8 +43,8 @@ def cluster_id(address: str, properties: Mapping[str, str]) -> str:
 
 @pytest.mark.parametrize("listener", ["SASL", "BOTH"])
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_sasl(secured: SecuredKafka, listener: str, mechanism: str) -> None:
-    address = secured.kafka.addresses[listener]
+def test_sasl(secured: Secured, listener: str, mechanism: str) -> None:
+    address = secured.addresses[listener]
     for user in PASSWORDS:
         assert cluster_id(address, secured.properties(listener, mechanism, user))
     wrong = secured.properties(listener, mechanism)
@@ -53,19 +53,19 @@ def test_sasl(secured: SecuredKafka, listener: str, mechanism: str) -> None:
         cluster_id(address, wrong)
 
 
-def test_a_token_in_a_file(secured: SecuredKafka, tmp_path: Path) -> None:
+def test_a_token_in_a_file(secured: Secured, tmp_path: Path) -> None:
     file = tmp_path / "token"
     properties = secured.properties("SASL", "OAUTHBEARER") | {
         "sasl.oauthbearer.token.endpoint.url": file.as_uri()
     }
     file.write_text(secured.provider.token("ann") + "\n")
-    assert cluster_id(secured.kafka.addresses["SASL"], properties)
+    assert cluster_id(secured.addresses["SASL"], properties)
     file.write_text(IdentityProvider({}).token("ann"))
     with pytest.raises(SecurityError, match=r"refuses the access token: invalid_token"):
-        cluster_id(secured.kafka.addresses["SASL"], properties)
+        cluster_id(secured.addresses["SASL"], properties)
 
 
-def test_the_java_spelling_of_oauth(secured: SecuredKafka) -> None:
+def test_the_java_spelling_of_oauth(secured: Secured) -> None:
     """The properties of Kafka's documentation before 4.1."""
     module = "org.apache.kafka.common.security.oauthbearer"
     properties = {
@@ -76,12 +76,12 @@ def test_the_java_spelling_of_oauth(secured: SecuredKafka) -> None:
         "sasl.jaas.config": f"{module}.OAuthBearerLoginModule required clientId='ann' "
         f"clientSecret='{PASSWORDS['ann']}' scope='write' extension_traceId='123';",
     }
-    assert cluster_id(secured.kafka.addresses["SASL"], properties)
+    assert cluster_id(secured.addresses["SASL"], properties)
     assert secured.provider.requests[-1][0]["scope"] == ["write"]
 
 
-def test_mutual_tls(secured: SecuredKafka, tmp_path: Path) -> None:
-    address, trust = secured.kafka.addresses["MUTUAL"], secured.properties("MUTUAL")
+def test_mutual_tls(secured: Secured, tmp_path: Path) -> None:
+    address, trust = secured.addresses["MUTUAL"], secured.properties("MUTUAL")
     pair = tmp_path / "pair.pem"
     pair.write_text(pem_pair(secured.client_ca.issue_cert("ann")))
     own = {"ssl.keystore.location": str(pair), "ssl.keystore.type": "PEM"}
@@ -97,7 +97,7 @@ def keytool(*words: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_stores_of_keytool(secured: SecuredKafka, tmp_path: Path) -> None:
+def test_stores_of_keytool(secured: Secured, tmp_path: Path) -> None:
     """The message that refuses a JKS store has the command that converts it."""
     passwords = ("-srcstorepass", STORE_PASSWORD, "-deststorepass", STORE_PASSWORD)
     pair, start = tmp_path / "pair.pem", tmp_path / "start.p12"
@@ -122,7 +122,7 @@ def test_stores_of_keytool(secured: SecuredKafka, tmp_path: Path) -> None:
     assert command is not None
     keytool(*shlex.split(command[1])[1:], *passwords)
     properties["ssl.keystore.location"] = str(tmp_path / "user.p12")
-    assert cluster_id(secured.kafka.addresses["MUTUAL"], properties)
+    assert cluster_id(secured.addresses["MUTUAL"], properties)
 
 
 @pytest.mark.parametrize(
@@ -139,17 +139,17 @@ def test_stores_of_keytool(secured: SecuredKafka, tmp_path: Path) -> None:
     ],
 )
 def test_a_protocol_that_the_listener_does_not_have(
-    secured: SecuredKafka, listener: str, protocol: str, said: str
+    secured: Secured, listener: str, protocol: str, said: str
 ) -> None:
     properties = secured.properties("BOTH", "PLAIN") | {"security.protocol": protocol}
     with pytest.raises((SecurityError, Unreachable), match=said):
-        cluster_id(secured.kafka.addresses[listener], properties)
+        cluster_id(secured.addresses[listener], properties)
 
 
-def test_a_mechanism_that_the_listener_does_not_have(secured: SecuredKafka) -> None:
+def test_a_mechanism_that_the_listener_does_not_have(secured: Secured) -> None:
     """The error names the mechanisms that it has."""
     properties = secured.properties("SASL", "SCRAM-SHA-512")
-    settings = Settings.of(secured.kafka.addresses["SASL"], properties)
+    settings = Settings.of(secured.addresses["SASL"], properties)
     object.__setattr__(settings.security, "mechanism", "GSSAPI")
 
     async def ask() -> None:
@@ -217,14 +217,14 @@ async def work(client: Client, sessions: int) -> int:
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_sessions_are_renewed_under_load(
-    secured: SecuredKafka, mechanism: str, monkeypatch: pytest.MonkeyPatch
+    secured: Secured, mechanism: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No record is lost or delivered twice, and no connection is closed."""
     counted = Counted(monkeypatch)
     properties = secured.properties("BRIEF", mechanism)
 
     async def run() -> None:
-        async with Client(Settings.of(secured.kafka.addresses["BRIEF"], properties)) as client:
+        async with Client(Settings.of(secured.addresses["BRIEF"], properties)) as client:
             assert await work(client, SESSIONS) > 0
             assert counted.lost == 0
             assert counted.renewals >= SESSIONS - 1
@@ -232,11 +232,11 @@ def test_sessions_are_renewed_under_load(
     asyncio.run(run())
 
 
-def test_an_idle_connection_logs_in_again_before_its_next_request(secured: SecuredKafka) -> None:
+def test_an_idle_connection_logs_in_again_before_its_next_request(secured: Secured) -> None:
     properties = secured.properties("BRIEF", "SCRAM-SHA-256")
 
     async def run() -> None:
-        async with Client(Settings.of(secured.kafka.addresses["BRIEF"], properties)) as client:
+        async with Client(Settings.of(secured.addresses["BRIEF"], properties)) as client:
             link = await client.cluster.any_connection()
             loop = asyncio.get_running_loop()
             over = loop.time() + 1.5 * SESSION_MS / 1000
@@ -247,14 +247,14 @@ def test_an_idle_connection_logs_in_again_before_its_next_request(secured: Secur
     asyncio.run(run())
 
 
-def test_access_tokens_are_fetched_again_before_they_expire(secured: SecuredKafka) -> None:
+def test_access_tokens_are_fetched_again_before_they_expire(secured: Secured) -> None:
     """Tokens live as long as a session. Each login with a used one would fail at its end."""
     provider = secured.provider
     asked = len(provider.requests)
     properties = secured.properties("BRIEF", "OAUTHBEARER")
 
     async def run() -> None:
-        async with Client(Settings.of(secured.kafka.addresses["BRIEF"], properties)) as client:
+        async with Client(Settings.of(secured.addresses["BRIEF"], properties)) as client:
             await work(client, SESSIONS)
 
     provider.lifetime_s = SESSION_MS / 1000 + 1
@@ -266,9 +266,7 @@ def test_access_tokens_are_fetched_again_before_they_expire(secured: SecuredKafk
     assert 2 <= len(provider.requests) - asked <= SESSIONS + 2
 
 
-def test_a_renewed_password_is_used_without_a_restart(
-    secured: SecuredKafka, tmp_path: Path
-) -> None:
+def test_a_renewed_password_is_used_without_a_restart(secured: Secured, tmp_path: Path) -> None:
     """As in a Secret that is mounted into a pod: first the password of a user changes, then the
     user."""
     for name in ("user", "password"):
@@ -279,7 +277,7 @@ def test_a_renewed_password_is_used_without_a_restart(
     }
 
     async def run() -> None:
-        async with Client(Settings.of(secured.kafka.addresses["BRIEF"], properties)) as client:
+        async with Client(Settings.of(secured.addresses["BRIEF"], properties)) as client:
             first = await client.cluster.any_connection()
             (tmp_path / "user").write_text("admin")
             (tmp_path / "password").write_text(PASSWORDS["admin"])
@@ -301,7 +299,7 @@ def test_a_renewed_password_is_used_without_a_restart(
 @pytest.mark.parametrize("listener", ["PLAINTEXT", *LISTENERS])
 @pytest.mark.parametrize("protocol", ["SASL_PLAINTEXT", "SASL_SSL"])
 def test_no_traceback_shows_a_secret(
-    secured: SecuredKafka, listener: str, mechanism: str, protocol: str
+    secured: Secured, listener: str, mechanism: str, protocol: str
 ) -> None:
     planted = "pl4nted-s3cret"
     pair = pem_pair(secured.client_ca.issue_cert("ann"))
@@ -317,7 +315,7 @@ def test_no_traceback_shows_a_secret(
             }
         ).items()
     }
-    settings = Settings.of(secured.kafka.addresses[listener], given)
+    settings = Settings.of(secured.addresses[listener], given)
 
     async def ask() -> None:
         async with Client(settings) as client:
