@@ -248,22 +248,22 @@ def test_an_idle_connection_logs_in_again_before_its_next_request(secured: Secur
 
 
 def test_access_tokens_are_fetched_again_before_they_expire(secured: Secured) -> None:
-    """Tokens live as long as a session. Each login with a used one would fail at its end."""
+    """Sessions end with their tokens at the latest."""
     provider = secured.provider
     asked = len(provider.requests)
     properties = secured.properties("BRIEF", "OAUTHBEARER")
 
     async def run() -> None:
         async with Client(Settings.of(secured.addresses["BRIEF"], properties)) as client:
-            await work(client, SESSIONS)
+            await work(client, SESSIONS + 1)
 
-    provider.lifetime_s = SESSION_MS / 1000 + 1
+    provider.lifetime_s = 4 * SESSION_MS / 1000
     try:
         asyncio.run(run())
     finally:
         provider.lifetime_s = 3600
-    # One at the start, and one in each 80 % of a token's lifetime; not one for each connection.
-    assert 2 <= len(provider.requests) - asked <= SESSIONS + 2
+    # One at the start, and one after 80 % of its lifetime; not one for each connection or session.
+    assert 2 <= len(provider.requests) - asked <= 3
 
 
 def test_a_renewed_password_is_used_without_a_restart(secured: Secured, tmp_path: Path) -> None:

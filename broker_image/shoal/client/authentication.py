@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     Exchange = Generator[bytes, bytes, None]
 #: Part of a session after which the client logs in again, as Java's clients do.
 RENEWAL_FACTORS = 0.85, 0.95
+#: Seconds between two logins on a connection, which Kafka's brokers require.
+INTERVAL_S = 1.0
 
 
 class Login:
@@ -41,6 +43,7 @@ class Login:
     def __init__(self, peer: str, security: Security) -> None:
         self._peer = peer
         self._security = security
+        self._logged_in_at = 0.0
         self._renew_at = float("inf")
 
     def due(self, now: float) -> bool:
@@ -48,12 +51,20 @@ class Login:
 
     async def log_in(self, send: Send, now: Callable[[], float]) -> None:
         """Log in for the first time. Raises `SecurityError` or an error of the network."""
-        lifetime_ms = await _authenticate(self._peer, self._security, send)
-        factor = uniform(*RENEWAL_FACTORS)
-        self._renew_at = now() + lifetime_ms * factor / 1000 if lifetime_ms else float("inf")
+        lifetime_s = await _authenticate(self._peer, self._security, send) / 1000
+        self._logged_in_at = now()
+        after_s = lifetime_s * uniform(*RENEWAL_FACTORS)
+        if lifetime_s > INTERVAL_S:
+            after_s = max(after_s, INTERVAL_S)
+        self._renew_at = self._logged_in_at + after_s if lifetime_s else float("inf")
 
     async def renew(self, send: Send, now: Callable[[], float]) -> None:
-        """Log in again. Raises `ConnectionLost` if the settings have another user now."""
+        """Log in again. Raises `ConnectionLost` if only a new connection can do it."""
+        if now() - self._logged_in_at < INTERVAL_S:
+            raise ConnectionLost(
+                f"this client closed the connection to {self._peer}, whose session of less than"
+                f" {INTERVAL_S:g} s cannot be renewed"
+            )
         previous = self._security
         self._security = await run_in_thread(previous.current)
         if _identity(self._security) != _identity(previous):
@@ -72,6 +83,8 @@ async def _authenticate(peer: str, security: Security, send: Send) -> int:
     """Authenticate. Return the milliseconds until the session ends, or 0."""
     exchange = _exchange(security, await _token(security))
     answer = await send(ApiKey.SASL_HANDSHAKE, {"mechanism": security.mechanism})
+    if answer.error_code == ErrorCode.illegal_sasl_state and answer.mechanisms:
+        raise KafkaError(answer.error_code, f"the login at {peer}")
     if answer.error_code:
         raise SecurityError(
             f"{peer} does not support {security.mechanism}, only "
