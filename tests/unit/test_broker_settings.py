@@ -1,6 +1,7 @@
 """Broker configs from flags, environment and file."""
 
 import pytest
+from shoal.client.properties import properties
 from shoal.server import config
 from shoal.server.cluster_config import cluster_config
 from shoal.server.config import InvalidConfig, resolve
@@ -156,7 +157,7 @@ def test_a_file_may_name_environment_variables() -> None:
 
 def test_properties_are_javas() -> None:
     text = "# no\n! no\n a=1\nb : 2\nc 3\nd=x\\\n   y\ne=\\u0041\\tz\nf\ng\\=h=i  \n\n"
-    assert dict(config.properties(text)) == {
+    assert dict(properties(text)) == {
         "a": "1",
         "b": "2",
         "c": "3",

@@ -13,11 +13,11 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.blocking_input import run_in_thread
 from shoal.cli.consume import Stop
 from shoal.cli.records import AnyRecord, RecordFormat, printer
 from shoal.cli.session import USAGE, Failed, command, new_app, warn
 from shoal.client.batches import CorruptRecords
+from shoal.client.blocking_calls import run_in_thread
 from shoal.client.client import Client
 from shoal.client.share import (
     Acknowledgement,

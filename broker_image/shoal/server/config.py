@@ -14,6 +14,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shoal.client.properties import CLIENT_PREFIX, properties
 from shoal.metadata import broker_rules, configs, listener_configs
 from shoal.metadata.config_keys import ConfigError, UnknownConfig
 from shoal.server.listener_security import SecurityProtocol
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 PREFIX = "SHOAL_"
 #: Kubernetes sets such variables for each Service of the namespace. A Service named "shoal" leads
 #: to SHOAL_PORT, SHOAL_SERVICE_HOST and SHOAL_PORT_9092_TCP_ADDR, which are not configs.
-_SERVICE_LINK = re.compile(
+SERVICE_LINK = re.compile(
     r".*SERVICE_(HOST|PORT(_\w+)?)|(.*_)?PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?"
 )
 #: Variables of the flags of the command line.
@@ -43,7 +44,6 @@ FLAG_VARIABLES = (
 _OVERRIDE_VARIABLE = PREFIX + "LISTENER_NAME_"
 _LISTENER = re.compile(r"(?:([A-Za-z0-9_\-]+)://)?(?:\[([0-9a-fA-F:.%]+)\]|([^:\[\]]*)):(\d+)")
 _VARIABLE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
-_ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 class Endpoint(NamedTuple):
@@ -168,7 +168,9 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
         name = names.get(one) or _override(one, names)
         if name is not None:
             found[name] = environment[one]
-        elif not _SERVICE_LINK.fullmatch(one.removeprefix(PREFIX)):
+        elif not (
+            one.startswith(CLIENT_PREFIX) or SERVICE_LINK.fullmatch(one.removeprefix(PREFIX))
+        ):
             near = difflib.get_close_matches(one, names, n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
             raise InvalidConfig(f"The environment variable {one} names no broker config.{hint}")
@@ -197,18 +199,6 @@ def _override(name: str, names: Mapping[str, str]) -> str | None:
     return f"{listener_configs.PREFIX}{listener}.{target}"
 
 
-def properties(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the names and values of a Java properties file."""
-    whole = re.sub(r"(?<!\\)((?:\\\\)*)\\\r?\n[ \t\f]*", r"\1", text)
-    for line in whole.splitlines():
-        line = line.lstrip(" \t\f")
-        if not line or line[0] in "#!":
-            continue
-        match = re.match(r"((?:\\.|[^\\=: \t\f])*)[ \t\f]*[=: \t\f]?[ \t\f]*(.*)", line, re.DOTALL)
-        assert match is not None
-        yield _unescaped(match[1]), _unescaped(match[2]).rstrip()
-
-
 def _filled(
     lines: Iterator[tuple[str, str]], environment: Mapping[str, str], file_name: str
 ) -> Iterator[tuple[str, str]]:
@@ -224,14 +214,6 @@ def _filled(
                 f" {absent[0]} is not set."
             )
         yield name, _VARIABLE.sub(lambda found: environment[found[1]], text)
-
-
-def _unescaped(text: str) -> str:
-    def one(match: re.Match[str]) -> str:
-        code = match[1]
-        return chr(int(code[1:], 16)) if len(code) == 5 else _ESCAPES.get(code, code)
-
-    return re.sub(r"\\(u[0-9a-fA-F]{4}|.)", one, text)
 
 
 def endpoint(setting: str, text: str) -> Endpoint:

@@ -1,25 +1,27 @@
-"""Blocking reads that hold up neither the event loop nor the end of the process.
+"""Blocking calls that hold up neither the event loop nor the end of the process.
 
-A read from a terminal may never return. It runs in a daemon thread, so that Ctrl-C ends the command
-at once. An executor's threads would prevent that.
+A read from a terminal or a network may never return. It runs in a daemon thread, so that Ctrl-C
+ends the program at once. An executor's threads would prevent that.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 T = TypeVar("T")
 
 
 async def run_in_thread(call: Callable[[], T]) -> T:
-    """Return the result of a blocking call."""
+    """Return the result of a blocking call, or raise its exception."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
-    def settle(result: T | None, error: BaseException | None) -> None:
+    def settle(result: T | None, error: Exception | None) -> None:
         if future.done():
             return
         if error is not None:
@@ -31,7 +33,7 @@ async def run_in_thread(call: Callable[[], T]) -> T:
         result, error = None, None
         try:
             result = call()
-        except (OSError, ValueError, EOFError) as failed:
+        except Exception as failed:  # The caller handles it, as if it had made the call itself.
             error = failed
         try:
             loop.call_soon_threadsafe(settle, result, error)
