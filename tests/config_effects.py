@@ -138,6 +138,10 @@ test_samples_of_the_controllers_quota controller.quota.window.size.seconds
 test_share_state_is_compressed share.coordinator.state.topic.compression.codec
 test_transactions_without_verification transaction.partition.verification.enable
 
+wire/test_authorization.py
+test_super_users_may_do_everything authorizer.class.name super.users
+test_resources_without_an_entry allow.everyone.if.no.acl.found
+
 wire/test_settings.py
 test_the_time_for_opening_a_connection_grows socket.connection.setup.timeout.ms
 test_the_time_for_opening_a_connection_grows socket.connection.setup.timeout.max.ms
@@ -264,7 +268,8 @@ test_sequences sasl.enabled.mechanisms=sasl.enabled.mechanisms
 test_sequences sasl.jaas.config=plain.sasl.jaas.config
 test_errors_are_delayed connection.failed.authentication.delay.ms
 test_a_session_ends connections.max.reauth.ms=connections.max.reauth.ms
-test_the_size_of_requests_before_the_login sasl.server.max.receive.size
+test_the_size_of_requests_before_the_login
+    sasl.server.max.receive.size=sasl.server.max.receive.size
 
 compat/test_bearer_tokens.py
 test_signed_tokens sasl.server.callback.handler.class=sasl.server.callback.handler.class

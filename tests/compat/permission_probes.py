@@ -159,8 +159,8 @@ def _batch(**options: Any) -> bytes:
     return bytes(build_batch([(1, None, b"v", ())], **options))
 
 
-def _topic_bodies(topic: str) -> list[tuple[ApiKey, Body]]:
-    """Return requests about one topic, which name it or its id as their version does."""
+def _record_bodies(topic: str) -> list[tuple[ApiKey, Body]]:
+    """Return requests that write and read records, with the topic's name or its id."""
 
     def produce(ids: Ids) -> dict[str, Any]:
         data = [{"index": 0, "records": _batch()}]
@@ -187,10 +187,12 @@ def _topic_bodies(topic: str) -> list[tuple[ApiKey, Body]]:
             "topics": [{"topic": topic, "topic_id": ids.of(topic), "partitions": [asked]}],
         } | fields
 
-    rows: list[tuple[ApiKey, Body]] = [
-        (ApiKey.PRODUCE, produce),
-        (ApiKey.PRODUCE, produce_transaction),
-        (ApiKey.FETCH, fetch),
+    return [(ApiKey.PRODUCE, produce), (ApiKey.PRODUCE, produce_transaction), (ApiKey.FETCH, fetch)]
+
+
+def _offset_bodies(topic: str) -> list[tuple[ApiKey, Body]]:
+    """Return requests about a topic and its offsets."""
+    return [
         (
             ApiKey.LIST_OFFSETS,
             lambda _: {
@@ -238,6 +240,12 @@ def _topic_bodies(topic: str) -> list[tuple[ApiKey, Body]]:
                 ],
             },
         ),
+    ]
+
+
+def _partition_bodies(topic: str) -> list[tuple[ApiKey, Body]]:
+    """Return requests about the partitions of a topic."""
+    return [
         (
             ApiKey.CREATE_PARTITIONS,
             lambda _: {
@@ -283,7 +291,11 @@ def _topic_bodies(topic: str) -> list[tuple[ApiKey, Body]]:
             lambda _: {"topics": [{"topic": topic, "partitions": [0]}]},
         ),
     ]
-    return rows
+
+
+def _topic_bodies(topic: str) -> list[tuple[ApiKey, Body]]:
+    """Return requests about one topic, which name it or its id as their version does."""
+    return _record_bodies(topic) + _offset_bodies(topic) + _partition_bodies(topic)
 
 
 def _by_topic() -> Iterator[Probe]:
@@ -541,26 +553,9 @@ def _transactional(transaction: str, group: str, topic: str) -> Iterator[Probe]:
         yield _probe(f"{api.name} {transaction} {group}", api, _always(body), *versions)
 
 
-def _of_cluster() -> Iterator[Probe]:
-    acl_filter = {
-        "resource_type_filter": 2,
-        "resource_name_filter": "no such topic",
-        "pattern_type_filter": 3,
-        "principal_filter": None,
-        "host_filter": None,
-        "operation": 1,
-        "permission_type": 1,
-    }
-    creation = {
-        "resource_type": 2,
-        "resource_name": "no such topic",
-        "resource_pattern_type": 3,
-        "principal": "User:nobody",
-        "host": "*",
-        "operation": 3,
-        "permission_type": 3,
-    }
-    bodies: list[tuple[ApiKey, dict[str, Any]]] = [
+def _listings() -> list[tuple[ApiKey, dict[str, Any]]]:
+    """Return requests that describe the cluster and what it has."""
+    return [
         (ApiKey.API_VERSIONS, {"client_software_name": "a", "client_software_version": "1"}),
         (ApiKey.LIST_GROUPS, {"states_filter": [], "types_filter": []}),
         (
@@ -581,15 +576,50 @@ def _of_cluster() -> Iterator[Probe]:
         (ApiKey.LIST_CONFIG_RESOURCES, {"resource_types": []}),
         (ApiKey.DESCRIBE_CLIENT_QUOTAS, {"components": [], "strict": False}),
         (ApiKey.DESCRIBE_LOG_DIRS, {"topics": None}),
-        (ApiKey.DESCRIBE_QUORUM, {"topics": [
-            {"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}
-        ]}),
+        (
+            ApiKey.DESCRIBE_QUORUM,
+            {
+                "topics": [
+                    {"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}
+                ]
+            },
+        ),
         (ApiKey.LIST_PARTITION_REASSIGNMENTS, {"timeout_ms": 5_000, "topics": None}),
         (ApiKey.UNREGISTER_BROKER, {"broker_id": 999}),
         (ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, {"client_instance_id": None}),
+    ]
+
+
+def _acl_requests() -> list[tuple[ApiKey, dict[str, Any]]]:
+    """Return requests about access control entries, none of which exists."""
+    acl_filter = {
+        "resource_type_filter": 2,
+        "resource_name_filter": "no such topic",
+        "pattern_type_filter": 3,
+        "principal_filter": None,
+        "host_filter": None,
+        "operation": 1,
+        "permission_type": 1,
+    }
+    creation = {
+        "resource_type": 2,
+        "resource_name": "no such topic",
+        "resource_pattern_type": 3,
+        "principal": "User:nobody",
+        "host": "*",
+        "operation": 3,
+        "permission_type": 3,
+    }
+    return [
         (ApiKey.DESCRIBE_ACLS, acl_filter),
         (ApiKey.DELETE_ACLS, {"filters": [acl_filter]}),
         (ApiKey.CREATE_ACLS, {"creations": [creation]}),
+    ]
+
+
+def _changes() -> list[tuple[ApiKey, dict[str, Any]]]:
+    """Return requests that would change the cluster, if they were valid."""
+    return [
         (
             ApiKey.UPDATE_FEATURES,
             {
@@ -626,8 +656,11 @@ def _of_cluster() -> Iterator[Probe]:
             ApiKey.REMOVE_RAFT_VOTER,
             {"cluster_id": "another", "voter_id": 9, "voter_directory_id": UNKNOWN_ID},
         ),
-    ]  # fmt: skip
-    for api, body in bodies:
+    ]
+
+
+def _of_cluster() -> Iterator[Probe]:
+    for api, body in _listings() + _acl_requests() + _changes():
         yield _probe(api.name, api, _always(body))
     for kind, name in ((4, "1"), (4, ""), (8, "1"), (16, "metrics")):
         yield _configs(ApiKey.DESCRIBE_CONFIGS, kind, name)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from shoal.client.authentication import Login
@@ -21,6 +20,17 @@ if TYPE_CHECKING:
 USER = Security("SASL_PLAINTEXT", "PLAIN", "ann", Secret("pw"))
 
 
+class HandshakeAnswer(NamedTuple):
+    error_code: int = 0
+    mechanisms: tuple[str, ...] = ()
+
+
+class TokenAnswer(NamedTuple):
+    session_lifetime: timedelta
+    error_code: int = 0
+    auth_bytes: bytes = b""
+
+
 class Broker:
     """Accepts every login, for sessions of `lifetime_s`."""
 
@@ -28,15 +38,13 @@ class Broker:
         self.lifetime_s = lifetime_s
         self.now_s = 100.0
         self.tokens: list[bytes] = []
-        self.handshake: Any = SimpleNamespace(error_code=0, mechanisms=())
+        self.handshake = HandshakeAnswer()
 
     async def send(self, api_key: ApiKey, body: Mapping[str, Any]) -> Any:
         if api_key is ApiKey.SASL_HANDSHAKE:
             return self.handshake
         self.tokens.append(bytes(body["auth_bytes"]))
-        return SimpleNamespace(
-            error_code=0, auth_bytes=b"", session_lifetime=timedelta(seconds=self.lifetime_s)
-        )
+        return TokenAnswer(timedelta(seconds=self.lifetime_s))
 
     def now(self) -> float:
         return self.now_s
@@ -100,6 +108,6 @@ def test_refused_handshakes() -> None:
         (ErrorCode.illegal_sasl_state, (), SecurityError, "only connections without SASL"),
         (ErrorCode.illegal_sasl_state, ("PLAIN",), KafkaError, "the login at peer"),
     ):
-        broker.handshake = SimpleNamespace(error_code=code, mechanisms=mechanisms)
+        broker.handshake = HandshakeAnswer(code, mechanisms)
         with pytest.raises(kind, match=said):
             broker.log_in()

@@ -6,7 +6,6 @@ import asyncio
 import socket
 import ssl
 import time
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -35,11 +34,14 @@ class Clock:
     def time(self) -> float:
         return time.time() + self.ahead_s
 
+    def monotonic(self) -> float:
+        return time.monotonic()
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(oauth, "time", SimpleNamespace(time=found.time, monotonic=time.monotonic))
+    monkeypatch.setattr(oauth, "time", found)
     return found
 
 

@@ -268,7 +268,7 @@ TOPIC, BROKER, GROUP, CLIENT = 2, 4, 32, 16
             ErrorCode.invalid_request,
             "group.share.max.assignment.interval.ms",
         ),
-        (BROKER, "", Change("ssl.keystore.type", "PKCS12"), ErrorCode.invalid_request, "default"),
+        (BROKER, "", Change("ssl.keystore.type", "PKCS12"), ErrorCode.invalid_request, "prefix"),
         (GROUP, "", Change("share.isolation.level", "x"), ErrorCode.invalid_request, "group"),
         (GROUP, "g", Change("share.isolation.level", "x"), ErrorCode.invalid_config, "one of"),
         (GROUP, "g", Change("foo", "1"), ErrorCode.invalid_config, "foo"),

@@ -85,8 +85,7 @@ class Access:
         self.enabled = bool(config["authorizer.class.name"])
         #: The number of changes of the entries.
         self.generation = 0
-        #: Called after each change of the entries.
-        self.on_change: list[Callable[[], None]] = []
+        self._change_calls: list[Callable[[], None]] = []
         #: Called with each refusal: the request, the operation, the type and the resource's name.
         self.on_refused: Callable[[SentRequest, Operation, ResourceType, str], None] = _not_audited
         if self.enabled:
@@ -96,12 +95,16 @@ class Access:
             )
             cache.subscribe(self._changed)
 
+    def on_change(self, call: Callable[[], None]) -> None:
+        """Call `call` after each change of the entries."""
+        self._change_calls.append(call)
+
     def _changed(self, _image: MetadataImage, delta: MetadataDelta) -> None:
         if delta.acls_added or delta.acls_removed:
             assert isinstance(self.authorizer, Authorizer)
             self.authorizer.change(delta.acls_added, delta.acls_removed)
             self.generation += 1
-            for call in self.on_change:
+            for call in self._change_calls:
                 call()
 
     def allows(
@@ -115,8 +118,8 @@ class Access:
     ) -> bool:
         """Return whether a request's sender may perform an operation on a resource.
 
-        A refusal is `audited` unless the request goes on without this permission, or only asks what
-        is permitted.
+        A refusal is `audited` unless the request continues without this permission, or only asks
+        what is permitted.
         """
         peer = request.peer
         allowed = self.authorizer.allows(peer.principal, peer.host, operation, resource_type, name)

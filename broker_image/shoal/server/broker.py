@@ -111,7 +111,7 @@ class Broker:
         self.metadata_cache = MetadataCache(Scope(self.node_id, config.given))
         self.access = Access(config, self.metadata_cache)
         self.purgatory = Purgatory(loop, self.timers)
-        self.access.on_change.append(lambda: self.purgatory.wake(CHANGES))
+        self.access.on_change(lambda: self.purgatory.wake(CHANGES))
         self.metrics = Metrics()
         self.audit = Audit(node)
         self.tls = NodeTls(node, self.metadata_cache, self.audit)

@@ -24,7 +24,7 @@ Describes = Callable[[str], bool]
 class HeartbeatRequest(NamedTuple):
     """ConsumerGroupHeartbeat. None means no change since the last heartbeat.
 
-    `describes` tells which topics the member may describe; None for all.
+    `describes` decides which topics the member may describe; None for all.
     """
 
     group_id: str

@@ -200,7 +200,7 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
     ) -> Member:
         """Update `known` to `member`, and move it one step towards its target.
 
-        `describes` tells which topics the member may describe; None for all. Returns the member
+        `describes` decides which topics the member may describe; None for all. Returns the member
         after the replay of the draft's records.
         """
         changed = self._note_member(group, known, member, draft)

@@ -4,7 +4,7 @@ The state machine is that of Kafka's SaslServerAuthenticator (KIP-43, KIP-152, K
 
 * ApiVersions may come first, once. SaslHandshake names the mechanism. Its version 0 is followed by
   raw tokens with a size prefix, version 1 by SaslAuthenticate requests.
-* Any other request ends the connection, and so does a token that is refused. The error and the end
+* Any other request ends the connection. A token that is refused ends it too. The error and the end
   are delayed, against guessing; until then the connection reads nothing.
 * A session ends with the credential (a bearer token, a delegation token) and after
   `connections.max.reauth.ms`, whichever is first. The client may log in again before that, with the
@@ -329,7 +329,7 @@ class SaslAuthenticator:
 
     def _evaluate(self, token: bytes, peer: Peer) -> tuple[bytes, int]:
         """Return the answer to a token, and the lifetime of the session: 0 if it has no end, or if
-        the exchange goes on. Raises `LoginRefused`."""
+        the exchange continues. Raises `LoginRefused`."""
         assert self._exchange is not None
         now_ms = self._listener.clock.now_ms()
         answer = self._exchange.evaluate(token, now_ms)

@@ -97,7 +97,7 @@ class Acks:
         service: AcknowledgedPartitions,
         permits: Callable[[UUID], bool] | None = None,
     ) -> None:
-        """`permits` tells which topics the member may read; None for all."""
+        """`permits` decides which topics the member may read; None for all."""
         self._service = service
         self._permits = permits
         self._left = 0
