@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         (["--set=process.roles=broker"], ["controller.quorum.voters has this", "add controller"]),
         (
             ["--set=advertised.listeners=PLAINTEXT://127.0.0.1:1"],
-            ["127.0.0.1:1", "not reached", "name an address"],
+            ["127.0.0.1:1", "does not answer", "Set an address"],
         ),
     ],
     ids=["no-voter", "twice", "roles", "advertised"],
