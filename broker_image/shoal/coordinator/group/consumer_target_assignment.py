@@ -51,7 +51,8 @@ class TargetAssignments(ModernTargetAssignments):
         """The topics of the group's regular expressions, which are evaluated again if that is due.
 
         `describes` decides which topics the member `by` may describe; None for all. It then
-        evaluates its own regular expression only. As in Kafka, members share the result of an expression.
+        evaluates its own regular expression only. As in Kafka, members share the result of an
+        expression.
         """
         wanted = sorted({m.subscribed_topic_regex for m in members.values()} - {""})
         found: dict[str, Regex] = {}

@@ -258,8 +258,10 @@ def check_at_controllers(broker: Broker, request: Request) -> None:
 
 
 def each(broker: Broker, request: Request, resource_type: ResourceType) -> Permits:
-    """Return whether the request may use a resource of that type, as a function of its name. The row
-    of the API has the operation."""
+    """Return whether the request may use a resource of that type, as a function of its name.
+
+    The row of the API has the operation.
+    """
     access = broker.access
     if not access.enabled:
         return _permit
