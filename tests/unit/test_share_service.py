@@ -10,6 +10,7 @@ from shoal.log.directory import LogDirectory
 from shoal.log.memory import MemoryStorage
 from shoal.metadata.image import MetadataImage, Scope
 from shoal.protocol.errors import ErrorCode
+from shoal.server.audit import Audit
 from shoal.server.authorization import Access
 from shoal.server.config import resolve
 from shoal.server.coordinators.groups import GroupService
@@ -92,7 +93,7 @@ def service(node: Node, cache: MetadataCache) -> ShareService:
         response_limits=ResponseLimits([]),
         create_topics=no_topics,
         listeners=[],
-        access=Access(node.config, cache),
+        access=Access(node.config, cache, Audit(node)),
     )
 
 

@@ -13,7 +13,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from shoal.metadata.config_keys import split_principals
+from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.security import audit
 from shoal.security.acls import CLUSTER_NAME, Operation, ResourceType
 from shoal.security.authorizer import AllowAll, Authorizer
 
@@ -46,6 +48,14 @@ class Sender(Protocol):
 
     principal: str
     host: str
+    listener: str
+
+
+class AuditLog(Protocol):
+    """The audit log of this node."""
+
+    def note(self, entry: audit.Entry) -> None:
+        """Log an entry, or count it."""
 
 
 class SentRequest(Protocol):
@@ -79,15 +89,14 @@ def cluster(*operations: Operation) -> Need:
 class Access:
     """Owns the authorizer of one node."""
 
-    def __init__(self, config: BrokerConfig, cache: MetadataCache) -> None:
+    def __init__(self, config: BrokerConfig, cache: MetadataCache, audit_log: AuditLog) -> None:
+        self._audit = audit_log
         self.authorizer: Authorizer | AllowAll = AllowAll()
         #: Whether there is an authorizer. Without one, all is allowed and nothing is checked.
         self.enabled = bool(config["authorizer.class.name"])
         #: The number of changes of the entries.
         self.generation = 0
         self._change_calls: list[Callable[[], None]] = []
-        #: Called with each refusal: the request, the operation, the type and the resource's name.
-        self.on_refused: Callable[[SentRequest, Operation, ResourceType, str], None] = _not_audited
         if self.enabled:
             super_users = [OWN, *split_principals(config["super.users"])]
             self.authorizer = Authorizer(
@@ -124,7 +133,16 @@ class Access:
         peer = request.peer
         allowed = self.authorizer.allows(peer.principal, peer.host, operation, resource_type, name)
         if not allowed and audited:
-            self.on_refused(request, operation, resource_type, name)
+            entry = audit.refused(
+                principal=peer.principal,
+                host=peer.host,
+                listener=peer.listener,
+                api=ApiKey(request.header.api_key).name,
+                operation=operation.name,
+                resource=resource_type.name,
+                name=name,
+            )
+            self._audit.note(entry)
         return allowed
 
     def allows_cluster(
@@ -179,7 +197,3 @@ class Access:
         """Raise `ApiError` for the first need that is not met."""
         for need in needs:
             self.require(request, need)
-
-
-def _not_audited(_request: SentRequest, *_: object) -> None:
-    """Do nothing."""

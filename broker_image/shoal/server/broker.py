@@ -109,11 +109,11 @@ class Broker:
         self.disk = node.disk
         self.table: Mapping[int, Api] = apis.rows
         self.metadata_cache = MetadataCache(Scope(self.node_id, config.given))
-        self.access = Access(config, self.metadata_cache)
+        self.audit = Audit(node)
+        self.access = Access(config, self.metadata_cache, self.audit)
         self.purgatory = Purgatory(loop, self.timers)
         self.access.on_change(lambda: self.purgatory.wake(CHANGES))
         self.metrics = Metrics()
-        self.audit = Audit(node)
         self.tls = NodeTls(node, self.metadata_cache, self.audit)
         self.listeners: list[Listener] = []
         self.directory = LogDirectory(node.system.storage, config.data_dir)

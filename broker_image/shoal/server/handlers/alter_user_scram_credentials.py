@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.metadata.scram_credentials import Deletion, Upsertion
 from shoal.metadata.scram_credentials import alter as decide
+from shoal.server.handlers import audited
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from shoal.server.broker import Broker
     from shoal.server.network.api import Answer, Request
 
@@ -18,9 +21,14 @@ def handle(broker: Broker, request: Request) -> Answer:
         Upsertion(u.name, u.mechanism, u.iterations, u.salt, u.salted_password)
         for u in request.body.upsertions
     ]
+
+    def respond(outcomes: Mapping[str, tuple[int, str | None]]) -> dict[str, Any]:
+        changed = [name for name in outcomes if not outcomes[name][0]]
+        audited.changed(broker, request, (f"credentials of User:{name}" for name in changed))
+        return {"results": [_row(name, *outcomes[name]) for name in outcomes]}
+
     return broker.security_records.submit(
-        lambda image: decide(image, deletions, upsertions),
-        lambda outcomes: {"results": [_row(name, *outcomes[name]) for name in outcomes]},
+        lambda image: decide(image, deletions, upsertions), respond
     )
 
 

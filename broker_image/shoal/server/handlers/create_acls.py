@@ -9,9 +9,12 @@ from shoal.protocol import codec
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
 from shoal.security.acls import Acl, Operation, PatternType, Permission, ResourceType
+from shoal.server.handlers import audited
 from shoal.server.handlers.describe_acls import NO_AUTHORIZER, has_authorizer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shoal.server.broker import Broker
     from shoal.server.network.api import Answer, Request
 
@@ -44,14 +47,14 @@ def handle(broker: Broker, request: Request) -> Answer:
     if any(_is_filter(acl) for acl in acls):
         # Kafka fails to make such an entry, and so refuses the whole request.
         raise ApiError(ErrorCode.unknown_server_error)
-    return broker.security_records.submit(
-        lambda image: decide(image, acls),
-        lambda outcomes: {
-            "results": [
-                {"error_code": code, "error_message": message} for code, message in outcomes
-            ]
-        },
-    )
+
+    def respond(outcomes: Sequence[tuple[ErrorCode, str]]) -> dict[str, Any]:
+        made = [acl for acl, (code, _) in zip(acls, outcomes, strict=True) if not code]
+        audited.changed(broker, request, map(str, made))
+        rows = [{"error_code": code, "error_message": message} for code, message in outcomes]
+        return {"results": rows}
+
+    return broker.security_records.submit(lambda image: decide(image, acls), respond)
 
 
 def _is_filter(acl: Acl) -> bool:

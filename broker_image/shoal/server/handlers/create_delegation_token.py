@@ -10,7 +10,7 @@ from shoal.metadata.delegation_tokens import split
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.security import delegation_tokens as tokens
 from shoal.security.acls import ANONYMOUS
-from shoal.server.handlers import token_requests
+from shoal.server.handlers import audited, token_requests
 
 if TYPE_CHECKING:
     from shoal.security.delegation_tokens import DelegationToken
@@ -47,9 +47,12 @@ def handle(broker: Broker, request: Request) -> Answer:
         lifetimes=token_requests.lifetimes(broker.config),
         now_ms=broker.clock.now_ms(),
     )
-    return broker.security_records.submit(
-        lambda _image: decide(token), lambda token: _created(token, secret)
-    )
+
+    def respond(token: DelegationToken) -> dict[str, Any]:
+        audited.changed(broker, request, [f"created token {token.token_id} of {token.owner}"])
+        return _created(token, secret)
+
+    return broker.security_records.submit(lambda _image: decide(token), respond)
 
 
 def _created(token: DelegationToken, secret: bytes) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from shoal.metadata.acls import delete as decide
 from shoal.protocol import codec
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
+from shoal.server.handlers import audited
 from shoal.server.handlers.describe_acls import (
     NO_AUTHORIZER,
     entry_fields,
@@ -18,6 +19,8 @@ from shoal.server.handlers.describe_acls import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shoal.server.broker import Broker
     from shoal.server.network.api import Answer, Request
 
@@ -35,10 +38,13 @@ def handle(broker: Broker, request: Request) -> Answer:
     if not has_authorizer(broker):
         raise ApiError(ErrorCode.security_disabled, NO_AUTHORIZER)
     filters = [filter_of(one) for one in request.body.filters]
-    return broker.security_records.submit(
-        lambda image: decide(image, filters),
-        lambda outcomes: {"filter_results": [_row(outcome) for outcome in outcomes]},
-    )
+
+    def respond(outcomes: Sequence[Deletion]) -> dict[str, Any]:
+        deleted = dict.fromkeys(acl for outcome in outcomes for acl in outcome.deleted)
+        audited.changed(broker, request, map(str, deleted))
+        return {"filter_results": [_row(outcome) for outcome in outcomes]}
+
+    return broker.security_records.submit(lambda image: decide(image, filters), respond)
 
 
 def _row(outcome: Deletion) -> dict[str, Any]:
