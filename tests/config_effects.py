@@ -106,6 +106,13 @@ def _proofs(text: str) -> dict[str, list[Proof]]:
 
 PROOFS = {
     "broker": _proofs("""
+compat/test_delegation_tokens.py
+test_a_listener_without_a_secret_key delegation.token.secret.key
+test_creations delegation.token.max.lifetime.ms delegation.token.expiry.time.ms
+
+wire/test_delegation_tokens.py
+test_expired_tokens_are_removed_at_an_interval delegation.token.expiry.check.interval.ms
+
 wire/test_config_effects.py
 test_identity_of_a_broker node.id broker.id broker.rack advertised.listeners
 test_new_topics num.partitions default.replication.factor

@@ -81,11 +81,18 @@ def credential(
 ) -> ScramCredential:
     """Return the credential of a password."""
     salted = hashlib.pbkdf2_hmac(mechanism.digest, password.encode(), salt, iterations)
-    client_key = hmac.digest(salted, b"Client Key", mechanism.digest)
+    return of_salted_password(mechanism, salted, salt, iterations)
+
+
+def of_salted_password(
+    mechanism: ScramMechanism, salted_password: bytes, salt: bytes, iterations: int
+) -> ScramCredential:
+    """Return the credential of a salted password, which clients send to create a user."""
+    client_key = hmac.digest(salted_password, b"Client Key", mechanism.digest)
     return ScramCredential(
         salt,
         hashlib.new(mechanism.digest, client_key).digest(),
-        hmac.digest(salted, b"Server Key", mechanism.digest),
+        hmac.digest(salted_password, b"Server Key", mechanism.digest),
         iterations,
     )
 

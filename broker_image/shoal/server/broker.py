@@ -20,13 +20,16 @@ from shoal.server import ineffective_configs
 from shoal.server.audit import Audit
 from shoal.server.cluster.controller import Controller
 from shoal.server.cluster.controller_channel import ControllerChannel
+from shoal.server.cluster.first_users import FirstUsers
 from shoal.server.cluster.lifecycle import CannotJoin, Lifecycle
 from shoal.server.cluster.metadata_log import Metadata
 from shoal.server.cluster.metadata_snapshots import MetadataSnapshots
 from shoal.server.cluster.producer_ids import ProducerIds
 from shoal.server.cluster.quorum import Quorum
 from shoal.server.cluster.registration import Registration
+from shoal.server.cluster.security_records import SecurityRecords
 from shoal.server.cluster.served_apis import ApiTables, ServedApis
+from shoal.server.cluster.token_expiry import TokenExpiry
 from shoal.server.cluster.topic_creation import TopicCreation
 from shoal.server.cluster.unreachable_leaders import UnreachableLeaders
 from shoal.server.cluster.voter_checks import VoterChecks
@@ -185,6 +188,9 @@ class Broker:
         self.registration = Registration(node, directory, self.listeners)
         self.quorum = Quorum(node, directory, self.registration, self.setup_timeouts)
         self.metadata = Metadata(node, self.quorum, cache)
+        self.security_records = SecurityRecords(self.quorum, self.metadata)
+        self._first_users = FirstUsers(node, cache, self.metadata)
+        self._token_expiry = TokenExpiry(node, self.metadata)
         self._snapshots = MetadataSnapshots(node, self.quorum, self.metadata)
         self.channel = ControllerChannel(
             node,
@@ -318,6 +324,7 @@ class Broker:
         self.channel.start()
         self._snapshots.start()
         self.controller.start()
+        self._token_expiry.start()
         self.quorum.start()
         if not self.cluster.is_broker:
             await self._start_controller()
@@ -408,6 +415,7 @@ class Broker:
 
     def _open_quorum(self) -> None:
         """Open the metadata log, and check that it fits the configs. Raises what `start` raises."""
+        self._first_users.start()
         self.quorum.open()
         self.metadata.open()
         self._voter_checks.start()

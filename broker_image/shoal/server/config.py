@@ -29,6 +29,7 @@ _SERVICE_LINK = re.compile(
 )
 #: Variables of the flags of the command line.
 FLAG_VARIABLES = (
+    "SHOAL_ADD_SCRAM",
     "SHOAL_BOOTSTRAP",
     "SHOAL_BOOTSTRAP_SERVERS",
     "SHOAL_CLUSTER_DIR",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from shoal.metadata import brokers, controller, elections, internal_topics
+from shoal.metadata import brokers, elections, internal_topics
 from shoal.metadata.controller import Decision
 from shoal.protocol.errors import ApiError, ErrorCode
 
@@ -131,7 +131,7 @@ class Controller:
             if not known.fenced:
                 self._probe(id)
         if not metadata.newest.features:
-            self._submit(lambda image: Decision() if image.features else controller.bootstrap())
+            self._submit(metadata.begin)
 
     def _submit(self, decide: Callable[[MetadataImage], Decision]) -> asyncio.Future[Any]:
         """Submit a decision whose response nobody needs."""

@@ -184,6 +184,12 @@ class ControllerChannel:
             answer = await self._to(address).request(ApiKey.ENVELOPE, fields)
         except ClientError:
             return None
+        if answer.error_code == ErrorCode.invalid_request:
+            name = ApiKey(frame[0] << 8 | frame[1]).name
+            raise ApiError(
+                ErrorCode.unsupported_version,
+                f"The active controller {leader_id} does not support {name}. Upgrade it.",
+            )
         if answer.error_code:
             return None
         _, version = frame[0] << 8 | frame[1], frame[2] << 8 | frame[3]

@@ -56,6 +56,8 @@ class Metadata:
         self._clock = node.clock
         self.quorum = quorum
         self._cache = cache
+        #: What a new cluster begins with, beside its features.
+        self.first_records: Sequence[MetadataRecord] = ()
         #: The image has all records of the log below this offset.
         self.applied = 0
         #: Uncommitted batches while this node leads in `_epoch`; None while it does not.
@@ -104,12 +106,16 @@ class Metadata:
         """Register the broker of a quorum of one at its start, durably. Raises `ApiError`."""
         quorum = self.quorum
         for decide in (
-            lambda image: controller.Decision() if image.features else controller.bootstrap(),
+            self.begin,
             lambda image: controller.register_broker(image, broker, clean=clean),
         ):
             with quorum.in_place():
                 answer = self.submit(decide)
             answer.result()
+
+    def begin(self, image: MetadataImage) -> Decision:
+        """Return the first records of a new cluster; none for an existing one."""
+        return Decision() if image.features else controller.bootstrap(self.first_records)
 
     def submit(
         self, decide: Decide, respond: Callable[[Any], Any] = lambda response: response

@@ -14,9 +14,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol
 
+from shoal import __version__
 from shoal.client.errors import ClientError, Refused, Unreachable, Unsupported
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
+from shoal.protocol.features import OWN_CLIENT
 from shoal.quorum import wire
 from shoal.quorum.events import Event, PeerDown, Received, RequestFailed
 from shoal.quorum.messages import FetchRequest, FetchSnapshotRequest, Message, Request, Response
@@ -160,6 +162,12 @@ class Peers:
             self._unanswered(to, Unsupported(""))
             return None
         return response
+
+    async def features(self, id: int) -> dict[str, int]:
+        """Return the maximum level of each feature that a node supports. Raises `ClientError`."""
+        body = {"client_software_name": OWN_CLIENT, "client_software_version": __version__}
+        answer = await self._link(id, False).request(ApiKey.API_VERSIONS, body)
+        return {row.name: row.max_version for row in answer.supported_features}
 
     def _unanswered(self, to: int, failure: ClientError) -> None:
         address = self.address_of(to)

@@ -133,6 +133,9 @@ class Api:
     refuse: Callable[[Request, ErrorCode, str | None], Body] | None = None
     #: Decodes the body instead of kio, for APIs on the hot path: (version, frame, offset) -> body.
     read: Callable[[int, memoryview, int], Any] | None = None
+    #: Checks a client's request on the node that received it, before it is handled or forwarded:
+    #: (context, request). Raises `ApiError`.
+    admit: Callable[[Any, Request], None] | None = None
     #: Only the active controller handles it. Other nodes forward the request to the controller.
     by_controller: bool = False
     #: The feature that it belongs to. At level 0 of the feature, requests get UNSUPPORTED_VERSION.

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
-from shoal.server.network.api import Api, AwaitableBody, Body, Peer, Request
+from shoal.server.network.api import Answer, Api, AwaitableBody, Body, Peer, Request
 from shoal.server.network.deferred import DeferredResponse
 from shoal.server.network.encoding import (
     Buffers,
@@ -165,16 +165,7 @@ class Dispatcher:
         )
         request = Request(header, body, peer, received_ns, len(frame))
         try:
-            if row.feature and not self._cache.image.features.get(row.feature):
-                raise ApiError(
-                    ErrorCode.unsupported_version,
-                    f"The feature {row.feature} is off: its level is 0.",
-                )
-            answer: Any = (
-                self._controller.forward(frame, request)
-                if row.by_controller and not self._controller.is_local
-                else row.handle(self._context, request)
-            )
+            answer: Any = self._answer(row, frame, request)
         except WireError:
             raise
         except Exception as error:
@@ -190,6 +181,19 @@ class Dispatcher:
             return self.resolve(request, answer)
         assert isinstance(answer, (list, Mapping)), answer
         return self._respond(request, answer)
+
+    def _answer(self, row: Api, frame: bytearray, request: Request) -> Answer:
+        """Call the handler of a request, or forward it. Raises `ApiError`."""
+        if row.feature and not self._cache.image.features.get(row.feature):
+            raise ApiError(
+                ErrorCode.unsupported_version,
+                f"The feature {row.feature} is off: its level is 0.",
+            )
+        if row.admit is not None:
+            row.admit(self._context, request)
+        if row.by_controller and not self._controller.is_local:
+            return self._controller.forward(frame, request)
+        return row.handle(self._context, request)
 
     def login_failed(self, _peer: Peer, _reason: str) -> bool:
         """Whether bytes that are no request are a failed login: they are not, here."""

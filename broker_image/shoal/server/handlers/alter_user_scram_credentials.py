@@ -1,0 +1,34 @@
+"""AlterUserScramCredentials: create, replace and delete credentials of users (KIP-554)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shoal.metadata.scram_credentials import Deletion, Upsertion
+from shoal.metadata.scram_credentials import alter as decide
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Request
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    deletions = [Deletion(d.name, d.mechanism) for d in request.body.deletions]
+    upsertions = [
+        Upsertion(u.name, u.mechanism, u.iterations, u.salt, u.salted_password)
+        for u in request.body.upsertions
+    ]
+    return broker.security_records.submit(
+        lambda image: decide(image, deletions, upsertions),
+        lambda outcomes: {"results": [_row(name, *outcomes[name]) for name in outcomes]},
+    )
+
+
+def _row(name: str, code: int, message: str | None) -> dict[str, Any]:
+    return {"user": name, "error_code": code, "error_message": message}
+
+
+def refuse(request: Request, code: int, message: str | None) -> dict[str, Any]:
+    body = request.body
+    names = dict.fromkeys(change.name for change in (*body.deletions, *body.upsertions))
+    return {"results": [_row(name, code, message) for name in names]}
