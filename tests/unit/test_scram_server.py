@@ -370,7 +370,7 @@ def test_a_delegation_token_logs_its_owner_in(mechanism: scram.ScramMechanism) -
     [
         ("tok-1", "", NOW_MS, TOKEN_SECRET),
         ("tok-1", ",tokenauth=false", NOW_MS, TOKEN_SECRET),
-        ("tok-1", ",tokenauth=true", NOW_MS + 5000, TOKEN_SECRET),
+        ("tok-1", ",tokenauth=true", NOW_MS + 5001, TOKEN_SECRET),
         ("tok-2", ",tokenauth=true", NOW_MS, TOKEN_SECRET),
         ("tok-1", ",tokenauth=true", NOW_MS, b""),
         ("alice", ",tokenauth=true", NOW_MS, TOKEN_SECRET),
