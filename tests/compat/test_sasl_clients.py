@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import itertools
 import json
 import subprocess
@@ -29,8 +28,8 @@ from kafka.net.sasl.oauth import AbstractTokenProvider as KafkaPythonTokens
 from kafka_tools import command, events
 from ports import free_ports
 from sasl_dialogue import CLOSED, Dialogue
+from scram_users import add_scram_user
 from servers import ShoalProcess
-from shoal.protocol.api import ApiKey
 from unit.test_jwt_tokens import jwk, private_key
 from wireclient import WireClient
 
@@ -53,25 +52,6 @@ def token(subject: str = USER, lifetime_s: int = 3600) -> str:
     now_s = int(time.time())
     claims = {"sub": subject, "iat": now_s, "exp": now_s + lifetime_s}
     return jwt.encode(claims, private_key(), "RS256", headers={"kid": "k1"})
-
-
-def add_scram_user(bootstrap: str, user: str, password: str) -> None:
-    """Create the credentials of both mechanisms, as Kafka's admin client does."""
-    salt, iterations = b"1x4saltoftoolsofkafka0000", 4096
-    upsertions = [
-        {
-            "name": user,
-            "mechanism": number,
-            "iterations": iterations,
-            "salt": salt,
-            "salted_password": hashlib.pbkdf2_hmac(digest, password.encode(), salt, iterations),
-        }
-        for number, digest in ((1, "sha256"), (2, "sha512"))
-    ]
-    with WireClient(bootstrap) as client:
-        body = {"deletions": [], "upsertions": upsertions}
-        found = client.call(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, body)
-    assert [row.error_code for row in found.results] == [0], found
 
 
 class SaslBroker:

@@ -6,13 +6,14 @@ Shoal differs on purpose where a list below says so.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from conditions import eventually
 from kafkas import KafkaProcess
 from ports import free_ports
 from sasl_dialogue import CLOSED, Dialogue
+from scram_users import add_scram_user
 from servers import ShoalProcess
 from shoal.client.client import SyncClient
 from shoal.protocol.api import ApiKey
@@ -61,27 +62,33 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         listeners=dict.fromkeys(LISTENERS, "SASL_PLAINTEXT"),
         configs={name: _java(text) for name, text in configs().items()},
     ).start()
+    for user in ("alice", "bob"):
+        add_scram_user(process.bootstrap, user, "secret")
     yield process.addresses
     process.kill9()
 
 
 @pytest.fixture(scope="module")
 def shoal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    names = ("PLAINTEXT", *LISTENERS)
     addresses = {
-        name: f"127.0.0.1:{port}"
-        for name, port in zip(LISTENERS, free_ports(len(LISTENERS)), strict=True)
+        name: f"127.0.0.1:{port}" for name, port in zip(names, free_ports(len(names)), strict=True)
     }
     protocols = [*(f"{name}:SASL_PLAINTEXT" for name in LISTENERS), "PLAINTEXT:PLAINTEXT"]
     process = ShoalProcess(
         tmp_path_factory.mktemp("shoal") / "data",
         configs=configs() | {"listener.security.protocol.map": ",".join(protocols)},
-        flags=[f"--listener={name}://{address}" for name, address in addresses.items()],
-    ).start()
+        flags=[f"--listener={name}://{addresses[name]}" for name in LISTENERS],
+    )
+    process.bootstrap = addresses["PLAINTEXT"]
+    process.start()
+    for user in ("alice", "bob"):
+        add_scram_user(addresses["PLAINTEXT"], user, "secret")
     yield addresses
     assert process.stop() == 0, "\n".join(process.log[-40:])
 
 
-def notes(address: str, script: Script) -> list[object]:
+def notes(address: str, script: Script) -> list[Any]:
     with Dialogue(address) as dialogue:
         script(dialogue)
         return dialogue.notes
@@ -236,6 +243,98 @@ def test_logins_in_a_session_that_ends(
     assert notes(shoal["LIMITED"], AGAIN[name]) == expected
 
 
+def scram(user: str = "alice", password: str = "secret", **options: Any) -> Script:
+    def script(dialogue: Dialogue) -> None:
+        send = dialogue.raw if options.get("raw") else None
+        kept = {name: value for name, value in options.items() if name != "raw"}
+        dialogue.scram_login(user, password, send=send, **kept)
+
+    return script
+
+
+SHA_256, SHA_512 = "SCRAM-SHA-256", "SCRAM-SHA-512"
+SCRAM = {
+    "SHA-256": steps(handshake(SHA_256), scram(), request()),
+    "SHA-512": steps(handshake(SHA_512), scram(mechanism=SHA_512), request()),
+    "by raw tokens": steps(handshake(SHA_256, 0), scram(raw=True), request()),
+    "a wrong password": steps(handshake(SHA_256), scram(password="wrong"), request()),
+    "a wrong password by raw tokens": steps(
+        handshake(SHA_256, 0), scram(password="wrong", raw=True)
+    ),
+    "an authorization id": steps(handshake(SHA_256), scram(header="n,a=alice,"), request()),
+    "another authorization id": steps(handshake(SHA_256), scram(header="n,a=bob,")),
+    "another nonce": steps(handshake(SHA_256), scram(nonce_suffix="x")),
+    "an extension": steps(handshake(SHA_256), scram(extensions=",x=1"), request()),
+    "a token that there is not": steps(
+        handshake(SHA_256), token(b"n,,n=none,r=abc,tokenauth=true"), request()
+    ),
+    "no message": steps(handshake(SHA_256), token(b"")),
+    "PLAIN's message": steps(handshake(SHA_256), token(GOOD)),
+    "a name with a bad escape": steps(handshake(SHA_256), token(b"n,,n=al=ice,r=abc")),
+    "channel binding": steps(handshake(SHA_256), token(b"p=tls-unique,,n=alice,r=abc")),
+    "a final message first": steps(handshake(SHA_256), token(b"c=biws,r=abc,p=AAAA")),
+    "a first message twice": steps(
+        handshake(SHA_256), token(b"n,,n=alice,r=abc"), token(b"n,,n=alice,r=abc")
+    ),
+    "a new login": steps(
+        handshake(SHA_256), scram(), request(), handshake(SHA_256), scram(), request()
+    ),
+    "a new login with a wrong password": steps(
+        handshake(SHA_256), scram(), handshake(SHA_256), scram(password="wrong")
+    ),
+    "a new login as another user": steps(
+        handshake(SHA_256), scram(), handshake(SHA_256), scram("bob")
+    ),
+    "a new login with the other hash": steps(handshake(SHA_256), scram(), handshake(SHA_512)),
+}
+#: What Kafka refuses at the first message, and Shoal at the second, so that nobody learns which
+#: users there are: the error is the same.
+AT_THE_SECOND = {"a token that there is not"}
+
+
+@pytest.mark.parametrize("name", SCRAM)
+def test_scram(kafka: dict[str, str], shoal: dict[str, str], name: str) -> None:
+    expected = notes(kafka["LIMITED"], SCRAM[name])
+    got = notes(shoal["LIMITED"], SCRAM[name])
+    if name in AT_THE_SECOND:
+        assert got[1][0] == "none"
+        expected = got
+    assert got == expected
+
+
+@pytest.mark.parametrize("mechanism", [SHA_256, SHA_512])
+def test_an_unknown_user_is_like_a_wrong_password(
+    kafka: dict[str, str], shoal: dict[str, str], mechanism: str
+) -> None:
+    """Kafka refuses an unknown user one step earlier than a wrong password."""
+    unknown = steps(handshake(mechanism), scram("nobody", mechanism=mechanism))
+    wrong = steps(handshake(mechanism), scram("alice", "wrong", mechanism=mechanism))
+    assert notes(shoal["SESSION"], unknown) == notes(shoal["SESSION"], wrong)
+    assert notes(kafka["SESSION"], unknown) != notes(kafka["SESSION"], wrong)
+    assert notes(kafka["SESSION"], unknown)[-1] == notes(shoal["SESSION"], unknown)[-1]
+
+
+#: RFC 5802 permits these, and Kafka does not. Shoal follows the RFC.
+LENIENT = {
+    "a client that could bind the channel": scram(header="y,,"),
+    "an extension of the final message": scram(nonce_suffix=",x=1"),
+}
+
+
+@pytest.mark.parametrize("name", LENIENT)
+def test_what_the_rfc_permits(kafka: dict[str, str], shoal: dict[str, str], name: str) -> None:
+    script = steps(handshake(SHA_256), LENIENT[name])
+    assert notes(kafka["SESSION"], script)[-1][0] == "sasl_authentication_failed"
+    assert notes(shoal["SESSION"], script)[-1][0] == "none"
+
+
+def test_a_proof_of_the_wrong_size(kafka: dict[str, str], shoal: dict[str, str]) -> None:
+    """Kafka closes without an answer, after an internal error. Shoal answers as for any proof."""
+    script = steps(handshake(SHA_256), scram(mechanism=SHA_512))
+    assert notes(kafka["SESSION"], script)[-1] == CLOSED
+    assert notes(shoal["SESSION"], script)[-1][0] == "sasl_authentication_failed"
+
+
 #: Kafka parses these requests and answers with ILLEGAL_SASL_STATE. Shoal parses nothing but SASL
 #: before a login, so that no stranger can make it work, and closes without an answer.
 UNPARSED = {
@@ -277,7 +376,7 @@ def test_the_size_of_requests_before_the_login(
 def test_a_session_ends(kafka: dict[str, str], shoal: dict[str, str]) -> None:
     """The first request after the end closes the connection, unless it begins a new login."""
 
-    def until_closed(address: str) -> list[object]:
+    def until_closed(address: str) -> list[Any]:
         with Dialogue(address) as dialogue:
             dialogue.handshake()
             dialogue.plain()
@@ -289,7 +388,7 @@ def test_a_session_ends(kafka: dict[str, str], shoal: dict[str, str]) -> None:
             eventually(closed, what="the end of the session")
             return dialogue.notes
 
-    def late(address: str) -> list[object]:
+    def late(address: str) -> list[Any]:
         with Dialogue(address) as ended, Dialogue(address) as dialogue:
             for each in (dialogue, ended):
                 each.handshake()

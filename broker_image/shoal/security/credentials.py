@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from shoal.security import scram
-from shoal.security.delegation_tokens import DelegationToken
+from shoal.security.delegation_tokens import DelegationToken, token_hmac
 from shoal.security.scram import (
     FalseCredentials,
     ScramCredential,
@@ -32,8 +32,8 @@ _NO_TOKEN = DelegationToken("", "", "", (), 0, 0, 0)
 
 
 def token_password(secret: bytes, token_id: str) -> str:
-    """Return the password of a delegation token, which Kafka calls its HMAC."""
-    return b64encode(hmac.digest(secret, token_id.encode(), "sha512")).decode()
+    """Return the password of a delegation token: its HMAC in Base64."""
+    return b64encode(token_hmac(secret, token_id)).decode()
 
 
 class StoredCredentials:
@@ -81,6 +81,6 @@ class StoredCredentials:
     def token(self, token_id: str, mechanism: ScramMechanism, now_ms: int) -> TokenCredential:
         """Return the credential for the id of a delegation token, whether or not it is valid."""
         found = self._tokens().get(token_id, _NO_TOKEN)
-        is_valid = self._has_tokens and now_ms < found.expiry_timestamp_ms
+        is_valid = self._has_tokens and not found.is_expired(now_ms)
         credential = self._of_token(token_id, mechanism)
         return TokenCredential(found.owner, found.expiry_timestamp_ms, credential, is_valid)

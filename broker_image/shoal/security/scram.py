@@ -231,8 +231,10 @@ class ScramExchange:
         nonce = found["nonce"] + self._nonce
         answer = f"r={nonce},s={b64encode(stored.salt).decode()},i={stored.iterations}"
         binding = b64encode(found["header"].encode()).decode()
+        # Older versions of librdkafka, such as 2.0.2, repeat the part of the client.
+        nonces = (nonce, found["nonce"] + nonce)
         self._expected = _Expected(
-            login, is_known, stored, nonce, binding, f"{found['bare']},{answer},"
+            login, is_known, stored, nonces, binding, f"{found['bare']},{answer},"
         )
         self._next = self._final
         return answer.encode()
@@ -240,7 +242,7 @@ class ScramExchange:
     def _final(self, token: bytes, _now_ms: int) -> bytes:
         found = _match(_CLIENT_FINAL, token, "final")
         expected, digest = self._expected, self._mechanism.digest
-        if found["nonce"] != expected.nonce:
+        if found["nonce"] not in expected.nonces:
             raise LoginRefused("the nonce of the final message is not that of this exchange")
         if found["binding"] != expected.binding:
             raise LoginRefused("the channel binding does not repeat the client's header")
@@ -270,13 +272,13 @@ class _Expected(NamedTuple):
     login: Login
     is_known: bool
     credential: ScramCredential
-    nonce: str
+    nonces: tuple[str, ...]
     binding: str
     #: The text that both sides sign, up to the client's final message.
     signed: str
 
 
-_EXPECT_NOTHING = _Expected(Login(""), False, ScramCredential(b"", b"", b"", 0), "", "", "")
+_EXPECT_NOTHING = _Expected(Login(""), False, ScramCredential(b"", b"", b"", 0), (), "", "")
 
 
 def _match(pattern: re.Pattern[str], token: bytes, which: str) -> re.Match[str]:
