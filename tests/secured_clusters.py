@@ -40,6 +40,7 @@ class Secured(NamedTuple):
     ca: Path
     provider: IdentityProvider
     client_ca: trustme.CA
+    is_kafka: bool
 
     def properties(self, listener: str, mechanism: str = "", user: str = "admin") -> dict[str, str]:
         """Return the client properties for a listener."""
@@ -69,7 +70,7 @@ def start_kafka(folder: Path, provider: IdentityProvider) -> Secured:
         format_flags=_users(),
         jvm_flags=(f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={provider.url}/jwks",),
     ).start()
-    return Secured(process.addresses, process.kill9, folder / "ca.pem", provider, ca)
+    return Secured(process.addresses, process.kill9, folder / "ca.pem", provider, ca, True)
 
 
 def start_shoal(folder: Path, provider: IdentityProvider) -> Secured:
@@ -87,7 +88,7 @@ def start_shoal(folder: Path, provider: IdentityProvider) -> Secured:
     )
     process.bootstrap = addresses["PLAINTEXT"]
     process.start()
-    return Secured(addresses, process.kill9, folder / "ca.pem", provider, ca)
+    return Secured(addresses, process.kill9, folder / "ca.pem", provider, ca, False)
 
 
 def _users() -> tuple[str, ...]:

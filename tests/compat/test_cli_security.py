@@ -296,8 +296,18 @@ def test_explain_by_host(shoal_as: Callable[..., Shoal]) -> None:
     assert not explained(shoal, *words, "--host", "10.0.0.2")[0][2]
     done = shoal.run("explain", *words)
     assert "entries for single hosts are ignored (10.0.0.1). Name one with --host." in done.stderr
-    assert "the brokers do not show super.users" in done.stderr, "Kafka hides them"
     assert f"User:{user} may not send CreateAcls." in done.stdout
+
+
+def test_explain_super_users(shoal_as: Callable[..., Shoal], secured: Secured) -> None:
+    """Kafka hides the config, as all that it does not know."""
+    done = shoal_as().run("explain", "admin", "CreateAcls")
+    if secured.is_kafka:
+        assert "the brokers do not show super.users" in done.stderr
+    else:
+        assert done.stderr == ""
+        assert "User:admin is a super user" in done.stdout
+        assert "User:admin may send CreateAcls." in done.stdout
 
 
 REFUSALS = [
