@@ -1,7 +1,7 @@
 """Delegation tokens (KIP-48): a login that its owner creates for others, valid for a while.
 
 The id of a token is public. Its password is the HMAC of the id with `delegation.token.secret.key`,
-so nothing secret is stored. Who has the HMAC may log in as the owner.
+so nothing secret is stored. A client with the HMAC logs in as the owner.
 """
 
 from __future__ import annotations
