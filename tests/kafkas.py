@@ -105,7 +105,7 @@ class KafkaProcess:
             )
         try:
             eventually(self._answers, timeout_s=START_TIMEOUT_S, what="Kafka's first response")
-        except AssertionError:
+        except (AssertionError, ChildProcessError):
             self.kill9()
             said = (self.directory / "out").read_text()[-4000:]
             raise AssertionError(f"Kafka did not start:\n{said}") from None
@@ -113,7 +113,8 @@ class KafkaProcess:
 
     def _answers(self) -> bool:
         assert self._process is not None
-        assert self._process.poll() is None, "Kafka has ended"
+        if self._process.poll() is not None:
+            raise ChildProcessError("Kafka has ended")
 
         async def ask() -> bool:
             async with Client(self.bootstrap) as client:

@@ -18,10 +18,20 @@ if TYPE_CHECKING:
 class WireClient:
     """Requests are mappings; responses are kio's entities."""
 
-    def __init__(self, bootstrap: str, *, timeout_s: float = 120, client_id: str = "wire") -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        *,
+        timeout_s: float = 120,
+        client_id: str = "wire",
+        source: str = "",
+    ) -> None:
+        """`source` is the local address from which it connects, if it matters."""
         self.client_id = client_id
         host, port = bootstrap.rsplit(":", 1)
-        self.sock = socket.create_connection((host, int(port)), timeout_s)
+        self.sock = socket.create_connection(
+            (host, int(port)), timeout_s, (source, 0) if source else None
+        )
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._correlation_id = 0
 
@@ -29,6 +39,9 @@ class WireClient:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self.sock.close()
 
     def send(self, api: ApiKey, version: int, body: Mapping[str, Any]) -> int:

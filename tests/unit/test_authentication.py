@@ -384,6 +384,36 @@ def _ended(wire: Wire) -> bool:
     return wire.closed
 
 
+def test_a_new_login_within_a_second_is_an_ordinary_request() -> None:
+    """The dispatcher answers it, with ILLEGAL_SASL_STATE in a broker. Here it is not served."""
+
+    async def main() -> None:
+        sasl = Sasl(max_reauth_ms=60_000)
+        wire = sasl.connect()
+        log_in(wire)
+        log_in(wire)
+        wire.receive(handshake())
+        assert wire.closed
+        (failure,) = sasl.server.listener.failures
+        assert "API key 17 is not served" in failure
+        assert sasl.authentication.counts.reauth_failed == 0
+
+    in_loop(main)
+
+
+def test_requests_of_a_new_login_are_small() -> None:
+    async def main() -> None:
+        sasl = Sasl(max_reauth_ms=60_000)
+        wire = sasl.connect()
+        log_in(wire)
+        wire.receive(handshake() + struct.pack(">i", 5001))
+        await eventually_async(lambda: wire.closed)
+        assert sasl.authentication.counts.reauth_failed == 1
+        assert not sasl.server.listener.failures
+
+    in_loop(main)
+
+
 def test_a_new_login_as_another_user() -> None:
     async def main() -> None:
         sasl = Sasl(max_reauth_ms=60_000)

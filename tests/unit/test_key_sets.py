@@ -216,10 +216,14 @@ def test_an_unknown_key_id_reads_the_set_once() -> None:
                 found.key_missing(f"made up {n}", 1_000_000 + n)
             await eventually_async(lambda: key_ids(found) == ["k2"])
             assert len(provider.paths) == 2
+            found.key_missing("another", 1_000_000 + key_sets.EXPEDITE_MS - 1)
+            for _ in range(5):  # As long as five requests take, no further one comes.
+                await http_get.get(provider.url + "&other", None, 10_000)
+            assert found.reads_total == 2
             provider.answer = response(KEYS)
             found.key_missing("k1", 1_000_000 + key_sets.EXPEDITE_MS)
             await eventually_async(lambda: key_ids(found) == ["k1"])
-            assert len(provider.paths) == 3
+            assert found.reads_total == 3
 
     run(main)
 

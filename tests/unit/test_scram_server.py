@@ -41,7 +41,7 @@ TOKEN = DelegationToken("tok-1", "User:bob", "User:bob", (), NOW_MS, NOW_MS + 90
 def stored(
     users: Mapping[tuple[str, int], ScramCredential] | None = None, secret: bytes = TOKEN_SECRET
 ) -> StoredCredentials:
-    passwords = {"alice": "secret", "a,b=c": "x", "zoë": "pässword"}
+    passwords = {"alice": "secret", "a,b=c": "x", "zoë": "pässword", "x=2Cy": "z"}
     given = {
         (name, mechanism.number): scram.credential(mechanism, password, SALT)
         for name, password in passwords.items()
@@ -106,7 +106,7 @@ class Client:
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize(
-    ("name", "password"), [("alice", "secret"), ("a,b=c", "x"), ("zoë", "pässword")]
+    ("name", "password"), [("alice", "secret"), ("a,b=c", "x"), ("zoë", "pässword"), ("x=2Cy", "z")]
 )
 def test_a_client_of_another_project_logs_in(
     mechanism: scram.ScramMechanism, name: str, password: str
@@ -383,6 +383,14 @@ def test_tokens_that_are_not_valid(name: str, extension: str, now_ms: int, secre
     answer = exchange.evaluate(client.first(), now_ms)
     with pytest.raises(LoginRefused, match="unknown user or wrong password"):
         exchange.evaluate(client.final(answer), now_ms)
+
+
+def test_without_a_secret_no_token_is_valid() -> None:
+    """Not even one whose password is made from the secret of the process."""
+    client = Client(token_password(b"of this process", "tok-1"), "tok-1")
+    client.extensions = ",tokenauth=true"
+    with pytest.raises(LoginRefused, match="unknown user or wrong password"):
+        client.log_in(stored(secret=b""))
 
 
 def test_no_repr_shows_a_key() -> None:

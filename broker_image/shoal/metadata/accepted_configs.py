@@ -243,8 +243,6 @@ principal.builder.class class - - per-broker
     Java principal builders cannot be loaded.
 security.providers string - -
     Java security providers cannot be loaded.
-authorizer.class.name string "" -
-    Authorization is not supported.
 # refused: TLS
 ssl.engine.factory.class class - - per-broker
     Java TLS engines cannot be loaded.

@@ -18,6 +18,7 @@ from shoal.metadata.image import MetadataImage, Scope
 from shoal.metadata.names import INTERNAL_TOPICS
 from shoal.server import ineffective_configs
 from shoal.server.audit import Audit
+from shoal.server.authorization import CHANGES, Access
 from shoal.server.cluster.controller import Controller
 from shoal.server.cluster.controller_channel import ControllerChannel
 from shoal.server.cluster.first_users import FirstUsers
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Mapping
 
+    from shoal.security.authorizer import AllowAll, Authorizer
     from shoal.server.config import BrokerConfig
     from shoal.server.coordinators.service import CoordinatorService
     from shoal.server.network.api import Api
@@ -107,7 +109,9 @@ class Broker:
         self.disk = node.disk
         self.table: Mapping[int, Api] = apis.rows
         self.metadata_cache = MetadataCache(Scope(self.node_id, config.given))
+        self.access = Access(config, self.metadata_cache)
         self.purgatory = Purgatory(loop, self.timers)
+        self.access.on_change.append(lambda: self.purgatory.wake(CHANGES))
         self.metrics = Metrics()
         self.audit = Audit(node)
         self.tls = NodeTls(node, self.metadata_cache, self.audit)
@@ -116,7 +120,11 @@ class Broker:
         self.setup_timeouts = SetupTimeouts.from_config(config)
         errors = ErrorResponses(node.log, apis.rows, self.metrics)
         self.envelopes = EnvelopeHandler(
-            self, apis.rows, errors, is_active_controller=lambda: self.metadata.is_active
+            self,
+            apis.rows,
+            errors,
+            access=self.access,
+            is_active_controller=lambda: self.metadata.is_active,
         )
         self._make_cluster(apis)
         self.quotas = ClientQuotas(node, self.metadata_cache, self.metrics)
@@ -132,11 +140,11 @@ class Broker:
         }
         self.peers = BrokerPeers(node, self.metadata_cache, self.setup_timeouts)
         self._make_replication()
-        #: A controller that is no broker has none of them.
+        #: A controller without the broker role has none.
         self.coordinators: list[CoordinatorService[Any]] = []
         if self.cluster.is_broker:
             self._make_coordinators()
-        self.lifecycle.on_session_lost.append(self.replicas.wake_cut_off)
+        self.lifecycle.on_session_lost(self.replicas.wake_cut_off)
         has_health = config.metrics_listener is not None
         self.health = HealthListener(node, self.metrics, self) if has_health else None
         self._ready = self._opened = False
@@ -170,6 +178,7 @@ class Broker:
             purgatory=self.purgatory,
             controller=self.channel,
             errors=errors,
+            access=self.access,
             monotonic_ns=self.node.system.monotonic_ns,
         )
 
@@ -220,7 +229,7 @@ class Broker:
         self.partitions = Partitions(
             node, self.directory, purgatory=self.purgatory, isr_controller=isr_changes
         )
-        self.partitions.on_removed.append(lambda p: self.metrics.forget_topic(p.topic))
+        self.partitions.on_removed(lambda p: self.metrics.forget_topic(p.topic))
         self.log_maintenance = LogMaintenance(node, cache, self.partitions, self.directory)
         fetchers = ReplicaFetcherManager(
             node,
@@ -273,13 +282,14 @@ class Broker:
             purgatory=self.purgatory,
             quotas=self.quotas,
             response_limits=self.response_limits,
+            access=self.access,
             create_topics=self.topic_creation.create_topics,
             listeners=self.listeners,
         )
         self.coordinators += [self.groups, self.transactions, self.share.state_coordinator]
         for coordinator in self.coordinators:
             coordinator_metrics.register(self.metrics, coordinator)
-        self.lifecycle.before_handover.append(self.share.drain)
+        self.lifecycle.before_handover(self.share.drain)
 
     @property
     def image(self) -> MetadataImage:
@@ -287,12 +297,17 @@ class Broker:
         return self.metadata_cache.image
 
     @property
+    def authorizer(self) -> Authorizer | AllowAll:
+        """Decides what clients may do."""
+        return self.access.authorizer
+
+    @property
     def cluster_id(self) -> str:
         return self.directory.cluster_id
 
     @property
     def failed(self) -> asyncio.Future[str]:
-        """Why this node cannot go on, once it cannot."""
+        """The reason to end the process. It is set when the node has failed."""
         return self.node.failed
 
     @property
@@ -338,7 +353,7 @@ class Broker:
             self.served.begin(early=True)
             for listener in self.listeners:
                 await listener.accept()
-            self.metadata.on_unreadable.append(self.node.fail)
+            self.metadata.on_unreadable(self.node.fail)
             await self.lifecycle.join()
             self._voter_update.start()
             self._voter_checks.check_auto_join()

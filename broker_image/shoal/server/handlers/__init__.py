@@ -87,6 +87,7 @@ from shoal.server.handlers import (
     share_fetch,
     share_group_describe,
     share_group_heartbeat,
+    share_group_state,
     sync_group,
     token_requests,
     txn_offset_commit,
@@ -95,6 +96,7 @@ from shoal.server.handlers import (
     write_share_group_state,
     write_txn_markers,
 )
+from shoal.server.handlers.authorization import needs_of
 from shoal.server.network.api import Api
 
 #: Requests that only the active controller answers. Other nodes forward them to it.
@@ -157,16 +159,19 @@ BROKER, CONTROLLER, BOTH = Listeners.BROKER, Listeners.CONTROLLER, Listeners.BOT
 
 HANDLERS: dict[int, Api] = {
     row.key: replace(
-        row, by_controller=row.key in BY_CONTROLLER, feature=OF_FEATURES.get(row.key, "")
+        row,
+        by_controller=row.key in BY_CONTROLLER,
+        feature=OF_FEATURES.get(row.key, ""),
+        needs=needs_of(row.key),
     )
     for row in (
-        Api(ApiKey.PRODUCE, range(3, 14), produce.handle, read=produce_request.read),
+        Api(ApiKey.PRODUCE, range(3, 14), produce.handle, produce.refuse, produce_request.read),
         Api(ApiKey.FETCH, range(4, 19), fetch.handle, on=BOTH, on_controllers=raft.fetch),
         Api(ApiKey.LIST_OFFSETS, range(1, 12), list_offsets.handle),
         Api(ApiKey.METADATA, range(14), metadata.handle, metadata.refuse),
         Api(ApiKey.OFFSET_COMMIT, range(2, 11), offset_commit.handle, offset_commit.refuse),
         Api(ApiKey.OFFSET_FETCH, range(1, 11), offset_fetch.handle),
-        Api(ApiKey.FIND_COORDINATOR, range(7), find_coordinator.handle),
+        Api(ApiKey.FIND_COORDINATOR, range(7), find_coordinator.handle, find_coordinator.refuse),
         Api(ApiKey.JOIN_GROUP, range(10), join_group.handle, join_group.refuse),
         Api(ApiKey.HEARTBEAT, range(5), heartbeat.handle, heartbeat.refuse),
         Api(ApiKey.LEAVE_GROUP, range(6), leave_group.handle),
@@ -193,7 +198,12 @@ HANDLERS: dict[int, Api] = {
             add_offsets_to_txn.refuse,
         ),
         Api(ApiKey.END_TXN, range(6), end_txn.handle, end_txn.refuse),
-        Api(ApiKey.WRITE_TXN_MARKERS, range(1, 3), write_txn_markers.handle),
+        Api(
+            ApiKey.WRITE_TXN_MARKERS,
+            range(1, 3),
+            write_txn_markers.handle,
+            write_txn_markers.refuse,
+        ),
         Api(
             ApiKey.TXN_OFFSET_COMMIT,
             range(6),
@@ -225,7 +235,12 @@ HANDLERS: dict[int, Api] = {
             on=BOTH,
         ),
         Api(ApiKey.ALTER_CONFIGS, range(3), alter_configs.handle, alter_configs.refuse, on=BOTH),
-        Api(ApiKey.DESCRIBE_LOG_DIRS, range(1, 6), describe_log_dirs.handle),
+        Api(
+            ApiKey.DESCRIBE_LOG_DIRS,
+            range(1, 6),
+            describe_log_dirs.handle,
+            describe_log_dirs.refuse,
+        ),
         Api(ApiKey.SASL_AUTHENTICATE, range(3), sasl_handshake.authenticate, on=BOTH),
         Api(
             ApiKey.CREATE_PARTITIONS,
@@ -285,6 +300,7 @@ HANDLERS: dict[int, Api] = {
             ApiKey.LIST_PARTITION_REASSIGNMENTS,
             range(1),
             list_partition_reassignments.handle,
+            list_partition_reassignments.refuse,
             on=BOTH,
         ),
         Api(ApiKey.OFFSET_DELETE, range(1), offset_delete.handle),
@@ -370,11 +386,36 @@ HANDLERS: dict[int, Api] = {
         Api(ApiKey.ADD_RAFT_VOTER, range(2), raft.handle, on=BOTH),
         Api(ApiKey.REMOVE_RAFT_VOTER, range(1), raft.handle, on=BOTH),
         Api(ApiKey.UPDATE_RAFT_VOTER, range(1), raft.handle, on=CONTROLLER),
-        Api(ApiKey.INITIALIZE_SHARE_GROUP_STATE, range(1), initialize_share_group_state.handle),
-        Api(ApiKey.READ_SHARE_GROUP_STATE, range(1), read_share_group_state.handle),
-        Api(ApiKey.WRITE_SHARE_GROUP_STATE, range(2), write_share_group_state.handle),
-        Api(ApiKey.DELETE_SHARE_GROUP_STATE, range(1), delete_share_group_state.handle),
-        Api(ApiKey.READ_SHARE_GROUP_STATE_SUMMARY, range(2), read_share_group_state_summary.handle),
+        Api(
+            ApiKey.INITIALIZE_SHARE_GROUP_STATE,
+            range(1),
+            initialize_share_group_state.handle,
+            share_group_state.refuse,
+        ),
+        Api(
+            ApiKey.READ_SHARE_GROUP_STATE,
+            range(1),
+            read_share_group_state.handle,
+            share_group_state.refuse,
+        ),
+        Api(
+            ApiKey.WRITE_SHARE_GROUP_STATE,
+            range(2),
+            write_share_group_state.handle,
+            share_group_state.refuse,
+        ),
+        Api(
+            ApiKey.DELETE_SHARE_GROUP_STATE,
+            range(1),
+            delete_share_group_state.handle,
+            share_group_state.refuse,
+        ),
+        Api(
+            ApiKey.READ_SHARE_GROUP_STATE_SUMMARY,
+            range(2),
+            read_share_group_state_summary.handle,
+            share_group_state.refuse,
+        ),
         Api(
             ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS,
             range(2),

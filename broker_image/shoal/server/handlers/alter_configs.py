@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shoal.metadata.alterations import Alteration, Change, alter_configs
+from shoal.server.handlers import authorization
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -18,6 +19,12 @@ def handle(broker: Broker, request: Request) -> Answer:
 def alter(broker: Broker, request: Request, *, incremental: bool) -> Answer:
     """Alter configs; with `incremental` only those that the request names."""
     body = request.body
+    codes = [authorization.of_config(broker, request, resource) for resource in body.resources]
+    refused = [
+        _row(resource, code, None)
+        for resource, code in zip(body.resources, codes, strict=True)
+        if code is not None
+    ]
     alterations = [
         Alteration(
             resource.resource_type,
@@ -27,25 +34,25 @@ def alter(broker: Broker, request: Request, *, incremental: bool) -> Answer:
                 for c in resource.configs
             ],
         )
-        for resource in body.resources
+        for resource, code in zip(body.resources, codes, strict=True)
+        if code is None
     ]
     return broker.metadata.submit(
         lambda image: alter_configs(
             image, alterations, incremental=incremental, validate_only=body.validate_only
         ),
-        lambda rows: {"responses": rows},
+        lambda rows: {"responses": [*rows, *refused]},
     )
 
 
 def refuse(request: Request, code: int, message: str | None) -> dict[str, Any]:
+    return {"responses": [_row(resource, code, message) for resource in request.body.resources]}
+
+
+def _row(resource: Any, code: int, message: str | None) -> dict[str, Any]:
     return {
-        "responses": [
-            {
-                "error_code": code,
-                "error_message": message,
-                "resource_type": resource.resource_type,
-                "resource_name": resource.resource_name,
-            }
-            for resource in request.body.resources
-        ]
+        "error_code": code,
+        "error_message": message,
+        "resource_type": resource.resource_type,
+        "resource_name": resource.resource_name,
     }

@@ -31,6 +31,7 @@ from shoal.server.network.encoding import (
 )
 
 if TYPE_CHECKING:
+    from shoal.server.authorization import Access
     from shoal.server.metadata_cache import MetadataCache
     from shoal.server.metrics.registry import Metrics
     from shoal.server.network.purgatory import Purgatory
@@ -128,6 +129,7 @@ class Dispatcher:
         purgatory: Purgatory,
         controller: ControllerPort,
         errors: ErrorResponses,
+        access: Access,
         monotonic_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         """`context` is the first argument of every handler. `served` has the rows that each
@@ -140,6 +142,7 @@ class Dispatcher:
         self._purgatory = purgatory
         self._controller = controller
         self._errors = errors
+        self._access = access
         self._monotonic_ns = monotonic_ns
 
     def handle(self, frame: bytearray, peer: Peer) -> Buffers | PendingResponse | None:
@@ -192,7 +195,9 @@ class Dispatcher:
         if row.admit is not None:
             row.admit(self._context, request)
         if row.by_controller and not self._controller.is_local:
-            return self._controller.forward(frame, request)
+            return self._controller.forward(frame, request)  # The controller authorizes it.
+        if row.needs is not None and self._access.enabled:
+            self._access.require_all(request, row.needs(request))
         return row.handle(self._context, request)
 
     def login_failed(self, _peer: Peer, _reason: str) -> bool:
