@@ -144,6 +144,34 @@ class Broker:
         eventually(is_applied, what="the change of the token")
         return answer.error_code, hours(answer.expiry_timestamp_ms - token.issue_timestamp_ms)
 
+    def allow(self, user: str, operation: int, resource_type: int, name: str | int) -> int:
+        """Let a user perform an operation on a resource; a number is that of a token."""
+        creation = {
+            "resource_type": resource_type,
+            "resource_name": self.tokens[name].token_id if isinstance(name, int) else name,
+            "resource_pattern_type": 3,
+            "principal": f"User:{user}",
+            "host": "*",
+            "operation": operation,
+            "permission_type": 3,
+        }
+        answer = self.ask("carol", ApiKey.CREATE_ACLS, 3, {"creations": [creation]})
+
+        def is_known() -> bool:
+            body = {
+                "resource_type_filter": resource_type,
+                "resource_name_filter": creation["resource_name"],
+                "pattern_type_filter": 3,
+                "principal_filter": creation["principal"],
+                "host_filter": None,
+                "operation": operation,
+                "permission_type": 3,
+            }
+            return bool(self.ask("carol", ApiKey.DESCRIBE_ACLS, 3, body).resources)
+
+        eventually(is_known, what="the entry")
+        return int(answer.results[0].error_code)
+
     def ask_by_token(self) -> list[dict[str, Any]]:
         """Log in by the last token, and return the answers to all requests for tokens."""
         token = self.tokens[-1]
@@ -333,6 +361,41 @@ def test_kafkas_tool(pair: Pair, tmp_path: Path) -> None:
         heads = [step.strip().splitlines()[0].split()[0] for step in (created, *steps)]
         printed.append((row[2:4], heads))
     assert printed[0] == printed[1]
+
+
+AUTHORIZED = CONFIGS | {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super.users": "User:carol;User:ANONYMOUS",
+}
+DESCRIBE, CREATE_TOKENS, DESCRIBE_TOKENS = 8, 13, 14
+DELEGATION_TOKEN, USER = 6, 7
+
+
+def test_permissions(tmp_path: Path) -> None:
+    """A token for another user needs CREATE_TOKENS. Tokens of others are shown with DESCRIBE on
+    the token, or DESCRIBE_TOKENS on its owner."""
+    for pair in _pair(tmp_path, AUTHORIZED):
+
+        def see(pair: Pair = pair) -> None:
+            for user in USERS:
+                for owners in (None, [BOB], [("User", "alice")]):
+                    pair.same("describe", user, owners)
+
+        for user in USERS:
+            for owner in ((None, None), BOB, ("User", "alice"), ("Group", "alice"), (None, "x")):
+                pair.same("create", user, owner=owner)
+        refused = pair.same("create", "alice", owner=BOB, renewers=(("Group", "x"),))
+        assert refused["error_code"] == ErrorCode.delegation_token_authorization_failed
+        see()
+        pair.same("allow", "alice", CREATE_TOKENS, USER, "User:bob")
+        assert pair.same("create", "alice", owner=BOB)["error_code"] == 0
+        see()
+        pair.same("allow", "alice", DESCRIBE_TOKENS, USER, "User:bob")
+        see()
+        pair.same("allow", "bob", DESCRIBE, DELEGATION_TOKEN, 0)
+        see()
+        for api in (RENEW, EXPIRE):
+            pair.same("change", "alice", api, 4, HOUR_MS)
 
 
 def test_a_listener_without_a_secret_key(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The audit log of a broker: one line for each refusal and each change, which no input can forge."""
+"""The audit log of a broker: a line for each refusal and each change, which no input can forge."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from shoal.metadata.delegation_tokens import create as decide
 from shoal.metadata.delegation_tokens import split
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.security import delegation_tokens as tokens
-from shoal.security.acls import ANONYMOUS
-from shoal.server.handlers import audited, token_requests
+from shoal.security.acls import ANONYMOUS, ResourceType
+from shoal.server.handlers import audited, authorization, token_requests
 
 if TYPE_CHECKING:
     from shoal.security.delegation_tokens import DelegationToken
@@ -21,17 +21,29 @@ _USER = "User"
 _ERROR_MS = -1
 
 
-def admit(_broker: Broker, request: Request) -> None:
+def admit(broker: Broker, request: Request) -> None:
     """Check a client's request. Raises `ApiError`."""
     token_requests.check_connection(request.peer)
     if _owner(request) is None:
         # Kafka fails to make such a principal.
         raise ApiError(ErrorCode.unknown_server_error)
+    _authorize(broker, request)
     if any(renewer.principal_type != _USER for renewer in request.body.renewers):
         raise ApiError(ErrorCode.invalid_principal_type)
 
 
+def _authorize(broker: Broker, request: Request) -> None:
+    """Raise `ApiError` unless the sender may create a token for its owner: itself, or a user for
+    whom it has CREATE_TOKENS."""
+    owner = _owner(request)
+    if owner is None or owner == request.peer.principal:
+        return
+    if not authorization.each(broker, request, ResourceType.USER)(owner):
+        raise ApiError(ErrorCode.delegation_token_authorization_failed)
+
+
 def handle(broker: Broker, request: Request) -> Answer:
+    _authorize(broker, request)  # The controller does not rely on the node that forwards.
     owner, requester = _owner(request), request.peer.principal
     assert owner is not None
     secret = token_requests.secret(broker.config)
