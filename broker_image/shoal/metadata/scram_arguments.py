@@ -73,7 +73,7 @@ def _components(text: str) -> dict[str, str]:
         if name not in _NAMES:
             raise InvalidScramArgument(f"There is no {name}=. There are {', '.join(_NAMES)}.")
         if name in values:
-            raise InvalidScramArgument(f"{name}= stands twice.")
+            raise InvalidScramArgument(f"{name}= is listed twice.")
         is_quoted = len(value) > 1 and value[0] == value[-1] == '"'
         values[name] = value[1:-1] if is_quoted else value
         at = found.end()

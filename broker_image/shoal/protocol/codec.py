@@ -1,9 +1,9 @@
 """Codecs of every API: kio's native parser for input, compiled writers for output.
 
 Both follow kio's generated entities and their field names. kio parses durations and timestamps into
-`timedelta` and `datetime`. Writers take plain milliseconds instead, under the name with the suffix
-`_ms` (`throttle_time_ms`), and so do readers of `_PLAIN_TIMES`. The modules of a version are
-imported on first use, so that start-up stays fast.
+`timedelta` and `datetime`. Writers, and readers of `_PLAIN_TIMES`, use plain milliseconds instead,
+under the name with the suffix `_ms` (`throttle_time_ms`). The modules of a version are imported on
+first use, so that start-up stays fast.
 
 A mapping for a writer serves all versions: keys that a version lacks are ignored. `check_names`
 (for tests) finds keys that no version has.
