@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from clusters import ShoalCluster, running
 from conditions import eventually
-from ports import free_run
+from ports import free_ports, free_run
+from sasl_dialogue import Dialogue
 from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
@@ -196,3 +197,41 @@ def test_first_users_of_several_brokers_on_a_host(tmp_path: Path) -> None:
         assert "has the data of an existing one" in host.refusal()
     finally:
         host.kill9()
+
+
+def test_a_token_of_a_forwarded_request_belongs_to_the_client(tmp_path: Path) -> None:
+    """The broker checks the connection, and the controller creates the token."""
+    (port,) = free_ports(1)
+    address = f"127.0.0.1:{port}"
+    configs = {
+        "delegation.token.secret.key": "secret",
+        "listener.security.protocol.map": (
+            "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL:SASL_PLAINTEXT"
+        ),
+        "inter.broker.listener.name": "PLAINTEXT",
+        "listener.name.sasl.sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.sasl.plain.sasl.jaas.config": (
+            'org.apache.kafka.common.security.plain.PlainLoginModule required user_a="a";'
+        ),
+    }
+    cluster = ShoalCluster(tmp_path, 2, roles={2: "broker"}, configs=configs)
+    cluster.nodes[2].flags = (*cluster.nodes[2].flags, f"--listener=SASL://{address}")
+    with running(cluster), Dialogue(address) as dialogue:
+        dialogue.handshake()
+        dialogue.plain("a", "a")
+        body: dict[str, Any] = {
+            "owner_principal_type": None,
+            "owner_principal_name": None,
+            "renewers": [],
+            "max_lifetime_ms": -1,
+        }
+        created = dialogue.call(ApiKey.CREATE_DELEGATION_TOKEN, 3, body)
+        assert (created.error_code, created.principal_type, created.principal_name) == (
+            0,
+            "User",
+            "a",
+        )
+        renewal = {"hmac": created.hmac, "renew_period_ms": -1}
+        assert dialogue.call(ApiKey.RENEW_DELEGATION_TOKEN, 2, renewal).error_code == 0
+        refused = cluster.ask(2, ApiKey.CREATE_DELEGATION_TOKEN, body)
+        assert refused.error_code == ErrorCode.delegation_token_request_not_allowed
