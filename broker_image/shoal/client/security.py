@@ -317,7 +317,8 @@ def _store(
     if not single:
         return None
     name, value = single[0][0], _agreeing(single)
-    if name in inline and "-----BEGIN" not in value:
+    used = kind == "token_truststore" or given.get("security.protocol", "").upper().endswith("SSL")
+    if used and name in inline and "-----BEGIN" not in value:
         raise SecurityError(
             f"{name} must be PEM text, which begins with -----BEGIN. To name a file, use {paths[0]}"
         )
