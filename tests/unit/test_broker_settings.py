@@ -57,7 +57,7 @@ def test_flag_beats_environment_beats_file() -> None:
             "ssl.protocol is the same for all SASL mechanisms",
         ),
         (
-            {"listener.name.plaintxt.ssl.protocol": "x"},
+            {"listener.name.plaintxt.ssl.protocol": "TLS"},
             {},
             "",
             "for a listener plaintxt, which neither listeners nor listener.security.protocol.map"
