@@ -44,10 +44,15 @@ class ShoalCluster:
         roles: Mapping[int, str] | None = None,
         racks: Sequence[str] = (),
         network: Network | None = None,
+        listener: str = "PLAINTEXT",
+        client: Mapping[str, str] | None = None,
     ) -> None:
-        """With a `network`, each node runs on its own host, which clients can reach. `controllers`
-        maps a voter's id to its port for controllers."""
+        """`listener` is the name of the nodes' first listener, and `client` has the properties of
+        clients for it. With a `network`, each node runs on its own host, which clients can reach.
+        `controllers` maps a voter's id to its port for controllers."""
         self.network = network
+        self.listener = listener
+        self.client = dict(client or {})
         if network is None:
             ports = [f"127.0.0.1:{port}" for port in free_ports(2 * nodes)]
             self.addresses = dict(enumerate(ports[:nodes], 1))
@@ -77,6 +82,7 @@ class ShoalCluster:
             folder,
             configs=configs,
             start_timeout_s=START_TIMEOUT_S,
+            listener=self.listener,
             command=self.network.command(id) if self.network is not None else (),
             flags=[
                 f"--node-id={id}",
@@ -147,7 +153,8 @@ class ShoalCluster:
         host, _, port = addresses[id].rpartition(":")
 
         async def main() -> Any:
-            settings = Settings(((host, int(port)),), request_timeout_ms=20_000)
+            given = {**self.client, "request.timeout.ms": "20000"}
+            settings = Settings.of(addresses[id], given)
             connection: Connection = await connect(settings, (host, int(port)))
             try:
                 return await connection.request(api_key, fields)

@@ -43,8 +43,10 @@ class ShoalProcess:
         flags: Sequence[str] = (),
         command: Sequence[str] = (),
         start_timeout_s: float = START_TIMEOUT_S,
+        listener: str = "PLAINTEXT",
     ) -> None:
-        """`command` is put before the broker's command and must exec it."""
+        """`command` is put before the broker's command and must exec it. `listener` is the name of
+        the first listener."""
         self.data_dir = data_dir
         self._metrics_listener = metrics
         self.configs = dict(configs or {})
@@ -53,6 +55,7 @@ class ShoalProcess:
         self._command = tuple(command)
         self.start_timeout_s = start_timeout_s
         self.bootstrap = "127.0.0.1:0"
+        self._listener = listener
         self.metrics_url = ""
         self._said_ready = False
         self.log: list[str] = []
@@ -108,7 +111,7 @@ class ShoalProcess:
                 "-m",
                 "shoal.cli",
                 "server",
-                f"--listener={self.bootstrap}",
+                f"--listener={self._listener}://{self.bootstrap}",
                 f"--metrics={self._metrics_listener}",
                 *pairs,
                 *self.flags,
@@ -194,7 +197,7 @@ class ShoalProcess:
             self.log.append(line.rstrip())
             if match := _METRICS.search(line):
                 self.metrics_url = match[1]
-            if match := _LISTENS.search(line):
+            if (match := _LISTENS.search(line)) and self.bootstrap.endswith(":0"):
                 self.bootstrap = match[1]
             if line.startswith("Ready"):
                 self._said_ready = True

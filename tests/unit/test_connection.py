@@ -126,6 +126,10 @@ def test_a_connection_that_is_lost_gives_up_its_requests() -> None:
     [
         (b"\xff\xff\xff\xff", "a request of -1 bytes"),
         (b"\x7f\xff\xff\xff", "socket.request.max.bytes is 104857600"),
+        (
+            b"\x16\x03\x01\x02\0\1",
+            "the client speaks TLS on the listener PLAINTEXT, whose protocol",
+        ),
         (b"\0\0\0\2\0\0", "a request of 2 bytes has no header"),
         (b"\0\0\0\x0a\0\x63\0\0\0\0\0\1\xff\xff", "API key 99 is not served on PLAINTEXT"),
     ],

@@ -110,6 +110,9 @@ class FollowedQuorum:
     def address_of(self, id: int) -> Address | None:
         return self._leader if id == self.leader_id else None
 
+    def listener_at(self, _address: Address) -> str:
+        return "CONTROLLER"
+
 
 class Inactive:
     """The metadata log of a node that is not the active controller."""

@@ -49,6 +49,7 @@ from shoal.server.network.encoding import ErrorResponses
 from shoal.server.network.envelopes import EnvelopeHandler
 from shoal.server.network.fetch_sessions import FetchSessions
 from shoal.server.network.health import HealthListener
+from shoal.server.network.link_security import LinkSecurity
 from shoal.server.network.links import SetupTimeouts
 from shoal.server.network.listener import Listener, ListenError
 from shoal.server.network.node_tls import NodeTls
@@ -118,6 +119,8 @@ class Broker:
         self.listeners: list[Listener] = []
         self.directory = LogDirectory(node.system.storage, config.data_dir)
         self.setup_timeouts = SetupTimeouts.from_config(config)
+        self.link_security = LinkSecurity(node, self.metadata_cache, self.tls)
+        self.link_security.check()
         errors = ErrorResponses(node.log, apis.rows, self.metrics)
         self.envelopes = EnvelopeHandler(
             self,
@@ -138,7 +141,9 @@ class Broker:
             side: ReplicationQuota(node, self.metadata_cache, self.metrics, side)
             for side in (LEADER, FOLLOWER)
         }
-        self.peers = BrokerPeers(node, self.metadata_cache, self.setup_timeouts)
+        self.peers = BrokerPeers(
+            node, self.metadata_cache, self.setup_timeouts, self.link_security.of
+        )
         self._make_replication()
         #: A controller without the broker role has none.
         self.coordinators: list[CoordinatorService[Any]] = []
@@ -195,7 +200,9 @@ class Broker:
         """Construct the parts of `server.cluster`."""
         node, cache, directory = self.node, self.metadata_cache, self.directory
         self.registration = Registration(node, directory, self.listeners)
-        self.quorum = Quorum(node, directory, self.registration, self.setup_timeouts)
+        self.quorum = Quorum(
+            node, directory, self.registration, self.setup_timeouts, self.link_security.of
+        )
         self.metadata = Metadata(node, self.quorum, cache)
         self.security_records = SecurityRecords(self.quorum, self.metadata)
         self._first_users = FirstUsers(node, cache, self.metadata)
@@ -208,6 +215,7 @@ class Broker:
             apis=apis.rows,
             handle=self.envelopes.handle,
             timeouts=self.setup_timeouts,
+            security=self.link_security.of,
         )
         self.controller = Controller(node, cache, self.quorum, self.metadata)
         self.lifecycle = Lifecycle(

@@ -86,7 +86,7 @@ def cluster_config(config: BrokerConfig) -> ClusterConfig:
         listener,
         inter_broker,
         kinds,
-        _security(config, kinds, (listener, inter_broker)),
+        _security(config, kinds, (listener, inter_broker, *of_controllers)),
         _settings(config),
     )
 
@@ -117,7 +117,7 @@ def _inter_broker(
 
 
 def _security(
-    config: BrokerConfig, kinds: Mapping[str, Listeners], linked: tuple[str, str]
+    config: BrokerConfig, kinds: Mapping[str, Listeners], linked: tuple[str, ...]
 ) -> dict[str, ListenerSecurity]:
     """Return the security of the listeners that this node opens and of those it connects to.
 

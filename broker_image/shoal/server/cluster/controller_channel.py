@@ -24,9 +24,10 @@ from shoal.security import principals
 from shoal.security.principals import ForwardedPrincipal
 from shoal.server.authorization import OWN
 from shoal.server.network.api import Api, Peer, Request
-from shoal.server.network.links import Link, SetupTimeouts
+from shoal.server.network.links import Link, SetupTimeouts, plaintext
 
 if TYPE_CHECKING:
+    from shoal.client.security import Security
     from shoal.client.settings import Address
     from shoal.server.node import Node
 
@@ -54,6 +55,9 @@ class QuorumPort(Protocol):
     def address_of(self, id: int) -> Address | None:
         """Return the address of a node of the quorum, if it is known."""
 
+    def listener_at(self, address: Address) -> str:
+        """Return the name of the listener at an address of the quorum."""
+
 
 class MetadataPort(Protocol):
     """The metadata log (`cluster.metadata_log`)."""
@@ -75,15 +79,17 @@ class ControllerChannel:
         apis: Mapping[int, Api],
         handle: HandleLocally,
         timeouts: SetupTimeouts,
+        security: Callable[[str], Security] = plaintext,
     ) -> None:
         """`handle` answers a request when this node is the active controller. `apis` has the
-        versions of the requests."""
+        versions of the requests. `security` returns the settings for connections to a listener."""
         self._node = node
         self._quorum = quorum
         self._metadata = metadata
         self._apis = apis
         self._handle = handle
         self._timeouts = timeouts
+        self._security = security
         self._link: Link | None = None
         self._leader_id: int | None = None
         self._leader_calls: list[Callable[[], None]] = []
@@ -233,6 +239,7 @@ class ControllerChannel:
                 client_id=f"broker-{self._node.id}",
                 request_timeout_ms=self._node.config["request.timeout.ms"],
                 timeouts=self._timeouts,
+                security=lambda: self._security(self._quorum.listener_at(address)),
             )
         return self._link
 

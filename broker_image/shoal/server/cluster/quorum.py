@@ -44,10 +44,12 @@ from shoal.quorum.voters import Endpoint, ReplicaKey, Voter, VoterSet
 from shoal.record.batch import headers
 from shoal.record.records import read_records
 from shoal.server.cluster.quorum_peers import Peers, QuorumEndpoints
+from shoal.server.network.links import plaintext
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from shoal.client.security import Security
     from shoal.client.settings import Address
     from shoal.log.directory import LogDirectory
     from shoal.log.log import Log
@@ -104,7 +106,9 @@ class Quorum:
         directory: LogDirectory,
         endpoints: QuorumEndpoints,
         timeouts: SetupTimeouts,
+        security: Callable[[str], Security] = plaintext,
     ) -> None:
+        """`security` returns the settings for connections to a listener of that name."""
         self._node = node
         self._loop = node.loop
         self._clock = node.clock
@@ -113,7 +117,14 @@ class Quorum:
         #: Added to the loop's time: a monotonic clock that begins at the wall clock's time.
         self._offset_ms = 0
         #: The other nodes; a voter that is alone never sends to them.
-        self.peers = Peers(node, directory, endpoints, timeouts, self.step)
+        self.peers = Peers(
+            node,
+            directory,
+            endpoints,
+            timeouts,
+            self.step,
+            security=lambda address: security(self.listener_at(address)),
+        )
         self.fault: str | None = None
         #: Why the replica cannot write and waits to be opened again; None while it works.
         self.write_failure: str | None = None
@@ -416,6 +427,15 @@ class Quorum:
     def learn(self, id: int, endpoint: Endpoint) -> None:
         """Note the address at which a node serves the quorum, as it reports it."""
         self.peers.learn(id, (endpoint.host, endpoint.port))
+
+    def listener_at(self, address: Address) -> str:
+        """Return the name of the listener at the address of a voter. It is another one than this
+        node's while the quorum moves to other listeners."""
+        for voter in self._raft.voters.latest if self._raft is not None else ():
+            for endpoint in voter.endpoints:
+                if (endpoint.host, endpoint.port) == address:
+                    return endpoint.name
+        return self._node.cluster.listener
 
     def address_of(self, id: int) -> Address | None:
         """Return the address at which a node serves the quorum, if any node has reported it."""

@@ -12,6 +12,7 @@ address. Voters may have moved while this node was down.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from shoal import __version__
@@ -22,11 +23,12 @@ from shoal.protocol.features import OWN_CLIENT
 from shoal.quorum import wire
 from shoal.quorum.events import Event, PeerDown, Received, RequestFailed
 from shoal.quorum.messages import FetchRequest, FetchSnapshotRequest, Message, Request, Response
-from shoal.server.network.links import Link, SetupTimeouts
+from shoal.server.network.links import Link, SetupTimeouts, plaintext
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from shoal.client.security import Security
     from shoal.client.settings import Address
     from shoal.log.directory import LogDirectory
     from shoal.quorum.voters import Endpoint
@@ -52,13 +54,16 @@ class Peers:
         endpoints: QuorumEndpoints,
         timeouts: SetupTimeouts,
         step: Callable[[Event], object],
+        security: Callable[[Address], Security] = plaintext,
     ) -> None:
-        """`step` is the quorum's. It gets the responses."""
+        """`step` is the quorum's. It gets the responses. `security` returns the settings for a
+        connection to an address."""
         self._node_id = node.id
         self._settings = node.cluster.settings
         self._directory = directory
         self._endpoints = endpoints
         self._timeouts = timeouts
+        self._security = security
         self._step = step
         self._addresses: dict[int, Address] = {}
         #: The addresses of controller.quorum.voters, and the nodes that are asked there.
@@ -194,6 +199,7 @@ class Peers:
                 client_id=f"quorum-{self._node_id}",
                 request_timeout_ms=self._settings.request_timeout_ms,
                 timeouts=self._timeouts,
+                security=partial(self._security, address),
                 needs=ApiKey.VOTE,
             )
         return link

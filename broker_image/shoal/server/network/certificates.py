@@ -93,7 +93,8 @@ def read(security: ListenerSecurity) -> Sources:
 def build(sources: Sources, *, serves: bool, linked: bool) -> Certificates:
     """Return TLS for a listener. Blocking. Raises `BadStore`.
 
-    `serves` is whether this node opens the listener, and `linked` whether nodes connect to it.
+    `serves` is whether this node opens the listener, and `linked` whether nodes of the cluster
+    connect to each other's.
     """
     security, files = sources
     keys = keystores.keystore(security, files)

@@ -50,6 +50,9 @@ WRITE_BUFFER_HIGH = 4 * 1024 * 1024
 #: Up to this size, joining buffers costs less than a system call that gathers them.
 JOIN_SIZE_MAX = 8192
 
+#: The first two bytes of a connection with TLS. As a size prefix they mean 369 MB.
+_TLS_HANDSHAKE = 0x1603
+
 _SIZE = struct.Struct(">i")
 _scratch = bytearray(SCRATCH_SIZE)
 _scratch_view = memoryview(_scratch)
@@ -217,7 +220,7 @@ class Connection(asyncio.BufferedProtocol):
                 break
             size = _SIZE.unpack_from(data, at)[0]
             if not 0 <= size <= self._frame_size_max:
-                raise WireError(f"a request of {size} bytes, where {self._limit_of_frames()}")
+                raise WireError(self._too_large(size))
             begin = at + 4
             if self._request_limits.is_full:
                 if end - begin < min(2, size):
@@ -239,10 +242,17 @@ class Connection(asyncio.BufferedProtocol):
         if at < end:
             self._backlog = bytes(data[at:])
 
-    def _limit_of_frames(self) -> str:
+    def _too_large(self, size: int) -> str:
+        assert self.peer is not None
+        if size >> 16 == _TLS_HANDSHAKE:
+            return (
+                f"the client speaks TLS on the listener {self.peer.listener}, whose protocol is"
+                f" {self.peer.security_protocol.name}. Set security.protocol to that in the client,"
+                " or let it connect to a listener with TLS"
+            )
         is_login = self._frame_size_max != self._listener.request_size_max
         name = "sasl.server.max.receive.size" if is_login else "socket.request.max.bytes"
-        return f"{name} is {self._frame_size_max}"
+        return f"a request of {size} bytes, where {name} is {self._frame_size_max}"
 
     def serve_with(self, dispatch: DispatchPort, frame_size_max: int) -> None:
         """Pass the next requests to `dispatch`, up to this size."""

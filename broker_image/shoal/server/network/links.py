@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.client.connection import Connection, connect, joined
 from shoal.client.errors import ClientError, ConnectionLost, Unreachable
+from shoal.client.security import Security
 from shoal.client.settings import Address, Settings
 
 if TYPE_CHECKING:
@@ -54,6 +55,11 @@ class SetupTimeouts:
         self._failures.pop(address, None)
 
 
+def plaintext(_listener: object = None) -> Security:
+    """The security of connections to listeners without TLS and SASL."""
+    return Security()
+
+
 class Link:
     """Owns the connection to one address."""
 
@@ -64,16 +70,19 @@ class Link:
         client_id: str,
         request_timeout_ms: int,
         timeouts: SetupTimeouts,
+        security: Callable[[], Security] = plaintext,
         needs: ApiKey | None = None,
         on_lost: Callable[[], None] | None = None,
     ) -> None:
-        """Requests raise `Unsupported` if the peer does not serve the API `needs`. `on_lost` is
-        called when an open connection is lost, unless `close` ended it."""
+        """`security` returns the settings for a new connection; it may raise `ClientError`.
+        Requests raise `Unsupported` if the peer does not serve the API `needs`. `on_lost` is called
+        when an open connection is lost, unless `close` ended it."""
         self.address = address
         self._needs = needs
         self._client_id = client_id
         self._request_timeout_ms = request_timeout_ms
         self._timeouts = timeouts
+        self._security = security
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[Connection] | None = None
         self.on_lost = on_lost
@@ -101,6 +110,7 @@ class Link:
             settings = Settings(
                 (self.address,),
                 client_id=self._client_id,
+                security=self._security(),
                 request_timeout_ms=self._request_timeout_ms,
                 connect_timeout_ms=self._timeouts.timeout_ms(self.address),
             )

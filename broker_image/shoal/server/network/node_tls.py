@@ -45,7 +45,7 @@ class NodeTls:
                 engine,
                 audit_log,
                 serves=name in cluster.kinds,
-                linked=name in (cluster.listener, cluster.inter_broker),
+                linked=cluster.clustered and name in (cluster.listener, cluster.inter_broker),
             )
 
     def of(self, name: str) -> ListenerTls | None:

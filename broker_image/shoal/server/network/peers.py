@@ -12,11 +12,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shoal.client.errors import Unreachable
-from shoal.server.network.links import Link, SetupTimeouts
+from shoal.server.network.links import Link, SetupTimeouts, plaintext
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from shoal.client.security import Security
     from shoal.client.settings import Address
     from shoal.protocol.api import ApiKey
     from shoal.server.metadata_cache import MetadataCache
@@ -28,7 +29,15 @@ REQUEST_TIMEOUT_MS = 5_000
 class Peers:
     """Owns the connections to other brokers."""
 
-    def __init__(self, node: Node, cache: MetadataCache, timeouts: SetupTimeouts) -> None:
+    def __init__(
+        self,
+        node: Node,
+        cache: MetadataCache,
+        timeouts: SetupTimeouts,
+        security: Callable[[str], Security] = plaintext,
+    ) -> None:
+        """`security` returns the settings for connections to a listener of that name."""
+        self._security = security
         self._node = node
         self._cache = cache
         self._timeouts = timeouts
@@ -44,6 +53,18 @@ class Peers:
             endpoint = found.endpoints[0]
         return None if endpoint is None else (endpoint.host, endpoint.port)
 
+    def _listener_at(self, address: Address) -> str:
+        """Return the name of the listener at an address. It is another one than this node's while
+        the cluster moves to other listeners."""
+        inter_broker = self._node.cluster.inter_broker
+        found = {
+            endpoint.name
+            for broker in self._cache.image.brokers.values()
+            for endpoint in broker.endpoints
+            if (endpoint.host, endpoint.port) == address
+        }
+        return inter_broker if inter_broker in found or not found else min(found)
+
     def link(
         self,
         address: Address,
@@ -57,6 +78,7 @@ class Peers:
             client_id=client_id,
             request_timeout_ms=request_timeout_ms,
             timeouts=self._timeouts,
+            security=lambda: self._security(self._listener_at(address)),
             on_lost=on_lost,
         )
 

@@ -241,7 +241,7 @@ class TlsTransport(asyncio.BufferedProtocol):
             self._fail(problem)
         elif done:
             self._end_handshake()
-            self._continue(rest)
+            self._receive(rest)
 
     def _start_deadline(self) -> None:
         timeout_s = self._port.handshake_timeout_ms / 1000
@@ -274,15 +274,11 @@ class TlsTransport(asyncio.BufferedProtocol):
 
     # Receiving.
 
-    def _continue(self, rest: bytes) -> None:
-        """Receive bytes that were left over, unless the connection has stopped reading."""
-        if self._reading_paused:
-            self._ciphertext = rest
-        elif rest:
-            self._receive(rest)
-
     def _receive(self, data: Buffer) -> None:
-        """Decrypt `data` into the connection's buffers."""
+        """Decrypt `data` into the connection's buffers, unless it has stopped reading."""
+        if self._reading_paused:
+            self._ciphertext += data
+            return
         incoming, connection = self._engine.incoming, self._connection
         while True:
             incoming.write(data)
@@ -372,7 +368,7 @@ class TlsTransport(asyncio.BufferedProtocol):
                 self._tls.write(chunk)
                 self._flush()
         except OSError as error:  # An error of TLS is one, too.
-            self._engine.outgoing.read()
+            self._engine.outgoing.read()  # Nothing of it may leave on another connection.
             if not isinstance(error, ssl.SSLError):
                 reason = f"an answer could not be read from the log: {error}"
                 self._port.send_failed(self._connection, reason)
@@ -441,12 +437,13 @@ class TlsTransport(asyncio.BufferedProtocol):
         """Tell the connection when too much waits for the client, and when it does no longer."""
         if self._closing:
             return
-        size = self.get_write_buffer_size()
         if not self._writing_paused:
-            if self._files or size > self._high:
+            # What a socket that is not full has left is sent without a further call.
+            waiting = self.get_write_buffer_size() if self._socket_full else self._memory
+            if self._files or waiting > self._high:
                 self._writing_paused = True
                 self._connection.pause_writing()
-        elif not self._files and size <= self._low:
+        elif not self._files and not self._socket_full and self._memory <= self._low:
             self._writing_paused = False
             # Another connection may be in the middle of its request.
             self._loop.call_soon(self._resume_connection)

@@ -1,0 +1,263 @@
+"""Three brokers whose listeners, also those for controllers, all need certificates of clients."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import captures
+import pytest
+from certificates import Authority, Stores
+from cluster.test_replication import CONFIGS, PARTITIONS
+from clusters import ShoalCluster
+from conditions import eventually
+from confluent_kafka import Consumer, Producer
+from machine import lacking
+from shoal.client.client import SyncClient
+from shoal.client.errors import ClientError
+from shoal.client.topics import NewTopic
+from shoal.protocol.api import ApiKey
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MARKER = b"a-record-in-clear-text"
+_names = (f"topic-{n}" for n in itertools.count())
+
+
+class Secured(ShoalCluster):
+    """A cluster, its authority, and the stores of its nodes and clients."""
+
+    def __init__(self, folder: Path, **more: Any) -> None:
+        self.authority = Authority()
+        self.stores = Stores(folder / "stores")
+        client = self.stores.configs(self.authority.issue("client"), self.authority, "client")
+        super().__init__(
+            folder,
+            configs={
+                **CONFIGS,
+                "ssl.client.auth": "required",
+                "shoal.ssl.reload.interval.ms": "200",
+                **more,
+            },
+            listener="SSL",
+            client={"security.protocol": "SSL", **client},
+        )
+        for id, node in self.nodes.items():
+            node.configs |= self.certify(id)
+
+    def certify(self, id: int) -> dict[str, str]:
+        """Write new stores of a node. Return the configs that name them."""
+        identity = self.authority.issue(f"node-{id}")
+        return self.stores.configs(identity, self.authority, f"node-{id}")
+
+    def librdkafka(self) -> dict[str, str]:
+        """Properties of a client of librdkafka."""
+        keystore = self.client["ssl.keystore.location"]
+        return {
+            "bootstrap.servers": self.bootstrap,
+            "security.protocol": "SSL",
+            "ssl.ca.location": self.client["ssl.truststore.location"],
+            "ssl.certificate.location": keystore,
+            "ssl.key.location": keystore,
+        }
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Secured]:
+    found = Secured(tmp_path)
+    try:
+        yield found.start()
+    finally:
+        found.stop()
+
+
+def new_topic(cluster: Secured) -> str:
+    name = next(_names)
+    with SyncClient(cluster.bootstrap, cluster.client) as client:
+        client.run(client.admin.topics.create([NewTopic(name, PARTITIONS, 3)]))
+    cluster.on_all(name, cluster.brokers)
+    return name
+
+
+class Writer:
+    """A producer with acks=all, and the values that were acknowledged."""
+
+    def __init__(self, cluster: Secured, topic: str, *, first: int = 0) -> None:
+        self.topic = topic
+        self.acknowledged: set[bytes] = set()
+        self.failed: list[str] = []
+        self._numbers = itertools.count(first)
+        self.producer = Producer({**cluster.librdkafka(), "enable.idempotence": True})
+
+    def write(self, count: int) -> None:
+        for number in itertools.islice(self._numbers, count):
+            value = b"%s-%d" % (MARKER, number)
+            self.producer.produce(self.topic, value, on_delivery=self._delivered)
+            self.producer.poll(0)
+
+    def flush(self) -> None:
+        assert self.producer.flush(60) == 0
+
+    def _delivered(self, error: Any, message: Any) -> None:
+        if error is None:
+            self.acknowledged.add(message.value())
+        else:
+            self.failed.append(str(error))
+
+
+def read(cluster: Secured, topic: str, expected: set[bytes]) -> None:
+    """Read until all values are there."""
+    consumer = Consumer(
+        {**cluster.librdkafka(), "group.id": f"of-{topic}", "auto.offset.reset": "earliest"}
+    )
+    consumer.subscribe([topic])
+    found: set[bytes] = set()
+
+    def everything() -> bool:
+        for message in consumer.consume(1000, timeout=0.5):
+            assert message.error() is None, message.error()
+            found.add(message.value())
+        return found >= expected
+
+    try:
+        eventually(everything)
+    finally:
+        consumer.close()
+
+
+def test_records_are_replicated_and_survive_a_kill(cluster: Secured) -> None:
+    topic = new_topic(cluster)
+    writer = Writer(cluster, topic)
+    writer.write(2000)
+    writer.flush()
+    leader = cluster.topic(1, topic)[0].leader_id
+    writer.write(1000)
+    cluster.nodes[leader].kill9()
+    writer.write(1000)
+    writer.flush()
+    assert not writer.failed
+    assert len(writer.acknowledged) == 4000
+    cluster.nodes[leader].start()
+    eventually(
+        lambda: all(len(p.isr_nodes) == 3 for p in cluster.topic(leader, topic)),
+        what="all replicas are in sync",
+    )
+    read(cluster, topic, writer.acknowledged)
+
+
+def test_a_controller_is_killed(cluster: Secured) -> None:
+    first = cluster.controller()
+    cluster.nodes[first].kill9()
+    second = cluster.controller(but=first)
+    assert second != first
+    cluster.nodes[first].start()
+    new_topic(cluster)
+
+
+def test_nodes_are_known_by_their_certificates_and_others_are_refused(cluster: Secured) -> None:
+    """Another authority's certificate, none, and plaintext, at both kinds of listeners."""
+    other = cluster.stores.configs(
+        Authority("Another CA").issue("node-1"), cluster.authority, "other"
+    )
+    client = dict(cluster.client)
+    strangers = [
+        {"security.protocol": "SSL", **other},
+        {k: v for k, v in client.items() if "keystore" not in k},
+        {},
+    ]
+    for stranger in strangers:
+        cluster.client = stranger
+        for api in (ApiKey.METADATA, ApiKey.VOTE):
+            with pytest.raises(ClientError):
+                cluster.ask(1, api, {"topics": None})
+    cluster.client = client
+    assert cluster.metadata(1).brokers
+    logins = sum(
+        sample.value
+        for sample in cluster.nodes[1].samples(
+            "kafka_server_socket_server_metrics_failed_authentication_total"
+        )
+    )
+    assert logins >= 6
+
+
+def test_no_record_leaves_in_clear_text(tmp_path: Path) -> None:
+    """Produce, replication, fetches from files, and share fetches, on all ports."""
+    reason = captures.lacks()
+    if reason is not None:
+        lacking(reason)
+    cluster = Secured(tmp_path)
+    addresses = [*cluster.addresses.values(), *cluster.controllers.values()]
+    with captures.Capture(MARKER, [int(a.rpartition(":")[2]) for a in addresses]) as capture:
+        try:
+            cluster.start()
+            topic = new_topic(cluster)
+            writer = Writer(cluster, topic)
+            writer.write(20_000)
+            writer.flush()
+            read(cluster, topic, writer.acknowledged)
+        finally:
+            cluster.stop()
+    assert capture.bytes > 4 * 20_000 * len(MARKER), "the capture missed packets"
+    assert capture.found == 0
+
+
+def test_certificates_are_renewed_under_load(cluster: Secured) -> None:
+    """New leaf certificates, then another authority in three phases: no produce fails, and no
+    broker restarts. A client of librdkafka keeps the certificates that it began with."""
+    topic = new_topic(cluster)
+    old, new = cluster.authority, Authority("New CA")
+    both = old.pem + new.pem
+    cluster.stores.write("client-ca.pem", both)
+    writers = [Writer(cluster, topic)]
+    pids = [node.pid for node in cluster.nodes.values()]
+
+    def loaded(times: int) -> bool:
+        return all(
+            sample.value >= times
+            for node in cluster.nodes.values()
+            for sample in node.samples("shoal_listener_certificate_loads_total")
+        )
+
+    def phase(times: int) -> None:
+        writers[-1].write(1000)
+        eventually(lambda: loaded(times), what="each broker has loaded its new stores")
+        with SyncClient(cluster.bootstrap, cluster.client) as client:
+            found = client.run(client.admin.describe_cluster())
+            assert len(found.brokers) == 3
+        writers[-1].write(1000)
+
+    for id in cluster.nodes:
+        cluster.certify(id)
+    phase(1)
+    for id in cluster.nodes:
+        cluster.stores.write(f"node-{id}-ca.pem", both)
+    phase(2)
+    for id in cluster.nodes:
+        cluster.stores.write(f"node-{id}.pem", new.issue(f"node-{id}").pem)
+    phase(3)
+    cluster.stores.write("client.pem", new.issue("client").pem)
+    cluster.stores.write("client-ca.pem", new.pem)
+    writers[0].flush()
+    writers.append(Writer(cluster, topic, first=1_000_000))
+    for id in cluster.nodes:
+        cluster.stores.write(f"node-{id}-ca.pem", new.pem)
+    phase(4)
+    # Connections of before stay open, and those between nodes can be made again.
+    leader = cluster.topic(1, topic)[0].leader_id
+    other = next(id for id in cluster.nodes if id != leader)
+    cluster.nodes[other].kill9()
+    pids.remove(pids[other - 1])
+    writers[-1].write(1000)
+    cluster.nodes[other].start()
+    writers[-1].flush()
+    assert not [writer.failed for writer in writers if writer.failed]
+    assert [len(writer.acknowledged) for writer in writers] == [6000, 3000]
+    assert {node.pid for node in cluster.nodes.values()} > set(pids)
+    eventually(
+        lambda: all(len(p.isr_nodes) == 3 for p in cluster.topic(leader, topic)),
+        what="all replicas are in sync",
+    )
+    read(cluster, topic, writers[0].acknowledged | writers[1].acknowledged)
