@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.java
 
 #: The longest silence of a group after each fault, in seconds. On a machine with a load of 50 it
-#: was 0.7 after a kill, 3.5 in a restart and 5.8 in a freeze. A frozen broker is fenced after its
-#: session of 6 s, and its clients wait that long for a response.
-SILENCE_S = {"kill": 3.0, "restart": 3.0, "freeze": 15.0}
+#: was 0.7 after a kill, 3.5 in a restart and 5.8 in a freeze. After a kill it is three times the
+#: pause of 0.7 s that `docs/performance.md` claims. A frozen broker is fenced after its session of
+#: 6 s, and its clients wait that long for a response.
+SILENCE_S = {"kill": 2.1, "restart": 2.1, "freeze": 15.0}
 BRIEF = [Fault("kill", "leader"), Fault("restart", "controller"), Fault("freeze", "follower")]
 MATRIX = [
     Fault(how, role)

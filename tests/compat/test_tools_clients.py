@@ -20,7 +20,7 @@ pytestmark = pytest.mark.java
 QUIET = ("--timeout-ms", "15000")
 TOOLS = "org.apache.kafka.tools.consumer"
 #: From a subscription to the first record, with Java's first requests; Kafka takes 5 s.
-FIRST_RECORD_MS = 1500
+FIRST_RECORD_MS = 500
 
 
 @pytest.fixture
