@@ -80,7 +80,7 @@ class Authority:
         issuer = named(name) if parent is None else parent.certificate.subject
         signer = self.key if parent is None else parent.key
         builder = _builder(named(name), issuer, self.key, days=(-1, 3650))
-        self.certificate = (
+        self.certificate: x509.Certificate = (
             builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
             .add_extension(_usage(authority=True), critical=True)
             .sign(signer, hashes.SHA256())
@@ -202,7 +202,7 @@ class Stores:
         self, identity: Identity | None, trusted: Authority | None, name: str = "server"
     ) -> dict[str, str]:
         """Configs of Kafka with PEM stores, for brokers and Java clients alike."""
-        found = {}
+        found: dict[str, str] = {}
         if identity is not None:
             path = self.write(f"{name}.pem", identity.pem)
             found |= {"ssl.keystore.type": "PEM", "ssl.keystore.location": str(path)}

@@ -12,17 +12,27 @@ from shoal.protocol.api import ApiKey
 from shoal.record.records import build_batch
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Mapping
 
 
 class WireClient:
     """Requests are mappings; responses are kio's entities."""
 
-    def __init__(self, bootstrap: str, *, timeout_s: float = 120, client_id: str = "wire") -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        *,
+        timeout_s: float = 120,
+        client_id: str = "wire",
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self.client_id = client_id
         host, port = bootstrap.rsplit(":", 1)
         self.sock = socket.create_connection((host, int(port)), timeout_s)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            self.sock = tls.wrap_socket(self.sock, server_hostname="localhost")
         self._correlation_id = 0
 
     def __enter__(self) -> WireClient:

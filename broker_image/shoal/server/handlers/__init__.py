@@ -191,7 +191,14 @@ HANDLERS: dict[int, Api] = {
             describe_configs.refuse,
             on=BOTH,
         ),
-        Api(ApiKey.ALTER_CONFIGS, range(3), alter_configs.handle, alter_configs.refuse, on=BOTH),
+        Api(
+            ApiKey.ALTER_CONFIGS,
+            range(3),
+            alter_configs.handle,
+            alter_configs.refuse,
+            check=alter_configs.check,
+            on=BOTH,
+        ),
         Api(ApiKey.DESCRIBE_LOG_DIRS, range(1, 6), describe_log_dirs.handle),
         Api(ApiKey.SASL_AUTHENTICATE, range(3), sasl_handshake.authenticate, on=BOTH),
         Api(
@@ -208,6 +215,7 @@ HANDLERS: dict[int, Api] = {
             range(2),
             incremental_alter_configs.handle,
             alter_configs.refuse,
+            check=incremental_alter_configs.check,
             on=BOTH,
         ),
         Api(

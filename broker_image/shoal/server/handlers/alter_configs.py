@@ -4,21 +4,57 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal.metadata.alterations import Alteration, Change, alter_configs
+from shoal.metadata import listener_configs
+from shoal.metadata.alterations import Alteration, Change, alter_configs, altered
+from shoal.metadata.image import ResourceType
+from shoal.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from shoal.server.broker import Broker
-    from shoal.server.network.api import Answer, Request
+    from shoal.server.network.api import Answer, Body, Request
 
 
 def handle(broker: Broker, request: Request) -> Answer:
     return alter(broker, request, incremental=False)
 
 
-def alter(broker: Broker, request: Request, *, incremental: bool) -> Answer:
-    """Alter configs; with `incremental` only those that the request names."""
-    body = request.body
-    alterations = [
+def check(broker: Broker, request: Request) -> Awaitable[Body | None] | None:
+    return check_tls(broker, request, incremental=False)
+
+
+def check_tls(
+    broker: Broker, request: Request, *, incremental: bool
+) -> Awaitable[Body | None] | None:
+    """Check that this broker could use its certificates with the altered configs, before the
+    controller stores them. As in Kafka, only the broker itself can check its files."""
+    own = ResourceType.BROKER, str(broker.node_id)
+    for alteration in _alterations(request, incremental=incremental):
+        if alteration.key == own and any(map(_is_tls, alteration.changes)):
+            after = altered(broker.image, alteration, incremental=incremental)
+            if after is not None and broker.tls.listeners:
+                layers = broker.image.layers._replace(broker=after)
+                return _refusal(broker.tls.refusal(layers), request)
+    return None
+
+
+def _is_tls(change: Change) -> bool:
+    override = listener_configs.split(change.name)
+    if override is None and change.name in listener_configs.SECURITY:
+        return False  # The controller refuses it without a listener.
+    target = change.name if override is None else override.target
+    return target.removeprefix("shoal.").startswith("ssl.")
+
+
+async def _refusal(found: Awaitable[str | None], request: Request) -> Body | None:
+    """Return the response if there is a reason to refuse the request."""
+    reason = await found
+    return None if reason is None else refuse(request, ErrorCode.invalid_request, reason)
+
+
+def _alterations(request: Request, *, incremental: bool) -> list[Alteration]:
+    return [
         Alteration(
             resource.resource_type,
             resource.resource_name,
@@ -27,8 +63,14 @@ def alter(broker: Broker, request: Request, *, incremental: bool) -> Answer:
                 for c in resource.configs
             ],
         )
-        for resource in body.resources
+        for resource in request.body.resources
     ]
+
+
+def alter(broker: Broker, request: Request, *, incremental: bool) -> Answer:
+    """Alter configs; with `incremental` only those that the request names."""
+    body = request.body
+    alterations = _alterations(request, incremental=incremental)
     return broker.metadata.submit(
         lambda image: alter_configs(
             image, alterations, incremental=incremental, validate_only=body.validate_only

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.protocol import codec, frames
@@ -170,11 +170,7 @@ class Dispatcher:
                     ErrorCode.unsupported_version,
                     f"The feature {row.feature} is off: its level is 0.",
                 )
-            answer: Any = (
-                self._controller.forward(frame, request)
-                if row.by_controller and not self._controller.is_local
-                else row.handle(self._context, request)
-            )
+            answer: Any = self._answer(row, frame, request)
         except WireError:
             raise
         except Exception as error:
@@ -190,6 +186,28 @@ class Dispatcher:
             return self.resolve(request, answer)
         assert isinstance(answer, (list, Mapping)), answer
         return self._respond(request, answer)
+
+    def _answer(self, row: Api, frame: bytearray, request: Request) -> Any:
+        """Return the answer to a request after this node's check of it, if there is one."""
+        checked = None if row.check is None else row.check(self._context, request)
+        if checked is None:
+            return self._proceed(row, frame, request)
+        return asyncio.ensure_future(self._when_checked(checked, row, frame, request))
+
+    async def _when_checked(
+        self, checked: Awaitable[Body | None], row: Api, frame: bytearray, request: Request
+    ) -> Any:
+        refusal = await checked
+        if refusal is not None:
+            return refusal
+        answer = self._proceed(row, frame, request)
+        return await answer if isinstance(answer, asyncio.Future) else answer
+
+    def _proceed(self, row: Api, frame: bytearray, request: Request) -> Any:
+        """Handle a request, or forward it to the controller."""
+        if row.by_controller and not self._controller.is_local:
+            return self._controller.forward(frame, request)
+        return row.handle(self._context, request)
 
     def login_failed(self, _peer: Peer, _reason: str) -> bool:
         """Whether bytes that are no request are a failed login: they are not, here."""
