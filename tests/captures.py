@@ -27,7 +27,7 @@ def lacks() -> str | None:
 
 
 class Capture:
-    """Counts the packets of some ports, and those of them that contain a marker."""
+    """Counts the packets of some ports, and the packets with a marker."""
 
     def __init__(self, marker: bytes, ports: Iterable[int]) -> None:
         self._marker = marker

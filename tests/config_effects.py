@@ -188,6 +188,21 @@ test_requests_to_the_controller_are_given_up request.timeout.ms
 sim/test_scenes.py
 test_a_leader_that_is_cut_off_refuses_when_its_session_is_over broker.session.timeout.ms
 
+wire/test_tls_listeners.py
+test_formats_of_stores ssl.keystore.location ssl.keystore.type ssl.keystore.password
+test_formats_of_stores ssl.keystore.key ssl.keystore.certificate.chain ssl.key.password
+test_formats_of_stores ssl.truststore.location ssl.truststore.type ssl.truststore.password
+test_formats_of_stores ssl.truststore.certificates
+test_certificates_of_clients ssl.client.auth
+test_users_are_named_by_rules ssl.principal.mapping.rules
+test_versions_of_tls ssl.enabled.protocols ssl.protocol
+test_cipher_suites ssl.cipher.suites
+test_names_in_the_certificates_of_other_nodes ssl.endpoint.identification.algorithm
+test_another_subject_or_name_needs_permission ssl.allow.dn.changes ssl.allow.san.changes
+test_revoked_certificates_are_refused shoal.ssl.crl.location
+test_a_handshake_has_a_deadline shoal.ssl.handshake.timeout.ms
+test_files_are_read_again shoal.ssl.reload.interval.ms
+
 unit/test_broker_settings.py
 test_security_between_brokers security.inter.broker.protocol
 test_listeners_without_encryption_stay_on_this_host shoal.insecure.listeners.enable

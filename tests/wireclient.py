@@ -12,6 +12,7 @@ from shoal.protocol.api import ApiKey
 from shoal.record.records import build_batch
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Mapping
 
 
@@ -25,6 +26,7 @@ class WireClient:
         timeout_s: float = 120,
         client_id: str = "wire",
         source: str = "",
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """`source` is the local address from which it connects, if it matters."""
         self.client_id = client_id
@@ -33,6 +35,8 @@ class WireClient:
             (host, int(port)), timeout_s, (source, 0) if source else None
         )
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            self.sock = tls.wrap_socket(self.sock, server_hostname="localhost")
         self._correlation_id = 0
 
     def __enter__(self) -> WireClient:

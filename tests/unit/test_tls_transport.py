@@ -594,7 +594,7 @@ def test_damaged_records_close_the_connection(tmp_path: Path) -> None:
 
 
 def test_the_socket_below_is_hidden(tmp_path: Path) -> None:
-    """Whoever writes to it would send records in clear text."""
+    """What is written to it directly leaves in clear text."""
 
     async def main() -> None:
         client = TlsClient(Server(AT_ONCE), Port(server_context(tmp_path)), client_context())

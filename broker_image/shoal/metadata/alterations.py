@@ -104,13 +104,7 @@ def _alter(image: MetadataImage, asked: Alteration, incremental: bool) -> list[M
     if without:
         raise _invalid(f"Null value not supported for : {', '.join(without)}")
     before = image.configs.get(asked.key, configs.NONE)
-    after = dict(before) if incremental else {}
-    for change in asked.changes:
-        value = _changed(image, asked.resource_type, change, after.get(change.name))
-        if value is None:
-            after.pop(change.name, None)
-        else:
-            after[change.name] = value
+    after = _altered(image, asked, incremental)
     check = _CHECKS.get(asked.resource_type)
     if check is None:
         raise _invalid(f"Unknown resource type {asked.resource_type}")
@@ -128,7 +122,29 @@ def _alter(image: MetadataImage, asked: Alteration, incremental: bool) -> list[M
         )
         for name in sorted(touched)
         if before.get(name) != after.get(name)
+        # Brokers read files again that a config names, also if it stays the same (KAFKA-14136).
+        or (asked.resource_type == ResourceType.BROKER and name in changed and name in after)
     ]
+
+
+def altered(image: MetadataImage, asked: Alteration, *, incremental: bool) -> dict[str, str] | None:
+    """Return the configs of a resource after an alteration, unchecked; None for one that cannot be
+    read."""
+    try:
+        return _altered(image, asked, incremental)
+    except _Refused:
+        return None
+
+
+def _altered(image: MetadataImage, asked: Alteration, incremental: bool) -> dict[str, str]:
+    after = dict(image.configs.get(asked.key, configs.NONE)) if incremental else {}
+    for change in asked.changes:
+        value = _changed(image, asked.resource_type, change, after.get(change.name))
+        if value is None:
+            after.pop(change.name, None)
+        else:
+            after[change.name] = value
+    return after
 
 
 def _changed(

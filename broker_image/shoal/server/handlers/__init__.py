@@ -234,7 +234,14 @@ HANDLERS: dict[int, Api] = {
             describe_configs.refuse,
             on=BOTH,
         ),
-        Api(ApiKey.ALTER_CONFIGS, range(3), alter_configs.handle, alter_configs.refuse, on=BOTH),
+        Api(
+            ApiKey.ALTER_CONFIGS,
+            range(3),
+            alter_configs.handle,
+            alter_configs.refuse,
+            check=alter_configs.check,
+            on=BOTH,
+        ),
         Api(
             ApiKey.DESCRIBE_LOG_DIRS,
             range(1, 6),
@@ -287,6 +294,7 @@ HANDLERS: dict[int, Api] = {
             range(2),
             incremental_alter_configs.handle,
             alter_configs.refuse,
+            check=incremental_alter_configs.check,
             on=BOTH,
         ),
         Api(

@@ -16,7 +16,7 @@ futures complete.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -151,6 +151,10 @@ class Api:
     feature: str = ""
     #: The listeners that serve it, as in Kafka 4.3.1.
     on: Listeners = Listeners.BROKER
+    #: A check by the node that the client is connected to, before the request is handled or
+    #: forwarded: (context, request) -> future of the response that refuses it, or of None. No
+    #: future means that there is nothing to check.
+    check: Callable[[Any, Request], Awaitable[Body | None] | None] | None = None
     #: The handler on controller listeners, if it is another one.
     on_controllers: Handler | None = None
     #: Yields the permissions that the whole request needs (`handlers.authorization`).

@@ -114,7 +114,9 @@ def build(sources: Sources, *, serves: bool, linked: bool) -> Certificates:
     try:
         mapper = PrincipalMapper(security.value("ssl.principal.mapping.rules"))
         context = None if keys is None else _server_context(sources, keys, trusted, client_auth)
-    except ValueError as error:  # Errors of TLS are OSErrors.
+    except ssl.SSLError as error:
+        raise BadStore(f"OpenSSL refuses its stores: {error.reason or error}.") from None
+    except ValueError as error:
         raise BadStore(f"{error}.") from None
     if linked and context is not None and keys is not None and trusted is not None:
         _check_trusts_itself(context, keys, trusted)
@@ -153,7 +155,8 @@ def _server_context(
     path = security.value("shoal.ssl.crl.location")
     if path is not None:
         keystores.revocations(path, sources.files[path])
-        context.load_verify_locations(cadata=sources.files[path].decode())
+        with _file(sources.files[path]) as copy:
+            context.load_verify_locations(copy)
         context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     return context
 

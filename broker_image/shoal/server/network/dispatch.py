@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.protocol import codec, frames
@@ -185,8 +185,8 @@ class Dispatcher:
         assert isinstance(answer, (list, Mapping)), answer
         return self._respond(request, answer)
 
-    def _answer(self, row: Api, frame: bytearray, request: Request) -> Answer:
-        """Call the handler of a request, or forward it. Raises `ApiError`."""
+    def _answer(self, row: Api, frame: bytearray, request: Request) -> Any:
+        """Return the answer to a request after this node's checks of it. Raises `ApiError`."""
         if row.feature and not self._cache.image.features.get(row.feature):
             raise ApiError(
                 ErrorCode.unsupported_version,
@@ -194,6 +194,22 @@ class Dispatcher:
             )
         if row.admit is not None:
             row.admit(self._context, request)
+        checked = None if row.check is None else row.check(self._context, request)
+        if checked is None:
+            return self._proceed(row, frame, request)
+        return asyncio.ensure_future(self._when_checked(checked, row, frame, request))
+
+    async def _when_checked(
+        self, checked: Awaitable[Body | None], row: Api, frame: bytearray, request: Request
+    ) -> Any:
+        refusal = await checked
+        if refusal is not None:
+            return refusal
+        answer = self._proceed(row, frame, request)
+        return await answer if isinstance(answer, asyncio.Future) else answer
+
+    def _proceed(self, row: Api, frame: bytearray, request: Request) -> Any:
+        """Call the handler of a request, or forward it to the controller. Raises `ApiError`."""
         if row.by_controller and not self._controller.is_local:
             return self._controller.forward(frame, request)  # The controller authorizes it.
         if row.needs is not None and self._access.enabled:

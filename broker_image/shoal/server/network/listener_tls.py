@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from cryptography import x509
 
+from shoal.metadata.config_keys import ConfigError
 from shoal.security import audit, distinguished_names
 from shoal.security.principal_mapping import NoMatchingRule
 from shoal.server.config import InvalidConfig
@@ -185,7 +186,7 @@ class ListenerTls:
                     return state, None
                 built = self._built(sources)
                 return state, certificates.not_valid(built, self.now()) or built
-            except BadStore as error:
+            except (BadStore, ConfigError) as error:
                 return state or str(error), str(error)
 
         self._tried, result = await self._node.loop.run_in_executor(None, work)
@@ -220,6 +221,8 @@ class ListenerTls:
                 built = self._built(certificates.read(security))
             except BadStore as error:
                 return str(error)
+            except ConfigError:
+                return None  # The controller refuses it.
             return certificates.not_valid(built, self.now()) or certificates.incompatible(
                 self.certificates, built, security
             )

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
+    from shoal.metadata.configs import Layers
     from shoal.metadata.delta import MetadataDelta
     from shoal.metadata.image import MetadataImage
     from shoal.server.audit import Audit
@@ -58,6 +59,14 @@ class NodeTls:
             self._cache.subscribe(self._image_changed)
             interval_ms = self._node.config["shoal.ssl.reload.interval.ms"]
             self._node.timers.every(interval_ms, self._check_all)
+
+    async def refusal(self, layers: Layers) -> str | None:
+        """Return why the listeners could not use the configs in `layers`, or None."""
+        for name, listener in self.listeners.items():
+            reason = await listener.refusal(layers)
+            if reason is not None:
+                return f"Invalid TLS configuration of the listener {name}: {reason}"
+        return None
 
     def stop(self) -> None:
         for check in self._checks:
