@@ -125,7 +125,7 @@ def test_a_refusal_names_the_record(client: WireClient, topic: str) -> None:
     zeros = record(0, value=bytes(8 * MIB))
     found = client.produce(topic, records=batch(zeros, record(7), codec=4))
     assert found.error_code is ErrorCode.invalid_record
-    assert "record 1 of 2" in found.error_message
+    assert "Record 1 of 2" in found.error_message
     faulty = batch(record(0, value=bytes(200 * MIB)), codec=4)
     found = client.produce(topic, records=faulty)
     assert found.error_code is ErrorCode.invalid_record
@@ -180,4 +180,4 @@ def test_without_compiled_modules_the_broker_logs_that_and_validates(
         wrong = batch(*records(5000), record(7), codec=1)
         found = client.produce("pure", records=wrong)
         assert found.error_code is ErrorCode.invalid_record
-        assert "record 5000 of 5001" in found.error_message
+        assert "Record 5000 of 5001" in found.error_message

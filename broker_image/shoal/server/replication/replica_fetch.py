@@ -298,17 +298,17 @@ class ReplicaFetchRequest:
         """Read one partition. A throttled replica out of sync gets what its quota allows now."""
         throttle = self._ports.throttle
         throttled = throttle.active and throttle.throttles(partition)
-        throttled = False
+        left_out = False
         if throttled and self._replica_id not in partition.isr:
             room = throttle.available_bytes(now_ms)
-            throttled, max_bytes = not room, min(max_bytes, room)
-            self.throttled |= throttled
+            left_out, max_bytes = not room, min(max_bytes, room)
+            self.throttled |= left_out
         found = partition.fetch_for_follower(
             self._replica_id,
             self._broker_epoch,
             position,
             max_bytes=max(0, max_bytes),
-            min_one=self._nothing_yet and not throttled,
+            min_one=self._nothing_yet and not left_out,
             now_ms=now_ms,
         )
         if found.records:
