@@ -527,6 +527,37 @@ def test_a_member_that_asks_a_broker_that_is_cut_off_asks_the_others() -> None:
         working.result()
 
 
+def test_a_share_fetch_that_waits_gets_records_once_its_leader_is_back() -> None:
+    """A controller answers that the leader is fenced, and is deposed before it has committed that.
+    The leader keeps its records from a fetch until its next heartbeat, which nobody told the fetch:
+    it waited for its whole time."""
+    with scene() as cluster:
+        topic_id = cluster.make_topic("work", [1, 2, 3])
+        assert not written(cluster.produce(1, topic_id))
+        names = map("group-{}".format, count())
+        group = next(name for name in names if cluster.coordinator(name, GROUP) != 1)
+        lifecycle = cluster.cluster.brokers[1].broker.lifecycle  # type: ignore[union-attr]
+        counts: list[int] = []
+
+        async def work() -> None:
+            async with cluster.client() as client:
+                changes = [ConfigChange("share.auto.offset.reset", "earliest")]
+                resource = Resource(ResourceType.GROUP, group)
+                expect(await client.admin.configs.alter({resource: changes}))
+                async with await client.share(group, ["work"]) as session:
+                    got = await session.acquire(max_wait_ms=60_000)
+                    counts.append(got.count)
+                    acks = [a for one in got for a in one.acknowledge(AcknowledgeType.RELEASE)]
+                    lifecycle.is_put_out = True
+                    await session.acknowledge(acks)
+                    got = await session.acquire(max_wait_ms=60_000)
+                    counts.append(got.count)
+
+        working = Asked(cluster, work)
+        cluster.until(lambda: counts == [1, 1], "the record twice", FOUND_S)
+        working.result()
+
+
 def test_a_client_asks_the_next_broker_if_one_does_not_answer() -> None:
     """A stopped process still accepts connections. It had 10 s to answer ApiVersions before the
     client asked another broker."""

@@ -149,7 +149,7 @@ class Broker:
         self.coordinators: list[CoordinatorService[Any]] = []
         if self.cluster.is_broker:
             self._make_coordinators()
-        self.lifecycle.on_session_lost(self.replicas.wake_cut_off)
+        self.lifecycle.on_heartbeat(self.replicas.retry_cut_off)
         has_health = config.metrics_listener is not None
         self.health = HealthListener(node, self.metrics, self) if has_health else None
         self._ready = self._opened = False

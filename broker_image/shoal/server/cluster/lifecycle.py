@@ -63,7 +63,7 @@ class Lifecycle:
         self._registration = registration
         self._quorum = quorum
         self._channel = channel
-        self._session_lost_calls: list[Callable[[], None]] = []
+        self._heartbeat_calls: list[Callable[[], None]] = []
         self._drains: list[Callable[[], Awaitable[None]]] = []
         self.broker_epoch = -1
         self._beat = asyncio.Event()
@@ -79,9 +79,9 @@ class Lifecycle:
         #: The last probes found no process at the addresses of the other brokers.
         self._alone = False
 
-    def on_session_lost(self, call: Callable[[], None]) -> None:
-        """Call `call` after each heartbeat while the session `is_lost`."""
-        self._session_lost_calls.append(call)
+    def on_heartbeat(self, call: Callable[[], None]) -> None:
+        """Call `call` after each heartbeat, whether a controller answered it or not."""
+        self._heartbeat_calls.append(call)
 
     def before_handover(self, drain: Callable[[], Awaitable[None]]) -> None:
         """Await `drain()` before this broker asks to hand over the partitions that it leads."""
@@ -223,9 +223,8 @@ class Lifecycle:
             if answer is None or (self._ready and answer.is_fenced):
                 delay_s = min(delay_s, _RETRY_S)
             self._alone = answer is None and self._is_overdue() and await self._is_alone()
-            if self.is_lost:
-                for call in self._session_lost_calls:
-                    call()
+            for call in self._heartbeat_calls:
+                call()
             if answer is not None and self._stopping and answer.should_shut_down:
                 self._may_stop.set()
             elif self._stopping:

@@ -66,6 +66,8 @@ class ReplicaManager:
         self._awaited_fetches: dict[int, dict[Key, int]] = {}
         #: By broker: the time of its last fetch, in seconds of the loop's clock.
         self._last_fetch_s: dict[int, float] = {}
+        #: Partitions that were found cut off since the last heartbeat.
+        self._found_cut_off: set[Key] = set()
         partitions.on_registered(self._registered)
         partitions.on_removed(self._removed)
 
@@ -108,8 +110,13 @@ class ReplicaManager:
         """
         if partition.leadership is None or not self._session.is_lost:
             return False
-        if self._session.is_put_out:
+        if self._session.is_put_out or self._misses_follower(partition):
+            self._found_cut_off.add(partition.key)
             return True
+        return False
+
+    def _misses_follower(self, partition: Partition) -> bool:
+        """Whether an in-sync follower has been silent for broker.session.timeout.ms."""
         node = self._node
         since = node.loop.time() - node.config["broker.session.timeout.ms"] / 1000
         return any(
@@ -123,11 +130,14 @@ class ReplicaManager:
         coordinators."""
         return self._session.is_lost and any(map(self.is_cut_off, self._partitions))
 
-    def wake_cut_off(self) -> None:
-        """Retry the requests that wait for commits of partitions that are cut off."""
-        for partition in self._partitions:
-            if self.is_cut_off(partition):
-                self._purgatory.wake(partition.key)
+    def retry_cut_off(self) -> None:
+        """Retry the requests that wait for partitions that are cut off, or were found so since the
+        last call: a write is refused now, and a fetch may get records again."""
+        found, self._found_cut_off = self._found_cut_off, set()
+        if self._session.is_lost:
+            found |= {p.key for p in self._partitions if self.is_cut_off(p)}
+        for key in found:
+            self._purgatory.wake(key)
 
     def _await_followers(self, partition: Partition) -> None:
         assert partition.leadership is not None
