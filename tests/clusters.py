@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 from conditions import eventually
@@ -34,6 +35,10 @@ class ShoalCluster:
 
     #: The network that the nodes' hosts are on; loopback if None.
     network: Network | None = None
+    #: The name of the nodes' first listener.
+    listener: str = "PLAINTEXT"
+    #: The properties of clients for that listener.
+    client: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self,

@@ -48,8 +48,8 @@ class TwoListeners(ShoalCluster):
             configs["controller.quorum.voters"] = f"1@{quorum}"
         else:
             configs["controller.quorum.bootstrap.servers"] = quorum
-        process = ShoalProcess(folder, configs=configs, flags=flags)
-        process.bootstrap = f"CLIENTS://{self.addresses[id]}"
+        process = ShoalProcess(folder, configs=configs, flags=flags, listener="CLIENTS")
+        process.bootstrap = self.addresses[id]
         return process
 
 

@@ -28,7 +28,6 @@ BOUND, OPEN, UNSIGNED = "BOUND", "OPEN", "UNSIGNED"
 RSA, OTHER_RSA = (rsa.generate_private_key(65537, 2048) for _ in range(2))
 EC = ec.generate_private_key(ec.SECP256R1())
 STRANGER = rsa.generate_private_key(65537, 2048)
-NOW_S = int(time.time())
 
 
 def jwk(key: Any, **members: str) -> dict[str, Any]:
@@ -134,11 +133,20 @@ def log_in(address: str, token: str, *, authzid: str = "", extensions: str = "")
         ]
 
 
-GOOD = {"iss": "https://idp", "aud": "queue", "email": "zoë", "iat": NOW_S - 5, "exp": NOW_S + 3600}
+def in_s(seconds: float) -> float:
+    """Return the time after so many seconds. A run of all tests takes longer than the clocks'
+    permitted skew, so the tokens are made when they are sent."""
+    return int(time.time()) + seconds
+
+
+def good() -> dict[str, Any]:
+    """The claims of a valid token."""
+    times = {"iat": in_s(-5), "exp": in_s(3600)}
+    return {"iss": "https://idp", "aud": "queue", "email": "zoë", **times}
 
 
 def made(algorithm: str = "RS256", key: Any = RSA, kid: str | None = "rsa", **claims: Any) -> str:
-    given = {name: value for name, value in (GOOD | claims).items() if value is not None}
+    given = {name: value for name, value in (good() | claims).items() if value is not None}
     headers = {} if kid is None else {"kid": kid}
     return jwt.encode(given, key, algorithm, headers=headers)
 
@@ -150,7 +158,7 @@ def encoded(value: Any) -> str:
 def hmac_with_public_key() -> str:
     """PyJWT refuses to make such a token."""
     public = RSA.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    signed = f"{encoded({'alg': 'HS256', 'kid': 'rsa'})}.{encoded(GOOD)}"
+    signed = f"{encoded({'alg': 'HS256', 'kid': 'rsa'})}.{encoded(good())}"
     signature = hmac.digest(public, signed.encode(), "sha256")
     return f"{signed}.{base64.urlsafe_b64encode(signature).decode().rstrip('=')}"
 
@@ -173,15 +181,15 @@ TOKENS: dict[str, Callable[[], str]] = {
     "another key's id": lambda: made(kid="ec"),
     "a key for encryption": lambda: made(key=STRANGER, kid="encryption"),
     "a stranger's key": lambda: made(key=STRANGER),
-    "none": lambda: f"{encoded({'alg': 'none', 'kid': 'rsa'})}.{encoded(GOOD)}.",
-    "none with a signature": lambda: f"{encoded({'alg': 'none'})}.{encoded(GOOD)}.AAAA",
+    "none": lambda: f"{encoded({'alg': 'none', 'kid': 'rsa'})}.{encoded(good())}.",
+    "none with a signature": lambda: f"{encoded({'alg': 'none'})}.{encoded(good())}.AAAA",
     "HS256 with the public key": hmac_with_public_key,
     "a changed claim": lambda: ".".join(
-        part if n != 1 else encoded(GOOD | {"email": "admin"})
+        part if n != 1 else encoded(good() | {"email": "admin"})
         for n, part in enumerate(made().split("."))
     ),
     "a critical header": lambda: jwt.encode(
-        GOOD, RSA, "RS256", headers={"kid": "rsa", "crit": ["x"], "x": 1}
+        good(), RSA, "RS256", headers={"kid": "rsa", "crit": ["x"], "x": 1}
     ),
     "another issuer": lambda: made(iss="https://idp/"),
     "no issuer": lambda: made(iss=None),
@@ -193,12 +201,12 @@ TOKENS: dict[str, Callable[[], str]] = {
     "a subject that is a number": lambda: made(email=7),
     "no expiry": lambda: made(exp=None),
     "an expiry that is a text": lambda: made(exp="tomorrow"),
-    "expired within the skew": lambda: made(exp=NOW_S - 10, iat=NOW_S - 50),
-    "expired": lambda: made(exp=NOW_S - 3600, iat=NOW_S - 7200),
+    "expired within the skew": lambda: made(exp=in_s(-10), iat=in_s(-50)),
+    "expired": lambda: made(exp=in_s(-3600), iat=in_s(-7200)),
     "no date of issue": lambda: made(iat=None),
     "a date of issue that is a text": lambda: made(iat="now"),
-    "not valid yet": lambda: made(nbf=NOW_S + 3600),
-    "valid within the skew": lambda: made(nbf=NOW_S + 10),
+    "not valid yet": lambda: made(nbf=in_s(3600)),
+    "valid within the skew": lambda: made(nbf=in_s(10)),
     "not three parts": lambda: "a.b",
     "not Base64": lambda: "a.b.c",
     "not JSON": lambda: "YQ.YQ.YQ",
@@ -229,7 +237,7 @@ def test_without_an_issuer_and_an_audience(
 #: Kafka accepts these. Shoal refuses a token that is issued in the future, and an algorithm other
 #: than the one that the key set names for a key (RFC 8725, section 3.1).
 STRICTER: dict[str, Callable[[], str]] = {
-    "a date of issue in the future": lambda: made(iat=NOW_S + 600),
+    "a date of issue in the future": lambda: made(iat=in_s(600)),
     "an algorithm that the key does not serve": lambda: made("RS256", OTHER_RSA, "other"),
 }
 
@@ -244,7 +252,7 @@ def test_what_shoal_checks_in_addition(
 
 
 def plain(header: Any = None, signature: str = "", **claims: Any) -> str:
-    whole = {"sub": "alice", "iat": NOW_S - 5, "exp": NOW_S + 3600} | claims
+    whole = {"sub": "alice", "iat": in_s(-5), "exp": in_s(3600)} | claims
     given = {name: value for name, value in whole.items() if value is not None}
     parts = [
         base64.b64encode(json.dumps(part).encode()).decode().rstrip("=")
@@ -261,11 +269,11 @@ UNSIGNED_TOKENS: dict[str, Callable[[], str]] = {
     "a subject that is a number": lambda: plain(sub=7),
     "no expiry": lambda: plain(exp=None),
     "an expiry that is a text": lambda: plain(exp="x"),
-    "a fraction of a second": lambda: plain(exp=NOW_S + 100.5),
-    "expired": lambda: plain(exp=NOW_S - 3600, iat=NOW_S - 7200),
-    "expired within the skew": lambda: plain(exp=NOW_S, iat=NOW_S - 7200),
-    "issued in the future": lambda: plain(iat=NOW_S + 3600, exp=NOW_S + 7200),
-    "issued after its expiry": lambda: plain(iat=NOW_S - 1, exp=NOW_S - 1),
+    "a fraction of a second": lambda: plain(exp=in_s(100.5)),
+    "expired": lambda: plain(exp=in_s(-3600), iat=in_s(-7200)),
+    "expired within the skew": lambda: plain(exp=in_s(0), iat=in_s(-7200)),
+    "issued in the future": lambda: plain(iat=in_s(3600), exp=in_s(7200)),
+    "issued after its expiry": lambda: plain(iat=in_s(-1), exp=in_s(-1)),
     "no date of issue": lambda: plain(iat=None),
     "signed": lambda: plain(signature="AAAA"),
     "another algorithm": lambda: plain({"alg": "HS256"}),

@@ -22,22 +22,10 @@ if TYPE_CHECKING:
 BROKER, CONTROLLER = "broker", "controller"
 LISTENERS = (BROKER, CONTROLLER)
 METADATA, METADATA_ID = "__cluster_metadata", uuid.UUID(int=1)
-_ACLS = "Shoal has no ACLs"
-_SASL = "Shoal has no SASL"
-_TOKENS = "Shoal has no delegation tokens"
 _DIRECTORIES = "a Shoal broker has one log directory"
 #: APIs that Kafka serves and Shoal does not, with the reason.
 NOT_SERVED = {
-    ApiKey.DESCRIBE_ACLS: _ACLS,
-    ApiKey.CREATE_ACLS: _ACLS,
-    ApiKey.DELETE_ACLS: _ACLS,
     ApiKey.ALTER_REPLICA_LOG_DIRS: _DIRECTORIES,
-    ApiKey.CREATE_DELEGATION_TOKEN: _TOKENS,
-    ApiKey.RENEW_DELEGATION_TOKEN: _TOKENS,
-    ApiKey.EXPIRE_DELEGATION_TOKEN: _TOKENS,
-    ApiKey.DESCRIBE_DELEGATION_TOKEN: _TOKENS,
-    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: _SASL,
-    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: _SASL,
     ApiKey.CONTROLLER_REGISTRATION: "Shoal's controllers support what their brokers support",
     ApiKey.ASSIGN_REPLICAS_TO_DIRS: _DIRECTORIES,
     ApiKey.STREAMS_GROUP_HEARTBEAT: "Shoal has no groups of Kafka Streams (KIP-1071)",
@@ -52,6 +40,13 @@ NAMED_BY_SHOAL = {
     ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: "Kafka lists it once a metrics reporter takes telemetry",
     ApiKey.PUSH_TELEMETRY: "Kafka lists it once a metrics reporter takes telemetry",
 }
+#: A filter that every ACL matches.
+_ANY_ACL = {
+    "resource_type_filter": 1,
+    "pattern_type_filter": 1,
+    "operation": 1,
+    "permission_type": 1,
+}
 #: Kafka never answers these when they have no transactions.
 SILENT_IN_KAFKA = {(ApiKey.ADD_PARTITIONS_TO_TXN, 4), (ApiKey.ADD_PARTITIONS_TO_TXN, 5)}
 
@@ -64,6 +59,7 @@ def _one(**partition: Any) -> dict[str, Any]:
 #: Request fields whose defaults do not work: Kafka exits at a FetchSnapshot without topics.
 BODIES: dict[ApiKey, dict[str, Any]] = {
     ApiKey.PRODUCE: {"acks": 1},
+    ApiKey.DESCRIBE_ACLS: _ANY_ACL,
     ApiKey.FETCH_SNAPSHOT: _one(partition=0, snapshot_id={"end_offset": 1, "epoch": 1}),
     ApiKey.VOTE: _one(partition_index=0),
     ApiKey.BEGIN_QUORUM_EPOCH: _one(partition_index=0),
