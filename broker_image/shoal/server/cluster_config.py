@@ -22,7 +22,7 @@ BROKER, CONTROLLER = "broker", "controller"
 class Listeners(Flag):
     """Kinds of listeners: for clients and brokers, and for controllers.
 
-    A listener is of both kinds if the quorum uses the port of the clients (ADR 0052).
+    A listener is of both kinds if the quorum uses the port of the clients (ADR 52).
     """
 
     BROKER = 1
@@ -184,7 +184,7 @@ def _kinds(
         if name not in of_controllers:
             kinds[name] = Listeners.BROKER
         elif CONTROLLER in roles:
-            # Kafka does not permit the same listener for both (ADR 0052).
+            # Kafka does not permit the same listener for both (ADR 52).
             kinds[name] = Listeners.BOTH if name == inter_broker else Listeners.CONTROLLER
     if not kinds:
         raise InvalidConfig(
