@@ -6,8 +6,8 @@ shows the error instead of a rate.
 
 The checks have two parts, so that they cost the timed clients little and both brokers the same:
 
-* In the timed pass a client checks the error and the offset of each record, and librdkafka verifies
-  the CRC32C of each batch (`check.crcs`, which Java's consumer does by default).
+* In the timed pass a client checks the error and the offset of each record. librdkafka verifies the
+  CRC32C of each batch (`check.crcs`), as Java's consumer does by default.
 * After it, `verify` in `load_setup.py` reads the topic again and compares the stored records with
   the sent ones: the number of records of each partition, and the sum of the CRC32C of their values.
 

@@ -1,6 +1,6 @@
 """Compiles the extension modules where there is a C compiler: `make venv` does, and the broker's
 image. Without a compiler, or Python's headers, everything works in Python alone, and costs more
-(docs/adr/0042-loops-that-are-compiled.md, 0046, 0051).
+(docs/adr/0042-compile-the-key-order-loops-in-c.md, 0046, 0051).
 
 `python broker_image/compile.py [FOLDER]` compiles for the Python that runs it and prints one line
 for each module; FOLDER holds the package `shoal`, and is that of this file unless it is given. The

@@ -106,14 +106,19 @@ def _proofs(text: str) -> dict[str, list[Proof]]:
 
 PROOFS = {
     "broker": _proofs("""
+compat/test_delegation_tokens.py
+test_a_listener_without_a_secret_key delegation.token.secret.key
+test_creations delegation.token.max.lifetime.ms delegation.token.expiry.time.ms
+
+wire/test_delegation_tokens.py
+test_expired_tokens_are_removed_at_an_interval delegation.token.expiry.check.interval.ms
+
 wire/test_config_effects.py
-test_identity_of_a_broker node.id broker.id broker.rack advertised.listeners
+test_identity_of_a_broker broker.rack advertised.listeners
 test_new_topics num.partitions default.replication.factor
-test_internal_topics offsets.topic.num.partitions offsets.topic.replication.factor
-test_internal_topics offsets.topic.segment.bytes transaction.state.log.num.partitions
-test_internal_topics transaction.state.log.replication.factor transaction.state.log.segment.bytes
+test_internal_topics offsets.topic.num.partitions offsets.topic.segment.bytes
+test_internal_topics transaction.state.log.num.partitions transaction.state.log.segment.bytes
 test_internal_topics share.coordinator.state.topic.num.partitions
-test_internal_topics share.coordinator.state.topic.replication.factor
 test_internal_topics share.coordinator.state.topic.segment.bytes
 test_session_timeouts_of_classic_members group.min.session.timeout.ms group.max.session.timeout.ms
 test_classic_groups_have_a_size group.max.size
@@ -133,6 +138,10 @@ test_samples_of_the_controllers_quota controller.quota.window.size.seconds
 test_share_state_is_compressed share.coordinator.state.topic.compression.codec
 test_transactions_without_verification transaction.partition.verification.enable
 
+wire/test_authorization.py
+test_super_users_may_do_everything authorizer.class.name super.users
+test_resources_without_an_entry allow.everyone.if.no.acl.found
+
 wire/test_settings.py
 test_the_time_for_opening_a_connection_grows socket.connection.setup.timeout.ms
 test_the_time_for_opening_a_connection_grows socket.connection.setup.timeout.max.ms
@@ -142,6 +151,9 @@ test_metadata_snapshots_are_deleted_when_they_are_old
     metadata.log.max.record.bytes.between.snapshots
 test_socket_buffers socket.receive.buffer.bytes socket.send.buffer.bytes
 test_a_broker_that_is_not_let_in_gives_up initial.broker.registration.timeout.ms
+test_the_id_of_a_broker node.id broker.id
+test_metadata_requests_create_topics auto.create.topics.enable
+test_assignors_of_consumer_groups group.consumer.assignors
 
 compat/test_settings.py
 test_large_requests_wait_for_room_over_all_connections queued.max.request.bytes
@@ -153,13 +165,20 @@ test_produces_that_wait_for_a_coordinator_are_bounded queued.max.requests
 test_partitions_are_spread_over_fetch_loops_and_move_between_them num.replica.fetchers
 test_how_a_follower_fetches replica.fetch.max.bytes replica.fetch.response.max.bytes
 test_how_a_follower_fetches replica.fetch.min.bytes replica.fetch.wait.max.ms
+test_a_follower_gives_up_a_leader_that_is_silent replica.socket.timeout.ms
+test_a_follower_that_is_refused_waits replica.fetch.backoff.ms
+test_how_a_controller_fetches_metadata controller.quorum.fetch.max.bytes
+test_how_a_controller_fetches_metadata controller.quorum.fetch.snapshot.max.bytes
 test_leaders_go_back_to_preferred_replicas auto.leader.rebalance.enable
 test_leaders_go_back_to_preferred_replicas leader.imbalance.check.interval.seconds
 test_a_broker_that_stops_hands_over controlled.shutdown.enable
 test_a_follower_that_lags_leaves_the_isr replica.lag.time.max.ms
 test_unclean_elections_are_looked_for unclean.leader.election.interval.ms
 test_brokers_send_heartbeats broker.heartbeat.interval.ms
-test_logs_are_compacted log.cleaner.enable log.cleaner.backoff.ms
+test_logs_are_compacted log.cleaner.enable
+test_pauses_of_compaction log.cleaner.backoff.ms
+test_memory_for_compaction log.cleaner.dedupe.buffer.size
+test_the_first_rebalance_waits_for_more_members group.initial.rebalance.delay.ms
 test_writes_of_coordinators_are_given_up offsets.commit.timeout.ms
 test_writes_of_coordinators_are_given_up share.coordinator.write.timeout.ms
 test_a_produce_waits_for_the_end_of_the_last_transaction
@@ -168,9 +187,6 @@ test_requests_to_the_controller_are_given_up request.timeout.ms
 
 sim/test_scenes.py
 test_a_leader_that_is_cut_off_refuses_when_its_session_is_over broker.session.timeout.ms
-
-sim/test_cluster_sim.py
-test_followers_hear_of_a_leader_that_came_back_from_a_loss_of_power replica.socket.timeout.ms
 
 wire/test_tls_listeners.py
 test_formats_of_stores ssl.keystore.location ssl.keystore.type ssl.keystore.password
@@ -192,11 +208,6 @@ test_security_between_brokers security.inter.broker.protocol
 test_listeners_without_encryption_stay_on_this_host shoal.insecure.listeners.enable
 
 unit/test_config_defaults.py
-test_listeners_among_nodes listeners listener.security.protocol.map inter.broker.listener.name
-test_listeners_among_nodes controller.listener.names controller.quorum.bootstrap.servers
-test_listeners_among_nodes process.roles
-test_the_directory_of_logs log.dir log.dirs
-test_back_off_of_followers replica.fetch.backoff.ms
 test_samples_of_throttled_replication replication.quota.window.num
 test_samples_of_throttled_replication replication.quota.window.size.seconds
 test_samples_of_throttled_replication follower.replication.throttled.rate
@@ -208,16 +219,14 @@ test_when_a_quorum_acts controller.quorum.election.backoff.max.ms
 test_when_a_quorum_acts controller.quorum.fetch.timeout.ms
 test_when_a_quorum_acts controller.quorum.request.timeout.ms
 test_when_a_quorum_acts controller.quorum.retry.backoff.ms
-test_how_much_metadata_a_follower_asks_for controller.quorum.fetch.max.bytes
-test_settings_of_the_quorum controller.quorum.fetch.snapshot.max.bytes
-
-unit/test_broker_slots.py
-test_the_first_broker_has_the_given_settings shoal.brokers.per.host
 
 unit/test_offsets.py
-test_an_offset_in_a_transaction_counts_from_its_marker_on offsets.retention.minutes
+test_retention_counts_from_the_last_commit offsets.retention.minutes
 
 unit/test_internal_topics.py
+test_leaders_and_replicas_spread_over_brokers_and_racks offsets.topic.replication.factor
+test_leaders_and_replicas_spread_over_brokers_and_racks
+    transaction.state.log.replication.factor share.coordinator.state.topic.replication.factor
 test_how_many_have_to_be_in_sync_grows_too share.coordinator.state.topic.min.isr
 test_how_many_have_to_be_in_sync_grows_too transaction.state.log.min.isr
 
@@ -234,16 +243,13 @@ sim/test_settings_scenes.py
 test_cold_share_partitions_get_snapshots
     share.coordinator.cold.partition.snapshot.interval.ms
 
-unit/test_log_compaction.py
-test_memory_bounds_a_round_and_rounds_go_on log.cleaner.dedupe.buffer.size=memory_bytes
-
 wire/test_client_quotas.py
 test_connections_of_an_address quota.window.num quota.window.size.seconds
 test_connections_wait_for_their_turn max.connection.creation.rate
 test_connections_at_a_time max.connections.per.ip max.connections.per.ip.overrides
 
 wire/test_frames.py
-test_bytes_that_are_no_request_close_their_connection socket.request.max.bytes
+test_the_largest_request_that_a_broker_reads socket.request.max.bytes
 
 wire/test_hostile_requests.py
 test_connections_that_trickle connections.max.idle.ms
@@ -253,10 +259,11 @@ test_limits_on_connections max.connections
 test_retention_by_size_and_time log.retention.check.interval.ms
 
 compat/test_admin_confluent.py
-test_deletion_can_be_forbidden auto.create.topics.enable delete.topic.enable
+test_deletion_can_be_forbidden delete.topic.enable
 
 compat/test_server_command.py
 test_health_and_metrics shoal.metrics.listener=metrics_url
+test_the_directory_of_logs log.dir log.dirs
 
 compat/test_share_protocol.py
 test_the_number_of_sessions_is_limited group.share.max.share.sessions
@@ -268,14 +275,33 @@ test_the_state_log_is_cut_and_state_is_rebuilt_from_what_is_left
 compat/test_queue_semantics.py
 test_a_dead_letter_topic_is_created_where_the_broker_allows_it
     errors.deadletterqueue.auto.create.topics.enable=auto.create.topics.enable
-test_a_dead_letter_topic_is_created_where_the_broker_allows_it
-    errors.deadletterqueue.topic.name.prefix=dlq.
+test_dead_letter_topics_have_the_prefix_of_the_broker
+    errors.deadletterqueue.topic.name.prefix=topic.name.prefix
 
-compat/test_consumer_protocol_group.py
-test_members_come_and_go group.consumer.assignors=assignor
+compat/test_sasl_states.py
+test_sequences sasl.enabled.mechanisms=sasl.enabled.mechanisms
+test_sequences sasl.jaas.config=plain.sasl.jaas.config
+test_errors_are_delayed connection.failed.authentication.delay.ms
+test_a_session_ends connections.max.reauth.ms=connections.max.reauth.ms
+test_the_size_of_requests_before_the_login
+    sasl.server.max.receive.size=sasl.server.max.receive.size
 
-compat/test_kill9_groups.py
-test_confirmed_offsets_survive group.initial.rebalance.delay.ms
+compat/test_bearer_tokens.py
+test_signed_tokens sasl.server.callback.handler.class=sasl.server.callback.handler.class
+test_signed_tokens sasl.oauthbearer.jwks.endpoint.url=jwks.endpoint.url
+test_signed_tokens sasl.oauthbearer.clock.skew.seconds=clock.skew.seconds
+test_signed_tokens sasl.oauthbearer.expected.audience=expected.audience
+test_signed_tokens sasl.oauthbearer.expected.issuer=expected.issuer
+test_signed_tokens sasl.oauthbearer.scope.claim.name=scope.claim.name
+test_signed_tokens sasl.oauthbearer.sub.claim.name=sub.claim.name
+
+unit/test_key_sets.py
+test_configs_of_a_key_set sasl.oauthbearer.jwks.endpoint.refresh.ms
+test_configs_of_a_key_set sasl.oauthbearer.jwks.endpoint.retry.backoff.ms
+test_configs_of_a_key_set sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms
+
+unit/test_authentication.py
+test_configs_that_cannot_work shoal.oauthbearer.allowed.urls
 
 cluster/test_replica_selector.py
 test_a_consumer_reads_in_its_rack replica.selector.class
@@ -286,6 +312,19 @@ test_a_reassignment_takes_its_time_and_writes_do_not
 
 cluster/test_voters.py
 test_a_controller_joins_automatically controller.quorum.auto.join.enable
+
+cluster/test_broker_listeners.py
+test_clients_and_brokers_have_listeners_of_their_own listeners=--listener
+test_clients_and_brokers_have_listeners_of_their_own inter.broker.listener.name
+test_clients_and_brokers_have_listeners_of_their_own controller.listener.names
+test_clients_and_brokers_have_listeners_of_their_own controller.quorum.bootstrap.servers
+test_a_listener_needs_a_security_protocol listener.security.protocol.map
+
+cluster/test_quorum.py
+test_a_cluster_with_controllers_of_its_own process.roles=roles
+
+cluster/test_host.py
+test_replicas_share_no_host_and_a_dead_broker_comes_back shoal.brokers.per.host=--brokers-per-host
 
 cluster/test_bad_input.py
 test_nodes_that_do_not_fit_a_running_cluster controller.quorum.voters=--quorum

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.metadata.image import Scope
 from shoal.protocol import codec, frames
+from shoal.server.audit import Audit
+from shoal.server.authorization import Access
 from shoal.server.config import resolve
 from shoal.server.metadata_cache import MetadataCache
 from shoal.server.metrics.registry import Metrics
@@ -111,6 +113,7 @@ class Server:
             purgatory=self.purgatory,
             controller=controller or FakeController(),
             errors=self.errors,
+            access=Access(self.node.config, self.cache, Audit(self.node)),
         )
         self.listener = FakeListener(self.node)
 

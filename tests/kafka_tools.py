@@ -17,6 +17,7 @@ ARCHIVE = LIBRARY / "tools.jsa"
 RUN_TIMEOUT_S = 180
 #: The class that each script of Kafka's `bin` starts.
 CLASSES = {
+    "kafka-acls": "AclCommand",
     "kafka-broker-api-versions": "BrokerApiVersionsCommand",
     "kafka-client-metrics": "ClientMetricsCommand",
     "kafka-cluster": "ClusterTool",
@@ -25,6 +26,7 @@ CLASSES = {
     "kafka-console-share-consumer": "consumer.ConsoleShareConsumer",
     "kafka-consumer-groups": "consumer.group.ConsumerGroupCommand",
     "kafka-consumer-perf-test": "ConsumerPerformance",
+    "kafka-delegation-tokens": "DelegationTokenCommand",
     "kafka-delete-records": "DeleteRecordsCommand",
     "kafka-dump-log": "DumpLogSegments",
     "kafka-features": "FeatureCommand",

@@ -50,6 +50,7 @@ class KafkaProcess:
         listeners: Mapping[str, str] | None = None,
         configs: Mapping[str, str] | None = None,
         format_flags: tuple[str, ...] = (),
+        jvm_flags: tuple[str, ...] = (),
     ) -> None:
         self.directory = directory
         protocols = {"PLAINTEXT": "PLAINTEXT", **(listeners or {}), "CONTROLLER": "PLAINTEXT"}
@@ -65,6 +66,7 @@ class KafkaProcess:
             **(configs or {}),
         }
         self._format_flags = format_flags
+        self._jvm_flags = jvm_flags
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -97,13 +99,13 @@ class KafkaProcess:
         assert done.returncode == 0, done.stdout + done.stderr
         with (self.directory / "out").open("wb") as out:
             self._process = subprocess.Popen(
-                java("kafka.Kafka", str(properties), heap="512m"),
+                java(*self._jvm_flags, "kafka.Kafka", str(properties), heap="512m"),
                 stdout=out,
                 stderr=subprocess.STDOUT,
             )
         try:
             eventually(self._answers, timeout_s=START_TIMEOUT_S, what="Kafka's first response")
-        except AssertionError:
+        except (AssertionError, ChildProcessError):
             self.kill9()
             said = (self.directory / "out").read_text()[-4000:]
             raise AssertionError(f"Kafka did not start:\n{said}") from None
@@ -111,7 +113,8 @@ class KafkaProcess:
 
     def _answers(self) -> bool:
         assert self._process is not None
-        assert self._process.poll() is None, "Kafka has ended"
+        if self._process.poll() is not None:
+            raise ChildProcessError("Kafka has ended")
 
         async def ask() -> bool:
             async with Client(self.bootstrap) as client:

@@ -1,8 +1,8 @@
 """The long tail of tests, one part after the other: `make nightly`.
 
-NIGHTLY_HOURS (8) is the time in hours of the parts that can use any: simulated clusters, fuzzing
-and faults. The other parts take as long as they need. NIGHTLY_SEED starts their draws; without it,
-each night draws another and prints it. NIGHTLY_PARTS names the parts to run, all by default.
+NIGHTLY_HOURS (8) is the time in hours of the parts that can use any: simulations, fuzzing and
+faults. The other parts take as long as they need. All draws come from NIGHTLY_SEED. Without it,
+each night draws another one and prints it. NIGHTLY_PARTS names the parts to run, all by default.
 
 A part that fails does not stop the others. Each writes its output into build/nightly/PART.log. The
 summary names the parts that failed, and then the exit code is 1.
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
-#: Simulated clusters of one round: some minutes on two cores.
-SEEDS = 200
 #: What a part may take beyond its time, in seconds, to prepare and to end.
 SLACK_S = 1800.0
 #: Upper bound of a part without a given time, in seconds.
@@ -43,6 +41,23 @@ class Command(NamedTuple):
     def shown(self) -> str:
         pairs = [f"{name}={value}" for name, value in self.environment.items()]
         return " ".join([*pairs, *self.words])
+
+
+class Simulation(NamedTuple):
+    """A simulation, the variable that chooses its seeds, and the number of seeds of one round,
+    which takes some minutes on two cores."""
+
+    path: str
+    variable: str
+    seeds: int
+
+
+#: The rounds of `seeds` alternate between these.
+SIMULATIONS = (
+    Simulation("tests/sim/test_cluster_sim.py", "CLUSTER_SEEDS", 200),
+    Simulation("tests/sim/test_quorum_sim.py", "SEEDS", 1_000),
+    Simulation("tests/sim/test_replica_sim.py", "SEEDS", 1_000),
+)
 
 
 class Part(NamedTuple):
@@ -67,17 +82,14 @@ def parts_of(hours: float, seed: int) -> list[Part]:
     whole_s = hours * 3600
     seeds_s, fuzz_s, faults_s = 0.4 * whole_s, 0.2 * whole_s, 0.4 * whole_s
     first = random.Random(seed).randrange(10**6, 10**9)
+    #: `seeding` draws all other inputs from it.
+    drawn = {"SEED": str(seed)}
 
     def seeds(number: int) -> Command:
-        begin = first + number * SEEDS
-        words = (
-            *PYTEST,
-            f"--timeout={UNTIMED_S:.0f}",
-            "tests/sim/test_cluster_sim.py",
-            "-k",
-            "test_seeds",
-        )
-        return Command(words, {"CLUSTER_SEEDS": f"{begin}-{begin + SEEDS - 1}"})
+        path, variable, count = SIMULATIONS[number % len(SIMULATIONS)]
+        begin = first + number // len(SIMULATIONS) * count
+        words = (*PYTEST, f"--timeout={UNTIMED_S:.0f}", path, "-k", "test_seeds")
+        return Command(words, {variable: f"{begin}-{begin + count - 1}"})
 
     def faults(_number: int) -> Command:
         words = (
@@ -88,15 +100,14 @@ def parts_of(hours: float, seed: int) -> list[Part]:
             "-k",
             "five",
         )
-        environment = {"SHOAL_FAULTS_S": f"{faults_s:.0f}", "SHOAL_FAULTS_SEED": str(seed)}
-        return Command(words, environment)
+        return Command(words, {**drawn, "SHOAL_FAULTS_S": f"{faults_s:.0f}"})
 
     marked = Command(
         (*PYTEST, f"--timeout={UNTIMED_S:.0f}", "-m", "nightly", "tests", "--ignore=tests/e2e"),
-        {"NIGHTLY_SEED": str(seed)},
+        drawn,
     )
-    fuzz = Command(("make", "fuzz", f"FUZZ=--seconds {fuzz_s:.0f}"))
-    e2e = Command(("make", "e2e"), {"PYTEST_ADDOPTS": "-m 'nightly or not nightly'"})
+    fuzz = Command(("make", "fuzz", f"FUZZ=--seconds {fuzz_s:.0f}"), drawn)
+    e2e = Command(("make", "e2e"), {**drawn, "PYTEST_ADDOPTS": "-m 'nightly or not nightly'"})
     return [
         Part("tests", lambda _: marked, UNTIMED_S),
         Part("seeds", seeds, seeds_s + SLACK_S, seeds_s),

@@ -28,7 +28,10 @@ STOP_TIMEOUT_S = 180
 
 
 class ShoalProcess:
-    """One `shoal server` with a data directory and a port that it keeps over restarts."""
+    """One `shoal server` with a data directory and a port that it keeps over restarts.
+
+    Configs may name the directory instead, by log.dir or log.dirs.
+    """
 
     def __init__(
         self,
@@ -99,6 +102,8 @@ class ShoalProcess:
         """Start it; `wait` waits until it is ready."""
         assert self._process is None
         pairs = [f"--set={name}={value}" for name, value in self.configs.items()]
+        if not self.configs.keys() & {"log.dir", "log.dirs"}:
+            pairs.append(f"--data-dir={self.data_dir}")
         self._process = subprocess.Popen(
             [
                 *self._command,
@@ -107,7 +112,6 @@ class ShoalProcess:
                 "shoal.cli",
                 "server",
                 f"--listener={self._listener}://{self.bootstrap}",
-                f"--data-dir={self.data_dir}",
                 f"--metrics={self._metrics_listener}",
                 *pairs,
                 *self.flags,

@@ -67,7 +67,7 @@ class NoTimer:
 class NoDeadLetters:
     """Satisfies `DeadLetterQueue`, and keeps the ranges it receives."""
 
-    trouble = None
+    failure = None
 
     def __init__(self) -> None:
         self.ranges: list[DeadLetterRange] = []

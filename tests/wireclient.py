@@ -25,11 +25,15 @@ class WireClient:
         *,
         timeout_s: float = 120,
         client_id: str = "wire",
+        source: str = "",
         tls: ssl.SSLContext | None = None,
     ) -> None:
+        """`source` is the local address from which it connects, if it matters."""
         self.client_id = client_id
         host, port = bootstrap.rsplit(":", 1)
-        self.sock = socket.create_connection((host, int(port)), timeout_s)
+        self.sock = socket.create_connection(
+            (host, int(port)), timeout_s, (source, 0) if source else None
+        )
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if tls is not None:
             self.sock = tls.wrap_socket(self.sock, server_hostname="localhost")
@@ -39,6 +43,9 @@ class WireClient:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self.sock.close()
 
     def send(self, api: ApiKey, version: int, body: Mapping[str, Any]) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.log.validation import RECORD_ERRORS_MAX
-from shoal.metadata.controller import SUPPORTED_FEATURES
+from shoal.metadata.controller import SECURITY_FEATURE, SUPPORTED_FEATURES
 from shoal.protocol.api import ApiKey
 from shoal.record.compression import EXPANDED_BYTES_MAX
 from shoal.server.cluster_config import Listeners
@@ -112,6 +112,11 @@ error message where Kafka gives none. An answer lists at most {RECORD_ERRORS_MAX
 Kafka exceeds `share.partition.max.record.locks` by up to a batch, in both acquire modes. Shoal
 never does: it delivers a larger batch in parts. After the limit is lowered, Shoal also delivers
 released records only within the limit; Kafka does not bound them.
+
+## Security on listeners of controllers
+
+Kafka lists DescribeUserScramCredentials and DescribeDelegationToken on listeners of controllers. It
+does not answer the first, and answers the second with `UNKNOWN_SERVER_ERROR`. Shoal answers both.
 """
 
 
@@ -151,7 +156,7 @@ def page(rows: Iterable[Api] = tuple(HANDLERS.values())) -> str:
     lines += ["## Features\n", "| feature | Shoal | Kafka |", "|---|---|---|"]
     lines += [
         f"| {feature} | {_span(SUPPORTED_FEATURES.get(feature))} | {_span(span)} |"
-        for feature, span in KAFKA_FEATURES.items()
+        for feature, span in {**KAFKA_FEATURES, SECURITY_FEATURE: None}.items()
     ]
     return "\n".join(lines) + "\n"
 

@@ -14,14 +14,8 @@ from typing import Any
 
 import yaml
 
-#: The list that all statuses have in common; it is described once.
-_CONDITIONS = "conditions"
-_CONDITIONS_TEXT = (
-    "`Ready` (it does what its spec asks), `Progressing` (the operator is at work), `Degraded` "
-    "(less than the spec asks) and `Paused`, always all four, each with reason, message and "
-    "observedGeneration. `Reconciling` and `Stalled` follow kstatus and are present only while "
-    "they are true. A new resource has `observedGeneration` -1 and `Ready` `Unknown`."
-)
+#: A list whose fields are Kubernetes' own; its description explains the entries.
+_CONDITIONS = "status.conditions"
 _BOUNDS = {
     "minimum": "at least {}",
     "maximum": "at most {}",
@@ -58,10 +52,9 @@ def _rows(schema: Mapping[str, Any], path: str) -> Iterator[str]:
     required = schema.get("required", [])
     for name, field in schema.get("properties", {}).items():
         here = f"{path}.{name}"
-        if name == _CONDITIONS and path == "status":
-            yield f"* `{here}` (list): {_CONDITIONS_TEXT}"
-            continue
         yield _row(here, field, name in required)
+        if here == _CONDITIONS:
+            continue
         yield from _rules(field, "  ")
         inner, mark = field, ""
         if field.get("type") == "array":

@@ -113,7 +113,7 @@ def main() -> int:
         console.print(f"[red]The demo stopped: {error}")
         return 1
     except KeyboardInterrupt:
-        console.print("Stopped; what runs goes on running.")
+        console.print("Stopped; what runs continues to run.")
         return 130
 
 

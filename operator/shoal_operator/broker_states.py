@@ -139,7 +139,9 @@ def group_state(
     partitions: tuple[SharePartition, ...] = ()
     if isinstance(offsets, Mapping):
         partitions = tuple(
-            SharePartition(p.topic, p.partition, o.start_offset, o.lag, _records(o.held))
+            SharePartition(
+                p.topic, p.partition, o.start_offset, o.lag, _records(o.key_holder_offsets)
+            )
             for p, o in sorted(offsets.items())
             if not isinstance(o, ClientError)
         )

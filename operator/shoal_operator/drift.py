@@ -7,7 +7,7 @@ from typing import Any
 
 
 def has_drifted(want: Any, have: Any) -> bool:
-    """Return whether `have` lacks something that `want` has; additions of others are no drift."""
+    """Return whether `have` lacks something of `want`. Additions by others do not count."""
     if isinstance(want, Mapping):
         return not isinstance(have, Mapping) or any(
             has_drifted(v, have.get(k)) for k, v in want.items()

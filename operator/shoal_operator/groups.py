@@ -142,8 +142,8 @@ class Groups(BatchReconciler):
                 warnings[group] = ("DeadLetterTopicRefused", text)
             elif name in have and have[name].config.get(setting) != "true":
                 text = (
-                    f"Topic {name!r} takes no dead letters. Set {setting}=true on it, or name "
-                    "another topic."
+                    f"Topic {name!r} does not allow dead letters. Set {setting}=true on it, or "
+                    "name another topic."
                 )
                 warnings[group] = ("DeadLetterTopicForbidden", text)
         return warnings

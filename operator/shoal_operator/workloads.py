@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: A SparkApplication without a state after this time has no Spark operator.
 SILENCE_SECONDS_MAX = 30
 _FAILED = ("FAILED", "SUBMISSION_FAILED", "FAILING")
-#: Exit code after SIGTERM: the driver was suspended, evicted or deleted, which is no failure.
+#: Exit code after SIGTERM: the driver was suspended, evicted or deleted, and did not fail.
 TERMINATED = 143
 #: The message for a killed driver, whose log does not have the cause.
 OUT_OF_MEMORY = (

@@ -248,9 +248,9 @@ class Words:
             vain = [n for n, value in found.properties if n.startswith(prefix) and value]
             if given == protocol and vain:
                 raise InvalidOption(
-                    f"options {', '.join(repr(f'kafka.{name}') for name in vain)} say nothing "
-                    f"while 'kafka.security.protocol' is {protocol}: set it to {wanted}, or leave "
-                    "them out"
+                    f"options {', '.join(repr(f'kafka.{name}') for name in vain)} have no "
+                    f"effect while 'kafka.security.protocol' is {protocol}: set it to {wanted}, "
+                    "or remove them"
                 )
         return found
 

@@ -1,4 +1,4 @@
-"""Outcomes by row: a job accepts, releases or rejects each row, and the batch goes on.
+"""Outcomes by row: a job accepts, releases or rejects each row, and the batch continues.
 
 A job reports outcomes in three ways. All write the same files (`outcome_files`), which the source
 of the same group reads when the batch has completed. A row without an outcome is accepted.

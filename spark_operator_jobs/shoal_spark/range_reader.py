@@ -103,8 +103,8 @@ class _Reading:
             if self.options.fail_on_data_loss:
                 raise DataLoss(
                     f"rows of topic {self.topic!r} partition {self.partition}, offsets {at} to "
-                    f"{r.last}, are gone: {error}. Set failOnDataLoss to false to go on without "
-                    "them"
+                    f"{r.last}, are gone: {error}. Set failOnDataLoss to false to continue "
+                    "without them"
                 ) from None
             log.warning("%s-%d: offsets from %d are gone: %s", *r[:2], at, error)
             start = self._client.run(self._log_start())
@@ -120,7 +120,9 @@ class _Reading:
             f"cannot be decoded: {error}"
         )
         if self.options.fail_on_data_loss:
-            raise DataLoss(f"{text}. Set failOnDataLoss to false to go on without them") from None
+            raise DataLoss(
+                f"{text}. Set failOnDataLoss to false to continue without them"
+            ) from None
         log.warning("%s", text)
 
     async def _first(self, at: int, last: int, size: int) -> Fetched:

@@ -1,14 +1,16 @@
 """Ranges of offsets as sets, and the division of a batch's ranges into tasks.
 
-Pure. A `Range` is a run of offsets of one partition, both ends inclusive, with its delivery count
+Pure. A `Range` is a run of offsets of one partition, both ends inclusive. It has a delivery count,
 and an estimate of its bytes from the headers of log batches. Lists of ranges are sets of offsets:
 sorted, and disjoint after `normal`.
 """
 
 from __future__ import annotations
 
-from itertools import accumulate, groupby
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
+
+from shoal.record.offset_set import OffsetSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -89,26 +91,14 @@ def split(ranges: Iterable[Range], other: Iterable[Range]) -> tuple[list[Range],
     """Return the parts of `ranges` inside and outside `other`, both in order."""
     inside: list[Range] = []
     outside: list[Range] = []
-    holes = {
-        where: list(some) for where, some in groupby(sorted(other), key=lambda r: (r[0], r[1]))
-    }
-    for where, some in groupby(sorted(ranges), key=lambda r: (r[0], r[1])):
-        ahead = iter(holes.get(where, ()))
-        hole = next(ahead, None)
-        for r in some:
-            at = r.first
-            while at <= r.last:
-                while hole is not None and hole.last < at:
-                    hole = next(ahead, None)
-                if hole is None or hole.first > r.last:
-                    outside.append(r.cut(at, r.last))
-                    break
-                if hole.first > at:
-                    outside.append(r.cut(at, hole.first - 1))
-                    at = hole.first
-                high = min(hole.last, r.last)
-                inside.append(r.cut(at, high))
-                at = high + 1
+    offsets: dict[tuple[str, int], OffsetSet] = {}
+    for r in other:
+        offsets.setdefault((r.topic, r.partition), OffsetSet()).add(r.first, r.last)
+    nothing = OffsetSet()
+    for r in sorted(ranges):
+        others = offsets.get((r.topic, r.partition), nothing)
+        for first, last, is_inside in others.cut(r.first, r.last):
+            (inside if is_inside else outside).append(r.cut(first, last))
     return inside, outside
 
 

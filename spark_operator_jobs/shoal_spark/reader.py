@@ -37,10 +37,10 @@ from shoal.client.share import AcknowledgeType
 from shoal_spark import ranges as sets
 from shoal_spark.batch_size import BatchSize
 from shoal_spark.drain import Drain, NotAssigned, patience_s
-from shoal_spark.ledger import Ledger
 from shoal_spark.offsets import Offset, from_json, to_json
 from shoal_spark.options import InvalidOption, SourceOptions
 from shoal_spark.outcome_files import DELAY_MS_MAX, Inbox, Kind
+from shoal_spark.reader_state import ReaderState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -105,8 +105,8 @@ class ShareGroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         own = columns.names(self.options.include_headers)
         if self._columns not in ([], own):
             raise InvalidOption(
-                f"a schema of {', '.join(self._columns)} was given, and rows of this source have "
-                f"{', '.join(own)}; leave the schema out and select from them"
+                f"the schema has the columns {', '.join(self._columns)}, and this source has "
+                f"{', '.join(own)}; remove the schema and select columns"
             )
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -160,18 +160,18 @@ def _exit(*_: object) -> None:
 
 
 class Driver:
-    """The reader on the driver: the member, its ledger, and the batch that Spark runs."""
+    """The reader on the driver: the member, its state, and the batch that Spark runs."""
 
     def __init__(self, options: SourceOptions) -> None:
         # Imported here: executors unpickle this module and need no member.
         from shoal_spark.member import Member
 
         self.options = options
-        self.ledger = Ledger()
+        self.state = ReaderState()
         self.inbox = Inbox(options.outcomes_dir)
         least = max(options.min_partitions, 1) * RECORDS_PER_TASK_MIN
         self.pace = BatchSize(options.target_ms / 1000, least)
-        self.member: Member = Member(options, lambda: self.ledger.locked)
+        self.member: Member = Member(options, lambda: self.state.locked)
         self._end: Offset | None = None
         self._due: list[tuple[float, list[Range]]] = []
         self._drain: Drain | None = None
@@ -184,7 +184,7 @@ class Driver:
     def next_batch(self, start: Offset, max_records: int) -> Offset | None:
         """Settle completed batches and lock the rows of the next one; None if there are none."""
         self.member.join(start.member)
-        self.ledger.resume(start)
+        self.state.resume(start)
         self.complete(start.seq)
         if self._end is not None and self._end.seq == start.seq + 1:
             return self._end
@@ -193,14 +193,14 @@ class Driver:
         fresh = self._collect(self.pace.limit(max_records))
         if not fresh:
             return None
-        batch = self.ledger.give(start.seq + 1, fresh)
+        batch = self.state.give(start.seq + 1, fresh)
         self.pace.given(start.seq + 1, sets.count(batch), time.monotonic())
         self._end = Offset(
             start.seq + 1,
             self.options.group_id,
             self.options.topics,
             batch,
-            tuple(self.ledger.owed),
+            tuple(self.state.owed),
             dict(self.member.starts),
             self.member.id,
         )
@@ -209,7 +209,7 @@ class Driver:
     def run(self, batch: Offset) -> None:
         """Note that Spark runs this batch, which an earlier driver may have acquired."""
         self.member.join(batch.member)
-        if self.ledger.replay(batch):
+        if self.state.replay(batch):
             log.info("share group %s: batch %d runs again", self.options.group_id, batch.seq)
             self._reclaim = self._thread.submit(self._reclaimed, sets.count(batch.ranges))
 
@@ -226,9 +226,9 @@ class Driver:
         if self._reclaim is not None:
             self._complete.set()
             found, self._reclaim = self._reclaim.result(), None
-            self.ledger.acquired(found)
-        self.ledger.lost(self.member.take_lost())
-        done = self.ledger.completed(seq)
+            self.state.acquired(found)
+        self.state.lost(self.member.take_lost())
+        done = self.state.completed(seq)
         if done:
             self.inbox.look()
             self._settle(done)
@@ -258,8 +258,8 @@ class Driver:
         return {
             "group": self.options.group_id,
             "lag": self.member.lag,
-            "inFlight": sets.count(self.ledger.locked),
-            "owed": sets.count(self.ledger.owed),
+            "inFlight": sets.count(self.state.locked),
+            "owed": sets.count(self.state.owed),
             **{name: counts[name] for name in names},
         }
 
@@ -270,7 +270,7 @@ class Driver:
         deadline = time.monotonic() + self.options.max_wait_ms / 1000
         rounds = 0
         while rounds < ROUNDS_MAX:
-            fresh = self.ledger.fresh()
+            fresh = self.state.fresh()
             left = max_records - sets.count(fresh)
             left_bytes = self.options.max_bytes - sets.size(fresh)
             if left <= 0 or left_bytes <= 0 or (not fresh and self._drained()):
@@ -281,13 +281,13 @@ class Driver:
             found = self.member.acquire(left, left_bytes, 0 if fresh else wait_ms)
             if found:
                 rounds += 1
-                self._settle(self.ledger.acquired(found))
+                self._settle(self.state.acquired(found))
                 self._divert(found)
             if found and self._drain:
                 self._drain.found()
             if not found and (fresh or self._is_over(began, deadline)):
                 return fresh
-        return self.ledger.fresh()
+        return self.state.fresh()
 
     def _is_over(self, began: float, deadline: float) -> bool:
         """Whether to stop waiting after a poll from `began` on found nothing."""
@@ -303,8 +303,8 @@ class Driver:
         group, timeout_s = self.options.group_id, self.member.timeout_s
         if self._drain.is_left_out(timeout_s):
             raise NotAssigned(
-                f"share group {group!r} gave this query none of the partitions of "
-                f"{', '.join(self.options.topics)} in {timeout_s:.0f} s"
+                f"share group {group!r} assigned this query no partition of "
+                f"{', '.join(self.options.topics)} within {timeout_s:.0f} s"
             )
         if not self._drain.is_vain(self.member.lock_ms):
             return False
@@ -321,14 +321,14 @@ class Driver:
         """Reject acquired records with too many deliveries; keep those that a drain excludes."""
         limit = self.options.max_delivery_count
         often = [r for r in found if limit and r.delivery_count > limit]
-        self._acknowledge(sets.both(often, self.ledger.fresh()), Kind.REJECT)
+        self._acknowledge(sets.both(often, self.state.fresh()), Kind.REJECT)
         if self._drain is not None:
             later = [
                 r.cut(max(r.first, end), r.last)
-                for r in self.ledger.fresh()
+                for r in self.state.fresh()
                 if r.last >= (end := self._drain.target.get((r.topic, r.partition), 0))
             ]
-            self.ledger.keep(later)
+            self.state.keep(later)
 
     def _drained(self) -> bool:
         """Whether all records from before the start of a drain are done."""
@@ -338,16 +338,16 @@ class Driver:
         soon = time.monotonic() + patience_s(self.member.lock_ms)
         due = any(at <= soon for at, _ in self._due)
         kept = Counter[tuple[str, int]]()
-        for r in () if due else self.ledger.kept:
+        for r in () if due else self.state.kept:
             kept[r.topic, r.partition] += r.length
         return self._drain.done(starts, self.member.lags, kept)
 
     def _prune(self, start: Offset) -> None:
-        if self.ledger.owed:
+        if self.state.owed:
             before = self.member.starts or start.starts
             now = self.member.positions(fresh=not self.member.starts)
             if now:
-                self.ledger.prune(before, now)
+                self.state.prune(before, now)
 
     # Settling
 
@@ -358,7 +358,7 @@ class Driver:
         for kind, delay_ms, some in list(self.inbox.of(ranges)):
             if kind == Kind.RELEASE and delay_ms:
                 at = time.monotonic() + min(delay_ms, DELAY_MS_MAX) / 1000
-                self.ledger.keep(some)
+                self.state.keep(some)
                 self._due.append((at, some))
                 self.inbox.settled(some)
             else:
@@ -368,14 +368,14 @@ class Driver:
         now = time.monotonic()
         ripe = [r for at, some in self._due if at <= now for r in some]
         self._due = [(at, some) for at, some in self._due if at > now]
-        self._acknowledge(sets.both(ripe, self.ledger.kept), Kind.RELEASE)
+        self._acknowledge(sets.both(ripe, self.state.kept), Kind.RELEASE)
 
     def _acknowledge(self, ranges: Sequence[Range], kind: Kind) -> None:
         if not ranges:
             return
         taken, refused = self.member.settle(ranges, _TYPES[kind])
-        self.ledger.settled(taken)
-        self.ledger.lost(refused)
+        self.state.settled(taken)
+        self.state.lost(refused)
         self.inbox.settled(taken)
         if refused:
             log.warning(

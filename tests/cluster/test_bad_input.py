@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     ("flags", "parts"),
     [
         (["--quorum=1@127.0.0.1:1,x"], ["controller.quorum.voters has 'x'", "id@host:port"]),
-        (["--quorum=2@127.0.0.1:1,2@127.0.0.1:2"], ["node id 2 stands twice"]),
+        (["--quorum=2@127.0.0.1:1,2@127.0.0.1:2"], ["node id 2 is listed twice"]),
         (["--set=process.roles=broker"], ["controller.quorum.voters has this", "add controller"]),
         (
             ["--set=advertised.listeners=PLAINTEXT://127.0.0.1:1"],
-            ["127.0.0.1:1", "not reached", "name an address"],
+            ["127.0.0.1:1", "does not answer", "Set an address"],
         ),
     ],
     ids=["no-voter", "twice", "roles", "advertised"],

@@ -10,7 +10,7 @@ from ports import free_run
 PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
 
 
-def test_the_page_says_what_happens(tmp_path: Path) -> None:
+def test_the_examples_of_the_page_do_what_it_states(tmp_path: Path) -> None:
     port = free_run(6)
     page = PAGE.read_text().replace("cluster start ", f"cluster start --port {port} ")
     for number in range(3):

@@ -1,4 +1,4 @@
-"""A quorum on its clients' ports, as in clusters before ADR 0052, and its move to separate ports:
+"""A quorum on its clients' ports, as in clusters before ADR 52, and its move to separate ports:
 it is served as before until it has moved, and on no listener of clients afterwards."""
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def old(tmp_path: Path) -> Iterator[OldStyle]:
         found.stop()
 
 
-def test_a_quorum_at_the_clients_ports_goes_on_and_moves_with_a_roll(old: OldStyle) -> None:
+def test_a_quorum_at_the_clients_ports_works_and_moves_with_a_roll(old: OldStyle) -> None:
     admin = AdminClient({"bootstrap.servers": old.bootstrap})
     admin.create_topics([NewTopic("t", 4, 3)], operation_timeout=60)["t"].result(60)
     with Writer(old, "t") as writer:

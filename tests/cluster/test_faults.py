@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import seeding
 from cluster.test_replication import CONFIGS
 from clusters import ShoalCluster, running
 from fault_runs import Fault, Run
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 #: 0: `FEW` times.
 DURATION_S = float(os.environ.get("SHOAL_FAULTS_S", "0"))
-SEED = os.environ.get("SHOAL_FAULTS_SEED", "1")
+#: Drawn for each run, unless it is given.
+SEED = os.environ.get("SHOAL_FAULTS_SEED") or str(seeding.SEED)
 FEW = 4
 ONCE = [
     Fault("kill", "leader"),
@@ -65,6 +67,7 @@ def drawn() -> Iterator[list[Fault]]:
 
 
 def test_five_brokers_lose_a_minority_at_a_time(tmp_path: Path) -> None:
+    print(f"SHOAL_FAULTS_SEED={SEED}", flush=True)
     seen: Counter[str] = Counter()
     with running(ShoalCluster(tmp_path, 5, configs=STEADY | FIVE)) as cluster:
         run = Run(cluster, replicas=5)
@@ -73,4 +76,4 @@ def test_five_brokers_lose_a_minority_at_a_time(tmp_path: Path) -> None:
             run.suffer(*faults)
             seen.update(f"{one.how} {one.role}" for one in faults)
         run.judge()
-    print(f"SHOAL_FAULTS_SEED={SEED}: {dict(seen)}")
+    print(dict(seen))

@@ -87,7 +87,7 @@ class Taken:
         return self.values
 
 
-def test_held_keys_outlive_a_broker_and_go_on_when_redriven(cluster: ShoalCluster) -> None:
+def test_held_keys_outlive_a_broker_and_are_delivered_when_redriven(cluster: ShoalCluster) -> None:
     everywhere = range(PARTITIONS)
     shoal = Shoal(cluster.bootstrap)
 

@@ -50,7 +50,7 @@ def test_it_stops_and_resumes(local: Local) -> None:
     assert local.states() == ["running"] * 3
 
 
-def test_stop_ends_brokers_that_have_no_quorum_and_says_how_each_ended(local: Local) -> None:
+def test_stop_ends_brokers_without_a_quorum_and_reports_each_end(local: Local) -> None:
     """One is dead, one is frozen, and the third finds no controller for its shutdown."""
     frozen = int(str(local.status()[2]["pid"]))
     local.says("kill", "1")

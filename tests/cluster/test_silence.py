@@ -54,7 +54,7 @@ class Group:
             if e["e"] == "got" and e["where"][0] == partition and e["t"] > since
         )
 
-    def goes_on(self, since: float) -> bool:
+    def delivers(self, since: float) -> bool:
         """Return whether every partition has had a delivery after that moment."""
         return all(self.deliveries(p, since) for p in range(PARTITIONS))
 
@@ -93,7 +93,7 @@ class Group:
         with standstills() as stood_still_s:
             killed = time.monotonic()
             self.cluster.nodes[victim].kill9()
-            eventually(lambda: self.goes_on(killed + WATCHED_S), what="deliveries continue")
+            eventually(lambda: self.delivers(killed + WATCHED_S), what="deliveries continue")
             silent_s = self.silence_s(killed)
             print(f"{role} (broker {victim}): {silent_s:.2f} s", flush=True)
             assert silent_s < ceiling(SILENCE_S, stood_still_s())
@@ -114,7 +114,7 @@ def test_a_share_group_is_silent_for_two_seconds_at_most(tmp_path: Path, rounds:
             for writer in group.writers:
                 writer.start()
             began = time.monotonic()
-            eventually(lambda: group.goes_on(began), what="every partition is delivered")
+            eventually(lambda: group.delivers(began), what="every partition is delivered")
             for role in VICTIMS * rounds:
                 group.suffer(role)
             for writer in group.writers:

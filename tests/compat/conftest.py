@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING
 
 import kafka_tools
 import pytest
+import secured_clusters
+from identity_providers import IdentityProvider
 from kafka_tools import KafkaTools
 from kafkas import KafkaProcess
 from machine import lacking
 from queues import Queue
+from secured_clusters import Secured
 from servers import ShoalProcess
 from shoal.client.client import SyncClient
 
@@ -49,6 +52,18 @@ def kafka(tmp_path: Path) -> Iterator[KafkaProcess]:
     process = KafkaProcess(tmp_path / "node").start()
     yield process
     process.kill9()
+
+
+@pytest.fixture(scope="module", params=["kafka", "shoal"])
+def secured(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Secured]:
+    """A broker with TLS, SASL and access control for the tests of a file: Kafka's, then ours."""
+    start = {"kafka": secured_clusters.start_kafka, "shoal": secured_clusters.start_shoal}
+    with IdentityProvider(secured_clusters.PASSWORDS) as provider:
+        found = start[request.param](tmp_path_factory.mktemp("secured"), provider)
+        yield found
+        found.kill()
 
 
 @pytest.fixture

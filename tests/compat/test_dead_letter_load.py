@@ -129,7 +129,7 @@ def test_no_letter_is_lost_over_a_killed_broker(broker: ShoalProcess, queue: Que
     print(f"{found.total() - RECORDS} of {RECORDS} letters came twice")
 
 
-def test_letters_are_written_as_fast_as_records_are_rejected(
+def test_dead_letters_are_written_as_fast_as_records_are_rejected(
     broker: ShoalProcess, queue: Queue
 ) -> None:
     fill(queue)

@@ -80,7 +80,7 @@ def test_delays_are_counted_while_no_member_fetches(broker: ShoalProcess, queue:
     assert samples(broker, queue, "unavailable_records") == {"": 5}
     (due_s,) = samples(broker, queue, "next_due_timestamp_seconds").values()
     assert began + 44 < due_s < time.time() + 46
-    # Records that are produced later are scanned too, and so are those that a restart forgot.
+    # Records that are produced later are scanned too, as are those that a restart forgot.
     delayed(queue, 5 * MINUTE_MS, 1)
     not_due(broker, queue, 6, 4, 3)
     assert broker.stop() == 0

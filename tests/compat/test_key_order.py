@@ -240,27 +240,29 @@ def test_the_most_urgent_record_goes_first(queue: Queue) -> None:
     assert order == [b"high"] * 3 + [b"low"] * 3 + [b"none"] * 3
 
 
-def test_members_that_release_and_are_killed_never_break_the_order_of_a_key(queue: Queue) -> None:
+def test_members_that_release_and_are_killed_never_break_the_order_of_a_key(
+    queue: Queue, seed: int
+) -> None:
     """Six members release a quarter of the records; two die while they work."""
-    run(queue, members=6, java=0, keys=60, records=1500, kills=2)
+    run(queue, seed, members=6, java=0, keys=60, records=1500, kills=2)
 
 
 @pytest.mark.java
 @pytest.mark.timeout(900 * LONGER)
 def test_sixteen_members_of_librdkafka_and_java_never_break_the_order_of_a_key(
-    queue: Queue,
+    queue: Queue, seed: int
 ) -> None:
     """1,000 keys and random work. 5 % of the records are released, and 2 % of the polls of up to 20
     end with their member's death. 8 of 8,000 records, and `TESTS_KEY_ORDER_LONGER` times that."""
     records = 8000 * LONGER
     polls = records // 20
-    run(
-        queue, members=14, java=2, keys=1000, records=records, kills=polls * 2 // 100, released=0.05
-    )
+    kills = polls * 2 // 100
+    run(queue, seed, members=14, java=2, keys=1000, records=records, kills=kills, released=0.05)
 
 
 def run(
     queue: Queue,
+    seed: int,
     *,
     members: int,
     java: int,
@@ -271,16 +273,16 @@ def run(
 ) -> None:
     """Each member works for a random time on a record. The kills are spread over the run."""
     queue.configure(**KEY_ORDER, **{"share.delivery.count.limit": "10"})
-    queue.client.run(_send(queue, random.Random(7).choices(range(keys), k=records)))
+    queue.client.run(_send(queue, random.Random(seed).choices(range(keys), k=records)))
     words = (queue.bootstrap, queue.group, queue.topic)
     numbers = ("10",) if released is None else ("10", str(released))
     worker = kafka_tools.java(str(SOURCE), heap="96m")
 
-    def start(seed: int, *, is_java: bool) -> Member:
-        return Member(*words, str(seed), *numbers, java=worker if is_java else ())
+    def start(number: int, *, is_java: bool) -> Member:
+        return Member(*words, str(seed + number), *numbers, java=worker if is_java else ())
 
     is_java = [n < java for n in range(members + java)]
-    running = [start(seed, is_java=one) for seed, one in enumerate(is_java)]
+    running = [start(number, is_java=one) for number, one in enumerate(is_java)]
     dead = []
     try:
         for kill in range(kills):
@@ -360,7 +362,7 @@ def _waits(member: Member) -> list[tuple[float, float]]:
     waits: list[tuple[float, float]] = []
     for event in member.events:
         if event["e"] == "idle" and event["t"] - event["since"] < STANDSTILL_S:
-            if waits and event["since"] - waits[-1][1] < 0.01:  # The same wait goes on.
+            if waits and event["since"] - waits[-1][1] < 0.01:  # The same wait continues.
                 waits[-1] = (waits[-1][0], event["t"])
             else:
                 waits.append((event["since"], event["t"]))

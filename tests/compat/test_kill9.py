@@ -16,6 +16,7 @@ import pytest
 from conditions import ceiling, eventually, stopwatch
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from seeding import SEED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +58,7 @@ class Load:
         self._thread.start()
 
     def _run(self) -> None:
-        rng = random.Random(1)
+        rng = random.Random(SEED)
         while not self._stop.is_set():
             for _ in range(rng.randrange(1, 200)):
                 value = b"%d " % self.sent + rng.randbytes(rng.choice([0, 10, 1000]))

@@ -147,7 +147,7 @@ RULES = [
     "RULE:^.*[Cc][Nn]=([a-zA-Z0-9.]*).*$/$1/L,RULE:^cn=(.*?),ou=(.*?)$/$1@$2/,DEFAULT",
     "RULE:(.*)/X$1/",
     "RULE:CN=([^,]*)/$1@$2@$12@$0/",
-    "RULE:CN=([^,]*)/$1\\/$1/",
+    "RULE:CN=([^,]*)/$1\\/mine/",
     "RULE:CN=([^,]*)/a\\$1b/",
     "RULE:(?<who>CN=[^,]*).*/${who}/",
     "RULE:.*/constant/,DEFAULT",
@@ -166,7 +166,7 @@ RULES = [
     "RULE:CN=(ALICE|alice).*/Ünïcode $1/U",
     "RULE:[^=]*=([^,]*),.*/$1/L ,  DEFAULT",
     "DEFAULT/x",
-    "RULE:(a/y/,DEFAULT",
+    "RULE:(/mine/,DEFAULT",
 ]
 SUBJECTS = [
     "CN=alice",

@@ -251,6 +251,31 @@ def test_a_dead_letter_topic_is_created_where_the_broker_allows_it(
     assert len(dead_letters(queue, topic, 1)) == 1
 
 
+def test_dead_letter_topics_have_the_prefix_of_the_broker(
+    broker: ShoalProcess, queue: Queue, member: ShareConsumer
+) -> None:
+    change = [ConfigChange(f"{DLQ}.topic.name.prefix", "lost.")]
+    expect(
+        queue.client.run(
+            queue.client.admin.configs.alter({Resource(ResourceType.BROKER, ""): change})
+        )
+    )
+    refused, taken = f"dlq.{queue.topic}", f"lost.{queue.topic}"
+    for topic in (refused, taken):
+        create(queue, topic, errors_deadletterqueue_group_enable="true")
+    queue.configure(**{f"{DLQ}.topic.name": refused})
+    queue.produce(["x"])
+    poll(member, lambda _: REJECT)
+    failures = (
+        f'shoal_share_group_dead_letter_failures_total{{group="{queue.group}",reason="topic-name"}}'
+    )
+    eventually(lambda: f"{failures} " in broker.scrape(), what="the failure shows")
+    assert queue.lag == 1
+    queue.configure(**{f"{DLQ}.topic.name": taken})
+    queue.drained()
+    assert len(dead_letters(queue, taken, 1)) == 1
+
+
 def test_a_record_too_large_for_the_dead_letter_topic_leaves_its_headers(
     queue: Queue, member: ShareConsumer
 ) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 PAGE = Path(__file__).parents[2] / "docs" / "queues.md"
 
 
-def test_the_page_says_what_happens(
+def test_the_examples_of_the_page_do_what_it_states(
     start_broker: Callable[..., ShoalProcess], tmp_path: Path
 ) -> None:
     broker = start_broker(metrics=f"127.0.0.1:{free_ports(1)[0]}")

@@ -75,8 +75,8 @@ async def acquire_without_settling(
 
 
 async def drain(queue: Queue, mode: AcquireMode, max_records: int) -> tuple[int, list[int]]:
-    """Acquire as much as the broker allows, settle it, and go on until all is delivered. Return
-    the most records that were in flight, and the offsets in order of delivery."""
+    """Acquire as much as the broker allows, and settle it, until all is delivered. Return the most
+    records that were in flight, and the offsets in order of delivery."""
     most = 0
     seen: list[int] = []
     async with await queue.client.client.share(queue.group, [queue.topic]) as session:

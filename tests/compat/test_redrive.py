@@ -112,7 +112,9 @@ def values(records: list[Record]) -> list[bytes | None]:
     return [record.value for record in records]
 
 
-def test_letters_go_back_into_their_topic_once(shared_broker: ShoalProcess, queue: Letters) -> None:
+def test_dead_letters_are_redriven_into_their_topic_once(
+    shared_broker: ShoalProcess, queue: Letters
+) -> None:
     queue.produce(["a", "b", "c"], key=b"k", headers=(("trace", b"1"),))
     queue.reject(3)
     dry = queue.redrive("--dry-run")
@@ -165,7 +167,7 @@ def test_a_filter_leaves_the_others_for_later(queue: Letters) -> None:
     )
 
 
-def test_letters_go_into_another_topic(queue: Letters) -> None:
+def test_dead_letters_are_redriven_into_another_topic(queue: Letters) -> None:
     queue.produce(["a"])
     queue.reject(1)
     queue.create("repair-" + queue.topic, partitions=3)

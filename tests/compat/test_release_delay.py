@@ -100,7 +100,7 @@ def test_invalid_delays_are_refused_by_name(queue: Queue) -> None:
     assert "share.redelivery.backoff.max.ms" in str(refusal.error)
     accept = Acknowledgement(queue.topic, 0, 0, 0, AcknowledgeType.ACCEPT, 10)
     (refusal,) = queue.client.run(session.acknowledge([accept]))
-    assert "only a release waits" in str(refusal.error)
+    assert "Only a release can have a delay" in str(refusal.error)
     assert release(queue, session, found, 10) == ()  # The member still holds it.
     leave(queue, session)
 

@@ -117,6 +117,22 @@ def test_a_file_sets_configs(start_broker: Callable[..., ShoalProcess], tmp_path
     assert any("broker 3" in line for line in broker.log)
 
 
+@pytest.mark.parametrize("given", ["log.dir", "log.dirs", "both"])
+def test_the_directory_of_logs(
+    start_broker: Callable[..., ShoalProcess], tmp_path: Path, given: str
+) -> None:
+    """log.dirs has precedence over log.dir."""
+    names = ["log.dir", "log.dirs"] if given == "both" else [given]
+    broker = start_broker(configs={name: str(tmp_path / name) for name in names})
+    with WireClient(broker.bootstrap) as client:
+        client.create_topic("stored")
+        client.produce("stored", b"value")
+    assert [path.name for path in tmp_path.iterdir()] == [names[-1]]
+    folder = tmp_path / names[-1]
+    assert (folder / "meta.properties").exists()
+    assert sum(path.stat().st_size for path in (folder / "stored-0").glob("*.log")) > 0
+
+
 def test_health_and_metrics(broker: ShoalProcess) -> None:
     def get(path: str) -> tuple[int, str]:
         try:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 import uuid
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from conditions import eventually
 from confluent_kafka import AcknowledgeType, KafkaException, Producer, ShareConsumer
@@ -29,13 +30,24 @@ if TYPE_CHECKING:
     from servers import ShoalProcess
 
 RECORDS, PARTITIONS, MEMBERS, BROKER_KILLS = 1500, 3, 5, 3
+LOCK_S = 2.0
+#: The longest time that a member works on what a poll returned.
+WORK_S = 0.1
 CONFIGS = {
     "group.share.min.record.lock.duration.ms": "1000",
-    "group.share.record.lock.duration.ms": "2000",
+    "group.share.record.lock.duration.ms": f"{LOCK_S * 1000:.0f}",
     # Kills and restarts use up deliveries; an archived record would look like a loss.
     "group.share.max.delivery.count.limit": "25",
 }
 Key = tuple[int, int]
+
+
+class Hold(NamedTuple):
+    """A member's hold on a record. The lock began after `since`, in the broker's life `turn`."""
+
+    member: str
+    since: float
+    turn: int
 
 
 class Ledger:
@@ -48,13 +60,19 @@ class Ledger:
         self.unsure: set[Key] = set()
         self.delivered: Counter[Key] = Counter()
         self.counts: dict[Key, tuple[int, int]] = {}
+        self.held: dict[Key, Hold] = {}
         #: Starts and ends of the broker; even while it lives.
         self.broker_turns = 0
         self.wrong: list[str] = []
 
-    def deliver(self, key: Key, count: int) -> None:
+    def deliver(self, key: Key, count: int, member: str, since: float) -> None:
         with self.lock:
             self.delivered[key] += 1
+            mine, other = Hold(member, since, self.broker_turns), self.held.get(key)
+            if other is not None and other.member != member and other.turn == mine.turn:
+                if time.monotonic() < other.since + LOCK_S:
+                    self.wrong.append(f"{key} came to {member} while {other.member} held it")
+            self.held[key] = mine
             if key in self.accepted:
                 self.wrong.append(f"{key} came again after its acceptance was confirmed")
             if self.broker_turns % 2:
@@ -63,6 +81,12 @@ class Ledger:
             if life == self.broker_turns and count <= before:
                 self.wrong.append(f"{key}: delivery count {count} after {before}")
             self.counts[key] = (self.broker_turns, count)
+
+    def let_go(self, member: str) -> None:
+        """The member is about to settle what it holds."""
+        with self.lock:
+            for key in [key for key, hold in self.held.items() if hold.member == member]:
+                del self.held[key]
 
     def accept(self, key: Key, *, confirmed: bool) -> None:
         with self.lock:
@@ -77,7 +101,7 @@ class Ledger:
 
 
 def work(
-    bootstrap: str, group: str, topic: str, ledger: Ledger, stop: threading.Event, seed: int
+    bootstrap: str, group: str, topic: str, ledger: Ledger, stop: threading.Event, seed: str
 ) -> None:
     rng = random.Random(seed)
     consumer = ShareConsumer(
@@ -89,7 +113,10 @@ def work(
         }
     )
     consumer.subscribe([topic])
+    # What a poll returns may have been fetched since the one before.
+    since = polled_at = time.monotonic()
     while not stop.is_set():
+        since, polled_at = polled_at, time.monotonic()
         try:
             polled = consumer.poll(0.3)
         except KafkaException:
@@ -99,7 +126,7 @@ def work(
             if message.error() is not None:
                 continue
             key = (message.partition(), message.offset())
-            ledger.deliver(key, message.delivery_count())
+            ledger.deliver(key, message.delivery_count(), seed, since)
             accept = rng.random() < 0.7
             consumer.acknowledge(
                 message, AcknowledgeType.ACCEPT if accept else AcknowledgeType.RELEASE
@@ -107,6 +134,9 @@ def work(
             if accept:
                 by_partition.setdefault(message.partition(), []).append(key)
         confirmed: set[int] = set()
+        if polled:
+            stop.wait(rng.uniform(0, WORK_S))
+        ledger.let_go(seed)
         try:
             results = consumer.commit_sync(5) if polled else {}
             confirmed = {found.partition for found, error in results.items() if error is None}
@@ -123,7 +153,7 @@ def lag(broker: ShoalProcess) -> float:
     return sum(sample.value for sample in broker.samples("shoal_share_partition_lag"))
 
 
-def test_a_queue_under_faults(start_broker: Callable[..., ShoalProcess]) -> None:
+def test_a_queue_under_faults(start_broker: Callable[..., ShoalProcess], seed: int) -> None:
     broker = start_broker(configs=CONFIGS)
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     topic, group = f"t-{uuid.uuid4().hex[:8]}", f"g-{uuid.uuid4().hex[:8]}"
@@ -145,8 +175,10 @@ def test_a_queue_under_faults(start_broker: Callable[..., ShoalProcess]) -> None
 
     ledger, stop = Ledger(), threading.Event()
     workers = [
-        threading.Thread(target=work, args=(broker.bootstrap, group, topic, ledger, stop, seed))
-        for seed in range(MEMBERS)
+        threading.Thread(
+            target=work, args=(broker.bootstrap, group, topic, ledger, stop, f"{seed}.{number}")
+        )
+        for number in range(MEMBERS)
     ]
     for worker in workers:
         worker.start()

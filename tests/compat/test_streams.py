@@ -21,6 +21,7 @@ from clusters import ShoalCluster, running
 from conditions import eventually
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from seeding import SEED
 from shoal.protocol.api import ApiKey
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class Lines:
 
     def __init__(self, cluster: ShoalCluster, topic: str) -> None:
         self.counts: Counter[str] = Counter()
-        self._topic, self._random = topic, random.Random(6)
+        self._topic, self._random = topic, random.Random(SEED)
         self._producer = Producer(
             {"bootstrap.servers": cluster.bootstrap, "enable.idempotence": True, "log_level": 0}
         )

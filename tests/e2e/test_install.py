@@ -165,7 +165,7 @@ def test_a_resource_that_no_operator_sees_is_in_progress(
     assert results([resources.get("queuetopic/jobs")]) == ["Current"]
 
 
-def test_images_are_pulled_as_the_chart_says(release: Release) -> None:
+def test_images_are_pulled_with_the_policy_of_the_chart(release: Release) -> None:
     values = "brokerImage.pullPolicy=Always,imagePullSecrets[0].name=mine"
     text = release.cluster.helm("template", "shoal", CHART, KUBE, f"--set={values}").stdout
     made = {m["kind"]: m for m in yaml.safe_load_all(text) if m}
@@ -201,4 +201,4 @@ def test_examples_and_chart_pass_the_api_server(resources: Resources) -> None:
 
 def test_explain_reads_like_documentation(release: Release) -> None:
     text = release.cluster.kubectl("explain", "sharegroup.spec.lockDuration").stdout
-    assert "How long a record stays locked to the member that got it" in " ".join(text.split())
+    assert "How long a member holds the lock of a record" in " ".join(text.split())

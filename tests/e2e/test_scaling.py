@@ -139,7 +139,7 @@ def test_parallelism_that_locks_forbid_is_a_warning(queue: Resources) -> None:
         assert condition["reason"] == "ParallelismUnreachable", condition
         return condition["message"]
 
-    assert "let only 2 consumers hold records" in eventually(warned, timeout_s=20)
+    assert "record locks are enough for 2 consumers" in eventually(warned, timeout_s=20)
     assert queue.status("shareconsumer/many")["ceiling"] == 2
 
 

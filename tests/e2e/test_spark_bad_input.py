@@ -84,8 +84,8 @@ def test_each_kind_is_reported_with_its_remedy(queue: Resources, cluster: Cluste
         share_consumer("lost", "workers", spark=job("workers", subscribe="nowhere"), replicas=1),
     )
     # The operator reports brokers' errors without Spark.
-    tells(queue, "early", "TopicNotFound", "There is no topic nope", "apply a QueueTopic")
-    tells(queue, "classic", "OtherGroupType", "choose another groupId or delete it")
+    tells(queue, "early", "TopicNotFound", "Topic nope does not exist", "Apply a QueueTopic")
+    tells(queue, "classic", "OtherGroupType", "Choose another groupId or delete it")
     tells(queue, "lost", "ApplicationFailed", "no topic 'nowhere'", "create it, or name another")
     tells(queue, "out", "ApplicationFailed", "InvalidOption", "check kafka.security.protocol")
     tells(
@@ -105,5 +105,5 @@ def test_each_kind_is_reported_with_its_remedy(queue: Resources, cluster: Cluste
         "ApplicationFailed",
         "BadOffset: the checkpoint is of share group",
         "'workers', and the query's group.id is 'others'",
-        "checkpointLocation of its own",
+        "separate checkpointLocation for each group",
     )

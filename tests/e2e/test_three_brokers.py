@@ -187,8 +187,8 @@ def test_brokers_come_take_their_share_and_leave(three: Resources) -> None:
 
 
 def test_a_change_that_leaves_no_majority_is_refused(three: Resources) -> None:
-    assert "neither has a majority" in three.refusal(queue_cluster("other", replicas=2))
-    assert "keeps three" in three.refusal(queue_cluster(replicas=1))
+    assert "neither broker has a majority" in three.refusal(queue_cluster("other", replicas=2))
+    assert "cannot fall below 3" in three.refusal(queue_cluster(replicas=1))
 
 
 def test_a_lone_broker_grows_into_three(resources: Resources) -> None:

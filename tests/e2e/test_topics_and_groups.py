@@ -209,7 +209,7 @@ def test_drift_is_put_back_and_only_that(queue: Resources, drifting: str) -> Non
 
 BAD = {
     "no cluster": ({**queue_topic(), "spec": {"partitions": 1}}, "spec.cluster: Required value"),
-    "internal name": (queue_topic(topicName="__x"), "names that begin with `__` belong to"),
+    "internal name": (queue_topic(topicName="__x"), "names that begin with `__` are reserved"),
     "lock too long": (share_group(lockDuration="2h"), "lockDuration must lie between 1s and 1h"),
     "no duration": (
         share_group(startOffset="ByDuration"),
@@ -233,7 +233,7 @@ BAD = {
         queue_cluster(config={"node.id": "3"}),
         "are set by the operator; use replicas, brokersPerPod, storage, listeners and rack instead",
     ),
-    "two": (queue_cluster(replicas=2), "of two brokers neither has a majority"),
+    "two": (queue_cluster(replicas=2), "neither broker has a majority alone"),
     "typo": (queue_topic(partitons=3), 'unknown field "spec.partitons"'),
 }
 

@@ -256,7 +256,7 @@ def test_a_reset_that_was_interrupted_is_made_unless_it_was_seen() -> None:
     assert resume(pending, reset, {("t", 0): 4}) == []
 
 
-def test_a_group_begins_where_its_spec_says() -> None:
+def test_a_group_begins_at_the_offset_of_its_spec() -> None:
     sizes, empty = {"t": 2}, GroupState("g")
     latest = {"startOffset": "Latest"}
     assert first_offsets(latest, empty, sizes, 0) == {("t", 0): LATEST, ("t", 1): LATEST}

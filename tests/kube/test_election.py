@@ -1,4 +1,4 @@
-"""Leader election: one replica leads, and a standby can tell whether another replica leads."""
+"""Leader election: one replica leads, and a standby finds out whether another replica leads."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(election, "RETRY_SECONDS", 0.02)
 
 
-def test_a_standby_can_tell_whether_another_replica_leads() -> None:
+def test_a_standby_finds_out_whether_another_replica_leads() -> None:
     async def scenario() -> None:
         shared = ApiServer(CrashPoint())
         first = Replica(shared, "first")

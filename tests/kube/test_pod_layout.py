@@ -74,7 +74,7 @@ def test_ids_identify_pods_and_do_not_change_with_their_number() -> None:
     assert pod_layout.brokers(wanted(2, 3))[:3] == pod_layout.brokers(wanted(1, 3))
 
 
-def test_the_first_broker_of_a_pod_goes_last() -> None:
+def test_the_first_broker_of_a_pod_stops_last() -> None:
     """The others shut down through a controller, which may be in the same pod."""
     first, *others = template(wanted(3))["spec"]["containers"][:3]
     assert first["lifecycle"]["preStop"]["exec"]["command"] == [

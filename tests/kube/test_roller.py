@@ -32,7 +32,7 @@ def test_nothing_to_do() -> None:
     assert next_step(cluster(), FULL, 0) == Done()
 
 
-def test_the_controller_goes_last() -> None:
+def test_the_controller_restarts_last() -> None:
     assert next_step(cluster(stale=(0, 1)), FULL, 0) == Proceed(1, REASON)
     assert next_step(cluster(stale=(0,)), FULL, 0) == Proceed(0, REASON)
 

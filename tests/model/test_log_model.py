@@ -28,7 +28,7 @@ from shoal.protocol.errors import ErrorCode
 CODECS = st.sampled_from(["none", "none", "gzip", "snappy", "lz4", "zstd"])
 
 
-class Written(NamedTuple):
+class AppendedRecord(NamedTuple):
     offset: int
     timestamp_ms: int
     value: bytes
@@ -42,7 +42,7 @@ class LogAgainstList(RuleBasedStateMachine):
         self.now_ms = NOW_MS
         self.epoch = 0
         self.count = 0
-        self.twin: list[Written] = []
+        self.twin: list[AppendedRecord] = []
         self.start = 0
         self.end = 0
         self.synced = 0
@@ -66,7 +66,9 @@ class LogAgainstList(RuleBasedStateMachine):
         data = batch(*values, timestamp_ms=timestamp, compression=codec)
         done = self.log.append(data, now_ms=self.now_ms, leader_epoch=self.epoch)
         assert (done.base_offset, done.last_offset) == (self.end, self.end + count - 1)
-        self.twin += [Written(self.end + i, timestamp, v, self.epoch) for i, v in enumerate(values)]
+        self.twin += [
+            AppendedRecord(self.end + i, timestamp, v, self.epoch) for i, v in enumerate(values)
+        ]
         self.end += count
 
     @rule(value=st.binary(max_size=20), room=st.integers(0, 120))
@@ -78,7 +80,7 @@ class LogAgainstList(RuleBasedStateMachine):
             if error.code is not ErrorCode.kafka_storage_error:
                 raise
         else:
-            self.twin.append(Written(done.base_offset, NOW_MS, value, self.epoch))
+            self.twin.append(AppendedRecord(done.base_offset, NOW_MS, value, self.epoch))
             self.end += 1
         self.storage.capacity_bytes = None
 

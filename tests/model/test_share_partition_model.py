@@ -1,6 +1,6 @@
 """A share partition compared with a twin that keeps one entry for each offset.
 
-The twin implements the rules of KIP-932 without rows, locks or pieces. The broker chooses the
+The twin implements the rules of KIP-932 without runs, locks or pieces. The broker chooses the
 records of a fetch, so the twin takes and checks that choice; it predicts what happens to them. A
 crash drops the window and rebuilds it from the state store. In half of the crashes, the store is
 rebuilt from its records too.
@@ -144,7 +144,7 @@ class ShareMachine(RuleBasedStateMachine):
         for first, last, _, due_ms in self.share.delays:
             if due_ms == UNTIL_FREED:
                 self.holds |= set(range(first, last + 1))
-        self.share.delays = []
+        self.share.take_delays()
         for first, last, state, count in changes:
             for offset in range(first, last + 1):
                 self.persisted[offset] = (state, count)
@@ -578,24 +578,24 @@ class ShareMachine(RuleBasedStateMachine):
         runs = self.share.runs
         assert (self.share.start_offset, self.share.end_offset) == (self.spso, self.end)
         assert sorted(self.twin) == list(range(self.spso, self.end))
-        rows = list(
+        found = list(
             zip(runs.firsts, runs.states, runs.counts, runs.locks, runs.pieces, strict=True)
         )
-        assert all(a[1:] != b[1:] for a, b in pairwise(rows)), "rows to join"
+        assert all(a[1:] != b[1:] for a, b in pairwise(found)), "runs to join"
         held: dict[int, int] = {}
         waiting: dict[int, int] = {}
-        for row, (first, state, count, lock, _) in enumerate(rows):
-            for offset in range(first, runs.last(row) + 1):
+        for run, (first, state, count, lock, _) in enumerate(found):
+            for offset in range(first, runs.last(run) + 1):
                 entry = self.twin[offset]
                 assert (entry.state, entry.count) == (state, count), offset
             assert (lock != 0) == (state in (ACQUIRED, WAITING))
             if state == WAITING:
                 wait = self.share.waits.live[lock]
-                waiting[lock] = waiting.get(lock, 0) + runs.last(row) - first + 1
+                waiting[lock] = waiting.get(lock, 0) + runs.last(run) - first + 1
                 assert wait.deadline_ms == self.twin[first].deadline_ms
             elif lock:
                 known = self.share.locks.live[lock]
-                held[lock] = held.get(lock, 0) + runs.last(row) - first + 1
+                held[lock] = held.get(lock, 0) + runs.last(run) - first + 1
                 assert known.member_id == self.twin[first].member
                 assert known.deadline_ms == self.twin[first].deadline_ms
         assert held == {n: x.records for n, x in self.share.locks.live.items()}

@@ -131,7 +131,7 @@ class SelectionMachine(ShareMachine):
             aborted_producer=ABORTED_PRODUCER,
             wake_soon=self._wake_soon,
         )
-        #: When each scanned record became ready.
+        #: When each scanned record became available.
         self.ready_ms: dict[int, int] = {}
         #: The first such time since the selection began.
         self.first_ready_ms: dict[int, int] = {}
@@ -292,7 +292,7 @@ class SelectionMachine(ShareMachine):
         in_flight, self.more_to_scan = known.in_flight(), False
         bound = min(max_records, known.fetch_limit.records)
         full_of_held = self.share.key_holders >= self.policy.dead_letters_held_max
-        ready = self._eligible()
+        eligible = self._eligible()
         wanted = Wanted(member, max_records, max_records)
         views, got = share_selection.fetch(self.leader, wanted, 1 << 20, self.settings, self.now_ms)
         for offset in range(self.end, self.share.end_offset):
@@ -303,10 +303,10 @@ class SelectionMachine(ShareMachine):
             if offset in under_way:
                 self.under_way.add(offset)
         self._note_ready()
-        ready = self._eligible()
-        self._check_passed_by(got.changes)
-        ready -= {o for x in got.changes for o in range(x[0], x[1] + 1)}
-        self._check_chosen(member, got, bound, held, ready)
+        eligible = self._eligible()
+        self._check_skipped(got.changes)
+        eligible -= {o for x in got.changes for o in range(x[0], x[1] + 1)}
+        self._check_chosen(member, got, bound, held, eligible)
         assert got.total <= max(0, self.settings.max_record_locks - in_flight)
         assert not got.total or not full_of_held, "the limit of held keys is reached"
         if got.total:
@@ -349,7 +349,7 @@ class SelectionMachine(ShareMachine):
         self.write_dead_letters(count=len(self.share.dead_letters))
         self.fetch(member=fetched_by, max_records=12)
 
-    def _check_passed_by(self, changes) -> None:
+    def _check_skipped(self, changes) -> None:
         for first, last, state, _ in changes:
             for offset in range(first, last + 1):
                 entry = self._entry(offset)
@@ -369,7 +369,7 @@ class SelectionMachine(ShareMachine):
                 assert state in allowed
                 entry.state = next(one for one in allowed if one == state)
 
-    def _check_chosen(self, member, got, max_records, held, ready) -> None:
+    def _check_chosen(self, member, got, max_records, held, eligible) -> None:
         chosen = [o for first, last, _ in got.records for o in range(first, last + 1)]
         assert chosen == sorted(set(chosen))
         assert len(chosen) == got.total <= max_records
@@ -384,7 +384,7 @@ class SelectionMachine(ShareMachine):
                 assert not self._never_delivered(offset)
                 assert self._due(offset), f"{offset} came before its time"
                 self._check_key(offset, chosen, held)
-        self._check_urgency(chosen, ready, max_records)
+        self._check_urgency(chosen, eligible, max_records)
         for first, last, count in got.records:
             for offset in range(first, last + 1):
                 entry = self.twin[offset]
@@ -398,11 +398,11 @@ class SelectionMachine(ShareMachine):
         assert len(same) <= self.policy.key_batch
         assert not any(self._same_key(offset, o) for o in held if o in self.twin)
 
-    def _check_urgency(self, chosen: list[int], ready: set[int], max_records: int) -> None:
+    def _check_urgency(self, chosen: list[int], eligible: set[int], max_records: int) -> None:
         """Check that unacquired records were less urgent; only records that follow in a key may
         come before. A record that comes back may have kept the rank of an earlier time."""
-        firsts = [o for o in chosen if o in ready]
-        left = [o for o in ready - set(chosen) if not self._alone(o)]
+        firsts = [o for o in chosen if o in eligible]
+        left = [o for o in eligible - set(chosen) if not self._alone(o)]
         if firsts and left and len(chosen) == max_records and not self._alone(firsts[0]):
             ranks = [self._rank(o, self.first_ready_ms) for o in firsts]
             assert max(ranks) <= min(self._rank(o, self.ready_ms) for o in left)

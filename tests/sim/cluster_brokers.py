@@ -77,13 +77,16 @@ class BrokerMachine(Machine):
         self.wanted = False
         self.stopping = False
         self.starts = 0
+        #: The process that composed a broker last, and this broker.
+        self._composed: tuple[Process, Broker] | None = None
         kernel.after(_SUPERVISE_S, self._supervise)
 
     @property
     def broker(self) -> Broker | None:
         """The running broker, once it is constructed."""
-        found: Broker | None = getattr(self.process, "broker", None)
-        return found
+        if self._composed is None or self._composed[0] is not self.process:
+            return None
+        return self._composed[1]
 
     @property
     def ready(self) -> bool:
@@ -114,7 +117,7 @@ class BrokerMachine(Machine):
 
     def _compose(self, process: Process) -> Broker:
         broker = broker_process.compose(self.config, process.loop, SimSystem(process, self))
-        process.broker = broker  # type: ignore[attr-defined]
+        self._composed = process, broker
         return broker
 
     def _ended(self, process: Process) -> None:

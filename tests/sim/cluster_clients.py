@@ -25,11 +25,11 @@ from shoal.client.topics import NewTopic
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from sim.cluster_histories import ClassicHistory, Histories
-from sim.cluster_ledger import Ledger
 from sim.cluster_logs_checker import LogsChecker
 from sim.cluster_owners import Owners
 from sim.cluster_shares import Record, ShareHistory
 from sim.cluster_shares_checker import SharesChecker
+from sim.transaction_rules import TransactionRules
 
 if TYPE_CHECKING:
     from sim.cluster_brokers import BrokerMachine, SimCluster
@@ -57,11 +57,11 @@ class Workload:
         self.shares = SharesChecker(cluster, self.logs)
         self.share = self.share_group(SHARE_GROUP, DELIVERY_COUNT_LIMIT, self.histories.saw)
         self.classic = ClassicHistory()
-        self.ledger = Ledger()
+        self.transactions = TransactionRules()
         #: The part "queues", if the run has it.
         self.queues: Queues
         self.owners = Owners(self.kernel.fail)
-        #: Whether all of the ledger was read at the end.
+        #: Whether all of the output was read at the end.
         self.audited = False
         self.producing = True
         #: Whether members of the share group accept all records.

@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from sim.cluster_network import Host, Network
+
 #: Simulated seconds since the machine was switched on, and since 1970, when a run begins.
 START_S = 1_000.0
 EPOCH_S = 1_700_000_000.0
@@ -117,8 +119,8 @@ class Kernel:
         if owner is not None:
             if not owner.alive:
                 return
-            if owner.held is not None:
-                owner.held.append(call)
+            if owner.deferred is not None:
+                owner.deferred.append(call)
                 return
         if isinstance(call, asyncio.Handle):
             if call._cancelled:
@@ -169,19 +171,27 @@ class Process:
     """An event loop with its tasks and connections, which end together."""
 
     def __init__(
-        self, kernel: Kernel, name: str, clock_offset: Callable[[], float] = lambda: 0.0
+        self,
+        kernel: Kernel,
+        name: str,
+        *,
+        host: Host,
+        network: Network,
+        clock_offset: Callable[[], float],
+        work_s: Callable[[], float],
     ) -> None:
+        """`host` is the machine's end of the network. `clock_offset` returns the error of its wall
+        clock in seconds, and `work_s` how long a thread takes for a call."""
         self.kernel = kernel
         self.name = name
+        self.host = host
         self.alive = True
         #: Callbacks that wait until a stopped process resumes; None while it runs.
-        self.held: deque[Any] | None = None
+        self.deferred: deque[Any] | None = None
         self.clock_offset = clock_offset
-        self.loop = ProcessLoop(self)
+        self.loop = ProcessLoop(self, network, work_s)
         #: Strong references: the tasks of a dead process must neither run nor be collected.
         self.tasks: set[asyncio.Task[Any]] = set()
-        #: Called when the process dies, by its machine.
-        self.on_kill: list[Callable[[], None]] = []
         #: When the thread of each executor is free again.
         self.busy_until: dict[int, float] = {}
 
@@ -201,17 +211,15 @@ class Process:
     def kill(self) -> None:
         """End the process. None of its code runs from here on, not even `finally` blocks."""
         self.alive = False
-        self.held = None
-        for call in self.on_kill:
-            call()
+        self.deferred = None
 
     def pause(self) -> None:
-        if self.held is None:
-            self.held = deque()
+        if self.deferred is None:
+            self.deferred = deque()
 
     def resume(self) -> None:
-        held, self.held = self.held, None
-        for call in held or ():
+        deferred, self.deferred = self.deferred, None
+        for call in deferred or ():
             self.kernel.soon(self, call)
 
     def bury(self) -> None:
@@ -231,13 +239,13 @@ class Process:
 class ProcessLoop(asyncio.AbstractEventLoop):
     """A process's event loop: asyncio's interface to the kernel."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, network: Network, work_s: Callable[[], float]) -> None:
         self.process = process
         self.kernel = process.kernel
-        #: Makes connections and servers; set by the machine of the process.
-        self.network: Any = None
-        #: How long a thread takes for a call, and its result to arrive; set by the machine.
-        self.work_s: Callable[[], float] = lambda: 0.0
+        #: Makes connections and servers.
+        self.network = network
+        #: How long a thread takes for a call, and its result to arrive.
+        self.work_s = work_s
         self.signals: dict[int, Callable[[], object]] = {}
 
     def time(self) -> float:

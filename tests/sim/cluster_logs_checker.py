@@ -102,11 +102,14 @@ class LogsChecker:
     def __init__(self, cluster: SimCluster) -> None:
         self.cluster = cluster
         self.ledgers: dict[Where, Ledger] = {}
-        #: Called once for each batch, when a replica has it committed.
-        self.on_batch: list[Callable[[Where, BatchHeader, bytes], None]] = []
+        self._batch_calls: list[Callable[[Where, BatchHeader, bytes], None]] = []
         self._leaders: dict[tuple[Any, ...], int] = {}
         self._newest: dict[Where, int] = {}
         self._seen: dict[tuple[int, Where], _Seen] = {}
+
+    def on_batch(self, call: Callable[[Where, BatchHeader, bytes], None]) -> None:
+        """Call `call` once for each batch, when a replica has it committed."""
+        self._batch_calls.append(call)
 
     def look(self) -> None:
         """Check everything that is new since the last call. Raises `Violation`."""
@@ -177,7 +180,7 @@ class LogsChecker:
                 at = batch.next
                 if batch.first >= ledger.end:
                     ledger.add(batch, header, data)
-                    for call in self.on_batch:
+                    for call in self._batch_calls:
                         call(where, header, data)
                 elif batch.first >= ledger.start:
                     self._same(machine, where, ledger, batch)

@@ -97,11 +97,14 @@ class Machine:
     def boot(self) -> Process:
         """Start a new process on this machine."""
         assert self.process is None
-        process = Process(self.kernel, self.name, lambda: self.clock_offset_s)
-        process.host = self.host  # type: ignore[attr-defined]
-        process.machine = self  # type: ignore[attr-defined]
-        process.loop.network = self.network
-        process.loop.work_s = self.disk.work_s
+        process = Process(
+            self.kernel,
+            self.name,
+            host=self.host,
+            network=self.network,
+            clock_offset=lambda: self.clock_offset_s,
+            work_s=self.disk.work_s,
+        )
         self.host.powered = True
         self.process = process
         self._past.append(process)

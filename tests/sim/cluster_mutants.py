@@ -84,7 +84,7 @@ def takes_accepts_of_all(patch: pytest.MonkeyPatch) -> None:
     ) -> Any:
         offset = acknowledgements[0][0]
         if self.runs.start <= offset < self.runs.end:
-            lock = self.locks.live.get(self.runs.locks[self.runs.row_of(offset)])
+            lock = self.locks.live.get(self.runs.locks[self.runs.run_of(offset)])
             member_id = lock.member_id if lock is not None else member_id
         return real(self, now_ms, member_id, acknowledgements, *rest)
 

@@ -127,7 +127,7 @@ class _Call:
             port,
         )
         self.future = future
-        self.host: Host = process.host  # type: ignore[attr-defined]
+        self.host = process.host
         self.transport: Transport | None = None
 
     def ask(self, again_s: float) -> None:
@@ -187,7 +187,7 @@ class ListenSocket:
 
     def __init__(self, process: Process, port: int) -> None:
         self.process = process
-        self.host: Host = process.host  # type: ignore[attr-defined]
+        self.host = process.host
         self.port = port
         self.backlog: deque[Transport] = deque()
         self.server: Server | None = None

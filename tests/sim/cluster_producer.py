@@ -53,9 +53,9 @@ class TransactionalProducer:
             "producer_epoch": -1,
         }
         answer = await self._coordinated(ApiKey.INIT_PRODUCER_ID, body)
-        self._goes_on_as(answer.producer_id, answer.producer_epoch)
+        self._continue_as(answer.producer_id, answer.producer_epoch)
 
-    def _goes_on_as(self, producer_id: int, epoch: int) -> None:
+    def _continue_as(self, producer_id: int, epoch: int) -> None:
         if (producer_id, epoch) != (self.producer_id, self.epoch):
             self.producer_id, self.epoch = producer_id, epoch
             self._sequences.clear()
@@ -134,7 +134,7 @@ class TransactionalProducer:
         answer = await self._coordinated(ApiKey.END_TXN, body, version)
         self._named.clear()
         if self.version == 2:
-            self._goes_on_as(answer.producer_id, answer.producer_epoch)
+            self._continue_as(answer.producer_id, answer.producer_epoch)
 
     async def _name(self, where: TopicPartition) -> None:
         if self.version == 2 or where in self._named:

@@ -59,6 +59,9 @@ class Queues:
         self.sent: dict[bytes, bytes | None] = {}
         self.stored: dict[Record, bytes] = {}
         self.prepared = self.is_through = False
+        #: What the topic and the dead-letter topic have at the end.
+        self.final: dict[Record, StoredRecord] = {}
+        self.letters: list[Letter] = []
         self.producing = False
         self.groups: dict[str, ShareHistory] = {}
         for group, limit in ((SORTERS, LIMIT), (HOARDERS, LIMIT_OF_HOARDERS)):
@@ -69,8 +72,9 @@ class Queues:
         if known != value or value not in self.sent:
             raise Violation("inconsistent-offsets", f"{record}: {known!r}, {value!r} to {who}")
 
-    def finish(self, final: dict[Record, StoredRecord], letters: list[Letter]) -> None:
+    def finish(self) -> None:
         """Check all records of the topic and of the dead-letter topic at the end of the run."""
+        final, letters = self.final, self.letters
         for record, value in self.stored.items():
             if record not in final:
                 raise Violation("lost-write", f"{value!r} at {record}")
@@ -78,6 +82,7 @@ class Queues:
             self.saw(record, found.value, "the last reader")
         sorters = self.groups[SORTERS]
         sorters.finish_letters(final, letters)
+        self.load.shares.finish_letters(SORTERS, letters)
         keys = {record: found.key for record, found in final.items()}
         sorters.finish_keys(keys, letters)
         self.groups[HOARDERS].finish(final)
@@ -152,10 +157,10 @@ async def read_to_the_end(load: Workload, client: Client, name: str) -> None:
             break
         load.kernel.trace(f"{name} waits for the lags {lags}")
         await wait(0.3)
-    final = {(JOBS, 0, record.offset): record async for record in _all(client, JOBS)}
-    letters = [_letter(record) async for record in _all(client, LETTERS)]
-    load.queues.finish(final, letters)
-    load.queues.is_through = True
+    queues = load.queues
+    queues.final = {(JOBS, 0, record.offset): record async for record in _all(client, JOBS)}
+    queues.letters = [_letter(record) async for record in _all(client, LETTERS)]
+    queues.is_through = True
 
 
 async def _all(client: Client, topic: str) -> AsyncIterator[StoredRecord]:

@@ -199,6 +199,8 @@ class Run:
         assert load.final is not None
         load.histories.finish(load.final, load.ends)
         load.share.finish(load.final)
+        if "queues" in self.parts:
+            load.queues.finish()
         if "classic" in self.parts:
             load.classic.finish(load.final)
 

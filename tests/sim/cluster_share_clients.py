@@ -91,9 +91,10 @@ class Worker:
                 if due and rng.random() < 0.3 and not load.draining:
                     await wait(rng.choice((0.05, 0.3, 1.0, 2.5)))
                     if rng.random() < 0.3:  # Renew the locks, if they have not expired.
+                        sent = load.now
                         self.history.renewing(got)
                         if not await session.renew(found):
-                            self.history.renewed(got, load.now)
+                            self.history.renewed(got, sent, load.now)
 
     def _choices(
         self, found: Acquisition, member: str, began: float, leaders: dict[Where, object]

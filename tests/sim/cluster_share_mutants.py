@@ -44,6 +44,11 @@ def ends_locks_late(patch: pytest.MonkeyPatch) -> None:
     _lock_for(patch, int(LOCK_S * 1000) + _ASTRAY_MS)
 
 
+def renews_nothing(patch: pytest.MonkeyPatch) -> None:
+    """A renewal is answered, and the lock ends when it would have ended without it."""
+    patch.setattr(SharePartition, "_renew", lambda self, deadline_ms, member_id, ranges: None)
+
+
 def passes_released_records(patch: pytest.MonkeyPatch) -> None:
     """The start offset moves past records that were delivered and became available again."""
     real = SharePartition.advance
@@ -124,7 +129,7 @@ def knows_no_keys(patch: pytest.MonkeyPatch) -> None:
 
 
 def writes_no_dead_letters(patch: pytest.MonkeyPatch) -> None:
-    """A record whose delivery failed for good leaves its group without a dead letter."""
+    """A record whose delivery failed permanently leaves its group without a dead letter."""
     patch.setattr(
         DeadLetters,
         "add",
@@ -140,6 +145,7 @@ def wakes_nobody(patch: pytest.MonkeyPatch) -> None:
 SHARE_MUTANTS = (
     ends_locks_early,
     ends_locks_late,
+    renews_nothing,
     passes_released_records,
     loads_from_the_log_start,
     takes_more_than_the_limit,

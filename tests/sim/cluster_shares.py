@@ -76,6 +76,9 @@ class Delivery:
     hold: Hold | None = field(default=None, repr=False)
     #: The latest start of its lock: with the response, or with that of a renewal.
     locked: float = 0.0
+    #: The earliest start of its lock: when the call began, or when a renewal was sent that
+    #: succeeded.
+    held_since: float = 0.0
     #: Whether the member has sent a request that ends its lock.
     ended: bool = False
     #: Whether it has requested a renewal and has no response.
@@ -83,6 +86,7 @@ class Delivery:
 
     def __post_init__(self) -> None:
         self.locked = self.answered
+        self.held_since = self.began
 
 
 class Settled(NamedTuple):
@@ -189,7 +193,7 @@ class ShareHistory:
         lasts_s = LOCK_S - TICK_S
         if not comes_later and now >= delivery.began + lasts_s:
             return  # It may have been first, and have ended.
-        if now < other.began + lasts_s and other.hold.lasts(self._look(record, other.member)):
+        if now < other.held_since + lasts_s and other.hold.lasts(self._look(record, other.member)):
             raise Violation("share-lock-overlap", f"{record}: {delivery} while {other}")
 
     def _one_holder(self, record: Record, settled: Settled, other: Delivery) -> None:
@@ -258,12 +262,17 @@ class ShareHistory:
         for delivery in deliveries:
             delivery.renewing = True
 
-    def renewed(self, deliveries: Iterable[Delivery], answered: float) -> None:
+    def renewed(self, deliveries: Iterable[Delivery], sent: float, answered: float) -> None:
         """The locks were renewed."""
         for delivery in deliveries:
-            delivery.renewing, delivery.locked = False, answered
+            delivery.renewing = False
+            delivery.held_since, delivery.locked = sent, answered
 
     # Facts for other checkers.
+
+    def was_asked_for(self, record: Record) -> bool:
+        """Return whether a member asked to settle the record."""
+        return record in self._asked
 
     def may_be_complete(self, record: Record) -> bool:
         """Return whether a member asked to settle the record, or its deliveries reached the

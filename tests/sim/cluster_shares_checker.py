@@ -4,7 +4,9 @@ The checker only reads: periodically the windows of share partitions in memory, 
 records of `__share_group_state`.
 
 * `share-start-offset`: goes back, in a leader's window or as committed; or moves past a record that
-  no member has asked to settle.
+  no member has asked to settle and that has no dead letter.
+* `share-dead-letters`: a record is archived, as committed, and has no dead letter; or it is
+  acknowledged and has one.
 * `share-terminal`: a committed complete delivery becomes incomplete.
 * `share-lag`: the count of complete records differs from the number of records that are complete,
   in a window or as committed. `cluster_shares` checks the reported lag.
@@ -21,14 +23,15 @@ from typing import TYPE_CHECKING, Any
 from shoal.coordinator.contract import Record as StateRecord
 from shoal.coordinator.share.records import RecordType, ShareKey, decode, state_batches
 from shoal.coordinator.share.state_store import NONE
-from shoal.coordinator.share.states import ACQUIRED, AVAILABLE, is_terminal
+from shoal.coordinator.share.states import ACQUIRED, ARCHIVED, AVAILABLE, is_terminal
 from shoal.record.records import read_records
 from shoal.server.share.leader import Phase, ShareLeader
 from shoal.server.share.state_coordinator import TOPIC as STATES
 from sim.cluster_kernel import Violation
-from sim.cluster_shares import Hold, Record, ShareHistory, Where
+from sim.cluster_shares import Hold, Letter, Record, ShareHistory, Where
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from uuid import UUID
 
     from shoal.coordinator.share.share_partition import SharePartition
@@ -51,6 +54,9 @@ class _Committed:
         self.start = start
         #: States of complete offsets from the start offset on.
         self.terminal: dict[int, int] = {}
+        #: Those of offsets that the start offset has passed since. Offsets that it passes in the
+        #: same record are not among them.
+        self.passed: dict[int, int] = {}
 
 
 class _Window:
@@ -74,7 +80,9 @@ class SharesChecker:
         self.counts: Counter[str] = Counter()
         self._committed: dict[ShareKey, _Committed] = {}
         self._windows: dict[tuple[int, ShareKey], _Window] = {}
-        logs.on_batch.append(self._batch)
+        #: By group: records that the start offset passed and no member had asked to settle.
+        self._unsettled: dict[str, set[Record]] = {}
+        logs.on_batch(self._batch)
 
     # For what members see.
 
@@ -153,7 +161,7 @@ class SharesChecker:
         waiting = None
         if (
             process is not None
-            and process.held is None
+            and process.deferred is None
             and not broker.replicas.is_cut_off(leader.partition)
             and _has_something(leader)
         ):
@@ -168,13 +176,17 @@ class SharesChecker:
             )
 
     def _passed(self, key: ShareKey, topic: str, before: int, start: int) -> None:
-        """Check a start offset that has moved."""
+        """Check a start offset that has moved. Records of a group with a low limit may reach it
+        unseen, and `finish_letters` looks for the dead letters of those that no member settled."""
         history = self.histories.get(key.group_id)
-        if history is None or history.limit < UNSEEN_MAX:
+        if history is None:
             return
         for offset in range(before, start):
             record = (topic, key.partition, offset)
-            if not history.may_be_complete(record):
+            if history.limit < UNSEEN_MAX:
+                if not history.was_asked_for(record):
+                    self._unsettled.setdefault(key.group_id, set()).add(record)
+            elif not history.may_be_complete(record):
                 raise Violation(
                     "share-start-offset",
                     f"{key} is at {start}, past {record}, which no member settled",
@@ -229,6 +241,7 @@ class SharesChecker:
                 if is_terminal(now):
                     terminal[offset] = now
         state.start = start
+        state.passed |= {offset: of for offset, of in state.terminal.items() if offset < start}
         state.terminal = {offset: of for offset, of in terminal.items() if offset >= start}
         complete = value.get("delivery_complete_count", NONE)
         if complete not in (NONE, len(state.terminal)):
@@ -236,6 +249,26 @@ class SharesChecker:
                 "share-lag", f"{key}: {complete} complete as committed, not {len(state.terminal)}"
             )
         self.counts["states"] += 1
+
+    # At the end.
+
+    def finish_letters(self, group: str, letters: Iterable[Letter]) -> None:
+        """Compare the dead letters of a group with its committed states and its start offset."""
+        found = {letter.record for letter in letters}
+        for record in sorted(self._unsettled.get(group, set()) - found):
+            raise Violation(
+                "share-start-offset",
+                f"{group} is past {record}, which no member settled and which has no dead letter",
+            )
+        for key, state in self._committed.items():
+            topic = self._topic(key.topic_id)
+            if key.group_id != group or topic is None:
+                continue
+            for offset, of in sorted((state.passed | state.terminal).items()):
+                record = (topic, key.partition, offset)
+                if (of == ARCHIVED) != (record in found):
+                    raise Violation("share-dead-letters", f"{group} has {record} in state {of}")
+                self.counts["archived" if of == ARCHIVED else "acknowledged"] += 1
 
     def _topic(self, topic_id: UUID) -> str | None:
         for _, broker in self.cluster.running():

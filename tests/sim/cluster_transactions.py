@@ -1,9 +1,9 @@
 """The transactional clients of a simulated cluster: processors, and auditors of their output.
 
 A processor takes over one input partition through its transactional id, and so fences the former
-processor. It reads from the group's offset, writes to the ledger, and commits the offset in the
-transaction. Then it ends the transaction, or leaves it open and moves on: the coordinator, or the
-next processor, aborts it.
+processor. It reads from the group's offset, writes to the topic `ledger`, and commits the offset in
+the transaction. Then it ends the transaction, or leaves it open and moves on: the coordinator, or
+the next processor, aborts it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from shoal.client.topics import NewTopic
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from sim.cluster_clients import PARTITIONS, TOPIC, Workload, wait
-from sim.cluster_ledger import Transaction, value_of
 from sim.cluster_producer import TransactionalProducer
 from sim.cluster_requests import ask_coordinator
+from sim.transaction_rules import Transaction, value_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -37,7 +37,7 @@ _LEDGER = [TopicPartition(LEDGER, index) for index in range(PARTITIONS)]
 
 
 async def prepare(load: Workload, client: Client, _name: str) -> None:
-    """Create the ledger."""
+    """Create the output topic."""
     error = (await client.admin.topics.create([NewTopic(LEDGER, PARTITIONS)]))[LEDGER]
     if isinstance(error, KafkaError) and error.code != ErrorCode.topic_already_exists:
         raise error
@@ -63,7 +63,7 @@ async def _take_over(
     )
     await producer.init()
     position = await _committed(client.cluster, source)
-    load.ledger.starts_at(source, position)
+    load.transactions.starts_at(source, position)
     until = load.now + rng.uniform(0.5, 4.0)
     while load.now < until:
         found = await client.fetcher.poll({source: position}, max_wait_ms=200)
@@ -73,7 +73,7 @@ async def _take_over(
             continue
         fetched = expect(found)[source]
         next_ = min(fetched.next_offset, position + rng.choice((1, 3, 20)))
-        transaction = load.ledger.begun(source, position, next_)
+        transaction = load.transactions.begun(source, position, next_)
         if not load.draining and rng.random() < 0.1:
             asyncio.get_running_loop().create_task(_late(load, rng, producer, transaction))
             await wait(rng.choice((0.0, 0.3, 1.0)))
@@ -90,7 +90,7 @@ async def _end(
 ) -> None:
     transaction.asked = committed
     await producer.end(committed=committed)
-    load.ledger.acknowledged(transaction)
+    load.transactions.acknowledged(transaction)
 
 
 async def _late(
@@ -146,7 +146,7 @@ async def _committed(cluster: Cluster, source: TopicPartition) -> int:
 
 
 async def audit(load: Workload, client: Client, name: str) -> None:
-    """Read the ledger from its beginning, repeatedly."""
+    """Read the output from its beginning, repeatedly."""
     rng = random.Random(f"{load.kernel.seed} {name} {load.now}")
     while True:
         positions = dict.fromkeys(_LEDGER, 0)
@@ -163,13 +163,13 @@ async def audit(load: Workload, client: Client, name: str) -> None:
 def _audited(load: Workload, name: str, fetched: Fetched) -> None:
     entries = [(record.offset, record.value or b"") for record in fetched.records()]
     where = fetched.topic, fetched.partition
-    load.ledger.audited(
+    load.transactions.audited(
         name, where, fetched.first, fetched.next_offset, fetched.last_stable_offset, entries
     )
 
 
 async def examine(load: Workload, client: Client, name: str) -> None:
-    """Run a member of a read-committed share group on the ledger that accepts every record."""
+    """Run a member of a read-committed share group on the output that accepts every record."""
     group = Resource(ResourceType.GROUP, EXAMINERS)
     changes = [
         ConfigChange("share.auto.offset.reset", "earliest"),
@@ -185,7 +185,7 @@ async def examine(load: Workload, client: Client, name: str) -> None:
                 for record in acquired.records():
                     topic, partition, offset = record.topic, record.partition, record.offset
                     value = record.value or b""
-                    load.ledger.examined(name, (topic, partition), offset, value)
+                    load.transactions.examined(name, (topic, partition), offset, value)
                     kind = AcknowledgeType.ACCEPT
                     due.append(Acknowledgement(topic, partition, offset, offset, kind))
             if due:
@@ -193,7 +193,7 @@ async def examine(load: Workload, client: Client, name: str) -> None:
 
 
 async def audit_all(load: Workload, client: Client, name: str) -> None:
-    """Wait until all input is processed and no transaction is open, then read the ledger."""
+    """Wait until all input is processed and no transaction is open, then read the output."""
     sources = [TopicPartition(TOPIC, index) for index in range(PARTITIONS)]
     while True:
         inputs = expect(await client.admin.topics.offsets(dict.fromkeys(sources, -1)))
@@ -220,8 +220,8 @@ async def audit_all(load: Workload, client: Client, name: str) -> None:
         ):
             _audited(load, name, fetched)
             final += [record.value or b"" for record in fetched.records()]
-    while not load.ledger.shared.issuperset(final):
+    while not load.transactions.shared.issuperset(final):
         load.kernel.trace(f"{name} waits for the examiners")
         await wait(0.3)
-    load.ledger.finish(final, {(p.topic, p.partition): e.offset for p, e in inputs.items()})
+    load.transactions.finish(final, {(p.topic, p.partition): e.offset for p, e in inputs.items()})
     load.audited = True

@@ -119,8 +119,8 @@ class ReplicaNode:
             partition.min_isr = self.cluster.controller.min_isr
             partition.lag_time_max_ms = LAG_TIME_MAX_MS
             partition.group_commit = self.cluster.group_commit
-            partition.on_advance.append(self._advanced)
-            partition.on_append.append(self._appended)
+            partition.on_advance(self._advanced)
+            partition.on_append(self._appended)
             partition.sync_requested = self._sync_soon
             partition.alter_isr = self._alter
             partition.broker_epoch_of = self._broker_epoch

@@ -30,7 +30,7 @@ LARGE = b"x" * 900
 NEVER_MS = (1_000_000, 1_000_000)
 
 
-class Written:
+class ProduceOutcome:
     """A record that was sent to a leader; `code` is None until the response."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class ReplicaScene:
 
     def write(
         self, id: int, value: bytes = b"", *, acknowledged: bool = False, sequence: int = -1
-    ) -> Written:
+    ) -> ProduceOutcome:
         """Send one record with acks=all to a broker, and wait for success if `acknowledged` is set.
 
         With a `sequence`, an idempotent producer sends it: the same record for the same sequence.
@@ -82,7 +82,7 @@ class ReplicaScene:
         self._sent += 1
         value = b"%d %s" % (self._sent, value) if sequence < 0 else b"sequence %d" % sequence
         who = (-1, -1) if sequence < 0 else (1, 0)
-        written = Written()
+        written = ProduceOutcome()
         node = self.cluster.nodes[id]
 
         def answered(code: ErrorCode, offset: int) -> None:
@@ -291,7 +291,7 @@ def an_answer_comes_two_epochs_late(scene: ReplicaScene) -> None:
     scene.until(lambda: scene.end(3) == before + 1, "3 has a record that 2 lacks")
     scene.network.hold.add((2, 3))
     scene.elect(2)
-    scene.until(lambda: bool(scene.network.held), "an answer is late")
+    scene.until(lambda: bool(scene.network.deferred), "an answer is late")
     scene.heal((1, 2))
     scene.until(lambda: scene.end(1) == before, "1 has cut its log")
     scene.elect(1)
@@ -316,7 +316,7 @@ def a_fetch_comes_two_epochs_late(scene: ReplicaScene) -> None:
     scene.network.hold.add((3, 1))
     scene.write(1)
     scene.until(lambda: scene.end(3) == before + 1, "3 has the record")
-    scene.until(lambda: bool(scene.network.held), "its fetch is late")
+    scene.until(lambda: bool(scene.network.deferred), "its fetch is late")
     scene.cut((2, 1))
     scene.elect(2)
     scene.until(lambda: scene.end(3) == before, "3 has cut its log")

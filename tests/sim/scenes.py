@@ -150,7 +150,13 @@ class Scene:
 
     # Frequent requests.
 
-    def make_topic(self, topic: str, replicas: Sequence[int], partitions: int = 1) -> UUID:
+    def make_topic(
+        self,
+        topic: str,
+        replicas: Sequence[int],
+        partitions: int = 1,
+        configs: Mapping[str, str] | None = None,
+    ) -> UUID:
         """Create a topic with these replicas, led by the first, and return its id once all brokers
         have it."""
         rows = [{"partition_index": i, "broker_ids": replicas} for i in range(partitions)]
@@ -159,7 +165,7 @@ class Scene:
             "num_partitions": -1,
             "replication_factor": -1,
             "assignments": rows,
-            "configs": (),
+            "configs": [{"name": name, "value": value} for name, value in (configs or {}).items()],
         }
         fields = {"topics": [new], "timeout_ms": 10_000, "validate_only": False}
         (row,) = self.asked(replicas[0], ApiKey.CREATE_TOPICS, fields).topics
@@ -179,18 +185,20 @@ class Scene:
         *,
         acks: int = -1,
         timeout_ms: int = 30_000,
+        keys: Sequence[bytes | None] = (None,),
         transaction: Mapping[str, Any] | None = None,
     ) -> Asked:
-        """Produce one record at a broker, the producer's first, in the transaction that the fields
-        describe. The result is its row of the response."""
-        record = self.cluster.brokers[id].now_ms(), None, b"value", ()
+        """Produce a batch with a record for each key at a broker, the producer's first batch, in
+        the transaction that the fields describe. The result is its row of the response."""
+        now_ms = self.cluster.brokers[id].now_ms()
+        batch = [(now_ms, key, b"value", ()) for key in keys]
         header: dict[str, Any] = {}
         fields: dict[str, Any] = {"acks": acks, "timeout_ms": timeout_ms}
         if transaction is not None:
             header = {name: transaction[name] for name in ("producer_id", "producer_epoch")}
             header |= {"base_sequence": 0, "transactional": True}
             fields["transactional_id"] = transaction["transactional_id"]
-        rows = [{"index": index, "records": bytes(build_batch([record], **header))}]
+        rows = [{"index": index, "records": bytes(build_batch(batch, **header))}]
         fields["topic_data"] = [{"name": "", "topic_id": topic_id, "partition_data": rows}]
         return self.ask(id, ApiKey.PRODUCE, fields)
 

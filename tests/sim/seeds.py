@@ -94,13 +94,19 @@ def find(
     error: type[E],
     finds: Callable[[E], bool],
 ) -> None:
-    """Run seeds until one fails with the `error` of the broken rule. It is a failure if none does,
-    or if another error occurs. The first seed is known to find it; the others are tried if a code
-    change has changed the runs."""
+    """Run seeds until one fails with the `error` of the broken rule. The first seed is known to
+    find it; the others are tried if a code change has changed the runs.
+
+    It is a failure if no seed finds it, or if an error of another type occurs. A violation of
+    another rule does not count; the failure names what such seeds found.
+    """
+    others: dict[str, int] = {}
     for seed in seeds:
         try:
             simulate(seed)
         except error as found:
             if finds(found):
                 return
-    pytest.fail(f"{len(seeds)} seeds from {seeds.start} on do not find {mutant}")
+            others.setdefault(str(found).partition(":")[0], seed)
+    instead = "".join(f"\nseed {seed} found {what} instead" for what, seed in others.items())
+    pytest.fail(f"{len(seeds)} seeds from {seeds.start} on do not find {mutant}{instead}")

@@ -111,7 +111,7 @@ def test_followers_hear_of_a_leader_that_came_back_from_a_loss_of_power() -> Non
 # Bugs that the simulation has found.
 
 
-def test_a_late_write_of_share_state_is_not_laid_over_newer_ones() -> None:
+def test_a_late_write_of_share_state_does_not_replace_newer_ones() -> None:
     """A write to another broker's share coordinator was stuck in a broken network and applied after
     later ones of the same leader. Accepted records would have been delivered again."""
     faults = ["partition", "partition", "one_way", "one_way", "partition"]
@@ -303,6 +303,7 @@ CASES = [
     ),
     of_queues("ends_locks_early", "share-lock-overlap"),
     of_queues("ends_locks_late", "share-late-accept"),
+    of_queues("renews_nothing", "share-lock-overlap", seed=2),
     of_queues("passes_released_records", "share-start-offset"),
     of_queues(
         "loads_from_the_log_start", "share-start-offset", "share-redelivered", faults=["crash"]

@@ -5,22 +5,39 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from seeding import drawn_seeds
 from sim.metadata_cluster import MetadataCluster, MetadataNode
 from sim.quorum_checker import Violation
 from sim.quorum_cluster import torment
+from sim.seeds import chunked, one_seed, run
 
 if TYPE_CHECKING:
     from shoal.metadata.image import MetadataImage
 
 
-def test_all_nodes_converge_to_the_acknowledged_image() -> None:
+def simulate(seed: int) -> int:
+    """Run a seed. Return the number of decisions that were acknowledged."""
+    cluster = MetadataCluster(seed, voters=3, observers=2)
+    torment(cluster, (), duration_ms=10_000)
+    cluster.check_images()
+    return len(cluster.acknowledged_topics) + len(cluster.acknowledged_blocks)
+
+
+@chunked([range(1, 13), drawn_seeds(12)], 12)
+def test_all_nodes_converge_to_the_acknowledged_image(seeds: range) -> None:
     acknowledged = 0
-    for seed in range(1, 13):
-        cluster = MetadataCluster(seed, voters=3, observers=2)
-        torment(cluster, (), duration_ms=10_000)
-        cluster.check_images()
-        acknowledged += len(cluster.acknowledged_topics) + len(cluster.acknowledged_blocks)
+
+    def one(seed: int) -> None:
+        nonlocal acknowledged
+        acknowledged += simulate(seed)
+
+    run(one, seeds)
     assert acknowledged > 100
+
+
+def test_one_seed() -> None:
+    """The seed of the environment, or a drawn one."""
+    simulate(one_seed())
 
 
 def test_a_leader_that_decides_on_the_committed_image_alone_is_found(

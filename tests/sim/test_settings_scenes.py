@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from itertools import pairwise
 from typing import Any
 from uuid import UUID
 
@@ -9,10 +11,12 @@ import pytest
 from shoal.log.uuids import uuid_text
 from shoal.protocol import codec
 from shoal.protocol.api import ApiKey
+from shoal.quorum import wire
+from shoal.replication.partition import Partition, ReplicaFetched
 from shoal.server.network.envelopes import EnvelopeHandler
 from shoal.server.replication.replica_fetch import ReplicaFetches
 from sim.scenes import ErrorCode, Scene, scene
-from sim.test_scenes import GROUP, INIT, SHARE, SOON_S, TRANSACTION, WRITE_TIMEOUT_S
+from sim.test_scenes import GROUP, INIT, SHARE, SOON_S, TRANSACTION, WRITE_TIMEOUT_S, written
 
 
 def test_produces_that_wait_for_a_coordinator_are_bounded() -> None:
@@ -134,6 +138,91 @@ def test_how_a_follower_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == {5_000}
 
 
+@pytest.mark.parametrize("timeout_ms", [1_500, 4_000])
+def test_a_follower_gives_up_a_leader_that_is_silent(
+    monkeypatch: pytest.MonkeyPatch, timeout_ms: int
+) -> None:
+    """replica.socket.timeout.ms: the leader takes a fetch and never answers it. After this time the
+    follower fetches again, on another connection."""
+    silent: list[float] = []
+    handle = ReplicaFetches.handle
+
+    def spied(fetches: Any, request: Any, replica_id: int) -> Any:
+        if deaf and replica_id == 3 and fetches is deaf[0]:
+            silent.append(cluster.kernel.now)
+            if len(silent) == 1:
+                return asyncio.get_running_loop().create_future()
+        return handle(fetches, request, replica_id)
+
+    deaf: list[ReplicaFetches] = []
+    monkeypatch.setattr(ReplicaFetches, "handle", spied)
+    with scene(configs={"replica.socket.timeout.ms": str(timeout_ms)}) as cluster:
+        cluster.make_topic("work", [1, 2, 3])
+        broker = cluster.cluster.brokers[1].broker
+        assert broker is not None
+        deaf.append(broker.replica_fetches)
+        cluster.until(lambda: len(silent) == 2, "another fetch")
+    assert timeout_ms / 1000 <= silent[1] - silent[0] < timeout_ms / 1000 + SOON_S
+
+
+@pytest.mark.parametrize("backoff_ms", [100, 700])
+def test_a_follower_that_is_refused_waits(monkeypatch: pytest.MonkeyPatch, backoff_ms: int) -> None:
+    """replica.fetch.backoff.ms: its pauses double up to this time."""
+    refused: list[float] = []
+    fetch = Partition.fetch_for_follower
+
+    def spied(partition: Partition, replica_id: int, *rest: Any, **options: Any) -> ReplicaFetched:
+        if partition.topic == "work":
+            refused.append(cluster.kernel.now)
+            return ReplicaFetched(ErrorCode.kafka_storage_error)
+        return fetch(partition, replica_id, *rest, **options)
+
+    monkeypatch.setattr(Partition, "fetch_for_follower", spied)
+    configs = {"replica.fetch.backoff.ms": str(backoff_ms), "replica.lag.time.max.ms": "60000"}
+    with scene(configs=configs) as cluster:
+        cluster.make_topic("work", [1, 2])
+        cluster.until(lambda: len(refused) > 10, "refusals")
+    pauses_ms = [(after - before) * 1000 for before, after in pairwise(refused)]
+    assert pauses_ms[0] < 50
+    assert all(backoff_ms - 1 < pause_ms < backoff_ms + 50 for pause_ms in pauses_ms[6:]), pauses_ms
+
+
+def test_how_a_controller_fetches_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests to the leader of the quorum contain controller.quorum.fetch.max.bytes, and those for
+    a snapshot controller.quorum.fetch.snapshot.max.bytes. The leader has dropped what broker 3 has
+    missed, and its snapshot takes several requests."""
+    asked: dict[ApiKey, list[Any]] = {ApiKey.FETCH: [], ApiKey.FETCH_SNAPSHOT: []}
+    read = wire.read_request
+
+    def spied(api_key: ApiKey, entity: Any) -> Any:
+        asked.setdefault(api_key, []).append(entity)
+        return read(api_key, entity)
+
+    monkeypatch.setattr(wire, "read_request", spied)
+    configs = {
+        "controller.quorum.fetch.max.bytes": "54321",
+        "controller.quorum.fetch.snapshot.max.bytes": "1234",
+        "metadata.log.max.record.bytes.between.snapshots": "1000",
+        "metadata.max.retention.bytes": "1",
+    }
+    with scene(configs=configs) as cluster:
+        behind = cluster.others(cluster.controller())[0]
+        behind.crash()
+        ahead = next(m.id for m in cluster.others(behind))
+        for number in range(12):
+            cluster.make_topic(f"t{number}", [ahead])
+            cluster.passes(0.5)
+        behind.start()
+        cluster.until(cluster.cluster.fully_replicated, "all is well")
+    fetches, snapshots = asked[ApiKey.FETCH], asked[ApiKey.FETCH_SNAPSHOT]
+    assert {body.max_bytes for body in fetches} == {54_321}
+    found = {p.partition_max_bytes for body in fetches for t in body.topics for p in t.partitions}
+    assert found == {54_321}
+    assert {body.max_bytes for body in snapshots} == {1_234}
+    positions = [body.topics[0].partitions[0].position for body in snapshots]
+    assert positions[:2] == [0, 1_234]
+
+
 @pytest.mark.parametrize("enabled", ["true", "false"])
 def test_leaders_go_back_to_preferred_replicas(enabled: str) -> None:
     """auto.leader.rebalance.enable, leader.imbalance.check.interval.seconds"""
@@ -232,7 +321,7 @@ def test_brokers_send_heartbeats(monkeypatch: pytest.MonkeyPatch, interval_ms: i
 
 @pytest.mark.parametrize("enabled", ["true", "false"])
 def test_logs_are_compacted(enabled: str) -> None:
-    """log.cleaner.enable, log.cleaner.backoff.ms"""
+    """log.cleaner.enable"""
     configs = {
         "log.cleaner.enable": enabled,
         "log.cleaner.backoff.ms": "500",
@@ -259,6 +348,81 @@ def test_logs_are_compacted(enabled: str) -> None:
         broker = cluster.cluster.brokers[id].broker
         assert broker is not None
         assert (broker.log_maintenance.compactions_total > 0) == (enabled == "true")
+
+
+#: A compacted topic's log is cleaned as soon as a segment is closed.
+COMPACTED = {
+    "cleanup.policy": "compact",
+    "flush.messages": "1",
+    "min.cleanable.dirty.ratio": "0.01",
+    "segment.ms": "1000",
+}
+
+
+def closes_a_segment(cluster: Scene, topic_id: UUID) -> None:
+    """Produce a record, whose time closes the segment of earlier ones."""
+    cluster.passes(1)
+    assert not written(cluster.produce(1, topic_id, keys=[b"last"]))
+
+
+@pytest.mark.parametrize("backoff_ms", [500, 5_000])
+def test_pauses_of_compaction(backoff_ms: int) -> None:
+    """log.cleaner.backoff.ms: logs are looked at this often, while a log has something to clean
+    every second."""
+    rounds: list[float] = []
+    configs = {"log.cleaner.backoff.ms": str(backoff_ms)}
+    with scene(brokers=1, configs=configs) as cluster:
+        topic_id = cluster.make_topic("t", [1], configs=COMPACTED)
+        broker = cluster.cluster.brokers[1].broker
+        assert broker is not None
+        for _ in range(20):
+            before = broker.log_maintenance.compactions_total
+            closes_a_segment(cluster, topic_id)
+            if broker.log_maintenance.compactions_total != before:
+                rounds.append(cluster.kernel.now)
+    pauses = [after - before for before, after in pairwise(rounds)]
+    assert len(pauses) >= 2
+    expected_s = max(1.0, backoff_ms / 1000)
+    assert all(expected_s - 0.6 < pause_s < expected_s + 0.6 for pause_s in pauses), pauses
+
+
+@pytest.mark.parametrize(("buffer_bytes", "rounds"), [(1 << 27, 1), ((1 << 20) + 160, 3)])
+def test_memory_for_compaction(buffer_bytes: int, rounds: int) -> None:
+    """log.cleaner.dedupe.buffer.size: a round takes as many whole batches as there is memory for,
+    160 bytes for each key."""
+    configs = {
+        "log.cleaner.dedupe.buffer.size": str(buffer_bytes),
+        "log.cleaner.backoff.ms": "100",
+    }
+    with scene(brokers=1, configs=configs) as cluster:
+        topic_id = cluster.make_topic("t", [1], configs=COMPACTED)
+        size = (1 << 20) // 160 // 3
+        for batch in range(9):
+            keys = [b"%d" % number for number in range(batch * size, (batch + 1) * size)]
+            assert not written(cluster.produce(1, topic_id, keys=keys))
+        broker = cluster.cluster.brokers[1].broker
+        assert broker is not None
+        closes_a_segment(cluster, topic_id)
+        cluster.passes(5)
+        assert broker.log_maintenance.compactions_total == rounds
+
+
+@pytest.mark.parametrize("delay_ms", [0, 1_000, 3_000])
+def test_the_first_rebalance_waits_for_more_members(delay_ms: int) -> None:
+    """group.initial.rebalance.delay.ms"""
+    with scene(brokers=1, configs={"group.initial.rebalance.delay.ms": str(delay_ms)}) as cluster:
+        cluster.coordinator("g", GROUP)
+        body = {
+            "group_id": "g",
+            "session_timeout_ms": 30_000,
+            "rebalance_timeout_ms": 30_000,
+            "member_id": "",
+            "protocol_type": "consumer",
+            "protocols": [{"name": "range", "metadata": b""}],
+        }
+        joined = cluster.ask(1, ApiKey.JOIN_GROUP, body, version=3)
+        assert joined.result().generation_id == 1
+        assert delay_ms / 1000 <= joined.after_s < delay_ms / 1000 + SOON_S
 
 
 @pytest.mark.parametrize(
@@ -365,13 +529,15 @@ def described(cluster: Scene, id: int, kind: str) -> Any:
     return cluster.asked(id, KINDS[kind][1], {"group_ids": ["g"]}).groups[0]
 
 
-@pytest.mark.parametrize("kind", ["consumer", "share"])
-def test_a_member_that_is_silent_is_out(kind: str) -> None:
-    """consumer.session.timeout.ms, share.session.timeout.ms"""
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [("consumer", "consumer.session.timeout.ms"), ("share", "share.session.timeout.ms")],
+)
+def test_a_member_that_is_silent_is_out(kind: str, config: str) -> None:
     with scene(configs=GRACE) as cluster:
         id = cluster.coordinator("g", GROUP)
         cluster.make_topic("work", [id])
-        group_config(cluster, id, **{f"{kind}_session_timeout_ms": "7000"})
+        group_config(cluster, id, **{config: "7000"})
         beats(cluster, id, kind, UUID(int=1))
         cluster.passes(6)
         assert len(described(cluster, id, kind).members) == 1
@@ -379,14 +545,16 @@ def test_a_member_that_is_silent_is_out(kind: str) -> None:
         assert len(described(cluster, id, kind).members) == 0
 
 
-@pytest.mark.parametrize("kind", ["consumer", "share"])
-def test_assignments_are_spaced(kind: str) -> None:
-    """consumer.assignment.interval.ms, share.assignment.interval.ms: only after this time does the
-    second member get partitions of the first one."""
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [("consumer", "consumer.assignment.interval.ms"), ("share", "share.assignment.interval.ms")],
+)
+def test_assignments_are_spaced(kind: str, config: str) -> None:
+    """Only after this time does the second member get partitions of the first one."""
     with scene(configs=GRACE) as cluster:
         id = cluster.coordinator("g", GROUP)
         cluster.make_topic("work", [id], partitions=2)
-        group_config(cluster, id, **{f"{kind}_assignment_interval_ms": "8000"})
+        group_config(cluster, id, **{config: "8000"})
         first = beats(cluster, id, kind, UUID(int=1))
         begun = cluster.kernel.now
         taken_s = 0.0

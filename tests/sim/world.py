@@ -73,9 +73,9 @@ class Network:
         self.delay_ms = (1, 8)
         #: One of a hundred messages takes much longer and so is overtaken.
         self.straggler_ms = 300
-        #: Directed links whose messages wait in `held` for `release`.
+        #: Directed links whose messages wait in `deferred` for `release`.
         self.hold: set[tuple[int, int]] = set()
-        self.held: list[tuple[int, int, Callable[[], None]]] = []
+        self.deferred: list[tuple[int, int, Callable[[], None]]] = []
 
     def carry(self, source: int, to: int, deliver: Callable[[], None]) -> None:
         """Perhaps call `deliver` some time later, perhaps twice."""
@@ -91,13 +91,13 @@ class Network:
 
     def _arrive(self, source: int, to: int, deliver: Callable[[], None]) -> None:
         if (source, to) in self.hold:
-            self.held.append((source, to, deliver))
+            self.deferred.append((source, to, deliver))
         elif (source, to) not in self.cut:
             deliver()
 
     def release(self) -> None:
-        """Deliver the held messages, and hold no more."""
-        held, self.held = self.held, []
+        """Deliver the deferred messages, and hold no more."""
+        deferred, self.deferred = self.deferred, []
         self.hold.clear()
-        for source, to, deliver in held:
+        for source, to, deliver in deferred:
             self._arrive(source, to, deliver)

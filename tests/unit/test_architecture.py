@@ -1,9 +1,10 @@
-"""ARCHITECTURE.md names files and functions that exist."""
+"""ARCHITECTURE.md names files and functions that exist, and the layers that are checked."""
 
 from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -68,3 +69,26 @@ def test_all_files_that_the_page_names_exist() -> None:
         if not any(known.endswith(f"/{file}") for known in files)
     ]
     assert not missing, f"{PAGE.name} names files that do not exist: {missing}"
+
+
+def layers_of(contract: str) -> list[set[str]]:
+    """Return the layers of a contract of import-linter, each as the set of its modules."""
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    contracts = config["tool"]["importlinter"]["contracts"]
+    (layers,) = [c["layers"] for c in contracts if c["name"] == contract]
+    return [{module.strip() for module in layer.split("|")} for layer in layers]
+
+
+@pytest.mark.parametrize(
+    ("contract", "document", "block"),
+    [
+        ("packages: arrows point down", "ARCHITECTURE.md", r"```\n(cli >[^`]+)```"),
+        ("server: arrows point down", "ARCHITECTURE.md", r"```\n(process,[^`]+)```"),
+        ("packages: arrows point down", "CONTRIBUTING.md", r"(cli > [^.]+)\."),
+    ],
+)
+def test_the_layers_are_those_that_are_checked(contract: str, document: str, block: str) -> None:
+    match = re.search(block, (ROOT / document).read_text())
+    assert match is not None
+    named = [{module.strip() for module in layer.split(",")} for layer in match[1].split(">")]
+    assert named == layers_of(contract)

@@ -1,6 +1,7 @@
 """Broker configs from flags, environment and file."""
 
 import pytest
+from shoal.client.properties import properties
 from shoal.server import config
 from shoal.server.cluster_config import cluster_config
 from shoal.server.config import InvalidConfig, resolve
@@ -57,7 +58,7 @@ def test_flag_beats_environment_beats_file() -> None:
             "ssl.protocol is the same for all SASL mechanisms",
         ),
         (
-            {"listener.name.plaintxt.ssl.protocol": "TLS"},
+            {"listener.name.plaintxt.ssl.protocol": "TLSv1.3"},
             {},
             "",
             "for a listener plaintxt, which neither listeners nor listener.security.protocol.map"
@@ -72,7 +73,7 @@ def test_flag_beats_environment_beats_file() -> None:
         ({"listeners": "A://a:1"}, {}, "", "A has no security protocol"),
         ({"log.dirs": "a,b"}, {}, "", "log.dirs names 2 directories"),
         ({"advertised.listeners": "PLAINTEXT://0.0.0.0:1"}, {}, "", "no client can connect to"),
-        ({"advertised.listeners": "B://b:1"}, {}, "", "which listeners has not"),
+        ({"advertised.listeners": "B://b:1"}, {}, "", "which is not in listeners. Add it"),
     ],
 )
 def test_a_mistake_is_named(
@@ -156,7 +157,7 @@ def test_a_file_may_name_environment_variables() -> None:
 
 def test_properties_are_javas() -> None:
     text = "# no\n! no\n a=1\nb : 2\nc 3\nd=x\\\n   y\ne=\\u0041\\tz\nf\ng\\=h=i  \n\n"
-    assert dict(config.properties(text)) == {
+    assert dict(properties(text)) == {
         "a": "1",
         "b": "2",
         "c": "3",

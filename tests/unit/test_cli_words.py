@@ -10,9 +10,10 @@ from datetime import datetime
 import pytest
 from conditions import ceiling
 from shoal.cli import records, timestamps
+from shoal.cli.client_properties import pairs
 from shoal.cli.output import cell, text_or_hex, when
 from shoal.cli.produce import Input, Line, _reader
-from shoal.cli.session import Failed, pairs
+from shoal.cli.session import Failed
 from shoal.cli.share_consume import _pattern, merged
 from shoal.client.consumer import ConsumedRecord
 from shoal.client.share import Acknowledgement, AcknowledgeType

@@ -5,7 +5,6 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +13,12 @@ from shoal.client.cluster import Cluster
 from shoal.client.errors import ClientError, ConnectionLost, Unreachable
 from shoal.client.settings import Settings
 from shoal.client.share import ShareMembership, ShareSession
+
+
+class Opened:
+    """A connection that is open."""
+
+    closed = False
 
 
 @asynccontextmanager
@@ -48,8 +53,7 @@ def test_callers_that_wait_for_a_connection_get_an_error_and_no_cancellation() -
 
 
 def test_a_closed_client_does_not_retry() -> None:
-    """Callers that would retry after a lost connection get the error at once, and so do later
-    ones."""
+    """Callers that would retry after a lost connection get the error at once, as later ones do."""
 
     async def main() -> None:
         async with two_wait() as (cluster, waiting):
@@ -81,7 +85,7 @@ def test_a_caller_that_is_cancelled_leaves_the_connection_to_others() -> None:
 @pytest.mark.parametrize("turns", range(8))
 def test_a_cancellation_is_never_lost(turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """At every moment of the call. A Ctrl-C at the moment of the connection used to be lost."""
-    opened = SimpleNamespace(closed=False)
+    opened = Opened()
 
     async def connection(*_: object) -> object:
         await asyncio.sleep(0)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 import pytest
@@ -22,6 +21,52 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
 TOPIC = UUID(int=7)
+
+
+class AssignedTopic(NamedTuple):
+    """A topic in the assignment of a heartbeat response."""
+
+    partitions: list[int]
+    topic_id: UUID = TOPIC
+
+
+class Assignment(NamedTuple):
+    """The assignment of a heartbeat response."""
+
+    topic_partitions: list[AssignedTopic]
+
+
+class HeartbeatResponse(NamedTuple):
+    """The fields of the heartbeat responses of consumer groups and share groups."""
+
+    error_code: int
+    assignment: Assignment | None
+    error_message: str | None = None
+    member_epoch: int = 1
+    member_id: str = "m"
+    heartbeat_interval: timedelta = timedelta(seconds=5)
+
+
+class CommitResponse(NamedTuple):
+    """A response to OffsetCommit that names no topics."""
+
+    topics: tuple[()] = ()
+
+
+class Link:
+    """A connection to the group's coordinator."""
+
+    def __init__(self, bodies: list[Mapping[str, Any]]) -> None:
+        self._bodies = bodies
+
+    def version(self, api_key: int, most: int) -> int:
+        return most
+
+    async def request(
+        self, api_key: int, body: Mapping[str, Any], *, version: int
+    ) -> CommitResponse:
+        self._bodies.append(body)
+        return CommitResponse()
 
 
 class _Cluster:
@@ -43,13 +88,9 @@ class _Cluster:
     async def coordinator(self, group: str) -> int:
         return 1
 
-    async def connection(self, node: int, lane: str) -> Any:
+    async def connection(self, node: int, lane: str) -> Link:
         self.meanwhile()
-        return SimpleNamespace(version=lambda key, most: most, request=self.commit)
-
-    async def commit(self, key: int, body: Mapping[str, Any], *, version: int) -> Any:
-        self.bodies.append(body)
-        return SimpleNamespace(topics=[])
+        return Link(self.bodies)
 
     async def retrying(
         self, attempt: Callable[[], Awaitable[Any]], *, pause_ms_max: int = BACKOFF_MS_MAX
@@ -69,23 +110,17 @@ class _Cluster:
     def forget_coordinator(self, group: str) -> None:
         self.forgotten += 1
 
-    async def request(self, node: int, key: int, body: Mapping[str, Any], *, lane: str) -> Any:
+    async def request(
+        self, node: int, key: int, body: Mapping[str, Any], *, lane: str
+    ) -> HeartbeatResponse:
         self.bodies.append(body)
         if self.lost:
             raise ConnectionLost("the connection broke")
         assignment = None
         if self.assigned is not None:
-            row = SimpleNamespace(topic_id=TOPIC, partitions=self.assigned)
-            assignment, self.assigned = SimpleNamespace(topic_partitions=[row]), None
+            assignment, self.assigned = Assignment([AssignedTopic(self.assigned)]), None
         code = self.refusals.pop(0) if self.refusals else 0
-        return SimpleNamespace(
-            error_code=code,
-            error_message=None,
-            member_epoch=1,
-            member_id="m",
-            assignment=assignment,
-            heartbeat_interval=timedelta(seconds=5),
-        )
+        return HeartbeatResponse(code, assignment)
 
 
 def _member(kind: str, cluster: Any) -> Membership:

@@ -10,7 +10,9 @@ import pytest
 from shoal.client.errors import KafkaError, SecurityError, expect
 from shoal.client.partitioner import murmur2, partition_of
 from shoal.client.scram import ScramClient
+from shoal.client.secret import Secret
 from shoal.client.settings import Settings, addresses
+from shoal.client.tls import Store
 from shoal.protocol.errors import ErrorCode
 
 
@@ -38,8 +40,8 @@ def test_java_properties() -> None:
     ).security
     assert (security.protocol, security.mechanism) == ("SASL_SSL", "SCRAM-SHA-512")
     assert (security.username, security.password) == ("ann", 'a"b;c=d')
-    assert security.ca == "/ca.pem"
-    assert not security.check_hostname
+    assert security.tls.truststore == Store("ssl.truststore.location", Secret("/ca.pem"), "PEM")
+    assert not security.tls.check_hostname
 
 
 def test_librdkafka_properties() -> None:
@@ -57,7 +59,7 @@ def test_librdkafka_properties() -> None:
     assert settings.client_id == "me"
     assert settings.request_timeout_ms == 500
     assert (settings.security.username, settings.security.password) == ("ann", "pw")
-    assert settings.security.tls is None
+    assert settings.security.tls_context() is None
 
 
 @pytest.mark.parametrize(
@@ -68,12 +70,17 @@ def test_librdkafka_properties() -> None:
         ({"security.protocol": "TLS"}, "'TLS' is not one of PLAINTEXT, SSL"),
         ({"security.protocol": "SASL_SSL"}, "needs a user"),
         ({"security.protocol": "SASL_SSL", "sasl.mechanism": "GSSAPI"}, "'GSSAPI' is not one of"),
-        ({"security.protocol": "SSL", "ssl.truststore.location": "x.jks"}, "reads PEM stores only"),
+        (
+            {"security.protocol": "SSL", "ssl.truststore.location": "x.jks"},
+            "keytool -importkeystore -srckeystore x.jks -destkeystore x.p12 -deststoretype PKCS12",
+        ),
         (
             {"sasl.username": "ann", "sasl.jaas.config": 'x required username="bob";'},
             "sasl.jaas.config and sasl.username differ. Set one",
         ),
         ({"ssl.ca.pem": "x", "ssl.ca.location": "/y"}, "ssl.ca.location and ssl.ca.pem differ"),
+        ({"ssl.truststore.type": "BKS"}, "'BKS' is not one of PEM, PKCS12, JKS"),
+        ({"ssl.key.location": "/x"}, "ssl.key.location needs the certificate too"),
     ],
 )
 def test_properties_that_cannot_be(properties: dict[str, str], said: str) -> None:
@@ -81,15 +88,9 @@ def test_properties_that_cannot_be(properties: dict[str, str], said: str) -> Non
         Settings.of("a", properties)
 
 
-def test_tls_material_that_is_not_there() -> None:
-    security = Settings.of("a", {"security.protocol": "SSL", "ssl.ca.location": "/none"}).security
-    with pytest.raises(SecurityError, match="cannot be loaded"):
-        _ = security.tls
-
-
 def test_scram_of_rfc_7677() -> None:
     """The exchange of RFC 7677, section 3."""
-    client = ScramClient("SCRAM-SHA-256", "user", "pencil", "rOprNGfwEbeRWgbNEkqO")
+    client = ScramClient("SCRAM-SHA-256", "user", Secret("pencil"), "rOprNGfwEbeRWgbNEkqO")
     assert client.first() == b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO"
     challenge = (
         b"r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096"
@@ -106,12 +107,15 @@ def test_scram_of_rfc_7677() -> None:
 
 
 def test_scram_escapes_names_and_checks_the_challenge() -> None:
-    client = ScramClient("SCRAM-SHA-512", "a=b,c", "pw", "nonce")
+    client = ScramClient("SCRAM-SHA-512", "a=b,c", Secret("pw"), "nonce")
     assert client.first() == b"n,,n=a=3Db=2Cc,r=nonce"
     for challenge, said in (
         (b"r=other,s=AA==,i=4096", "does not continue ours"),
         (b"r=nonce,s=AA==,i=4096", "does not continue ours"),
+        (b"r=nonceX,s=AA==,i=16385", "16385 SCRAM iterations; 4096 to 16384 are allowed"),
         (b"r=nonceX,s=AA==,i=99999999", "99999999 SCRAM iterations"),
+        (b"r=nonceX,s=AA==,i=4095", "4095 SCRAM iterations"),
+        (b"r=nonceX,s=AA==,i=1", "1 SCRAM iterations"),
         (b"r=nonceX,i=4096", "cannot be read"),
     ):
         with pytest.raises(SecurityError, match=said):

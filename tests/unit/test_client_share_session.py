@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
-from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 import pytest
@@ -14,10 +13,45 @@ from shoal.client.share import Acknowledgement, AcknowledgeType, Refusal, ShareS
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 TOPIC_ID = UUID(int=7)
 
-
 LOST = KafkaError(ErrorCode.leader_not_available, "no leader")
+
+
+class AcquiredRange(NamedTuple):
+    """A range of offsets in a ShareFetch response."""
+
+    first_offset: int = 0
+    last_offset: int = 0
+    delivery_count: int = 1
+
+
+class FetchedPartition(NamedTuple):
+    """A partition with one acquired record in a ShareFetch response."""
+
+    partition_index: int
+    acknowledge_error_code: int = 0
+    error_code: int = 0
+    acquired_records: tuple[AcquiredRange, ...] = (AcquiredRange(),)
+    records: bytes = b""
+
+
+class FetchedTopic(NamedTuple):
+    """A topic in a ShareFetch response."""
+
+    partitions: tuple[FetchedPartition, ...]
+    topic_id: UUID = TOPIC_ID
+
+
+class ShareResponse(NamedTuple):
+    """The fields that responses to ShareFetch and ShareAcknowledge have in common."""
+
+    responses: tuple[FetchedTopic, ...] = ()
+    error_code: int = 0
+    acquisition_lock_timeout: timedelta = timedelta(seconds=30)
 
 
 class Link:
@@ -33,7 +67,7 @@ class Link:
     def version(self, api_key: int) -> int:
         return 2
 
-    async def request(self, api_key: int, body: Any, *, timeout_ms: int = 0) -> Any:
+    async def request(self, api_key: int, body: Any, *, timeout_ms: int = 0) -> ShareResponse:
         self.acknowledged += [
             batch["first_offset"]
             for topic in body["topics"]
@@ -41,28 +75,43 @@ class Link:
             for batch in partition["acknowledgement_batches"]
         ]
         if api_key == ApiKey.SHARE_ACKNOWLEDGE:
-            lock = timedelta(seconds=30)
-            return SimpleNamespace(error_code=0, acquisition_lock_timeout=lock, responses=[])
-        one = SimpleNamespace(first_offset=0, last_offset=0, delivery_count=1)
-        part = SimpleNamespace(
-            partition_index=self._partition,
-            acknowledge_error_code=0,
-            error_code=0,
-            acquired_records=[one],
-            records=b"",
-        )
-        return SimpleNamespace(
-            error_code=0,
-            acquisition_lock_timeout=timedelta(seconds=30),
-            responses=[SimpleNamespace(topic_id=TOPIC_ID, partitions=[part])],
-        )
+            return ShareResponse()
+        return ShareResponse((FetchedTopic((FetchedPartition(self._partition),)),))
+
+
+class Topic(NamedTuple):
+    """A topic in the metadata of a client."""
+
+    topic_id: UUID = TOPIC_ID
+
+
+class BrokerSettings(NamedTuple):
+    """The settings of a client that a share session reads."""
+
+    request_timeout_ms: int = 30_000
+
+
+class Membership:
+    """A member that has been assigned some partitions, and gets no others."""
+
+    group, member_id = "g", "m"
+
+    def __init__(self, partitions: int) -> None:
+        self.assignment: Mapping[UUID, tuple[int, ...]] = {TOPIC_ID: tuple(range(partitions))}
+
+    def check(self) -> None:
+        """The member has not failed."""
+
+    async def changed(self, _timeout_s: float) -> bool:
+        await asyncio.sleep(0)
+        return False
 
 
 class Brokers:
     """Broker n leads partition n, and is reachable once its event is set. `forgetful` names the
     lookup of topics that fails: `topic_name`, `topic` or `leader`."""
 
-    settings = SimpleNamespace(request_timeout_ms=30_000)
+    settings = BrokerSettings()
     forgetful = ""
 
     def __init__(self, count: int) -> None:
@@ -82,9 +131,9 @@ class Brokers:
         self._remember("topic_name")
         return "jobs"
 
-    async def topic(self, name: str) -> Any:
+    async def topic(self, name: str) -> Topic:
         self._remember("topic")
-        return SimpleNamespace(topic_id=TOPIC_ID)
+        return Topic()
 
     async def leader(self, name: str, partition: int) -> int:
         self._remember("leader")
@@ -116,17 +165,7 @@ class Moved(Brokers):
 
 
 def session(brokers: Brokers, partitions: int = 0) -> ShareSession:
-    async def changed(_timeout_s: float) -> bool:
-        await asyncio.sleep(0)
-        return False
-
-    membership = SimpleNamespace(
-        group="g",
-        member_id="m",
-        check=lambda: None,
-        changed=changed,
-        assignment={TOPIC_ID: tuple(range(partitions or len(brokers.reachable)))},
-    )
+    membership = Membership(partitions or len(brokers.reachable))
     return ShareSession(brokers, membership)  # type: ignore[arg-type]
 
 

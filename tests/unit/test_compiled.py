@@ -19,8 +19,7 @@ from shoal.coordinator.share.record_facts import key_hashes
 from shoal.coordinator.share.record_scanner import RecordScanner
 from shoal.coordinator.share.records import Update, update_value
 from shoal.coordinator.share.runs import COUNT_MAX, Runs
-from shoal.coordinator.share.selection import encoded
-from shoal.coordinator.share.selection import ranges_of as as_ranges
+from shoal.coordinator.share.selection import acquired_ranges, encoded
 from shoal.coordinator.share.share_partition import SharePartition
 from shoal.coordinator.share.state_batches import StateBatches, combine
 from shoal.coordinator.share.states import (
@@ -103,7 +102,7 @@ def test_places_of_batches_in_a_read(data: st.DataObject) -> None:
 
     def scanned() -> Any:
         found = batches_of.scan(bytes(cut), wanted)
-        return found.bases, found.lasts, found.ends, found.passed_by
+        return found.bases, found.lasts, found.ends, found.skipped
 
     both(scanned)
 
@@ -118,7 +117,7 @@ def test_spans_of_what_was_acquired(sizes: list[int], data: st.DataObject) -> No
         found.ends.append(10 * len(found.bases))
         at += size
     offsets = sorted(data.draw(st.sets(st.integers(3, at - 1), min_size=1)))
-    acquired = both(lambda: as_ranges(offsets))
+    acquired = both(lambda: acquired_ranges(offsets))
     assert [o for first, last, _ in acquired for o in range(first, last + 1)] == offsets
     both(lambda: found.spans(acquired))
 
@@ -142,11 +141,11 @@ def test_what_a_member_gets_of_batches(found: list[tuple[int, bool]], data: st.D
         at += size
     offsets = sorted(data.draw(st.sets(st.integers(3, at - 1), min_size=1)))
     read = batches_of.scan(log, 3)
-    sent = b"".join(read.thinned(as_ranges(offsets)))
+    sent = b"".join(read.thinned(acquired_ranges(offsets)))
     if damaged:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(compiled, "native", None)
-            assert sent == b"".join(read.thinned(as_ranges(offsets)))
+            assert sent == b"".join(read.thinned(acquired_ranges(offsets)))
         return
     before = {r.offset: r for place, _ in headers(log) for r in read_records(log, place)}
     got: dict[int, Any] = {}
@@ -181,7 +180,7 @@ def test_what_a_member_gets_of_several_reads(found: list[list[int]], data: st.Da
         if read is None or len(read.data) > max(room, least):
             break
         here = [offset for offset in left if offset <= read.lasts[-1]]
-        views = b"".join(read.thinned(as_ranges(here)))
+        views = b"".join(read.thinned(acquired_ranges(here)))
         left, sent, room = left[len(here) :], sent + views, room - len(views)
         one_by_one += len(here)
     assert (taken, bytes(got)) == (one_by_one, sent)
@@ -221,8 +220,8 @@ def test_keys_of_a_read(found: list[tuple[list[bytes | None], bool]], data: st.D
     first, budget = data.draw(st.integers(3, at)), data.draw(st.integers(1, 60))
 
     def looked() -> Any:
-        looking = RecordScanner(SharePartition(first), keys=True, headers=None)
-        return looking._keys_of(read, budget)
+        scanner = RecordScanner(SharePartition(first), keys=True, headers=None)
+        return scanner._keys_of(read, budget)
 
     if damaged:  # As above, more may be left to `facts`.
         whole, found_keys = looked()
@@ -298,21 +297,21 @@ batches = st.lists(
 def test_state_batches(found: list[tuple[int, int, int, int]], start: int) -> None:
     rising = both(lambda: combine(found, start))
 
-    def laid_over() -> Any:
+    def overwritten() -> Any:
         kept = StateBatches(start)
-        kept.lay_over(rising)
-        kept.lay_over([(first, last, 4, 300) for first, last, *_ in rising[::2]])
+        kept.overwrite(rising)
+        kept.overwrite([(first, last, 4, 300) for first, last, *_ in rising[::2]])
         return list(kept)
 
-    both(laid_over)
+    both(overwritten)
 
 
 def window(data: st.DataObject) -> tuple[Runs, Locks]:
     """Return a window from offset 5 on, with locks 1 and 2 of members a and b."""
     runs, locks = Runs(5), Locks()
     held = {1: 0, 2: 0}
-    rows = st.tuples(st.integers(1, 4), st.sampled_from([0, 0, 1, 1, 1, 2]), st.integers(0, 2))
-    for size, state, count in data.draw(st.lists(rows, min_size=1, max_size=12)):
+    drawn = st.tuples(st.integers(1, 4), st.sampled_from([0, 0, 1, 1, 1, 2]), st.integers(0, 2))
+    for size, state, count in data.draw(st.lists(drawn, min_size=1, max_size=12)):
         lock = data.draw(st.sampled_from([1, 1, 1, 2])) if state == ACQUIRED else 0
         runs.append(runs.end + size - 1, state, count, lock, size if state == ACQUIRED else 0)
         if lock:
@@ -324,12 +323,12 @@ def window(data: st.DataObject) -> tuple[Runs, Locks]:
 
 def ranges_of(data: st.DataObject, runs: Runs, state: int) -> list[tuple[int, int]]:
     """Return ranges, most of them of offsets in this state."""
-    rows = range(len(runs))
-    here = [o for r in rows if runs.states[r] == state for o in range(runs.firsts[r], runs.last(r) + 1)]  # fmt: skip  # noqa: E501
+    numbers = range(len(runs))
+    here = [o for r in numbers if runs.states[r] == state for o in range(runs.firsts[r], runs.last(r) + 1)]  # fmt: skip  # noqa: E501
     offsets = set(data.draw(st.sets(st.sampled_from(here)))) if here else set()
     if data.draw(st.integers(0, 4)) == 0 or not offsets:
         offsets.add(data.draw(st.integers(4, runs.end + 1)))
-    return [(first, last) for first, last, _ in as_ranges(sorted(offsets))]
+    return [(first, last) for first, last, _ in acquired_ranges(sorted(offsets))]
 
 
 @MANY

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -26,10 +27,9 @@ from shoal.metadata.configs import BROKER, GROUP, TOPIC
 from shoal.metadata.delta import MetadataDelta
 from shoal.metadata.image import MetadataImage, ResourceType, Scope
 from shoal.protocol.errors import ErrorCode
-from shoal.quorum import wire
 from shoal.quorum.events import Event, Received, RequestFailed, Tick
 from shoal.quorum.log_index import LogIndex
-from shoal.quorum.messages import FetchRequest, Message, VoteRequest, VoteResponse
+from shoal.quorum.messages import Message, VoteRequest, VoteResponse
 from shoal.quorum.quorum_state import QuorumState
 from shoal.quorum.raft import Raft
 from shoal.quorum.replica import QuorumSettings
@@ -47,7 +47,7 @@ from shoal.server.share import group_settings
 from unit.test_share_membership import Share
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 def image(static: dict[str, str], **own: dict[str, str]) -> MetadataImage:
@@ -116,13 +116,6 @@ def test_settings_of_the_quorum(name: str) -> None:
     """`quorum.raft` and its simulation use them."""
     settings = cluster_config(resolve({name: "4321"}, {})).settings
     assert getattr(settings, QUORUM[name]) == 4321
-
-
-def test_how_much_metadata_a_follower_asks_for() -> None:
-    """controller.quorum.fetch.max.bytes"""
-    request = FetchRequest(ReplicaKey(1), 1, 0, 0, 0, 500)
-    fields = wire.request_fields(request, cluster_id="c", endpoints=(), max_bytes=4321)
-    assert fields["max_bytes"] == 4321
 
 
 def test_listeners_among_nodes() -> None:
@@ -246,15 +239,19 @@ def test_policies_of_share_groups(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("codec", "low", "high"), [("gzip", 1, 9), ("lz4", 1, 17), ("zstd", 1, 22)]
+    ("codec", "config", "low", "high"),
+    [
+        ("gzip", "compression.gzip.level", 1, 9),
+        ("lz4", "compression.lz4.level", 1, 17),
+        ("zstd", "compression.zstd.level", 1, 22),
+    ],
 )
-def test_levels_of_compression(codec: str, low: int, high: int) -> None:
-    """compression.gzip.level, compression.lz4.level, compression.zstd.level"""
+def test_levels_of_compression(codec: str, config: str, low: int, high: int) -> None:
     words = [b"%d" % (n * 7919 % 1009) for n in range(20_000)]
     batch = build_batch([(1, None, b" ".join(words), ())])
     sizes = []
     for level in (low, high):
-        settings = {"compression.type": codec, f"compression.{codec}.level": level}
+        settings = {"compression.type": codec, config: level}
         log = Log.open(MemoryStorage(), "t-0", LogConfig.of(settings), now_ms=1, clean=False)
         log.append(batch, now_ms=1, leader_epoch=0)
         sizes.append(log.size_bytes)
@@ -319,21 +316,57 @@ def asks(settings: QuorumSettings, *, answers: bool) -> list[tuple[int, str]]:
     return sent
 
 
+def times(sent: list[tuple[int, str]], kind: str) -> list[int]:
+    """Return the times at which requests of this kind were sent; several may have one time."""
+    return list(dict.fromkeys(at_ms for at_ms, sent_kind in sent if sent_kind == kind))
+
+
+def first_vote_ms(sent: list[tuple[int, str]]) -> int:
+    return times(sent, "VoteRequest")[0]
+
+
+def second_vote_ms(sent: list[tuple[int, str]]) -> int:
+    """Return the time between the first request for votes and its repetition."""
+    first, second, *_ = times(sent, "VoteRequest")
+    return second - first
+
+
+def standing_ms(sent: list[tuple[int, str]]) -> int:
+    """Return how long the follower stands for election before it fetches again."""
+    stands_ms = first_vote_ms(sent)
+    return min(at_ms for at_ms in times(sent, "FetchRequest") if at_ms > stands_ms) - stands_ms
+
+
+def second_fetch_ms(sent: list[tuple[int, str]]) -> int:
+    first, second, *_ = times(sent, "FetchRequest")
+    return second - first
+
+
+def longest_pause_ms(sent: list[tuple[int, str]]) -> int:
+    """Return the longest time between two elections that it loses."""
+    return max(after - before for before, after in pairwise(times(sent, "VoteRequest")))
+
+
+@pytest.mark.parametrize("value_ms", [300, 700])
 @pytest.mark.parametrize(
-    "name",
-    sorted(
-        set(QUORUM)
-        - {"controller.quorum.fetch.max.bytes", "controller.quorum.fetch.snapshot.max.bytes"}
-    ),
+    ("name", "answers", "waited_ms", "factor", "more_ms"),
+    [
+        ("controller.quorum.fetch.timeout.ms", False, first_vote_ms, 1.0, 0),
+        ("controller.quorum.election.timeout.ms", False, standing_ms, 1.5, 0),
+        ("controller.quorum.request.timeout.ms", False, second_vote_ms, 1.0, 20),
+        ("controller.quorum.retry.backoff.ms", True, second_fetch_ms, 1.0, 0),
+        ("controller.quorum.election.backoff.max.ms", True, longest_pause_ms, 0.5, 1),
+    ],
 )
-def test_when_a_quorum_acts(name: str) -> None:
-    """controller.quorum.election.timeout.ms, controller.quorum.election.backoff.max.ms,
-    controller.quorum.fetch.timeout.ms, controller.quorum.request.timeout.ms,
-    controller.quorum.retry.backoff.ms: each changes the times at which a follower without a leader
-    asks."""
-    changed = QuorumSettings()._replace(**{QUORUM[name]: 300})
-    before, after = (
-        [asks(settings, answers=answers) for answers in (False, True)]
-        for settings in (QuorumSettings(), changed)
-    )
-    assert before != after
+def test_when_a_quorum_acts(
+    name: str,
+    answers: bool,
+    waited_ms: Callable[[list[tuple[int, str]]], int],
+    factor: float,
+    more_ms: int,
+    value_ms: int,
+) -> None:
+    """How long a follower without a leader waits. A draw is half of its range here, and a request
+    is repeated after controller.quorum.retry.backoff.ms, 20 by default."""
+    settings = QuorumSettings()._replace(**{QUORUM[name]: value_ms})
+    assert waited_ms(asks(settings, answers=answers)) == value_ms * factor + more_ms

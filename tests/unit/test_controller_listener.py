@@ -101,7 +101,10 @@ def test_the_roles_decide_what_is_opened() -> None:
 @pytest.mark.parametrize(
     ("given", "parts"),
     [
-        (NAMED | {"listeners": "PLAINTEXT://one:9092"}, ["which listeners has not", "add CONTROL"]),
+        (
+            NAMED | {"listeners": "PLAINTEXT://one:9092"},
+            ["which is not in listeners", "Add CONTROL"],
+        ),
         (
             TWO | {"listener_security_protocol_map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT"},
             ["set controller.listener.names=CONTROLLER"],

@@ -6,6 +6,7 @@ from collections import Counter
 from itertools import count
 from uuid import UUID
 
+import pytest
 from shoal.metadata import brokers, controller, delta, internal_topics, topics
 from shoal.metadata.controller import Decision
 from shoal.metadata.image import BrokerImage, Endpoint, MetadataImage, Scope
@@ -69,7 +70,7 @@ class Cluster:
         return [p.replicas for p in self.image.topics[name].partitions]
 
 
-def test_they_grow_with_the_cluster_up_to_what_their_config_says() -> None:
+def test_they_grow_with_the_cluster_up_to_their_configs() -> None:
     cluster = Cluster()
     cluster.join(1)
     for name in INTERNAL_TOPICS:
@@ -86,14 +87,23 @@ def test_they_grow_with_the_cluster_up_to_what_their_config_says() -> None:
     assert not internal_topics.grow(cluster.image).records
 
 
-def test_leaders_and_replicas_spread_over_brokers_and_racks() -> None:
-    cluster = Cluster(**{"offsets.topic.replication.factor": "2"})
+@pytest.mark.parametrize(
+    ("topic", "config"),
+    [
+        ("__consumer_offsets", "offsets.topic.replication.factor"),
+        ("__transaction_state", "transaction.state.log.replication.factor"),
+        ("__share_group_state", "share.coordinator.state.topic.replication.factor"),
+    ],
+)
+def test_leaders_and_replicas_spread_over_brokers_and_racks(topic: str, config: str) -> None:
+    """Each topic has two replicas, where the default is three."""
+    cluster = Cluster(**{config: "2"})
     cluster.join(1, "a")
-    cluster.create("__consumer_offsets")
+    cluster.create(topic)
     for id, rack in ((2, "a"), (3, "b"), (4, "b")):
         cluster.join(id, rack)
     cluster.grow()
-    found = cluster.replicas("__consumer_offsets")
+    found = cluster.replicas(topic)
     assert all(1 in r and {3, 4} & set(r) for r in found), found
     assert Counter(id for r in found for id in r) == {1: 6, 3: 3, 4: 3}
     assert max(Counter(r[0] for r in found).values()) == 2

@@ -38,7 +38,7 @@ class Partition:
     """Queues, the window and the heap of available records."""
 
     def __init__(self, queues: KeyQueues) -> None:
-        self.queues, self.runs, self.ready = queues, Runs(0), list[int]()
+        self.queues, self.runs, self.available = queues, Runs(0), list[int]()
 
     def state_of_all(self) -> Any:
         """Return everything that can be queried."""
@@ -49,7 +49,7 @@ class Partition:
             [(o, queues.first_of(o), queues.followers(o, 3)) for o in (*KEYS, 99)],
             [list(queues.followers(o, n)) for o in offsets for n in (0, 1, 9)],
             [queues.waiting_behind(offsets), queues.waiting_behind(iter(offsets[1::3]))],
-            min(self.ready, default=None),
+            min(self.available, default=None),
         )
 
     # Operations; each gets the same random numbers in both kinds.
@@ -58,7 +58,7 @@ class Partition:
         keys = array("q", random.choices([0, *KEYS], k=random.randint(1, 9)))
         first = self.runs.end
         self.runs.append(first + len(keys) - 1, AVAILABLE)
-        self.queues.put_new(first, keys, self.ready)
+        self.queues.put_new(first, keys, self.available)
 
     def look_at_one(self, random: Random) -> Any:
         offset, key = self.runs.end, random.choice(KEYS)
@@ -68,17 +68,17 @@ class Partition:
             self.queues.reserve(offset)
             self._become(offset, ACQUIRED)
         elif self.queues.first_of(key) == offset:
-            self.ready.append(offset)
+            self.available.append(offset)
         return is_first
 
     def take(self, random: Random) -> Any:
         """As `Selection.choose`: what `KeyQueues.choose` leaves is taken one by one."""
         records, chosen = random.randint(1, 6), list[int]()
-        self.queues.choose(self.ready, self.runs, records, 3, chosen)
-        self.ready.sort()
-        while self.ready and len(chosen) < records:
-            offset = self.ready.pop(0)
-            state = self.runs.states[self.runs.row_of(offset)]
+        self.queues.choose(self.available, self.runs, records, 3, chosen)
+        self.available.sort()
+        while self.available and len(chosen) < records:
+            offset = self.available.pop(0)
+            state = self.runs.states[self.runs.run_of(offset)]
             free = not self.queues.is_reserved(offset) and self.queues.is_free(offset)
             if free and state == AVAILABLE:
                 self.queues.reserve(offset)
@@ -89,7 +89,7 @@ class Partition:
 
     def hold_one(self, random: Random) -> Any:
         """As between a choice and its lock."""
-        free = [o for o in sorted(self.ready) if o < self.runs.end and self.queues.is_free(o)]
+        free = [o for o in sorted(self.available) if o < self.runs.end and self.queues.is_free(o)]
         for offset in free[: random.randint(0, 2)]:
             self.queues.reserve(offset)
 
@@ -97,7 +97,7 @@ class Partition:
         """Take the records after those that a member has."""
         for offset in self._reserved():
             for follower in self.queues.followers(offset, random.randint(0, 2)):
-                if self.runs.states[self.runs.row_of(follower)] == AVAILABLE:
+                if self.runs.states[self.runs.run_of(follower)] == AVAILABLE:
                     self.queues.reserve(follower)
                     self._become(follower, ACQUIRED)
 
@@ -109,7 +109,7 @@ class Partition:
         self._become(offset, AVAILABLE)
         first = offset if key is None else self.queues.first_of(key)
         if first is not None:
-            self.ready = sorted([*self.ready, first])
+            self.available = sorted([*self.available, first])
         return key
 
     def finish(self, random: Random) -> Any:
@@ -117,7 +117,7 @@ class Partition:
         done = [(o, o, ACKNOWLEDGED, 1) for o in self._reserved() if random.random() < 0.7]
         for offset, *_ in done:
             self._become(offset, ACKNOWLEDGED)
-        if not self.queues.end_all(done, self.runs.end, self.ready, self.runs):
+        if not self.queues.end_all(done, self.runs.end, self.available, self.runs):
             self._end_each([offset for offset, *_ in done])
 
     def finish_each(self, random: Random) -> Any:
@@ -135,16 +135,16 @@ class Partition:
     def _offer(self, touched: dict[int, None]) -> None:
         for key in touched:
             first = self.queues.first_of(key)
-            if first is not None and self.runs.states[self.runs.row_of(first)] == AVAILABLE:
-                self.ready.append(first)
-        self.ready.sort()
+            if first is not None and self.runs.states[self.runs.run_of(first)] == AVAILABLE:
+                self.available.append(first)
+        self.available.sort()
 
     def move_start(self, random: Random) -> Any:
         start = random.randint(self.runs.start, self.runs.end)
-        self.runs.drop_rows(self.runs.cut(start))
+        self.runs.drop_runs(self.runs.cut(start))
         touched: dict[int, None] = {}
         self.queues.start_moved(start, touched)
-        self.ready = [offset for offset in self.ready if offset >= start]
+        self.available = [offset for offset in self.available if offset >= start]
         self._offer(touched)
         return list(touched)
 
@@ -152,10 +152,10 @@ class Partition:
         return [o for o in range(self.runs.start, self.runs.end) if self.queues.is_reserved(o)]
 
     def _become(self, offset: int, state: int) -> None:
-        row, past = self.runs.cut(offset), self.runs.cut(offset + 1)
-        self.runs.states[row] = state
-        self.runs.counts[row] += state == ACQUIRED
-        self.runs.join(row, past)
+        run, past = self.runs.cut(offset), self.runs.cut(offset + 1)
+        self.runs.states[run] = state
+        self.runs.counts[run] += state == ACQUIRED
+        self.runs.join(run, past)
 
 
 STEPS: list[Callable[[Partition, Random], Any]] = [

@@ -101,11 +101,17 @@ class FollowedQuorum:
     alone = False
 
     def __init__(self, leader: Address) -> None:
-        self.on_step: list[Callable[[], None]] = []
         self._leader = leader
+        self._step_calls: list[Callable[[], None]] = []
+
+    def on_step(self, call: Callable[[], None]) -> None:
+        self._step_calls.append(call)
 
     def address_of(self, id: int) -> Address | None:
         return self._leader if id == self.leader_id else None
+
+    def listener_at(self, _address: Address) -> str:
+        return "CONTROLLER"
 
 
 class Inactive:

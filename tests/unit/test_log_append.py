@@ -154,7 +154,7 @@ def test_what_expands_past_the_bound_is_refused(
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip"])
-def test_a_compacted_topic_wants_keys(codec: str) -> None:
+def test_a_compacted_topic_refuses_records_without_keys(codec: str) -> None:
     log = log_of(cleanup_policy=("compact",))
     rows = [(NOW_MS, b"k", b"v", ()), (NOW_MS, None, b"v", ())]
     assert refusal(log, build_batch(rows, compression=codec)) is ErrorCode.invalid_record

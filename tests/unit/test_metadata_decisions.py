@@ -57,12 +57,13 @@ def errors(decision: Decision) -> list[tuple[ErrorCode, str | None]]:
     return [(row["error_code"], row["error_message"]) for row in decision.response]
 
 
-def test_a_new_cluster_has_kafkas_features(image: MetadataImage) -> None:
+def test_a_new_cluster_has_kafkas_features_and_its_own(image: MetadataImage) -> None:
     assert dict(image.features) == {
         "metadata.version": 30,
         "eligible.leader.replicas.version": 1,
         "group.version": 1,
         "share.version": 2,
+        "shoal.security.version": 1,
         "transaction.version": 2,
     }
 
@@ -267,7 +268,7 @@ TOPIC, BROKER, GROUP, CLIENT = 2, 4, 32, 16
             ErrorCode.invalid_request,
             "group.share.max.assignment.interval.ms",
         ),
-        (BROKER, "", Change("ssl.keystore.type", "PKCS12"), ErrorCode.invalid_request, "default"),
+        (BROKER, "", Change("ssl.keystore.type", "PKCS12"), ErrorCode.invalid_request, "prefix"),
         (GROUP, "", Change("share.isolation.level", "x"), ErrorCode.invalid_request, "group"),
         (GROUP, "g", Change("share.isolation.level", "x"), ErrorCode.invalid_config, "one of"),
         (GROUP, "g", Change("foo", "1"), ErrorCode.invalid_config, "foo"),
@@ -347,6 +348,7 @@ def test_unregister(image: MetadataImage) -> None:
         ("foo.version", 1, 1, "does not know"),
         ("share.version", 9, 1, "0 to 2"),
         ("share.version", 0, 1, "downgrade"),
+        ("shoal.security.version", 0, 3, "older level"),
         ("share.version", 0, 0, "upgrade type"),
         ("metadata.version", 20, 2, "older level"),
     ],

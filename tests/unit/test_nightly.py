@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-from nightly import Command, Part, night, parts_of, run
+from nightly import SIMULATIONS, Command, Part, night, parts_of, run
 
-if TYPE_CHECKING:
-    from pathlib import Path
+TESTS = Path(__file__).resolve().parents[1]
 
 
 def part(name: str, program: str, *, limit_s: float = 60.0) -> Part:
@@ -56,7 +55,28 @@ def test_a_timed_part_repeats_with_new_commands_and_ends_at_its_first_failure(
 def test_each_round_of_seeds_is_new_and_a_seed_repeats_a_night() -> None:
     seeds = next(p for p in parts_of(8, 1) if p.name == "seeds")
     again = next(p for p in parts_of(8, 1) if p.name == "seeds")
-    ranges = [seeds.command(n).environment["CLUSTER_SEEDS"] for n in range(3)]
-    assert len(set(ranges)) == 3
-    assert ranges == [again.command(n).environment["CLUSTER_SEEDS"] for n in range(3)]
+    rounds = [seeds.command(n) for n in range(9)]
+    assert rounds == [again.command(n) for n in range(9)]
+    assert rounds != [part_of("seeds", 2).command(n) for n in range(9)]
     assert seeds.seconds == pytest.approx(0.4 * 8 * 3600)
+    for number, simulation in enumerate(SIMULATIONS):
+        chosen: list[int] = []
+        for command in rounds[number::3]:
+            assert simulation.path in command.words
+            assert (TESTS.parent / simulation.path).read_text().count(f'"{simulation.variable}"')
+            begin, last = map(int, command.environment[simulation.variable].split("-"))
+            chosen += range(begin, last + 1)
+        assert len(set(chosen)) == 3 * simulation.seeds
+
+
+def part_of(name: str, seed: int) -> Part:
+    return next(part for part in parts_of(8, seed) if part.name == name)
+
+
+@pytest.mark.parametrize("name", ["tests", "fuzz", "faults", "e2e"])
+def test_each_other_part_draws_from_the_seed_of_the_night(name: str) -> None:
+    """`seeding` reads SEED. Another word for it, SHOAL_FAULTS_SEED, would take its place."""
+    for seed in (7, 8):
+        environment = part_of(name, seed).command(0).environment
+        assert environment["SEED"] == str(seed)
+        assert "SHOAL_FAULTS_SEED" not in environment

@@ -115,7 +115,7 @@ def test_a_transaction_goes_through_the_runtime(sim: Simulation[GroupShard]) -> 
     assert sim.rebuilt().hard_state() == sim.shard.hard_state()
 
 
-def test_a_plain_commit_that_overtakes_a_transaction_stands(sim: Simulation[GroupShard]) -> None:
+def test_a_plain_commit_that_overtakes_a_transaction_is_kept(sim: Simulation[GroupShard]) -> None:
     transactional(sim.shard, 8, at_offset=3)
     value = {"offset": 9, "metadata": "", "commit_timestamp": 1}
     key = {"group": "g", "topic": "t", "partition": 0}

@@ -45,7 +45,7 @@ def append(to: Partition, *values: bytes) -> int:
 def test_the_high_watermark_follows_the_log_end() -> None:
     leader = partition(MemoryStorage())
     moves: list[int] = []
-    leader.on_advance.append(lambda p: moves.append(p.high_watermark))
+    leader.on_advance(lambda p: moves.append(p.high_watermark))
     assert append(leader, b"a", b"b") == 2
     assert append(leader, b"c") == 3
     assert moves == [2, 3]
@@ -61,9 +61,11 @@ def test_a_callback_that_removes_itself_hides_no_other() -> None:
 
     def once(p: Partition) -> None:
         calls.append("once")
-        p.on_advance.remove(once)
+        p.forget(once)
 
-    leader.on_advance += [once, lambda p: calls.append("second"), lambda p: calls.append("third")]
+    leader.on_advance(once)
+    leader.on_advance(lambda p: calls.append("second"))
+    leader.on_advance(lambda p: calls.append("third"))
     leader.notify_changed()
     append(leader, b"a")
     assert calls == ["once", "second", "third", "second", "third"]

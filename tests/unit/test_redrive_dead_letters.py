@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +18,7 @@ from shoal.client.dead_letters import (
 from shoal.client.redrive_ledger import RedriveState, Sending
 from shoal.coordinator.share.dead_letters import Source, dead_letter_records
 from shoal.coordinator.share.delivery_failure import Cause, DeadLetterRange
-from shoal.record.offset_set import OffsetSet
+from shoal.record.offset_set import OffsetSet, ranges_of
 from shoal.record.records import Record
 
 _OFFSETS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 8)))
@@ -32,6 +34,11 @@ def test_a_set_of_offsets_is_as_a_plain_one(added: list[tuple[int, int]], below:
     assert len(found) == len(plain)
     assert [offset in found for offset in range(70)] == [offset in plain for offset in range(70)]
     assert all(a[1] + 1 < b[0] for a, b in zip(found.ranges(), [*found.ranges()][1:], strict=False))
+    assert list(found.ranges()) == ranges_of(sorted(plain))
+    parts = list(found.cut(below, 65))
+    assert [x for a, b, _ in parts for x in range(a, b + 1)] == list(range(below, 66))
+    assert all((x in plain) is within for a, b, within in parts for x in range(a, b + 1))
+    assert all(one[2] is not other[2] for one, other in pairwise(parts))
     missing = next(offset for offset in range(below, 200) if offset not in plain)
     assert found.first_missing(below) == missing
     found.forget(below)

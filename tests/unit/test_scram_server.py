@@ -5,6 +5,7 @@ scramp, a client that this project did not write, runs whole exchanges.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import re
@@ -18,7 +19,12 @@ from shoal.security import scram
 from shoal.security.credentials import StoredCredentials, token_password
 from shoal.security.delegation_tokens import DelegationToken
 from shoal.security.sasl import Login, LoginRefused
-from shoal.security.scram import SCRAM_MECHANISMS, ScramCredential, ScramExchange
+from shoal.security.scram import (
+    SCRAM_MECHANISMS,
+    ScramCredential,
+    ScramExchange,
+    UserCredential,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,7 +41,7 @@ TOKEN = DelegationToken("tok-1", "User:bob", "User:bob", (), NOW_MS, NOW_MS + 90
 def stored(
     users: Mapping[tuple[str, int], ScramCredential] | None = None, secret: bytes = TOKEN_SECRET
 ) -> StoredCredentials:
-    passwords = {"alice": "secret", "a,b=c": "x", "zoë": "pässword"}
+    passwords = {"alice": "secret", "a,b=c": "x", "zoë": "pässword", "x=2Cy": "z"}
     given = {
         (name, mechanism.number): scram.credential(mechanism, password, SALT)
         for name, password in passwords.items()
@@ -47,6 +53,11 @@ def stored(
         token_secret=secret,
         process_secret=b"of this process",
     )
+
+
+@functools.lru_cache(maxsize=4096)
+def _salted(digest: str, password: str, salt: bytes, iterations: int) -> bytes:
+    return hashlib.pbkdf2_hmac(digest, password.encode(), salt, iterations)
 
 
 class Client:
@@ -73,9 +84,7 @@ class Client:
         found = re.fullmatch(r"r=([^,]+),s=([^,]+),i=(\d+)", text)
         assert found is not None, text
         digest = self.mechanism.digest
-        salted = hashlib.pbkdf2_hmac(
-            digest, self.password.encode(), b64decode(found[2]), int(found[3])
-        )
+        salted = _salted(digest, self.password, b64decode(found[2]), int(found[3]))
         client_key = hmac.digest(salted, b"Client Key", digest)
         binding = self.binding or b64encode(self.header.encode()).decode()
         unsigned = f"c={binding},r={nonce or found[1]}{extra}"
@@ -97,7 +106,7 @@ class Client:
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize(
-    ("name", "password"), [("alice", "secret"), ("a,b=c", "x"), ("zoë", "pässword")]
+    ("name", "password"), [("alice", "secret"), ("a,b=c", "x"), ("zoë", "pässword"), ("x=2Cy", "z")]
 )
 def test_a_client_of_another_project_logs_in(
     mechanism: scram.ScramMechanism, name: str, password: str
@@ -214,6 +223,9 @@ def test_malformed_final_messages(change, reason: str) -> None:
         f"clientnonce{NONCE[:-1]}",
         f"clientnonce{NONCE.lower()}",
         f"othernonce{NONCE}",
+        f"otherclientnonce{NONCE}",
+        f"clientnonceclientnonceclientnonce{NONCE}",
+        f"clientnonce{NONCE}{NONCE}",
     ],
 )
 def test_the_final_nonce_is_that_of_this_exchange(nonce: str) -> None:
@@ -222,6 +234,14 @@ def test_the_final_nonce_is_that_of_this_exchange(nonce: str) -> None:
     answer = exchange.evaluate(client.first(), NOW_MS)
     with pytest.raises(LoginRefused, match="nonce"):
         exchange.evaluate(client.final(answer, nonce=nonce), NOW_MS)
+
+
+def test_older_versions_of_librdkafka_repeat_their_part_of_the_nonce() -> None:
+    client, exchange = Client("secret"), ScramExchange(SHA_256, NONCE, stored())
+    answer = exchange.evaluate(client.first(), NOW_MS)
+    repeated = f"clientnonceclientnonce{NONCE}"
+    assert exchange.evaluate(client.final(answer, nonce=repeated), NOW_MS)
+    assert exchange.login == Login("User:alice")
 
 
 def test_messages_of_another_exchange_are_refused() -> None:
@@ -280,11 +300,11 @@ def test_unknown_users_and_wrong_passwords(
 
 def test_false_credentials_stay_the_same_and_look_like_those_of_kafkas_tools() -> None:
     credentials = stored({})
-    first = {n: credentials.user(f"user{n}", SHA_512, NOW_MS)[0] for n in range(400)}
+    first = {n: credentials.user(f"user{n}", SHA_512, NOW_MS).credential for n in range(400)}
     again = stored({})
     for n, found in first.items():
-        assert again.user(f"user{n}", SHA_512, NOW_MS) == (found, False)
-        assert credentials.user(f"user{n}", SHA_256, NOW_MS)[0].salt != found.salt
+        assert again.user(f"user{n}", SHA_512, NOW_MS) == (found, False, found)
+        assert credentials.user(f"user{n}", SHA_256, NOW_MS).credential.salt != found.salt
         assert re.fullmatch(rb"[1-9a-z][0-9a-z]{22,25}", found.salt)
         assert found.salt[:1] == b"1" or len(found.salt) < 26
         assert found.iterations == 4096
@@ -304,7 +324,7 @@ def test_false_credentials_have_the_shapes_of_the_stored_ones() -> None:
     credentials = stored(users)
     shapes: Counter[tuple[bool, int]] = Counter()
     for n in range(400):
-        found, is_known = credentials.user(f"unknown{n}", SHA_512, NOW_MS)
+        found, is_known, _ = credentials.user(f"unknown{n}", SHA_512, NOW_MS)
         assert not is_known
         shapes[len(found.salt) == 16, found.iterations] += 1
     assert set(shapes) == {(True, 8192), (False, 4096)}
@@ -313,7 +333,7 @@ def test_false_credentials_have_the_shapes_of_the_stored_ones() -> None:
     before = credentials.user("unknown1", SHA_512, NOW_MS)
     users.update(dict([made(f"c{n}", b"\xff" * 9, 5000) for n in range(20_000)]))
     assert credentials.user("unknown1", SHA_512, NOW_MS + 59_000) == before
-    sizes = {len(credentials.user(f"u{n}", SHA_512, NOW_MS + 60_000)[0].salt) for n in range(20)}
+    sizes = {len(credentials.user(f"u{n}", SHA_512, NOW_MS + 60_000).false.salt) for n in range(20)}
     assert sizes == {9}
 
 
@@ -321,10 +341,10 @@ def test_nobody_logs_in_with_a_false_credential() -> None:
     """Not even a client that has found out the key which the false credential stores."""
     credentials = stored({})
     client, exchange = Client("secret", "nobody"), ScramExchange(SHA_256, NONCE, credentials)
-    found, _ = credentials.user("nobody", SHA_256, NOW_MS)
+    found = credentials.user("nobody", SHA_256, NOW_MS).false
     client_key = b"c" * 32
     forged = found._replace(stored_key=hashlib.sha256(client_key).digest())
-    credentials.user = lambda *_: (forged, False)  # type: ignore[method-assign]
+    credentials.user = lambda *_: UserCredential(forged, False, forged)  # type: ignore[method-assign]
     answer = exchange.evaluate(client.first(), NOW_MS).decode()
     unsigned = f"c=biws,r=clientnonce{NONCE}"
     signed = f"{client.bare},{answer},{unsigned}".encode()
@@ -361,7 +381,7 @@ def test_a_delegation_token_logs_its_owner_in(mechanism: scram.ScramMechanism) -
     [
         ("tok-1", "", NOW_MS, TOKEN_SECRET),
         ("tok-1", ",tokenauth=false", NOW_MS, TOKEN_SECRET),
-        ("tok-1", ",tokenauth=true", NOW_MS + 5000, TOKEN_SECRET),
+        ("tok-1", ",tokenauth=true", NOW_MS + 5001, TOKEN_SECRET),
         ("tok-2", ",tokenauth=true", NOW_MS, TOKEN_SECRET),
         ("tok-1", ",tokenauth=true", NOW_MS, b""),
         ("alice", ",tokenauth=true", NOW_MS, TOKEN_SECRET),
@@ -374,6 +394,14 @@ def test_tokens_that_are_not_valid(name: str, extension: str, now_ms: int, secre
     answer = exchange.evaluate(client.first(), now_ms)
     with pytest.raises(LoginRefused, match="unknown user or wrong password"):
         exchange.evaluate(client.final(answer), now_ms)
+
+
+def test_without_a_secret_no_token_is_valid() -> None:
+    """Not even one whose password is made from the secret of the process."""
+    client = Client(token_password(b"of this process", "tok-1"), "tok-1")
+    client.extensions = ",tokenauth=true"
+    with pytest.raises(LoginRefused, match="unknown user or wrong password"):
+        client.log_in(stored(secret=b""))
 
 
 def test_no_repr_shows_a_key() -> None:

@@ -8,6 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from sim.seeds import find
+
 TESTS = Path(__file__).resolve().parents[1]
 #: Fails with its drawn inputs: the seed, Hypothesis' values without shrinking, simulation seeds.
 SAMPLE = """
@@ -59,3 +62,17 @@ def test_a_seed_that_is_no_number_is_refused(tmp_path: Path) -> None:
         check=False,
     )
     assert "SEED=abc is not a number" in done.stderr
+
+
+def test_a_mutant_is_found_by_its_own_rule_alone() -> None:
+    def simulate(seed: int) -> None:
+        raise AssertionError(f"{'its-rule' if seed == 4 else 'another-rule'}: {1 / (seed - 5)}")
+
+    def mutant(seeds: range) -> None:
+        find("mutant", seeds, simulate, AssertionError, lambda error: "its-rule" in str(error))
+
+    mutant(range(1, 5))
+    with pytest.raises(pytest.fail.Exception, match="seed 1 found another-rule instead"):
+        mutant(range(1, 4))
+    with pytest.raises(ZeroDivisionError):
+        mutant(range(5, 9))

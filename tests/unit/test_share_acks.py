@@ -63,7 +63,7 @@ def test_many_are_applied_in_several_turns_of_the_loop() -> None:
         ]
         acks.apply("g", "m", topics, version=1, is_renew=False)
         acks.then(lambda: calls.append(("applied", list(partitions.applied))))
-        acks.on_settled = lambda: calls.append(("settled", partitions.acknowledged.total()))
+        acks.when_settled(lambda: calls.append(("settled", partitions.acknowledged.total())))
         assert (partitions.applied, acks.settled) == ([0, 1], False)
         for commit in partitions.commits:
             commit(None)

@@ -10,7 +10,7 @@ from shoal.coordinator.share import compiled
 from shoal.coordinator.share.acquisition import Acquired, Wanted, acquire
 from shoal.coordinator.share.batches import AbortedTransaction, scan
 from shoal.coordinator.share.locks import Lock, Locks
-from shoal.coordinator.share.runs import ROW_SIZE
+from shoal.coordinator.share.runs import RUN_SIZE
 from shoal.coordinator.share.settings import ShareSettings
 from shoal.coordinator.share.share_partition import SharePartition
 from shoal.coordinator.share.states import MOVES, TERMINAL, AcknowledgeType, RecordState, may_move
@@ -379,9 +379,9 @@ def test_a_record_in_flight_costs_little(mixed: bool) -> None:
     if mixed:
         types = bytes([AcknowledgeType.RENEW, AcknowledgeType.ACCEPT] * 1000)
         assert window.acknowledge(0, 1999, types) is ErrorCode.none
-    rows = 2000 if mixed else 1
-    assert len(window.share.runs) == rows
-    assert window.share.runs.size_bytes() <= 1000 + 1.3 * ROW_SIZE * rows
+    runs = 2000 if mixed else 1
+    assert len(window.share.runs) == runs
+    assert window.share.runs.size_bytes() <= 1000 + 1.3 * RUN_SIZE * runs
 
 
 def test_leftover_deadlines_stay_within_twice_the_locks() -> None:

@@ -91,7 +91,7 @@ def run(tmp_path: Path, check: Callable[[Persister, SlowPeers], Coroutine[Any, A
         node = Node(resolve(flags, {}), asyncio.get_running_loop())
         cache, peers = MetadataCache(Scope(node.id, {})), SlowPeers()
         brokers = {id: BrokerImage(id, UUID(int=id), 0, (), {}, None, False) for id in (1, 2)}
-        cache.image = MetadataImage(scope=Scope(node.id, {}), brokers=brokers)
+        cache.serve(MetadataImage(scope=Scope(node.id, {}), brokers=brokers))
         await check(Persister(node, cache, peers, ElsewhereStates()), peers)
         node.disk.close()
 

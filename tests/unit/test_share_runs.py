@@ -6,29 +6,29 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
-from shoal.coordinator.share.runs import Row, Runs
+from shoal.coordinator.share.runs import Runs, RunValues
 
 STATES = st.integers(0, 2)
 
 
 def as_list(runs: Runs) -> list[tuple[int, int, int, int]]:
     return [
-        (runs.states[row], runs.counts[row], runs.locks[row], runs.pieces[row])
-        for row in range(len(runs))
-        for _ in range(runs.firsts[row], runs.last(row) + 1)
+        (runs.states[run], runs.counts[run], runs.locks[run], runs.pieces[run])
+        for run in range(len(runs))
+        for _ in range(runs.firsts[run], runs.last(run) + 1)
     ]
 
 
 @given(
     start=st.integers(0, 5),
-    rows=st.lists(st.tuples(st.integers(1, 4), STATES, STATES), min_size=1, max_size=50),
+    drawn=st.lists(st.tuples(st.integers(1, 4), STATES, STATES), min_size=1, max_size=50),
     steps=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 5)), min_size=1, max_size=8),
     becomes=st.lists(STATES, min_size=8, max_size=8),
     refused=st.none() | st.integers(0, 2),
 )
-def test_rewriting_is_changing_each_offset(start, rows, steps, becomes, refused) -> None:
+def test_rewriting_is_changing_each_offset(start, drawn, steps, becomes, refused) -> None:
     runs = Runs(start)
-    for size, state, count in rows:
+    for size, state, count in drawn:
         runs.append(runs.end + size - 1, state, count)
     edits, at = [], start
     for (gap, size), state in zip(steps, becomes, strict=False):
@@ -41,10 +41,12 @@ def test_rewriting_is_changing_each_offset(start, rows, steps, becomes, refused)
     twin = as_list(runs)
     seen: list[int] = []
 
-    def change(edit: tuple[int, int, int], first: int, last: int, row: Row) -> Row | None:
-        assert all(twin[offset - start] == row for offset in range(first, last + 1))
+    def change(
+        edit: tuple[int, int, int], first: int, last: int, values: RunValues
+    ) -> RunValues | None:
+        assert all(twin[offset - start] == values for offset in range(first, last + 1))
         seen.extend(range(first, last + 1))
-        return None if row[0] == refused else (edit[2], row[1], 0, 0)
+        return None if values[0] == refused else (edit[2], values[1], 0, 0)
 
     offsets = [o for first, last, _ in edits for o in range(first, last + 1)]
     if any(twin[offset - start][0] == refused for offset in offsets):

@@ -10,6 +10,8 @@ from shoal.log.directory import LogDirectory
 from shoal.log.memory import MemoryStorage
 from shoal.metadata.image import MetadataImage, Scope
 from shoal.protocol.errors import ErrorCode
+from shoal.server.audit import Audit
+from shoal.server.authorization import Access
 from shoal.server.config import resolve
 from shoal.server.coordinators.groups import GroupService
 from shoal.server.metadata_cache import MetadataCache
@@ -91,6 +93,7 @@ def service(node: Node, cache: MetadataCache) -> ShareService:
         response_limits=ResponseLimits([]),
         create_topics=no_topics,
         listeners=[],
+        access=Access(node.config, cache, Audit(node)),
     )
 
 

@@ -249,8 +249,8 @@ def test_cold_partitions_get_a_new_snapshot_until_there_is_nothing_to_cut() -> N
     assert store.rebuilt(store.shard.redundant_offset).persisted(busy) == store.persisted(busy)
 
 
-def test_batches_are_combined_as_a_twin_with_one_entry_an_offset_combines_them() -> None:
-    rng = random.Random(11)
+def test_batches_are_combined_as_a_twin_with_one_entry_an_offset_combines_them(seed: int) -> None:
+    rng = random.Random(seed)
     for _ in range(300):
         written = []
         for _ in range(rng.randrange(8)):

@@ -24,8 +24,8 @@ LOGIN = {"kafka.sasl.username": "ann", "kafka.sasl.password": "secret"}
         ({"kafka.security.protocol": "SSL", **LOGIN}, "'kafka.security.protocol' is SSL"),
         ({"kafka.ssl.ca.location": "/ca.pem"}, "'kafka.ssl.ca.location'.*PLAINTEXT.*set it to SSL"),
         (
-            {"kafka.security.protocol": "SASL_PLAINTEXT", **LOGIN, "kafka.ssl.ca.pem": "x"},
-            "'kafka.ssl.ca.pem'.*SASL_PLAINTEXT.*SASL_SSL",
+            {"kafka.security.protocol": "SASL_PLAINTEXT", **LOGIN, "kafka.ssl.ca.location": "x"},
+            "'kafka.ssl.ca.location'.*SASL_PLAINTEXT.*SASL_SSL",
         ),
         (
             {

@@ -41,7 +41,7 @@ def test_rows_without_an_outcome_are_accepted(tmp_path: Path) -> None:
     }
 
 
-def test_the_later_file_stands_and_a_settled_one_goes(tmp_path: Path) -> None:
+def test_the_later_file_counts_and_a_settled_one_is_removed(tmp_path: Path) -> None:
     first = outcome_files.write(str(tmp_path), [rejected(0, 5)])
     outcome_files.write(str(tmp_path), [rejected(4, 4, Kind.RELEASE)])
     inbox = Inbox(str(tmp_path))

@@ -1,4 +1,4 @@
-"""Sets of ranges, tasks, offsets and the Spark source's ledger, compared with sets of numbers.
+"""Sets of ranges, tasks, offsets and the state of a Spark reader, compared with sets of numbers.
 
 Records are checked individually: an offset is a (topic, partition, number).
 """
@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from shoal_spark import ranges as sets
-from shoal_spark.ledger import Ledger
 from shoal_spark.offsets import BadOffset, Offset, from_json, still_owed, to_json
 from shoal_spark.ranges import Range
+from shoal_spark.reader_state import ReaderState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -126,60 +126,60 @@ def test_owed_ranges_end_with_the_start_offset_and_with_a_reset() -> None:
     assert still_owed(owed, {("t", 2): 6}, now) == [Range("t", 0, 15, 19)]
 
 
-# -- the ledger
+# -- the state of a reader
 
 
 def test_a_batch_is_settled_once_it_is_complete() -> None:
-    ledger, found = Ledger(), [Range("t", 0, 0, 9)]
-    ledger.resume(Offset(0, "g", ("t",)))
-    assert ledger.acquired(found) == []
-    assert ledger.fresh() == found
-    ledger.give(1, ledger.fresh())
-    assert ledger.fresh() == []
-    assert ledger.completed(0) == []
-    assert ledger.completed(1) == found
-    ledger.settled(found)
-    assert (ledger.locked, ledger.owed) == ([], [])
+    state, found = ReaderState(), [Range("t", 0, 0, 9)]
+    state.resume(Offset(0, "g", ("t",)))
+    assert state.acquired(found) == []
+    assert state.fresh() == found
+    state.give(1, state.fresh())
+    assert state.fresh() == []
+    assert state.completed(0) == []
+    assert state.completed(1) == found
+    state.settled(found)
+    assert (state.locked, state.owed) == ([], [])
 
 
 def test_a_record_that_lost_its_lock_is_owed_and_not_delivered_twice() -> None:
-    ledger = Ledger()
-    ledger.acquired([Range("t", 0, 0, 9)])
-    ledger.give(1, ledger.fresh())
-    ledger.lost([Range("t", 0, 0, 4)])
-    assert ledger.completed(1) == [Range("t", 0, 5, 9)]
-    ledger.settled([Range("t", 0, 5, 9)])
-    assert ledger.owed == [Range("t", 0, 0, 4)]
-    assert ledger.acquired([Range("t", 0, 2, 12, 2)]) == [Range("t", 0, 2, 4, 2)]
-    assert ledger.fresh() == [Range("t", 0, 5, 12, 2)], "settled records come back as new"
+    state = ReaderState()
+    state.acquired([Range("t", 0, 0, 9)])
+    state.give(1, state.fresh())
+    state.lost([Range("t", 0, 0, 4)])
+    assert state.completed(1) == [Range("t", 0, 5, 9)]
+    state.settled([Range("t", 0, 5, 9)])
+    assert state.owed == [Range("t", 0, 0, 4)]
+    assert state.acquired([Range("t", 0, 2, 12, 2)]) == [Range("t", 0, 2, 4, 2)]
+    assert state.fresh() == [Range("t", 0, 5, 12, 2)], "settled records come back as new"
 
 
 def test_a_new_driver_owes_the_records_of_the_checkpoint() -> None:
-    ledger = Ledger()
+    state = ReaderState()
     last = Offset(7, "g", ("t",), (Range("t", 0, 10, 19),), (Range("t", 0, 0, 4),))
-    ledger.resume(last)
-    assert offsets(ledger.owed) == offsets([Range("t", 0, 0, 4), Range("t", 0, 10, 19)])
-    ledger.resume(last._replace(ranges=(Range("t", 0, 90, 99),)))
-    assert offsets(ledger.owed) == offsets([Range("t", 0, 0, 4), Range("t", 0, 10, 19)])
+    state.resume(last)
+    assert offsets(state.owed) == offsets([Range("t", 0, 0, 4), Range("t", 0, 10, 19)])
+    state.resume(last._replace(ranges=(Range("t", 0, 90, 99),)))
+    assert offsets(state.owed) == offsets([Range("t", 0, 0, 4), Range("t", 0, 10, 19)])
 
 
 def test_a_replayed_batch_is_not_delivered_again_while_it_runs() -> None:
-    ledger = Ledger()
+    state = ReaderState()
     end = Offset(7, "g", ("t",), (Range("t", 0, 10, 19),), (Range("t", 0, 0, 4),))
-    assert ledger.replay(end)
-    assert not ledger.replay(end)
-    assert ledger.acquired([Range("t", 0, 0, 29, 2)]) == [Range("t", 0, 0, 4, 2)]
-    assert offsets(ledger.fresh()) == offsets([Range("t", 0, 5, 9), Range("t", 0, 20, 29)])
-    assert ledger.completed(7) == [Range("t", 0, 0, 4, 2), Range("t", 0, 10, 19, 2)]
+    assert state.replay(end)
+    assert not state.replay(end)
+    assert state.acquired([Range("t", 0, 0, 29, 2)]) == [Range("t", 0, 0, 4, 2)]
+    assert offsets(state.fresh()) == offsets([Range("t", 0, 5, 9), Range("t", 0, 20, 29)])
+    assert state.completed(7) == [Range("t", 0, 0, 4, 2), Range("t", 0, 10, 19, 2)]
 
 
 def test_kept_records_are_neither_delivered_nor_owed() -> None:
-    ledger = Ledger()
-    ledger.acquired([Range("t", 0, 0, 9)])
-    ledger.keep([Range("t", 0, 5, 9)])
-    assert ledger.fresh() == [Range("t", 0, 0, 4)]
-    ledger.settled([Range("t", 0, 5, 9)])
-    assert ledger.locked == [Range("t", 0, 0, 4)]
+    state = ReaderState()
+    state.acquired([Range("t", 0, 0, 9)])
+    state.keep([Range("t", 0, 5, 9)])
+    assert state.fresh() == [Range("t", 0, 0, 4)]
+    state.settled([Range("t", 0, 5, 9)])
+    assert state.locked == [Range("t", 0, 0, 4)]
 
 
 @given(st.data())
@@ -188,7 +188,7 @@ def test_every_record_is_delivered_until_it_is_settled(data: st.DataObject) -> N
 
     Each record is in only one batch, and at the end every record is settled.
     """
-    ledger, log = Ledger(), set(range(40))
+    state, log = ReaderState(), set(range(40))
     free, settled, batches = set(log), set(), dict[int, Offsets]()
     checkpoint, complete = Offset(0, "g", ("t",)), True
 
@@ -197,36 +197,36 @@ def test_every_record_is_delivered_until_it_is_settled(data: st.DataObject) -> N
 
     def settle(ranges: list[Range]) -> None:
         settled.update(numbers(ranges))
-        ledger.settled(ranges)
+        state.settled(ranges)
 
     for _ in range(data.draw(st.integers(10, 40))):
         step = data.draw(st.sampled_from(["batch", "batch", "lose", "crash"]))
-        if step == "lose" and ledger.locked:
-            lost = data.draw(st.sampled_from(ledger.locked))
+        if step == "lose" and state.locked:
+            lost = data.draw(st.sampled_from(state.locked))
             free |= numbers([lost])
-            ledger.lost([lost])
+            state.lost([lost])
         elif step == "crash":
-            free |= numbers(ledger.locked)
-            ledger = Ledger()
+            free |= numbers(state.locked)
+            state = ReaderState()
             if not complete:
-                ledger.replay(checkpoint)
+                state.replay(checkpoint)
         else:
-            settle(ledger.completed(checkpoint.seq))
-            ledger.resume(checkpoint)
+            settle(state.completed(checkpoint.seq))
+            state.resume(checkpoint)
             complete = True
             first = data.draw(st.integers(0, 39))
             taken = sorted(free & set(range(first, first + 10)))
             free -= set(taken)
-            settle(ledger.acquired([Range("t", 0, o, o) for o in taken]))
-            if fresh := ledger.fresh():
+            settle(state.acquired([Range("t", 0, o, o) for o in taken]))
+            if fresh := state.fresh():
                 seq = checkpoint.seq + 1
-                batches[seq] = offsets(ledger.give(seq, fresh))
-                checkpoint = Offset(seq, "g", ("t",), tuple(fresh), tuple(ledger.owed))
+                batches[seq] = offsets(state.give(seq, fresh))
+                checkpoint = Offset(seq, "g", ("t",), tuple(fresh), tuple(state.owed))
                 complete = data.draw(st.booleans())
-    settle(ledger.completed(checkpoint.seq))
-    ledger.resume(checkpoint)
-    settle(ledger.acquired([Range("t", 0, o, o) for o in sorted(free)]))
-    left = numbers(ledger.fresh())
+    settle(state.completed(checkpoint.seq))
+    state.resume(checkpoint)
+    settle(state.acquired([Range("t", 0, o, o) for o in sorted(free)]))
+    left = numbers(state.fresh())
     delivered = [o for batch in batches.values() for _, _, o in batch]
     assert len(delivered) == len(set(delivered)), "a record was in two batches"
     assert set(delivered) | left == log

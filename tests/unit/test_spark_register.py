@@ -2,11 +2,43 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 import shoal_spark
 from shoal_spark import allocation, metrics
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSource
+
+
+class DataSources:
+    """The registry of a Spark session: notes the names of what is registered."""
+
+    def __init__(self, calls: list[str]) -> None:
+        self._calls = calls
+
+    def register(self, source: type[DataSource]) -> None:
+        self._calls.append(source.name())
+
+
+class ConnectSession:
+    """A session of Spark Connect, which has no context."""
+
+    def __init__(self, calls: list[str]) -> None:
+        self.dataSource = DataSources(calls)
+
+
+class Context(NamedTuple):
+    """A Spark context."""
+
+    applicationId: str = "a"
+
+
+class ClassicSession(ConnectSession):
+    """A session in the driver's process."""
+
+    _sc = Context()
 
 
 @pytest.fixture
@@ -18,14 +50,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
-def session(calls: list[str], **more: object) -> SimpleNamespace:
-    sources = SimpleNamespace(register=lambda source: calls.append(source.name()))
-    return SimpleNamespace(dataSource=sources, **more)
-
-
 def test_executors_are_asked_for_before_anything_else(calls: list[str]) -> None:
     """They take seconds to start, while the driver continues."""
-    spark = session(calls, _sc=SimpleNamespace(applicationId="a"))
+    spark = ClassicSession(calls)
     shoal_spark.register(spark)
     assert calls[0] == "executors"
     assert {"metrics", "sharegroup", "kafka-topic"} <= set(calls)
@@ -35,6 +62,6 @@ def test_executors_are_asked_for_before_anything_else(calls: list[str]) -> None:
 
 
 def test_a_session_of_spark_connect_has_no_executors_of_its_own(calls: list[str]) -> None:
-    shoal_spark.register(session(calls))
+    shoal_spark.register(ConnectSession(calls))
     assert "executors" not in calls
     assert "sharegroup" in calls

@@ -135,6 +135,35 @@ def test_tests_wait_for_conditions_and_never_sleep() -> None:
     assert not hits, f"wait for the condition (conditions.eventually): {hits}"
 
 
+def test_unit_tests_use_typed_fakes() -> None:
+    """A fake is a class: mypy checks its methods, and a reader sees what it stands for."""
+    unit = [p for p in PYTHON if "tests/unit" in name(p) and p != Path(__file__)]
+    hits = [name(p) for p in unit if "SimpleNamespace" in p.read_text()]
+    assert not hits, f"write a class or a NamedTuple in place of SimpleNamespace: {hits}"
+
+
+#: A callback that is assigned or appended to an attribute of another object.
+WIRED = re.compile(r"(?<!\bself)\.on_\w+(\[.*\])? = |\.on_\w+\.(append|remove)\(")
+
+
+def test_callbacks_are_passed_to_methods() -> None:
+    hits = [
+        f"{name(p)}:{number}"
+        for p in PYTHON
+        if p != Path(__file__)
+        for number, line in enumerate(p.read_text().splitlines(), 1)
+        if WIRED.search(line)
+    ]
+    assert not hits, f"pass callbacks to a method, such as `on_step(call)`: {hits}"
+
+
+@pytest.mark.parametrize(
+    "line", ["acks.on_settled = f", "peer.on_close[key] = f", "self.quorum.on_step.append(f)"]
+)
+def test_a_wired_callback_is_found(line: str) -> None:
+    assert WIRED.search(line)
+
+
 def test_operator_is_a_source_root_and_no_package() -> None:
     wrong = [
         name(p)

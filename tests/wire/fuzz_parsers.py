@@ -155,10 +155,9 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 }
 
 
-def seeds(target: str) -> Iterator[bytes]:
+def seeds(target: str, seed: int) -> Iterator[bytes]:
     """Yield valid inputs to start from."""
-    rng = random.Random(0)
-    author = Author(rng, ["a", "b"])
+    author = Author(random.Random(seed), ["a", "b"])
     if target == "requests":
         for row in HANDLERS.values():
             for version in row.versions:
@@ -180,7 +179,7 @@ def fuzz(target: str, seconds: int, seed: int) -> None:
     """Fuzz one target in this process, which then ends."""
     kept = KEPT / target
     kept.mkdir(parents=True, exist_ok=True)
-    for number, data in enumerate(seeds(target)):
+    for number, data in enumerate(seeds(target, seed)):
         (kept / f"seed-{number}").write_bytes(data)
     flags = [
         f"-max_total_time={seconds}",

@@ -193,14 +193,22 @@ def test_changes_of_topics(client: WireClient) -> None:
     client.sock.close()
 
 
-def test_connections_of_an_address(start_broker: Callable[..., ShoalProcess]) -> None:
-    broker = start_broker(configs={"quota.window.num": "2", "quota.window.size.seconds": "3"})
+@pytest.mark.parametrize(("windows", "size_s"), [(2, 4), (2, 15), (6, 3)])
+def test_connections_of_an_address(
+    start_broker: Callable[..., ShoalProcess], windows: int, size_s: int
+) -> None:
+    """At one connection a second, as many at once as all windows but the current one have
+    seconds."""
+    configs = {"quota.window.num": str(windows), "quota.window.size.seconds": str(size_s)}
+    broker = start_broker(configs=configs)
     with WireClient(broker.bootstrap) as client:
         assert alter(client, ("ip", "127.0.0.1"), connection_creation_rate=1.0).error_code == 0
-        others = [WireClient(broker.bootstrap) for _ in range(20)]
+        begun = time.monotonic()
+        others = [WireClient(broker.bootstrap) for _ in range(40)]
         refused = [other.refused() for other in others]
-        assert not all(refused)
-        assert any(refused)
+        passed_s = time.monotonic() - begun
+        burst = (windows - 1) * size_s
+        assert burst <= refused.count(False) <= burst + 1 + passed_s
         for other in others:
             other.sock.close()
 

@@ -35,7 +35,7 @@ def read_all(client: WireClient, topic: str) -> list[bytes | None]:
         found += [r.value for at, _ in headers(data) for r in read_records(data, at)]
 
 
-@pytest.mark.parametrize("then", ["go on", "kill -9", "restart"])
+@pytest.mark.parametrize("then", ["continue", "kill -9", "restart"])
 def test_the_disk_is_full_for_a_while(broker: ShoalProcess, then: str) -> None:
     with WireClient(broker.bootstrap) as client:
         client.create_topic("t")

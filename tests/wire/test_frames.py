@@ -12,7 +12,7 @@ from conditions import eventually
 from shoal.protocol import codec, frames
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from servers import ShoalProcess
 
@@ -32,11 +32,11 @@ def connect(broker: ShoalProcess) -> socket.socket:
     return sock
 
 
-def api_versions(correlation_id: int, version: int = 3) -> bytes:
+def api_versions(correlation_id: int, version: int = 3, client_id: str = "test") -> bytes:
     body = codec.write_request(
         API_VERSIONS, version, {"client_software_name": "t", "client_software_version": "1"}
     )
-    frame = frames.request_head(API_VERSIONS, version, correlation_id, "test") + body
+    frame = frames.request_head(API_VERSIONS, version, correlation_id, client_id) + body
     return struct.pack(">i", len(frame)) + frame
 
 
@@ -87,9 +87,9 @@ def test_many_at_once_and_a_tail(client: socket.socket) -> None:
     assert correlation_id(receive(client)) == 1000
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_cut_anywhere(client: socket.socket, seed: int) -> None:
-    rng = random.Random(seed)
+@pytest.mark.parametrize("number", range(5))
+def test_cut_anywhere(client: socket.socket, number: int, seed: int) -> None:
+    rng = random.Random(f"{seed}.{number}")
     data = b"".join(map(api_versions, range(200)))
     while data:
         size = rng.choice([1, 3, 40, 2000])
@@ -142,11 +142,26 @@ def test_bytes_that_are_no_request_close_their_connection(
         assert correlation_id(receive(good)) == 1
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_noise(shared_broker: ShoalProcess, seed: int) -> None:
-    rng = random.Random(seed)
+def test_the_largest_request_that_a_broker_reads(start_broker: Callable[..., ShoalProcess]) -> None:
+    limit = 700
+    broker = start_broker(configs={"socket.request.max.bytes": str(limit)})
+    for size in (limit - 1, limit, limit + 1):
+        padding = "x" * (size + 4 - len(api_versions(1, client_id="")))
+        request = api_versions(1, client_id=padding)
+        assert len(request) == 4 + size
+        with connect(broker) as sock:
+            sock.sendall(request)
+            if size > limit:
+                assert closed(sock)
+            else:
+                assert correlation_id(receive(sock)) == 1
+
+
+@pytest.mark.parametrize("number", range(20))
+def test_noise(shared_broker: ShoalProcess, number: int, seed: int) -> None:
+    rng = random.Random(f"{seed}.{number}")
     with connect(shared_broker) as bad:
-        frame = bytearray(api_versions(1) if seed % 2 else rng.randbytes(64))
+        frame = bytearray(api_versions(1) if number % 2 else rng.randbytes(64))
         for _ in range(rng.randrange(1, 8)):
             frame[rng.randrange(4, len(frame))] = rng.randrange(256)
         frame[:4] = struct.pack(">i", len(frame) - 4)

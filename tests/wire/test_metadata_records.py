@@ -5,8 +5,15 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from shoal.metadata import delta
+from shoal.metadata.acls import acl_record
+from shoal.metadata.image import MetadataImage
 from shoal.metadata.records import MetadataRecord, UnknownRecord, decode, encode
+from shoal.metadata.secret_fields import masked
 from shoal.protocol.errors import WireError
+from shoal.security.acls import Acl, Operation, PatternType, Permission, ResourceType
+from shoal.security.delegation_tokens import DelegationToken
+from shoal.security.scram import SCRAM_MECHANISMS, of_salted_password
 
 DIRECTORY = UUID("1cf101b2-0105-458c-b6af-bd08125d4b47")
 TOPIC = UUID("f50917b6-1072-4f27-9685-ad9d7b3f77c3")
@@ -28,7 +35,20 @@ PARTITION = (
 )
 REMOVED = "010900cef2a35628624104bc4aab5221b8a72100"
 NOTHING = "01140000"
-ALL = (FEATURE, CONFIG, BROKER, UNFENCED, NEW_TOPIC, PARTITION, REMOVED, NOTHING)
+ACL = "0112003317c06c0bfd4f6b8980fd15beca084c0202740307557365723a61022a030300"
+ACL_REMOVED = "0113003317c06c0bfd4f6b8980fd15beca084c00"
+CREDENTIAL = (
+    "010b00026d010573616c7421e5f154c55d000f6eb15a4a09260edb5d5adfb02d7ca0effdb5ea09c7d3c9b53d211c4b"
+    "5802f3b04ee6d6d368c92fee4c1049636db3a6b17850b86afd785a8948ed0000100000"
+)
+CREDENTIAL_REMOVED = "01160002620100"
+TOKEN = (
+    "010a000b557365723a616c6963650b557365723a616c6963650309557365723a626f6209557365723a626f62000001"
+    "a21071c276000001a2347e4676000001a215981e761736413044744a3456523343746e686e4864686a76645100"
+)
+TOKEN_REMOVED = "011a0017384c49664e51302d535071657a747863414b4754314100"
+SECURITY = (ACL, ACL_REMOVED, CREDENTIAL, CREDENTIAL_REMOVED, TOKEN, TOKEN_REMOVED)
+ALL = (FEATURE, CONFIG, BROKER, UNFENCED, NEW_TOPIC, PARTITION, REMOVED, NOTHING, *SECURITY)
 
 
 def test_feature() -> None:
@@ -72,6 +92,79 @@ def test_topic_and_partition() -> None:
     assert (fields["replicas"], fields["isr"], fields["leader"]) == ([1], [1], 1)
     assert fields["directories"] == [DIRECTORY]
     assert fields["eligible_leader_replicas"] is None
+
+
+def test_access_control_entry() -> None:
+    record = decode(bytes.fromhex(ACL))
+    id = UUID("3317c06c-0bfd-4f6b-8980-fd15beca084c")
+    entry = Acl(
+        ResourceType.TOPIC,
+        "t",
+        PatternType.LITERAL,
+        "User:a",
+        "*",
+        Operation.READ,
+        Permission.ALLOW,
+    )
+    assert record == acl_record(id, entry)
+    assert decode(bytes.fromhex(ACL_REMOVED)).fields == {"id": id}
+    image = applied(ACL)
+    assert dict(image.acls) == {id: entry}
+    assert not applied(ACL, ACL_REMOVED).acls
+
+
+def test_scram_credential() -> None:
+    """Kafka stored it for the salted password of 32 times `p`."""
+    image = applied(CREDENTIAL)
+    mechanism = SCRAM_MECHANISMS["SCRAM-SHA-256"]
+    expected = of_salted_password(mechanism, b"p" * 32, b"salt", 4096)
+    assert dict(image.scram_credentials) == {("m", mechanism.number): expected}
+    assert decode(bytes.fromhex(CREDENTIAL_REMOVED)).fields == {"name": "b", "mechanism": 1}
+
+
+def test_delegation_token() -> None:
+    (token,) = applied(TOKEN).delegation_tokens.values()
+    assert token == DelegationToken(
+        "6A0DtJ4VR3CtnhnHdhjvdQ",
+        "User:alice",
+        "User:alice",
+        ("User:bob", "User:bob"),
+        1795572220534,
+        1796177020534,
+        1795658620534,
+    )
+    assert decode(bytes.fromhex(TOKEN_REMOVED)).fields == {"token_id": "8LIfNQ0-SPqeztxcAKGT1A"}
+
+
+def applied(*texts: str) -> MetadataImage:
+    records = [decode(bytes.fromhex(text)) for text in texts]
+    return delta.apply(MetadataImage(), records, offset=0, epoch=0)[0]
+
+
+def test_no_secret_is_in_the_text_of_a_record() -> None:
+    record = decode(bytes.fromhex(CREDENTIAL))
+    for text in (repr(record), str(record), repr(masked(record)), repr(applied(CREDENTIAL))):
+        assert "iterations" in text
+        for name in ("salt", "stored_key", "server_key"):
+            assert repr(record.fields[name]) not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "is_secret"),
+    [
+        ("ssl.keystore.password", True),
+        ("listener.name.x.ssl.keystore.password", True),
+        ("listener.name.x.plain.sasl.jaas.config", True),
+        ("a.config.of.a.newer.release", True),
+        ("log.retention.ms", False),
+    ],
+)
+def test_passwords_among_configs_are_masked(name: str, is_secret: bool) -> None:
+    fields = {"resource_type": 4, "resource_name": "1", "name": name, "value": "1"}
+    shown = masked(MetadataRecord("ConfigRecord", fields))
+    assert shown == fields | ({"value": "[hidden]"} if is_secret else {})
+    for unmasked in (fields | {"value": None}, fields | {"resource_type": 2}):
+        assert masked(MetadataRecord("ConfigRecord", unmasked)) == unmasked
 
 
 @pytest.mark.parametrize("text", [t for t in ALL if t != UNFENCED])

@@ -35,9 +35,9 @@ def body(rng: random.Random) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("seed", range(20))
-def test_reads_what_kio_reads(version: int, seed: int) -> None:
-    data = codec.write_request(0, version, body(random.Random(f"{version}.{seed}")))
+@pytest.mark.parametrize("number", range(20))
+def test_reads_what_kio_reads(version: int, number: int, seed: int) -> None:
+    data = codec.write_request(0, version, body(random.Random(f"{seed}.{version}.{number}")))
     frame = bytearray(b"head") + data
     ours = produce.read(version, memoryview(frame), 4)
     theirs = codec.read_request(0, version, bytes(data))
@@ -53,13 +53,19 @@ def test_reads_what_kio_reads(version: int, seed: int) -> None:
             assert view is None or view.obj is frame
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_topics_without_partitions(version: int) -> None:
+    """Their entries are the smallest of all; in versions 9 to 12 they were refused."""
+    topics = [{"name": "a", "topic_id": uuid.UUID(int=1), "partition_data": []}] * 3
+    data = codec.write_request(0, version, {"acks": 1, "timeout_ms": 1, "topic_data": topics})
+    assert [t.partitions for t in produce.read(version, memoryview(data), 0).topics] == [[]] * 3
+
+
 @pytest.mark.parametrize("version", [3, 9, 13])
-def test_every_cut_is_refused(version: int) -> None:
-    rng = random.Random(7)
-    data = codec.write_request(
-        0, version, body(rng) | {"topic_data": body(random.Random(3))["topic_data"]}
-    )
-    assert len(data) > 200
+def test_every_cut_is_refused(version: int, seed: int) -> None:
+    rng = random.Random(seed)
+    while len(data := codec.write_request(0, version, body(rng))) <= 200:
+        pass
     for end in range(min(len(data), 600)):
         with pytest.raises(WireError):
             produce.read(version, memoryview(data)[:end], 0)
@@ -74,9 +80,9 @@ def test_announced_millions_cost_nothing() -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("seed", range(10))
-def test_writes_what_the_general_writer_writes(version: int, seed: int) -> None:
-    rng = random.Random(f"{version}.{seed}")
+@pytest.mark.parametrize("number", range(10))
+def test_writes_what_the_general_writer_writes(version: int, number: int, seed: int) -> None:
+    rng = random.Random(f"{seed}.{version}.{number}")
     topics = [
         {
             "name": rng.choice(["a", "naïve", "t" * 249]),

@@ -8,10 +8,12 @@ import subprocess
 import time
 from typing import TYPE_CHECKING
 
+import pytest
 from conditions import eventually, slowness
 from ports import free_ports
 from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import ErrorCode
 from wireclient import WireClient
 
 if TYPE_CHECKING:
@@ -147,3 +149,74 @@ def test_a_broker_that_is_not_let_in_gives_up(tmp_path: Path) -> None:
     )
     broker.bootstrap = f"127.0.0.1:{here}"
     assert "No controller has registered broker 1 within 700 ms" in broker.refusal()
+
+
+@pytest.mark.parametrize("config", ["node.id", "broker.id"])
+def test_the_id_of_a_broker(start_broker: Callable[..., ShoalProcess], config: str) -> None:
+    broker = start_broker(configs={config: "7"})
+    with WireClient(broker.bootstrap) as client:
+        found = client.call(ApiKey.METADATA, 12, {"topics": []})
+    assert [row.node_id for row in found.brokers] == [7]
+
+
+@pytest.mark.parametrize("enabled", ["true", "false"])
+def test_metadata_requests_create_topics(
+    start_broker: Callable[..., ShoalProcess], enabled: str
+) -> None:
+    broker = start_broker(configs={"auto.create.topics.enable": enabled})
+    asked = {"topics": [{"topic_id": None, "name": "new"}], "allow_auto_topic_creation": True}
+    folder = broker.data_dir / "new-0"
+    with WireClient(broker.bootstrap) as client:
+        if enabled == "true":
+            eventually(lambda: not client.call(ApiKey.METADATA, 12, asked).topics[0].error_code)
+            eventually(folder.exists)
+            return
+        (row,) = client.call(ApiKey.METADATA, 12, asked).topics
+        assert row.error_code is ErrorCode.unknown_topic_or_partition
+        # A later topic is there, so the controller has handled all earlier requests.
+        client.create_topic("later")
+        names = [t.name for t in client.call(ApiKey.METADATA, 12, {"topics": None}).topics]
+        assert names == ["later"]
+        assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("assignors", "targets"), [("range", [0, 2]), ("uniform", [1, 1]), ("range,uniform", [0, 2])]
+)
+def test_assignors_of_consumer_groups(
+    start_broker: Callable[..., ShoalProcess], assignors: str, targets: list[int]
+) -> None:
+    """The first one is the default, and one that is not named is refused. Of two topics with one
+    partition each, `range` assigns both to the same member."""
+    configs = {
+        "group.consumer.assignors": assignors,
+        "group.consumer.assignment.interval.ms": "0",
+    }
+    broker = start_broker(configs=configs)
+    with WireClient(broker.bootstrap) as client:
+        client.create_topic("work")
+        client.create_topic("more")
+
+        def joined(group: str, member: str, assignor: str | None = None) -> ErrorCode:
+            body = {
+                "group_id": group,
+                "member_id": member,
+                "member_epoch": 0,
+                "rebalance_timeout_ms": 5_000,
+                "subscribed_topic_names": ["work", "more"],
+                "topic_partitions": [],
+                "server_assignor": assignor,
+            }
+            code: ErrorCode = client.call(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, body).error_code
+            return code
+
+        eventually(lambda: joined("plain", "a") is ErrorCode.none)
+        assert joined("plain", "b") is ErrorCode.none
+        (found,) = client.call(ApiKey.CONSUMER_GROUP_DESCRIBE, 1, {"group_ids": ["plain"]}).groups
+        assert found.assignor_name == assignors.partition(",")[0]
+        sizes = [len(m.target_assignment.topic_partitions) for m in found.members]
+        assert sorted(sizes) == targets
+        for name in ("range", "uniform"):
+            named = name in assignors.split(",")
+            expected = ErrorCode.none if named else ErrorCode.unsupported_assignor
+            assert joined(f"of-{name}", "a", name) is expected

@@ -78,9 +78,9 @@ def plain(entities: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("seed", range(25))
-def test_a_fetch_is_read_as_kio_reads_it(version: int, seed: int) -> None:
-    data = codec.write_request(FETCH, version, request(random.Random(f"{version}.{seed}")))
+@pytest.mark.parametrize("number", range(25))
+def test_a_fetch_is_read_as_kio_reads_it(version: int, number: int, seed: int) -> None:
+    data = codec.write_request(FETCH, version, request(random.Random(f"{seed}.{version}.{number}")))
     ours = share.read_fetch(version, memoryview(bytearray(b"head") + data), 4)
     theirs = codec.read_request(FETCH, version, bytes(data))
     for name in (
@@ -103,9 +103,11 @@ def test_a_fetch_is_read_as_kio_reads_it(version: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("seed", range(25))
-def test_an_acknowledgement_is_read_as_kio_reads_it(version: int, seed: int) -> None:
-    data = codec.write_request(ACKNOWLEDGE, version, request(random.Random(f"{version}.{seed}")))
+@pytest.mark.parametrize("number", range(25))
+def test_an_acknowledgement_is_read_as_kio_reads_it(version: int, number: int, seed: int) -> None:
+    data = codec.write_request(
+        ACKNOWLEDGE, version, request(random.Random(f"{seed}.{version}.{number}"))
+    )
     ours = share.read_acknowledge(version, memoryview(bytearray(b"head") + data), 4)
     theirs = codec.read_request(ACKNOWLEDGE, version, bytes(data))
     assert (ours.group_id, ours.member_id) == (theirs.group_id, theirs.member_id)
@@ -116,9 +118,9 @@ def test_an_acknowledgement_is_read_as_kio_reads_it(version: int, seed: int) -> 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("read", [share.read_fetch, share.read_acknowledge])
-def test_every_cut_is_refused(version: int, read: Any) -> None:
+def test_every_cut_is_refused(version: int, read: Any, seed: int) -> None:
     key = FETCH if read is share.read_fetch else ACKNOWLEDGE
-    rng = random.Random(3)
+    rng = random.Random(seed)
     body = request(rng)
     while not any(t["partitions"] for t in body["topics"]):
         body = request(rng)
@@ -154,11 +156,11 @@ def partition(rng: random.Random) -> PartitionRecords:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("number", range(25))
 def test_a_fetch_response_is_the_bytes_that_the_compiled_writer_gives(
-    version: int, seed: int
+    version: int, number: int, seed: int
 ) -> None:
-    rng = random.Random(seed)
+    rng = random.Random(f"{seed}.{version}.{number}")
     answered = {
         uuid.UUID(int=rng.getrandbits(128)): [partition(rng) for _ in range(rng.randrange(3))]
         for _ in range(rng.randrange(3))
@@ -167,16 +169,16 @@ def test_a_fetch_response_is_the_bytes_that_the_compiled_writer_gives(
     ours = b"".join(
         share.write_fetch(
             answered,
-            error_code=seed % 2,
-            error_message=None if seed % 3 else "m",
-            acquisition_lock_timeout_ms=seed,
+            error_code=number % 2,
+            error_message=None if number % 3 else "m",
+            acquisition_lock_timeout_ms=number,
             endpoints=endpoints,
         )
     )
     body = {
-        "error_code": seed % 2,
-        "error_message": None if seed % 3 else "m",
-        "acquisition_lock_timeout_ms": seed,
+        "error_code": number % 2,
+        "error_message": None if number % 3 else "m",
+        "acquisition_lock_timeout_ms": number,
         "responses": [
             {
                 "topic_id": topic_id,
@@ -211,11 +213,11 @@ def test_a_fetch_response_is_the_bytes_that_the_compiled_writer_gives(
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("number", range(10))
 def test_an_acknowledge_response_is_the_bytes_that_the_compiled_writer_gives(
-    version: int, seed: int
+    version: int, number: int, seed: int
 ) -> None:
-    rng = random.Random(seed)
+    rng = random.Random(f"{seed}.{version}.{number}")
     answered = {
         uuid.UUID(int=rng.getrandbits(128)): [
             PartitionError(
@@ -227,11 +229,11 @@ def test_an_acknowledge_response_is_the_bytes_that_the_compiled_writer_gives(
     }
     ours = b"".join(
         share.write_acknowledge(
-            version, list(answered.items()), error_code=seed, acquisition_lock_timeout_ms=9
+            version, list(answered.items()), error_code=number, acquisition_lock_timeout_ms=9
         )
     )
     body = {
-        "error_code": seed,
+        "error_code": number,
         "acquisition_lock_timeout_ms": 9,
         "responses": [
             {

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from shoal.cli import local_cluster, output
+from shoal.cli.client_properties import pairs
 from shoal.cli.local_cluster import STOP_TIMEOUT_S, LocalCluster
 from shoal.cli.output import Format, FormatOption
-from shoal.cli.session import Failed, command, guarded, new_app, pairs
+from shoal.cli.session import Failed, command, guarded, new_app
 from shoal.client.admin import ClusterDescription
 from shoal.client.client import Client
 from shoal.client.cluster import Partition

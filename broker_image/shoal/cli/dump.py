@@ -1,8 +1,8 @@
 """`shoal dump`: log segments, their indexes and internal topics as JSON, one object per line.
 
 Reads the files of a stopped or running broker, of Shoal or of Kafka, or reads a topic from a
-broker. Decodes the records of `__consumer_offsets`, `__share_group_state` and `__cluster_metadata`.
-Prints records of a newer release as bytes.
+broker. Decodes the records of `__consumer_offsets`, `__share_group_state` and `__cluster_metadata`,
+with secrets masked. Prints records of a newer release as bytes.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from shoal.coordinator.contract import Record as StoredRecord
 from shoal.coordinator.group import records as group_records
 from shoal.coordinator.share import records as share_records
 from shoal.metadata import records as metadata_records
+from shoal.metadata.names import METADATA_TOPIC
+from shoal.metadata.secret_fields import masked
 from shoal.protocol.errors import WireError
 from shoal.record.batch import BatchHeader, Buffer, CorruptBatch, check_crc, headers
 from shoal.record.compression import Compression
@@ -53,7 +55,7 @@ class As(StrEnum):
 _TOPICS = {
     "__consumer_offsets": As.OFFSETS,
     "__share_group_state": As.SHARE_STATE,
-    "__cluster_metadata": As.METADATA,
+    METADATA_TOPIC: As.METADATA,
 }
 
 
@@ -62,7 +64,9 @@ async def dump(
     client: Client,
     paths: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="PATH", help="Segments (.log), indexes, or partition directories."),
+        typer.Argument(
+            metavar="PATH", help="Segments, snapshots, indexes, or partition directories."
+        ),
     ] = None,
     topic: Annotated[
         str | None,
@@ -127,8 +131,8 @@ def _files(path: Path) -> list[Path]:
         return found
     if not path.is_file():
         raise Failed(f"{path} does not exist.", USAGE)
-    if path.suffix not in (".log", ".index", ".timeindex"):
-        raise Failed(f"{path} is not a .log, .index or .timeindex file.", USAGE)
+    if path.suffix not in (".log", ".index", ".timeindex", ".checkpoint"):
+        raise Failed(f"{path} is not a .log, .index, .timeindex or .checkpoint file.", USAGE)
     return [path]
 
 
@@ -142,7 +146,7 @@ def _dump_file(path: Path, decode: As, batches: bool) -> bool:
     except OSError as error:
         raise Failed(f"cannot read {path}: {error.strerror}.") from None
     with data:
-        if path.suffix == ".log":
+        if path.suffix in (".log", ".checkpoint"):
             return _dump_segment(path, data, decode, batches)
         _dump_index(path, data)
         return True
@@ -235,6 +239,8 @@ def _control(record: Record) -> dict[str, Any]:
 def _decoder(chosen: As, topic: str) -> Decode:
     if chosen is As.AUTO:
         chosen = _TOPICS.get(topic, As.RAW)
+    if chosen is As.RAW and topic == METADATA_TOPIC:
+        return _raw_metadata
     return {
         As.OFFSETS: _offsets,
         As.SHARE_STATE: _share_state,
@@ -278,7 +284,17 @@ def _metadata(record: Record) -> dict[str, Any]:
         found = metadata_records.decode(record.value or b"")
     except WireError:
         return _raw(record)
-    return {"type": found.kind, "value": found.fields}
+    return {"type": found.kind, "value": masked(found)}
+
+
+def _raw_metadata(record: Record) -> dict[str, Any]:
+    """Return the bytes of a metadata record, unless there are secrets in it."""
+    try:
+        found = metadata_records.decode(record.value or b"")
+    except WireError:
+        return _raw(record)
+    is_secret = masked(found) != found.fields
+    return _raw(record) | ({"value": metadata_records.HIDDEN} if is_secret else {})
 
 
 def _print(row: dict[str, Any]) -> None:

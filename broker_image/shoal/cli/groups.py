@@ -169,7 +169,7 @@ def _as_json(
             "dropped": share.dropped,
             "header_failures": share.header_failures,
             "oldest_lock_age_s": share.oldest_lock_age_s,
-            "held": sorted(share.held),
+            "held": sorted(share.stop_reasons),
         }
     return described
 
@@ -196,7 +196,7 @@ async def _print_held(client: Client, group: str, held: list[HeldKey]) -> None:
 
 
 #: Why delivery to a group stops or its dead letters are not written, and the remedy.
-_HELD = {
+_STOP_REASONS = {
     "paused": "Delivery is paused. Resume it with "
     "`shoal configs set group {group} share.delivery.paused=false`.",
     "flood": "Delivery has stopped: the group wrote more dead letters in a minute than "
@@ -215,7 +215,7 @@ _HELD = {
     "topic-forbidden": "Dead letters cannot be written: set "
     "errors.deadletterqueue.group.enable=true on the dead-letter topic.",
 }
-_HELD_OTHERWISE = (
+_OTHER_STOP_REASON = (
     "Dead letters cannot be written ({why}). The broker's log has the error. The broker retries."
 )
 
@@ -250,8 +250,9 @@ def _print_group(
         facts.append(f"assignor {group.assignor}")
     facts.append(f"coordinator {group.coordinator}")
     print(f"{group.group_id}   {', '.join(facts)}")
-    for why in sorted((share.held if share else frozenset()) | ({"paused"} if paused else set())):
-        print(_HELD.get(why, _HELD_OTHERWISE).format(group=group.group_id, why=why))
+    stops = share.stop_reasons if share else frozenset()
+    for why in sorted(stops | {"paused"} if paused else stops):
+        print(_STOP_REASONS.get(why, _OTHER_STOP_REASON).format(group=group.group_id, why=why))
     if found:
         offset = "start_offset" if group.type == SHARE else "committed_offset"
         columns = ["topic", "partition", offset, "log_end_offset", "lag"]

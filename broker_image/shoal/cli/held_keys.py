@@ -40,7 +40,7 @@ async def held_keys(
     places = [
         (one.where, offset)
         for one in positions
-        for first, last in one.held
+        for first, last in one.key_holder_offsets
         for offset in range(first, last + 1)
     ]
     return [

@@ -16,21 +16,22 @@ from shoal.client.groups import SHARE, GroupListing
 from shoal.client.topics import OffsetSpec
 
 Ranges = tuple[tuple[int, int], ...]
-#: Position, lag and held offset ranges.
+#: Position, lag, and offset ranges of key holders.
 _Offsets = tuple[int | None, int | None, Ranges]
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A group's position in one partition; None for unknown. `held` are the offset ranges of
-    dead-lettered records that hold their keys.
+    """A group's position in one partition; None for unknown.
+
+    `key_holder_offsets` are ranges of dead-lettered records that hold their keys.
     """
 
     where: TopicPartition
     offset: int | None
     log_end_offset: int | None
     lag: int | None
-    held: Ranges = ()
+    key_holder_offsets: Ranges = ()
 
 
 async def positions(
@@ -47,7 +48,7 @@ async def positions(
                 {}
                 if isinstance(found, KafkaError)
                 else {
-                    p: (_known(o.start_offset), _known(o.lag), o.held)
+                    p: (_known(o.start_offset), _known(o.lag), o.key_holder_offsets)
                     for p, o in found.items()
                     if not isinstance(o, KafkaError)
                 }
@@ -69,11 +70,11 @@ def _positions(
     kind: str,
 ) -> list[Position]:
     found = []
-    for where, (offset, lag, held) in sorted(offsets.items()):
+    for where, (offset, lag, key_holders) in sorted(offsets.items()):
         end = ends.get(where)
         if kind != SHARE and offset is not None and end is not None:
             lag = max(0, end - offset)
-        found.append(Position(where, offset, end, lag, held))
+        found.append(Position(where, offset, end, lag, key_holders))
     return found
 
 

@@ -3,7 +3,7 @@
 One folder holds everything: `cluster.json` with the cluster id and the nodes' ports and process
 ids, and for each node N its data in `N/` and its log in `N.log`. Each node is a voter and a broker.
 Brokers listen on the ports from `--port` on, controllers on the ports after those. A cluster of an
-earlier release gets controller ports when it starts, and its voters move there (ADR 0052).
+earlier release gets controller ports when it starts, and its voters move there (ADR 52).
 """
 
 from __future__ import annotations

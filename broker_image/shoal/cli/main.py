@@ -42,6 +42,11 @@ COMMANDS: dict[str, Command] = {
     "configs": Command(
         "shoal.cli.configs", "Show and change configs of topics, groups and brokers."
     ),
+    "acls": Command("shoal.cli.acls", "List, add and remove access control entries."),
+    "users": Command("shoal.cli.users", "List, add and remove users with SCRAM passwords."),
+    "tokens": Command("shoal.cli.tokens", "Create, renew, end and list delegation tokens."),
+    "whoami": Command("shoal.cli.whoami", "Show how the cluster has authenticated you."),
+    "explain": Command("shoal.cli.explain", "Show the rule that decides what a user may do."),
     "top": Command("shoal.cli.top", "Watch throughput, lag, records in flight and redeliveries."),
     "demo": Command("shoal.cli.demo", "Run the image pipeline with Spark on this machine."),
     "dump": Command("shoal.cli.dump", "Print log segments and internal topics as JSON."),

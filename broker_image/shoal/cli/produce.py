@@ -14,8 +14,9 @@ from typing import Annotated, Any, BinaryIO, NamedTuple
 import typer
 
 from shoal.cli import output
-from shoal.cli.blocking_input import run_in_thread
-from shoal.cli.session import USAGE, Failed, command, new_app, pairs
+from shoal.cli.client_properties import pairs
+from shoal.cli.session import USAGE, Failed, command, new_app
+from shoal.client.blocking_calls import run_in_thread
 from shoal.client.client import Client
 from shoal.client.errors import ClientError
 from shoal.client.producer import Produced

@@ -9,6 +9,8 @@ from shoal.client.cluster import Cluster
 from shoal.client.errors import ClientError, KafkaError, Unreachable
 from shoal.protocol.errors import ErrorCode
 
+_ASK = "ask an administrator for access to"
+_SHOW = "`shoal whoami` shows who you are"
 _REMEDIES = {
     ErrorCode.unknown_topic_or_partition: "list the topics with `shoal topics list`",
     ErrorCode.topic_already_exists: "show it with `shoal topics describe`, or change it "
@@ -27,9 +29,20 @@ _REMEDIES = {
     ErrorCode.message_too_large: "raise the topic's max.message.bytes with "
     "`shoal topics alter --set`, or send smaller records",
     ErrorCode.invalid_replication_factor: "use at most as many replicas as the cluster has brokers",
-    ErrorCode.topic_authorization_failed: "ask an administrator for access to the topic",
-    ErrorCode.group_authorization_failed: "ask an administrator for access to the group",
-    ErrorCode.cluster_authorization_failed: "ask an administrator for access to the cluster",
+    ErrorCode.topic_authorization_failed: f"{_ASK} the topic. {_SHOW}",
+    ErrorCode.group_authorization_failed: f"{_ASK} the group. {_SHOW}",
+    ErrorCode.cluster_authorization_failed: f"{_ASK} the cluster. {_SHOW}",
+    ErrorCode.transactional_id_authorization_failed: f"{_ASK} the transactional id. {_SHOW}",
+    ErrorCode.delegation_token_authorization_failed: f"{_ASK} the tokens of that user. {_SHOW}",
+    ErrorCode.security_disabled: "set authorizer.class.name of the brokers to"
+    " org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    ErrorCode.delegation_token_auth_disabled: "set delegation.token.secret.key of the brokers",
+    ErrorCode.delegation_token_request_not_allowed: "log in by a password, an access token or a"
+    " client certificate; not by another delegation token, nor without a login",
+    ErrorCode.delegation_token_owner_mismatch: "ask its owner, or one of its renewers",
+    ErrorCode.delegation_token_not_found: "list the tokens with `shoal tokens list`",
+    ErrorCode.delegation_token_expired: "create a new one with `shoal tokens create`",
+    ErrorCode.resource_not_found: "list the users with `shoal users list`",
     ErrorCode.unsupported_version: "the broker does not support this request. Share groups need "
     "share.version 1 (Kafka 4.2 or later)",
     ErrorCode.not_enough_replicas: "start the missing brokers, or lower min.insync.replicas",

@@ -41,10 +41,10 @@ _COUNTS = {
     "shoal_share_group_dead_letters_dropped_total": "dropped",
     "shoal_share_partition_header_failures_total": "header_failures",
 }
-_HELD = "shoal_share_group_held"
+_STOPPED = "shoal_share_group_held"
 _PAUSED = "share.delivery.paused"
 _OLDEST_LOCK = "shoal_share_partition_oldest_lock_age_seconds"
-_NAMES = frozenset({*_COUNTS, _HELD, _OLDEST_LOCK})
+_NAMES = frozenset({*_COUNTS, _STOPPED, _OLDEST_LOCK})
 
 
 @dataclass(slots=True)
@@ -52,8 +52,8 @@ class ShareNumbers:
     """Numbers of one share group over all brokers; counters start at 0 with each broker.
 
     `in_flight` counts records that members have acquired, while Kafka's `InFlightMessageCount`
-    counts the whole window. `held` has the reasons for which share partitions are not delivered or
-    their dead letters not written.
+    counts the whole window. `stop_reasons` name what stops delivery, or the writing of dead
+    letters.
     """
 
     in_flight: int = 0
@@ -68,7 +68,7 @@ class ShareNumbers:
     dropped: int = 0
     header_failures: int = 0
     oldest_lock_age_s: float = 0.0
-    held: frozenset[str] = frozenset()
+    stop_reasons: frozenset[str] = frozenset()
 
     @property
     def waiting(self) -> int:
@@ -79,8 +79,8 @@ class ShareNumbers:
         """Add one sample of the group."""
         if sample.name == _OLDEST_LOCK:
             self.oldest_lock_age_s = max(self.oldest_lock_age_s, sample.value)
-        elif sample.name == _HELD:
-            self.held |= {sample.labels.get("why", "")} if sample.value else frozenset()
+        elif sample.name == _STOPPED:
+            self.stop_reasons |= {sample.labels.get("why", "")} if sample.value else frozenset()
         elif (name := _COUNTS.get(sample.name)) is not None:
             setattr(self, name, getattr(self, name) + int(sample.value))
 

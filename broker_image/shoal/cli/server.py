@@ -19,6 +19,8 @@ from uuid import uuid4
 
 import typer
 
+from shoal.cli import add_scram as first_users
+
 if TYPE_CHECKING:
     from shoal.server.config import BrokerConfig
 
@@ -62,6 +64,18 @@ Insecure = Annotated[
         " (shoal.insecure.listeners.enable).",
     ),
 ]
+AddScram = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--add-scram",
+        metavar="MECHANISM=[name=…,password=…]|@FILE",
+        help="A user of a new cluster, for instance 'SCRAM-SHA-512=[name=admin,password=secret]',"
+        " also with iterations= and salt=, or saltedpassword= for password=. Other users of this"
+        " host may see the flag for a moment. To avoid that, name a file with one user a line, or"
+        " set SHOAL_ADD_SCRAM. Give all controllers the same users. A node of an existing cluster"
+        " refuses it.",
+    ),
+]
 
 
 @app.command()
@@ -97,6 +111,7 @@ def server(
     ] = None,
     brokers_per_host: BrokersPerHost = None,
     insecure: Insecure = False,
+    add_scram: AddScram = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     log_json: Annotated[bool, typer.Option("--log-json", help="Log as JSON.")] = False,
 ) -> None:
@@ -121,12 +136,23 @@ def server(
     resolved = _resolved(flags, config)
     if log_level not in ("debug", "info", "warning", "error"):
         _fail(f"--log-level must be debug, info, warning or error, not {log_level}.")
+    _add_users(add_scram or [], resolved)
     if resolved["shoal.brokers.per.host"] > 1:
         words = [f"--log-level={log_level}", *(["--log-json"] if log_json else [])]
         words += [f"--config={config}"] if config is not None else []
         _run_host(resolved, flags, words, started)
     else:
         _run(resolved, started, log_level, log_json)
+
+
+def _add_users(flags: list[str], resolved: BrokerConfig) -> None:
+    try:
+        users = first_users.given(flags, os.environ)
+        if users:
+            first_users.store(users, resolved)
+            first_users.restart_without_users()
+    except first_users.CannotAdd as error:
+        _fail(str(error))
 
 
 def _resolved(flags: Mapping[str, str], path: Path | None) -> BrokerConfig:

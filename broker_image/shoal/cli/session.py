@@ -12,30 +12,30 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from shoal.cli import remedies
+from shoal.cli.client_properties import DEFAULT_BOOTSTRAP, client_settings
 from shoal.client.client import Client
 from shoal.client.errors import ClientError, Unreachable
-from shoal.client.settings import Settings
 from shoal.record.batch import CorruptBatch
 
 REFUSED, USAGE, UNREACHABLE, INTERRUPTED = 1, 2, 3, 130
-DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 
 Bootstrap = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--bootstrap-server",
         "-b",
         metavar="HOST:PORT,...",
         # The second name is that of earlier versions.
         envvar=["SHOAL_BOOTSTRAP_SERVERS", "SHOAL_BOOTSTRAP"],
-        help="Brokers of the cluster.",
+        help="Brokers of the cluster. Default: bootstrap.servers of the properties, or"
+        f" {DEFAULT_BOOTSTRAP}.",
     ),
 ]
 CommandConfig = Annotated[
@@ -43,12 +43,15 @@ CommandConfig = Annotated[
     typer.Option(
         metavar="FILE",
         envvar="SHOAL_COMMAND_CONFIG",
-        help="A file with Kafka client properties, such as security.protocol.",
+        help="A file with Kafka client properties, such as security.protocol. Others can be set"
+        " as variables: SHOAL_CLIENT_SASL_PASSWORD sets sasl.password.",
     ),
 ]
 Property = Annotated[
     list[str] | None,
-    typer.Option("--property", "-X", metavar="NAME=VALUE", help="A client property."),
+    typer.Option(
+        "--property", "-X", metavar="NAME=VALUE", help="A client property, but not a secret."
+    ),
 ]
 
 
@@ -96,7 +99,7 @@ def command(
 
 
 def _connection(
-    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
+    bootstrap_server: Bootstrap = None,
     command_config: CommandConfig = None,
     property: Property = None,
 ) -> None:
@@ -106,15 +109,13 @@ def _connection(
 def perform(
     call: Callable[[Client], Awaitable[None]],
     *,
-    bootstrap_server: str,
+    bootstrap_server: str | None,
     command_config: Path | None,
     property: list[str] | None,
 ) -> None:
     """Run one command against a cluster; end the process on failure."""
     try:
-        properties = _properties(command_config)
-        properties.update(pairs(property, "--property"))
-        settings = Settings.of(bootstrap_server, properties)
+        settings = client_settings(bootstrap_server, command_config, property)
     except (ValueError, ClientError) as error:
         fail(f"{error}.", USAGE)
     except OSError as error:
@@ -164,23 +165,3 @@ def warn(sentence: str) -> None:
 
 def _code(error: ClientError) -> int:
     return UNREACHABLE if isinstance(error, Unreachable) else REFUSED
-
-
-def pairs(given: Iterable[str] | None, option: str) -> dict[str, str]:
-    """Parse `NAME=VALUE` words into a dict. Raises `ValueError` with the option's name."""
-    found = {}
-    for word in given or ():
-        name, sign, value = word.partition("=")
-        if not sign or not name.strip():
-            raise ValueError(f"{option} must be NAME=VALUE, not {word!r}")
-        found[name.strip()] = value.strip()
-    return found
-
-
-def _properties(path: Path | None) -> dict[str, str]:
-    """Read a properties file in Kafka's format."""
-    if path is None:
-        return {}
-    from shoal.server.config import properties
-
-    return dict(properties(path.read_text()))

@@ -133,9 +133,9 @@ async def redrive(
             f"the broker rejected {done.refused} records. Last error: {done.refusal}. The next "
             "redrive sends them again."
         )
-    if done.unfreed:
+    if done.not_freed:
         raise Failed(
-            f"{done.unfreed} redriven records may still hold their keys: {done.unfreed_error}. "
+            f"{done.not_freed} redriven records may still hold their keys: {done.not_freed_error}. "
             "Release them with `shoal share skip`."
         )
 
@@ -237,11 +237,11 @@ def _print(plan: Plan, done: Redriven, format: Format) -> None:
         for k, n in sorted(done.sent.items())
     ]
     passed = {
-        "redriven before": done.before,
+        "redriven before": done.redriven_before,
         "excluded by the filter": done.filtered,
-        "record deleted": done.gone,
-        "not a dead letter": done.others,
-        **{f"topic {name} does not exist": n for name, n in done.homeless.items()},
+        "record deleted": done.records_missing,
+        "not a dead letter": done.not_dead_letters,
+        **{f"topic {name} does not exist": n for name, n in done.topics_missing.items()},
     }
     if format is Format.JSON:
         print(
@@ -252,13 +252,13 @@ def _print(plan: Plan, done: Redriven, format: Format) -> None:
                     "dry_run": plan.dry_run,
                     "redriven": done.total,
                     "kinds": kinds,
-                    "before": done.before,
+                    "before": done.redriven_before,
                     "filtered": done.filtered,
-                    "gone": done.gone,
-                    "homeless": dict(done.homeless),
-                    "others": done.others,
+                    "gone": done.records_missing,
+                    "homeless": dict(done.topics_missing),
+                    "others": done.not_dead_letters,
                     "refused": done.refused,
-                    "unfreed": done.unfreed,
+                    "unfreed": done.not_freed,
                 },
                 indent=2,
             )

@@ -13,11 +13,11 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.blocking_input import run_in_thread
 from shoal.cli.consume import Stop
 from shoal.cli.records import AnyRecord, RecordFormat, printer
 from shoal.cli.session import USAGE, Failed, command, new_app, warn
 from shoal.client.batches import CorruptRecords
+from shoal.client.blocking_calls import run_in_thread
 from shoal.client.client import Client
 from shoal.client.share import (
     Acknowledgement,
@@ -29,6 +29,7 @@ from shoal.client.share import (
     ShareSession,
 )
 from shoal.record.batch import CorruptBatch
+from shoal.record.offset_set import OffsetSet
 
 app = new_app("Acquire records from a share group and settle them.")
 
@@ -119,7 +120,7 @@ def _pattern(ack: str | None) -> list[AcknowledgeType] | None:
 
 
 async def _begin_at_the_oldest(client: Client, group: str, topics: list[str]) -> None:
-    """Set share partitions without a position to the start of their log (ADR 0057).
+    """Set share partitions without a position to the start of their log (ADR 57).
 
     A group with members keeps its positions: they were set when the members joined.
     """
@@ -247,19 +248,15 @@ def _settled(record: SharedRecord, type: AcknowledgeType) -> Acknowledgement:
 
 def merged(acks: list[Acknowledgement]) -> list[Acknowledgement]:
     """Merge adjacent offsets with the same type into ranges."""
-    found: list[Acknowledgement] = []
-    for ack in sorted(acks):
-        last = found[-1] if found else None
-        if (
-            last is not None
-            and last[:2] == ack[:2]
-            and last.type == ack.type
-            and last.last_offset + 1 == ack.first_offset
-        ):
-            found[-1] = last._replace(last_offset=ack.last_offset)
-        else:
-            found.append(ack)
-    return found
+    offsets: dict[tuple[str, int, AcknowledgeType], OffsetSet] = {}
+    for ack in acks:
+        alike = offsets.setdefault((ack.topic, ack.partition, ack.type), OffsetSet())
+        alike.add(ack.first_offset, ack.last_offset)
+    return sorted(
+        Acknowledgement(topic, partition, first, last, type)
+        for (topic, partition, type), alike in offsets.items()
+        for first, last in alike.ranges()
+    )
 
 
 def _report(refusals: tuple[Refusal, ...]) -> None:

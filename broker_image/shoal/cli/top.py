@@ -144,8 +144,8 @@ def _group(
     share = None
     if numbers is not None and group.type == SHARE:
         share = numbers.get(group.group_id, scrape.ShareNumbers())
-    held = (share.held if share else frozenset()) - {"window-full"}
-    state = "Paused" if paused else _held_state(held) if held else group.state
+    stops = (share.stop_reasons if share else frozenset()) - {"window-full"}
+    state = "Paused" if paused else _stopped_state(stops) if stops else group.state
     return GroupSample(
         group.type,
         state,
@@ -159,12 +159,12 @@ def _group(
     )
 
 
-def _held_state(held: frozenset[str]) -> str:
+def _stopped_state(reasons: frozenset[str]) -> str:
     """Return one or two words for why delivery stops, the strongest reason first."""
     for why, state in (("paused", "Paused"), ("flood", "Flooded"), ("held-keys", "Keys held")):
-        if why in held:
+        if why in reasons:
             return state
-    return "Look-ahead" if held == {"look-ahead"} else "DLQ fails"
+    return "Look-ahead" if reasons == {"look-ahead"} else "DLQ fails"
 
 
 def view(before: Sample, now: Sample, height: int | None, note: str = "") -> Stack:

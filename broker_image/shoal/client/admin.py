@@ -4,6 +4,9 @@
     admin.configs       describe and alter configs of topics, brokers, groups
     admin.groups        list, describe, delete groups of every type; committed offsets
     admin.share_groups  start offsets, lag and resets of share groups
+    admin.acls          describe, create and delete access control entries
+    admin.users         describe, set and delete SCRAM credentials
+    admin.tokens        create, renew, end and describe delegation tokens
 
 Calls on many objects return a result for each. `shoal.client.errors.expect` raises the first error.
 """
@@ -19,6 +22,7 @@ from shoal.client.configs import Configs
 from shoal.client.errors import KafkaError, check
 from shoal.client.groups import Groups
 from shoal.client.redrive import Plan, Redrive, Redriven
+from shoal.client.security_admin import Acls, Tokens, Users
 from shoal.client.share_groups import ShareGroups
 from shoal.client.topics import OPERATION_TIMEOUT_MS, Topics
 from shoal.protocol.api import ApiKey
@@ -80,6 +84,9 @@ class Admin:
         self.configs = Configs(cluster)
         self.groups = Groups(cluster)
         self.share_groups = ShareGroups(cluster)
+        self.acls = Acls(cluster)
+        self.users = Users(cluster)
+        self.tokens = Tokens(cluster)
 
     async def redrive(
         self,

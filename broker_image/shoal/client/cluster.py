@@ -27,6 +27,7 @@ from shoal.client.errors import (
     ClientError,
     ConnectionLost,
     KafkaError,
+    LoginUnavailable,
     RequestTimeout,
     Unreachable,
     check,
@@ -280,7 +281,7 @@ class Cluster:
         *,
         pause_ms_max: int = BACKOFF_MS_MAX,
     ) -> V:
-        """Call `attempt` until it succeeds, fails for good, or `timeout_ms` is over.
+        """Call `attempt` until it succeeds, fails permanently, or `timeout_ms` is over.
 
         A cluster that was never reached fails at once: a wrong address is more likely than a broker
         that starts late.
@@ -291,7 +292,7 @@ class Cluster:
             try:
                 return await attempt()
             except ClientError as error:
-                if not self.brokers and isinstance(error, Unreachable):
+                if not self.brokers and isinstance(error, Unreachable | LoginUnavailable):
                     raise
                 if not self.brokers and isinstance(error, ConnectionLost):
                     raise Unreachable(f"{error}{self._listener_hint()}") from None
@@ -301,12 +302,12 @@ class Cluster:
             await backoff.pause()
 
     def _listener_hint(self) -> str:
-        plain = self.settings.security.protocol == "PLAINTEXT"
-        return (
-            " at the first request. If it expects TLS or SASL, set security.protocol"
-            if plain
-            else ""
-        )
+        hints = {
+            "PLAINTEXT": "If it expects TLS or SASL, set security.protocol",
+            "SSL": "If it expects SASL, set security.protocol to SASL_SSL",
+        }
+        hint = hints.get(self.settings.security.protocol)
+        return f" at the first request. {hint}" if hint else ""
 
     def now(self) -> float:
         """Return the loop's clock in seconds."""
@@ -599,6 +600,7 @@ _ONCE = frozenset(
         ApiKey.DELETE_TOPICS,
         ApiKey.CREATE_PARTITIONS,
         ApiKey.UNREGISTER_BROKER,
+        ApiKey.CREATE_DELEGATION_TOKEN,
     }
 )
 _NO_SUCH_TOPIC = (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id)

@@ -110,10 +110,10 @@ class Configs:
                 "include_documentation": documentation,
             }
             answer = await self._ask(node, ApiKey.DESCRIBE_CONFIGS, body)
-            for row in answer.results:
-                resource = Resource(ResourceType(row.resource_type), row.resource_name)
-                error = message_fields.error_of(row, f"configs of {resource}")
-                results[resource] = error or {c.name: _entry(c) for c in row.configs}
+            for entry in answer.results:
+                resource = Resource(ResourceType(entry.resource_type), entry.resource_name)
+                error = message_fields.error_of(entry, f"configs of {resource}")
+                results[resource] = error or {c.name: _entry(c) for c in entry.configs}
         return results
 
     async def alter(
@@ -137,9 +137,9 @@ class Configs:
                 "validate_only": validate_only,
             }
             answer = await self._ask(node, ApiKey.INCREMENTAL_ALTER_CONFIGS, body)
-            for row in answer.responses:
-                resource = Resource(ResourceType(row.resource_type), row.resource_name)
-                results[resource] = message_fields.error_of(row, f"configs of {resource}")
+            for entry in answer.responses:
+                resource = Resource(ResourceType(entry.resource_type), entry.resource_name)
+                results[resource] = message_fields.error_of(entry, f"configs of {resource}")
         return results
 
     async def resources(self, types: Iterable[ResourceType] = ()) -> list[Resource]:
@@ -167,13 +167,13 @@ class Configs:
         return await self.cluster.request(node, api_key, body)
 
 
-def _entry(row: Any) -> ConfigEntry:
+def _entry(entry: Any) -> ConfigEntry:
     return ConfigEntry(
-        row.name,
-        row.value,
-        row.config_source,
-        row.read_only,
-        row.is_sensitive,
-        tuple((s.name, s.value, s.source) for s in row.synonyms),
-        getattr(row, "documentation", None),
+        entry.name,
+        entry.value,
+        entry.config_source,
+        entry.read_only,
+        entry.is_sensitive,
+        tuple((s.name, s.value, s.source) for s in entry.synonyms),
+        getattr(entry, "documentation", None),
     )

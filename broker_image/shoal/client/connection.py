@@ -12,17 +12,17 @@ support (KIP-35, KIP-511).
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import itertools
-import os
 import ssl
 import struct
 from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
 from shoal import __version__
+from shoal.client.authentication import Login
 from shoal.client.errors import (
+    ClientError,
     ConnectionLost,
     KafkaError,
     Refused,
@@ -31,16 +31,16 @@ from shoal.client.errors import (
     Unreachable,
     Unsupported,
 )
-from shoal.client.scram import ScramClient
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
-from shoal.protocol.errors import ErrorCode, WireError
+from shoal.protocol.errors import WireError
 from shoal.protocol.features import OWN_CLIENT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shoal.client.settings import Security, Settings
+    from shoal.client.security import Security
+    from shoal.client.settings import Settings
 
 #: Largest accepted frame. Fetch responses are smaller, since requests bound them.
 RESPONSE_SIZE_MAX = 256 << 20
@@ -82,6 +82,12 @@ class Connection(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._closed: Exception | None = None
+        self._login: Login | None = None
+        self._renewal: asyncio.Task[None] | None = None
+        self._drained = asyncio.Event()
+        #: The TLS error that ended the connection. TLS 1.3 refuses a certificate after the
+        #: handshake.
+        self.tls_error: ssl.SSLError | None = None
 
     def __str__(self) -> str:
         return f"{self.address[0]}:{self.address[1]}"
@@ -126,6 +132,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         detail = f": {exc}" if exc else ""
+        if isinstance(exc, ssl.SSLError):
+            self.tls_error = exc
         self._end(ConnectionLost(f"the broker at {self} closed the connection{detail}"))
 
     def _answered(self, frame: bytes) -> None:
@@ -136,6 +144,8 @@ class Connection(asyncio.Protocol):
             return
         self._waiting.popleft()
         self._room.release()
+        if not self._waiting:
+            self._drained.set()
         if waiting.future.done():
             return
         at = len(frames.response_head(waiting.api_key, waiting.version, correlation_id))
@@ -153,6 +163,7 @@ class Connection(asyncio.Protocol):
             return
         self._closed = error
         self._writable.set()
+        self._drained.set()
         if self._transport is not None:
             self._transport.close()
         while self._waiting:
@@ -199,21 +210,48 @@ class Connection(asyncio.Protocol):
         """
         if version is None:
             version = self.version(api_key)
-        await self._room.acquire()
-        if not self._writable.is_set():
-            await self._writable.wait()
-        if self._closed is not None or self._transport is None:
+        await self._acquire_room()
+        waiting = self._write(api_key, version, body, answered)
+        if waiting is None:
+            return None
+        return await self._answer(waiting, timeout_ms)
+
+    async def _acquire_room(self) -> None:
+        """Wait until a request may be written. It must be written before the next `await`."""
+        while True:
+            await self._room.acquire()
+            if not self._writable.is_set():
+                await self._writable.wait()
+            if self._closed is not None or self._transport is None:
+                self._room.release()
+                raise self._closed or ConnectionLost(f"not connected to {self}")
+            if self._login is None:
+                return
+            renewal = self._renewal
+            if renewal is None:
+                if not self._login.due(self._loop.time()):
+                    return
+                renewal = self._renewal = self._loop.create_task(self._renew(self._login))
             self._room.release()
-            raise self._closed or ConnectionLost(f"not connected to {self}")
+            await asyncio.wait((renewal,))
+
+    def _write(
+        self, api_key: ApiKey, version: int, body: Mapping[str, Any], answered: bool
+    ) -> _Waiting | None:
+        """Write a request. Return its entry among the waiting ones, if it has an answer."""
         self._next_id = (self._next_id + 1) & 0x7FFFFFFF
         head = frames.request_head(api_key, version, self._next_id, self.settings.client_id)
         data = codec.write_request(api_key, version, body)
+        assert self._transport is not None
         self._transport.writelines([_SIZE.pack(len(head) + len(data)), head, data])
         if not answered:
             self._room.release()
             return None
         waiting = _Waiting(api_key, version, self._next_id, self._loop.create_future())
         self._waiting.append(waiting)
+        return waiting
+
+    async def _answer(self, waiting: _Waiting, timeout_ms: int | None) -> Any:
         if timeout_ms is None:
             timeout_ms = self.settings.request_timeout_ms
         timer = self._loop.call_later(timeout_ms / 1000, self._timed_out, waiting, timeout_ms)
@@ -226,6 +264,36 @@ class Connection(asyncio.Protocol):
         name = ApiKey(waiting.api_key).name
         self._end(RequestTimeout(f"{self} did not answer {name} within {timeout_ms} ms"))
 
+    # Login
+
+    async def log_in(self, security: Security) -> None:
+        """Authenticate a new connection. Raises `SecurityError`."""
+        login = Login(str(self), security)
+        await login.log_in(self.request, self._loop.time)
+        self._login = login
+
+    async def _renew(self, login: Login) -> None:
+        """Log in again between two requests. A failure closes the connection."""
+        try:
+            while self._waiting:
+                self._drained.clear()
+                await self._drained.wait()
+            await login.renew(self._send_login, self._loop.time)
+        except (ClientError, WireError) as error:
+            self._end(error)
+        finally:
+            self._renewal = None
+
+    async def _send_login(self, api_key: ApiKey, body: Mapping[str, Any]) -> Any:
+        """Send a request of a login while all others wait."""
+        await self._room.acquire()
+        if self._closed is not None:
+            self._room.release()
+            raise self._closed
+        waiting = self._write(api_key, self.version(api_key), body, True)
+        assert waiting is not None
+        return await self._answer(waiting, None)
+
 
 async def connect(settings: Settings, address: tuple[str, int]) -> Connection:
     """Return a connection that is ready for requests, after TLS, ApiVersions and SASL.
@@ -234,13 +302,15 @@ async def connect(settings: Settings, address: tuple[str, int]) -> Connection:
     """
     host, port = address
     security = settings.security
+    connection = None
     try:
         async with asyncio.timeout(settings.connect_timeout_ms / 1000):
-            connection = await _open(settings, address)
+            security, tls = await security.for_connection()
+            connection = await _open(settings, address, tls)
             try:
                 await _negotiate(connection)
                 if security.sasl:
-                    await _authenticate(connection, security)
+                    await connection.log_in(security)
             except BaseException:
                 connection.close()
                 raise
@@ -249,23 +319,56 @@ async def connect(settings: Settings, address: tuple[str, int]) -> Connection:
         raise Unreachable(
             f"no broker answers at {host}:{port} within {settings.connect_timeout_ms} ms"
         ) from None
+    except ssl.SSLError as error:
+        raise SecurityError(_about_tls(address, error)) from None
     except OSError as error:
         refused = isinstance(error, ConnectionRefusedError)
-        reason = "connection refused" if refused else error.strerror or str(error)
-        if isinstance(error, ssl.SSLError):
-            raise SecurityError(f"TLS with {host}:{port} failed: {reason}") from None
-        kind = Refused if refused else Unreachable
-        raise kind(f"no broker at {host}:{port}: {reason}") from None
-    except ConnectionLost as error:
-        hint = (
-            ""
-            if security.tls or security.sasl
-            else ". If it expects TLS or SASL, set security.protocol"
+        reason = (
+            "connection refused"
+            if refused
+            else error.strerror or str(error) or type(error).__name__
         )
-        raise Unreachable(f"{error} before it answered ApiVersions{hint}") from None
+        kind = Refused if refused else Unreachable
+        raise kind(f"no broker at {host}:{port}: {reason}{_hint(security, refused)}") from None
+    except ConnectionLost as error:
+        if connection is not None and connection.tls_error is not None:
+            raise SecurityError(_about_tls(address, connection.tls_error)) from None
+        logging_in = connection is not None and connection.versions
+        stage = "the login was complete" if logging_in else "it answered ApiVersions"
+        raise Unreachable(f"{error} before {stage}{_hint(security)}") from None
 
 
-async def _open(settings: Settings, address: tuple[str, int]) -> Connection:
+def _hint(security: Security, refused: bool = False) -> str:
+    """Return what to check if the two ends may expect different protocols."""
+    if refused:
+        return ""
+    if security.encrypted:
+        return ". If it expects no TLS, set security.protocol"
+    if security.sasl:
+        return ". If it expects TLS, set security.protocol to SASL_SSL"
+    return ". If it expects TLS or SASL, set security.protocol"
+
+
+def _about_tls(address: tuple[str, int], error: ssl.SSLError) -> str:
+    """Return OpenSSL's error with its remedy."""
+    reason = error.reason or ""
+    remedy = ""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        remedy = ". Set ssl.truststore.location or ssl.ca.location to the CA of the brokers"
+        if "match" in error.verify_message:
+            remedy = ". Use a name that is in its certificate"
+    elif reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"):
+        remedy = ". The listener may not use TLS: check the port and security.protocol"
+    elif "CERTIFICATE" in reason or "UNKNOWN_CA" in reason:
+        remedy = ". The broker refuses this client's certificate, or needs one:"
+        remedy += " set ssl.keystore.location"
+    text = error.strerror or str(error)
+    return f"TLS with {address[0]}:{address[1]} failed: {text}{remedy}"
+
+
+async def _open(
+    settings: Settings, address: tuple[str, int], tls: ssl.SSLContext | None
+) -> Connection:
     """Return a connection whose TLS handshake is done. Raises `OSError`.
 
     The host name is resolved again while nothing answers. A restarted pod has a new address, which
@@ -276,13 +379,14 @@ async def _open(settings: Settings, address: tuple[str, int]) -> Connection:
     for patience_s in itertools.chain((first_s,), (then_s * 2**n for n in itertools.count())):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
-                return await _attempt(settings, address)
+                return await _attempt(settings, address, tls)
     raise AssertionError("unreachable")
 
 
-async def _attempt(settings: Settings, address: tuple[str, int]) -> Connection:
+async def _attempt(
+    settings: Settings, address: tuple[str, int], tls: ssl.SSLContext | None
+) -> Connection:
     host, port = address
-    tls = settings.security.tls
     connection = Connection(settings, address)
     try:
         await asyncio.get_running_loop().create_connection(
@@ -329,32 +433,3 @@ async def _negotiate(connection: Connection) -> None:
         row.name: range(row.min_version, row.max_version + 1)
         for row in getattr(answer, "supported_features", None) or ()
     }
-
-
-async def _authenticate(connection: Connection, security: Security) -> None:
-    """Authenticate by SaslHandshake v1 and SaslAuthenticate (KIP-152)."""
-    answer = await connection.request(ApiKey.SASL_HANDSHAKE, {"mechanism": security.mechanism})
-    if answer.error_code:
-        raise SecurityError(
-            f"{connection} does not support {security.mechanism}, only "
-            f"{', '.join(answer.mechanisms) or 'connections without SASL'}"
-        )
-    if security.mechanism == "PLAIN":
-        await _sasl(connection, f"\0{security.username}\0{security.password}".encode(), security)
-        return
-    nonce = base64.b64encode(os.urandom(18)).decode()
-    scram = ScramClient(security.mechanism, security.username, security.password, nonce)
-    challenge = await _sasl(connection, scram.first(), security)
-    scram.verify(await _sasl(connection, scram.final(challenge), security))
-
-
-async def _sasl(connection: Connection, token: bytes, security: Security) -> bytes:
-    answer = await connection.request(ApiKey.SASL_AUTHENTICATE, {"auth_bytes": token})
-    if answer.error_code == ErrorCode.sasl_authentication_failed:
-        raise SecurityError(
-            f"{connection} refuses user {security.username!r}: "
-            f"{answer.error_message or 'authentication failed'}"
-        )
-    if answer.error_code:
-        raise KafkaError(answer.error_code, answer.error_message)
-    return answer.auth_bytes

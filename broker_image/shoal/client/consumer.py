@@ -328,12 +328,12 @@ class GroupConsumer:
                         "member_epoch": member.member_epoch,
                         "topics": [
                             {
-                                "name": row["name"],
+                                "name": entry["name"],
                                 "partition_indexes": [
-                                    p["partition_index"] for p in row["partitions"]
+                                    p["partition_index"] for p in entry["partitions"]
                                 ],
                             }
-                            for row in message_fields.group_by_topic(
+                            for entry in message_fields.group_by_topic(
                                 (p, {"partition_index": p.partition}) for p in new
                             )
                         ],

@@ -1,9 +1,9 @@
 """Errors of the client, by their source.
 
-`KafkaError` is a broker's refusal with one of Kafka's codes. `Unreachable`, `ConnectionLost` and
-`RequestTimeout` come from the network. `Unsupported` and `SecurityError` are mismatches of the two
-ends. Each message is a sentence with the remedy. Calls on many objects return the error of one
-object as a value; `expect` raises it.
+`KafkaError` is a broker's refusal with one of Kafka's codes. `Unreachable`, `ConnectionLost`,
+`RequestTimeout` and `LoginUnavailable` come from the network. `Unsupported` and `SecurityError` are
+mismatches of the two ends. Each message is a sentence with the remedy. Calls on many objects return
+the error of one object as a value; `expect` raises it.
 """
 
 from __future__ import annotations
@@ -45,6 +45,10 @@ class Unsupported(ClientError):
 
 class SecurityError(ClientError):
     """TLS or SASL failed, or the security settings contradict each other."""
+
+
+class LoginUnavailable(ClientError):
+    """The identity provider of OAUTHBEARER did not answer."""
 
 
 class KafkaError(ClientError):
@@ -118,7 +122,7 @@ def transient(error: ClientError) -> bool:
     """Whether the same request may succeed later."""
     if isinstance(error, KafkaError):
         return error.retriable
-    return isinstance(error, Unreachable | ConnectionLost | RequestTimeout)
+    return isinstance(error, Unreachable | ConnectionLost | RequestTimeout | LoginUnavailable)
 
 
 def check(code: ErrorCode | int, message: str | None = None) -> None:

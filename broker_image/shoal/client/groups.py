@@ -93,13 +93,13 @@ class Groups:
         )
         found = {}
         for node, answer in zip(nodes, answers, strict=True):
-            for row in answer.groups:
-                kind = getattr(row, "group_type", "") or CLASSIC
-                found[row.group_id] = GroupListing(
-                    row.group_id,
+            for entry in answer.groups:
+                kind = getattr(entry, "group_type", "") or CLASSIC
+                found[entry.group_id] = GroupListing(
+                    entry.group_id,
                     kind.capitalize(),
-                    getattr(row, "group_state", ""),
-                    row.protocol_type,
+                    getattr(entry, "group_state", ""),
+                    entry.protocol_type,
                     node,
                 )
         return dict(sorted(found.items()))
@@ -147,9 +147,9 @@ class Groups:
         async def call(node: int, some: list[str]) -> dict[str, Group | KafkaError]:
             answer = await self.cluster.request(node, api_key, {field_name: some})
             return {
-                row.group_id: message_fields.error_of(row, _unknown(row.group_id))
-                or read(row, node)
-                for row in answer.groups
+                entry.group_id: message_fields.error_of(entry, _unknown(entry.group_id))
+                or read(entry, node)
+                for entry in answer.groups
             }
 
         return await self.cluster.on_coordinators(group_ids, call)
@@ -159,7 +159,7 @@ class Groups:
 
         async def call(node: int, some: list[str]) -> dict[str, KafkaError | None]:
             answer = await self.cluster.request(node, ApiKey.DELETE_GROUPS, {"groups_names": some})
-            return {row.group_id: _deleted(row) for row in answer.results}
+            return {entry.group_id: _deleted(entry) for entry in answer.results}
 
         return await self.cluster.on_coordinators(group_ids, call)
 
@@ -183,10 +183,10 @@ class Groups:
             version = link.version(ApiKey.OFFSET_FETCH, 9)
             answer = await link.request(ApiKey.OFFSET_FETCH, body, version=version)
             return {
-                row.group_id: KafkaError(row.error_code, f"group {row.group_id!r}")
-                if row.error_code
-                else _committed(row)
-                for row in answer.groups
+                entry.group_id: KafkaError(entry.error_code, f"group {entry.group_id!r}")
+                if entry.error_code
+                else _committed(entry)
+                for entry in answer.groups
             }
 
         return await self.cluster.on_coordinators(group_ids, call)
@@ -290,12 +290,12 @@ def commit_body(
     }
 
 
-def _committed(row: Any) -> dict[TopicPartition, CommittedOffset]:
+def _committed(entry: Any) -> dict[TopicPartition, CommittedOffset]:
     return {
         TopicPartition(topic.name, part.partition_index): CommittedOffset(
             part.committed_offset, part.committed_leader_epoch, part.metadata or ""
         )
-        for topic in row.topics
+        for topic in entry.topics
         for part in topic.partitions
         if not part.error_code
     }
@@ -309,12 +309,12 @@ def _unknown(group_id: str) -> str:
     return f"there is no group {group_id!r}"
 
 
-def _deleted(row: Any) -> KafkaError | None:
+def _deleted(entry: Any) -> KafkaError | None:
     reason = {
-        ErrorCode.non_empty_group: f"group {row.group_id!r} still has members; stop them first",
-        ErrorCode.group_id_not_found: _unknown(row.group_id),
-    }.get(row.error_code, f"deleting group {row.group_id!r}")
-    return message_fields.error_of(row, reason)
+        ErrorCode.non_empty_group: f"group {entry.group_id!r} still has members; stop them first",
+        ErrorCode.group_id_not_found: _unknown(entry.group_id),
+    }.get(entry.error_code, f"deleting group {entry.group_id!r}")
+    return message_fields.error_of(entry, reason)
 
 
 def _partitions(assignment: Any) -> tuple[TopicPartition, ...]:
@@ -325,7 +325,7 @@ def _partitions(assignment: Any) -> tuple[TopicPartition, ...]:
     )
 
 
-def _share(row: Any, node: int) -> Group:
+def _share(entry: Any, node: int) -> Group:
     members = tuple(
         Member(
             m.member_id,
@@ -337,21 +337,21 @@ def _share(row: Any, node: int) -> Group:
             m.rack_id,
             tuple(m.subscribed_topic_names),
         )
-        for m in row.members
+        for m in entry.members
     )
     return Group(
-        row.group_id,
+        entry.group_id,
         SHARE,
-        row.group_state,
-        row.assignor_name,
+        entry.group_state,
+        entry.assignor_name,
         node,
         members,
-        row.group_epoch,
-        row.assignment_epoch,
+        entry.group_epoch,
+        entry.assignment_epoch,
     )
 
 
-def _consumer(row: Any, node: int) -> Group:
+def _consumer(entry: Any, node: int) -> Group:
     members = tuple(
         Member(
             m.member_id,
@@ -364,17 +364,17 @@ def _consumer(row: Any, node: int) -> Group:
             tuple(m.subscribed_topic_names or ()) or _regex(m.subscribed_topic_regex),
             _partitions(m.target_assignment),
         )
-        for m in row.members
+        for m in entry.members
     )
     return Group(
-        row.group_id,
+        entry.group_id,
         CONSUMER,
-        row.group_state,
-        row.assignor_name,
+        entry.group_state,
+        entry.assignor_name,
         node,
         members,
-        row.group_epoch,
-        row.assignment_epoch,
+        entry.group_epoch,
+        entry.assignment_epoch,
     )
 
 
@@ -382,8 +382,8 @@ def _regex(pattern: str | None) -> tuple[str, ...]:
     return (f"/{pattern}/",) if pattern else ()
 
 
-def _classic(row: Any, node: int) -> Group:
-    consumers = row.protocol_type in ("consumer", "")
+def _classic(entry: Any, node: int) -> Group:
+    consumers = entry.protocol_type in ("consumer", "")
     members = tuple(
         Member(
             m.member_id,
@@ -392,9 +392,9 @@ def _classic(row: Any, node: int) -> Group:
             classic_assignment(m.member_assignment) if consumers else (),
             instance_id=getattr(m, "group_instance_id", None),
         )
-        for m in row.members
+        for m in entry.members
     )
-    return Group(row.group_id, CLASSIC, row.group_state, row.protocol_data, node, members)
+    return Group(entry.group_id, CLASSIC, entry.group_state, entry.protocol_data, node, members)
 
 
 def classic_assignment(data: bytes) -> tuple[TopicPartition, ...]:

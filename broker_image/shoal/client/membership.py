@@ -171,8 +171,8 @@ class Membership(ABC):
         self.heartbeat_interval_ms = max(codec.ms(answer.heartbeat_interval), 1)
         self._beats += 1
         if answer.assignment is not None:
-            rows = answer.assignment.topic_partitions
-            self._assigned({row.topic_id: tuple(sorted(row.partitions)) for row in rows})
+            entries = answer.assignment.topic_partitions
+            self._assigned({entry.topic_id: tuple(sorted(entry.partitions)) for entry in entries})
 
     async def _send(self, body: Mapping[str, Any]) -> Any:
         node = await self.cluster.coordinator(self.group)

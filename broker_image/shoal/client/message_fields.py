@@ -13,27 +13,27 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 
-def error_of(row: Any, about: str) -> KafkaError | None:
-    """Return the error of one row of a response; `about` is the message if the broker sent none."""
-    if not row.error_code:
+def error_of(entry: Any, about: str) -> KafkaError | None:
+    """Return the error of an entry of a response; `about` is the message if it has none."""
+    if not entry.error_code:
         return None
-    return KafkaError(row.error_code, getattr(row, "error_message", None) or about)
+    return KafkaError(entry.error_code, getattr(entry, "error_message", None) or about)
 
 
 def group_by_topic(
-    rows: Iterable[tuple[TopicPartition, Mapping[str, Any]]], name: str = "name"
+    entries: Iterable[tuple[TopicPartition, Mapping[str, Any]]], name: str = "name"
 ) -> list[dict[str, Any]]:
-    """Nest the rows of partitions by topic, as requests do; `name` is the topic's field."""
+    """Nest the entries of partitions by topic, as requests do; `name` is the topic's field."""
     topics: dict[str, list[Mapping[str, Any]]] = {}
-    for where, row in rows:
-        topics.setdefault(where.topic, []).append(row)
+    for where, entry in entries:
+        topics.setdefault(where.topic, []).append(entry)
     return [{name: topic, "partitions": some} for topic, some in topics.items()]
 
 
 def each_partition(
     topics: Iterable[Any], name: str = "name"
 ) -> Iterator[tuple[TopicPartition, Any]]:
-    """Yield each partition of a response with its row: the inverse of `group_by_topic`."""
+    """Yield each partition of a response with its entry: the inverse of `group_by_topic`."""
     for topic in topics:
         for part in topic.partitions:
             yield TopicPartition(getattr(topic, name), part.partition_index), part

@@ -315,15 +315,15 @@ class Producer:
             raise
         if answer is None:
             return -1, -1
-        row = answer.responses[0].partition_responses[0]
-        if row.error_code == ErrorCode.duplicate_sequence_number:
-            return row.base_offset, -1
-        if row.error_code:
-            if row.error_code in STALE_METADATA:
+        entry = answer.responses[0].partition_responses[0]
+        if entry.error_code == ErrorCode.duplicate_sequence_number:
+            return entry.base_offset, -1
+        if entry.error_code:
+            if entry.error_code in STALE_METADATA:
                 self.cluster.forget_topic(where.topic)
-            message = getattr(row, "error_message", None) or f"producing to {where}"
-            if found := getattr(row, "record_errors", ()):
+            message = getattr(entry, "error_message", None) or f"producing to {where}"
+            if found := getattr(entry, "record_errors", ()):
                 errors = {e.batch_index: e.batch_index_error_message for e in found}
-                raise RecordsRefused(row.error_code, message, errors)
-            raise KafkaError(row.error_code, message)
-        return row.base_offset, message_fields.epoch_ms(row.log_append_time)
+                raise RecordsRefused(entry.error_code, message, errors)
+            raise KafkaError(entry.error_code, message)
+        return entry.base_offset, message_fields.epoch_ms(entry.log_append_time)

@@ -69,25 +69,25 @@ class Kind(NamedTuple):
 class Redriven:
     """The counts of a redrive so far; of a dry run, the letters that it would send.
 
-    `looked_at` counts the records read from the dead-letter topic, `others` those that are not
-    letters, `filtered` letters that the filter excluded, and `before` letters redriven earlier.
-    `gone` counts letters whose record no longer exists, `homeless` those whose topic does not
-    exist, and `refused` those that a broker rejected, with the last reason. `unfreed` letters were
-    sent but may still block their keys, because the broker refused to release these, with the last
-    reason.
+    `looked_at` counts the records read from the dead-letter topic, `not_dead_letters` those that
+    are none, `filtered` letters that the filter excluded, and `redriven_before` letters redriven
+    earlier. `records_missing` counts letters whose record no longer exists, `topics_missing` those
+    whose topic does not exist, and `refused` those that a broker rejected, with the last reason.
+    `not_freed` letters were sent but may still block their keys, because the broker refused to
+    release these, with the last reason.
     """
 
     sent: Counter[Kind] = field(default_factory=Counter)
     looked_at: int = 0
-    others: int = 0
+    not_dead_letters: int = 0
     filtered: int = 0
-    before: int = 0
-    gone: int = 0
-    homeless: Counter[str] = field(default_factory=Counter)
+    redriven_before: int = 0
+    records_missing: int = 0
+    topics_missing: Counter[str] = field(default_factory=Counter)
     refused: int = 0
     refusal: ClientError | None = None
-    unfreed: int = 0
-    unfreed_error: KafkaError | None = None
+    not_freed: int = 0
+    not_freed_error: KafkaError | None = None
 
     @property
     def total(self) -> int:
@@ -220,7 +220,7 @@ class Redrive:
         first, last = start, bounds[1] - 1
         if not self.plan.again and not self.plan.dry_run:
             first = state.done.first_missing(start)
-            self.result.before += first - start
+            self.result.redriven_before += first - start
         progress(first - start)
         if (offsets := self.plan.filter.offsets) is not None and len(offsets):
             ranges = [*offsets.ranges()]
@@ -251,11 +251,11 @@ class Redrive:
         result.looked_at += 1
         letter = parse_dead_letter(where.topic, where.partition, record)
         if letter is None:
-            result.others += 1
+            result.not_dead_letters += 1
         elif not self.plan.filter.matches(letter):
             result.filtered += 1
         elif not self.plan.again and record.offset in state.done:
-            result.before += 1
+            result.redriven_before += 1
         else:
             return letter
         return None
@@ -299,7 +299,7 @@ class Redrive:
 
     async def _send(self, topic_id: UUID, state: RedriveState, letters: list[DeadLetter]) -> None:
         originals = await self._originals(letters)
-        self.result.gone += len(letters) - len(originals)
+        self.result.records_missing += len(letters) - len(originals)
         targets = {}
         for letter in letters:
             if letter.offset in originals:
@@ -329,14 +329,14 @@ class Redrive:
         """Return a letter's target: its source partition, or the key's in another topic."""
         name = self.plan.to or letter.source_topic
         if name == self.plan.topic:
-            self.result.homeless[name] += 1
+            self.result.topics_missing[name] += 1
             return None
         try:
             count = len((await self.cluster.topic(name)).partitions)
         except KafkaError as error:
             if error.code != ErrorCode.unknown_topic_or_partition:
                 raise
-            self.result.homeless[name] += 1
+            self.result.topics_missing[name] += 1
             return None
         if name == letter.source_topic and letter.source_partition < count:
             return TopicPartition(name, letter.source_partition)
@@ -397,24 +397,24 @@ class Redrive:
         """Release the keys that these letters' records may block. Raises `ClientError` while the
         brokers are unreachable; the next redrive then releases them.
         """
-        held: dict[str, dict[TopicPartition, OffsetSet]] = {}
+        offsets: dict[str, dict[TopicPartition, OffsetSet]] = {}
         for letter in letters:
             source = TopicPartition(letter.source_topic, letter.source_partition)
-            held.setdefault(letter.group, {}).setdefault(source, OffsetSet()).add(
+            offsets.setdefault(letter.group, {}).setdefault(source, OffsetSet()).add(
                 letter.source_offset
             )
-        for group, by_partition in held.items():
+        for group, by_partition in offsets.items():
             known = await self.cluster.topics({where.topic for where in by_partition})
             ranges = {
-                where: [*offsets.ranges()]
-                for where, offsets in by_partition.items()
+                where: [*found.ranges()]
+                for where, found in by_partition.items()
                 if isinstance(topic := known[where.topic], Topic)
                 and where.partition < len(topic.partitions)
             }
             for where, error in (await self._share_groups.free(group, ranges)).items():
                 if error is not None and error.code != ErrorCode.unsupported_version:
-                    self.result.unfreed += len(by_partition[where])
-                    self.result.unfreed_error = error
+                    self.result.not_freed += len(by_partition[where])
+                    self.result.not_freed_error = error
 
     # Taking over.
 

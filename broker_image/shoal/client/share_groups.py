@@ -27,15 +27,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ShareOffset:
-    """A share group's position in one partition; -1 for unknown. `held` are the offset ranges of
-    dead-lettered records that block their keys.
+    """A share group's position in one partition; -1 for unknown.
+
+    `key_holder_offsets` are ranges of dead-lettered records that block their keys.
     """
 
     start_offset: int
     leader_epoch: int
     lag: int
     topic_id: UUID | None = None
-    held: tuple[tuple[int, int], ...] = ()
+    key_holder_offsets: tuple[tuple[int, int], ...] = ()
 
 
 class ShareGroups:
@@ -59,11 +60,11 @@ class ShareGroups:
             body = {"groups": [{"group_id": g, "topics": _topics(wanted[g])} for g in some]}
             answer = await self.cluster.request(node, ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, body)
             return {
-                row.group_id: message_fields.error_of(
-                    row, f"there is no share group {row.group_id!r}"
+                entry.group_id: message_fields.error_of(
+                    entry, f"there is no share group {entry.group_id!r}"
                 )
-                or _offsets(row)
-                for row in answer.groups
+                or _offsets(entry)
+                for entry in answer.groups
             }
 
         return await self.cluster.on_coordinators(wanted, call)
@@ -143,10 +144,10 @@ class ShareGroups:
         body = {"group_id": group_id, "topics": [{"topic_name": t} for t in topics]}
         answer = await self._ask(group_id, ApiKey.DELETE_SHARE_GROUP_OFFSETS, body)
         return {
-            row.topic_name: message_fields.error_of(
-                row, f"topic {row.topic_name!r} of group {group_id!r}"
+            entry.topic_name: message_fields.error_of(
+                entry, f"topic {entry.topic_name!r} of group {group_id!r}"
             )
-            for row in answer.responses
+            for entry in answer.responses
         }
 
     async def _ask(self, group_id: str, api_key: ApiKey, body: Mapping[str, Any]) -> Any:
@@ -169,9 +170,9 @@ def _topics(partitions: Iterable[TopicPartition] | None) -> Sequence[Mapping[str
     return [{"topic_name": t, "partitions": sorted(p)} for t, p in found.items()]
 
 
-def _offsets(row: Any) -> dict[TopicPartition, ShareOffset | KafkaError]:
+def _offsets(entry: Any) -> dict[TopicPartition, ShareOffset | KafkaError]:
     return {
-        where: message_fields.error_of(part, f"{where} in share group {row.group_id!r}")
+        where: message_fields.error_of(part, f"{where} in share group {entry.group_id!r}")
         or ShareOffset(
             part.start_offset,
             part.leader_epoch,
@@ -179,6 +180,6 @@ def _offsets(row: Any) -> dict[TopicPartition, ShareOffset | KafkaError]:
             ids[where.topic],
             tuple((x.first_offset, x.last_offset) for x in getattr(part, "held_offsets", ())),
         )
-        for ids in [{t.topic_name: t.topic_id for t in row.topics}]
-        for where, part in message_fields.each_partition(row.topics, "topic_name")
+        for ids in [{t.topic_name: t.topic_id for t in entry.topics}]
+        for where, part in message_fields.each_partition(entry.topics, "topic_name")
     }

@@ -100,17 +100,17 @@ class Topics:
         }
         answer = await self._ask(ApiKey.CREATE_TOPICS, body, timeout_ms)
         results: dict[str, CreatedTopic | KafkaError] = {}
-        for row in answer.topics:
-            if row.error_code:
-                results[row.name] = KafkaError(
-                    row.error_code, row.error_message or f"topic {row.name!r}"
+        for entry in answer.topics:
+            if entry.error_code:
+                results[entry.name] = KafkaError(
+                    entry.error_code, entry.error_message or f"topic {entry.name!r}"
                 )
                 continue
-            results[row.name] = CreatedTopic(
-                row.name,
-                getattr(row, "topic_id", None),
-                getattr(row, "num_partitions", -1),
-                getattr(row, "replication_factor", -1),
+            results[entry.name] = CreatedTopic(
+                entry.name,
+                getattr(entry, "topic_id", None),
+                getattr(entry, "num_partitions", -1),
+                getattr(entry, "replication_factor", -1),
             )
         if not validate_only:
             created = [n for n, r in results.items() if isinstance(r, CreatedTopic)]
@@ -143,8 +143,8 @@ class Topics:
         }
         answer = await self._ask(ApiKey.DELETE_TOPICS, body, timeout_ms)
         results = {
-            row.name: message_fields.error_of(row, f"topic {row.name!r}")
-            for row in answer.responses
+            entry.name: message_fields.error_of(entry, f"topic {entry.name!r}")
+            for entry in answer.responses
         }
         deleted = [name for name, error in results.items() if error is None]
         await self._settled(deleted, lambda _, topic: isinstance(topic, KafkaError))
@@ -165,7 +165,8 @@ class Topics:
         }
         answer = await self._ask(ApiKey.CREATE_PARTITIONS, body, timeout_ms)
         results = {
-            row.name: message_fields.error_of(row, f"topic {row.name!r}") for row in answer.results
+            entry.name: message_fields.error_of(entry, f"topic {entry.name!r}")
+            for entry in answer.results
         }
         if not validate_only:
             grown = [name for name, error in results.items() if error is None]

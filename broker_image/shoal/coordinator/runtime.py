@@ -309,7 +309,7 @@ class Runtime(Generic[S]):
         limit = self._batch_bytes_max
         for token, _ in result.replies:
             if owned.waiting.pop(token, _ABSENT) is None:
-                message = f"{size} bytes of records in one write; at most {limit} are possible."
+                message = f"The write has {size} bytes of records; the maximum is {limit}."
                 self._ports.fail(token, ApiError(ErrorCode.unknown_server_error, message))
 
     def _deliver(self, owned: _Owned[S], token: Token, response: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 A snapshot keeps the last batch of each producer, in Kafka's format. After a restart or a truncation
 a log therefore lacks up to four of the five batches that it compares retries with. A producer whose
 answers were lost sends all five again, and a refusal of the first is fatal to it. So before a log
-refuses a sequence it searches itself for the batches that the snapshot left out (ADR 0060).
+refuses a sequence it searches itself for the batches that the snapshot left out (ADR 60).
 """
 
 from __future__ import annotations

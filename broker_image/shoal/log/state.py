@@ -1,10 +1,15 @@
 """The state of one log, and the steps that change it: write a batch, roll a segment, advance the
 log start offset.
 
-Invariants: the offsets of segments ascend and do not overlap; log_start_offset <= log_end_offset;
-recovery_point <= log_end_offset, and all below the recovery point is durable; the last segment is
-the active one, and the only one written to. Readers never see what a failed write left behind:
-the sizes held here bound reads, and the next append first truncates the rest.
+Invariants:
+
+* The offsets of segments ascend and do not overlap.
+* log_start_offset <= log_end_offset and recovery_point <= log_end_offset.
+* Everything below the recovery point is durable.
+* The last segment is the active one, and the only one written to.
+
+Readers never see the rest of a failed write. The sizes in this state bound reads, and the next
+append truncates the rest first.
 
 `Log` extends this class. The modules for appends, reads, retention, compaction, truncation and
 recovery take a `LogState`, so that none of them imports `Log`.

@@ -115,28 +115,29 @@ def _buffer(out: memoryview | None) -> Iterator[memoryview]:
 def _read_header(data: Buffer, config: LogConfig) -> BatchHeader:
     """Return the header of a whole batch of magic 2 with valid sizes and a correct CRC."""
     if not len(data):
-        raise _invalid("a produce request holds one record batch for each partition, this has none")
+        raise _invalid("A partition has no record batch; produce exactly one.")
     if len(data) > MAGIC_AT and (magic := data[MAGIC_AT]) != MAGIC:
         code = ErrorCode.invalid_record if magic < MAGIC else ErrorCode.corrupt_message
-        raise AppendRefused(code, f"only batches of magic 2 are taken, this has magic {magic}")
+        raise AppendRefused(code, f"The batch has magic {magic}; only magic 2 is supported.")
     if len(data) < HEADER_SIZE:
-        raise _invalid(f"{len(data)} bytes are less than a batch header")
+        raise _invalid(f"The batch has {len(data)} bytes, less than its header.")
     header = BatchHeader._make(HEADER.unpack_from(data))
     size = header.batch_length + OVERHEAD
     if size < HEADER_SIZE:
         raise AppendRefused(
-            ErrorCode.corrupt_message, f"a batch length of {header.batch_length} bytes"
+            ErrorCode.corrupt_message, f"The batch has length {header.batch_length}."
         )
     if size > len(data):
-        raise _invalid(f"a batch of {size} bytes in {len(data)}")
+        raise _invalid(f"The batch states {size} bytes, but {len(data)} were sent.")
     if size < len(data):
-        raise _invalid("a produce request holds exactly one record batch for each partition")
+        raise _invalid("A partition has several record batches; produce exactly one.")
     if header.base_offset:
-        raise _invalid(f"a producer's batch begins at offset 0, this at {header.base_offset}")
+        raise _invalid(f"The batch has base offset {header.base_offset}; producers send 0.")
     _check_sizes(size, config)
     if not check_crc(data, 0, header):
         raise AppendRefused(
-            ErrorCode.corrupt_message, f"the batch's CRC is not {header.crc:#x} as its header says"
+            ErrorCode.corrupt_message,
+            f"The batch does not match the CRC {header.crc:#x} in its header.",
         )
     return header
 
@@ -145,29 +146,29 @@ def _check_sizes(size: int, config: LogConfig) -> None:
     if size > config.max_message_bytes:
         raise AppendRefused(
             ErrorCode.message_too_large,
-            f"a batch of {size} bytes, max.message.bytes is {config.max_message_bytes}",
+            f"The batch has {size} bytes; max.message.bytes is {config.max_message_bytes}.",
         )
     if size > config.segment_bytes:
         raise AppendRefused(
             ErrorCode.record_list_too_large,
-            f"a batch of {size} bytes, segment.bytes is {config.segment_bytes}",
+            f"The batch has {size} bytes; segment.bytes is {config.segment_bytes}.",
         )
 
 
 def _check_header(header: BatchHeader) -> None:
     count = header.record_count
     if count <= 0 or count != header.last_offset_delta + 1:
-        raise _invalid(f"{count} records over {header.last_offset_delta + 1} offsets")
+        raise _invalid(f"The batch has {count} records for {header.last_offset_delta + 1} offsets.")
     if header.attributes & CONTROL_BIT:
-        raise _invalid("clients may not write control records")
+        raise _invalid("Clients cannot write control records.")
     if header.producer_id >= 0 and header.base_sequence < 0:
-        raise _invalid(f"sequence {header.base_sequence} of producer {header.producer_id}")
+        raise _invalid(f"Producer {header.producer_id} sent sequence {header.base_sequence}.")
     if header.producer_id < 0 and header.is_transactional:
-        raise _invalid("a transactional batch without a producer id")
+        raise _invalid("A transactional batch needs a producer id.")
     codec = header.attributes & COMPRESSION_MASK
     if codec > Compression.ZSTD:
         raise AppendRefused(
-            ErrorCode.unsupported_compression_type, f"no codec has the number {codec}"
+            ErrorCode.unsupported_compression_type, f"Compression type {codec} does not exist."
         )
 
 
@@ -189,7 +190,7 @@ def _walk(body: Buffer, header: BatchHeader, config: LogConfig, now_ms: int) -> 
     if found.fault:
         meaning = walker.MEANINGS[walker.Fault(found.fault)]
         raise _invalid(
-            f"record {found.record} of {header.record_count}, at byte {found.place}, {meaning}"
+            f"Record {found.record} of {header.record_count}, at byte {found.place}, {meaning}."
         )
     if found.flagged:
         raise _blamed(found, header.record_count, oldest, newest)
@@ -274,9 +275,9 @@ def follower_batch(data: Buffer, at: int, header: BatchHeader, next_offset: int)
     Raises `AppendRefused`.
     """
     if not check_crc(data, at, header):
-        raise AppendRefused(ErrorCode.corrupt_message, f"the CRC of the batch at byte {at}")
+        raise AppendRefused(ErrorCode.corrupt_message, f"The batch at byte {at} has a wrong CRC.")
     if header.base_offset < next_offset:
         raise AppendRefused(
             ErrorCode.offset_out_of_range,
-            f"a batch at offset {header.base_offset} behind the log's end at {next_offset}",
+            f"The batch begins at offset {header.base_offset}, below the log end {next_offset}.",
         )

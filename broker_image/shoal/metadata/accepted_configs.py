@@ -243,17 +243,6 @@ principal.builder.class class - - per-broker
     Java principal builders cannot be loaded.
 security.providers string - -
     Java security providers cannot be loaded.
-authorizer.class.name string "" -
-    Authorization is not supported.
-delegation.token.secret.key password - -
-    Delegation tokens are not supported.
-# accepted: Delegation tokens
-delegation.token.expiry.check.interval.ms long 3600000 1..
-    Interval of the check for expired tokens.
-delegation.token.expiry.time.ms long 86400000 1..
-    Time after which a token must be renewed.
-delegation.token.max.lifetime.ms long 604800000 1..
-    Time after which a token cannot be renewed.
 # refused: TLS
 ssl.engine.factory.class class - - per-broker
     Java TLS engines cannot be loaded.

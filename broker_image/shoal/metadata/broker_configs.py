@@ -75,6 +75,25 @@ fetch.max.bytes int 57671680 1024..
     Maximum bytes that one fetch returns, even if the client requests more.
 max.incremental.fetch.session.cache.slots int 1000 0..
     Maximum number of fetch sessions (KIP-227) on this broker.
+# applied: Delegation tokens
+delegation.token.secret.key password - -
+    Secret key of delegation tokens, the same on all brokers and controllers. Without it, there are
+    no delegation tokens.
+delegation.token.max.lifetime.ms long 604800000 1..
+    Maximum lifetime of a delegation token, renewals included.
+delegation.token.expiry.time.ms long 86400000 1..
+    Time after which a delegation token expires unless it is renewed.
+delegation.token.expiry.check.interval.ms long 3600000 1..
+    Interval at which the active controller removes expired delegation tokens.
+# applied: Authorization
+authorizer.class.name string "" @authorizer
+    Class of the authorizer. org.apache.kafka.metadata.authorizer.StandardAuthorizer decides by
+    access control entries (ACLs). If empty, all clients may do everything.
+super.users string "" @principals
+    Principals that may do everything, separated by semicolons, such as User:admin;User:node. The
+    nodes of a cluster need to be among them, or to have the permission CLUSTER_ACTION.
+allow.everyone.if.no.acl.found boolean false -
+    Whether all clients may use a resource that no ACL names.
 # applied: Client quotas
 quota.window.num int 11 1..
     Number of samples over which the broker measures rates for client quotas.

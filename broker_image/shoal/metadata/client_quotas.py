@@ -92,7 +92,7 @@ def _entity_refusal(entity: Entity) -> str | None:
         if name == "":
             return f"Empty {kind} not supported."
     if len(set(types)) < len(types):
-        return "A type stands twice in the entity."
+        return "A type is listed twice in the entity."
     if IP in types:
         if len(types) > 1:
             return "An ip cannot be combined with a user or a client-id."
@@ -176,7 +176,7 @@ def _check_component(component: Component, wanted: Mapping[str, Component]) -> N
     if not kind:
         raise ApiError(ErrorCode.invalid_request, "Invalid empty entity type.")
     if kind in wanted:
-        raise ApiError(ErrorCode.invalid_request, f"{kind} stands twice in the filter.")
+        raise ApiError(ErrorCode.invalid_request, f"{kind} is listed twice in the filter.")
     if kind not in (USER, CLIENT_ID, IP):
         raise ApiError(ErrorCode.unsupported_version, f"Unsupported entity type {kind}.")
     if match_type not in (EXACT, DEFAULT, SPECIFIED):

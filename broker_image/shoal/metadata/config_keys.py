@@ -41,6 +41,8 @@ _LIMITS = {
     "long-max": str((1 << 63) - 1),
     "double-max": "1.7976931348623157E308",
 }
+#: The authorizer whose rules `shoal.security.authorizer` has.
+STANDARD_AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 #: The placeholder of a password in errors.
 HIDDEN = object()
 
@@ -216,7 +218,30 @@ def duration_ms(text: str) -> int | None:
     return None if total < 0 else total // 1_000_000
 
 
+def authorizer(value: Any) -> str | None:
+    """empty, org.apache.kafka.metadata.authorizer.StandardAuthorizer"""
+    if value in ("", STANDARD_AUTHORIZER):
+        return None
+    return f"Java authorizers cannot be loaded. Set {STANDARD_AUTHORIZER}, or leave it empty"
+
+
+def principals(value: Any) -> str | None:
+    """type:name;type:name"""
+    for principal in split_principals(value):
+        kind, colon, name = principal.partition(":")
+        if not (kind and colon and name):
+            return "principals are listed as User:name;User:name"
+    return None
+
+
+def split_principals(text: str) -> list[str]:
+    """Return the principals in a text that separates them by semicolons."""
+    return [principal.strip() for principal in text.split(";") if principal.strip()]
+
+
 _CHECKS: dict[str, Check] = {
+    "@authorizer": authorizer,
+    "@principals": principals,
     "@gzip-level": gzip_level,
     "@throttled": throttled,
     "@offset-reset": offset_reset,
@@ -337,7 +362,7 @@ def table(text: str, *others: Mapping[str, ConfigKey]) -> dict[str, ConfigKey]:
         else:
             keys.append(_row(line.split(), effect, title))
     found = {key.name: key for key in sorted(keys, key=lambda key: key.name)}
-    assert len(found) == len(keys), "a config stands twice"
+    assert len(found) == len(keys), "a config is listed twice"
     return found
 
 

@@ -22,16 +22,19 @@ if TYPE_CHECKING:
     from shoal.metadata.image import BrokerImage, MetadataImage
 
 METADATA_VERSION = 30
+#: The feature that guards the records of security (`security_feature`).
+SECURITY_FEATURE = "shoal.security.version"
 #: Number of producer ids that a broker allocates at a time (KIP-730).
 PRODUCER_ID_BLOCK_SIZE = 1000
 #: Supported features: feature -> (min, max) level. They are those of Kafka 4.3.1, except
-#: share.version 2 of Kafka 4.4, which adds dead letters (KIP-1191). Streams groups are not
-#: supported, so their feature stays at 0.
+#: share.version 2 of Kafka 4.4, which adds dead letters (KIP-1191), and a feature of Shoal's own.
+#: Streams groups are not supported, so their feature stays at 0.
 SUPPORTED_FEATURES: Mapping[str, tuple[int, int]] = {
     "eligible.leader.replicas.version": (0, 1),
     "group.version": (0, 1),
     "metadata.version": (7, METADATA_VERSION),
     "share.version": (0, 2),
+    SECURITY_FEATURE: (0, 1),
     "transaction.version": (0, 2),
 }
 #: Levels of a new cluster. Kafka's kraft.version is left out: it concerns changes of voters.
@@ -40,6 +43,7 @@ INITIAL_FEATURES: Mapping[str, int] = {
     "eligible.leader.replicas.version": 1,
     "group.version": 1,
     "share.version": 2,
+    SECURITY_FEATURE: 1,
     "transaction.version": 2,
 }
 
@@ -52,14 +56,13 @@ class Decision:
     response: Any = field(default=None)
 
 
-def bootstrap() -> Decision:
-    """Return the first records of a new cluster: its features."""
-    return Decision(
-        [
-            MetadataRecord("FeatureLevelRecord", {"name": name, "feature_level": level})
-            for name, level in INITIAL_FEATURES.items()
-        ]
-    )
+def bootstrap(records: Sequence[MetadataRecord] = ()) -> Decision:
+    """Return the first records of a new cluster: its features, and then `records`."""
+    features = [
+        MetadataRecord("FeatureLevelRecord", {"name": name, "feature_level": level})
+        for name, level in INITIAL_FEATURES.items()
+    ]
+    return Decision([*features, *records])
 
 
 def register_broker(image: MetadataImage, broker: BrokerImage, *, clean: bool) -> Decision:
@@ -171,9 +174,11 @@ def _refuse(image: MetadataImage, name: str, level: int, upgrade_type: int) -> s
     if not low <= level <= high:
         return f"This broker supports levels {low} to {high}."
     now = image.features.get(name, 0)
+    if level > now and name == SECURITY_FEATURE:
+        return "The first request that needs the level raises it."
     if level < now:
         if upgrade_type == UPGRADE:
             return f"Can't downgrade from {now} without setting the upgrade type to a downgrade."
-        if name == "metadata.version":
+        if name in ("metadata.version", SECURITY_FEATURE):
             return "The records of this cluster's metadata cannot be written at an older level."
     return None

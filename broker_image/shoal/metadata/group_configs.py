@@ -93,7 +93,7 @@ share.priority.header string "" -
 share.priority.lookahead int 1000 1..10000
     Number of available records among which the broker selects the highest priority.
 share.priority.ageing.ms int 60000 1..86400000
-    Waiting time that raises a record's priority by one, so that no record waits for ever.
+    Waiting time that raises a priority by one, so that every record is delivered eventually.
 errors.deadletterqueue.topic.name string "" -
     Topic for records that are rejected or reach the delivery limit (KIP-1191). If empty, there is
     none. A record leaves the group only when its dead letter is written.

@@ -1,11 +1,12 @@
 """Additional replicas of internal topics after the cluster has grown. Pure; see `controller`.
 
-An internal topic is created with as many replicas as its config sets and brokers run at that
-moment; on the first broker of a cluster that is one. When more brokers join, its partitions get the
-missing replicas by a reassignment. The leader stays until the added replicas are in sync. A replica
-is added to the broker with the fewest replicas of the topic, on other racks first. The replica that
-is preferred leader least often becomes the preferred leader, so that coordinators spread over the
-new brokers. Replicas are never removed. The topic's min.insync.replicas grows with its replicas.
+An internal topic is created with the number of replicas in its config, or one for each running
+broker if these are fewer. On the first broker of a cluster, that is one. When more brokers join,
+its partitions get the missing replicas by a reassignment. The leader stays until the added replicas
+are in sync. A replica is added to the broker with the fewest replicas of the topic, on other racks
+first. The replica that is preferred leader least often becomes the preferred leader, so that
+coordinators spread over the new brokers. Replicas are never removed. The topic's
+min.insync.replicas grows with its replicas.
 """
 
 from __future__ import annotations

@@ -43,7 +43,9 @@ def place(
     if not nodes:
         raise NotPlaceable("no broker is running")
     if replicas > size:
-        raise NotPlaceable(f"{replicas} replicas need as many brokers, and {size} can take them")
+        raise NotPlaceable(
+            f"{replicas} replicas need {replicas} brokers; only {size} are available"
+        )
     for i in range(partitions):
         at = (start + i) % size
         others = [*nodes[at + 1 :], *nodes[:at]]

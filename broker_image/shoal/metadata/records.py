@@ -22,11 +22,21 @@ FRAME_VERSION = 1
 RECORDS_PER_DECISION_MAX = 10_000
 
 
+#: The text that stands for a secret.
+HIDDEN = "[hidden]"
+#: Fields with secrets, by kind of record.
+SECRETS = {"UserScramCredentialRecord": ("salt", "stored_key", "server_key")}
+
+
 class MetadataRecord(NamedTuple):
     """One record: Kafka's name of its type, and its fields. Absent fields have their default."""
 
     kind: str
     fields: dict[str, Any]
+
+    def __repr__(self) -> str:
+        shown = self.fields | dict.fromkeys(SECRETS.get(self.kind, ()), HIDDEN)
+        return f"MetadataRecord({self.kind!r}, {shown!r})"
 
 
 class UnknownRecord(WireError):

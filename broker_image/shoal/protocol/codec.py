@@ -1,9 +1,9 @@
 """Codecs of every API: kio's native parser for input, compiled writers for output.
 
 Both follow kio's generated entities and their field names. kio parses durations and timestamps into
-`timedelta` and `datetime`. Writers take plain milliseconds instead, under the name with the suffix
-`_ms` (`throttle_time_ms`). The modules of a version are imported on first use, so that start-up
-stays fast.
+`timedelta` and `datetime`. Writers, and readers of `_PLAIN_TIMES`, take plain milliseconds instead,
+under the name with the suffix `_ms` (`throttle_time_ms`). The modules of a version are
+imported on first use, so that start-up stays fast.
 
 A mapping for a writer serves all versions: keys that a version lacks are ignored. `check_names`
 (for tests) finds keys that no version has.
@@ -89,6 +89,10 @@ OWN_TAGS: dict[tuple[int, str], tuple[Field, ...]] = {
     (90, "DescribeShareGroupOffsetsResponsePartition"): _HELD_OFFSETS,
     (91, "AlterShareGroupOffsetsRequestPartition"): _FREED_OFFSETS,
 }
+#: APIs of delegation tokens with durations and timestamps of 64 bits. kio refuses those below 0 and
+#: above its types' limits. These bodies are read as the writers take them: milliseconds under names
+#: with the suffix `_ms`.
+_PLAIN_TIMES = frozenset({38, 39, 40})
 _MALFORMED = (SerialError, ValueError, IndexError, OverflowError, _struct.error)
 
 
@@ -125,6 +129,9 @@ def read(api_key: int, version: int, kind: Kind, buf: Any, at: int = 0) -> Any:
     Raises `WireError` if the bytes do not fit the schema.
     """
     try:
+        if api_key in _PLAIN_TIMES:
+            struct = struct_of(entity(api_key, version, kind))
+            return _as_attributes(compiler.reader(struct)(memoryview(buf), at)[0])
         try:
             return _reader(api_key, version, kind)(buf, at)[0]
         except KeyError:  # kio does not have the tag

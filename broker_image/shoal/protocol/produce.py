@@ -35,8 +35,10 @@ _TAKEN = {
     9: struct.Struct(">ihqqqBBB"),
 }
 _NOTHING: dict[int, tuple[int, ...]] = {3: (), 5: (), 8: (0, -1), 9: (1, 0, 0)}
+#: Minimum bytes of a topic's entry: an empty name, no partitions, no tags.
+_TOPIC_SIZE_MIN = 3
 #: Minimum bytes of a partition's entry: index, and an absent batch.
-_ENTRY_SIZE_MIN = 5
+_PARTITION_SIZE_MIN = 5
 
 
 class ProduceTopic(NamedTuple):
@@ -72,7 +74,7 @@ def _read_flexible(version: int, frame: memoryview, at: int) -> ProduceRequest:
         at += size - 1
     acks, timeout_ms = _ACKS_TIMEOUT.unpack_from(frame, at)
     count, at = get_uvarint(frame, at + 6)
-    _bounded(count - 1, frame, at)
+    _bounded(count - 1, _TOPIC_SIZE_MIN, frame, at)
     topics = []
     for _ in range(count - 1):
         name, topic_id = "", None
@@ -86,7 +88,7 @@ def _read_flexible(version: int, frame: memoryview, at: int) -> ProduceRequest:
             name = str(_slice(frame, at, size - 1), "utf-8")
             at += size - 1
         entries, at = get_uvarint(frame, at)
-        _bounded(entries - 1, frame, at)
+        _bounded(entries - 1, _PARTITION_SIZE_MIN, frame, at)
         partitions: list[tuple[int, memoryview | None]] = []
         for _ in range(entries - 1):
             index = _INT.unpack_from(frame, at)[0]
@@ -113,7 +115,7 @@ def _read_plain(frame: memoryview, at: int) -> ProduceRequest:
     acks, timeout_ms = _ACKS_TIMEOUT.unpack_from(frame, at)
     count = _INT.unpack_from(frame, at + 6)[0]
     at += 10
-    _bounded(count, frame, at)
+    _bounded(count, _TOPIC_SIZE_MIN, frame, at)
     topics = []
     for _ in range(count):
         size = _SHORT.unpack_from(frame, at)[0]
@@ -121,7 +123,7 @@ def _read_plain(frame: memoryview, at: int) -> ProduceRequest:
         at += 2 + size
         entries = _INT.unpack_from(frame, at)[0]
         at += 4
-        _bounded(entries, frame, at)
+        _bounded(entries, _PARTITION_SIZE_MIN, frame, at)
         partitions: list[tuple[int, memoryview | None]] = []
         for _ in range(entries):
             index = _INT.unpack_from(frame, at)[0]
@@ -142,8 +144,8 @@ def _slice(frame: memoryview, at: int, size: int) -> memoryview:
     return frame[at : at + size]
 
 
-def _bounded(count: int, frame: memoryview, at: int) -> None:
-    if count > ENTRIES_MAX or count * _ENTRY_SIZE_MIN > len(frame) - at:
+def _bounded(count: int, size_min: int, frame: memoryview, at: int) -> None:
+    if count > ENTRIES_MAX or count * size_min > len(frame) - at:
         raise WireError(f"{count} entries in {len(frame) - at} bytes")
 
 

@@ -1,9 +1,9 @@
 """Votes, and the messages about the beginning and the end of an epoch (KIP-595, KIP-996).
 
-A voter grants its vote, once per epoch, to a replica whose log is at least as up to date as its
-own: a later last epoch, or the same epoch and an end offset that is not lower (Raft 5.4.1). Each
-replica that is asked votes, even one that is an observer by its own log: the record that makes it
-a voter may not have arrived yet (KIP-853).
+A voter grants its vote once per epoch, to a replica whose log is at least as up to date as its
+own. Such a log has a later last epoch, or the same epoch and an end offset that is not lower (Raft
+5.4.1). A replica that is an observer by its own log votes too, because the record that makes it a
+voter may not have arrived yet (KIP-853).
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def _removed(raft: Replica, _leader: LeaderState, request: RemoveRaftVoterReques
     voters, key = raft.voters.latest, request.voter
     found = voters.voters.get(key.id)
     if found is None or found.key.directory_id not in (None, key.directory_id):
-        raise _no_voter(key)
+        raise _not_a_voter(key)
     if len(voters) == 1:
         text = f"Node {key.id} is the only voter: add another one first."
         raise _Refused(ErrorCode.invalid_request, text)
@@ -117,12 +117,12 @@ def _updated(raft: Replica, _leader: LeaderState, request: UpdateRaftVoterReques
     voters, voter = raft.voters.latest, request.voter
     found = voters.voters.get(voter.key.id)
     if found is None or not found.is_of(voter.key):
-        raise _no_voter(voter.key)
+        raise _not_a_voter(voter.key)
     return voters.updated(voter)
 
 
-def _no_voter(key: ReplicaKey) -> _Refused:
-    text = f"Node {key.id} with directory {key.directory_id} is no voter."
+def _not_a_voter(key: ReplicaKey) -> _Refused:
+    text = f"Node {key.id} with directory {key.directory_id} is not a voter."
     return _Refused(ErrorCode.voter_not_found, text)
 
 

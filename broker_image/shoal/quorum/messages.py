@@ -1,8 +1,8 @@
 """The requests and responses of the metadata quorum, with the field names of Kafka.
 
-Each request has one response type. `quorum.wire` translates them to Vote (52), BeginQuorumEpoch
-(53), EndQuorumEpoch (54), Fetch (1), FetchSnapshot (59), AddRaftVoter (80), RemoveRaftVoter (81)
-and UpdateRaftVoter (82), and adds the cluster id, the topic and the endpoints.
+Each request has one response type. `quorum.wire` adds the cluster id, the topic and the endpoints,
+and translates them to Kafka's APIs: Vote (52), BeginQuorumEpoch (53), EndQuorumEpoch (54), Fetch
+(1), FetchSnapshot (59), AddRaftVoter (80), RemoveRaftVoter (81) and UpdateRaftVoter (82).
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class RemoveRaftVoterRequest:
 
 @dataclass(frozen=True, slots=True)
 class UpdateRaftVoterRequest:
-    """A voter tells the leader its directory id, endpoints and levels."""
+    """A voter reports its directory id, endpoints and levels to the leader."""
 
     current_leader_epoch: int
     voter: Voter
@@ -171,8 +171,8 @@ Response = VoteResponse | EpochResponse | FetchResponse | FetchSnapshotResponse 
 
 
 class Message(NamedTuple):
-    """A request or response under way. A response bears its request's `correlation`, in which
-    nobody but the one who gave it out looks at anything."""
+    """A request or response under way. A response has its request's `correlation`, which only the
+    sender of the request reads."""
 
     source: int
     to: int

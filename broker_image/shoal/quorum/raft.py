@@ -289,7 +289,7 @@ class Raft(Replica):
     def observe(self, epoch: int, leader_id: int | None) -> bool:
         """Adopt a higher epoch, or its leader, from a message; return whether the role changed."""
         if leader_id == self.local.id:
-            # This replica knows its own role.
+            # No message changes whether this replica leads.
             leader_id = None
         if epoch > self.epoch:
             if leader_id is None:

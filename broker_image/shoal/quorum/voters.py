@@ -65,7 +65,7 @@ class VoterSet:
         found: dict[int, Voter] = {}
         for voter in sorted(voters, key=lambda v: v.key.id):
             if voter.key.id in found:
-                raise ValueError(f"node id {voter.key.id} stands twice among the voters")
+                raise ValueError(f"node id {voter.key.id} is listed twice")
             found[voter.key.id] = voter
         return cls(found)
 

@@ -14,12 +14,17 @@ if TYPE_CHECKING:
 
 def ranges_of(offsets: Iterable[int]) -> list[tuple[int, int]]:
     """Return ascending `offsets` as ranges that do not touch each other."""
+    ascending = iter(offsets)
     found: list[tuple[int, int]] = []
-    for offset in offsets:
-        if found and found[-1][1] + 1 == offset:
-            found[-1] = (found[-1][0], offset)
-        else:
-            found.append((offset, offset))
+    first = last = next(ascending, None)
+    if first is None or last is None:
+        return found
+    for offset in ascending:
+        if offset != last + 1:
+            found.append((first, last))
+            first = offset
+        last = offset
+    found.append((first, last))
     return found
 
 
@@ -76,6 +81,21 @@ class OffsetSet:
         """Return the lowest offset that is at least `offset` and not in the set."""
         at = bisect_right(self._firsts, offset) - 1
         return self._lasts[at] + 1 if at >= 0 and offset <= self._lasts[at] else offset
+
+    def cut(self, first: int, last: int) -> Iterator[tuple[int, int, bool]]:
+        """Cut a range where ranges of this set begin and end. Yield the first and last offset of
+        each part, and whether the set contains it."""
+        at = bisect_left(self._lasts, first)
+        while first <= last:
+            if at == len(self._firsts) or self._firsts[at] > last:
+                yield first, last, False
+                return
+            if self._firsts[at] > first:
+                yield first, self._firsts[at] - 1, False
+                first = self._firsts[at]
+            high = min(self._lasts[at], last)
+            yield first, high, True
+            first, at = high + 1, at + 1
 
     def forget(self, below: int) -> None:
         """Remove all offsets below `below`."""

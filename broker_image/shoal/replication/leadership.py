@@ -2,8 +2,9 @@
 
 A follower's fetch offset acknowledges all records below it. The high watermark is the smallest log
 end offset of the ISR. The leader asks the controller for changes of the ISR (AlterPartition,
-KIP-497). Until the controller has answered, the maximal ISR holds the high watermark back: the
-current members and those to be added. So it is correct whether or not the change is accepted.
+KIP-497). Until the controller has answered, the maximal ISR limits the high watermark: the current
+members and those to be added. The high watermark is then correct whether the change is accepted or
+not.
 
 A follower leaves the ISR when it has not reached the log end offset for `replica.lag.time.max.ms`.
 It joins when it has reached the high watermark and the start offset of the leader epoch. Its broker

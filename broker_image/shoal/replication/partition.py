@@ -7,8 +7,9 @@ offset of the ISR. The leader learns those offsets from fetches (`leadership`), 
 the high watermark in its fetch responses (`replica_fetcher`). It never decreases while the
 partition is open.
 
-A partition has no clock and no socket. It calls `on_advance` when its high watermark, log start
-offset or leader has changed, and `on_append` when a leader with followers has appended.
+A partition has no clock and no socket. It runs the calls of `on_advance` when its high watermark,
+log start offset or leader has changed, and those of `on_append` when a leader with followers has
+appended.
 """
 
 from __future__ import annotations
@@ -99,6 +100,8 @@ class Partition:
     """Owns the commit state of one replica; the log owns the records."""
 
     __slots__ = (
+        "_advance_calls",
+        "_append_calls",
         "_uncommitted",
         "alter_isr",
         "broker_epoch_of",
@@ -118,8 +121,6 @@ class Partition:
         "log",
         "min_isr",
         "node_id",
-        "on_advance",
-        "on_append",
         "partition_epoch",
         "quiet_fetches",
         "replicas",
@@ -177,10 +178,8 @@ class Partition:
         self.bytes_appended = 0
         #: (end offset, bytes) of the uncommitted appends of a replicated partition.
         self._uncommitted: deque[tuple[int, int]] = deque()
-        #: Called with the partition when its high watermark or log start offset has changed.
-        self.on_advance: list[Callable[[Partition], None]] = []
-        #: Called with the partition when its followers can fetch more.
-        self.on_append: list[Callable[[Partition], None]] = []
+        self._advance_calls: list[Callable[[Partition], None]] = []
+        self._append_calls: list[Callable[[Partition], None]] = []
         self.sync_requested = sync_requested or _no_disk
         self.alter_isr = alter_isr or _no_controller
         self.broker_epoch_of = broker_epoch_of or _no_broker
@@ -365,7 +364,7 @@ class Partition:
         self._wake_quiet_fetches()
         self.bytes_appended += size
         self._note_uncommitted(size)
-        for call in self.on_append:
+        for call in self._append_calls:
             call(self)
         if self.group_commit or self.log.unsynced_messages >= self.flush_messages:
             self.sync_requested(self)
@@ -541,6 +540,19 @@ class Partition:
         while self.quiet_fetches:
             self.quiet_fetches.popitem()[1]()
 
+    def on_advance(self, call: Callable[[Partition], None]) -> None:
+        """Call `call` with this partition when its high watermark or log start offset changes."""
+        self._advance_calls.append(call)
+
+    def on_append(self, call: Callable[[Partition], None]) -> None:
+        """Call `call` with this partition when its followers can fetch more."""
+        self._append_calls.append(call)
+
+    def forget(self, call: Callable[[Partition], None]) -> None:
+        """Drop a call of `on_advance`, if there is one."""
+        if call in self._advance_calls:
+            self._advance_calls.remove(call)
+
     def notify_changed(self) -> None:
         """Wake the requests that wait for a change of this partition."""
         self._wake_quiet_fetches()
@@ -554,7 +566,7 @@ class Partition:
 
     def _notify_advance(self) -> None:
         # Iterate over a copy, because a callback may remove itself.
-        for call in tuple(self.on_advance):
+        for call in tuple(self._advance_calls):
             call(self)
 
 

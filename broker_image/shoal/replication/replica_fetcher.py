@@ -165,7 +165,7 @@ class ReplicaFetcher:
     def hand_over(self, partition: Partition, to: ReplicaFetcher) -> None:
         """Move this partition to another fetcher of the same leader.
 
-        A partition that waits for its disk goes on waiting there. One that lists the leader's
+        A partition that waits for its disk continues to wait there. One that lists the leader's
         offsets fetches again, and gets the same error again.
         """
         followed = self._followed.get(partition.key)

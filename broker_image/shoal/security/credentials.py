@@ -13,20 +13,27 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from shoal.security import scram
-from shoal.security.scram import FalseCredentials, ScramCredential, ScramMechanism, TokenCredential
+from shoal.security.delegation_tokens import DelegationToken, token_hmac
+from shoal.security.scram import (
+    FalseCredentials,
+    ScramCredential,
+    ScramMechanism,
+    TokenCredential,
+    UserCredential,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from shoal.security.delegation_tokens import DelegationToken
-
 #: Credentials of tokens that are kept. To compute one takes 4096 iterations, about 2 ms.
 TOKENS_KEPT = 4096
+#: In the place of a token that there is not: it has expired.
+_NO_TOKEN = DelegationToken("", "", "", (), 0, 0, 0)
 
 
 def token_password(secret: bytes, token_id: str) -> str:
-    """Return the password of a delegation token, which Kafka calls its HMAC."""
-    return b64encode(hmac.digest(secret, token_id.encode(), "sha512")).decode()
+    """Return the password of a delegation token: its HMAC in Base64."""
+    return b64encode(token_hmac(secret, token_id)).decode()
 
 
 class StoredCredentials:
@@ -59,10 +66,8 @@ class StoredCredentials:
 
         self._of_token = of_token
 
-    def user(
-        self, name: str, mechanism: ScramMechanism, now_ms: int
-    ) -> tuple[ScramCredential, bool]:
-        """Return the credential of a user, and whether there is that user.
+    def user(self, name: str, mechanism: ScramMechanism, now_ms: int) -> UserCredential:
+        """Return the credential for a name. It takes the same time for any name.
 
         A credential with too few iterations does not count (RFC 7677).
         """
@@ -71,15 +76,11 @@ class StoredCredentials:
         false = self._false.credential(name, mechanism)
         found = stored.get((name, mechanism.number), false)
         found = found if found.iterations >= scram.ITERATIONS_MIN else false
-        return found, found is not false
+        return UserCredential(found, found is not false, false)
 
-    def token(
-        self, token_id: str, mechanism: ScramMechanism, now_ms: int
-    ) -> tuple[TokenCredential, bool]:
-        """Return the credential of a delegation token, and whether the token is valid."""
-        found = self._tokens().get(token_id)
+    def token(self, token_id: str, mechanism: ScramMechanism, now_ms: int) -> TokenCredential:
+        """Return the credential for the id of a delegation token, whether or not it is valid."""
+        found = self._tokens().get(token_id, _NO_TOKEN)
+        is_valid = self._has_tokens and not found.is_expired(now_ms)
         credential = self._of_token(token_id, mechanism)
-        if found is None:
-            return TokenCredential("", 0, credential), False
-        is_valid = self._has_tokens and now_ms < found.expiry_timestamp_ms
-        return TokenCredential(found.owner, found.expiry_timestamp_ms, credential), is_valid
+        return TokenCredential(found.owner, found.expiry_timestamp_ms, credential, is_valid)

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 _FLAGS = ("required", "requisite", "sufficient", "optional")
 _WORD = r"A-Za-z_$\xa0-\U0010ffff"
+#: A single slash begins a comment too. It has at least one character, be it the end of the line.
 _TOKEN = re.compile(
-    rf"""(?P<blank>[\x00-\x20]+|//[^\r\n]*|/\*(?:[^*]|\*(?!/))*(?:\*/|\Z)|/[^\r\n]*)
+    rf"""(?P<blank>[\x00-\x20]+|//[^\r\n]*|/\*(?:[^*]|\*(?!/))*(?:\*/|\Z)|/(?:[\s\S][^\r\n]*)?)
     |"(?P<double>(?:\\[\s\S]|[^"\\\r\n])*)"?
     |'(?P<single>(?:\\[\s\S]|[^'\\\r\n])*)'?
     |(?P<word>[{_WORD}][{_WORD}0-9.\-]*)

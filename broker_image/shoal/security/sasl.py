@@ -11,12 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: The mechanisms of this broker, in the order in which messages name them.
 PLAIN, OAUTHBEARER = "PLAIN", "OAUTHBEARER"
 SCRAM_SHA_256, SCRAM_SHA_512 = "SCRAM-SHA-256", "SCRAM-SHA-512"
-MECHANISMS = (SCRAM_SHA_512, SCRAM_SHA_256, OAUTHBEARER, PLAIN)
-#: Kafka's mechanism for Kerberos, which this broker does not have.
-GSSAPI = "GSSAPI"
 NO_EXTENSIONS: Mapping[str, str] = {}
 
 
@@ -34,7 +30,7 @@ class LoginRefused(Exception):
 
 
 class Login(NamedTuple):
-    """Who has logged in: a principal such as `User:alice`, and until when the credential holds."""
+    """A principal that has logged in, such as `User:alice`, and when its credential expires."""
 
     principal: str
     expires_ms: int | None = None

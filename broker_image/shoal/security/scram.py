@@ -81,38 +81,50 @@ def credential(
 ) -> ScramCredential:
     """Return the credential of a password."""
     salted = hashlib.pbkdf2_hmac(mechanism.digest, password.encode(), salt, iterations)
-    client_key = hmac.digest(salted, b"Client Key", mechanism.digest)
+    return of_salted_password(mechanism, salted, salt, iterations)
+
+
+def of_salted_password(
+    mechanism: ScramMechanism, salted_password: bytes, salt: bytes, iterations: int
+) -> ScramCredential:
+    """Return the credential of a salted password, which clients send to create a user."""
+    client_key = hmac.digest(salted_password, b"Client Key", mechanism.digest)
     return ScramCredential(
         salt,
         hashlib.new(mechanism.digest, client_key).digest(),
-        hmac.digest(salted, b"Server Key", mechanism.digest),
+        hmac.digest(salted_password, b"Server Key", mechanism.digest),
         iterations,
     )
 
 
+class UserCredential(NamedTuple):
+    """The credential for a name, and whether there is that user. Other names have `false`.
+
+    The exchange keeps both until its end, so that freeing them takes the same time in all cases.
+    """
+
+    credential: ScramCredential
+    is_known: bool
+    false: ScramCredential
+
+
 class TokenCredential(NamedTuple):
-    """A delegation token as a credential: who owns it, and when it expires."""
+    """A delegation token as a credential: who owns it, when it expires, whether it is valid."""
 
     owner: str
     expires_ms: int
     credential: ScramCredential
+    is_valid: bool
 
 
 class Credentials(Protocol):
     """The users and delegation tokens that may log in."""
 
-    def user(
-        self, name: str, mechanism: ScramMechanism, now_ms: int
-    ) -> tuple[ScramCredential, bool]:
-        """Return the credential of a user, and whether there is that user.
+    def user(self, name: str, mechanism: ScramMechanism, now_ms: int) -> UserCredential:
+        """Return the credential for a name. It takes the same time for any name."""
 
-        Other names get a false credential, in the same time.
-        """
-
-    def token(
-        self, token_id: str, mechanism: ScramMechanism, now_ms: int
-    ) -> tuple[TokenCredential, bool]:
-        """Return the credential of a delegation token, and whether the token is valid."""
+    def token(self, token_id: str, mechanism: ScramMechanism, now_ms: int) -> TokenCredential:
+        """Return the credential for the id of a delegation token, whether or not it is valid."""
 
 
 class _Shape(NamedTuple):
@@ -189,6 +201,7 @@ class ScramExchange:
         self._nonce = nonce
         self._credentials = credentials
         self._next: Callable[[bytes, int], bytes] = self._first
+        self._kept: UserCredential | TokenCredential | None = None
         #: What the first messages leave for the final one.
         self._expected = _EXPECT_NOTHING
 
@@ -208,17 +221,20 @@ class ScramExchange:
                 " from username",
             )
         if _has_token_auth(found["extensions"]):
-            token_credential, is_known = self._credentials.token(self.user, self._mechanism, now_ms)
-            owner, expires_ms, stored = token_credential
-            login = Login(owner, expires_ms, by_token=True)
+            token_found = self._credentials.token(self.user, self._mechanism, now_ms)
+            self._kept, stored, is_known = token_found, token_found.credential, token_found.is_valid
+            login = Login(token_found.owner, token_found.expires_ms, by_token=True)
         else:
-            stored, is_known = self._credentials.user(self.user, self._mechanism, now_ms)
+            user = self._credentials.user(self.user, self._mechanism, now_ms)
+            self._kept, stored, is_known = user, user.credential, user.is_known
             login = Login(f"User:{self.user}")
         nonce = found["nonce"] + self._nonce
         answer = f"r={nonce},s={b64encode(stored.salt).decode()},i={stored.iterations}"
         binding = b64encode(found["header"].encode()).decode()
+        # Older versions of librdkafka, such as 2.0.2, repeat the part of the client.
+        nonces = (nonce, found["nonce"] + nonce)
         self._expected = _Expected(
-            login, is_known, stored, nonce, binding, f"{found['bare']},{answer},"
+            login, is_known, stored, nonces, binding, f"{found['bare']},{answer},"
         )
         self._next = self._final
         return answer.encode()
@@ -226,7 +242,7 @@ class ScramExchange:
     def _final(self, token: bytes, _now_ms: int) -> bytes:
         found = _match(_CLIENT_FINAL, token, "final")
         expected, digest = self._expected, self._mechanism.digest
-        if found["nonce"] != expected.nonce:
+        if found["nonce"] not in expected.nonces:
             raise LoginRefused("the nonce of the final message is not that of this exchange")
         if found["binding"] != expected.binding:
             raise LoginRefused("the channel binding does not repeat the client's header")
@@ -256,13 +272,13 @@ class _Expected(NamedTuple):
     login: Login
     is_known: bool
     credential: ScramCredential
-    nonce: str
+    nonces: tuple[str, ...]
     binding: str
     #: The text that both sides sign, up to the client's final message.
     signed: str
 
 
-_EXPECT_NOTHING = _Expected(Login(""), False, ScramCredential(b"", b"", b"", 0), "", "", "")
+_EXPECT_NOTHING = _Expected(Login(""), False, ScramCredential(b"", b"", b"", 0), (), "", "")
 
 
 def _match(pattern: re.Pattern[str], token: bytes, which: str) -> re.Match[str]:

@@ -34,14 +34,14 @@ class UnsecuredValidator:
                 raise ValueError(f"{_PREFIX}RequiredScope has an invalid value")
         skew = options.get(f"{_PREFIX}AllowableClockSkewMs", "").strip() or "0"
         if not skew.isascii() or not skew.isdigit():
-            raise ValueError(f"{_PREFIX}AllowableClockSkewMs is no number of milliseconds")
+            raise ValueError(f"{_PREFIX}AllowableClockSkewMs is not a number of milliseconds")
         self._skew_ms = int(skew)
 
     def validate(self, token: str, now_ms: int) -> BearerToken:
         """Return what a token says. Raises `TokenRefused`."""
         parts = token.split(".")
         if len(parts) != 3:
-            raise TokenRefused("the token has not three parts")
+            raise TokenRefused("the token does not have three parts")
         header, claims = _decoded(parts[0]), _decoded(parts[1])
         if header.get("alg") != "none" or parts[2]:
             raise TokenRefused("the token is signed, and only unsecured tokens are accepted")
@@ -80,7 +80,7 @@ def _decoded(part: str) -> dict[str, Any]:
     except (ValueError, binascii.Error, RecursionError):
         raise TokenRefused("a part of the token is not JSON") from None
     if not isinstance(found, dict):
-        raise TokenRefused("a part of the token is no JSON object")
+        raise TokenRefused("a part of the token is not a JSON object")
     return found
 
 

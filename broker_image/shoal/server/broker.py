@@ -18,15 +18,19 @@ from shoal.metadata.image import MetadataImage, Scope
 from shoal.metadata.names import INTERNAL_TOPICS
 from shoal.server import ineffective_configs
 from shoal.server.audit import Audit
+from shoal.server.authorization import CHANGES, Access
 from shoal.server.cluster.controller import Controller
 from shoal.server.cluster.controller_channel import ControllerChannel
+from shoal.server.cluster.first_users import FirstUsers
 from shoal.server.cluster.lifecycle import CannotJoin, Lifecycle
 from shoal.server.cluster.metadata_log import Metadata
 from shoal.server.cluster.metadata_snapshots import MetadataSnapshots
 from shoal.server.cluster.producer_ids import ProducerIds
 from shoal.server.cluster.quorum import Quorum
 from shoal.server.cluster.registration import Registration
+from shoal.server.cluster.security_records import SecurityRecords
 from shoal.server.cluster.served_apis import ApiTables, ServedApis
+from shoal.server.cluster.token_expiry import TokenExpiry
 from shoal.server.cluster.topic_creation import TopicCreation
 from shoal.server.cluster.unreachable_leaders import UnreachableLeaders
 from shoal.server.cluster.voter_checks import VoterChecks
@@ -69,6 +73,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Mapping
 
+    from shoal.security.authorizer import AllowAll, Authorizer
     from shoal.server.config import BrokerConfig
     from shoal.server.coordinators.service import CoordinatorService
     from shoal.server.network.api import Api
@@ -105,9 +110,11 @@ class Broker:
         self.disk = node.disk
         self.table: Mapping[int, Api] = apis.rows
         self.metadata_cache = MetadataCache(Scope(self.node_id, config.given))
-        self.purgatory = Purgatory(loop, self.timers)
-        self.metrics = Metrics()
         self.audit = Audit(node)
+        self.access = Access(config, self.metadata_cache, self.audit)
+        self.purgatory = Purgatory(loop, self.timers)
+        self.access.on_change(lambda: self.purgatory.wake(CHANGES))
+        self.metrics = Metrics()
         self.tls = NodeTls(node, self.metadata_cache, self.audit)
         self.listeners: list[Listener] = []
         self.directory = LogDirectory(node.system.storage, config.data_dir)
@@ -116,7 +123,11 @@ class Broker:
         self.link_security.check()
         errors = ErrorResponses(node.log, apis.rows, self.metrics)
         self.envelopes = EnvelopeHandler(
-            self, apis.rows, errors, is_active_controller=lambda: self.metadata.is_active
+            self,
+            apis.rows,
+            errors,
+            access=self.access,
+            is_active_controller=lambda: self.metadata.is_active,
         )
         self._make_cluster(apis)
         self.quotas = ClientQuotas(node, self.metadata_cache, self.metrics)
@@ -134,11 +145,11 @@ class Broker:
             node, self.metadata_cache, self.setup_timeouts, self.link_security.of
         )
         self._make_replication()
-        #: A controller that is no broker has none of them.
+        #: A controller without the broker role has none.
         self.coordinators: list[CoordinatorService[Any]] = []
         if self.cluster.is_broker:
             self._make_coordinators()
-        self.lifecycle.on_session_lost.append(self.replicas.wake_cut_off)
+        self.lifecycle.on_session_lost(self.replicas.wake_cut_off)
         has_health = config.metrics_listener is not None
         self.health = HealthListener(node, self.metrics, self) if has_health else None
         self._ready = self._opened = False
@@ -172,6 +183,7 @@ class Broker:
             purgatory=self.purgatory,
             controller=self.channel,
             errors=errors,
+            access=self.access,
             monotonic_ns=self.node.system.monotonic_ns,
         )
 
@@ -192,6 +204,9 @@ class Broker:
             node, directory, self.registration, self.setup_timeouts, self.link_security.of
         )
         self.metadata = Metadata(node, self.quorum, cache)
+        self.security_records = SecurityRecords(self.quorum, self.metadata)
+        self._first_users = FirstUsers(node, cache, self.metadata)
+        self._token_expiry = TokenExpiry(node, self.metadata)
         self._snapshots = MetadataSnapshots(node, self.quorum, self.metadata)
         self.channel = ControllerChannel(
             node,
@@ -222,7 +237,7 @@ class Broker:
         self.partitions = Partitions(
             node, self.directory, purgatory=self.purgatory, isr_controller=isr_changes
         )
-        self.partitions.on_removed.append(lambda p: self.metrics.forget_topic(p.topic))
+        self.partitions.on_removed(lambda p: self.metrics.forget_topic(p.topic))
         self.log_maintenance = LogMaintenance(node, cache, self.partitions, self.directory)
         fetchers = ReplicaFetcherManager(
             node,
@@ -275,13 +290,14 @@ class Broker:
             purgatory=self.purgatory,
             quotas=self.quotas,
             response_limits=self.response_limits,
+            access=self.access,
             create_topics=self.topic_creation.create_topics,
             listeners=self.listeners,
         )
         self.coordinators += [self.groups, self.transactions, self.share.state_coordinator]
         for coordinator in self.coordinators:
             coordinator_metrics.register(self.metrics, coordinator)
-        self.lifecycle.before_handover.append(self.share.drain)
+        self.lifecycle.before_handover(self.share.drain)
 
     @property
     def image(self) -> MetadataImage:
@@ -289,12 +305,17 @@ class Broker:
         return self.metadata_cache.image
 
     @property
+    def authorizer(self) -> Authorizer | AllowAll:
+        """Decides what clients may do."""
+        return self.access.authorizer
+
+    @property
     def cluster_id(self) -> str:
         return self.directory.cluster_id
 
     @property
     def failed(self) -> asyncio.Future[str]:
-        """Why this node cannot go on, once it cannot."""
+        """The reason to end the process. It is set when the node has failed."""
         return self.node.failed
 
     @property
@@ -326,6 +347,7 @@ class Broker:
         self.channel.start()
         self._snapshots.start()
         self.controller.start()
+        self._token_expiry.start()
         self.quorum.start()
         if not self.cluster.is_broker:
             await self._start_controller()
@@ -339,7 +361,7 @@ class Broker:
             self.served.begin(early=True)
             for listener in self.listeners:
                 await listener.accept()
-            self.metadata.on_unreadable.append(self.node.fail)
+            self.metadata.on_unreadable(self.node.fail)
             await self.lifecycle.join()
             self._voter_update.start()
             self._voter_checks.check_auto_join()
@@ -416,6 +438,7 @@ class Broker:
 
     def _open_quorum(self) -> None:
         """Open the metadata log, and check that it fits the configs. Raises what `start` raises."""
+        self._first_users.start()
         self.quorum.open()
         self.metadata.open()
         self._voter_checks.start()

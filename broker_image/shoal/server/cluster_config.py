@@ -174,8 +174,8 @@ def _kinds(
     """
     if CONTROLLER in roles and of_controllers and not set(of_controllers) & set(names):
         raise InvalidConfig(
-            f"controller.listener.names is {','.join(of_controllers)}, which listeners has not: add"
-            f" {of_controllers[0]}://host:port to listeners."
+            f"controller.listener.names is {','.join(of_controllers)}, which is not in listeners."
+            f" Add {of_controllers[0]}://host:port to listeners."
         )
     if BROKER not in roles:
         return dict.fromkeys(names, Listeners.CONTROLLER)
@@ -217,7 +217,7 @@ def _voters(config: BrokerConfig, listener: str) -> VoterSet | None:
             match = _ADDRESS.fullmatch(text.strip())
             if match is None or not 0 < int(match[3]) < 65536:
                 raise InvalidConfig(
-                    f"controller.quorum.bootstrap.servers has {text!r}, which is no host:port."
+                    f"controller.quorum.bootstrap.servers has {text!r}, not of the form host:port."
                 )
             endpoint = Endpoint(listener, match[1] or match[2], int(match[3]))
             found.append(Voter(ReplicaKey(-2 - at), (endpoint,)))
@@ -227,7 +227,7 @@ def _voters(config: BrokerConfig, listener: str) -> VoterSet | None:
         return VoterSet.of(found)
     except ValueError as error:
         raise InvalidConfig(
-            f"controller.quorum.voters does not hold together: {error}. Give each node once."
+            f"controller.quorum.voters is inconsistent: {error}. List each node once."
         ) from None
 
 

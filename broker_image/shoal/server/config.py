@@ -14,6 +14,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shoal.client.properties import CLIENT_PREFIX, properties
 from shoal.metadata import broker_rules, configs, listener_configs
 from shoal.metadata.config_keys import ConfigError, UnknownConfig
 from shoal.server.listener_security import SecurityProtocol
@@ -24,11 +25,12 @@ if TYPE_CHECKING:
 PREFIX = "SHOAL_"
 #: Kubernetes sets such variables for each Service of the namespace. A Service named "shoal" leads
 #: to SHOAL_PORT, SHOAL_SERVICE_HOST and SHOAL_PORT_9092_TCP_ADDR, which are not configs.
-_SERVICE_LINK = re.compile(
+SERVICE_LINK = re.compile(
     r".*SERVICE_(HOST|PORT(_\w+)?)|(.*_)?PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?"
 )
 #: Variables of the flags of the command line.
 FLAG_VARIABLES = (
+    "SHOAL_ADD_SCRAM",
     "SHOAL_BOOTSTRAP",
     "SHOAL_BOOTSTRAP_SERVERS",
     "SHOAL_CLUSTER_DIR",
@@ -42,7 +44,6 @@ FLAG_VARIABLES = (
 _OVERRIDE_VARIABLE = PREFIX + "LISTENER_NAME_"
 _LISTENER = re.compile(r"(?:([A-Za-z0-9_\-]+)://)?(?:\[([0-9a-fA-F:.%]+)\]|([^:\[\]]*)):(\d+)")
 _VARIABLE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
-_ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 class Endpoint(NamedTuple):
@@ -134,7 +135,7 @@ def resolve(
             given[name] = text
     given = _with_known_listeners(given)
     config = BrokerConfig(given, configs.broker_values(configs.Layers({}, {}, given)))
-    _check_whole(config)
+    _check_consistency(config)
     return config
 
 
@@ -167,7 +168,9 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
         name = names.get(one) or _override(one, names)
         if name is not None:
             found[name] = environment[one]
-        elif not _SERVICE_LINK.fullmatch(one.removeprefix(PREFIX)):
+        elif not (
+            one.startswith(CLIENT_PREFIX) or SERVICE_LINK.fullmatch(one.removeprefix(PREFIX))
+        ):
             near = difflib.get_close_matches(one, names, n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
             raise InvalidConfig(f"The environment variable {one} names no broker config.{hint}")
@@ -196,18 +199,6 @@ def _override(name: str, names: Mapping[str, str]) -> str | None:
     return f"{listener_configs.PREFIX}{listener}.{target}"
 
 
-def properties(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the names and values of a Java properties file."""
-    whole = re.sub(r"(?<!\\)((?:\\\\)*)\\\r?\n[ \t\f]*", r"\1", text)
-    for line in whole.splitlines():
-        line = line.lstrip(" \t\f")
-        if not line or line[0] in "#!":
-            continue
-        match = re.match(r"((?:\\.|[^\\=: \t\f])*)[ \t\f]*[=: \t\f]?[ \t\f]*(.*)", line, re.DOTALL)
-        assert match is not None
-        yield _unescaped(match[1]), _unescaped(match[2]).rstrip()
-
-
 def _filled(
     lines: Iterator[tuple[str, str]], environment: Mapping[str, str], file_name: str
 ) -> Iterator[tuple[str, str]]:
@@ -225,21 +216,13 @@ def _filled(
         yield name, _VARIABLE.sub(lambda found: environment[found[1]], text)
 
 
-def _unescaped(text: str) -> str:
-    def one(match: re.Match[str]) -> str:
-        code = match[1]
-        return chr(int(code[1:], 16)) if len(code) == 5 else _ESCAPES.get(code, code)
-
-    return re.sub(r"\\(u[0-9a-fA-F]{4}|.)", one, text)
-
-
 def endpoint(setting: str, text: str) -> Endpoint:
     """Parse NAME://host:port; the default name is PLAINTEXT. Raises `InvalidConfig`."""
     match = _LISTENER.fullmatch(text.strip())
     if match is None or int(match[4]) > 65535:
         raise InvalidConfig(
-            f"{setting} has {text!r}, which is not of the form PLAINTEXT://host:port"
-            " (an IPv6 address stands in brackets)."
+            f"{setting} has {text!r}, which is not of the form PLAINTEXT://host:port."
+            " Write an IPv6 address in brackets."
         )
     return Endpoint((match[1] or "PLAINTEXT").upper(), match[2] or match[3], int(match[4]))
 
@@ -289,8 +272,8 @@ def is_loopback(host: str) -> bool:
     return (mapped or found).is_loopback
 
 
-def _check_whole(config: BrokerConfig) -> None:
-    """What no single value tells. Raises `InvalidConfig`."""
+def _check_consistency(config: BrokerConfig) -> None:
+    """Check configs against each other. Raises `InvalidConfig`."""
     _check_log_directories(config)
     names = _checked_names(config)
     _check_protocols(config, names)
@@ -306,7 +289,7 @@ def _check_log_directories(config: BrokerConfig) -> None:
         if len(config[name] or ()) > 1:
             raise InvalidConfig(
                 f"{name} names {len(config[name])} directories; this broker keeps its logs in"
-                " one. Leave one, and join volumes below the file system."
+                " one. Keep one directory. To use several volumes, combine them with LVM or RAID."
             )
     if not config["log.dirs"] and not config["log.dir"]:
         raise InvalidConfig("log.dir is empty: a broker needs a directory for its logs.")
@@ -319,7 +302,7 @@ def _checked_names(config: BrokerConfig) -> list[str]:
         raise InvalidConfig("listeners is empty: a broker needs an address to listen on.")
     names = [listener.name for listener in listeners]
     if len(set(names)) < len(names):
-        raise InvalidConfig("listeners has a name twice; each listener needs a name of its own.")
+        raise InvalidConfig("listeners contains a name twice. Give each listener its own name.")
     return names
 
 
@@ -369,7 +352,9 @@ def _with_known_listeners(given: Mapping[str, str]) -> dict[str, str]:
 def _check_advertised(config: BrokerConfig, names: list[str]) -> None:
     for name, advertised in config.advertised.items():
         if name not in names:
-            raise InvalidConfig(f"advertised.listeners has {name}, which listeners has not.")
+            raise InvalidConfig(
+                f"advertised.listeners has {name}, which is not in listeners. Add it."
+            )
         if advertised.host in ("", "0.0.0.0", "::"):
             raise InvalidConfig(
                 "advertised.listeners has an address that no client can connect to:"

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def absent(*names: str) -> Iterator[None]:
-    """Let optional imports of these modules fail within.
+    """Let imports of these modules fail inside the context.
 
-    Libraries of ours look for large ones that a broker never uses (structlog for rich, kio for
-    hypothesis, where a developer has it installed): 80 and 110 ms of start-up and 25 MB.
+    Some libraries import large optional ones that a broker never uses: structlog imports rich, and
+    kio imports hypothesis if it is installed. They cost 80 and 110 ms of start-up and 25 MB.
     """
     hidden = {name: sys.modules.get(name) for name in names if name not in sys.modules}
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
@@ -31,7 +31,7 @@ def absent(*names: str) -> Iterator[None]:
 
 
 def structlog() -> Any:
-    """The module, imported without what it does not need here."""
+    """Return the module, imported without rich."""
     with absent("rich"):
         return importlib.import_module("structlog")
 

@@ -27,6 +27,10 @@ class MetadataCache:
         """Call `listener` with each new image, and the delta that led to it."""
         self._listeners.append(listener)
 
+    def serve(self, image: MetadataImage) -> None:
+        """Serve `image` without calling the listeners."""
+        self.image = image
+
     def publish(self, image: MetadataImage, delta: MetadataDelta) -> None:
         """Serve `image`: call all listeners, in the order of their subscriptions, then resume
         those that wait."""

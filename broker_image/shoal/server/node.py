@@ -38,7 +38,7 @@ class Node:
         self.timers = Timers(loop, self.clock)
         self.random = Random(self.system.random_bytes(16))
         self.disk = Disk(loop, self.log)
-        #: Why this node cannot go on, as a sentence with its remedy; not done while it can.
+        #: Why the process must end, as a sentence with its remedy; not done while the node works.
         self.failed: asyncio.Future[str] = loop.create_future()
 
     def fail(self, sentence: str) -> None:

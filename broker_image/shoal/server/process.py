@@ -144,6 +144,8 @@ async def _started(broker: Broker, stop: asyncio.Event) -> None:
         starting.cancel()
         await asyncio.wait((starting,))
     if broker.failed.done():
+        if not starting.cancelled():
+            starting.exception()  # asyncio would log it; the failure explains more.
         raise CannotJoin(broker.failed.result())
     if starting.cancelled():
         raise CannotJoin("It was stopped before its cluster had admitted it.")

@@ -34,8 +34,8 @@ def refusal(cluster: Manifest) -> Verdict | None:
     if pod_layout.replicas(cluster) == 2:
         return Verdict.refused(
             "NoMajority",
-            "spec.replicas is 2: neither has a majority without the other. Set spec.replicas to 1 "
-            "or 3.",
+            "spec.replicas cannot be 2, because neither broker has a majority alone. "
+            "Set it to 1 or 3.",
         )
     if pod_layout.per_pod(cluster) > 1 and spec.get("rack"):
         return Verdict.refused(

@@ -2,7 +2,7 @@
 
 Kubeflow restarts an application when its spec changes, except for `suspend`. The manifest therefore
 does not depend on the wanted number of executors: the driver asks the operator for the number over
-HTTP and requests the executors from Spark (ADR 0026). Pods are customized in pod templates, which
+HTTP and requests the executors from Spark (ADR 26). Pods are customized in pod templates, which
 Spark applies; other fields would need Kubeflow's admission webhook.
 """
 

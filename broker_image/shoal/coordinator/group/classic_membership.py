@@ -1,7 +1,7 @@
 """Decisions of classic groups: join, sync, heartbeat, leave, and deadlines.
 
 A member that joins or leaves starts a rebalance or advances the current one (`rebalance`). Each
-member has a session, and so has each id that MEMBER_ID_REQUIRED assigned.
+member has a session. Each id that MEMBER_ID_REQUIRED assigned has one too.
 """
 
 from __future__ import annotations

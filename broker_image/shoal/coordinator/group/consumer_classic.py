@@ -192,7 +192,10 @@ class ClassicMembers:
         else:
             known = Member(member_id)
         member, owned = self._updated(known, request)
-        member = self._consumers.advance(group, known, member, owned, draft, now_ms)
+        # A classic member evaluates no regular expressions.
+        member = self._consumers.advance(
+            group, known, member, owned, draft, now_ms, describes=lambda _: False
+        )
         self._deadlines.cancel(self._consumers.key("join", group, member.member_id))
         self._consumers.deadline_session(group, member, now_ms)
         sync_ms = now_ms + request.rebalance_timeout_ms

@@ -86,7 +86,7 @@ class Member(ModernMember):
 
 @dataclass(slots=True, eq=False)
 class ConsumerGroup(ModernGroup[Member]):
-    """Hard state and its indexes; the last field is soft."""
+    """Hard state and its indexes; the last two fields are soft."""
 
     type: ClassVar[GroupType] = GroupType.CONSUMER
     record_types: ClassVar[RecordTypes] = RecordTypes(
@@ -102,8 +102,9 @@ class ConsumerGroup(ModernGroup[Member]):
     static_members: dict[str, str] = field(default_factory=dict)
     #: The member that owns a partition, assigned or pending revocation.
     owners: dict[TopicIdPartition, str] = field(default_factory=dict)
-    #: When the regular expressions were evaluated last.
+    #: When the regular expressions were due last, and those that are still due.
     regexes_checked_ms: int = 0
+    regexes_due: set[str] = field(default_factory=set)
 
     # The interface of every group.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,8 +17,15 @@ if TYPE_CHECKING:
     from shoal.coordinator.group.assignment import Assignment
 
 
+#: Whether a topic may be described, by its name.
+Describes = Callable[[str], bool]
+
+
 class HeartbeatRequest(NamedTuple):
-    """ConsumerGroupHeartbeat. None means no change since the last heartbeat."""
+    """ConsumerGroupHeartbeat. None means no change since the last heartbeat.
+
+    `describes` decides which topics the member may describe; None for all.
+    """
 
     group_id: str
     member_id: str
@@ -32,6 +40,7 @@ class HeartbeatRequest(NamedTuple):
     client_id: str = ""
     client_host: str = ""
     api_version: int = 1
+    describes: Describes | None = None
 
     @property
     def is_full(self) -> bool:

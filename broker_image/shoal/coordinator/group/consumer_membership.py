@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shoal.coordinator.contract import Result, Token
+    from shoal.coordinator.group.consumer_heartbeat import Describes
 
 
 class Migration(Protocol):
@@ -78,7 +79,15 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
         group = self._group(request.group_id, draft, now_ms, create=joins)
         known = self._known_member(group, request, draft)
         before = known.current.assigned
-        member = self.advance(group, known, updated(known, request), request.owned, draft, now_ms)
+        member = self.advance(
+            group,
+            known,
+            updated(known, request),
+            request.owned,
+            draft,
+            now_ms,
+            describes=request.describes,
+        )
         self.deadline_session(group, member, now_ms)
         response: dict[str, Any] = {
             "member_id": member.member_id,
@@ -186,14 +195,19 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
         owned: Assignment | None,
         draft: Draft,
         now_ms: int,
+        *,
+        describes: Describes | None = None,
     ) -> Member:
         """Update `known` to `member`, and move it one step towards its target.
 
-        Returns the member after the replay of the draft's records.
+        `describes` decides which topics the member may describe; None for all. Returns the member
+        after the replay of the draft's records.
         """
         changed = self._note_member(group, known, member, draft)
         members = group.with_member(member)
-        regexes = self._targets.regexes(group, members, draft, now_ms)
+        regexes = self._targets.regexes(
+            group, members, draft, now_ms, by=member, describes=describes
+        )
         epoch = self._targets.epoch(group, members, regexes, draft, bump=changed)
         target = self._targets.of_member(group, members, regexes, member, epoch, draft, now_ms)
         current = reconcile(

@@ -20,10 +20,16 @@ from shoal.coordinator.group.reconciliation import TargetAssignment
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from shoal.coordinator.group.consumer_heartbeat import Describes
+
 ASSIGNORS: Mapping[str, Callable[[GroupSpec], dict[str, Assignment]]] = {
     uniform_assignor.NAME: uniform_assignor.assign,
     range_assignor.NAME: range_assignor.assign,
 }
+
+
+def _described(topics: frozenset[str], describes: Describes | None) -> frozenset[str]:
+    return topics if describes is None else frozenset(filter(describes, topics))
 
 
 class TargetAssignments(ModernTargetAssignments):
@@ -38,9 +44,16 @@ class TargetAssignments(ModernTargetAssignments):
         members: Mapping[str, Member],
         draft: Draft,
         now_ms: int,
+        *,
+        by: Member,
+        describes: Describes | None,
     ) -> Mapping[str, Regex]:
-        """The topics of the group's regular expressions, which are evaluated again if that is
-        due."""
+        """The topics of the group's regular expressions, which are evaluated again if that is due.
+
+        `describes` decides which topics the member `by` may describe; None for all. It then
+        evaluates its own regular expression only. As in Kafka, members share the result of an
+        expression.
+        """
         wanted = sorted({m.subscribed_topic_regex for m in members.values()} - {""})
         found: dict[str, Regex] = {}
         if not wanted and not group.regexes:
@@ -50,16 +63,20 @@ class TargetAssignments(ModernTargetAssignments):
             self.mark_stale(group.group_id)
         if not self.is_fresh(group):
             group.regexes_checked_ms = now_ms
+            group.regexes_due = set(wanted)
         names = None
         for regex in wanted:
             old = group.regexes.get(regex)
-            if old is None or not self.is_fresh(group):
+            is_due = old is None or regex in group.regexes_due
+            if is_due and (describes is None or regex == by.subscribed_topic_regex):
+                group.regexes_due.discard(regex)
                 names = self.catalog.names() if names is None else names
-                topics = patterns.matching(regex, names)
+                topics = _described(patterns.matching(regex, names), describes)
                 if old is None or topics != old.topics:
                     old = Regex(topics, self.catalog.version, now_ms)
                     draft.records.append(group.regex_record(regex, old))
-            found[regex] = old
+            if old is not None:
+                found[regex] = old
         for regex in sorted(set(group.regexes) - set(wanted)):
             draft.records.append(regex_tombstone(group.group_id, regex))
         return found

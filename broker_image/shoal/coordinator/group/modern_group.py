@@ -1,10 +1,17 @@
 """A group whose members heartbeat towards a target assignment: Kafka's `ModernGroup`.
 
-Consumer groups (KIP-848) and share groups (KIP-932) write the same five records, each under record
-types of its own: the group's epoch, a member, the epoch of the target assignment, the target of a
-member, and its current assignment. The group epoch rises with every change of members,
-subscriptions or subscribed topics. The assignment epoch is the group epoch for which the target
-assignment was computed. Only the `replay_*` methods change a group.
+Consumer groups (KIP-848) and share groups (KIP-932) have different record types for the same five
+records:
+
+* the group's epoch,
+* a member,
+* the epoch of the target assignment,
+* the target of a member,
+* its current assignment.
+
+The group epoch rises with every change of members, subscriptions or subscribed topics. The
+assignment epoch is the group epoch for which the target assignment was computed. Only the
+`replay_*` methods change a group.
 """
 
 from __future__ import annotations

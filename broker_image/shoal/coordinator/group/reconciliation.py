@@ -128,7 +128,7 @@ def _next(
         else:
             state = MemberState.UNRELEASED_PARTITIONS
     found = current.advanced(target.epoch, state, kept, NONE)
-    # A change of only the previous epoch is no step.
+    # If only the previous epoch changes, nothing has to be written.
     same = replace(found, previous_member_epoch=current.previous_member_epoch) == current
     return current if same else found
 

@@ -1,8 +1,8 @@
 """Decisions about the members of share groups (KIP-932).
 
-A heartbeat updates the member, bumps the group epoch if subscriptions or topics have changed,
-requests the initialization of new partitions, computes the target assignment, and gives the member
-its assignment. It makes two guarantees beyond Kafka's:
+A heartbeat updates the member, and raises the group epoch if subscriptions or topics have changed.
+It requests the initialization of new partitions, computes the target assignment, and gives the
+member its assignment. There are two guarantees beyond Kafka's:
 
 * *The first response has the assignment.* Partitions of a topic that is new to the group must first
   be initialized by the share coordinator. The heartbeat is parked for that time, `PARK_MS` at most.

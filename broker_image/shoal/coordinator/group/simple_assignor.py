@@ -1,8 +1,8 @@
 """The `simple` assignor of share groups (KIP-932): no member and no partition is left out.
 
-With M members and P partitions each partition goes to ceil(M / P) members, each member has at least
-one partition, and the sizes of the members' assignments differ by at most one. Where members differ
-in their subscriptions, that holds for each topic. Members keep their partitions where balance
+With M members and P partitions, each partition goes to ceil(M / P) members. Each member has at
+least one partition, and the numbers of partitions of the members differ by at most one. If
+subscriptions differ, this is true for each topic. Members keep their partitions where balance
 allows it.
 
 `SimpleAssignment` is updated with each change, at a cost that does not depend on the size of the

@@ -2,10 +2,13 @@
 
 Every assignable partition of a subscribed topic goes to exactly one subscriber. With equal
 subscriptions the sizes of the assignments differ by at most one, and as few partitions move as
-that allows. With unequal ones the sizes are as even as the subscriptions permit: no partition, and
-no chain of partitions handed from member to member, could move to a member that has at least two
-fewer. That is an optimal semi-matching; the chains are its cost-reducing paths (Harvey, Ladner,
-Lovasz, Tamir: "Semi-matchings for bipartite graphs and load balancing").
+that allows.
+
+With unequal subscriptions the sizes are as even as the subscriptions permit. No member could give a
+partition to a member that has at least two fewer. No chain of members could do so either, in which
+each gives a partition to the next. This is an optimal semi-matching, and the chains are its
+cost-reducing paths (Harvey, Ladner, Lovasz, Tamir: "Semi-matchings for bipartite graphs and load
+balancing").
 """
 
 from __future__ import annotations

@@ -76,8 +76,8 @@ def acquire(
     if not len(batches) or wanted.max_records <= 0:
         return NOTHING
     changes: list[StateBatch] = []
-    _pass_by(share, batches, changes)
-    _take_in(share, wanted, batches, settings, first_wanted, changes)
+    _archive_skipped(share, batches, changes)
+    _extend_window(share, wanted, batches, settings, first_wanted, changes)
     number = share.locks.next_number()
     records, acquired = _lock(share, number, wanted, batches, settings, first_wanted, changes)
     if acquired:
@@ -154,14 +154,14 @@ def _undeliverable(
     return None if corrupt is None else (corrupt[0], min(last, corrupt[1]), Cause.CORRUPT)
 
 
-def _pass_by(share: SharePartition, batches: Batches, changes: list[StateBatch]) -> None:
+def _archive_skipped(share: SharePartition, batches: Batches, changes: list[StateBatch]) -> None:
     """Archive available offsets that the log has lost, or never delivers."""
-    for first, last in batches.passed_by:
+    for first, last in batches.skipped:
         if first < share.end_offset:
             share.archive(first, min(last, share.end_offset - 1), changes)
 
 
-def _take_in(
+def _extend_window(
     share: SharePartition,
     wanted: Wanted,
     batches: Batches,
@@ -176,7 +176,7 @@ def _take_in(
         return
     room = settings.max_record_locks - share.in_flight
     missing = wanted.max_records - _available(share, first_wanted)
-    ahead = [x for x in batches.passed_by if x[1] >= share.end_offset]
+    ahead = [x for x in batches.skipped if x[1] >= share.end_offset]
     for first, last in [*ahead, (reach + 1, reach)]:
         if missing <= 0 or room <= 0:
             return
@@ -195,8 +195,9 @@ def _available(share: SharePartition, offset: int) -> int:
     """Return the number of available offsets in the window from `offset` on."""
     total = 0
     while (run := share.available_from(offset)) is not None:
-        total += run[1] - run[0] + 1
-        offset = run[1] + 1
+        first, last, _, _ = run
+        total += last - first + 1
+        offset = last + 1
     return total
 
 

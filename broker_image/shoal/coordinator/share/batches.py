@@ -45,18 +45,18 @@ class AbortedTransaction(NamedTuple):
 class Batches:
     """Batches in offset order in parallel lists; `ends[i]` is the position behind batch i.
 
-    `passed_by` are the offset ranges, from the first wanted offset on, with nothing to deliver.
+    `skipped` are the offset ranges, from the first wanted offset on, with nothing to deliver.
     They rise and do not touch.
     """
 
-    __slots__ = ("bases", "data", "ends", "lasts", "passed_by")
+    __slots__ = ("bases", "data", "ends", "lasts", "skipped")
 
     def __init__(self, data: memoryview) -> None:
         self.data = data
         self.bases: list[int] = []
         self.lasts: list[int] = []
         self.ends: list[int] = []
-        self.passed_by: list[tuple[int, int]] = []
+        self.skipped: list[tuple[int, int]] = []
 
     def __len__(self) -> int:
         return len(self.bases)
@@ -136,7 +136,7 @@ def scan(
     `read_committed`.
     """
     found = Batches(memoryview(data))
-    bases, lasts, ends, passed_by = found.bases, found.lasts, found.ends, found.passed_by
+    bases, lasts, ends, skipped = found.bases, found.lasts, found.ends, found.skipped
     unpack, size, at, expected = _HEADER.unpack_from, len(data), 0, first_wanted
     if compiled.native is not None and not aborted:
         at, expected = compiled.native.scan(data, expected, bases, lasts, ends)
@@ -148,7 +148,7 @@ def scan(
             break
         at = end
         if base > expected:
-            _pass_by(passed_by, expected, base - 1)
+            _add_range(skipped, expected, base - 1)
         if attributes & CONTROL_BIT or (
             aborted
             and attributes & TRANSACTIONAL_BIT
@@ -157,7 +157,7 @@ def scan(
                 for t in aborted
             )
         ):
-            _pass_by(passed_by, max(base, first_wanted), last)
+            _add_range(skipped, max(base, first_wanted), last)
         bases.append(base)
         lasts.append(last)
         ends.append(end)
@@ -165,7 +165,7 @@ def scan(
     return found
 
 
-def _pass_by(ranges: list[tuple[int, int]], first: int, last: int) -> None:
+def _add_range(ranges: list[tuple[int, int]], first: int, last: int) -> None:
     if ranges and ranges[-1][1] == first - 1:
         ranges[-1] = (ranges[-1][0], last)
     else:

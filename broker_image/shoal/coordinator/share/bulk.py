@@ -1,8 +1,8 @@
 """Changes of many ranges of a window in one pass.
 
-With key order, records are scattered among those of held keys, and so are the ranges of a fetch or
-a commit. One pass through the rows (`Runs.rewrite`) takes a third of the time of cutting, changing
-and joining for each range; compiled (`compiled`), a thirtieth.
+With key order, the records of a fetch or a commit are scattered in many short ranges. One pass
+through the runs (`Runs.rewrite`) takes a third of the time of cutting, changing and joining for
+each range; compiled (`compiled`), a thirtieth.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shoal.coordinator.share import compiled
-from shoal.coordinator.share.runs import COUNT_MAX, Edit, Row, Runs
+from shoal.coordinator.share.runs import COUNT_MAX, Edit, Runs, RunValues
 from shoal.coordinator.share.states import ACCEPT, ACKNOWLEDGED, ACQUIRED, AVAILABLE, StateBatch
 
 if TYPE_CHECKING:
@@ -36,11 +36,11 @@ def accept_all(
     Return None, and change nothing, if a range is to be refused or is not accepted as a whole.
     """
 
-    def is_held(number: int) -> bool:
-        return locks.live[number].is_held(member_id, now_ms)
+    def is_owned(number: int) -> bool:
+        return locks.live[number].is_owned_by(member_id, now_ms)
 
     accept = _accept if compiled.native is None else _accept_compiled
-    found = accept(runs, acknowledgements, is_held)
+    found = accept(runs, acknowledgements, is_owned)
     if found is None:
         return None
     changes, given_back = found
@@ -65,7 +65,7 @@ def accepted_records(acknowledgements: Sequence[Sequence[Any]]) -> int | None:
 
 
 def _accept(
-    runs: Runs, acknowledgements: Sequence[Edit], is_held: Callable[[int], bool]
+    runs: Runs, acknowledgements: Sequence[Edit], is_owned: Callable[[int], bool]
 ) -> _Accepted | None:
     before = runs.start - 1
     for one in acknowledgements:
@@ -78,9 +78,9 @@ def _accept(
     changes: list[StateBatch] = []
     given_back: dict[int, int] = {}
 
-    def accepted(_edit: Edit, first: int, last: int, row: Row) -> Row | None:
-        state, count, number, _ = row
-        if state != ACQUIRED or (number not in given_back and not is_held(number)):
+    def accepted(_edit: Edit, first: int, last: int, values: RunValues) -> RunValues | None:
+        state, count, number, _ = values
+        if state != ACQUIRED or (number not in given_back and not is_owned(number)):
             return None
         given_back[number] = given_back.get(number, 0) + last - first + 1
         if changes and changes[-1][1] + 1 == first and changes[-1][3] == count:
@@ -93,15 +93,15 @@ def _accept(
 
 
 def _accept_compiled(
-    runs: Runs, acknowledgements: Sequence[Edit], is_held: Callable[[int], bool]
+    runs: Runs, acknowledgements: Sequence[Edit], is_owned: Callable[[int], bool]
 ) -> _Accepted | None:
     made = _rewritten(runs, acknowledgements, compiled.ACCEPT_ALL)
     if made is None:
         return None
-    rows, changes, given_back = made
-    if not all(map(is_held, given_back)):
+    spliced, changes, given_back = made
+    if not all(map(is_owned, given_back)):
         return None
-    runs.splice(*rows)
+    runs.splice(*spliced)
     return changes, given_back
 
 
@@ -116,29 +116,29 @@ def lock_new(runs: Runs, ranges: Sequence[Edit], number: int) -> bool:
             runs.splice(*made[0])
         return made is not None
 
-    def locked(_edit: Edit, _first: int, _last: int, row: Row) -> Row | None:
-        return (ACQUIRED, 1, number, 0) if row[0] == AVAILABLE and row[1] == 0 else None
+    def locked(_edit: Edit, _first: int, _last: int, values: RunValues) -> RunValues | None:
+        return (ACQUIRED, 1, number, 0) if values[0] == AVAILABLE and values[1] == 0 else None
 
     return runs.rewrite(ranges, locked)
 
 
-def lay_over(runs: Runs, batches: Sequence[Edit]) -> None:
+def overwrite(runs: Runs, batches: Sequence[Edit]) -> None:
     """Set the states and delivery counts of rising ranges of the window."""
     made = None
     if compiled.native is not None:
-        made = _rewritten(runs, batches, compiled.LAY_OVER)
+        made = _rewritten(runs, batches, compiled.OVERWRITE)
     if made is None:
-        runs.rewrite(batches, _laid_over)
+        runs.rewrite(batches, _overwritten)
     else:
         runs.splice(*made[0])
 
 
-def _laid_over(batch: Edit, _first: int, _last: int, _row: Row) -> Row:
+def _overwritten(batch: Edit, _first: int, _last: int, _values: RunValues) -> RunValues:
     return batch[2], min(batch[3], COUNT_MAX), 0, 0
 
 
 def _rewritten(runs: Runs, edits: Sequence[Edit], rule: int, number: int = 0) -> Any:
-    """Rewrite rows by a compiled rule.
+    """Rewrite runs by a compiled rule.
 
     Return the arguments of `Runs.splice`, the accepted records as changes to persist, and the
     number of records of each lock. Return None if the rule does not apply.

@@ -34,7 +34,7 @@ if os.environ.get("PURE_PYTHON") or not hasattr(native, "acquired"):
     native = None  # Or they were compiled from older sources.
 
 #: Rules of `rewrite`, as in `native/windows.c`.
-LOCK, ACCEPT_ALL, LAY_OVER = range(3)
+LOCK, ACCEPT_ALL, OVERWRITE = range(3)
 
 
 def description() -> str:

@@ -1,4 +1,4 @@
-"""Dead letters (KIP-1191): records whose delivery failed for good, with headers that explain why.
+"""Dead letters (KIP-1191): records whose delivery failed, with headers that explain why.
 
 The headers are Kafka's `__dlq.errors.*` and three of our own: member, client.id, and the time of
 the dead letter. All values are text. If the group copies records, the dead letter has key, value,
@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from shoal.record.records import NewRecord, Record
 
 PREFIX = "__dlq.errors."
+
+
+class DeadLetterFailure(NamedTuple):
+    """Why dead letters cannot be written now: a word for metrics, and a sentence."""
+
+    reason: str
+    message: str
 
 
 class Source(NamedTuple):

@@ -1,8 +1,8 @@
 """Policies of a group for deliveries that failed: retry back-off and dead letters.
 
-A failed record may wait before it is available again (`backoff`). One whose delivery failed for
-good may need a dead letter before it leaves the window (KIP-1191); it is ARCHIVING until then.
-Callers of the state machine pass a `FailurePolicy`. Without one, KIP-932 alone applies.
+A record whose delivery failed may wait before it is available again (`backoff`). After the last
+attempt it may need a dead letter before it leaves the window (KIP-1191). It is ARCHIVING until
+then. Callers of the state machine pass a `FailurePolicy`. Without one, KIP-932 alone applies.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class FailurePolicy(NamedTuple):
 
 
 class Cause(Enum):
-    """Why delivery of a record failed for good, in Kafka's words. Kafka archives corrupt batches
-    without a dead letter."""
+    """Why delivery of a record failed permanently. The texts are Kafka's, which archives corrupt
+    batches without a dead letter."""
 
     REJECTED = "Offset rejected by client."
     LIMIT = "Offset delivery count exceeded the threshold."

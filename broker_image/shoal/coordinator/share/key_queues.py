@@ -2,7 +2,7 @@
 
 A key is free while none of its records is acquired. There are two implementations:
 `PlainKeyQueues` with dicts, sets and lists, and a C type where the loops are compiled (`compiled`,
-`native/key_queues.c`, docs/adr/0046-queues-of-keys-in-c.md).
+`native/key_queues.c`, docs/adr/0046-implement-the-key-queues-as-a-c-type.md).
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ class KeyQueues(Protocol):
         Raises `ValueError` unless it lies behind all records that were added or reserved before.
         """
 
-    def put_new(self, first: int, keys: array[int], ready: list[int]) -> None:
+    def put_new(self, first: int, keys: array[int], available: list[int]) -> None:
         """Add new records from `first` on with their keys, 0 for none.
 
-        Records that may be acquired are appended to `ready`, which stays a heap. Raises
+        Records that may be acquired are appended to `available`, which stays a heap. Raises
         `ValueError` as `put` does.
         """
 
@@ -87,23 +87,22 @@ class KeyQueues(Protocol):
         """Note that a record is not acquired any more and not complete. Return its key."""
 
     def choose(
-        self, ready: list[int], runs: Runs, records: int, splitting: int, chosen: list[int]
+        self, available: list[int], runs: Runs, records: int, splitting: int, chosen: list[int]
     ) -> None:
-        """Move up to `records` offsets from the heap `ready` to `chosen`, in log order, and reserve
-        them.
+        """Move up to `records` offsets from the heap `available` to `chosen`, in log order.
 
-        Outdated entries are dropped. It may stop early, for instance at a record that was delivered
-        `splitting` times: the caller chooses the rest.
+        The chosen records are reserved. Outdated entries are dropped. It may stop early, for
+        instance at a record that was delivered `splitting` times: the caller chooses the rest.
         """
 
     def end(self, offsets: Iterable[int], touched: dict[int, None]) -> None:
         """Remove complete records, and add the keys that other records wait for to `touched`."""
 
     def end_all(
-        self, changes: Sequence[StateBatch], below: int, ready: list[int], runs: Runs
+        self, changes: Sequence[StateBatch], below: int, available: list[int], runs: Runs
     ) -> bool:
         """`end` all records that were acknowledged below an offset, and put the next ones into
-        `ready`.
+        `available`.
 
         Return False, and change nothing, if this implementation does not support it, or if some
         records have another new state.
@@ -175,7 +174,7 @@ class PlainKeyQueues:
         return sum(waiting) - len(known)
 
     def put(self, offset: int, key: int) -> bool:
-        self._goes_on(offset)
+        self._check_ascending(offset)
         if not key:
             raise ValueError("a key is not 0")
         self._end = offset + 1
@@ -188,8 +187,8 @@ class PlainKeyQueues:
         queue.append(offset)
         return False
 
-    def put_new(self, first: int, keys: array[int], ready: list[int]) -> None:
-        self._goes_on(first)
+    def put_new(self, first: int, keys: array[int], available: list[int]) -> None:
+        self._check_ascending(first)
         self._end = first + len(keys)
         queues, waiting = self._queues, 0
         pairs = zip(range(first, first + len(keys)), keys, strict=True)
@@ -202,10 +201,10 @@ class PlainKeyQueues:
                     queue.append(offset)
                     continue
                 queues[key] = [offset]
-            ready.append(offset)
+            available.append(offset)
         self.waiting += waiting
 
-    def _goes_on(self, first: int) -> None:
+    def _check_ascending(self, first: int) -> None:
         if first < self._end:
             raise ValueError("records are put in the order of the log")
 
@@ -226,17 +225,17 @@ class PlainKeyQueues:
         return key
 
     def choose(
-        self, ready: list[int], runs: Runs, records: int, _splitting: int, chosen: list[int]
+        self, available: list[int], runs: Runs, records: int, _splitting: int, chosen: list[int]
     ) -> None:
         """Choose among new records if no entry is outdated. It takes a third of the time of single
         steps."""
-        if not ready or records <= 0 or len(ready) > SORTED_MAX * records:
+        if not available or records <= 0 or len(available) > SORTED_MAX * records:
             return
         fresh = len(runs) and runs.states[-1] == AVAILABLE and runs.counts[-1] == 0
-        if not fresh or ready[0] < runs.firsts[-1]:
+        if not fresh or available[0] < runs.firsts[-1]:
             return
-        ready.sort()
-        offsets = ready[:records]
+        available.sort()
+        offsets = available[:records]
         keys: list[Any] = list(map(self._key_of.get, offsets))
         taken, firsts = dict.fromkeys(keys, 1), offsets
         if taken.pop(None, 0):
@@ -248,7 +247,7 @@ class PlainKeyQueues:
             return
         if [self._queues[key][0] for key in taken] != firsts:
             return
-        del ready[:records]
+        del available[:records]
         self._busy.update(taken)
         self._reserved.update(offsets)
         self._end = max(self._end, offsets[-1] + 1)
@@ -274,7 +273,7 @@ class PlainKeyQueues:
                 touched[key] = None
 
     def end_all(
-        self, _changes: Sequence[StateBatch], _below: int, _ready: list[int], _runs: Runs
+        self, _changes: Sequence[StateBatch], _below: int, _available: list[int], _runs: Runs
     ) -> bool:
         return False
 

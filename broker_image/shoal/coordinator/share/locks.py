@@ -40,7 +40,7 @@ class Lock:
         self.records = records
         self.since_ms = since_ms
 
-    def is_held(self, member_id: str, now_ms: int) -> bool:
+    def is_owned_by(self, member_id: str, now_ms: int) -> bool:
         """Whether the lock is that member's and has not expired."""
         return self.member_id == member_id and self.deadline_ms > now_ms
 

@@ -31,7 +31,7 @@ DELIVER_AT = "shoal.deliver.at"
 DELIVER_AFTER = "shoal.deliver.after"
 #: Priorities are 0 to this; what is above counts as this.
 PRIORITY_MAX = 9
-#: Attributes, last offset delta and number of records in a batch's header, and where they stand.
+#: Attributes, last offset delta and number of records in a batch's header, and their position.
 _COUNTS = struct.Struct(format_of("attributes", "last_offset_delta", "record_count"))
 _COUNTS_AT = OFFSETS["attributes"]
 #: Digits that a number in a header may have.
@@ -39,7 +39,7 @@ _DIGITS_MAX = 18
 
 
 #: One record: its offset, a hash of its key (0 without one), when it is due in epoch milliseconds
-#: (0 for at once), its priority.
+#: (0 for at once), its priority. A plain tuple, because each record that is read makes one.
 Fact = tuple[int, int, int, int]
 
 

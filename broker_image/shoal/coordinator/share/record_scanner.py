@@ -67,13 +67,13 @@ class RecordScanner:
         share, runs = self._share, self._share.runs
         self.cursor = max(self.cursor, share.start_offset)
         if self._open is None and self.cursor < runs.end:
-            row = runs.row_of(self.cursor)
-            while row < len(runs) and is_terminal(runs.states[row]):
-                row += 1
-            if row == len(runs):
+            run = runs.run_of(self.cursor)
+            while run < len(runs) and is_terminal(runs.states[run]):
+                run += 1
+            if run == len(runs):
                 self.cursor = runs.end
             else:
-                self.cursor = max(self.cursor, runs.firsts[row])
+                self.cursor = max(self.cursor, runs.firsts[run])
         return self.cursor
 
     def start_moved(self, start: int) -> None:
@@ -95,15 +95,15 @@ class RecordScanner:
         the skipped offsets to `changes`."""
         share = self._share
         whole, taken = self._scan_keys(batches, places, budget)
-        passed = iter(batches.passed_by)
-        gap = next(passed, None)
+        skipped = iter(batches.skipped)
+        gap = next(skipped, None)
         for at in range(whole, len(batches) if taken < budget else whole):
             base, last = batches.bases[at], batches.lasts[at]
             while gap is not None and gap[0] <= max(base, self.cursor):
                 # A hole before this batch, or control batches, perhaps this one.
-                self._pass_by(max(gap[0], self.cursor), gap[1], changes)
+                self._skip(max(gap[0], self.cursor), gap[1], changes)
                 self.cursor = max(self.cursor, gap[1] + 1)
-                gap = next(passed, None)
+                gap = next(skipped, None)
             if last < self.cursor:
                 continue
             if last >= share.end_offset:
@@ -120,7 +120,7 @@ class RecordScanner:
         """Scan the first batches if only keys are needed and the window has them as new and without
         holes. Return the numbers of batches and records."""
         share, runs, cursor = self._share, self._share.runs, self.cursor
-        if not self._keys or self.headers is not None or batches.passed_by:
+        if not self._keys or self.headers is not None or batches.skipped:
             return 0, 0
         if cursor < runs.end and (cursor < runs.firsts[-1] or runs.states[-1] != AVAILABLE):
             return 0, 0
@@ -171,7 +171,7 @@ class RecordScanner:
                 offset = fact[0]
                 if self.cursor <= offset <= self._open_last:
                     if offset > self.cursor:  # Compaction took what was between.
-                        self._pass_by(self.cursor, offset - 1, changes)
+                        self._skip(self.cursor, offset - 1, changes)
                     self.cursor = offset + 1
                     places.take_in(fact, now_ms)
             if scanned == budget:
@@ -181,11 +181,11 @@ class RecordScanner:
                 cause = Cause.CORRUPT
         self._open = None
         if self.cursor <= self._open_last:
-            self._pass_by(self.cursor, self._open_last, changes, cause)
+            self._skip(self.cursor, self._open_last, changes, cause)
             self.cursor = self._open_last + 1
         return max(scanned, 1)
 
-    def _pass_by(
+    def _skip(
         self, first: int, last: int, changes: list[StateBatch], cause: Cause | None = None
     ) -> None:
         self._share.archive(first, last, changes, cause)

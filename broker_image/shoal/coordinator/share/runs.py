@@ -1,11 +1,11 @@
 """The window of a share partition as runs of offsets with one state.
 
-The window covers `[start, end)` without holes. Its runs are rows in parallel columns. A window of
-equal records costs one row; the worst case costs `ROW_SIZE` bytes a record. Record batches do not
-matter. Every change follows one rule: cut the window where the change begins and ends, change the
-rows between, and join rows that are equal.
+The window covers `[start, end)` without holes. Its runs are stored in parallel columns. A window
+of equal records costs one run; the worst case costs `RUN_SIZE` bytes a record. Record batches do
+not matter. Every change follows one rule: cut the window where the change begins and ends, change
+the runs between, and join runs that are equal. `run` is the number of a run, from 0.
 
-Invariants: `firsts` rises strictly and begins at the window's start; an empty window has no rows;
+Invariants: `firsts` rises strictly and begins at the window's start; an empty window has no runs;
 no two neighbours are equal in all columns. `states` defines the states.
 """
 
@@ -16,19 +16,20 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any
 
-#: State, delivery count, lock and piece.
-Row = tuple[int, int, int, int]
-#: First offset, last offset, and whatever else is of use to `Change`.
+#: State, delivery count, lock and piece of a run. A plain tuple: acknowledgements make one for each
+#: run that they change.
+RunValues = tuple[int, int, int, int]
+#: First offset, last offset, and further values for `Change`.
 Edit = tuple[Any, ...]
-Change = Callable[[Edit, int, int, Row], Row | None]
+Change = Callable[[Edit, int, int, RunValues], RunValues | None]
 #: At most this many edits are made one by one; more go through `Runs.rewrite`.
 ONE_BY_ONE_MAX = 2
-#: Rows between two edits that are not worth a separate stretch.
-_NEAR_ROWS = 4
+#: Runs between two edits that are not worth a separate stretch.
+_NEAR_RUNS = 4
 #: A delivery count is kept in one byte; group configs allow at most 25 deliveries.
 COUNT_MAX = 255
-#: Bytes a row takes: first offset, state, delivery count, lock, piece.
-ROW_SIZE = 8 + 1 + 1 + 4 + 4
+#: Bytes that a run takes: first offset, state, delivery count, lock, piece.
+RUN_SIZE = 8 + 1 + 1 + 4 + 4
 
 
 class Runs:
@@ -57,58 +58,58 @@ class Runs:
         """The first offset of the window, or `end` if it is empty."""
         return self.firsts[0] if self.firsts else self.end
 
-    def last(self, row: int) -> int:
-        """Return the last offset of a row."""
-        return (self.firsts[row + 1] if row + 1 < len(self.firsts) else self.end) - 1
+    def last(self, run: int) -> int:
+        """Return the last offset of a run."""
+        return (self.firsts[run + 1] if run + 1 < len(self.firsts) else self.end) - 1
 
-    def row_of(self, offset: int) -> int:
-        """Return the row of `offset`, which is in the window."""
+    def run_of(self, offset: int) -> int:
+        """Return the run of `offset`, which is in the window."""
         return bisect_right(self.firsts, offset) - 1
 
     def append(self, last: int, state: int, count: int = 0, lock: int = 0, piece: int = 0) -> None:
         """Extend the window through `last`."""
-        rows = len(self.firsts)
+        size = len(self.firsts)
         if not (
-            rows
+            size
             and self.states[-1] == state
             and self.counts[-1] == count
             and self.locks[-1] == lock
             and self.pieces[-1] == piece
         ):
-            self._insert(rows, self.end, state, count, lock, piece)
+            self._insert(size, self.end, state, count, lock, piece)
         self.end = last + 1
 
     def cut(self, offset: int) -> int:
-        """Make a row begin at `offset` in `[start, end]`. Return it, or `len` for the end."""
-        row = bisect_left(self.firsts, offset)
-        if row == len(self.firsts):
+        """Make a run begin at `offset` in `[start, end]`. Return it, or `len` for the end."""
+        run = bisect_left(self.firsts, offset)
+        if run == len(self.firsts):
             if offset == self.end:
-                return row
-        elif self.firsts[row] == offset:
-            return row
-        above = row - 1
+                return run
+        elif self.firsts[run] == offset:
+            return run
+        above = run - 1
         self._insert(
-            row,
+            run,
             offset,
             self.states[above],
             self.counts[above],
             self.locks[above],
             self.pieces[above],
         )
-        return row
+        return run
 
     def cut_out(self, first: int, last: int) -> range:
-        """Return the rows of the offsets `[first, last]` in the window, cut at both ends.
+        """Return the runs of the offsets `[first, last]` in the window, cut at both ends.
 
-        The caller joins the rows again after its change.
+        The caller joins the runs again after its change.
         """
         first, last = max(first, self.start), min(last, self.end - 1)
         return range(self.cut(first), self.cut(last + 1)) if first <= last else range(0)
 
-    def join(self, row: int, past: int) -> None:
-        """Join equal neighbours among the rows `[row - 1, past]` that exist."""
+    def join(self, run: int, past: int) -> None:
+        """Join equal neighbours among the runs `[run - 1, past]` that exist."""
         firsts, states, counts, locks, pieces = self.columns()
-        for at in range(min(past, len(firsts) - 1), max(row, 1) - 1, -1):
+        for at in range(min(past, len(firsts) - 1), max(run, 1) - 1, -1):
             above = at - 1
             if (
                 states[at] == states[above]
@@ -122,35 +123,35 @@ class Runs:
     def rewrite(self, edits: Sequence[Edit], change: Change) -> bool:  # noqa: C901
         """Change rising offsets of the window in one pass.
 
-        `change` gets an edit, the first and last of its offsets in one row, and the row's state,
+        `change` gets an edit, the first and last of its offsets in one run, and the run's state,
         count, lock and piece. It returns their new values. If it returns None, this returns False
         and nothing is changed. It takes a third of the time of cutting and joining for each edit.
         """
         firsts, states, counts, locks, pieces = self.columns()
-        rows, end = len(firsts), self.end
+        size, end = len(firsts), self.end
         stretches: list[_Stretch] = []
         made: _Stretch | None = None
-        row, at, past = -1, 0, edits[0][0]  # The rest of the row is [at, past).
-        value: Row = (0, 0, 0, 0)
+        run, at, past = -1, 0, edits[0][0]  # The rest of the run is [at, past).
+        value: RunValues = (0, 0, 0, 0)
         for edit in edits:
             first, last = edit[0], edit[1]
             if past <= first:
-                ahead = row + 1
-                if ahead + 1 < rows and firsts[ahead + 1] <= first:
+                ahead = run + 1
+                if ahead + 1 < size and firsts[ahead + 1] <= first:
                     ahead = bisect_right(firsts, first, lo=ahead + 1) - 1
-                if made is None or ahead - row > _NEAR_ROWS:
+                if made is None or ahead - run > _NEAR_RUNS:
                     if made is not None:
-                        made.end(self, row, at, past)
+                        made.end(self, run, at, past)
                     made = _Stretch(self, ahead)
                     stretches.append(made)
                 else:
                     if at < past:
                         made.put(at, value)
-                    for between in range(row + 1, ahead):
-                        made.put(firsts[between], self.row_at(between))
-                row, at = ahead, firsts[ahead]
-                past = firsts[row + 1] if row + 1 < rows else end
-                value = states[row], counts[row], locks[row], pieces[row]
+                    for between in range(run + 1, ahead):
+                        made.put(firsts[between], self.values_of(between))
+                run, at = ahead, firsts[ahead]
+                past = firsts[run + 1] if run + 1 < size else end
+                value = states[run], counts[run], locks[run], pieces[run]
             assert made is not None
             if at < first:
                 made.put(at, value)
@@ -165,18 +166,18 @@ class Runs:
                 at = high + 1
                 if high == last:
                     break
-                row += 1
-                past = firsts[row + 1] if row + 1 < rows else end
-                value = states[row], counts[row], locks[row], pieces[row]
+                run += 1
+                past = firsts[run + 1] if run + 1 < size else end
+                value = states[run], counts[run], locks[run], pieces[run]
         assert made is not None
-        made.end(self, row, at, past)
+        made.end(self, run, at, past)
         for stretch in reversed(stretches):
             stretch.replace(self)
         return True
 
-    def row_at(self, row: int) -> Row:
-        """Return the values of row number `row`."""
-        return self.states[row], self.counts[row], self.locks[row], self.pieces[row]
+    def values_of(self, run: int) -> RunValues:
+        """Return state, count, lock and piece of a run."""
+        return self.states[run], self.counts[run], self.locks[run], self.pieces[run]
 
     def splice(
         self,
@@ -188,21 +189,21 @@ class Runs:
         locks: bytes,
         pieces: bytes,
     ) -> None:
-        """Replace the rows from `begin` to `past` by rows given as the bytes of their columns."""
+        """Replace the runs from `begin` to `past` by runs given as the bytes of their columns."""
         self.firsts[begin:past] = array("q", firsts)
         self.states[begin:past], self.counts[begin:past] = states, counts
         self.locks[begin:past], self.pieces[begin:past] = array("I", locks), array("I", pieces)
 
-    def drop_rows(self, rows: int) -> None:
-        """Move the window's start past its first `rows` rows."""
-        del self.firsts[:rows], self.states[:rows], self.counts[:rows]
-        del self.locks[:rows], self.pieces[:rows]
+    def drop_runs(self, number: int) -> None:
+        """Move the window's start past its first `number` runs."""
+        del self.firsts[:number], self.states[:number], self.counts[:number]
+        del self.locks[:number], self.pieces[:number]
 
     def truncate(self, end: int) -> None:
         """Move the window's end back to `end`, which is not below the start."""
-        rows = self.cut(end)
-        del self.firsts[rows:], self.states[rows:], self.counts[rows:]
-        del self.locks[rows:], self.pieces[rows:]
+        past = self.cut(end)
+        del self.firsts[past:], self.states[past:], self.counts[past:]
+        del self.locks[past:], self.pieces[past:]
         self.end = end
 
     def size_bytes(self) -> int:
@@ -213,43 +214,43 @@ class Runs:
         """Return first offsets, states, delivery counts, locks and pieces."""
         return self.firsts, self.states, self.counts, self.locks, self.pieces
 
-    def _insert(self, row: int, first: int, state: int, count: int, lock: int, piece: int) -> None:
-        self.firsts.insert(row, first)
-        self.states.insert(row, state)
-        self.counts.insert(row, count)
-        self.locks.insert(row, lock)
-        self.pieces.insert(row, piece)
+    def _insert(self, run: int, first: int, state: int, count: int, lock: int, piece: int) -> None:
+        self.firsts.insert(run, first)
+        self.states.insert(run, state)
+        self.counts.insert(run, count)
+        self.locks.insert(run, lock)
+        self.pieces.insert(run, piece)
 
 
 class _Stretch:
-    """New rows for a part of a window that is being rewritten."""
+    """New runs for a part of a window that is being rewritten."""
 
     __slots__ = ("_begin", "_firsts", "_past", "_values", "previous")
 
     def __init__(self, runs: Runs, begin: int) -> None:
         self._begin = self._past = begin
-        self.previous = runs.row_at(begin - 1) if begin else None
+        self.previous = runs.values_of(begin - 1) if begin else None
         self._firsts: list[int] = []
-        self._values: list[Row] = []
+        self._values: list[RunValues] = []
 
-    def put(self, first: int, value: Row) -> None:
-        """Add a row, or extend the one before it."""
+    def put(self, first: int, value: RunValues) -> None:
+        """Add a run, or extend the one before it."""
         if value != self.previous:
             self.previous = value
             self._firsts.append(first)
             self._values.append(value)
 
-    def end(self, runs: Runs, row: int, at: int, past: int) -> None:
-        """Add the rest of the last row, or the row behind it, which may join."""
+    def end(self, runs: Runs, run: int, at: int, past: int) -> None:
+        """Add the rest of the last run, or the run behind it, which may join."""
         if at < past:
-            self.put(at, runs.row_at(row))
-        elif row + 1 < len(runs):
-            row += 1
-            self.put(runs.firsts[row], runs.row_at(row))
-        self._past = row + 1
+            self.put(at, runs.values_of(run))
+        elif run + 1 < len(runs):
+            run += 1
+            self.put(runs.firsts[run], runs.values_of(run))
+        self._past = run + 1
 
     def replace(self, runs: Runs) -> None:
-        """Replace the old rows."""
+        """Replace the old runs."""
         begin, past = self._begin, self._past
         runs.firsts[begin:past] = array("q", self._firsts)
         columns = zip(*self._values, strict=True) if self._values else ((),) * 4

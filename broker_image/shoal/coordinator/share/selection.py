@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from shoal.coordinator.share import compiled
@@ -40,6 +39,7 @@ from shoal.coordinator.share.read_cache import ReadCache
 from shoal.coordinator.share.record_facts import Fact, HeaderReader
 from shoal.coordinator.share.record_scanner import RecordScanner
 from shoal.coordinator.share.states import ACQUIRED, ARCHIVING, AVAILABLE, HOLDS_KEY, is_terminal
+from shoal.record.offset_set import ranges_of
 
 if TYPE_CHECKING:
     from array import array
@@ -50,14 +50,14 @@ if TYPE_CHECKING:
     from shoal.coordinator.share.share_partition import SharePartition
     from shoal.coordinator.share.states import StateBatch
 
-#: First offset, last offset, delivery count.
+#: First offset, last offset, delivery count. A plain tuple, which the C code builds too.
 Range = tuple[int, int, int]
 #: Up to this many entries of the heap are checked one by one for an exact count.
 QUEUED_CHECKED_MAX = 100
 #: Delayed records that one scrape counts as due: a few milliseconds of work.
 DUE_COUNTED_MAX = 20_000
-#: Up to this many held-back records, their followers of the same key are counted too.
-HELD_BACK_FOLLOWED_MAX = 1000
+#: Up to this many delayed records, those behind them with the same key are counted too.
+NOT_DUE_FOLLOWED_MAX = 1000
 
 
 class Selection:
@@ -154,11 +154,11 @@ class Selection:
         Records that were not scanned count, unless the scan is stopped. Beyond `QUEUED_CHECKED_MAX`
         available records the number may be slightly too high.
         """
-        ready = len(self._queue)
-        if ready <= QUEUED_CHECKED_MAX:
-            row_to_take = self._row_to_take
-            ready = sum(row_to_take(at) is not None for at in self._queue.offsets())
-        return ready + (max(0, limit - self.cursor) if self.full() is None else 0)
+        count = len(self._queue)
+        if count <= QUEUED_CHECKED_MAX:
+            run_to_take = self._run_to_take
+            count = sum(run_to_take(at) is not None for at in self._queue.offsets())
+        return count + (max(0, limit - self.cursor) if self.full() is None else 0)
 
     def not_due(self, times_ms: Sequence[int]) -> list[int]:
         """Return for each time (epoch ms, rising) the number of records that are due after it.
@@ -167,9 +167,9 @@ class Selection:
         """
         waits = [(lock.deadline_ms, lock.records) for lock in self._share.waits.live.values()]
         counts = [len(self._delayed) - due for due in self._delayed_due(times_ms)]
-        held_back = len(self._delayed) + self._share.backing_off
-        if self.policy.key_order and held_back <= HELD_BACK_FOLLOWED_MAX:
-            waits += self._followers_held_back()
+        delayed = len(self._delayed) + self._share.backing_off
+        if self.policy.key_order and delayed <= NOT_DUE_FOLLOWED_MAX:
+            waits += self._followers_not_due()
         for due_ms, records in waits:
             for at, time_ms in enumerate(times_ms):
                 counts[at] += records if due_ms > time_ms else 0
@@ -196,25 +196,25 @@ class Selection:
             due.append(count)
         return due
 
-    def _followers_held_back(self) -> list[tuple[int, int]]:
-        """Return the due times (epoch ms) of records that hold their key back, and the number of
+    def _followers_not_due(self) -> list[tuple[int, int]]:
+        """Return the due times (epoch ms) of records that block their key, and the number of
         records behind each that are neither delayed nor in back-off."""
         due_ms_of = {e & OFFSET_MASK: e >> OFFSET_BITS for e in self._delayed_heap}
         due_ms_of = {at: due_ms for at, due_ms in due_ms_of.items() if at in self._delayed}
         for lock in self._share.waits.live.values():
             due_ms_of |= dict.fromkeys(range(lock.first, lock.last + 1), lock.deadline_ms)
         keys = self.keys
-        held_back = Counter(map(keys.key_of, due_ms_of))
+        not_due = Counter(map(keys.key_of, due_ms_of))
         return [
-            (due_ms, max(0, keys.waiting_behind([at]) + 1 - held_back[key]))
+            (due_ms, max(0, keys.waiting_behind([at]) + 1 - not_due[key]))
             for at, due_ms in due_ms_of.items()
             if (key := keys.key_of(at)) is not None and keys.first_of(key) == at
         ]
 
     def in_flight(self) -> int:
         """Return the number of records that count against `share.partition.max.record.locks`:
-        acquired, in back-off, or waiting for their dead letter. Records that are held back do not
-        count.
+        acquired, in back-off, or waiting for their dead letter. Records that wait for their key
+        or their delay do not count.
         """
         share = self._share
         count = share.backing_off + share.locks.records
@@ -297,8 +297,8 @@ class Selection:
         firsts = runs.firsts
         if not firsts or offset < firsts[0]:
             return
-        # Most scanned records are new, and in the last row.
-        state = runs.states[-1 if offset >= firsts[-1] else runs.row_of(offset)]
+        # Most scanned records are new, and in the last run.
+        state = runs.states[-1 if offset >= firsts[-1] else runs.run_of(offset)]
         if state != AVAILABLE:
             if not key and state == HOLDS_KEY:
                 self._keyless.append(offset)
@@ -333,8 +333,8 @@ class Selection:
             self.read_cache.clear()  # No scanned record is left.
 
     def _changed(self, changes: Sequence[StateBatch], now_ms: int) -> None:
-        keys, ready, runs = self.keys, self._queue, self._share.runs
-        if self._is_plain and keys.end_all(changes, self.cursor, ready.entries, runs):
+        keys, queue, runs = self.keys, self._queue, self._share.runs
+        if self._is_plain and keys.end_all(changes, self.cursor, queue.entries, runs):
             return
         touched: dict[int, None] = {}
         for first, last, state, _ in changes:
@@ -344,13 +344,13 @@ class Selection:
             if not self._holds_key(state):
                 self._end(offsets, touched)
                 continue
-            available = state == AVAILABLE == runs.states[runs.row_of(first)]
+            available = state == AVAILABLE == runs.states[runs.run_of(first)]
             for offset in offsets:
                 key = keys.release(offset)
                 if key is not None:
                     touched[key] = None
                 elif available:
-                    ready.push(offset, now_ms)
+                    queue.push(offset, now_ms)
         for key in touched:
             self._offer(key, now_ms)
 
@@ -408,7 +408,7 @@ class Selection:
         first = self.keys.first_of(key)
         if first is not None and first not in self._delayed:
             runs = self._share.runs
-            if runs.states[runs.row_of(first)] == AVAILABLE:
+            if runs.states[runs.run_of(first)] == AVAILABLE:
                 self._queue.push(first, now_ms)
 
     # Acquiring.
@@ -424,16 +424,16 @@ class Selection:
         """
         chosen: list[int] = []
         changes: list[StateBatch] = []
-        runs, ready, share, keys = self._share.runs, self._queue, self._share, self.keys
+        runs, queue, share, keys = self._share.runs, self._queue, self._share, self.keys
         limit, splitting = settings.delivery_count_limit, settings.splitting_count
-        ready.begin()
-        if self._is_plain and self.policy.key_batch == 1 and ready.entries:
-            keys.choose(ready.entries, runs, records, min(limit, splitting), chosen)
-        while len(chosen) < records and (offset := ready.pop()) is not None:
-            row = self._row_to_take(offset)
-            if row is None:
+        queue.begin()
+        if self._is_plain and self.policy.key_batch == 1 and queue.entries:
+            keys.choose(queue.entries, runs, records, min(limit, splitting), chosen)
+        while len(chosen) < records and (offset := queue.pop()) is not None:
+            run = self._run_to_take(offset)
+            if run is None:
                 continue
-            count = runs.counts[row]
+            count = runs.counts[run]
             if count >= limit:
                 cause = Cause.LIMIT if settings.dead_letters else None
                 share.archive(offset, offset, changes, cause)
@@ -441,7 +441,7 @@ class Selection:
                 continue
             alone = count >= splitting
             if alone and chosen:
-                ready.put_back(offset, now_ms)
+                queue.put_back(offset, now_ms)
                 break
             keys.reserve(offset)
             chosen.append(offset)
@@ -453,24 +453,24 @@ class Selection:
         self.fetch_limit.delivered(len(chosen), keys.keys, keys.waiting)
         return chosen, changes
 
-    def _row_to_take(self, offset: int) -> int | None:
-        """Return the row of an entry of the heap, or None if the entry is outdated."""
+    def _run_to_take(self, offset: int) -> int | None:
+        """Return the run of an entry of the heap, or None if the entry is outdated."""
         runs = self._share.runs
         if offset < runs.start or self.keys.is_reserved(offset) or offset in self._delayed:
             return None
-        row = runs.row_of(offset)
-        return row if runs.states[row] == AVAILABLE and self.keys.is_free(offset) else None
+        run = runs.run_of(offset)
+        return run if runs.states[run] == AVAILABLE and self.keys.is_free(offset) else None
 
     def _take_followers(self, first: int, chosen: list[int], records: int, splitting: int) -> None:
         """Choose the next records of the same key, as far as one member may get them at once."""
         runs = self._share.runs
         for offset in self.keys.followers(first, self.policy.key_batch - 1):
-            row = runs.row_of(offset)
+            run = runs.run_of(offset)
             if (
                 len(chosen) >= records
                 or offset in self._delayed
-                or runs.states[row] != AVAILABLE
-                or runs.counts[row] >= splitting
+                or runs.states[run] != AVAILABLE
+                or runs.counts[run] >= splitting
             ):
                 break
             self.keys.reserve(offset)
@@ -489,9 +489,9 @@ class Selection:
 
         Return none, and change nothing, if some were delivered before or must be skipped.
         """
-        if not chosen or any(batches.passed_by for batches in read):
+        if not chosen or any(batches.skipped for batches in read):
             return []
-        ranges = ranges_of(chosen)
+        ranges = acquired_ranges(chosen)
         return ranges if lock_new(self._share.runs, ranges, number) else []
 
     def lock(
@@ -510,13 +510,13 @@ class Selection:
         share, runs = self._share, self._share.runs
         changes: list[StateBatch] = []
         records: list[Range] = []
-        for first, last in batches.passed_by:
+        for first, last in batches.skipped:
             share.archive(first, min(last, share.end_offset - 1), changes)
-        for first, last, _ in ranges_of(chosen):
+        for first, last, _ in acquired_ranges(chosen):
             while first <= last:
-                row = runs.row_of(first)
-                high, count = min(last, runs.last(row)), runs.counts[row]
-                if runs.states[row] == AVAILABLE:
+                run = runs.run_of(first)
+                high, count = min(last, runs.last(run)), runs.counts[run]
+                if runs.states[run] == AVAILABLE:
                     bad = batches.first_corrupt(first, high) if count else None
                     if bad is not None and bad[0] <= first:
                         high = min(high, bad[1])
@@ -552,16 +552,8 @@ def encoded(ranges: Sequence[Range]) -> bytes:
     return made
 
 
-def ranges_of(offsets: list[int]) -> list[Range]:
-    """Return rising offsets as ranges without holes, each with 1, its delivery count."""
+def acquired_ranges(offsets: list[int]) -> list[Range]:
+    """Return ascending offsets as ranges without holes, each with delivery count 1."""
     if compiled.native is not None:
         return compiled.native.ranges(offsets)
-    ranges: list[Range] = []
-    first = last = offsets[0]
-    for offset in islice(offsets, 1, None):
-        if offset != last + 1:
-            ranges.append((first, last, 1))
-            first = offset
-        last = offset
-    ranges.append((first, last, 1))
-    return ranges
+    return [(first, last, 1) for first, last in ranges_of(offsets)]

@@ -72,7 +72,7 @@ class ShareSettings:
     flood_per_minute: int = 0
     #: `share.redelivery.backoff.max.ms`: maximum delay of a release.
     release_delay_max_ms: int = 300_000
-    #: `share.ordering`, `share.delay.*` and `share.priority.*`; None where there is none of it, and
+    #: `share.ordering`, `share.delay.*` and `share.priority.*`; None if none of them is set. Then
     #: records are acquired in the order of the log.
     selection: SelectionPolicy | None = None
 

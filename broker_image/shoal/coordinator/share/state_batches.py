@@ -1,4 +1,4 @@
-"""The persisted part of a share partition's window: state batches, the newer ones over the older.
+"""The persisted part of a share partition's window: state batches, newer ones overwrite older ones.
 
 A write has only the changed ranges, and ranges of different writes overlap. The newer one counts:
 the writes of one share partition come in order from its one leader, and epochs fence a former
@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from shoal.coordinator.share import compiled
-from shoal.coordinator.share.bulk import lay_over
+from shoal.coordinator.share.bulk import overwrite
 from shoal.coordinator.share.runs import COUNT_MAX, ONE_BY_ONE_MAX, Runs
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shoal.coordinator.share.states import StateBatch
 
 #: The state of offsets without a write; it is never written.
-_UNTOLD = 255
+_UNSET = 255
 
 
 class StateBatches:
@@ -31,16 +31,16 @@ class StateBatches:
 
     def __init__(self, start_offset: int, batches: Iterable[StateBatch] = ()) -> None:
         self._runs = Runs(start_offset)
-        self.lay_over(list(batches))
+        self.overwrite(list(batches))
 
     def __iter__(self) -> Iterator[StateBatch]:
         runs = self._runs
-        for row in range(len(runs)):
-            if runs.states[row] != _UNTOLD:
-                yield runs.firsts[row], runs.last(row), runs.states[row], runs.counts[row]
+        for run in range(len(runs)):
+            if runs.states[run] != _UNSET:
+                yield runs.firsts[run], runs.last(run), runs.states[run], runs.counts[run]
 
     def __len__(self) -> int:
-        return len(self._runs) - self._runs.states.count(_UNTOLD)
+        return len(self._runs) - self._runs.states.count(_UNSET)
 
     def in_state(self, first: int, last: int, state: int) -> Iterator[tuple[int, int]]:
         """Return the offsets from `first` to `last` in a state, as ranges."""
@@ -48,14 +48,14 @@ class StateBatches:
         first, last = max(first, runs.start), min(last, runs.end - 1)
         if first > last:
             return
-        for row in range(runs.row_of(first), runs.row_of(last) + 1):
-            if runs.states[row] == state:
-                yield max(first, runs.firsts[row]), min(last, runs.last(row))
+        for run in range(runs.run_of(first), runs.run_of(last) + 1):
+            if runs.states[run] == state:
+                yield max(first, runs.firsts[run]), min(last, runs.last(run))
 
-    def lay_over(self, batches: Sequence[StateBatch]) -> None:
+    def overwrite(self, batches: Sequence[StateBatch]) -> None:
         """Overwrite with newer batches, in their order."""
         runs = self._runs
-        if len(batches) > ONE_BY_ONE_MAX and self._lay_over_all(batches):
+        if len(batches) > ONE_BY_ONE_MAX and self._overwrite_all(batches):
             return
         for first, last, state, count in batches:
             first = max(first, runs.start)
@@ -63,31 +63,30 @@ class StateBatches:
                 continue
             count = min(count, COUNT_MAX)
             if first > runs.end:
-                runs.append(first - 1, _UNTOLD)
+                runs.append(first - 1, _UNSET)
             if last >= runs.end:
                 if first == runs.end:
                     runs.append(last, state, count)
                     continue
-                runs.append(last, _UNTOLD)
-            row = runs.row_of(first)
+                runs.append(last, _UNSET)
+            run = runs.run_of(first)
             if (
-                row
-                and runs.firsts[row] == first
-                and last < runs.last(row)
-                and runs.states[row - 1] == state
-                and runs.counts[row - 1] == count
+                run
+                and runs.firsts[run] == first
+                and last < runs.last(run)
+                and runs.states[run - 1] == state
+                and runs.counts[run - 1] == count
             ):
-                # As with each of a batch's records in turn: the row before grows, and no row is
-                # made to be joined to it.
-                runs.firsts[row] = last + 1
+                # The usual case of records that are acknowledged one by one: extend the run before.
+                runs.firsts[run] = last + 1
                 continue
-            row, past = runs.cut(first), runs.cut(last + 1)
-            for at in range(row, past):
+            run, past = runs.cut(first), runs.cut(last + 1)
+            for at in range(run, past):
                 runs.states[at], runs.counts[at] = state, count
-            runs.join(row, past)
+            runs.join(run, past)
 
-    def _lay_over_all(self, batches: Sequence[StateBatch]) -> bool:
-        """`lay_over` in one pass. Return False, and change nothing, if the batches do not rise."""
+    def _overwrite_all(self, batches: Sequence[StateBatch]) -> bool:
+        """`overwrite` in one pass. Return False, and change nothing, if the batches do not rise."""
         runs = self._runs
         if not _rises(batches):
             return False
@@ -97,8 +96,8 @@ class StateBatches:
         if not batches:
             return True
         if batches[-1][1] >= runs.end:
-            runs.append(batches[-1][1], _UNTOLD)
-        lay_over(runs, batches)
+            runs.append(batches[-1][1], _UNSET)
+        overwrite(runs, batches)
         return True
 
     def move_start(self, start_offset: int) -> None:
@@ -109,7 +108,7 @@ class StateBatches:
         elif not runs.start <= start_offset < runs.end:
             self._runs = Runs(start_offset)
         else:
-            runs.drop_rows(runs.cut(start_offset))
+            runs.drop_runs(runs.cut(start_offset))
 
     def size_bytes(self) -> int:
         """Return the memory of the batches."""

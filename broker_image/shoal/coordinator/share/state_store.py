@@ -4,11 +4,11 @@ Leaders write what changed (`write`), and new leaders read it (`read`). The grou
 initializes, summarizes and deletes states. Every write is one update record; each
 `updates_per_snapshot`-th is a snapshot, so that a rebuild reads little. The log below the oldest
 snapshot in use can be cut off (`redundant_offset`). Share partitions without writes get a new
-snapshot from time to time (`tick`), so that they do not prevent this.
+snapshot periodically (`tick`), so that they do not prevent this.
 
-Fencing: a write or read with an older leader epoch is refused, and so is a write or initialization
-with an older state epoch. The state epoch rises when an admin resets offsets. A leader that has not
-heard of the reset is refused; it drops its window and reads again.
+Fencing: the shard refuses writes and reads with an older leader epoch, and writes and
+initializations with an older state epoch. The state epoch rises when an admin resets offsets. A
+leader that does not have the new epoch is refused; it drops its window and reads again.
 
 Called by the runtime, in the shape of `coordinator.contract`. Source: KIP-932, "Share coordinator".
 """
@@ -418,7 +418,7 @@ class ShareStateShard:
         start = state.start_offset if start_offset == NONE else start_offset
         whole = StateBatches(max(state.start_offset, 0), state.batches)
         whole.move_start(max(start, 0))
-        whole.lay_over(batches)
+        whole.overwrite(batches)
         return records.snapshot(
             state.key,
             snapshot_epoch=state.snapshot_epoch + 1,
@@ -462,7 +462,7 @@ def _apply(state: ShareState, update: Update, now_ms: int) -> None:
     if update.start_offset not in (NONE, state.start_offset):
         state.start_offset = update.start_offset
         state.batches.move_start(update.start_offset)
-    state.batches.lay_over(update.state_batches)
+    state.batches.overwrite(update.state_batches)
     if update.delays:
         if len(state.delays) >= _DELAYS_MIN + 2 * state.delays_kept:
             state.delays = _current_delays(state, now_ms)

@@ -26,7 +26,8 @@ AVAILABLE at the next leader, with the count that was written last.
 
 from enum import IntEnum
 
-#: Offsets with one state, as they are persisted: first, last, state, delivery count.
+#: Offsets with one state, as they are persisted: first, last, state, delivery count. A plain tuple,
+#: because writes to the state topic carry thousands, which C code packs.
 StateBatch = tuple[int, int, int, int]
 
 

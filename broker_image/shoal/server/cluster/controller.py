@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from shoal.metadata import brokers, controller, elections, internal_topics
+from shoal.metadata import brokers, elections, internal_topics
 from shoal.metadata.controller import Decision
 from shoal.protocol.errors import ApiError, ErrorCode
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shoal.server.node import Node
 
 #: The interval of the checks of sessions.
-_LOOK_MS = 100
+_CHECK_MS = 100
 #: The interval of the checks whether internal topics can get more replicas. A change of the brokers
 #: leads to a check too.
 _GROW_MS = 10_000
@@ -92,25 +92,25 @@ class Controller:
         self._probes: dict[int, asyncio.Task[None]] = {}
 
     def start(self) -> None:
-        self._quorum.on_step.append(self._stepped)
+        self._quorum.on_step(self._stepped)
         self._cache.subscribe(self._changed)
         timers, config = self._node.timers, self._node.config
-        timers.every(_LOOK_MS, self._look)
-        timers.every(_GROW_MS, lambda: self._now_and_then(internal_topics.grow))
+        timers.every(_CHECK_MS, self._check_sessions)
+        timers.every(_GROW_MS, lambda: self._decide_if_active(internal_topics.grow))
         if config["auto.leader.rebalance.enable"]:
             interval_ms = config["leader.imbalance.check.interval.seconds"] * 1000
-            timers.every(interval_ms, lambda: self._now_and_then(elections.balance))
+            timers.every(interval_ms, lambda: self._decide_if_active(elections.balance))
         interval_ms = config["unclean.leader.election.interval.ms"]
-        timers.every(interval_ms, lambda: self._now_and_then(elections.elect_unclean))
+        timers.every(interval_ms, lambda: self._decide_if_active(elections.elect_unclean))
 
-    def _now_and_then(self, decide: Callable[[MetadataImage], Decision]) -> None:
+    def _decide_if_active(self, decide: Callable[[MetadataImage], Decision]) -> None:
         metadata = self._metadata
         if metadata.is_active and len(metadata.newest.brokers) > 1:
             self._submit(decide)
 
     def _changed(self, _image: MetadataImage, delta: MetadataDelta) -> None:
         if delta.brokers:
-            self._now_and_then(internal_topics.grow)
+            self._decide_if_active(internal_topics.grow)
 
     def _now_ms(self) -> int:
         return int(self._node.loop.time() * 1000)
@@ -131,7 +131,7 @@ class Controller:
             if not known.fenced:
                 self._probe(id)
         if not metadata.newest.features:
-            self._submit(lambda image: Decision() if image.features else controller.bootstrap())
+            self._submit(metadata.begin)
 
     def _submit(self, decide: Callable[[MetadataImage], Decision]) -> asyncio.Future[Any]:
         """Submit a decision whose response nobody needs."""
@@ -174,7 +174,7 @@ class Controller:
     def heartbeat(self, body: Any, peer: Peer) -> asyncio.Future[Any]:
         """Handle the heartbeat of a broker. The future is the response. Raises `ApiError`."""
         metadata, id = self._metadata, body.broker_id
-        peer.on_close[self] = lambda: self._probe(id)
+        peer.when_closed(self, lambda: self._probe(id))
         known = brokers.checked(metadata.newest, id, body.broker_epoch)
         self._heard_ms[id] = self._now_ms()
         # A broker that has not learned of its fencing would still act as leader.
@@ -203,7 +203,7 @@ class Controller:
 
         return metadata.submit(decide, answer)
 
-    def _look(self) -> None:
+    def _check_sessions(self) -> None:
         """Fence brokers without heartbeats."""
         metadata = self._metadata
         if not metadata.is_active or not self._node.cluster.clustered:

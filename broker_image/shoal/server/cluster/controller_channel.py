@@ -20,11 +20,15 @@ from shoal.client.errors import ClientError
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.security import principals
+from shoal.security.principals import ForwardedPrincipal
+from shoal.server.authorization import OWN
 from shoal.server.network.api import Api, Peer, Request
 from shoal.server.network.links import Link, SetupTimeouts, plaintext
 
 if TYPE_CHECKING:
-    from shoal.client.settings import Address, Security
+    from shoal.client.security import Security
+    from shoal.client.settings import Address
     from shoal.server.node import Node
 
 #: The pause between two attempts.
@@ -37,7 +41,8 @@ HandleLocally = Callable[[bytes, Peer, bytes], Awaitable[bytes]]
 class QuorumPort(Protocol):
     """The metadata quorum (`cluster.quorum`)."""
 
-    on_step: list[Callable[[], None]]
+    def on_step(self, call: Callable[[], None]) -> None:
+        """Call `call` after every step."""
 
     @property
     def alone(self) -> bool:
@@ -87,12 +92,17 @@ class ControllerChannel:
         self._security = security
         self._link: Link | None = None
         self._leader_id: int | None = None
-        #: Called when another node becomes the active controller.
-        self.on_leader: list[Callable[[], None]] = []
-        self._self = Peer("", 0, "", "User:ANONYMOUS", f"broker-{node.id}", {})
+        self._leader_calls: list[Callable[[], None]] = []
+        self._self = Peer("", 0, "", OWN, f"broker-{node.id}", {})
+        #: The controller that has refused this node's requests.
+        self._refused_by: int | None = None
+
+    def on_leader(self, call: Callable[[], None]) -> None:
+        """Call `call` when another node becomes the active controller."""
+        self._leader_calls.append(call)
 
     def start(self) -> None:
-        self._quorum.on_step.append(self._stepped)
+        self._quorum.on_step(self._stepped)
 
     def _stepped(self) -> None:
         """Close the connection to the previous controller, so that its requests are retried."""
@@ -100,7 +110,7 @@ class ControllerChannel:
         if leader_id is not None and leader_id != self._leader_id:
             self._leader_id = leader_id
             self.close()
-            for call in self.on_leader:
+            for call in self._leader_calls:
                 call()
 
     async def request(
@@ -181,7 +191,9 @@ class ControllerChannel:
             return None
         fields = {
             "request_data": frame,
-            "request_principal": None,
+            "request_principal": principals.encode(
+                ForwardedPrincipal(peer.principal, peer.token_authenticated)
+            ),
             "client_host_address": _packed(peer.host),
             "request_id": request_id,
         }
@@ -189,11 +201,35 @@ class ControllerChannel:
             answer = await self._to(address).request(ApiKey.ENVELOPE, fields)
         except ClientError:
             return None
+        if answer.error_code == ErrorCode.invalid_request:
+            name = ApiKey(frame[0] << 8 | frame[1]).name
+            raise ApiError(
+                ErrorCode.unsupported_version,
+                f"The active controller {leader_id} does not support {name}. Upgrade it.",
+            )
         if answer.error_code:
+            self._refused(leader_id, answer.error_code)
             return None
+        self._refused_by = None
         _, version = frame[0] << 8 | frame[1], frame[2] << 8 | frame[3]
         head = frames.response_head(frame[0] << 8 | frame[1], version, 0)
         return bytes(answer.response_data[len(head) :])
+
+    def _refused(self, leader_id: int | None, code: int) -> None:
+        """Log once that a controller does not take requests of this node."""
+        codes = (
+            ErrorCode.cluster_authorization_failed,
+            ErrorCode.principal_deserialization_failure,
+        )
+        if code in codes and self._refused_by != leader_id:
+            self._refused_by = leader_id
+            self._node.log.error(
+                "the controller refuses requests of this node",
+                controller=leader_id,
+                error=ErrorCode(code).name,
+                remedy="Add the principal of this node to super.users of all nodes, or grant it"
+                " CLUSTER_ACTION on the cluster.",
+            )
 
     def _to(self, address: Address) -> Link:
         if self._link is None or self._link.address != address:

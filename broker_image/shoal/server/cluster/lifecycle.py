@@ -63,10 +63,8 @@ class Lifecycle:
         self._registration = registration
         self._quorum = quorum
         self._channel = channel
-        #: Called after each heartbeat while the session `is_lost`.
-        self.on_session_lost: list[Callable[[], None]] = []
-        #: Awaited before this broker asks to hand over the partitions that it leads.
-        self.before_handover: list[Callable[[], Awaitable[None]]] = []
+        self._session_lost_calls: list[Callable[[], None]] = []
+        self._drains: list[Callable[[], Awaitable[None]]] = []
         self.broker_epoch = -1
         self._beat = asyncio.Event()
         self._moved = asyncio.Event()
@@ -81,13 +79,21 @@ class Lifecycle:
         #: The last probes found no process at the addresses of the other brokers.
         self._alone = False
 
+    def on_session_lost(self, call: Callable[[], None]) -> None:
+        """Call `call` after each heartbeat while the session `is_lost`."""
+        self._session_lost_calls.append(call)
+
+    def before_handover(self, drain: Callable[[], Awaitable[None]]) -> None:
+        """Await `drain()` before this broker asks to hand over the partitions that it leads."""
+        self._drains.append(drain)
+
     # Join.
 
     async def join(self) -> None:
         """Register, and catch up with the metadata. Raises `CannotJoin`."""
         await self._reach_itself()
         self._cache.subscribe(self._changed)
-        self._channel.on_leader.append(self._beat.set)
+        self._channel.on_leader(self._beat.set)
         limit_ms = self._node.config["initial.broker.registration.timeout.ms"]
         try:
             async with asyncio.timeout(limit_ms / 1000):
@@ -115,9 +121,9 @@ class Lifecycle:
         except (OSError, TimeoutError) as error:
             reason = getattr(error, "strerror", None) or "it does not answer"
             raise CannotJoin(
-                f"advertised.listeners has {endpoint.host}:{endpoint.port} for other brokers, and"
-                f" this node is not reached there ({reason}): name an address that leads to this"
-                " node."
+                f"This node does not answer at {endpoint.host}:{endpoint.port}, its address for"
+                f" other brokers in advertised.listeners ({reason}). Set an address that leads to"
+                " this node."
             ) from None
 
     def _registered(self) -> bool:
@@ -162,16 +168,16 @@ class Lifecycle:
                 # Until its session expires, a process that has ended looks alive.
                 case ErrorCode.duplicate_broker_registration if loop.time() > taken_at:
                     raise CannotJoin(
-                        f"node.id {self._node.id} is taken: another process of that id, with"
-                        " another data directory, is part of the cluster. Give this one an id of"
-                        " its own (--node-id), or stop the other one first."
+                        f"node.id {self._node.id} is taken: a process with this id and another"
+                        " data directory is in the cluster. Give this node its own id (--node-id),"
+                        " or stop the other process first."
                     )
                 case ErrorCode.inconsistent_cluster_id:
                     raise CannotJoin(
-                        "The controller is one of another cluster than"
-                        f" {self._directory.cluster_id}: see"
-                        " controller.quorum.voters, or give this node the other cluster's id by"
-                        " --cluster-id and a data directory of its own."
+                        "The controllers belong to another cluster than"
+                        f" {self._directory.cluster_id}, the cluster of this node. Correct"
+                        " controller.quorum.voters, or set the other cluster's id (--cluster-id)"
+                        " and an empty data directory."
                     )
                 case ErrorCode.unsupported_version:
                     raise CannotJoin(
@@ -218,7 +224,7 @@ class Lifecycle:
                 delay_s = min(delay_s, _RETRY_S)
             self._alone = answer is None and self._is_overdue() and await self._is_alone()
             if self.is_lost:
-                for call in self.on_session_lost:
+                for call in self._session_lost_calls:
                     call()
             if answer is not None and self._stopping and answer.should_shut_down:
                 self._may_stop.set()
@@ -291,7 +297,7 @@ class Lifecycle:
         others = any(id != self._node.id for id in self._cache.image.running)
         hands_over = self._ready and others and self._node.config["controlled.shutdown.enable"]
         if hands_over:
-            for drain in self.before_handover:
+            for drain in self._drains:
                 await drain()
         self._stopping = True
         if hands_over:

@@ -56,14 +56,14 @@ class Metadata:
         self._clock = node.clock
         self.quorum = quorum
         self._cache = cache
+        #: What a new cluster begins with, beside its features.
+        self.first_records: Sequence[MetadataRecord] = ()
         #: The image has all records of the log below this offset.
         self.applied = 0
         #: Uncommitted batches while this node leads in `_epoch`; None while it does not.
         self._pending: deque[_Pending] | None = None
         self._epoch = -1
-        #: Called with a sentence when this release cannot read the log. While nobody has
-        #: subscribed, `CorruptLog` is raised.
-        self.on_unreadable: list[Callable[[str], None]] = []
+        self._unreadable_calls: list[Callable[[str], None]] = []
         #: Bytes of records that are not in the newest snapshot.
         self._unsaved_bytes = 0
         self._saved_ms = node.clock.now_ms()
@@ -71,11 +71,16 @@ class Metadata:
         self._save_task: asyncio.Task[None] | None = None
         self._following = self._again = False
 
+    def on_unreadable(self, call: Callable[[str], None]) -> None:
+        """Call `call` with a sentence when this release cannot read the log. Without any such
+        call, `CorruptLog` is raised."""
+        self._unreadable_calls.append(call)
+
     def open(self) -> None:
         """Load the newest snapshot and follow the quorum, which is open. Raises `CorruptLog`."""
         self._saved_ms = self._clock.now_ms()
         self._load_snapshot(first=True)
-        self.quorum.on_step.append(self._stepped)
+        self.quorum.on_step(self._stepped)
 
     @property
     def image(self) -> MetadataImage:
@@ -104,12 +109,16 @@ class Metadata:
         """Register the broker of a quorum of one at its start, durably. Raises `ApiError`."""
         quorum = self.quorum
         for decide in (
-            lambda image: controller.Decision() if image.features else controller.bootstrap(),
+            self.begin,
             lambda image: controller.register_broker(image, broker, clean=clean),
         ):
             with quorum.in_place():
                 answer = self.submit(decide)
             answer.result()
+
+    def begin(self, image: MetadataImage) -> Decision:
+        """Return the first records of a new cluster; none for an existing one."""
+        return Decision() if image.features else controller.bootstrap(self.first_records)
 
     def submit(
         self, decide: Decide, respond: Callable[[Any], Any] = lambda response: response
@@ -123,9 +132,9 @@ class Metadata:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         try:
             self.quorum.recover()
-            trouble = self.quorum.fault or self.quorum.trouble
-            if trouble is not None:
-                raise ApiError(ErrorCode.kafka_storage_error, trouble)
+            failure = self.quorum.failure
+            if failure is not None:
+                raise ApiError(ErrorCode.kafka_storage_error, failure)
             pending = self._pending
             if pending is None or not self.quorum.is_leader:
                 raise ApiError(ErrorCode.not_controller, "This node is not the active controller.")
@@ -175,19 +184,19 @@ class Metadata:
                 self._again = False
                 self._follow()
         except CorruptLog as error:
-            if not self.on_unreadable:
+            if not self._unreadable_calls:
                 raise
-            self.quorum.fault = str(error)
-            for call in self.on_unreadable:
+            self.quorum.fail(str(error))
+            for call in self._unreadable_calls:
                 call(str(error))
         finally:
             self._following = False
 
     def _follow(self) -> None:
         quorum = self.quorum
-        trouble = quorum.fault or quorum.trouble
-        if trouble is not None:
-            self._refuse_all(ApiError(ErrorCode.kafka_storage_error, trouble))
+        failure = quorum.failure
+        if failure is not None:
+            self._refuse_all(ApiError(ErrorCode.kafka_storage_error, failure))
             return
         if self._pending is not None and (not quorum.is_leader or quorum.epoch != self._epoch):
             self._refuse_all(
@@ -220,14 +229,14 @@ class Metadata:
         self.applied = snapshot_id.offset
         self._unsaved_bytes = 0
         if first:
-            self._cache.image = image
+            self._cache.serve(image)
         else:
             self._cache.publish(image, difference(before, image))
 
     def _unreadable(self, error: Exception) -> CorruptLog:
         return CorruptLog(
             f"The cluster's metadata in {self.quorum.store.log.directory} cannot be read:"
-            f" {error}. Was it written by a newer release? Then run that one, or a later one."
+            f" {error}. If a newer release wrote it, run that release or a later one."
         )
 
     def save_if_due(self, *, bytes_max: int, interval_ms: int) -> asyncio.Future[None] | None:
@@ -286,7 +295,7 @@ class Metadata:
         if any_record:
             self._cache.publish(image, delta)
         else:
-            self._cache.image = image
+            self._cache.serve(image)
 
     def _lead(self) -> None:
         """Become the active controller: replay the uncommitted records of the log."""
@@ -309,7 +318,7 @@ class Metadata:
         """Publish the batches below the high watermark, and complete their futures."""
         while pending and pending[0].offset < high_watermark:
             one = pending.popleft()
-            self._cache.image = one.image
+            self._cache.serve(one.image)
             self.applied = max(self.applied, one.offset + 1)
             self._answer(one)
 
@@ -323,7 +332,7 @@ class Metadata:
                 return
             response = one.respond()
         except OSError as error:
-            what = f"What was decided is durable, and the disk refused to follow: {error}"
+            what = f"The change is durable, but this broker could not apply it to its disk: {error}"
             _refuse(answer, ApiError(ErrorCode.kafka_storage_error, what))
         except Exception as error:
             if answer is None:

@@ -8,7 +8,7 @@ A sole voter is elected while it starts: its first syncs block the event loop.
 
 After a failed write, as on a full disk, the state of the replica is ahead of the disk. The replica
 is then opened again from the disk, as after a crash. After a failed sync, the content of the disk
-is unknown. The replica then stops for good, and `fault` has the reason.
+is unknown. The replica then stops until the node restarts, and `fault` has the reason.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ from shoal.server.network.links import plaintext
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from shoal.client.settings import Address, Security
+    from shoal.client.security import Security
+    from shoal.client.settings import Address
     from shoal.log.directory import LogDirectory
     from shoal.log.log import Log
     from shoal.log.syncs import Sync
@@ -125,10 +126,9 @@ class Quorum:
             security=lambda address: security(self.listener_at(address)),
         )
         self.fault: str | None = None
-        #: Why the replica waits to be opened again; None while it works.
-        self.trouble: str | None = None
-        #: Called after every step: the high watermark, the leader or the epoch may have moved.
-        self.on_step: list[Callable[[], None]] = []
+        #: Why the replica cannot write and waits to be opened again; None while it works.
+        self.write_failure: str | None = None
+        self._step_calls: list[Callable[[], None]] = []
         self._log: Log | None = None
         self._store: QuorumStore | None = None
         self._raft: Raft | None = None
@@ -211,8 +211,13 @@ class Quorum:
         return len(voters) == 1 and voters.holds(self.local)
 
     @property
+    def failure(self) -> str | None:
+        """Why the replica does not work now; None while it works."""
+        return self.fault or self.write_failure
+
+    @property
     def is_leader(self) -> bool:
-        return self.fault is None and self.trouble is None and self.raft.is_leader
+        return self.fault is None and self.write_failure is None and self.raft.is_leader
 
     @property
     def leader_id(self) -> int | None:
@@ -312,13 +317,13 @@ class Quorum:
             self._stepping = False
             self._events.clear()
         self._arm()
-        for call in self.on_step:
+        for call in self._step_calls:
             call()
         return first
 
     @property
     def _works(self) -> bool:
-        return self.fault is None and self.trouble is None and not self._stopped
+        return self.fault is None and self.write_failure is None and not self._stopped
 
     def _step(self, event: Event) -> Effects | None:
         effects = self.raft.step(event, self._now_ms())
@@ -336,18 +341,27 @@ class Quorum:
             return None
         return effects
 
+    def on_step(self, call: Callable[[], None]) -> None:
+        """Call `call` after every step: the high watermark, the leader or the epoch may have
+        moved."""
+        self._step_calls.append(call)
+
+    def fail(self, reason: str) -> None:
+        """Stop the replica until the node restarts."""
+        self.fault = reason
+
     def _failed(self, error: Exception) -> None:
         if self.store.log.offline or isinstance(error, LogOffline):
             self.fault = f"The metadata log failed, and the broker has to be restarted: {error}"
-        elif self.trouble is None:
-            self.trouble = f"The metadata log cannot be written: {error}"
+        elif self.write_failure is None:
+            self.write_failure = f"The metadata log cannot be written: {error}"
             self._loop.call_later(_REOPEN_S, self.recover)
 
     def recover(self) -> None:
         """Open the replica again after a failed write, if the disk permits."""
-        if self.trouble is None or self.fault is not None or self._stopped:
+        if self.write_failure is None or self.fault is not None or self._stopped:
             return
-        self.trouble = None
+        self.write_failure = None
         try:
             self._open_replica()
         except (OSError, LogOffline) as error:
@@ -373,7 +387,7 @@ class Quorum:
             return  # The replica was opened again meanwhile.
         if error is not None:
             self._failed(error)
-            for call in self.on_step:
+            for call in self._step_calls:
                 call()
         else:
             self.step(Synced(end_offset))

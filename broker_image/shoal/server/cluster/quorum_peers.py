@@ -15,9 +15,11 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from shoal import __version__
 from shoal.client.errors import ClientError, Refused, Unreachable, Unsupported
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
+from shoal.protocol.features import OWN_CLIENT
 from shoal.quorum import wire
 from shoal.quorum.events import Event, PeerDown, Received, RequestFailed
 from shoal.quorum.messages import FetchRequest, FetchSnapshotRequest, Message, Request, Response
@@ -26,7 +28,8 @@ from shoal.server.network.links import Link, SetupTimeouts, plaintext
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.client.settings import Address, Security
+    from shoal.client.security import Security
+    from shoal.client.settings import Address
     from shoal.log.directory import LogDirectory
     from shoal.quorum.voters import Endpoint
     from shoal.server.node import Node
@@ -65,14 +68,13 @@ class Peers:
         self._addresses: dict[int, Address] = {}
         #: The addresses of controller.quorum.voters, and the nodes that are asked there.
         self.configured: dict[int, Address] = {}
-        self._elsewhere: set[int] = set()
+        #: Nodes that get requests at their configured address.
+        self._at_configured: set[int] = set()
         #: By node, and whether it is the one for fetches.
         self._links: dict[tuple[int, bool], Link] = {}
         self._asking: dict[tuple[int, bool], asyncio.Task[None]] = {}
-        #: Called with a node that refused a request as a whole, and its error.
-        self.on_refused: list[Callable[[int, ErrorCode], None]] = []
-        #: Called with a node and an address at which it does not serve the quorum.
-        self.on_unserved: list[Callable[[int, Address], None]] = []
+        self._refused_calls: list[Callable[[int, ErrorCode], None]] = []
+        self._unserved_calls: list[Callable[[int, Address], None]] = []
         for voter in node.cluster.voters or ():
             address = voter.endpoints[0].host, voter.endpoints[0].port
             self.learn(voter.key.id, address)
@@ -81,14 +83,14 @@ class Peers:
     def address_of(self, id: int) -> Address | None:
         """Return the address for requests: the last one learned, or the configured one."""
         known, configured = self._addresses.get(id), self.configured.get(id)
-        return configured if known is None or id in self._elsewhere else known
+        return configured if known is None or id in self._at_configured else known
 
-    def _try_elsewhere(self, id: int) -> None:
+    def _switch_address(self, id: int) -> None:
         """Use the other address of the node for the next request."""
         other = self.configured.get(id)
         if other is None or other == self._addresses.get(id):
             return
-        self._elsewhere ^= {id}
+        self._at_configured ^= {id}
         for fetches in (False, True):
             self._hang_up((id, fetches))
 
@@ -97,7 +99,7 @@ class Peers:
         if id == self._node_id or self._addresses.get(id) == address:
             return
         self._addresses[id] = address
-        self._elsewhere.discard(id)
+        self._at_configured.discard(id)
         for fetches in (False, True):
             self._hang_up((id, fetches))
 
@@ -148,7 +150,7 @@ class Peers:
             link = self._link(to, _fetches(request))
             entity = await link.request(wire.API_KEYS[type(request)], fields, timeout_ms=timeout_ms)
         except Refused:
-            self._try_elsewhere(to)
+            self._switch_address(to)
             self._step(PeerDown(to))
             return None
         except ClientError as failure:
@@ -158,19 +160,33 @@ class Peers:
         for id, address in nodes.items():
             self.learn(id, address)
         if response is None:
-            for refused in self.on_refused:
+            for refused in self._refused_calls:
                 refused(to, error)
         elif response.error in _NO_METADATA_LOG:
             self._unanswered(to, Unsupported(""))
             return None
         return response
 
+    def on_refused(self, call: Callable[[int, ErrorCode], None]) -> None:
+        """Call `call` with each node that refuses a request as a whole, and its error."""
+        self._refused_calls.append(call)
+
+    def on_unserved(self, call: Callable[[int, Address], None]) -> None:
+        """Call `call` with each node and the address at which it does not serve the quorum."""
+        self._unserved_calls.append(call)
+
+    async def features(self, id: int) -> dict[str, int]:
+        """Return the maximum level of each feature that a node supports. Raises `ClientError`."""
+        body = {"client_software_name": OWN_CLIENT, "client_software_version": __version__}
+        answer = await self._link(id, False).request(ApiKey.API_VERSIONS, body)
+        return {row.name: row.max_version for row in answer.supported_features}
+
     def _unanswered(self, to: int, failure: ClientError) -> None:
         address = self.address_of(to)
         if isinstance(failure, Unsupported) and address is not None:
-            for unserved in self.on_unserved:
+            for unserved in self._unserved_calls:
                 unserved(to, address)
-        self._try_elsewhere(to)
+        self._switch_address(to)
 
     def _link(self, to: int, fetches: bool) -> Link:
         link = self._links.get((to, fetches))

@@ -3,7 +3,7 @@
 Listeners in `controller.listener.names` serve the quorum and the controller; the others serve
 clients and brokers (`Listeners`). A listener serves both if the quorum's log has this voter at a
 port of its clients: the node had no listener for controllers when the cluster was formed. That ends
-once the quorum has committed the new endpoint of the voter (ADR 0052).
+once the quorum has committed the new endpoint of the voter (ADR 52).
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ class ServedApis:
 
     def start(self) -> None:
         """Follow the voters of the quorum, which is open."""
-        self._look()
-        self._quorum.on_step.append(self._look)
+        self._follow_voters()
+        self._quorum.on_step(self._follow_voters)
 
-    def _look(self) -> None:
+    def _follow_voters(self) -> None:
         voters = self._quorum.raft.voters
         latest = voters.latest
         if latest is self._voters:

@@ -37,13 +37,13 @@ class VoterChecks:
         self._voters_checked = False
         self._started = False
         self._unserved: set[tuple[int, Address]] = set()
-        quorum.peers.on_refused.append(self._refused)
-        quorum.peers.on_unserved.append(self._not_served)
+        quorum.peers.on_refused(self._refused)
+        quorum.peers.on_unserved(self._not_served)
 
     def start(self) -> None:
         """Check the voters now, and after each step of the quorum until it has voters."""
         self._check_voters()
-        self._quorum.on_step.append(self._check_voters)
+        self._quorum.on_step(self._check_voters)
 
     def started(self) -> None:
         """The node serves: from here on, the refusal of another node is only logged."""

@@ -50,9 +50,9 @@ class VoterUpdate:
 
     def start(self) -> None:
         """Compare the voters with this node after each step of the quorum."""
-        self._quorum.on_step.append(self._look)
+        self._quorum.on_step(self._begin_if_due)
 
-    def _look(self) -> None:
+    def _begin_if_due(self) -> None:
         """Begin an update if one is due."""
         if self._task is not None:
             return

@@ -1,10 +1,10 @@
 """Coordinators on this broker: `coordinator.runtime` on the event loop.
 
-A coordinator has an internal topic, and a shard for each partition that this broker leads.
-Its service creates the topic on first use, replays the log of a partition into its shard in short
-steps, passes requests to the runtime, and serves the runtime's deadlines. A request waits while the
-topic is being created. A request for a shard that is loading is refused with a retriable error, as
-in Kafka.
+A coordinator has an internal topic, and a shard for each partition that this broker leads. Its
+service creates the topic on first use, and replays the log of a partition into its shard in short
+steps. It passes requests to the runtime, and serves the runtime's deadlines. A request waits while
+the topic is being created. A request for a shard that is loading is refused with a retriable error,
+as in Kafka.
 
 A token is the future of the request's response, or a `Call`, which continues at once.
 """
@@ -307,13 +307,12 @@ class CoordinatorService(Generic[S]):
         for index, partition in led.items():
             if index not in self._watched:
                 self._watched[index] = partition
-                partition.on_advance.append(self._advanced)
+                partition.on_advance(self._advanced)
                 self._load(index)
 
     def _unwatch(self, index: int, partition: Partition) -> None:
         del self._watched[index]
-        if self._advanced in partition.on_advance:
-            partition.on_advance.remove(self._advanced)
+        partition.forget(self._advanced)
 
     def _advanced(self, partition: Partition) -> None:
         self.runtime.committed(partition.index, partition.high_watermark)

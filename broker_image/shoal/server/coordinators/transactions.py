@@ -318,10 +318,10 @@ class TransactionService(CoordinatorService[TransactionShard]):
         if answer.error_code:
             return ApiError(ErrorCode(answer.error_code))
         errors = {
-            (topic.name, row.partition_index): ErrorCode(row.partition_error_code)
+            (topic.name, entry.partition_index): ErrorCode(entry.partition_error_code)
             for result in answer.results_by_transaction
             for topic in result.topic_results
-            for row in topic.results_by_partition
+            for entry in topic.results_by_partition
         }
         if set(errors.values()) == {ErrorCode.concurrent_transactions}:
             return ApiError(ErrorCode.concurrent_transactions)

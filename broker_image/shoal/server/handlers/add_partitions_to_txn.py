@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.security.acls import ResourceType
+from shoal.server.handlers import authorization
 from shoal.server.network.responses import Outcome, combined, old_epoch_error
 from shoal.transaction.shard import Writer
 from shoal.transaction.transactions import TV_0, TV_2, TopicPartition
@@ -31,10 +33,13 @@ def handle(broker: Broker, request: Request) -> Answer:
     body = request.body
     topics = body.v3_and_below_topics
     partitions = _partitions(topics)
+    permits = authorization.each(broker, request, ResourceType.TOPIC)
+    refused = [p for p in partitions if not permits(p[0])]
     unknown = [p for p in partitions if broker.image.partition(*p) is None]
-    if unknown:
+    if unknown or refused:
         errors = dict.fromkeys(partitions, ErrorCode.operation_not_attempted)
         errors |= dict.fromkeys(unknown, ErrorCode.unknown_topic_or_partition)
+        errors |= dict.fromkeys(refused, ErrorCode.topic_authorization_failed)
         return {"results_by_topic_v3_and_below": _rows(topics, errors)}
     writer = Writer(
         body.v3_and_below_transactional_id,

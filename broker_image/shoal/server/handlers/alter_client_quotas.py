@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.metadata.client_quotas import QuotaChange
 from shoal.metadata.client_quotas import alter as decide
+from shoal.server.handlers import audited
 from shoal.server.handlers.describe_client_quotas import entity_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from shoal.server.broker import Broker
     from shoal.server.network.api import Answer, Request
@@ -24,15 +25,24 @@ def handle(broker: Broker, request: Request) -> Answer:
         for entry in request.body.entries
     ]
     validate_only = request.body.validate_only
+
+    def respond(outcomes: Sequence[tuple[int, str | None]]) -> dict[str, Any]:
+        ended = list(zip(changes, outcomes, strict=True))
+        if not validate_only:
+            made = [change for change, (code, _) in ended if not code]
+            audited.changed(broker, request, map(_text, made))
+        return {"entries": [_row(change.entity, *outcome) for change, outcome in ended]}
+
     return broker.metadata.submit(
-        lambda image: decide(image, changes, validate_only=validate_only),
-        lambda outcomes: {
-            "entries": [
-                _row(change.entity, code, message)
-                for change, (code, message) in zip(changes, outcomes, strict=True)
-            ]
-        },
+        lambda image: decide(image, changes, validate_only=validate_only), respond
     )
+
+
+def _text(change: QuotaChange) -> str:
+    """Return a change for the audit log."""
+    entity = ", ".join(f"{kind} {name or '<default>'}" for kind, name in change.entity)
+    values = ", ".join(f"{key} {'removed' if v is None else v}" for key, v in change.values)
+    return f"quotas of {entity}: {values}"
 
 
 def refuse(request: Request, code: int, message: str | None) -> dict[str, Any]:

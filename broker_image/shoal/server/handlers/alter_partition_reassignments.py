@@ -31,5 +31,20 @@ def handle(broker: Broker, request: Request) -> Answer:
     )
 
 
-def refuse(_request: Request, code: int, message: str | None) -> dict[str, Any]:
-    return {"error_code": code, "error_message": message}
+def refuse(request: Request, code: int, message: str | None) -> dict[str, Any]:
+    """The error of the whole request, which each partition has too."""
+    responses = [
+        {
+            "name": topic.name,
+            "partitions": [
+                {
+                    "partition_index": partition.partition_index,
+                    "error_code": code,
+                    "error_message": message,
+                }
+                for partition in topic.partitions
+            ],
+        }
+        for topic in request.body.topics
+    ]
+    return {"error_code": code, "error_message": message, "responses": responses}

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.coordinator.share.state_store import NONE
 from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.security.acls import ResourceType
+from shoal.server.handlers import authorization
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from uuid import UUID
 
+    from shoal.metadata.image import TopicImage
     from shoal.server.broker import Broker
     from shoal.server.network.api import Answer, Request
 
@@ -25,11 +28,12 @@ def handle(broker: Broker, request: Request) -> Answer:
     if not request.body.group_id:
         raise ApiError(ErrorCode.invalid_group_id, "The group id is empty.")
     if any(getattr(e, "freed_offsets", ()) for t in request.body.topics for e in t.partitions):
-        return asyncio.ensure_future(_free(broker, request.body))
-    return asyncio.ensure_future(_alter(broker, request.body))
+        return asyncio.ensure_future(_free(broker, request))
+    return asyncio.ensure_future(_alter(broker, request))
 
 
-async def _free(broker: Broker, body: Any) -> Mapping[str, Any]:
+async def _free(broker: Broker, request: Request) -> Mapping[str, Any]:
+    body, permits = request.body, authorization.each(broker, request, ResourceType.TOPIC)
     responses = []
     for asked in body.topics:
         topic = broker.image.topics.get(asked.topic_name)
@@ -38,6 +42,8 @@ async def _free(broker: Broker, body: Any) -> Mapping[str, Any]:
             index = entry.partition_index
             ranges = [(x.first_offset, x.last_offset) for x in entry.freed_offsets]
             try:
+                if not permits(asked.topic_name):
+                    raise ApiError(ErrorCode.topic_authorization_failed)
                 if topic is None:
                     raise ApiError(ErrorCode.unknown_topic_or_partition)
                 await broker.share.admin.free(body.group_id, topic.topic_id, index, ranges)
@@ -50,16 +56,22 @@ async def _free(broker: Broker, body: Any) -> Mapping[str, Any]:
                         "error_message": refused.message,
                     }
                 )
-        topic_id = None if topic is None else topic.topic_id
+        topic_id = _shown_id(topic, permits(asked.topic_name))
         responses.append({"topic_name": asked.topic_name, "topic_id": topic_id, "partitions": rows})
     return {"error_code": ErrorCode.none, "responses": responses}
 
 
-async def _alter(broker: Broker, body: Any) -> Mapping[str, Any]:
+def _shown_id(topic: TopicImage | None, permitted: bool) -> UUID | None:
+    """The id of a topic in the response. It would show that the topic exists."""
+    return topic.topic_id if topic is not None and permitted else None
+
+
+async def _alter(broker: Broker, request: Request) -> Mapping[str, Any]:
+    body, permits = request.body, authorization.each(broker, request, ResourceType.TOPIC)
     offsets: dict[UUID, dict[int, int]] = {}
     for asked in body.topics:
         topic = broker.image.topics.get(asked.topic_name)
-        if topic is None:
+        if topic is None or not permits(asked.topic_name):
             continue
         starts = offsets.setdefault(topic.topic_id, {})
         for entry in asked.partitions:
@@ -77,10 +89,14 @@ async def _alter(broker: Broker, body: Any) -> Mapping[str, Any]:
     ids: dict[str, UUID | None] = {}
     for asked in body.topics:
         topic = broker.image.topics.get(asked.topic_name)
-        topic_id = ids[asked.topic_name] = None if topic is None else topic.topic_id
+        topic_id = ids[asked.topic_name] = _shown_id(topic, permits(asked.topic_name))
         rows.setdefault(asked.topic_name, []).extend(
             {"partition_index": entry.partition_index}
-            | _result(topic_id, entry.partition_index, offsets, done)
+            | (
+                _result(topic_id, entry.partition_index, offsets, done)
+                if permits(asked.topic_name)
+                else {"error_code": ErrorCode.topic_authorization_failed}
+            )
             for entry in asked.partitions
         )
     responses = [

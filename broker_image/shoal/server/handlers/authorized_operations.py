@@ -1,27 +1,18 @@
 """The operations that a client may perform on a resource, as the bit fields of KIP-430.
 
-Without an authorizer all operations of a resource are allowed to all clients.
+Bit `n` is the operation with number `n`. Only operations that make sense for a type of resource are
+reported.
 """
 
 from __future__ import annotations
 
-from enum import IntEnum
+from typing import TYPE_CHECKING
 
+from shoal.security.acls import CLUSTER_NAME, Operation, ResourceType
 
-class Operation(IntEnum):
-    """The numbers of AclOperation. A bit field has bit `n` for operation `n`."""
-
-    READ = 3
-    WRITE = 4
-    CREATE = 5
-    DELETE = 6
-    ALTER = 7
-    DESCRIBE = 8
-    CLUSTER_ACTION = 9
-    DESCRIBE_CONFIGS = 10
-    ALTER_CONFIGS = 11
-    IDEMPOTENT_WRITE = 12
-
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+    from shoal.server.network.api import Request
 
 #: The value if the request does not include the operations.
 NOT_ASKED = -(1 << 31)
@@ -41,6 +32,13 @@ TOPIC = _bits(
     Operation.DESCRIBE_CONFIGS,
     Operation.ALTER_CONFIGS,
 )
+GROUP = _bits(
+    Operation.READ,
+    Operation.DELETE,
+    Operation.DESCRIBE,
+    Operation.DESCRIBE_CONFIGS,
+    Operation.ALTER_CONFIGS,
+)
 CLUSTER = _bits(
     Operation.CREATE,
     Operation.ALTER,
@@ -52,6 +50,19 @@ CLUSTER = _bits(
 )
 
 
-def allowed(bits: int, asked: bool) -> int:
-    """The bit field, or `NOT_ASKED` without `asked`."""
-    return bits if asked else NOT_ASKED
+def on_topic(broker: Broker, request: Request, name: str) -> int:
+    """Return the operations that the sender of a request may perform on a topic."""
+    return broker.access.operations(request, ResourceType.TOPIC, name) & TOPIC
+
+
+def on_group(broker: Broker, request: Request, group_id: str) -> int:
+    """Return the operations that the sender of a request may perform on a group."""
+    return broker.access.operations(request, ResourceType.GROUP, group_id) & GROUP
+
+
+def on_cluster(broker: Broker, request: Request) -> int:
+    """Return the operations that the sender of a request may perform on the cluster; 0 if it may
+    not describe the cluster."""
+    if not broker.access.allows_cluster(request, Operation.DESCRIBE):
+        return 0
+    return broker.access.operations(request, ResourceType.CLUSTER, CLUSTER_NAME) & CLUSTER

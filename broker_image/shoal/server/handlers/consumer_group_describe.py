@@ -5,16 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.handlers.describe_groups import GROUP_OPERATIONS, NOT_ASKED
-from shoal.server.network.responses import Outcome, combined
+from shoal.security.acls import ResourceType
+from shoal.server.handlers import authorization, authorized_operations
+from shoal.server.network.responses import Outcome, combined, refused
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from shoal.coordinator.contract import Result, Token
     from shoal.coordinator.group.shard import GroupShard
     from shoal.server.broker import Broker
+    from shoal.server.handlers.authorization import Permits
     from shoal.server.network.api import Answer, Body, Request
+
+
+#: The message for a group with topics that the client may not describe.
+HIDDEN = "The group has described topic(s) that the client is not authorized to describe."
 
 
 def handle(broker: Broker, request: Request) -> Answer:
@@ -24,23 +28,32 @@ def handle(broker: Broker, request: Request) -> Answer:
 def refuse(request: Request, code: ErrorCode, message: str | None) -> Body:
     """The error for every group; also for ShareGroupDescribe."""
     error = ApiError(code, message)
-    return {"groups": [_row(group_id, error, NOT_ASKED) for group_id in request.body.group_ids]}
+    return {"groups": [_row(group_id, error) for group_id in request.body.group_ids]}
 
 
 def described(broker: Broker, request: Request, kind: str) -> Answer:
     """Describe the requested groups, by the kind of that name in their shards; also for
     ShareGroupDescribe."""
     body = request.body
+    permits = authorization.each(broker, request, ResourceType.GROUP)
+    describes = authorization.each(broker, request, ResourceType.TOPIC)
     replies = [
-        broker.groups.submit(group_id, _describe(kind, group_id)) for group_id in body.group_ids
+        broker.groups.submit(group_id, _describe(kind, group_id))
+        if permits(group_id)
+        else refused(ErrorCode.group_authorization_failed)
+        for group_id in body.group_ids
     ]
-    operations = GROUP_OPERATIONS if body.include_authorized_operations else NOT_ASKED
 
     def answer(outcomes: list[Outcome]) -> Body:
         rows = [
-            _row(group_id, outcome, operations)
+            _shown(_row(group_id, outcome), describes)
             for group_id, outcome in zip(body.group_ids, outcomes, strict=True)
         ]
+        for row in rows:
+            if body.include_authorized_operations and row["error_code"] is ErrorCode.none:
+                row["authorized_operations"] = authorized_operations.on_group(
+                    broker, request, row["group_id"]
+                )
         return {"groups": rows}
 
     return combined(replies, answer)
@@ -53,8 +66,24 @@ def _describe(kind: str, group_id: str) -> Any:
     return decide
 
 
-def _row(group_id: str, outcome: Outcome, operations: int) -> Mapping[str, Any]:
-    if not group_id:
+def _shown(row: dict[str, Any], describes: Permits) -> dict[str, Any]:
+    """Refuse a group with topics that the client may not describe."""
+    assignments = [
+        member[which]
+        for member in row.get("members", ())
+        for which in ("assignment", "target_assignment")
+        if member.get(which) is not None
+    ]
+    names = {t["topic_name"] for found in assignments for t in found["topic_partitions"]}
+    if all(map(describes, sorted(names))):
+        return row
+    error = ApiError(ErrorCode.topic_authorization_failed, HIDDEN)
+    return _row(row["group_id"], error)
+
+
+def _row(group_id: str, outcome: Outcome) -> dict[str, Any]:
+    code = outcome.code if isinstance(outcome, ApiError) else ErrorCode.none
+    if not group_id and code is not ErrorCode.group_authorization_failed:
         return {"error_code": ErrorCode.invalid_group_id, "group_id": group_id}
     if isinstance(outcome, ApiError):
         return {
@@ -62,4 +91,4 @@ def _row(group_id: str, outcome: Outcome, operations: int) -> Mapping[str, Any]:
             "error_message": outcome.message,
             "group_id": group_id,
         }
-    return {**outcome, "authorized_operations": operations}
+    return dict(outcome)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from shoal.coordinator.group.assignment import grouped
 from shoal.coordinator.group.consumer_membership import HeartbeatRequest
 from shoal.protocol import codec
+from shoal.server.handlers import authorization
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 def handle(broker: Broker, request: Request) -> Answer:
     body = request.body
     names, owned = body.subscribed_topic_names, body.topic_partitions
+    authorization.check_subscription(broker, request, names)
     member_id = body.member_id
     if not member_id and request.version == 0 and body.member_epoch == 0:
         # From version 1 on, the client creates its member id.
@@ -36,6 +38,7 @@ def handle(broker: Broker, request: Request) -> Answer:
         request.header.client_id or "",
         f"/{request.peer.host}",
         request.version,
+        authorization.describes_silently(broker, request),
     )
     return broker.groups.submit(
         body.group_id,

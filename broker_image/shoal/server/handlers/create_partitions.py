@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.metadata.topics import Growth, create_partitions
 from shoal.protocol.errors import ErrorCode
+from shoal.security.acls import ResourceType
+from shoal.server.handlers import authorization
 from shoal.server.quota.client_quotas import QUOTA_EXCEEDED, throttle
 
 if TYPE_CHECKING:
@@ -25,6 +27,11 @@ def handle(broker: Broker, request: Request) -> Answer:
         for name in times
         if times[name] > 1
     ]
+    permits = authorization.each(broker, request, ResourceType.TOPIC)
+    for name in times:
+        if times[name] == 1 and not permits(name):
+            times[name] = 0
+            refused.append(_refused(name, ErrorCode.topic_authorization_failed, None))
     quota = broker.quotas.mutation_quota(request, strict=request.version >= STRICT_QUOTA_FROM)
     if quota is not None and not body.validate_only:
         for topic in body.topics:

@@ -8,18 +8,28 @@ from typing import TYPE_CHECKING, Any
 from shoal.metadata import names
 from shoal.metadata.topics import NewTopic, create_topics
 from shoal.protocol.errors import ErrorCode
+from shoal.security.acls import Operation, ResourceType
+from shoal.server.handlers import authorization
 from shoal.server.quota.client_quotas import QUOTA_EXCEEDED, throttle
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
     from shoal.server.network.api import Answer, Request
 
+#: The fields of a new topic whose configs the client may not describe.
+_HIDDEN = {
+    "topic_config_error_code": ErrorCode.topic_authorization_failed,
+    "num_partitions": -1,
+    "replication_factor": -1,
+    "configs": [],
+}
 #: The first version with THROTTLING_QUOTA_EXCEEDED (KIP-599).
 STRICT_QUOTA_FROM = 6
 
 
 def handle(broker: Broker, request: Request) -> Answer:
     body = request.body
+    permits = authorization.each(broker, request, ResourceType.TOPIC)
     refused = {}
     for name, times in Counter(topic.name for topic in body.topics).items():
         if times > 1:
@@ -30,6 +40,9 @@ def handle(broker: Broker, request: Request) -> Answer:
                 ErrorCode.invalid_request,
                 f"{name} is the cluster's own and cannot be created.",
             )
+        elif not permits(name):
+            code = ErrorCode.topic_authorization_failed
+            refused[name] = _refused(name, code, "Authorization failed.")
     quota = broker.quotas.mutation_quota(request, strict=request.version >= STRICT_QUOTA_FROM)
     if quota is not None and not body.validate_only:
         default = broker.image.broker_config["num.partitions"]
@@ -58,8 +71,23 @@ def handle(broker: Broker, request: Request) -> Answer:
             validate_only=body.validate_only,
             request_id=request.id,
         ),
-        lambda rows: {"throttle_time_ms": pause_ms, "topics": [*rows, *refused.values()]},
+        lambda rows: {
+            "throttle_time_ms": pause_ms,
+            "topics": [*_shown(broker, request, rows), *refused.values()],
+        },
     )
+
+
+def _shown(broker: Broker, request: Request, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Hide the configs of new topics from a client that may not describe them."""
+    created = [row["name"] for row in rows if row["error_code"] is ErrorCode.none]
+    shown = broker.access.permitted(
+        request, Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, created, audited=False
+    )
+    return [
+        row | _HIDDEN if row["name"] in created and row["name"] not in shown else row
+        for row in rows
+    ]
 
 
 def _refused(name: str, code: int, message: str | None) -> dict[str, Any]:

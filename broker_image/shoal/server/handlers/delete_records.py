@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.log.errors import LogOffline, OffsetOutOfRange
 from shoal.protocol.errors import ErrorCode
+from shoal.security.acls import ResourceType
+from shoal.server.handlers import authorization
 from shoal.server.network.responses import absence
 
 if TYPE_CHECKING:
@@ -18,17 +20,28 @@ NO_LOW_WATERMARK = -1
 
 
 def handle(broker: Broker, request: Request) -> Answer:
+    permits = authorization.each(broker, request, ResourceType.TOPIC)
     return {
         "topics": [
             {
                 "name": topic.name,
                 "partitions": [
                     _delete(broker, topic.name, asked.partition_index, asked.offset)
+                    if permits(topic.name)
+                    else _refused(asked.partition_index)
                     for asked in topic.partitions
                 ],
             }
             for topic in request.body.topics
         ]
+    }
+
+
+def _refused(index: int) -> dict[str, Any]:
+    return {
+        "partition_index": index,
+        "low_watermark": NO_LOW_WATERMARK,
+        "error_code": ErrorCode.topic_authorization_failed,
     }
 
 

@@ -6,6 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.security.acls import ResourceType
+from shoal.server.handlers import authorization
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,14 +19,25 @@ if TYPE_CHECKING:
 def handle(broker: Broker, request: Request) -> Answer:
     if not request.body.group_id:
         raise ApiError(ErrorCode.invalid_group_id, "The group id is empty.")
-    return asyncio.ensure_future(_delete(broker, request.body))
+    return asyncio.ensure_future(_delete(broker, request))
 
 
-async def _delete(broker: Broker, body: Any) -> Mapping[str, Any]:
-    names = list(dict.fromkeys(topic.topic_name for topic in body.topics))
+async def _delete(broker: Broker, request: Request) -> Mapping[str, Any]:
+    body, permits = request.body, authorization.each(broker, request, ResourceType.TOPIC)
+    asked = list(dict.fromkeys(topic.topic_name for topic in body.topics))
+    names = [name for name in asked if permits(name)]
     known = {n: broker.image.topics[n].topic_id for n in names if n in broker.image.topics}
     done = await broker.share.admin.delete_state(body.group_id, list(known.values()))
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = [
+        {
+            "topic_name": name,
+            "topic_id": None,
+            "error_code": ErrorCode.topic_authorization_failed,
+            "error_message": "Topic authorization failed.",
+        }
+        for name in asked
+        if name not in names
+    ]
     for name in names:
         topic_id = known.get(name)
         row: dict[str, Any] = {"topic_name": name, "topic_id": topic_id}

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.metadata.topics import delete_topics
 from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.security.acls import Operation, ResourceType
+from shoal.server.handlers import authorization
 from shoal.server.quota.client_quotas import QUOTA_EXCEEDED, throttle
 
 if TYPE_CHECKING:
     from shoal.metadata.image import MetadataImage, TopicImage
     from shoal.server.broker import Broker
+    from shoal.server.handlers.authorization import Permits
     from shoal.server.network.api import Answer, Request
 
 Asked = tuple[str | None, Any]
@@ -30,10 +33,11 @@ def handle(broker: Broker, request: Request) -> Answer:
             ErrorCode.topic_deletion_disabled, "Topic deletion is disabled: delete.topic.enable"
         )
     asked = Counter(_asked(request))
+    rights = _rights(broker, request)
     rows, topics = [], []
     quota = broker.quotas.mutation_quota(request, strict=request.version >= STRICT_QUOTA_FROM)
     for name, topic_id in asked:
-        row, topic = _find(image, asked, name, topic_id)
+        row, topic = _find(image, asked, name, topic_id, rights)
         if topic is not None and quota is not None and not quota.allow(len(topic.partitions)):
             row["error_code"] = ErrorCode.throttling_quota_exceeded
             row["error_message"], topic = QUOTA_EXCEEDED, None
@@ -54,31 +58,62 @@ def _asked(request: Request) -> list[Asked]:
     return [(name, None) for name in body.topic_names]
 
 
+class _Rights(NamedTuple):
+    """The topics that the client may describe and delete, by name."""
+
+    describes: Permits
+    deletes: Permits
+
+
+def _rights(broker: Broker, request: Request) -> _Rights:
+    deletes = authorization.each(broker, request, ResourceType.TOPIC)
+    access = broker.access
+    if not access.enabled or access.allows_cluster(request, Operation.DELETE, audited=False):
+        return _Rights(deletes, deletes)
+
+    def describes(name: str) -> bool:
+        return access.allows(request, Operation.DESCRIBE, ResourceType.TOPIC, name)
+
+    return _Rights(describes, deletes)
+
+
 def _find(
-    image: MetadataImage, asked: Counter[Asked], name: str | None, topic_id: Any
+    image: MetadataImage, asked: Counter[Asked], name: str | None, topic_id: Any, rights: _Rights
 ) -> tuple[dict[str, Any], TopicImage | None]:
     """The result of one topic, and the topic if it can be deleted."""
     topic = image.topics.get(name) if name is not None else image.topic_by_id(topic_id)
-    code, message = ErrorCode.none, None
-    if name is not None and topic_id is not None:
-        code, message = ErrorCode.invalid_request, "You may not specify both topic name and id."
-    elif name is None and topic_id is None:
-        code, message = ErrorCode.invalid_request, "Neither topic name nor id were specified."
-    elif asked[name, topic_id] > 1 or (topic is not None and _twice(asked, topic)):
-        what = "name" if topic_id is None else "id"
-        code, message = ErrorCode.invalid_request, f"Duplicate topic {what}."
-    elif topic is None:
-        code = ErrorCode.unknown_topic_id if name is None else ErrorCode.unknown_topic_or_partition
-        message = f"There is no topic {topic_id if name is None else name}."
-    row = {"name": name, "topic_id": topic_id, "error_code": code, "error_message": message}
-    if code is not ErrorCode.none or topic is None:
-        return row, None
+    row = {"name": name, "topic_id": topic_id, "error_code": ErrorCode.none, "error_message": None}
+    try:
+        _check(asked, name, topic_id)
+        if name is not None and not rights.describes(name):
+            raise ApiError(ErrorCode.topic_authorization_failed)
+        if topic is None:
+            unknown = ErrorCode.unknown_topic_or_partition
+            code = ErrorCode.unknown_topic_id if name is None else unknown
+            raise ApiError(code, f"There is no topic {topic_id if name is None else name}.")
+        if not rights.deletes(topic.name):
+            if name is None and rights.describes(topic.name):
+                row["name"] = topic.name
+            raise ApiError(ErrorCode.topic_authorization_failed)
+        if (topic.name, None) in asked and (None, topic.topic_id) in asked:
+            what = "name" if topic_id is None else "id"
+            raise ApiError(ErrorCode.invalid_request, f"Duplicate topic {what}.")
+    except ApiError as refused:
+        return row | {"error_code": refused.code, "error_message": refused.message}, None
     return {**row, "name": topic.name, "topic_id": topic.topic_id}, topic
 
 
-def _twice(asked: Counter[Asked], topic: TopicImage) -> bool:
-    """Whether the request has the topic both by its name and by its id."""
-    return (topic.name, None) in asked and (None, topic.topic_id) in asked
+def _check(asked: Counter[Asked], name: str | None, topic_id: Any) -> None:
+    """Check one topic of the request. Raises `ApiError`."""
+    message = ""
+    if name is not None and topic_id is not None:
+        message = "You may not specify both topic name and id."
+    elif name is None and topic_id is None:
+        message = "Neither topic name nor id were specified."
+    elif asked[name, topic_id] > 1:
+        message = f"Duplicate topic {'name' if topic_id is None else 'id'}."
+    if message:
+        raise ApiError(ErrorCode.invalid_request, message)
 
 
 def refuse(request: Request, code: int, message: str | None) -> dict[str, Any]:

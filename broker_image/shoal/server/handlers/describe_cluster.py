@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server.cluster_config import Listeners
+from shoal.server.handlers import authorization
 from shoal.server.handlers import authorized_operations as operations
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ def handle(broker: Broker, request: Request) -> Answer:
             ErrorCode.mismatched_endpoint_type if request.version else ErrorCode.invalid_request,
             f"This is an endpoint of {here}, and the request is for one of {asked}",
         )
+    if of_controllers:
+        authorization.check_at_controllers(broker, request)
     fenced_too = getattr(body, "include_fenced_brokers", False)
     rows: list[dict[str, Any]] = []
     for broker_id, known in sorted(image.brokers.items()):
@@ -51,9 +54,9 @@ def handle(broker: Broker, request: Request) -> Answer:
         "cluster_id": broker.cluster_id,
         "controller_id": controller_id,
         "brokers": rows,
-        "cluster_authorized_operations": operations.allowed(
-            operations.CLUSTER, body.include_cluster_authorized_operations
-        ),
+        "cluster_authorized_operations": operations.on_cluster(broker, request)
+        if body.include_cluster_authorized_operations
+        else operations.NOT_ASKED,
     }
 
 

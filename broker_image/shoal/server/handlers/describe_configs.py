@@ -15,6 +15,7 @@ from shoal.metadata.config_keys import ConfigKey, Scope, text_of
 from shoal.metadata.configs import BROKER, GROUP, TOPIC, Origin, Source
 from shoal.metadata.image import MetadataImage, ResourceType
 from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.server.handlers import authorization
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -35,6 +36,12 @@ def handle(broker: Broker, request: Request) -> Answer:
                 body.include_synonyms,
                 getattr(body, "include_documentation", False),
             )
+            if (code := authorization.of_config(broker, request, resource)) is None
+            else {
+                "error_code": code,
+                "resource_type": resource.resource_type,
+                "resource_name": resource.resource_name,
+            }
             for resource in body.resources
         ]
     }

@@ -7,32 +7,39 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.coordinator.contract import Reply, Result, Token
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.network.responses import Outcome, combined
+from shoal.security.acls import ResourceType
+from shoal.server.handlers import authorization, authorized_operations
+from shoal.server.network.responses import Outcome, combined, refused
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from shoal.coordinator.group.shard import GroupShard
     from shoal.server.broker import Broker
     from shoal.server.network.api import Answer, Body, Request
 
 NOT_FOUND_SINCE = 6
-#: Read, delete, describe, describe configs, alter configs, as bits of AclOperation's numbers.
-GROUP_OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
-NOT_ASKED = -(1 << 31)
 
 
 def handle(broker: Broker, request: Request) -> Answer:
     body = request.body
-    replies = [broker.groups.submit(group_id, _describe(group_id)) for group_id in body.groups]
+    permits = authorization.each(broker, request, ResourceType.GROUP)
+    replies = [
+        broker.groups.submit(group_id, _describe(group_id))
+        if permits(group_id)
+        else refused(ErrorCode.group_authorization_failed)
+        for group_id in body.groups
+    ]
     asked = getattr(body, "include_authorized_operations", False)
-    operations = GROUP_OPERATIONS if asked else NOT_ASKED
 
     def answer(outcomes: list[Outcome]) -> Body:
         rows = [
-            _row(group_id, outcome, request.version, operations)
+            _row(group_id, outcome, request.version)
             for group_id, outcome in zip(body.groups, outcomes, strict=True)
         ]
+        for row in rows:
+            if asked and row["error_code"] is ErrorCode.none:
+                row["authorized_operations"] = authorized_operations.on_group(
+                    broker, request, row["group_id"]
+                )
         return {"groups": rows}
 
     return combined(replies, answer)
@@ -45,13 +52,10 @@ def _describe(group_id: str) -> Any:
     return decide
 
 
-def _row(group_id: str, outcome: Outcome, version: int, operations: int) -> Mapping[str, Any]:
+def _row(group_id: str, outcome: Outcome, version: int) -> dict[str, Any]:
     if isinstance(outcome, ApiError):
         return {"error_code": outcome.code, "group_id": group_id}
     row = dict(outcome)
-    if row["error_code"] is ErrorCode.group_id_not_found:
-        if version < NOT_FOUND_SINCE:
-            row["error_code"] = ErrorCode.none
-    else:
-        row["authorized_operations"] = operations
+    if row["error_code"] is ErrorCode.group_id_not_found and version < NOT_FOUND_SINCE:
+        row["error_code"] = ErrorCode.none
     return row

@@ -48,3 +48,8 @@ def _asked(broker: Broker, topics: Any) -> list[Partition]:
         return list(broker.partitions)
     found = [broker.partitions.by_name(t.topic, index) for t in topics for index in t.partitions]
     return [partition for partition in found if partition is not None]
+
+
+def refuse(_request: Request, code: ErrorCode, _message: str | None) -> dict[str, Any]:
+    """The error of the whole request. Before version 3, the response is only empty."""
+    return {"error_code": code, "results": []}

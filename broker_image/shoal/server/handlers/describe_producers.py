@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ErrorCode
+from shoal.security.acls import ResourceType
+from shoal.server.handlers import authorization
 from shoal.server.network.responses import absence
 
 if TYPE_CHECKING:
@@ -13,20 +15,26 @@ if TYPE_CHECKING:
 
 
 def handle(broker: Broker, request: Request) -> Answer:
+    permits = authorization.each(broker, request, ResourceType.TOPIC)
     return {
         "topics": [
             {
                 "name": topic.name,
-                "partitions": [_row(broker, topic.name, i) for i in topic.partition_indexes],
+                "partitions": [
+                    _row(broker, topic.name, i, permits(topic.name))
+                    for i in topic.partition_indexes
+                ],
             }
             for topic in request.body.topics
         ]
     }
 
 
-def _row(broker: Broker, topic: str, index: int) -> dict[str, Any]:
+def _row(broker: Broker, topic: str, index: int, permitted: bool) -> dict[str, Any]:
     partition = broker.partitions.by_name(topic, index)
     row: dict[str, Any] = {"partition_index": index, "error_code": ErrorCode.none}
+    if not permitted:
+        return row | {"error_code": ErrorCode.topic_authorization_failed}
     if partition is None:
         code, _ = absence(broker.image, topic, None, index)
         return row | {"error_code": code, "error_message": f"{topic}-{index} is not here"}

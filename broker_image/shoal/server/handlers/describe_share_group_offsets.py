@@ -19,6 +19,8 @@ from shoal.coordinator.contract import Reply, Result, Token
 from shoal.coordinator.share.state_store import NONE
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.security.acls import ResourceType
+from shoal.server.handlers import authorization
 from shoal.server.handlers.list_offsets import LATEST
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from shoal.coordinator.group.shard import GroupShard
     from shoal.metadata.image import TopicImage
     from shoal.server.broker import Broker
+    from shoal.server.handlers.authorization import Permits
     from shoal.server.network.api import Answer, Body, Request
 
 _Entry = dict[str, Any]
@@ -34,7 +37,17 @@ _Entry = dict[str, Any]
 
 def handle(broker: Broker, request: Request) -> Answer:
     async def all_groups() -> Mapping[str, Any]:
-        return {"groups": [await _group(broker, group) for group in request.body.groups]}
+        permits = authorization.each(broker, request, ResourceType.GROUP)
+        describes = authorization.each(broker, request, ResourceType.TOPIC)
+        unauthorized = ApiError(ErrorCode.group_authorization_failed)
+        return {
+            "groups": [
+                await _group(broker, group, describes)
+                if permits(group.group_id)
+                else _refused(group.group_id, unauthorized)
+                for group in request.body.groups
+            ]
+        }
 
     return asyncio.ensure_future(all_groups())
 
@@ -53,22 +66,46 @@ def _refused(group_id: str, error: ApiError) -> _Entry:
     }
 
 
-async def _group(broker: Broker, asked: Any) -> _Entry:
+async def _group(broker: Broker, asked: Any, describes: Permits) -> _Entry:
     group_id = asked.group_id
+    unauthorized: list[_Entry] = []
     try:
         if asked.topics is None:
-            wanted = await _initialized(broker, group_id)
+            found = await _initialized(broker, group_id)
+            wanted = {name: found[name] for name in found if describes(name)}
         else:
             wanted = {}
             for topic in asked.topics:
-                wanted.setdefault(topic.topic_name, []).extend(topic.partitions)
+                if describes(topic.topic_name):
+                    wanted.setdefault(topic.topic_name, []).extend(topic.partitions)
+                else:
+                    unauthorized.append(_unauthorized(topic))
     except ApiError as refused:
         return _refused(group_id, refused)
     # A partition that is twice in the request is once in the response, as in Kafka.
     topics = [
         await _topic(broker, group_id, name, list(dict.fromkeys(wanted[name]))) for name in wanted
     ]
-    return {"group_id": group_id, "topics": topics, "error_code": ErrorCode.none}
+    return {
+        "group_id": group_id,
+        "topics": topics + unauthorized,
+        "error_code": ErrorCode.none,
+    }
+
+
+def _unauthorized(asked: Any) -> _Entry:
+    """A topic that the client may not describe."""
+    rows = [
+        {
+            "partition_index": index,
+            "start_offset": NONE,
+            "lag": NONE,
+            "error_code": ErrorCode.topic_authorization_failed,
+            "error_message": "Topic authorization failed.",
+        }
+        for index in asked.partitions
+    ]
+    return {"topic_name": asked.topic_name, "topic_id": None, "partitions": rows}
 
 
 async def _initialized(broker: Broker, group_id: str) -> dict[str, list[int]]:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from shoal.metadata import names
 from shoal.metadata.image import NO_LEADER, MetadataImage, TopicImage
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.handlers import authorized_operations as operations
+from shoal.security.acls import ResourceType
+from shoal.server.handlers import authorization, authorized_operations
 from shoal.server.handlers.metadata import is_internal
 
 if TYPE_CHECKING:
@@ -26,18 +27,38 @@ def handle(broker: Broker, request: Request) -> Answer:
             ErrorCode.invalid_request,
             f"DescribeTopicPartitions cursor partition must be valid: {body.cursor}",
         )
-    wanted = sorted({topic.name for topic in body.topics} or image.topics)
+    describes = authorization.each(broker, request, ResourceType.TOPIC)
+    asked = {topic.name for topic in body.topics}
+    wanted = sorted(filter(describes, asked or image.topics))
+    # After the page, as in Kafka, and the same for topics that do not exist.
+    refused = [_unauthorized(name) for name in sorted(asked.difference(wanted))]
     first_topic, first = "", 0
     if body.cursor is not None:
         first_topic, first = body.cursor.topic_name, body.cursor.partition_index
     limit = image.broker_config["max.request.partition.size.limit"]
     room = max(1, min(body.response_partition_limit, limit))
+    rows, cursor = _page(image, wanted, (first_topic, first), room)
+    for row in rows:
+        operations = authorized_operations.on_topic(broker, request, row["name"])
+        row["topic_authorized_operations"] = operations
+    return {
+        "topics": rows + [row for row in refused if row["name"] >= first_topic],
+        "next_cursor": cursor,
+    }
+
+
+def _page(
+    image: MetadataImage, wanted: list[str], begin: tuple[str, int], room: int
+) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+    """Return the topics of one page that starts at a topic's partition and has `room` for that many
+    partitions, and the cursor of the next page."""
+    first_topic, first = begin
     rows: list[dict[str, Any]] = []
     for name in wanted:
         if name < first_topic:
             continue
         if room <= 0:
-            return {"topics": rows, "next_cursor": {"topic_name": name, "partition_index": 0}}
+            return rows, {"topic_name": name, "partition_index": 0}
         topic = image.topics.get(name)
         if topic is None:
             rows.append(_unknown(name))
@@ -47,8 +68,12 @@ def handle(broker: Broker, request: Request) -> Answer:
         rows.append(_row(image, topic, start, stop))
         room -= max(0, stop - start)
         if stop < len(topic.partitions):
-            return {"topics": rows, "next_cursor": {"topic_name": name, "partition_index": stop}}
-    return {"topics": rows, "next_cursor": None}
+            return rows, {"topic_name": name, "partition_index": stop}
+    return rows, None
+
+
+def _unauthorized(name: str) -> dict[str, Any]:
+    return {"error_code": ErrorCode.topic_authorization_failed, "name": name}
 
 
 def _unknown(name: str) -> dict[str, Any]:
@@ -59,7 +84,6 @@ def _unknown(name: str) -> dict[str, Any]:
         ),
         "name": name,
         "is_internal": is_internal(name),
-        "topic_authorized_operations": operations.TOPIC,
     }
 
 
@@ -87,7 +111,6 @@ def _row(image: MetadataImage, topic: TopicImage, start: int, stop: int) -> dict
         "topic_id": topic.topic_id,
         "is_internal": is_internal(topic.name),
         "partitions": rows,
-        "topic_authorized_operations": operations.TOPIC,
     }
 
 

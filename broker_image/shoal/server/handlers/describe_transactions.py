@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal.protocol.errors import ApiError
+from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.security.acls import ResourceType
+from shoal.server.handlers import authorization
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,11 +16,27 @@ if TYPE_CHECKING:
 
 
 def handle(broker: Broker, request: Request) -> Answer:
-    return {"transaction_states": [_row(broker, i) for i in request.body.transactional_ids]}
+    permits = authorization.each(broker, request, ResourceType.TRANSACTIONAL_ID)
+    describes = authorization.each(broker, request, ResourceType.TOPIC)
+    return {
+        "transaction_states": [
+            _row(broker, i, describes)
+            if permits(i)
+            else {
+                "transactional_id": i,
+                "error_code": ErrorCode.transactional_id_authorization_failed,
+            }
+            for i in request.body.transactional_ids
+        ]
+    }
 
 
-def _row(broker: Broker, transactional_id: str) -> Mapping[str, Any]:
+def _row(
+    broker: Broker, transactional_id: str, describes: authorization.Permits
+) -> Mapping[str, Any]:
+    """One transaction, without topics that the client may not describe."""
     try:
-        return broker.transactions.describe(transactional_id)
+        row = broker.transactions.describe(transactional_id)
+        return {**row, "topics": [t for t in row.get("topics", ()) if describes(t["topic"])]}
     except ApiError as refused:
         return {"transactional_id": transactional_id, "error_code": refused.code}

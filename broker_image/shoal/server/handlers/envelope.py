@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.protocol import frames
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
+from shoal.security import principals
 from shoal.security.authorizer import canonical_host
+from shoal.security.principals import ForwardedPrincipal
 from shoal.server.network.api import Answer, Peer, Request
 
 if TYPE_CHECKING:
@@ -25,14 +27,18 @@ async def _open(broker: Broker, request: Request) -> dict[str, Any]:
     body = request.body
     frame = bytes(body.request_data)
     sender = request.peer
+    client = _client(broker, request)
+    if client is None:
+        return {"error_code": ErrorCode.principal_deserialization_failure, "response_data": None}
     peer = Peer(
         _host(body.client_host_address),
         0,
         sender.listener,
-        sender.principal,
+        client.principal,
         sender.connection_id,
         sender.on_close,
         security_protocol=sender.security_protocol,
+        token_authenticated=client.token_authenticated,
     )
     request_id = getattr(body, "request_id", b"")
     try:
@@ -43,6 +49,19 @@ async def _open(broker: Broker, request: Request) -> dict[str, Any]:
     correlation_id = int.from_bytes(frame[4:8], "big", signed=True)
     head = frames.response_head(key, version, correlation_id)
     return {"error_code": ErrorCode.none, "response_data": head + response}
+
+
+def _client(broker: Broker, request: Request) -> ForwardedPrincipal | None:
+    """The principal of the client that sent the request to another node, or None if the Envelope
+    has none that can be read. Nodes of earlier versions send none, which is enough without an
+    authorizer."""
+    data = request.body.request_principal
+    if data is None and not broker.access.enabled:
+        return ForwardedPrincipal(request.peer.principal)
+    try:
+        return principals.decode(bytes(data or b""))
+    except WireError:
+        return None
 
 
 def _host(packed: bytes) -> str:

@@ -14,6 +14,8 @@ from shoal.log.errors import LogOffline, OffsetOutOfRange
 from shoal.protocol import codec
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import CorruptBatch
+from shoal.security.acls import Operation, ResourceType
+from shoal.server.authorization import CHANGES
 from shoal.server.network.fetch_sessions import TOPIC_IDS_FROM, Cursor, Session
 from shoal.server.network.responses import absence, leader_endpoints
 from shoal.server.replication import replica_fetch, replica_selector
@@ -32,7 +34,7 @@ _Entry = dict[str, Any]
 def handle(broker: Broker, request: Request) -> Answer:
     replica_id = replica_fetch.replica_of(request.body)
     if replica_id >= 0:
-        return broker.replica_fetches.handle(request, replica_id)
+        return _of_follower(broker, request, replica_id)
     now_ms = broker.clock.now_ms()
     session, incremental, cursors = broker.fetch_sessions.begin(
         request.body, request.version, now_ms
@@ -49,6 +51,36 @@ def handle(broker: Broker, request: Request) -> Answer:
     )
 
 
+def _of_follower(broker: Broker, request: Request, replica_id: int) -> Answer:
+    """Fetch for a broker, which needs CLUSTER_ACTION."""
+    if not broker.access.enabled:
+        return broker.replica_fetches.handle(request, replica_id)
+
+    def refusal() -> Body | None:
+        return _follower_refusal(broker, request)
+
+    return refusal() or broker.replica_fetches.handle(request, replica_id, refusal)
+
+
+def _follower_refusal(broker: Broker, request: Request) -> Body | None:
+    """The response to a broker without CLUSTER_ACTION, or None if it has that."""
+    if broker.access.allows_cluster(request, Operation.CLUSTER_ACTION):
+        return None
+    by_id = request.version >= TOPIC_IDS_FROM
+    code = ErrorCode.topic_authorization_failed
+    topics = [
+        {
+            "topic": "" if by_id else topic.topic,
+            "topic_id": topic.topic_id if by_id else None,
+            "partitions": [
+                _refusal(code) | {"partition_index": p.partition} for p in topic.partitions
+            ],
+        }
+        for topic in request.body.topics
+    ]
+    return {"error_code": ErrorCode.none, "session_id": 0, "responses": topics}
+
+
 class _Fetch:
     """A request, the partitions that it waits for, and its response."""
 
@@ -58,6 +90,7 @@ class _Fetch:
         "_by_id",
         "_committed",
         "_cursors",
+        "_generation",
         "_incremental",
         "_leaders",
         "_max_bytes",
@@ -96,6 +129,8 @@ class _Fetch:
         if room is not None:
             self._max_bytes = min(self._max_bytes, room)
             self._min_bytes = min(self._min_bytes, room)
+        #: The changes of permissions that it has seen; None without an authorizer.
+        self._generation = broker.access.generation if broker.access.enabled else None
         self._partitions: list[Partition] = []
         self._base_bytes = 0
         self.keys: list[Any] = []
@@ -105,7 +140,7 @@ class _Fetch:
         self._partitions, self.keys = [], []
         find = self._broker.partitions.find
         available = 0
-        for cursor in self._cursors:
+        for cursor in self._cursors if self._generation is None else self._permitted():
             partition = find(cursor.name, cursor.topic_id, cursor.index)
             if partition is None or self._epoch_error(partition, cursor.current_leader_epoch):
                 return True
@@ -130,7 +165,23 @@ class _Fetch:
             self._partitions.append(partition)
             self.keys.append(partition.key)
         self._base_bytes = available - sum(p.bytes_committed for p in self._partitions)
-        return available >= self._min_bytes
+        return available >= self._min_bytes or not self._partitions
+
+    def _permitted(self) -> list[Cursor]:
+        """The partitions that it may wait for. A refused one does not end the wait for others, as
+        in Kafka."""
+        self.keys.append(CHANGES)
+        return [cursor for cursor in self._cursors if self._permits(cursor)]
+
+    def _permits(self, cursor: Cursor) -> bool:
+        """Whether the client may read the cursor's topic."""
+        broker, name = self._broker, cursor.name
+        if cursor.topic_id is not None:
+            topic = broker.image.topics_by_id.get(cursor.topic_id)
+            if topic is None:
+                return True  # The response names no topic.
+            name = topic.name
+        return broker.access.allows(self._request, Operation.READ, ResourceType.TOPIC, name)
 
     def _available(self, partition: Partition, cursor: Cursor, limit: int) -> int:
         """The bytes that can be read now, counted up to `min_bytes`."""
@@ -145,6 +196,10 @@ class _Fetch:
     def attempt(self) -> Body | None:
         """The response once enough is committed, or a partition cannot be read any more."""
         partitions = self._partitions
+        if self._generation != (generation := self._broker.access.generation):
+            if self._generation is not None and not all(map(self._permits, self._cursors)):
+                return self.read()
+            self._generation = generation
         if any(p.log.offline or self._epoch_error(p, -1) for p in partitions):
             return self.read()
         if self._committed:
@@ -161,9 +216,12 @@ class _Fetch:
         find = self._broker.partitions.find
         topics = self._broker.metrics.topic
         found_any = False
+        checked = self._generation is not None
         for cursor in self._cursors:
             partition = find(cursor.name, cursor.topic_id, cursor.index)
-            if partition is None:
+            if checked and not self._permits(cursor):
+                entry = _refusal(ErrorCode.topic_authorization_failed)
+            elif partition is None:
                 entry = self._absent(cursor)
             else:
                 entry = self._read_one(partition, cursor, left, min_one=not found_any)

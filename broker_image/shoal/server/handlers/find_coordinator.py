@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.log.uuids import uuid_from_text
 from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.security.acls import Operation, ResourceType
+from shoal.server.authorization import REFUSED_WITH, cluster
+from shoal.server.handlers import authorization
 from shoal.server.network.responses import combined
 
 if TYPE_CHECKING:
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from shoal.server.coordinators.service import CoordinatorService
     from shoal.server.network.api import Answer, Body, Request
 
+#: The types of the resources that keys name. Keys of share partitions need the cluster's.
+_RESOURCES = {0: ResourceType.GROUP, 1: ResourceType.TRANSACTIONAL_ID}
 BATCHES_SINCE = 4
 SHARE_SINCE = 6
 
@@ -44,6 +49,8 @@ def _now(broker: Broker, request: Request) -> Answer:
     batch = request.version >= BATCHES_SINCE
     keys = body.coordinator_keys if batch else (body.key,)
     kind = getattr(body, "key_type", KeyType.GROUP)
+    if kind == KeyType.SHARE and request.version >= SHARE_SINCE:
+        broker.access.require(request, cluster(Operation.CLUSTER_ACTION))
 
     if broker.replicas.some_cut_off:
         request.peer.close_after_responses()
@@ -59,6 +66,9 @@ def _now(broker: Broker, request: Request) -> Answer:
 
 def _row(broker: Broker, request: Request, kind: int, key: str) -> Mapping[str, Any]:
     try:
+        resource = _RESOURCES.get(kind)
+        if resource and not authorization.each(broker, request, resource)(key):
+            raise ApiError(REFUSED_WITH[resource])
         service = _service(broker, request, kind, key)
         node_id = service.coordinator_of(key)
         if node_id == broker.node_id and service.is_stuck(key):
@@ -109,5 +119,22 @@ def _check_share_key(key: str) -> None:
     group_id, _, rest = key.rpartition(":")[0].rpartition(":")
     partition = key.rpartition(":")[2]
     if not group_id or uuid_from_text(rest) is None or not partition.isdecimal():
-        message = f"'{key}' is no share coordinator key: group:topicId:partition."
+        message = f"'{key}' is not a share coordinator key (group:topicId:partition)."
         raise ApiError(ErrorCode.invalid_request, message)
+
+
+def refuse(request: Request, code: ErrorCode, message: str | None) -> Body:
+    """The error of the whole request. From version 4 on, each key has it."""
+    keys = request.body.coordinator_keys if request.version >= BATCHES_SINCE else ("",)
+    rows = [
+        {
+            "key": key,
+            "error_code": code,
+            "error_message": message,
+            "node_id": -1,
+            "host": "",
+            "port": -1,
+        }
+        for key in keys
+    ]
+    return {"coordinators": rows} if request.version >= BATCHES_SINCE else rows[0]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from shoal.coordinator.contract import ProducerIdAndEpoch
 from shoal.protocol import codec
 from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.security.acls import Operation, ResourceType
 from shoal.server.network.responses import old_epoch_error
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ def handle(broker: Broker, request: Request) -> Answer:
     body = request.body
     producer_id = getattr(body, "producer_id", NONE)
     epoch = getattr(body, "producer_epoch", NONE)
+    if body.transactional_id is None:
+        _check_idempotent(broker, request)
     if (producer_id == NONE) != (epoch == NONE):
         raise ApiError(ErrorCode.invalid_request)
     if body.transactional_id is None:
@@ -34,6 +37,18 @@ def handle(broker: Broker, request: Request) -> Answer:
     return broker.transactions.init_producer_id(
         body.transactional_id, codec.ms(body.transaction_timeout), expected
     )
+
+
+def _check_idempotent(broker: Broker, request: Request) -> None:
+    """Check that the client may produce idempotently: IDEMPOTENT_WRITE on the cluster, or WRITE on
+    any topic (KIP-679). Raises `ApiError`."""
+    access = broker.access
+    if not access.enabled or access.allows_cluster(
+        request, Operation.IDEMPOTENT_WRITE, audited=False
+    ):
+        return
+    if not access.allows_any(request, Operation.WRITE, ResourceType.TOPIC):
+        raise ApiError(ErrorCode.cluster_authorization_failed)
 
 
 def refuse(request: Request, error: ErrorCode, _message: str | None) -> Body:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shoal.security.acls import ResourceType
+from shoal.server.handlers import authorization
+
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
     from shoal.server.network.api import Answer, Request
@@ -13,4 +16,5 @@ def handle(broker: Broker, request: Request) -> Answer:
     states = getattr(request.body, "states_filter", ())
     types = getattr(request.body, "types_filter", ())
     groups = [g for s in broker.groups.all_shards() for g in s.list_groups(states, types)]
-    return {"groups": groups}
+    permits = authorization.each(broker, request, ResourceType.GROUP)
+    return {"groups": [group for group in groups if permits(group["group_id"])]}

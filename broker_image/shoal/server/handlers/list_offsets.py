@@ -13,6 +13,8 @@ from shoal.log.errors import LogOffline
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import CorruptBatch
 from shoal.replication.partition import NO_EPOCH, Partition
+from shoal.security.acls import ResourceType
+from shoal.server.handlers import authorization
 from shoal.server.network.responses import absence
 
 if TYPE_CHECKING:
@@ -40,12 +42,15 @@ _Entry = dict[str, Any]
 def handle(broker: Broker, request: Request) -> Answer:
     body = request.body
     committed = getattr(body, "isolation_level", 0) == READ_COMMITTED
+    permits = authorization.each(broker, request, ResourceType.TOPIC)
     topics = []
     for topic in body.topics:
         entries: list[_Entry] = []
         for asked in topic.partitions:
             partition = broker.partitions.by_name(topic.name, asked.partition_index)
-            if partition is None:
+            if not permits(topic.name):
+                entry = _refusal(ErrorCode.topic_authorization_failed)
+            elif partition is None:
                 entry = _refusal(absence(broker.image, topic.name, None, asked.partition_index)[0])
             else:
                 entry = _entry(partition, asked, request.version, committed, body.replica_id)

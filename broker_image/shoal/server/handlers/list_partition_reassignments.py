@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shoal.metadata.controller import Decision
 from shoal.metadata.reassignments import under_way
@@ -20,3 +20,15 @@ def handle(broker: Broker, request: Request) -> Answer:
         lambda image: Decision((), under_way(image, wanted)),
         lambda rows: {"error_code": ErrorCode.none, "topics": rows},
     )
+
+
+def refuse(request: Request, code: int, message: str | None) -> dict[str, Any]:
+    """The error of the whole request, with its topics, as in Kafka."""
+    topics = [
+        {
+            "name": topic.name,
+            "partitions": [{"partition_index": index} for index in topic.partition_indexes],
+        }
+        for topic in request.body.topics or ()
+    ]
+    return {"error_code": code, "error_message": message, "topics": topics}

@@ -6,6 +6,8 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.security.acls import ResourceType
+from shoal.server.handlers import authorization
 from shoal.transaction.states import State
 
 if TYPE_CHECKING:
@@ -37,8 +39,9 @@ def handle(broker: Broker, request: Request) -> Answer:
                 pattern=pattern,
                 now_ms=broker.clock.now_ms(),
             )
+    permits = authorization.each(broker, request, ResourceType.TRANSACTIONAL_ID)
     return {
         "error_code": ErrorCode.none,
         "unknown_state_filters": unknown,
-        "transaction_states": found,
+        "transaction_states": [row for row in found if permits(row["transactional_id"])],
     }

@@ -13,13 +13,16 @@ from shoal.metadata.image import NO_LEADER, MetadataImage, TopicImage
 from shoal.metadata.topics import NewTopic, internal_topic
 from shoal.protocol import codec
 from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.security.acls import CLUSTER_NAME, Operation, ResourceType
+from shoal.server.handlers import authorization
 from shoal.server.handlers import authorized_operations as operations
 from shoal.server.network.responses import mapped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from shoal.server.broker import Broker
+    from shoal.server.handlers.authorization import Permits
     from shoal.server.network.api import Answer, Request
 
 Row = dict[str, Any]
@@ -37,7 +40,7 @@ def handle(broker: Broker, request: Request) -> Answer:
 
 def _now(broker: Broker, request: Request) -> Answer:
     if broker.lifecycle.is_lost:
-        return _look(broker, request)
+        return _answered(broker, request)
     key = (
         request.version,
         request.peer.listener,
@@ -48,12 +51,13 @@ def _now(broker: Broker, request: Request) -> Answer:
         else tuple((t.name, getattr(t, "topic_id", None)) for t in request.body.topics),
         getattr(request.body, "include_topic_authorized_operations", False),
         getattr(request.body, "include_cluster_authorized_operations", False),
+        _rights(broker, request),
     )
     answers = broker.image.answers
     found = answers.get(key)
     if found is not None:
         return [found]
-    answer = _look(broker, request)
+    answer = _answered(broker, request)
     if not isinstance(answer, dict) or len(answers) >= _KEPT_ANSWERS_MAX:
         return answer
     if sum(len(row.get("partitions", ())) for row in answer["topics"]) < _KEPT_PARTITIONS_MIN:
@@ -62,11 +66,30 @@ def _now(broker: Broker, request: Request) -> Answer:
     return [answers[key]]
 
 
-def _look(broker: Broker, request: Request) -> Answer:
+def _rights(broker: Broker, request: Request) -> tuple[int, ...] | None:
+    """Return what the client may do with the topics of its request, for the key of a cached
+    response: clients with equal rights share it. None without an authorizer."""
+    access = broker.access
+    if not access.enabled:
+        return None
+    asked, image = request.body.topics, broker.image
+    names: list[str] = []
+    if asked is None or (not asked and request.version == 0):
+        names += image.topics
+    for topic in asked or ():
+        known = image.topic_by_id(getattr(topic, "topic_id", None))
+        names.append(topic.name or "" if known is None else known.name)
+    rights = [access.operations(request, ResourceType.TOPIC, name) for name in names]
+    return (access.operations(request, ResourceType.CLUSTER, CLUSTER_NAME), *rights)
+
+
+def _answered(broker: Broker, request: Request) -> Answer:
     body, image = request.body, broker.image
     asked = body.topics
+    describes = authorization.each(broker, request, ResourceType.TOPIC)
     if asked is None or (not asked and request.version == 0):
-        return _answer(broker, request, [describe(image, t) for t in image.topics.values()])
+        rows = [describe(image, t) for t in image.topics.values() if describes(t.name)]
+        return _answer(broker, request, rows)
     ids = [t.topic_id for t in asked if getattr(t, "topic_id", None) is not None]
     if request.version < IDS_FROM and (ids or any(t.name is None for t in asked)):
         raise ApiError(
@@ -74,21 +97,37 @@ def _look(broker: Broker, request: Request) -> Answer:
             f"Metadata v{request.version} takes topics by name alone, not by id",
         )
     if ids:
-        return _answer(broker, request, [_by_id(image, topic_id) for topic_id in ids])
+        return _answer(broker, request, [_by_id(image, topic_id, describes) for topic_id in ids])
     wanted = list(dict.fromkeys(topic.name or "" for topic in asked))
+    refused = {name: False for name in wanted if not describes(name)}
     missing = [
-        name for name in wanted if name not in image.topics and not names.invalid_topic(name)
+        name
+        for name in wanted
+        if name not in image.topics and name not in refused and not names.invalid_topic(name)
     ]
     allowed = getattr(body, "allow_auto_topic_creation", True)
     if missing and allowed and image.broker_config["auto.create.topics.enable"]:
-        new = [_new_topic(image, name) for name in missing]
-        return mapped(
-            broker.topic_creation.create_topics(new),
-            lambda rows: _answer(
-                broker, request, _by_names(broker.image, wanted, {r["name"]: r for r in rows})
-            ),
-        )
-    return _answer(broker, request, _by_names(image, wanted, {}))
+        creates = _creatable(broker, request, missing)
+        refused |= {name: is_internal(name) for name in missing if name not in creates}
+        new = [_new_topic(image, name) for name in missing if name in creates]
+        if new:
+            return mapped(
+                broker.topic_creation.create_topics(new),
+                lambda rows: _answer(
+                    broker,
+                    request,
+                    _by_names(broker.image, wanted, {r["name"]: r for r in rows}, refused),
+                ),
+            )
+    return _answer(broker, request, _by_names(image, wanted, {}, refused))
+
+
+def _creatable(broker: Broker, request: Request, wanted: list[str]) -> set[str]:
+    """Return the topics that the client may create."""
+    access = broker.access
+    if access.enabled and not access.allows_cluster(request, Operation.CREATE, audited=False):
+        return access.permitted(request, Operation.CREATE, ResourceType.TOPIC, wanted)
+    return set(wanted)
 
 
 def _new_topic(image: MetadataImage, name: str) -> NewTopic:
@@ -97,10 +136,18 @@ def _new_topic(image: MetadataImage, name: str) -> NewTopic:
     return NewTopic(name)
 
 
-def _by_names(image: MetadataImage, wanted: list[str], made: dict[str, Row]) -> list[Row]:
-    """The topics of those names. `made` has the errors of topics that were not created."""
+def _by_names(
+    image: MetadataImage, wanted: list[str], made: dict[str, Row], unauthorized: Mapping[str, bool]
+) -> list[Row]:
+    """The topics of those names. `made` has the errors of topics that were not created.
+    `unauthorized` has the topics that the client may not use, and whether they are internal."""
     rows = []
     for name in wanted:
+        if name in unauthorized:
+            # The same for a topic that exists and for one that does not.
+            code = ErrorCode.topic_authorization_failed
+            rows.append({"error_code": code, "name": name, "is_internal": unauthorized[name]})
+            continue
         topic = image.topics.get(name)
         if topic is not None:
             rows.append(describe(image, topic))
@@ -115,10 +162,13 @@ def _by_names(image: MetadataImage, wanted: list[str], made: dict[str, Row]) -> 
     return rows
 
 
-def _by_id(image: MetadataImage, topic_id: Any) -> Row:
+def _by_id(image: MetadataImage, topic_id: Any, describes: Permits) -> Row:
     topic = image.topic_by_id(topic_id)
     if topic is None:
         return {"error_code": ErrorCode.unknown_topic_id, "name": None, "topic_id": topic_id}
+    if not describes(topic.name):
+        code = ErrorCode.topic_authorization_failed
+        return {"error_code": code, "name": None, "topic_id": topic_id}
     return describe(image, topic)
 
 
@@ -160,18 +210,21 @@ def _answer(broker: Broker, request: Request, topics: list[Row]) -> Row:
     if broker.replicas.some_cut_off:
         _disclaim(broker, topics)
         listed = [row for row in listed if row["node_id"] != broker.node_id]
-    asked = getattr(body, "include_topic_authorized_operations", False)
-    for row in topics:
-        known = asked and row["name"] is not None
-        row["topic_authorized_operations"] = operations.allowed(operations.TOPIC, known)
+    if getattr(body, "include_topic_authorized_operations", False):
+        for row in topics:
+            if row["error_code"] is not ErrorCode.topic_authorization_failed and row["name"]:
+                row["topic_authorized_operations"] = operations.on_topic(
+                    broker, request, row["name"]
+                )
+    asked = getattr(body, "include_cluster_authorized_operations", False)
     return {
         "brokers": listed,
         "cluster_id": broker.cluster_id,
         "controller_id": broker.controller_id,
         "topics": topics,
-        "cluster_authorized_operations": operations.allowed(
-            operations.CLUSTER, getattr(body, "include_cluster_authorized_operations", False)
-        ),
+        "cluster_authorized_operations": operations.on_cluster(broker, request)
+        if asked
+        else operations.NOT_ASKED,
     }
 
 

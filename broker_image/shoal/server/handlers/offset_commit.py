@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from shoal.coordinator.group.offsets import CommitRequest, PartitionCommit, TopicCommit
 from shoal.protocol import codec
 from shoal.protocol.errors import ErrorCode
+from shoal.security.acls import ResourceType
+from shoal.server.handlers import authorization
 from shoal.server.network.responses import mapped
 
 if TYPE_CHECKING:
@@ -25,8 +27,13 @@ def handle(broker: Broker, request: Request) -> Answer:
     body = request.body
     rows: list[Row] = []
     commits: list[TopicCommit] = []
+    permits = authorization.each(broker, request, ResourceType.TOPIC)
+    by_id = request.version >= TOPIC_IDS_SINCE
     for asked in body.topics:
-        topic, missing = find_topic(broker.image, asked, request.version >= TOPIC_IDS_SINCE)
+        topic, missing = find_topic(broker.image, asked, by_id)
+        name = asked.name if not by_id else "" if topic is None else topic.name
+        if name and not permits(name):
+            topic, missing = None, ErrorCode.topic_authorization_failed
         known = range(len(topic.partitions)) if topic is not None else range(0)
         refused = [p.partition_index for p in asked.partitions if p.partition_index not in known]
         rows.append(

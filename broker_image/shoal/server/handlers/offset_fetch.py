@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 from shoal.coordinator.contract import Reply, Result, Token
 from shoal.coordinator.group.offsets import TopicQuery
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.network.responses import Outcome, combined
+from shoal.security.acls import ResourceType
+from shoal.server.handlers import authorization
+from shoal.server.network.responses import Outcome, combined, refused
 
 if TYPE_CHECKING:
     import asyncio
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from shoal.coordinator.group.shard import GroupShard
     from shoal.metadata.image import MetadataImage
     from shoal.server.broker import Broker
+    from shoal.server.handlers.authorization import Permits
     from shoal.server.network.api import Answer, Body, Request
 
 GROUPS_SINCE = 8
@@ -31,11 +34,18 @@ def handle(broker: Broker, request: Request) -> Answer:
     version, image = request.version, broker.image
     groups = request.body.groups if version >= GROUPS_SINCE else (request.body,)
     stable = getattr(request.body, "require_stable", False)
-    replies = [_ask(broker, group, version, stable) for group in groups]
+    permits = authorization.each(broker, request, ResourceType.GROUP)
+    describes = authorization.each(broker, request, ResourceType.TOPIC)
+    replies = [
+        _ask(broker, group, version, stable, describes)
+        if permits(group.group_id)
+        else refused(ErrorCode.group_authorization_failed)
+        for group in groups
+    ]
 
     def answer(outcomes: list[Outcome]) -> Body:
         rows = [
-            _row(image, group, outcome, version)
+            _row(image, group, outcome, version, describes)
             for group, outcome in zip(groups, outcomes, strict=True)
         ]
         return {"groups": rows} if version >= GROUPS_SINCE else rows[0]
@@ -43,8 +53,10 @@ def handle(broker: Broker, request: Request) -> Answer:
     return combined(replies, answer)
 
 
-def _ask(broker: Broker, group: Any, version: int, stable: bool) -> asyncio.Future[Row]:
-    queries = _queries(broker.image, group.topics, version)
+def _ask(
+    broker: Broker, group: Any, version: int, stable: bool, describes: Permits
+) -> asyncio.Future[Row]:
+    queries = _queries(broker.image, group.topics, version, describes)
     member_id = getattr(group, "member_id", None)
     member_epoch = getattr(group, "member_epoch", -1)
 
@@ -62,9 +74,10 @@ def _ask(broker: Broker, group: Any, version: int, stable: bool) -> asyncio.Futu
 
 
 def _queries(
-    image: MetadataImage, topics: Sequence[Any] | None, version: int
+    image: MetadataImage, topics: Sequence[Any] | None, version: int, describes: Permits
 ) -> list[TopicQuery] | None:
-    """The topics for the shard, without unknown topic ids; None for all topics."""
+    """The topics for the shard, without unknown topic ids and those that the client may not
+    describe; None for all topics."""
     if topics is None:
         return None
     queries = []
@@ -73,6 +86,9 @@ def _queries(
             topic = image.topic_by_id(asked.topic_id)
         else:
             topic = image.topics.get(asked.name)
+        name = asked.name if version < TOPIC_IDS_SINCE else "" if topic is None else topic.name
+        if name and not describes(name):
+            continue
         if topic is not None:
             queries.append(TopicQuery(topic.name, topic.topic_id, asked.partition_indexes))
         elif version < TOPIC_IDS_SINCE:
@@ -80,22 +96,41 @@ def _queries(
     return queries
 
 
-def _row(image: MetadataImage, group: Any, outcome: Outcome, version: int) -> Row:
+def _row(
+    image: MetadataImage, group: Any, outcome: Outcome, version: int, describes: Permits
+) -> Row:
     """The response for one group."""
     if isinstance(outcome, ApiError):
         topics = [_none(asked, outcome.code) for asked in group.topics or ()] if version < 2 else ()
         return {"group_id": group.group_id, "topics": topics, "error_code": outcome.code}
-    if version < TOPIC_IDS_SINCE:
-        return outcome
     topics = []
     for topic in outcome["topics"]:
-        known = image.topics.get(topic["name"])
-        if known is not None:
+        if version < TOPIC_IDS_SINCE:
+            topics.append(topic)
+        elif (known := image.topics.get(topic["name"])) is not None:
             topics.append({**topic, "topic_id": known.topic_id})
-    for asked in group.topics or ():
-        if image.topic_by_id(asked.topic_id) is None:
-            topics.append(_none(asked, ErrorCode.unknown_topic_id))
-    return {**outcome, "topics": topics}
+    if group.topics is None:
+        return {**outcome, "topics": [topic for topic in topics if describes(topic["name"])]}
+    return {**outcome, "topics": topics + _refused(image, group.topics, version, describes)}
+
+
+def _refused(
+    image: MetadataImage, topics: Sequence[Any], version: int, describes: Permits
+) -> list[Row]:
+    """The topics of a request that the client may not describe, or whose ids are unknown."""
+    rows = []
+    for asked in topics:
+        if version < TOPIC_IDS_SINCE:
+            name = asked.name
+        else:
+            known = image.topic_by_id(asked.topic_id)
+            if known is None:
+                rows.append(_none(asked, ErrorCode.unknown_topic_id))
+                continue
+            name = known.name
+        if not describes(name):
+            rows.append(_none(asked, ErrorCode.topic_authorization_failed))
+    return rows
 
 
 def _none(asked: Any, error: ErrorCode) -> Row:

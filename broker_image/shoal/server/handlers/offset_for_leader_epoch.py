@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ErrorCode
+from shoal.security.acls import ResourceType
+from shoal.server.handlers import authorization
 from shoal.server.network.responses import absence
 
 if TYPE_CHECKING:
@@ -16,22 +18,29 @@ if TYPE_CHECKING:
 
 
 def handle(broker: Broker, request: Request) -> Answer:
+    permits = authorization.each(broker, request, ResourceType.TOPIC)
     return {
         "topics": [
             {
                 "topic": topic.topic,
-                "partitions": [_entry(broker, topic.topic, asked) for asked in topic.partitions],
+                "partitions": [
+                    _entry(broker, topic.topic, asked, permits(topic.topic))
+                    for asked in topic.partitions
+                ],
             }
             for topic in request.body.topics
         ]
     }
 
 
-def _entry(broker: Broker, topic: str, asked: Any) -> dict[str, Any]:
+def _entry(broker: Broker, topic: str, asked: Any, permitted: bool) -> dict[str, Any]:
     partition = broker.partitions.by_name(topic, asked.partition)
     epoch = end_offset = -1
-    if partition is None:
-        code: ErrorCode | None = absence(broker.image, topic, None, asked.partition)[0]
+    code: ErrorCode | None
+    if not permitted:
+        code = ErrorCode.topic_authorization_failed
+    elif partition is None:
+        code = absence(broker.image, topic, None, asked.partition)[0]
     else:
         code = partition.epoch_error(asked.current_leader_epoch)
         if code is None:

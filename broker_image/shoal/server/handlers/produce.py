@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.log.errors import AppendRefused
 from shoal.protocol import produce
-from shoal.protocol.errors import ErrorCode, WireError
-from shoal.protocol.produce import TOPIC_IDS_FROM, ProduceRequest
+from shoal.protocol.errors import ApiError, ErrorCode, WireError
+from shoal.protocol.produce import TOPIC_IDS_FROM, ProduceRequest, ProduceTopic
 from shoal.record.batch import COMPRESSION_MASK, TRANSACTIONAL_BIT, low_attributes
 from shoal.record.compression import Compression
 from shoal.replication.pending_append import PendingAppend
-from shoal.server.handlers import transactional_produce
+from shoal.security.acls import ResourceType
+from shoal.server.handlers import authorization, transactional_produce
 from shoal.server.handlers.transactional_produce import pass_on
 from shoal.server.network.responses import absence, leader_endpoints
 
@@ -44,6 +45,9 @@ _Waiting = tuple[PendingAppend, _Entry]
 #: The errors of transactional batches, by topic and partition.
 Refused = Mapping[tuple[str, int], tuple[ErrorCode, str | None]]
 _NOTHING_REFUSED: Refused = {}
+#: The partitions that the client may not write to, by the position of their topic in the request.
+Denied = Mapping[int, Sequence[int]]
+_NOTHING_DENIED: Denied = {}
 #: The first version of Produce with zstd (KIP-110).
 _ZSTD_FROM = 7
 
@@ -51,30 +55,60 @@ _ZSTD_FROM = 7
 def handle(broker: Broker, request: Request) -> Answer:
     """Handle the request now, or once its batches, and those before them, are validated."""
     later: list[asyncio.Future[Any]] = []
+    denied = _authorized(broker, request) if broker.access.enabled else _NOTHING_DENIED
     body = request.body
 
     def then(outcomes: Outcomes | BaseException) -> None:
         # A lost connection frees the records, but the request was received.
         request.body = body
-        _resolve(later[0], lambda: _handle(broker, request, outcomes))
+        _resolve(later[0], lambda: _handle(broker, request, outcomes, denied))
 
     outcomes = broker.batch_validator.validate(
         request.body.topics, broker.partitions, broker.clock.now_ms(), then
     )
     if outcomes is not None:
-        return _handle(broker, request, outcomes)
+        return _handle(broker, request, outcomes, denied)
     later.append(broker.loop.create_future())
     return later[0]
 
 
-def _handle(broker: Broker, request: Request, outcomes: Outcomes | BaseException) -> Answer:
+def _handle(
+    broker: Broker, request: Request, outcomes: Outcomes | BaseException, denied: Denied
+) -> Answer:
     if isinstance(outcomes, BaseException):
         raise outcomes
     if request.body.transactional_id is None:
-        return append(broker, request, _NOTHING_REFUSED, outcomes)
+        return append(broker, request, _NOTHING_REFUSED, outcomes, denied)
     return transactional_produce.enlisted(
-        broker, request, lambda broker, request, refused: append(broker, request, refused, outcomes)
+        broker,
+        request,
+        lambda broker, request, refused: append(broker, request, refused, outcomes, denied),
     )
+
+
+def _authorized(broker: Broker, request: Request) -> Denied:
+    """Take topics that the client may not write to out of the request, and return them. Raises
+    `ApiError` for a transactional id that the client may not use."""
+    body: ProduceRequest = request.body
+    for _, _, partitions in body.topics:
+        if any(data and low_attributes(data) & TRANSACTIONAL_BIT for _, data in partitions):
+            permits = authorization.each(broker, request, ResourceType.TRANSACTIONAL_ID)
+            if body.transactional_id is None or not permits(body.transactional_id):
+                raise ApiError(ErrorCode.transactional_id_authorization_failed)
+            break
+    permits = authorization.each(broker, request, ResourceType.TOPIC)
+    denied: dict[int, list[int]] = {}
+    topics: list[ProduceTopic] = []
+    for at, (name, topic_id, partitions) in enumerate(body.topics):
+        topic = None if topic_id is None else broker.image.topics_by_id.get(topic_id)
+        known = name if topic_id is None else "" if topic is None else topic.name
+        if known and not permits(known):
+            denied[at] = [index for index, _ in partitions]
+            partitions = []
+        topics.append(ProduceTopic(name, topic_id, partitions))
+    if denied:
+        request.body = body._replace(topics=topics)
+    return denied
 
 
 def _resolve(future: asyncio.Future[Any], handle: Callable[[], Answer]) -> None:
@@ -90,7 +124,9 @@ def _resolve(future: asyncio.Future[Any], handle: Callable[[], Answer]) -> None:
         pass_on(answer, future)
 
 
-def append(broker: Broker, request: Request, refused: Refused, outcomes: Outcomes) -> Answer:
+def append(
+    broker: Broker, request: Request, refused: Refused, outcomes: Outcomes, denied: Denied
+) -> Answer:
     """Append to every partition but those that are `refused`, and answer."""
     body: ProduceRequest = request.body
     waiting: list[_Waiting] = []
@@ -99,6 +135,9 @@ def append(broker: Broker, request: Request, refused: Refused, outcomes: Outcome
     failed = None
     for at, (name, topic_id, partitions) in enumerate(body.topics):
         entries: list[_Entry] = []
+        if denied:
+            entries += _denied(broker, request, denied.get(at, ()))
+            failed = entries[0] if entries else failed
         for row, (index, data) in enumerate(partitions):
             outcome = outcomes.get((at, row)) if outcomes else None
             entry = _append(
@@ -138,6 +177,13 @@ def append(broker: Broker, request: Request, refused: Refused, outcomes: Outcome
         expire=lambda: _timed_out(response, waiting),
         deadline_ms=broker.clock.now_ms() + body.timeout_ms,
     )
+
+
+def _denied(broker: Broker, request: Request, indexes: Sequence[int]) -> list[_Entry]:
+    code = ErrorCode.topic_authorization_failed
+    for _ in indexes:
+        broker.metrics.error(request.header.api_key, code)
+    return [_refusal(code, None) | {"index": index} for index in indexes]
 
 
 def _append(
@@ -293,3 +339,21 @@ def _timed_out(response: Body, waiting: list[_Waiting]) -> Body:
         if not written.is_committed:
             entry["error_code"] = ErrorCode.request_timed_out
     return response
+
+
+def refuse(request: Request, code: ErrorCode, message: str | None) -> Body:
+    """The error of the whole request, for every partition."""
+    if request.body.acks == 0:
+        raise WireError(f"a produce with acks=0 was refused: {code.name}")
+    which = "topic_id" if request.version >= TOPIC_IDS_FROM else "name"
+    return {
+        "responses": [
+            {
+                which: topic_id if request.version >= TOPIC_IDS_FROM else name,
+                "partition_responses": [
+                    _refusal(code, message) | {"index": index} for index, _ in partitions
+                ],
+            }
+            for name, topic_id, partitions in request.body.topics
+        ]
+    }

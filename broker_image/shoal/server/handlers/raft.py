@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
 from shoal.quorum import wire
 from shoal.quorum.messages import AddRaftVoterRequest, Response, VoteRequest
 from shoal.server.cluster_config import Listeners
+from shoal.server.handlers import authorization
 from shoal.server.handlers import fetch as partitions
 from shoal.server.network.fetch_sessions import TOPIC_IDS_FROM
 from shoal.server.network.responses import mapped
@@ -50,6 +52,9 @@ def handle(broker: Broker, request: Request) -> Answer:
         quorum.learn(source, endpoint)
 
     def form(response: Response) -> dict[str, Any]:
+        if request.header.api_key == ApiKey.FETCH:
+            # It may have waited while the permissions changed.
+            authorization.check_at_controllers(broker, request)
         leader_id = response.leader_id
         leader = None if leader_id is None else quorum.endpoint_of(leader_id)
         return wire.response_fields(response, leader)
@@ -72,8 +77,13 @@ def _check_endpoints(broker: Broker, request: AddRaftVoterRequest) -> None:
 def fetch(broker: Broker, request: Request) -> Answer:
     """Fetch on a listener of controllers: the metadata log, and partitions if brokers share it."""
     topics = request.body.topics
+    for_brokers = Listeners.BROKER in broker.served.kind(request.peer.listener)
+    if not for_brokers:
+        authorization.check_at_controllers(broker, request)
     if request.version >= TOPIC_IDS_FROM and len(topics) == 1 and wire.is_metadata(topics[0]):
+        if for_brokers:
+            authorization.check_at_controllers(broker, request)
         return handle(broker, request)
-    if Listeners.BROKER in broker.served.kind(request.peer.listener):
+    if for_brokers:
         return partitions.handle(broker, request)
     return {"error_code": ErrorCode.invalid_request, "responses": ()}

@@ -12,6 +12,7 @@ from shoal.protocol.share import (
     write_acknowledge,
     write_acknowledged,
 )
+from shoal.server.handlers import authorization
 from shoal.server.handlers.share_fetch import checked_ids
 from shoal.server.network.deferred import DeferredResponse
 from shoal.server.share.acknowledge import Acks, count_by_type, misuse
@@ -37,9 +38,9 @@ def handle(broker: Broker, request: Request) -> Answer:
             "a share session is opened by ShareFetch, not by an acknowledgement",
         )
     service.sessions.next(group_id, member_id, body.share_session_epoch)
-    if body.share_session_epoch != FINAL_EPOCH and (lone := _acknowledge_lone(broker, request)):
-        return lone
-    acks = Acks(service)
+    if body.share_session_epoch != FINAL_EPOCH and (single := _acknowledge_single(broker, request)):
+        return single
+    acks = Acks(service, authorization.reads(broker, request))
     acks.apply(
         group_id, member_id, body.topics, version=request.version, is_renew=body.is_renew_ack
     )
@@ -57,11 +58,11 @@ def handle(broker: Broker, request: Request) -> Answer:
         if not answer.done():
             answer.set_result(_answer(broker, request, acks.failures))
 
-    acks.on_settled = settled
+    acks.when_settled(settled)
     return answer
 
 
-class _Lone(DeferredResponse):
+class _SingleAcknowledgement(DeferredResponse):
     """The response to an acknowledgement of a single batch, which is the callback of its write."""
 
     __slots__ = ("_broker", "_request")
@@ -81,7 +82,7 @@ class _Lone(DeferredResponse):
             self.set_result(_answer(self._broker, self._request, failures))
 
 
-def _acknowledge_lone(broker: Broker, request: Request) -> _Lone | None:
+def _acknowledge_single(broker: Broker, request: Request) -> _SingleAcknowledgement | None:
     """Acknowledge a single batch of a single partition, as workers do that commit each record.
     Returns None, and changes nothing, if the request has more than that or is refused."""
     body: ShareAcknowledgeRequest = request.body
@@ -93,11 +94,14 @@ def _acknowledge_lone(broker: Broker, request: Request) -> _Lone | None:
         return None
     if misuse(batches, version=request.version, is_renew=body.is_renew_ack) is not None:
         return None
-    lone = _Lone(broker, request)
-    if leader.acknowledge(body.member_id or "", batches, lone) is not None:
+    reads = authorization.reads(broker, request)
+    if reads is not None and not reads(topic_id):
+        return None
+    single = _SingleAcknowledgement(broker, request)
+    if leader.acknowledge(body.member_id or "", batches, single) is not None:
         return None
     leader.meter.acknowledgements += 1
-    return lone
+    return single
 
 
 def _answer(broker: Broker, request: Request, failures: Mapping[tuple[UUID, int], Failure]) -> Body:

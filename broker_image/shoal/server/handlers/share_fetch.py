@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from shoal.coordinator.share.sessions import FINAL_EPOCH, INITIAL_EPOCH
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.protocol.share import ShareFetchRequest, write_fetch
+from shoal.server.handlers import authorization
 from shoal.server.share.acknowledge import Acks
 from shoal.server.share.fetch import check_acquire_mode
 
@@ -30,7 +31,7 @@ def handle(broker: Broker, request: Request) -> Answer:
         _check_renewal(body)
     check_acquire_mode(request)
     requested = [(topic_id, index) for topic_id, found in body.topics for index, _ in found]
-    acks = Acks(service)
+    acks = Acks(service, authorization.reads(broker, request))
     if body.share_session_epoch == INITIAL_EPOCH:
         if any(batches for _, found in body.topics for _, batches in found):
             raise ApiError(

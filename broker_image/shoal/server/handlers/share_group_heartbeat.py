@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.coordinator.group.share_membership import HeartbeatRequest
+from shoal.server.handlers import authorization
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 def handle(broker: Broker, request: Request) -> Answer:
     body = request.body
     names = body.subscribed_topic_names
+    authorization.check_subscription(broker, request, names)
     heartbeat = HeartbeatRequest(
         body.group_id,
         body.member_id,

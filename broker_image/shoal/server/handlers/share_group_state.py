@@ -13,8 +13,9 @@ from shoal.server.network.responses import combined
 from shoal.server.share.state_coordinator import keys_of, outcomes_by_topic
 
 if TYPE_CHECKING:
+    from shoal.protocol.errors import ErrorCode
     from shoal.server.broker import Broker
-    from shoal.server.network.api import Answer, Request
+    from shoal.server.network.api import Answer, Body, Request
 
 #: Decides on one partition of a request: (shard, now_ms, key, entry) -> (response fields, records).
 Decide = Callable[[ShareStateShard, int, ShareKey, Any], tuple[dict[str, Any], Result]]
@@ -24,6 +25,22 @@ def _one(
     decide: Decide, key: ShareKey, entry: Any, shard: ShareStateShard, now_ms: int
 ) -> tuple[dict[str, Any], Result]:
     return decide(shard, now_ms, key, entry)
+
+
+def refuse(request: Request, code: ErrorCode, message: str | None) -> Body:
+    """The error of the whole request, for every partition."""
+    return {
+        "results": [
+            {
+                "topic_id": topic.topic_id,
+                "partitions": [
+                    {"partition": p.partition, "error_code": code, "error_message": message}
+                    for p in topic.partitions
+                ],
+            }
+            for topic in request.body.topics
+        ]
+    }
 
 
 def for_each_partition(

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal.coordinator.contract import ProducerIdAndEpoch, Reply, Result, Token
+from shoal.coordinator.contract import ProducerIdAndEpoch, Result, Token
 from shoal.coordinator.group.offsets import CommitRequest, PartitionCommit, TopicCommit
 from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.security.acls import ResourceType
 from shoal.server.coordinators import groups
 from shoal.server.coordinators.transactions import Errors, is_open, write_error
+from shoal.server.handlers import authorization
 from shoal.transaction.shard import Writer
 
 if TYPE_CHECKING:
@@ -30,6 +32,9 @@ Row = dict[str, Any]
 
 def handle(broker: Broker, request: Request) -> Answer:
     body = request.body
+    rows, commits = _checked(broker, request)
+    if not commits:
+        return {"topics": rows}
     index = broker.groups.partition_for(body.group_id)
     partition = None if index is None else broker.partitions.by_name(groups.TOPIC, index)
     if index is None or partition is None:
@@ -50,7 +55,7 @@ def handle(broker: Broker, request: Request) -> Answer:
                 code = ErrorCode.coordinator_not_available
             _finish(answer, refuse(request, code, None))
         else:
-            _commit(broker, request, answer)
+            _commit(broker, request, rows, commits, answer)
 
     if is_open(partition.log, writer.producer_id, writer.producer_epoch):
         enlisted({})
@@ -62,18 +67,32 @@ def handle(broker: Broker, request: Request) -> Answer:
     return answer
 
 
-def _commit(broker: Broker, request: Request, answer: asyncio.Future[Body]) -> None:
-    """Commit on the group's shard, and add its results to those of partitions that do not exist."""
-    body = request.body
+def _checked(broker: Broker, request: Request) -> tuple[list[Row], list[TopicCommit]]:
+    """Return the topics of the response, with the partitions that are refused, and the offsets to
+    commit."""
     rows: list[Row] = []
     commits: list[TopicCommit] = []
-    for asked in body.topics:
-        topic = broker.image.topics.get(asked.name)
+    permits = authorization.each(broker, request, ResourceType.TOPIC)
+    for asked in request.body.topics:
+        permitted = permits(asked.name)
+        topic = broker.image.topics.get(asked.name) if permitted else None
         count = len(topic.partitions) if topic is not None else 0
         taken = [p for p in asked.partitions if 0 <= p.partition_index < count]
-        rows.append({"name": asked.name, "partitions": _rows(asked, taken)})
+        rows.append({"name": asked.name, "partitions": _rows(asked, taken, permitted)})
         if topic is not None and taken:
             commits.append(TopicCommit(asked.name, topic.topic_id, [_partition(p) for p in taken]))
+    return rows, commits
+
+
+def _commit(
+    broker: Broker,
+    request: Request,
+    rows: list[Row],
+    commits: list[TopicCommit],
+    answer: asyncio.Future[Body],
+) -> None:
+    """Commit on the group's shard, and add its results to those of partitions that do not exist."""
+    body = request.body
     commit = CommitRequest(
         body.group_id,
         getattr(body, "member_id", ""),
@@ -85,8 +104,6 @@ def _commit(broker: Broker, request: Request, answer: asyncio.Future[Body]) -> N
     )
 
     def decide(shard: GroupShard, now_ms: int, token: Token) -> Result:
-        if not commits:
-            return Result((), (Reply(token, {"topics": ()}),))
         return shard.offsets.commit(commit, now_ms, token)
 
     def decided(reply: Any) -> None:
@@ -101,10 +118,11 @@ def _commit(broker: Broker, request: Request, answer: asyncio.Future[Body]) -> N
     broker.groups.call(body.group_id, decide, decided)
 
 
-def _rows(asked: Any, taken: list[Any]) -> list[Row]:
+def _rows(asked: Any, taken: list[Any], permitted: bool) -> list[Row]:
     unknown = ErrorCode.unknown_topic_or_partition
+    code = unknown if permitted else ErrorCode.topic_authorization_failed
     return [
-        {"partition_index": p.partition_index, "error_code": unknown}
+        {"partition_index": p.partition_index, "error_code": code}
         for p in asked.partitions
         if p not in taken
     ]

@@ -27,7 +27,7 @@ def handle(broker: Broker, request: Request) -> Answer:
         delays = delays_of(entry)
         ranges = [*((b[0], b[1], b[3]) for b in batches), *(d[:3] for d in delays)]
         if any(first > last or first < 0 or count < 0 for first, last, count in ranges):
-            message = "a state batch whose offsets are no range, or of a negative delivery count"
+            message = "A state batch has an invalid offset range or a negative delivery count."
             return {"error_code": ErrorCode.invalid_request, "error_message": message}, Result()
         return answer_of(
             shard.write(

@@ -72,3 +72,25 @@ def _written(
             rows.append(row)
         topics.append({"name": topic.name, "partitions": rows})
     return {"producer_id": asked.producer_id, "topics": topics}
+
+
+def refuse(request: Request, code: ErrorCode, _message: str | None) -> Body:
+    """The error of the whole request, for every partition."""
+    return {
+        "markers": [
+            {
+                "producer_id": marker.producer_id,
+                "topics": [
+                    {
+                        "name": topic.name,
+                        "partitions": [
+                            {"partition_index": index, "error_code": code}
+                            for index in topic.partition_indexes
+                        ],
+                    }
+                    for topic in marker.topics
+                ],
+            }
+            for marker in request.body.markers
+        ]
+    }

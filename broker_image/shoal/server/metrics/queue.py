@@ -296,8 +296,8 @@ def delivery_holds(service: ShareServicePort) -> Samples:
         for leader in group.values():
             counts[group_id, "paused"] += settings.paused
             counts[group_id, "flood"] += flood
-            if leader.dead_letters.trouble is not None and leader.dead_letters.pending:
-                counts[group_id, leader.dead_letters.trouble.reason] += 1
+            if leader.dead_letters.failure is not None and leader.dead_letters.pending:
+                counts[group_id, leader.dead_letters.failure.reason] += 1
             counts[group_id, "window-full"] += leader.is_full(settings)
             if leader.selection is not None:
                 counts[group_id, "held-keys"] += leader.selection.blocked_by_key_holders

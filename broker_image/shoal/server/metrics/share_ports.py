@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from shoal.coordinator.share.dead_letters import DeadLetterFailure
     from shoal.coordinator.share.selection import Selection
     from shoal.coordinator.share.sessions import ShareSessions
     from shoal.coordinator.share.settings import ShareSettings
@@ -21,21 +22,13 @@ if TYPE_CHECKING:
     from shoal.server.metrics.share_meters import FetchMeter, Mean, ShareTopicMeter
 
 
-class DeadLetterFailure(Protocol):
-    """Why dead letters cannot be written now."""
-
-    @property
-    def reason(self) -> str:
-        """One word for a label."""
-
-
 class PendingDeadLetters(Protocol):
     """The dead letters that a share partition still has to write."""
 
     @property
     def pending(self) -> bool: ...
     @property
-    def trouble(self) -> DeadLetterFailure | None: ...
+    def failure(self) -> DeadLetterFailure | None: ...
 
 
 class LeaderPort(Protocol):

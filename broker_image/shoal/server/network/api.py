@@ -16,7 +16,7 @@ futures complete.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from shoal.protocol.api import ApiKey
     from shoal.protocol.errors import ErrorCode
     from shoal.protocol.frames import RequestHeader
+    from shoal.server.authorization import Need
 
 Buffer = bytes | bytearray | memoryview
 Body = Mapping[str, Any] | Sequence[Buffer]
@@ -75,6 +76,14 @@ class Peer:
     number: int = 0
     security_protocol: SecurityProtocol = SecurityProtocol.PLAINTEXT
     token_authenticated: bool = False
+
+    def when_closed(self, key: object, call: Callable[[], None]) -> None:
+        """Call `call` when the connection is closed, in place of the previous call with `key`."""
+        self.on_close[key] = call
+
+    def forget(self, key: object) -> None:
+        """Drop the call with `key`, if there is one."""
+        self.on_close.pop(key, None)
 
 
 @dataclass(slots=True)
@@ -133,6 +142,9 @@ class Api:
     refuse: Callable[[Request, ErrorCode, str | None], Body] | None = None
     #: Decodes the body instead of kio, for APIs on the hot path: (version, frame, offset) -> body.
     read: Callable[[int, memoryview, int], Any] | None = None
+    #: Checks a client's request on the node that received it, before it is handled or forwarded:
+    #: (context, request). Raises `ApiError`.
+    admit: Callable[[Any, Request], None] | None = None
     #: Only the active controller handles it. Other nodes forward the request to the controller.
     by_controller: bool = False
     #: The feature that it belongs to. At level 0 of the feature, requests get UNSUPPORTED_VERSION.
@@ -145,3 +157,5 @@ class Api:
     check: Callable[[Any, Request], Awaitable[Body | None] | None] | None = None
     #: The handler on controller listeners, if it is another one.
     on_controllers: Handler | None = None
+    #: Yields the permissions that the whole request needs (`handlers.authorization`).
+    needs: Callable[[Request], Iterable[Need]] | None = None

@@ -4,7 +4,7 @@ The state machine is that of Kafka's SaslServerAuthenticator (KIP-43, KIP-152, K
 
 * ApiVersions may come first, once. SaslHandshake names the mechanism. Its version 0 is followed by
   raw tokens with a size prefix, version 1 by SaslAuthenticate requests.
-* Any other request ends the connection, and so does a token that is refused. The error and the end
+* Any other request ends the connection. A token that is refused ends it too. The error and the end
   are delayed, against guessing; until then the connection reads nothing.
 * A session ends with the credential (a bearer token, a delegation token) and after
   `connections.max.reauth.ms`, whichever is first. The client may log in again before that, with the
@@ -284,7 +284,8 @@ class SaslAuthenticator:
         code = ErrorCode.unsupported_sasl_mechanism if found is None else ErrorCode.none
         response = _response(header, {"error_code": code, "mechanisms": list(mechanisms)})
         if found is None:
-            raise _Failed("the mechanism is not enabled", response)
+            # As in Kafka, a client that logs in again gets no answer here.
+            raise _Failed("the mechanism is not enabled", None if self._is_reauth else response)
         if self._mechanism is not None and found is not self._mechanism:
             self._state = State.BAD_MECHANISM
             return response
@@ -323,12 +324,12 @@ class SaslAuthenticator:
             raise _Failed(refused.reason, _response(header, refusal)) from None
         return _response(
             header,
-            {"error_message": None, "auth_bytes": answer, "session_lifetime_ms": lifetime_ms},
+            {"error_message": "", "auth_bytes": answer, "session_lifetime_ms": lifetime_ms},
         )
 
     def _evaluate(self, token: bytes, peer: Peer) -> tuple[bytes, int]:
         """Return the answer to a token, and the lifetime of the session: 0 if it has no end, or if
-        the exchange goes on. Raises `LoginRefused`."""
+        the exchange continues. Raises `LoginRefused`."""
         assert self._exchange is not None
         now_ms = self._listener.clock.now_ms()
         answer = self._exchange.evaluate(token, now_ms)
@@ -378,7 +379,7 @@ class SaslAuthenticator:
             self._state = State.HANDSHAKE
             self._connection.serve_with(self, self._listener.sasl.receive_size_max)
             return self._handshake(frame)
-        if now > self._expires_at:
+        if now >= self._expires_at:
             self._listener.counts.expired += 1
             self._state = State.FAILED
             self._connection.close()

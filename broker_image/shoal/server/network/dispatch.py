@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
-from shoal.server.network.api import Api, AwaitableBody, Body, Peer, Request
+from shoal.server.network.api import Answer, Api, AwaitableBody, Body, Peer, Request
 from shoal.server.network.deferred import DeferredResponse
 from shoal.server.network.encoding import (
     Buffers,
@@ -31,6 +31,7 @@ from shoal.server.network.encoding import (
 )
 
 if TYPE_CHECKING:
+    from shoal.server.authorization import Access
     from shoal.server.metadata_cache import MetadataCache
     from shoal.server.metrics.registry import Metrics
     from shoal.server.network.purgatory import Purgatory
@@ -128,6 +129,7 @@ class Dispatcher:
         purgatory: Purgatory,
         controller: ControllerPort,
         errors: ErrorResponses,
+        access: Access,
         monotonic_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         """`context` is the first argument of every handler. `served` has the rows that each
@@ -140,6 +142,7 @@ class Dispatcher:
         self._purgatory = purgatory
         self._controller = controller
         self._errors = errors
+        self._access = access
         self._monotonic_ns = monotonic_ns
 
     def handle(self, frame: bytearray, peer: Peer) -> Buffers | PendingResponse | None:
@@ -165,11 +168,6 @@ class Dispatcher:
         )
         request = Request(header, body, peer, received_ns, len(frame))
         try:
-            if row.feature and not self._cache.image.features.get(row.feature):
-                raise ApiError(
-                    ErrorCode.unsupported_version,
-                    f"The feature {row.feature} is off: its level is 0.",
-                )
             answer: Any = self._answer(row, frame, request)
         except WireError:
             raise
@@ -188,7 +186,17 @@ class Dispatcher:
         return self._respond(request, answer)
 
     def _answer(self, row: Api, frame: bytearray, request: Request) -> Any:
-        """Return the answer to a request after this node's check of it, if there is one."""
+        """Return the answer to a request, after this node's check if there is one.
+
+        Raises `ApiError`.
+        """
+        if row.feature and not self._cache.image.features.get(row.feature):
+            raise ApiError(
+                ErrorCode.unsupported_version,
+                f"The feature {row.feature} is off: its level is 0.",
+            )
+        if row.admit is not None:
+            row.admit(self._context, request)
         checked = None if row.check is None else row.check(self._context, request)
         if checked is None:
             return self._proceed(row, frame, request)
@@ -203,10 +211,12 @@ class Dispatcher:
         answer = self._proceed(row, frame, request)
         return await answer if isinstance(answer, asyncio.Future) else answer
 
-    def _proceed(self, row: Api, frame: bytearray, request: Request) -> Any:
-        """Handle a request, or forward it to the controller."""
+    def _proceed(self, row: Api, frame: bytearray, request: Request) -> Answer:
+        """Call the handler of a request, or forward it."""
         if row.by_controller and not self._controller.is_local:
-            return self._controller.forward(frame, request)
+            return self._controller.forward(frame, request)  # The controller authorizes it.
+        if row.needs is not None and self._access.enabled:
+            self._access.require_all(request, row.needs(request))
         return row.handle(self._context, request)
 
     def login_failed(self, _peer: Peer, _reason: str) -> bool:

@@ -6,12 +6,15 @@ The controller's own requests to itself take the same way, without an Envelope o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.protocol import codec, frames
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
 from shoal.server.network.api import Api, Peer, Request
 from shoal.server.network.encoding import ErrorResponses, encode_body
+
+if TYPE_CHECKING:
+    from shoal.server.authorization import Access
 
 
 class EnvelopeHandler:
@@ -23,12 +26,14 @@ class EnvelopeHandler:
         table: Mapping[int, Api],
         errors: ErrorResponses,
         *,
+        access: Access,
         is_active_controller: Callable[[], bool],
     ) -> None:
         """`context` is the first argument of every handler in `table`."""
         self._context = context
         self._table = table
         self._errors = errors
+        self._access = access
         self._is_active_controller = is_active_controller
 
     async def handle(self, frame: bytes, peer: Peer, request_id: bytes = b"") -> bytes:
@@ -53,6 +58,8 @@ class EnvelopeHandler:
         if not self._is_active_controller():
             raise ApiError(ErrorCode.not_controller)
         try:
+            if row.needs is not None and self._access.enabled:
+                self._access.require_all(request, row.needs(request))
             found: Any = row.handle(self._context, request)
             if not isinstance(found, (list, Mapping)):
                 found = await found

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 REDIRECTS_MAX = 5
 HEADERS_MAX = 100
+CHUNKS_MAX = 10_000
 #: Bytes of a line: the status, a header, the size of a chunk.
 LINE_SIZE_MAX = 16 * 1024
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -90,11 +91,14 @@ async def _response(reader: asyncio.StreamReader, size_max: int) -> _Response:
     if found is None:
         raise HttpError("the response is not HTTP/1.1")
     headers: dict[bytes, bytes] = {}
-    while line := await _line(reader):
+    for _ in range(HEADERS_MAX):
+        line = await _line(reader)
+        if not line:
+            break
         name, _, value = line.partition(b":")
         headers[name.strip().lower()] = value.strip()
-        if len(headers) > HEADERS_MAX:
-            raise HttpError(f"more than {HEADERS_MAX} headers")
+    else:
+        raise HttpError(f"more than {HEADERS_MAX} headers")
     status = int(found[1])
     body = b"" if status != 200 else await _body(reader, headers, size_max)
     return _Response(status, headers, body)
@@ -124,7 +128,7 @@ async def _body(reader: asyncio.StreamReader, headers: dict[bytes, bytes], size_
 
 async def _chunks(reader: asyncio.StreamReader, size_max: int) -> bytes:
     body = bytearray()
-    while True:
+    for _ in range(CHUNKS_MAX):
         found = _CHUNK.fullmatch(await _line(reader))
         if found is None:
             raise HttpError("a chunk of the response has no size")
@@ -135,6 +139,7 @@ async def _chunks(reader: asyncio.StreamReader, size_max: int) -> bytes:
         body += await reader.readexactly(size)
         if await _line(reader):
             raise HttpError("a chunk of the response is longer than its size")
+    raise HttpError(f"more than {CHUNKS_MAX} chunks")
 
 
 def _check_size(size: int, size_max: int) -> None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.client.errors import SecurityError
-from shoal.client.settings import Security, Settings
+from shoal.client.settings import Settings
 from shoal.server.cluster_config import MECHANISMS
 from shoal.server.config import InvalidConfig
 from shoal.server.listener_security import PREFIX, ListenerSecurity, with_layers
 
 if TYPE_CHECKING:
+    from shoal.client.security import Security
     from shoal.server.metadata_cache import MetadataCache
     from shoal.server.network.node_tls import NodeTls
     from shoal.server.node import Node

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.client.connection import Connection, connect, joined
 from shoal.client.errors import ClientError, ConnectionLost, Unreachable
-from shoal.client.settings import Address, Security, Settings
+from shoal.client.security import Security
+from shoal.client.settings import Address, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

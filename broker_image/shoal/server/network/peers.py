@@ -17,7 +17,8 @@ from shoal.server.network.links import Link, SetupTimeouts, plaintext
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from shoal.client.settings import Address, Security
+    from shoal.client.security import Security
+    from shoal.client.settings import Address
     from shoal.protocol.api import ApiKey
     from shoal.server.metadata_cache import MetadataCache
     from shoal.server.node import Node

@@ -44,7 +44,7 @@ class LimitedConnection(Protocol):
         """Whether it has stopped reading."""
 
     def capacity_available(self) -> None:
-        """Go on reading."""
+        """Continue reading."""
 
     def fail(self, reason: str) -> None:
         """Close at once and log `reason`."""

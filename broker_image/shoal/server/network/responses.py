@@ -48,6 +48,13 @@ def combined(
     return answer
 
 
+def refused(code: ErrorCode, message: str | None = None) -> asyncio.Future[Any]:
+    """Return a reply that has failed with `ApiError`, for `combined`."""
+    reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    reply.set_exception(ApiError(code, message))
+    return reply
+
+
 def mapped(reply: asyncio.Future[Any], form: Callable[[Any], Body]) -> Answer:
     """Apply `form` to a reply. An `ApiError` of the reply is the error of the response."""
 

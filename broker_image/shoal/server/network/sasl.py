@@ -18,7 +18,7 @@ from shoal.metadata.config_keys import UNSECURED_TOKENS
 from shoal.security import jaas, oauthbearer, plain
 from shoal.security.credentials import StoredCredentials
 from shoal.security.plain import PlainExchange, PlainUsers
-from shoal.security.sasl import GSSAPI, MECHANISMS, OAUTHBEARER, PLAIN, Exchange
+from shoal.security.sasl import OAUTHBEARER, PLAIN, Exchange
 from shoal.security.scram import SCRAM_MECHANISMS, ScramExchange
 from shoal.server.config import InvalidConfig
 from shoal.server.listener_security import PREFIX
@@ -86,11 +86,6 @@ class Mechanisms:
     def of(self, security: ListenerSecurity) -> ListenerSasl:
         """Return how clients of a listener log in. Raises `InvalidConfig`."""
         enabled = security.value("sasl.enabled.mechanisms")
-        if not enabled or GSSAPI in enabled:
-            raise InvalidConfig(
-                f"The listener {security.name} needs sasl.enabled.mechanisms: one or more of"
-                f" {', '.join(MECHANISMS)}. Kafka's default GSSAPI is not supported."
-            )
         size = security.value("sasl.server.max.receive.size")
         request_size_max = self._node.config["socket.request.max.bytes"]
         return ListenerSasl(
@@ -114,14 +109,10 @@ class Mechanisms:
                     ' user_NAME="PASSWORD";'
                 )
             exchange = partial(PlainExchange, users)
-        elif name == OAUTHBEARER:
+        else:
+            assert name == OAUTHBEARER, name  # `cluster_config` has checked the mechanisms.
             validator = self._validator(security, options)
             exchange = partial(oauthbearer.OAuthExchange, validator)
-        else:
-            raise InvalidConfig(
-                f"The listener {security.name} enables the SASL mechanism {name}, which is not"
-                f" supported: use {', '.join(MECHANISMS)}."
-            )
         return Mechanism(name, security.value("connections.max.reauth.ms", name), exchange)
 
     def _scram(self, name: str) -> ScramExchange:

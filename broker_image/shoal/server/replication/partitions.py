@@ -55,11 +55,16 @@ class Partitions:
         self._lag_time_max_ms = LAG_TIME_MAX_MS
         self._by_id: dict[tuple[UUID, int], Partition] = {}
         self._by_name: dict[tuple[str, int], Partition] = {}
-        #: Called with each partition that was opened, and with each that was removed.
-        self.on_opened: list[Callable[[Partition], None]] = []
-        self.on_removed: list[Callable[[Partition], None]] = []
-        #: Called with each partition that was opened or whose leader, ISR or replicas changed.
-        self.on_registered: list[Callable[[Partition], None]] = []
+        self._removed_calls: list[Callable[[Partition], None]] = []
+        self._registered_calls: list[Callable[[Partition], None]] = []
+
+    def on_removed(self, call: Callable[[Partition], None]) -> None:
+        """Call `call` with each partition that is removed."""
+        self._removed_calls.append(call)
+
+    def on_registered(self, call: Callable[[Partition], None]) -> None:
+        """Call `call` with each partition that is opened or gets other leaders or replicas."""
+        self._registered_calls.append(call)
 
     def __iter__(self) -> Iterator[Partition]:
         return iter(self._by_name.values())
@@ -156,12 +161,10 @@ class Partitions:
             alter_isr=self._isr_controller.submit,
             broker_epoch_of=self._isr_controller.broker_epoch_of,
         )
-        partition.on_advance.append(self._advanced)
-        partition.on_append.append(self._appended)
+        partition.on_advance(self._advanced)
+        partition.on_append(self._appended)
         _adopt(partition, settings, self._lag_time_max_ms)
         self._by_id[partition.key] = self._by_name[(topic.name, index)] = partition
-        for call in self.on_opened:
-            call(partition)
         self._registered(partition)
 
     def _remove(self, topic: TopicImage, index: int) -> None:
@@ -171,7 +174,7 @@ class Partitions:
         del self._by_name[(topic.name, index)]
         partition.leader_id = -1
         partition.notify_changed()
-        for call in self.on_removed:
+        for call in self._removed_calls:
             call(partition)
         self._delete_files(topic.name, index)
 
@@ -191,7 +194,7 @@ class Partitions:
                 _adopt(partition, settings, self._lag_time_max_ms)
 
     def _registered(self, partition: Partition) -> None:
-        for call in self.on_registered:
+        for call in self._registered_calls:
             call(partition)
 
     def _advanced(self, partition: Partition) -> None:

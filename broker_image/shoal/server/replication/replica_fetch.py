@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from shoal.protocol import codec
 from shoal.protocol.errors import ErrorCode
 from shoal.replication.partition import ReplicaFetch, ReplicaFetched
+from shoal.server.authorization import CHANGES
 from shoal.server.replication.replica_manager import AWAITED_FETCH_WAIT_MS, ReplicaManager
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from uuid import UUID
 
     from shoal.replication.leadership import Leadership
@@ -132,8 +134,13 @@ class ReplicaFetches:
         self._purgatory = purgatory
         self._ports = FetchPorts(node.clock, partitions, replicas, throttle)
 
-    def handle(self, request: Request, replica_id: int) -> Answer:
-        """Answer a Fetch of the broker `replica_id`, at once or when there is news for it."""
+    def handle(
+        self, request: Request, replica_id: int, refusal: Callable[[], Body | None] | None = None
+    ) -> Answer:
+        """Answer a Fetch of the broker `replica_id`, at once or when there is news for it.
+
+        `refusal` returns the response to a broker that has lost its permission while it waited.
+        """
         self._replicas.follower_fetched(replica_id)
         now_ms = self._clock.now_ms()
         session, incremental, cursors = self._sessions.begin(
@@ -146,14 +153,18 @@ class ReplicaFetches:
         if found is not None:
             return found
         max_wait_ms = codec.ms(request.body.max_wait)
-        if fetch.held_back:
+        if fetch.throttled:
             max_wait_ms = min(max_wait_ms, self._ports.throttle.wait_ms(now_ms))
         if self._replicas.awaits_fetch(replica_id, now_ms):
             max_wait_ms = min(max_wait_ms, AWAITED_FETCH_WAIT_MS)
+        attempt, expire = fetch.attempt, fetch.expire
+        if refusal is not None:
+            attempt = lambda: refusal() or fetch.attempt()  # noqa: E731
+            expire = lambda: refusal() or fetch.expire()  # noqa: E731
         return self._purgatory.park(
-            keys=[("replica", replica_id)],
-            attempt=fetch.attempt,
-            expire=fetch.expire,
+            keys=[("replica", replica_id), CHANGES],
+            attempt=attempt,
+            expire=expire,
             deadline_ms=now_ms + max_wait_ms,
         )
 
@@ -171,7 +182,7 @@ class ReplicaFetchRequest:
         "_replica_id",
         "_session",
         "_waits",
-        "held_back",
+        "throttled",
     )
 
     def __init__(
@@ -193,8 +204,8 @@ class ReplicaFetchRequest:
         self._max_bytes: int = body.max_bytes
         self._nothing_yet = True
         self._waits = body.min_bytes > 0 and codec.ms(body.max_wait) > 0
-        #: Whether the throttle held a partition back.
-        self.held_back = False
+        #: Whether the throttle left a partition out.
+        self.throttled = False
 
     def begin(self) -> Body | None:
         """Return the response, or None if there is no news yet."""
@@ -287,17 +298,17 @@ class ReplicaFetchRequest:
         """Read one partition. A throttled replica out of sync gets what its quota allows now."""
         throttle = self._ports.throttle
         throttled = throttle.active and throttle.throttles(partition)
-        held_back = False
+        throttled = False
         if throttled and self._replica_id not in partition.isr:
             room = throttle.available_bytes(now_ms)
-            held_back, max_bytes = not room, min(max_bytes, room)
-            self.held_back |= held_back
+            throttled, max_bytes = not room, min(max_bytes, room)
+            self.throttled |= throttled
         found = partition.fetch_for_follower(
             self._replica_id,
             self._broker_epoch,
             position,
             max_bytes=max(0, max_bytes),
-            min_one=self._nothing_yet and not held_back,
+            min_one=self._nothing_yet and not throttled,
             now_ms=now_ms,
         )
         if found.records:

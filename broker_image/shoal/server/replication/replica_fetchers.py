@@ -201,7 +201,7 @@ class _FetcherTask:
                 pause_ms = min(2 * pause_ms, _RECONNECT_MAX_MS)
                 continue
             except Exception:
-                # A bug or an invalid response. Log it and go on replicating.
+                # A bug or an invalid response. Log it and continue replicating.
                 self._node.log.exception("a replica's fetch failed", leader=self._leader_id)
                 self.fetcher.fail_fetch()
                 self._drop_link()

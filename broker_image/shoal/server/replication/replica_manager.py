@@ -3,10 +3,10 @@
 `ReplicaFetcherManager` fetches the partitions that follow; `IsrChanges` asks the controller for
 other ISRs. The rules of replication are in `shoal.replication`. This module adds the clock.
 
-A follower's fetch waits at its leader for records. A fetch that was sent before a partition was
-assigned to the follower does not name that partition, and would delay its first fetch. A leader
-therefore answers a follower at once when it becomes the leader of a partition of that follower, and
-within `AWAITED_FETCH_WAIT_MS` until the follower has fetched the partition in the leader's epoch.
+A follower's fetch waits at its leader for records. If it was sent before a partition was assigned
+to the follower, it does not name that partition, and would delay its first fetch. So a new leader
+of a partition answers the waiting fetches of its followers at once. Until a follower has fetched
+the partition in the leader's epoch, its fetches wait for `AWAITED_FETCH_WAIT_MS` at most.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class ReplicaManager:
         self._awaited_fetches: dict[int, dict[Key, int]] = {}
         #: By broker: the time of its last fetch, in seconds of the loop's clock.
         self._last_fetch_s: dict[int, float] = {}
-        partitions.on_registered.append(self._registered)
-        partitions.on_removed.append(self._removed)
+        partitions.on_registered(self._registered)
+        partitions.on_removed(self._removed)
 
     def start(self) -> None:
         """Follow the metadata, which has been read, and look for followers that lag."""
@@ -100,11 +100,11 @@ class ReplicaManager:
         self._last_fetch_s[replica_id] = self._node.loop.time()
 
     def is_cut_off(self, partition: Partition) -> bool:
-        """Whether a partition that this broker leads can commit nothing for now.
+        """Whether a partition that this broker leads cannot commit now.
 
-        So it is if the controller and an in-sync follower have been silent for
-        broker.session.timeout.ms: nobody can remove the follower from the ISR, and another broker
-        may be the leader by now. It is also so after a controller has fenced this broker.
+        This is the case if the controller and an in-sync follower have been silent for
+        broker.session.timeout.ms. Then no broker can remove the follower from the ISR, and another
+        broker may be the leader by now. It is also the case if a controller has fenced this broker.
         """
         if partition.leadership is None or not self._session.is_lost:
             return False

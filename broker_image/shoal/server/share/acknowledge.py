@@ -39,7 +39,7 @@ _TYPE_MAX = (int(AcknowledgeType.REJECT), _RENEW)
 STEP_TYPES = 3000
 
 
-class _Asked(NamedTuple):
+class _AckRequest(NamedTuple):
     """The member that acknowledges, and the rules of its request."""
 
     group_id: str
@@ -81,10 +81,25 @@ class AcknowledgedPartitions(Protocol):
 class Acks:
     """The acknowledgements of one request."""
 
-    __slots__ = ("_left", "_rest", "_service", "_then", "failures", "on_settled", "partitions")
+    __slots__ = (
+        "_left",
+        "_on_settled",
+        "_permits",
+        "_rest",
+        "_service",
+        "_then",
+        "failures",
+        "partitions",
+    )
 
-    def __init__(self, service: AcknowledgedPartitions) -> None:
+    def __init__(
+        self,
+        service: AcknowledgedPartitions,
+        permits: Callable[[UUID], bool] | None = None,
+    ) -> None:
+        """`permits` decides which topics the member may read; None for all."""
         self._service = service
+        self._permits = permits
         self._left = 0
         #: Batches that are to be applied, the last first.
         self._rest: list[tuple[UUID, int, Sequence[AcknowledgementBatch]]] = []
@@ -92,13 +107,16 @@ class Acks:
         #: The share partitions with acknowledgements, and their failures.
         self.partitions: list[tuple[UUID, int]] = []
         self.failures: dict[tuple[UUID, int], Failure] = {}
-        #: Called when the last write is committed, unless `settled` was true before.
-        self.on_settled: Callable[[], None] | None = None
+        self._on_settled: Callable[[], None] | None = None
 
     @property
     def settled(self) -> bool:
         """Whether all writes have a result."""
         return self._left == 0
+
+    def when_settled(self, call: Callable[[], None]) -> None:
+        """Call `call` once, when the last write has a result. `settled` must be false."""
+        self._on_settled = call
 
     def apply(
         self,
@@ -118,7 +136,7 @@ class Acks:
         ]
         if self._rest:
             self._left += 1
-            self._go_on(_Asked(group_id, member_id, version, is_renew))
+            self._apply_rest(_AckRequest(group_id, member_id, version, is_renew))
 
     def then(self, call: Callable[[], None]) -> None:
         """Call `call` when all is applied, now if it is."""
@@ -127,14 +145,14 @@ class Acks:
         else:
             call()
 
-    def _go_on(self, asked: _Asked) -> None:
+    def _apply_rest(self, request: _AckRequest) -> None:
         done, rest = 0, self._rest
         while rest:
             if done >= STEP_TYPES:
-                asyncio.get_running_loop().call_soon(self._go_on, asked)
+                asyncio.get_running_loop().call_soon(self._apply_rest, request)
                 return
             topic_id, index, batches = rest.pop()
-            self._apply(asked, topic_id, index, batches)
+            self._apply(request, topic_id, index, batches)
             alike = len(batches) > 1 and accepted_records(batches) is not None
             done += len(batches) if alike else sum(map(len, map(_TYPES, batches)))
         if self._then is not None:
@@ -142,17 +160,23 @@ class Acks:
         self._settle()
 
     def _apply(
-        self, asked: _Asked, topic_id: UUID, index: int, batches: Sequence[AcknowledgementBatch]
+        self,
+        request: _AckRequest,
+        topic_id: UUID,
+        index: int,
+        batches: Sequence[AcknowledgementBatch],
     ) -> None:
         service, key = self._service, (topic_id, index)
         self.partitions.append(key)
-        leader = service.find(asked.group_id, topic_id, index)
-        failure = misuse(batches, version=asked.version, is_renew=asked.is_renew)
+        leader = service.find(request.group_id, topic_id, index)
+        failure = misuse(batches, version=request.version, is_renew=request.is_renew)
+        if failure is None and self._permits is not None and not self._permits(topic_id):
+            failure = Failure(ErrorCode.topic_authorization_failed)
         if failure is None and (leader is None or leader.phase is not Phase.ACTIVE):
             failure = service.unknown(topic_id)
         if failure is None and leader is not None:
             self._left += 1
-            failure = leader.acknowledge(asked.member_id, batches, self._waiter(key, batches))
+            failure = leader.acknowledge(request.member_id, batches, self._waiter(key, batches))
             if failure is not None:
                 self._left -= 1
         if failure is not None:
@@ -164,8 +188,10 @@ class Acks:
     def _settle(self) -> None:
         """Decrement the pending count."""
         self._left -= 1
-        if self._left == 0 and self.on_settled is not None:
-            self.on_settled()
+        if self._left == 0 and self._on_settled is not None:
+            # Forget the caller, which holds these acknowledgements, so that both are freed at once.
+            on_settled, self._on_settled = self._on_settled, None
+            on_settled()
 
     def _waiter(
         self, key: tuple[UUID, int], batches: Sequence[AcknowledgementBatch]
@@ -196,22 +222,25 @@ def misuse(
     previous = -1
     for first, last, types, *delay_ms in batches:
         if first > last:
-            return Failure(_INVALID, f"offsets {first} to {last} are no range")
+            return Failure(_INVALID, f"The first offset {first} is above the last offset {last}.")
         if first <= previous:
-            return Failure(_INVALID, f"offset {first} comes behind offset {previous}")
+            return Failure(
+                _INVALID, f"Offset {first} follows offset {previous}; batches must ascend."
+            )
         if not types:
-            return Failure(_INVALID, "there is no acknowledge type")
+            return Failure(_INVALID, "A batch has no acknowledge type.")
         if len(types) > 1 and len(types) != last - first + 1:
             return Failure(
-                _INVALID, f"{len(types)} acknowledge types for {last - first + 1} offsets"
+                _INVALID,
+                f"A batch of {last - first + 1} offsets has {len(types)} acknowledge types.",
             )
         largest = max(types)
         if largest > highest:
-            return Failure(_INVALID, f"there is no acknowledge type {largest}")
+            return Failure(_INVALID, f"Version {version} has no acknowledge type {largest}.")
         if largest == _RENEW and not is_renew:
-            return Failure(_INVALID, "a renewal needs IsRenewAck")
+            return Failure(_INVALID, "Renewals need IsRenewAck.")
         if delay_ms and (delay_ms[0] < 0 or types.strip(_RELEASE)):
-            return Failure(_INVALID, "only a release waits, and for no negative time")
+            return Failure(_INVALID, "Only a release can have a delay, and it is not negative.")
         previous = last
     return None
 

@@ -1,6 +1,6 @@
 """Writes the dead letters of a share partition.
 
-After that, their records leave the window, or hold their keys if the group wants it
+After that, their records leave the window, or hold their keys by the group's config
 (`ShareLeader.dead_letters_written`). Delivery is at least once, where Kafka's is best effort: a
 record is ARCHIVING before its dead letter is appended, and ARCHIVED only after the commit; both are
 persisted. The next leader writes what a former one left ARCHIVING, perhaps again.
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from shoal.client.errors import ClientError
 from shoal.coordinator.share.dead_letters import (
+    DeadLetterFailure,
     Source,
     cause_of,
     dead_letter_records,
@@ -66,13 +67,6 @@ _AUTO_CREATE = "errors.deadletterqueue.auto.create.topics.enable"
 _ENABLE = "errors.deadletterqueue.group.enable"
 
 
-class Trouble(NamedTuple):
-    """Why dead letters cannot be written now: a word for metrics, and a sentence."""
-
-    reason: str
-    message: str
-
-
 class DeadLetterMeter:
     """Counts of one broker: dead letters written and dropped by group, attempts by group, and
     failed attempts by group and reason."""
@@ -84,7 +78,7 @@ class DeadLetterMeter:
         self.failed: Counter[tuple[str, str]] = Counter()
 
 
-class Elsewhere(NamedTuple):
+class RemotePartition(NamedTuple):
     """A dead-letter partition that another broker leads."""
 
     leader_id: int
@@ -113,7 +107,7 @@ class TopicCreator(Protocol):
     """Creates topics at the controller."""
 
     def __call__(self, topics: Sequence[NewTopic]) -> asyncio.Future[list[dict[str, Any]]]:
-        """CreateTopics' rows. The future fails with `ApiError`."""
+        """The entries of CreateTopics. The future fails with `ApiError`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +138,8 @@ class DeadLetters:
         "_services",
         "_timer",
         "_under_way",
+        "failure",
         "queue",
-        "trouble",
     )
 
     def __init__(self, services: DeadLetterServices, leader: DeadLetterSource) -> None:
@@ -154,7 +148,7 @@ class DeadLetters:
         #: Ranges that wait. Those being written are in `_under_way`.
         self.queue: list[DeadLetterRange] = []
         self._under_way: list[DeadLetterRange] = []
-        self.trouble: Trouble | None = None
+        self.failure: DeadLetterFailure | None = None
         self._busy = False
         self._batch_records_max = BATCH_RECORDS_MAX
         self._retries = 0
@@ -202,18 +196,18 @@ class DeadLetters:
             self._drop(self.queue, "the group has no dead-letter topic any more")
             return
         target = self._target(config[_TOPIC_NAME])
-        if isinstance(target, Trouble):
+        if isinstance(target, DeadLetterFailure):
             self._failed(target)
         elif target is not None:
             self._append(target, copied=config[_COPY])
 
-    def _target(self, name: str) -> Partition | Elsewhere | Trouble | None:
+    def _target(self, name: str) -> Partition | RemotePartition | DeadLetterFailure | None:
         """Return the partition of the dead letters; None while the topic is being created."""
         services, source = self._services, self._leader.partition
         image = services.cache.image
         prefix = image.broker_config[_PREFIX]
         if name.startswith("__") or not name.startswith(prefix) or name == source.topic:
-            return Trouble(
+            return DeadLetterFailure(
                 "topic-name",
                 f"{name} cannot be a dead-letter topic: its name has to begin with {prefix!r},"
                 " not with '__', and it cannot be the topic that the records come from",
@@ -221,7 +215,7 @@ class DeadLetters:
         topic = image.topics.get(name)
         if topic is None:
             if not image.broker_config[_AUTO_CREATE]:
-                return Trouble(
+                return DeadLetterFailure(
                     "topic-missing",
                     f"there is no topic {name}: create it with {_ENABLE}=true, or set"
                     f" the broker config {_AUTO_CREATE}",
@@ -229,15 +223,18 @@ class DeadLetters:
             self._create(name)
             return None
         if not image.topic_config(name)[_ENABLE]:
-            return Trouble("topic-forbidden", f"topic {name} takes no dead letters: set {_ENABLE}")
+            return DeadLetterFailure(
+                "topic-forbidden",
+                f"topic {name} does not allow dead letters; set {_ENABLE}=true on it",
+            )
         index = source.index % len(topic.partitions)
         partition = services.partitions.by_name(name, index)
         if partition is not None and partition.is_leader:
             return partition
         leader_id = topic.partitions[index].leader
         if leader_id < 0 or leader_id == services.node.id:
-            return Trouble("topic-offline", f"partition {index} of {name} has no leader")
-        return Elsewhere(leader_id, topic, index)
+            return DeadLetterFailure("topic-offline", f"partition {index} of {name} has no leader")
+        return RemotePartition(leader_id, topic, index)
 
     def _create(self, name: str) -> None:
         self._busy = True
@@ -249,13 +246,15 @@ class DeadLetters:
             code = ErrorCode.none if error or done.cancelled() else done.result()[0]["error_code"]
             if error is not None or code not in (ErrorCode.none, ErrorCode.topic_already_exists):
                 why = str(error) if error is not None else code.name
-                self._failed(Trouble("topic-not-created", f"{name} was not created: {why}"))
+                self._failed(
+                    DeadLetterFailure("topic-not-created", f"{name} was not created: {why}")
+                )
             else:
                 self.write()
 
         self._services.create_topics([topic]).add_done_callback(created)
 
-    def _append(self, target: Partition | Elsewhere, *, copied: bool) -> None:
+    def _append(self, target: Partition | RemotePartition, *, copied: bool) -> None:
         leader, now_ms = self._leader, self._services.node.clock.now_ms()
         meter, group_id = self._services.meter, leader.key.group_id
         chunk, left = split_after(self.queue, self._batch_records_max)
@@ -267,13 +266,13 @@ class DeadLetters:
             try:
                 found, end = _records(leader.partition, readable(chunk), bytes_max)
             except (OSError, LogOffline) as error:
-                self._failed(Trouble("log-unreadable", str(error)))
+                self._failed(DeadLetterFailure("log-unreadable", str(error)))
                 return
             if end is not None:
                 chunk, above = split_at(chunk, end)
                 left = above + left
         meter.attempts[group_id] += 1
-        if isinstance(target, Elsewhere):
+        if isinstance(target, RemotePartition):
             self._under_way, self.queue = chunk, left
             self._send(target, source, found)
             return
@@ -293,10 +292,10 @@ class DeadLetters:
                 batch = build_batch(dead_letter_records(source, chunk, {}, now_ms=now_ms))
                 appended = target.append(batch, now_ms=now_ms)
         except AppendRefused as refused:
-            self._failed(Trouble("record-refused", refused.message))
+            self._failed(DeadLetterFailure("record-refused", refused.message))
             return
         except (OSError, LogOffline) as error:
-            self._failed(Trouble("topic-offline", str(error)))
+            self._failed(DeadLetterFailure("topic-offline", str(error)))
             return
         self._busy = True
         self._under_way, self.queue = chunk, left
@@ -310,7 +309,7 @@ class DeadLetters:
         committed.add_done_callback(lambda _: self._committed(written))
         self._services.purgatory.wake(target.key)
 
-    def _send(self, target: Elsewhere, source: Source, found: dict[int, Record]) -> None:
+    def _send(self, target: RemotePartition, source: Source, found: dict[int, Record]) -> None:
         """Produce the dead letters under way at the leader of their partition."""
         self._busy = True
         now_ms = self._services.node.clock.now_ms()
@@ -319,7 +318,7 @@ class DeadLetters:
         sent.add_done_callback(lambda done: self._sent(target, source, bool(found), done))
 
     def _sent(
-        self, target: Elsewhere, source: Source, whole: bool, done: asyncio.Future[ErrorCode]
+        self, target: RemotePartition, source: Source, whole: bool, done: asyncio.Future[ErrorCode]
     ) -> None:
         """Handle the leader's answer. `whole` means that the dead letters had their records."""
         self._busy = False
@@ -341,7 +340,9 @@ class DeadLetters:
             self.write()
         else:
             name = target.topic.name
-            self._failed(Trouble("record-refused", f"{name} took no letters: {code.name}"))
+            self._failed(
+                DeadLetterFailure("record-refused", f"{name} took no letters: {code.name}")
+            )
 
     def _committed(self, written: PendingAppend) -> None:
         self._busy = False
@@ -349,34 +350,34 @@ class DeadLetters:
         if not written.is_committed:
             self.queue = chunk + self.queue
             why = "lost its leader first" if written.is_lost else "did not commit in time"
-            self._failed(Trouble("not-committed", f"{written.partition.topic} {why}"))
+            self._failed(DeadLetterFailure("not-committed", f"{written.partition.topic} {why}"))
             return
         self._written(chunk)
 
     def _written(self, chunk: Sequence[DeadLetterRange]) -> None:
-        self.trouble, self._retries = None, 0
+        self.failure, self._retries = None, 0
         self._batch_records_max = min(2 * self._batch_records_max, BATCH_RECORDS_MAX)
         self._leader.dead_letters_written(chunk)
         self._services.meter.written[self._leader.key.group_id] += _count(chunk)
         self.write()
 
-    def _failed(self, trouble: Trouble) -> None:
+    def _failed(self, failure: DeadLetterFailure) -> None:
         """Retry later, and drop the dead letters that exceed the group's maximum time."""
         group_id, now_ms = self._leader.key.group_id, self._services.node.clock.now_ms()
-        self._services.meter.failed[(group_id, trouble.reason)] += 1
-        if self.trouble is None or self.trouble.reason != trouble.reason:
+        self._services.meter.failed[(group_id, failure.reason)] += 1
+        if self.failure is None or self.failure.reason != failure.reason:
             self._services.node.log.warning(
                 "dead letters cannot be written",
                 group=group_id,
                 topic=self._leader.partition.topic,
                 partition=self._leader.partition.index,
-                reason=trouble.message,
+                reason=failure.message,
             )
-        self.trouble = trouble
+        self.failure = failure
         patience_ms = self._services.cache.image.group_config(group_id)[_DROP_AFTER]
         if patience_ms >= 0:
             late = [one for one in self.queue if now_ms - one.since_ms >= patience_ms]
-            self._drop(late, trouble.message)
+            self._drop(late, failure.message)
         if self.queue:
             delay_ms = min(RETRY_MS << min(self._retries, 10), RETRY_MS_MAX)
             self._retries += 1
@@ -401,7 +402,7 @@ class DeadLetters:
         )
 
 
-async def _produce(peers: Peers, target: Elsewhere, batch: bytearray) -> ErrorCode:
+async def _produce(peers: Peers, target: RemotePartition, batch: bytearray) -> ErrorCode:
     """Produce with acks=all at the leader of a partition."""
     partition = {"index": target.partition_index, "records": bytes(batch)}
     fields = {

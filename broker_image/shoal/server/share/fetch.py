@@ -19,6 +19,8 @@ from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.protocol.features import HEADERS_ONLY, OWN_CLIENT
 from shoal.protocol.share import PartitionRecords, ShareFetchRequest, write_fetch
 from shoal.record.batch import HEADER_SIZE, headers
+from shoal.security.acls import Operation, ResourceType
+from shoal.server.authorization import CHANGES
 from shoal.server.network.deferred import DeferredResponse
 from shoal.server.network.responses import leader_endpoints
 from shoal.server.share.leader import Phase, ShareLeader
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
     from shoal.coordinator.share.settings import ShareSettings
     from shoal.metadata.image import MetadataImage
+    from shoal.server.authorization import Access
     from shoal.server.metadata_cache import MetadataCache
     from shoal.server.metrics.registry import Metrics
     from shoal.server.metrics.share_meters import Mean, ShareTopicMeter
@@ -40,6 +43,9 @@ if TYPE_CHECKING:
     from shoal.server.share.member_sessions import MemberSessions
 
 RECORD_LIMIT = 1
+#: The refusal of a topic that the member may not read. As in Kafka, it does not end the wait for
+#: other topics.
+UNAUTHORIZED = Failure(ErrorCode.topic_authorization_failed, None)
 #: Topic id and partition index.
 _Key = tuple[UUID, int]
 
@@ -81,10 +87,23 @@ class FetchServices:
     quotas: FetchQuotas
     partitions: SharePartitions
     response_limits: ResponseLimits
+    access: Access
 
     def answer(self, request: Request, session: ShareSession, acks: Acks) -> Answer:
         """Fetch for a member. `acks` are the request's acknowledgements."""
         return ShareFetch(self, request, session, acks).answer()
+
+    def may_read(self, request: Request, topic_id: UUID) -> bool:
+        """Return whether a request's sender may read a topic. A topic that does not exist has no
+        name to hide."""
+        topic = self.cache.image.topics_by_id.get(topic_id)
+        if topic is None:
+            return True
+        return self.access.allows(request, Operation.READ, ResourceType.TOPIC, topic.name)
+
+    def may_join(self, request: Request, group_id: str) -> bool:
+        """Return whether a request's sender may read in a group."""
+        return self.access.allows(request, Operation.READ, ResourceType.GROUP, group_id)
 
 
 class ShareFetch:
@@ -95,6 +114,8 @@ class ShareFetch:
         "_answer",
         "_begun_ms",
         "_entries",
+        "_error",
+        "_generation",
         "_is_first",
         "_keys",
         "_leaders",
@@ -103,6 +124,7 @@ class ShareFetch:
         "_peer",
         "_request",
         "_room",
+        "_sent",
         "_services",
         "_session",
         "_wanted",
@@ -114,6 +136,9 @@ class ShareFetch:
         body: ShareFetchRequest = request.body
         self._services = services
         self._request = body
+        self._sent = request
+        #: The changes of permissions that it has seen; None without an authorizer.
+        self._generation = services.access.generation if services.access.enabled else None
         self._peer = request.peer
         self._room = services.quotas.fetch_bytes_max(request)
         self._session = session
@@ -131,6 +156,8 @@ class ShareFetch:
         self._keys = self._rotated(list(session.partitions), body.share_session_epoch)
         #: The entries of the answer; None while the fetch waits.
         self._entries: dict[_Key, PartitionRecords] | None = None
+        #: The error of the whole request, if a change of permissions refuses it.
+        self._error: ErrorCode | None = None
         self._locks: list[tuple[ShareLeader, int]] = []
         #: Leaders on other brokers that the answer names.
         self._leaders: dict[_Key, tuple[int, int]] = {}
@@ -146,7 +173,9 @@ class ShareFetch:
     def answer(self) -> Answer:
         """The response, or the future of it."""
         body = self._request
-        if self._fetches_nothing() or self._collect(must=False):
+        if self._fetches_nothing():
+            self._entries = self._refusals()
+        elif self._collect(must=False):
             self._entries = self._entries or {}
         elif body.max_wait_ms <= 0:
             self._collect(must=True)
@@ -166,7 +195,7 @@ class ShareFetch:
             return self._encode()
         self._answer = DeferredResponse()
         self._answer.add_done_callback(self._given_up)
-        self._acks.on_settled = self._finish
+        self._acks.when_settled(self._finish)
         return self._answer
 
     def _fetches_nothing(self) -> bool:
@@ -179,16 +208,50 @@ class ShareFetch:
             or body.share_session_epoch == FINAL_EPOCH
         )
 
+    def _refusals(self) -> dict[_Key, PartitionRecords]:
+        """The entries of a request that fetches nothing: the topics that the member may not
+        read."""
+        body = self._request
+        if self._generation is None or body.is_renew_ack:
+            return {}
+        if body.share_session_epoch == FINAL_EPOCH:
+            return {}
+        return {
+            key: self._refusal(key, UNAUTHORIZED)
+            for key in self._keys
+            if not self._services.may_read(self._sent, key[0])
+        }
+
     def _wake_keys(self) -> list[Hashable]:
         group_id = self._session.group_id
         of_partitions = (key for tp in self._keys for key in (tp, ("share", group_id, *tp)))
-        return [("share member", group_id, self._session.member_id), *of_partitions]
+        keys: list[Hashable] = [("share member", group_id, self._session.member_id), *of_partitions]
+        return keys if self._generation is None else [CHANGES, *keys]
 
     # Attempts.
 
     def _attempt(self) -> Body | None:
         # A member with a new assignment gets its answer now, and fetches its new partitions.
-        return self._done() if self._collect(must=self._session.reassigned) else None
+        must = self._session.reassigned or self._is_refused()
+        return self._done() if self._error or self._collect(must=must) else None
+
+    def _is_refused(self) -> bool:
+        """Whether a change of permissions refuses the request or a part of it."""
+        services, request = self._services, self._sent
+        if self._generation in (None, services.access.generation):
+            return False
+        self._generation = services.access.generation
+        if not services.may_join(request, self._session.group_id):
+            self._entries, self._error = {}, ErrorCode.group_authorization_failed
+            return True
+        return not all(services.may_read(request, topic_id) for topic_id, _ in self._keys)
+
+    def _lead(self, key: _Key) -> ShareLeader | Failure:
+        """The share partition, or why the member gets nothing of it here."""
+        services = self._services
+        if self._generation is not None and not services.may_read(self._sent, key[0]):
+            return UNAUTHORIZED
+        return services.partitions.lead(self._session.group_id, *key)
 
     def _woken(self, _: DeferredResponse) -> None:
         self._services.partitions.waiting_fetches -= 1
@@ -206,8 +269,6 @@ class ShareFetch:
         answer = self._answer
         if self._entries is None or answer is None or answer.done() or not self._acks.settled:
             return
-        # The answer has records: break the cycle, so that they are freed at once.
-        self._acks.on_settled = None
         answer.set_result(self._encode())
 
     def _given_up(self, answer: DeferredResponse) -> None:
@@ -252,7 +313,7 @@ class ShareFetch:
         """Acquire records of one partition. Return its entry of the answer, and the numbers of
         records and bytes."""
         services, partitions = self._services, self._services.partitions
-        leader, meter = partitions.lead(self._session.group_id, *key), partitions.topic(key[0])
+        leader, meter = self._lead(key), partitions.topic(key[0])
         if meter is not None:
             meter.fetches += 1
         if isinstance(leader, Failure):
@@ -281,10 +342,12 @@ class ShareFetch:
         """Whether an answer is due: enough records are available, or a failure is to be
         reported."""
         session, body = self._session, self._request
-        available = 0
+        available = unauthorized = 0
         for key in self._keys:
-            leader = self._services.partitions.lead(session.group_id, *key)
-            if isinstance(leader, Failure):
+            leader = self._lead(key)
+            if leader is UNAUTHORIZED:
+                unauthorized += 1
+            elif isinstance(leader, Failure):
                 if session.partitions.get(key):
                     return True
             elif leader.phase is Phase.ACTIVE and leader.may_acquire():
@@ -296,7 +359,7 @@ class ShareFetch:
                     return True  # The answer reports it.
                 if available >= min(body.min_bytes, self._max_bytes()):
                     return True
-        return False
+        return unauthorized == len(self._keys)
 
     def _max_bytes(self) -> int:
         config = self._services.cache.image.broker_config
@@ -316,6 +379,8 @@ class ShareFetch:
     # The response.
 
     def _encode(self) -> Body:
+        if self._error is not None:
+            return write_fetch({}, error_code=self._error, error_message=None)
         entries = self._entries or {}
         acknowledged = dict.fromkeys(self._acks.partitions)
         failures = self._acks.failures
@@ -364,7 +429,7 @@ def endpoints_of(
 ) -> list[tuple[int, str, int, str | None]]:
     """Return node id, host, port and rack of these leaders, on the client's listener."""
     found = leader_endpoints(image, peer.listener, (leader_id for leader_id, _ in leaders))
-    return [(row["node_id"], row["host"], row["port"], row["rack"]) for row in found]
+    return [(one["node_id"], one["host"], one["port"], one["rack"]) for one in found]
 
 
 def check_acquire_mode(request: Request) -> None:

@@ -1,6 +1,6 @@
 """A share partition on the broker that leads its partition: its window, log, state and timer.
 
-Changes of one turn of the loop go to the share coordinator as one record (`state_write`), and the
+Changes of one turn of the loop go to the share coordinator as one record (`state_write`). The
 requests that made them are answered once the record is committed. If the write fails, the leader
 drops the window and refuses those requests; the next fetch loads the persisted state.
 """
@@ -219,8 +219,7 @@ class ShareLeader:
             for waiter in write.waiters:
                 waiter(failure)
         self._ports.dropped(self.key)
-        if self.moved in self.partition.on_advance:
-            self.partition.on_advance.remove(self.moved)
+        self.partition.forget(self.moved)
         (self._ports.wake if served else self._ports.wake_later)(self.wake_key)
 
     # Requests of members.
@@ -432,8 +431,10 @@ class ShareLeader:
     def dead_letters_written(
         self, ranges: Sequence[DeadLetterRange], *, dropped: bool = False
     ) -> None:
-        """Let records leave the window whose dead letters are committed or given up. If the group
-        wants it, records with a dead letter hold their keys instead until they are freed."""
+        """Let records leave the window whose dead letters are committed or dropped.
+
+        By the group's config, records with a dead letter hold their keys instead until freed.
+        """
         share = self.share
         if self._dead_letters_hold_keys and not dropped:
             changes = hold_keys(share, self.selection, ranges)
@@ -523,7 +524,7 @@ class ShareLeader:
         self._ports.run_soon(self.tick)
 
     def tick(self) -> None:
-        """End what is due after the timer has fired, and set the timer again."""
+        """End the locks, waits and delays that are due, and set the timer again."""
         if self.phase is Phase.ACTIVE:
             self.expire(self.now_ms())
             self._arm()
@@ -562,17 +563,15 @@ class ShareLeader:
         write.start_offset = start_offset
         write.delivery_complete_count = share.complete
         if share.delays:
-            write.delays += share.delays
-            share.delays = []
+            write.delays += share.take_delays()
             self._arm()
         if share.dead_letters:
-            write.dead_letters += share.dead_letters
-            share.dead_letters = []
+            write.dead_letters += share.take_dead_letters()
         if waiter is not None:
             write.waiters.append(waiter)
 
     def _written(self, write: StateWrite, failure: Failure | None) -> None:
-        """A write has been committed, or has failed. What it made ARCHIVING gets dead letters."""
+        """A write is committed, or has failed. Write dead letters for its ARCHIVING records."""
         self._writes -= 1
         if failure is None:
             self._ports.write_times.note("", self.now_ms() - write.begun_ms)

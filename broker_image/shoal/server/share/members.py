@@ -1,8 +1,8 @@
-"""The loop's side of share-group membership: lost connections, and the state of new partitions.
+"""Effects of share-group membership: lost connections, and the state of new partitions.
 
-The shard decides (`coordinator.group.share_membership`). This module tells it when the connection
-of a member's heartbeats closes, passes its request to initialize share-group state on to the share
-coordinator, and returns the outcome.
+The shard decides (`coordinator.group.share_membership`). This module reports to it when the
+connection of a member's heartbeats closes. It passes the shard's request to initialize share-group
+state to the share coordinator, and returns the outcome.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class ShareMembers:
         groups.on_effect(MemberReassigned, self._reassigned)
 
     def watch(self, peer: Peer, heartbeat: HeartbeatRequest, reply: asyncio.Future[Any]) -> None:
-        """Tell the group when this connection closes, unless the member is refused or leaves."""
+        """Report to the group when this connection closes, unless the member has left by then."""
         key = ("share member", heartbeat.group_id, heartbeat.member_id)
         if heartbeat.member_epoch == LEAVE_EPOCH:
-            peer.on_close.pop(key, None)
+            peer.forget(key)
             return
         if key in peer.on_close:
             return
@@ -63,9 +63,9 @@ class ShareMembers:
 
         def answered(reply: asyncio.Future[Any]) -> None:
             if not reply.cancelled() and reply.exception() is not None:
-                peer.on_close.pop(key, None)
+                peer.forget(key)
 
-        peer.on_close[key] = lost
+        peer.when_closed(key, lost)
         reply.add_done_callback(answered)
 
     def _initialize(self, effect: InitializeShareState) -> None:

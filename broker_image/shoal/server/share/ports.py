@@ -11,11 +11,12 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
+    from shoal.coordinator.share.dead_letters import DeadLetterFailure
     from shoal.coordinator.share.delivery_failure import DeadLetterRange
     from shoal.coordinator.share.records import ShareKey
     from shoal.coordinator.share.settings import ShareSettings
     from shoal.server.metrics.share_meters import Mean, ShareTopicMeter
-    from shoal.server.share.dead_letters import DeadLetterSource, Trouble
+    from shoal.server.share.dead_letters import DeadLetterSource
     from shoal.server.share.state_write import StateWrite
 
 
@@ -27,7 +28,7 @@ class DeadLetterQueue(Protocol):
         """Whether there are dead letters yet to be written."""
 
     @property
-    def trouble(self) -> Trouble | None:
+    def failure(self) -> DeadLetterFailure | None:
         """Why they cannot be written now."""
 
     def add(self, ranges: Sequence[DeadLetterRange]) -> None:
@@ -37,7 +38,7 @@ class DeadLetterQueue(Protocol):
         """Write the dead letters that a former leader has not written."""
 
     def stop(self) -> None:
-        """Write nothing more: the share partition is dropped."""
+        """Stop writing: the share partition is dropped."""
 
 
 class Cancellable(Protocol):
@@ -68,7 +69,7 @@ class LeaderPorts(Protocol):
 
     @property
     def draining(self) -> bool:
-        """Whether the broker hands over its partitions, and so delivers nothing more."""
+        """Whether the broker hands over its partitions and has stopped delivery."""
 
     def settings(self, group_id: str) -> ShareSettings:
         """The group's configs in force."""
@@ -107,4 +108,4 @@ class LeaderPorts(Protocol):
         """Send a write at the end of this turn; it takes changes until then."""
 
     def dropped(self, key: ShareKey) -> None:
-        """A share partition is served no more."""
+        """A share partition is no longer served."""

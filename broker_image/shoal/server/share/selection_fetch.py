@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from shoal.coordinator.share.acquisition import NOTHING, Acquired, Wanted
 from shoal.coordinator.share.batches import AbortedTransaction, Batches, scan
-from shoal.coordinator.share.selection import Range, Selection, encoded, open_lock, ranges_of
+from shoal.coordinator.share.selection import (
+    Range,
+    Selection,
+    acquired_ranges,
+    encoded,
+    open_lock,
+)
 from shoal.protocol.errors import ApiError
 
 if TYPE_CHECKING:
@@ -111,8 +117,8 @@ def fetch(
         else:
             views = []
             for offsets, batches in _apart(selection.read_cache, pieces):
-                got, passed_by = selection.lock(offsets, number, batches, settings, now_ms)
-                changes += passed_by
+                got, skipped = selection.lock(offsets, number, batches, settings, now_ms)
+                changes += skipped
                 acquired += got
                 views += batches.thinned(got) if got else ()
             total = sum(last - first + 1 for first, last, _ in acquired)
@@ -183,7 +189,7 @@ def _read(
         past = bisect_right(chosen, batches.lasts[-1])
         if not past:
             break
-        views = batches.thinned(ranges_of(chosen[:past]))
+        views = batches.thinned(acquired_ranges(chosen[:past]))
         left -= sum(map(len, views))
         pieces.append(_Piece(chosen[:past], batches, views))
         chosen = chosen[past:]
@@ -245,11 +251,11 @@ def _scan(
             size = max(1, batches.lasts[-1] - batches.bases[0] + 1)
             leader.record_size = len(data) / size
             fresh = batches
-            if batches.passed_by:
+            if batches.skipped:
                 selection.read_cache.clear()
             else:
                 selection.read_cache.add(batches)
-        scanned, passed_by = selection.scan(now_ms, budget, settings, fresh)
+        scanned, skipped = selection.scan(now_ms, budget, settings, fresh)
         budget -= max(scanned, 1)
-        changes += passed_by
+        changes += skipped
     return changes

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from shoal.metadata.delta import MetadataDelta
     from shoal.metadata.image import MetadataImage
     from shoal.replication.partition import Partition
+    from shoal.server.authorization import Access
     from shoal.server.coordinators.groups import GroupService
     from shoal.server.coordinators.service import CreateTopic, Replicas
     from shoal.server.metadata_cache import MetadataCache
@@ -83,6 +84,7 @@ class ShareService:
         purgatory: Purgatory,
         quotas: FetchQuotas,
         response_limits: ResponseLimits,
+        access: Access,
         create_topics: TopicCreator,
         listeners: Sequence[ListenerCount],
     ) -> None:
@@ -111,7 +113,9 @@ class ShareService:
         self.dlq_rate_limit = DlqRateLimit(node, self.group_settings, self._wake_group)
         self.admin = ShareAdmin(node, groups, purgatory, self.persister, self)
         self.members = ShareMembers(node, groups, self.admin, self.sessions)
-        self.fetches = FetchServices(node, cache, purgatory, metrics, quotas, self, response_limits)
+        self.fetches = FetchServices(
+            node, cache, purgatory, metrics, quotas, self, response_limits, access
+        )
         self._dead_letters = DeadLetterServices(
             node,
             cache,
@@ -131,7 +135,7 @@ class ShareService:
         self.read_state = self.persister.read
         self.write_state = self.persister.write
         cache.subscribe(self._configs_changed)
-        partitions.on_removed.append(self._partition_removed)
+        partitions.on_removed(self._partition_removed)
         groups.before_deleting(GroupType.SHARE, self.admin.delete_state)
         share_metrics.register(metrics, self)
         Redrives(partitions, metrics)
@@ -213,7 +217,7 @@ class ShareService:
             return _CUT_OFF
         leader = ShareLeader(self, ShareKey(group_id, topic_id, index), partition)
         self.leaders.setdefault(group_id, {})[(topic_id, index)] = leader
-        partition.on_advance.append(leader.moved)
+        partition.on_advance(leader.moved)
         self._load(leader)
         return leader if leader.phase is not Phase.DROPPED else leader.failure or _NOT_LEADER
 
@@ -285,7 +289,7 @@ class ShareService:
             self.wake(leader.wake_key)
 
     async def drain(self) -> None:
-        """Deliver nothing more, and wait a moment for members to settle their records.
+        """Stop delivery, and wait a moment for members to settle their records.
 
         The next leader has no locks, and would deliver those records a second time.
         """

@@ -11,12 +11,12 @@ enum { AVAILABLE = 0, ACQUIRED = 1, ACKNOWLEDGED = 2, ARCHIVED = 4, ACCEPT = 1, 
 
 #define HIDDEN __attribute__((visibility("hidden")))
 
-/* The row of an offset of the window. */
-static inline Py_ssize_t row_of(const int64_t *firsts, Py_ssize_t rows, int64_t offset)
+/* The run of an offset of the window. */
+static inline Py_ssize_t run_of(const int64_t *firsts, Py_ssize_t size, int64_t offset)
 {
-    Py_ssize_t low = 0, high = rows;
-    if (rows && firsts[rows - 1] <= offset)
-        return rows - 1;
+    Py_ssize_t low = 0, high = size;
+    if (size && firsts[size - 1] <= offset)
+        return size - 1;
     while (low < high) {
         Py_ssize_t middle = (low + high) / 2;
         if (firsts[middle] <= offset)

@@ -4,7 +4,7 @@
 /* The columns of a window that the loops read. */
 typedef struct {
     Py_buffer firsts, states, counts;
-    Py_ssize_t rows;
+    Py_ssize_t size;
 } Window;
 
 static int column(PyObject *runs, const char *name, Py_buffer *view)
@@ -32,8 +32,8 @@ static int window_open(PyObject *runs, Window *window)
         window_close(window);
         return -1;
     }
-    window->rows = window->states.len;
-    if (window->counts.len != window->rows || window->firsts.len != window->rows * 8) {
+    window->size = window->states.len;
+    if (window->counts.len != window->size || window->firsts.len != window->size * 8) {
         window_close(window);
         PyErr_SetString(PyExc_ValueError, "columns of one length");
         return -1;
@@ -41,23 +41,23 @@ static int window_open(PyObject *runs, Window *window)
     return 0;
 }
 
-/* The row of an offset, near that of the last one; -1 below the window. */
-static Py_ssize_t window_row(const Window *window, int64_t offset, Py_ssize_t row)
+/* The run of an offset, near that of the last one; -1 below the window. */
+static Py_ssize_t window_run(const Window *window, int64_t offset, Py_ssize_t run)
 {
     const int64_t *firsts = window->firsts.buf;
-    if (row >= 0 && firsts[row] <= offset &&
-        (row + 1 == window->rows || offset < firsts[row + 1]))
-        return row;
-    return row_of(firsts, window->rows, offset);
+    if (run >= 0 && firsts[run] <= offset &&
+        (run + 1 == window->size || offset < firsts[run + 1]))
+        return run;
+    return run_of(firsts, window->size, offset);
 }
 
 PyObject *queues_put_new(Queues *self, PyObject *args)
 {
-    PyObject *from, *ready;
+    PyObject *from, *available;
     Py_buffer keys;
     int64_t first, hash;
     int failed = 0;
-    if (!PyArg_ParseTuple(args, "Oy*O!", &from, &keys, &PyList_Type, &ready))
+    if (!PyArg_ParseTuple(args, "Oy*O!", &from, &keys, &PyList_Type, &available))
         return NULL;
     Py_ssize_t count = keys.len / 8;
     failed = number_of(from, &first) < 0 || check_behind(self, first) < 0;
@@ -67,8 +67,8 @@ PyObject *queues_put_new(Queues *self, PyObject *args)
     }
     for (Py_ssize_t i = 0; !failed && i < count; i++) {
         memcpy(&hash, (char *)keys.buf + 8 * i, 8);
-        int is_ready = hash ? put(self, first + i, hash) : 1;
-        failed = is_ready < 0 || (is_ready && append(ready, first + i) < 0);
+        int is_available = hash ? put(self, first + i, hash) : 1;
+        failed = is_available < 0 || (is_available && append(available, first + i) < 0);
         self->end = first + i + 1;
     }
     PyBuffer_Release(&keys);
@@ -77,34 +77,34 @@ PyObject *queues_put_new(Queues *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* choose(ready, runs, records, splitting, chosen) */
+/* choose(available, runs, records, splitting, chosen) */
 PyObject *queues_choose(Queues *self, PyObject *args)
 {
-    PyObject *ready, *runs, *chosen;
-    Py_ssize_t records, at = 0, row = -1;
+    PyObject *available, *runs, *chosen;
+    Py_ssize_t records, at = 0, run = -1;
     int splitting, failed = 0;
     Window window;
-    if (!PyArg_ParseTuple(args, "O!OniO!", &PyList_Type, &ready, &runs, &records, &splitting,
+    if (!PyArg_ParseTuple(args, "O!OniO!", &PyList_Type, &available, &runs, &records, &splitting,
                           &PyList_Type, &chosen))
         return NULL;
-    if (records <= 0 || PyList_GET_SIZE(ready) / SORTED_MAX > records)
+    if (records <= 0 || PyList_GET_SIZE(available) / SORTED_MAX > records)
         Py_RETURN_NONE;
-    if (PyList_Sort(ready) < 0 || window_open(runs, &window) < 0)
+    if (PyList_Sort(available) < 0 || window_open(runs, &window) < 0)
         return NULL;
     const uint8_t *states = window.states.buf, *counts = window.counts.buf;
-    for (; window.rows && at < PyList_GET_SIZE(ready) && records > 0; at++) {
-        PyObject *number = PyList_GET_ITEM(ready, at);
+    for (; window.size && at < PyList_GET_SIZE(available) && records > 0; at++) {
+        PyObject *number = PyList_GET_ITEM(available, at);
         int64_t offset;
         if ((failed = number_of(number, &offset)) < 0)
             break;
-        if ((row = window_row(&window, offset, row)) < 0 || states[row] != AVAILABLE)
+        if ((run = window_run(&window, offset, run)) < 0 || states[run] != AVAILABLE)
             continue;
         uint32_t place = find(self, offset), key = place == NONE ? NONE : RECORD(place)->key;
         if (place != NONE && RECORD(place)->reserved)
             continue;
         if (key != NONE && (KEY(key)->first != place || KEY(key)->busy))
             continue; /* An earlier record of its key is incomplete, or its key is reserved. */
-        if (counts[row] >= splitting)
+        if (counts[run] >= splitting)
             break;
         if ((failed = reserve(self, offset, place)) < 0 ||
             (failed = PyList_Append(chosen, number)) < 0)
@@ -112,7 +112,7 @@ PyObject *queues_choose(Queues *self, PyObject *args)
         records--;
     }
     window_close(&window);
-    if (failed || PyList_SetSlice(ready, 0, at, NULL) < 0)
+    if (failed || PyList_SetSlice(available, 0, at, NULL) < 0)
         return NULL;
     Py_RETURN_NONE;
 }
@@ -148,14 +148,14 @@ static int bounds(PyObject *change, int64_t *first, int64_t *last)
     return state == ACKNOWLEDGED || state == ARCHIVED;
 }
 
-/* end_all(changes, below, ready, runs) */
+/* end_all(changes, below, available, runs) */
 PyObject *queues_end_all(Queues *self, PyObject *args)
 {
-    PyObject *changes, *ready, *runs;
+    PyObject *changes, *available, *runs;
     long long below;
     int64_t offset, last;
     Window window;
-    if (!PyArg_ParseTuple(args, "OLO!O", &changes, &below, &PyList_Type, &ready, &runs))
+    if (!PyArg_ParseTuple(args, "OLO!O", &changes, &below, &PyList_Type, &available, &runs))
         return NULL;
     if (!PyList_CheckExact(changes))
         Py_RETURN_FALSE;
@@ -177,15 +177,15 @@ PyObject *queues_end_all(Queues *self, PyObject *args)
     }
     const uint8_t *states = window.states.buf;
     int failed = 0;
-    for (Py_ssize_t row = -1; head != NONE; head = KEY(head)->next) {
+    for (Py_ssize_t run = -1; head != NONE; head = KEY(head)->next) {
         Key *key = KEY(head);
         key->touched = 0;
-        if (failed || !window.rows || !key->size || key->busy)
+        if (failed || !window.size || !key->size || key->busy)
             continue;
         offset = RECORD(key->first)->item.number;
-        row = window_row(&window, offset, row);
-        if (row >= 0 && states[row] == AVAILABLE)
-            failed = push(ready, offset) < 0;
+        run = window_run(&window, offset, run);
+        if (run >= 0 && states[run] == AVAILABLE)
+            failed = push(available, offset) < 0;
     }
     window_close(&window);
     tidy(self);

@@ -1,5 +1,5 @@
 /* Changes of many ranges of a window in one pass (`Runs.rewrite`, `bulk.py`). The window's five
- * columns are read through the buffer protocol. New rows are returned as bytes, since C cannot
+ * columns are read through the buffer protocol. New runs are returned as bytes, since C cannot
  * resize the columns. */
 #include "bulk.h"
 
@@ -8,19 +8,19 @@ typedef struct {
     const int64_t *firsts;
     const uint8_t *states, *counts;
     const uint32_t *locks, *pieces;
-    Py_ssize_t rows;
+    Py_ssize_t size;
     int64_t end;
 } Window;
 
-/* The new rows for rows `begin` to `past`. */
+/* The new runs for runs `begin` to `past`. */
 typedef struct {
     int64_t *firsts;
     uint8_t *states, *counts;
     uint32_t *locks, *pieces;
     Py_ssize_t size, begin;
-} Rows;
+} NewRuns;
 
-static void put(Rows *made, const Window *window, int64_t first, uint8_t state, uint8_t count,
+static void put(NewRuns *made, const Window *window, int64_t first, uint8_t state, uint8_t count,
                 uint32_t lock, uint32_t piece)
 {
     Py_ssize_t n = made->size, before = made->begin - 1;
@@ -37,15 +37,15 @@ static void put(Rows *made, const Window *window, int64_t first, uint8_t state, 
     made->size++;
 }
 
-static void keep(Rows *made, const Window *window, int64_t first, Py_ssize_t row)
+static void keep(NewRuns *made, const Window *window, int64_t first, Py_ssize_t run)
 {
-    put(made, window, first, window->states[row], window->counts[row], window->locks[row],
-        window->pieces[row]);
+    put(made, window, first, window->states[run], window->counts[run], window->locks[run],
+        window->pieces[run]);
 }
 
-static int64_t past_of(const Window *window, Py_ssize_t row)
+static int64_t past_of(const Window *window, Py_ssize_t run)
 {
-    return row + 1 < window->rows ? window->firsts[row + 1] : window->end;
+    return run + 1 < window->size ? window->firsts[run + 1] : window->end;
 }
 
 /* The number of records that each lock gives back. */
@@ -71,7 +71,7 @@ static int give_back(Returned *returned, uint32_t number, long long records)
     return 0;
 }
 
-enum { LOCK, ACCEPT_ALL, LAY_OVER };
+enum { LOCK, ACCEPT_ALL, OVERWRITE };
 
 static int all_accepted(PyObject *types)
 {
@@ -98,20 +98,20 @@ static int bounds(PyObject *edit, Py_ssize_t fields, int64_t before, const Windo
     return before < *first && *first <= *last && *last < window->end;
 }
 
-/* Apply the edits. Return the row behind the last changed one, or 0 if an edit does not apply. */
+/* Apply the edits. Return the run behind the last changed one, or 0 if an edit does not apply. */
 static Py_ssize_t go_over(const Window *window, PyObject *edits, int kind, uint32_t number,
-                          Rows *made, Returned *returned)
+                          NewRuns *made, Returned *returned)
 {
-    Py_ssize_t row = made->begin;
-    int64_t at = window->firsts[row], before = window->firsts[0] - 1, first, last;
+    Py_ssize_t run = made->begin;
+    int64_t at = window->firsts[run], before = window->firsts[0] - 1, first, last;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(edits); i++) {
         PyObject *edit = PyList_GET_ITEM(edits, i);
         long state = ACQUIRED, count = 1;
-        if (!bounds(edit, kind == LOCK ? 2 : kind == LAY_OVER ? 4 : 3, before, window, &first, &last))
+        if (!bounds(edit, kind == LOCK ? 2 : kind == OVERWRITE ? 4 : 3, before, window, &first, &last))
             return 0;
         if (kind == ACCEPT_ALL && !all_accepted(PyTuple_GET_ITEM(edit, 2)))
             return 0;
-        if (kind == LAY_OVER) {
+        if (kind == OVERWRITE) {
             state = PyLong_AsLong(PyTuple_GET_ITEM(edit, 2));
             count = PyLong_AsLong(PyTuple_GET_ITEM(edit, 3));
             if (PyErr_Occurred() || state < 0 || state > 255 || count < 0) {
@@ -120,40 +120,40 @@ static Py_ssize_t go_over(const Window *window, PyObject *edits, int kind, uint3
             }
             count = count < COUNT_MAX ? count : COUNT_MAX;
         }
-        while (past_of(window, row) <= first) {
-            keep(made, window, at, row++);
-            at = window->firsts[row];
+        while (past_of(window, run) <= first) {
+            keep(made, window, at, run++);
+            at = window->firsts[run];
         }
         if (at < first)
-            keep(made, window, at, row);
+            keep(made, window, at, run);
         at = first;
         while (at <= last) {
-            int64_t past = past_of(window, row), high = last < past ? last : past - 1;
+            int64_t past = past_of(window, run), high = last < past ? last : past - 1;
             if (kind == LOCK) {
-                if (window->states[row] != AVAILABLE || window->counts[row])
+                if (window->states[run] != AVAILABLE || window->counts[run])
                     return 0;
                 put(made, window, at, ACQUIRED, 1, number, 0);
             } else if (kind == ACCEPT_ALL) {
-                if (window->states[row] != ACQUIRED ||
-                    give_back(returned, window->locks[row], high - at + 1) < 0)
+                if (window->states[run] != ACQUIRED ||
+                    give_back(returned, window->locks[run], high - at + 1) < 0)
                     return 0;
-                put(made, window, at, ACKNOWLEDGED, window->counts[row], 0, 0);
+                put(made, window, at, ACKNOWLEDGED, window->counts[run], 0, 0);
             } else {
                 put(made, window, at, (uint8_t)state, (uint8_t)count, 0, 0);
             }
             at = high + 1;
             if (at == past)
-                row++;
+                run++;
         }
         before = last;
     }
-    if (row < window->rows) /* The rest of the last row, or the one behind it, which may join. */
-        keep(made, window, at, row++);
-    return row;
+    if (run < window->size) /* The rest of the last run, or the one behind it, which may join. */
+        keep(made, window, at, run++);
+    return run;
 }
 
 /* Return the changes of accepted ranges, with neighbours joined. */
-static PyObject *accepted(const Window *window, PyObject *edits, Py_ssize_t row)
+static PyObject *accepted(const Window *window, PyObject *edits, Py_ssize_t run)
 {
     PyObject *changes = PyList_New(0);
     int64_t begin = 0, end = -1, first, last, before = window->firsts[0] - 1;
@@ -165,9 +165,9 @@ static PyObject *accepted(const Window *window, PyObject *edits, Py_ssize_t row)
         else
             bounds(PyList_GET_ITEM(edits, i), 3, before, window, &first, &last);
         while (first <= last) {
-            while (!is_last && past_of(window, row) <= first)
-                row++;
-            if (is_last || first != end + 1 || window->counts[row] != count) {
+            while (!is_last && past_of(window, run) <= first)
+                run++;
+            if (is_last || first != end + 1 || window->counts[run] != count) {
                 if (count >= 0) {
                     PyObject *change = Py_BuildValue("(LLii)", (long long)begin, (long long)end,
                                                      ACKNOWLEDGED, count);
@@ -178,9 +178,9 @@ static PyObject *accepted(const Window *window, PyObject *edits, Py_ssize_t row)
                 if (is_last || changes == NULL)
                     break;
                 begin = first;
-                count = window->counts[row];
+                count = window->counts[run];
             }
-            int64_t past = past_of(window, row);
+            int64_t past = past_of(window, run);
             end = last < past ? last : past - 1;
             first = end + 1;
         }
@@ -214,19 +214,19 @@ PyObject *bulk_rewrite(PyObject *self, PyObject *args)
     window.counts = window.views[2].buf;
     window.locks = window.views[3].buf;
     window.pieces = window.views[4].buf;
-    window.rows = window.views[1].len;
+    window.size = window.views[1].len;
     Py_ssize_t size = PyList_GET_SIZE(edits);
     int64_t first, last;
-    if (taken < 5 || !window.rows || !size)
+    if (taken < 5 || !window.size || !size)
         goto done;
     if (!bounds(PyList_GET_ITEM(edits, 0), 2, window.firsts[0] - 1, &window, &first, &last))
         goto done;
-    Rows made = {.begin = row_of(window.firsts, window.rows, first)};
+    NewRuns made = {.begin = run_of(window.firsts, window.size, first)};
     int64_t unused;
     if (!bounds(PyList_GET_ITEM(edits, size - 1), 2, window.firsts[0] - 1, &window, &unused, &last))
         goto done;
-    /* At most the present rows, and two more for each edit. */
-    Py_ssize_t room = row_of(window.firsts, window.rows, last) - made.begin + 2 * size + 4;
+    /* At most the present runs, and two more for each edit. */
+    Py_ssize_t room = run_of(window.firsts, window.size, last) - made.begin + 2 * size + 4;
     memory = PyMem_Malloc(room * (8 + 4 + 4 + 1 + 1));
     if (memory == NULL) {
         PyErr_NoMemory();

@@ -16,7 +16,7 @@ import (
 )
 
 // directories gives every claim a directory of the node, under the provisioner name that kind
-// uses, so that manifests cannot tell the two clusters apart.
+// uses, so that manifests see no difference between the two clusters.
 type directories struct{ root, node string }
 
 func (d directories) Provision(

@@ -1,0 +1,143 @@
+"""Resources and principals on the command line of the commands for access control."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from shoal.cli.session import USAGE, Failed
+from shoal.security.acls import CLUSTER_NAME, Acl, Operation, PatternType, ResourceType
+
+TYPES = {
+    kind.name.lower().replace("_", "-"): kind for kind in ResourceType if kind > ResourceType.ANY
+}
+
+
+class Resource(NamedTuple):
+    """A type of resource and a name."""
+
+    type: ResourceType
+    name: str
+
+    def __str__(self) -> str:
+        return self.words(self.name)
+
+    def words(self, name: str) -> str:
+        kind = self.type.name.lower().replace("_", " ")
+        return "the cluster" if self.type == ResourceType.CLUSTER else f"{kind} {name}"
+
+
+class OperationName(StrEnum):
+    """The operations of access control entries, as the command line spells them."""
+
+    ALL = "all"
+    READ = "read"
+    WRITE = "write"
+    CREATE = "create"
+    DELETE = "delete"
+    ALTER = "alter"
+    DESCRIBE = "describe"
+    CLUSTER_ACTION = "cluster-action"
+    DESCRIBE_CONFIGS = "describe-configs"
+    ALTER_CONFIGS = "alter-configs"
+    IDEMPOTENT_WRITE = "idempotent-write"
+    CREATE_TOKENS = "create-tokens"
+    DESCRIBE_TOKENS = "describe-tokens"
+    TWO_PHASE_COMMIT = "two-phase-commit"
+
+    @property
+    def operation(self) -> Operation:
+        return Operation[self.name]
+
+
+Topics = Annotated[
+    list[str] | None,
+    typer.Option("--topic", "-t", metavar="NAME", help="A topic, or '*' for all."),
+]
+Groups = Annotated[
+    list[str] | None,
+    typer.Option("--group", "-g", metavar="NAME", help="A group of any type, or '*' for all."),
+]
+TransactionalIds = Annotated[
+    list[str] | None,
+    typer.Option("--transactional-id", metavar="NAME", help="A transactional id."),
+]
+DelegationTokens = Annotated[
+    list[str] | None,
+    typer.Option("--delegation-token", metavar="ID", help="A delegation token."),
+]
+Users = Annotated[
+    list[str] | None,
+    typer.Option("--user", metavar="USER", help="A user whose tokens others may create or list."),
+]
+OfCluster = Annotated[bool, typer.Option("--cluster", help="The cluster as a resource.")]
+
+
+def resources(
+    topics: Iterable[str] | None,
+    groups: Iterable[str] | None,
+    transactional_ids: Iterable[str] | None,
+    delegation_tokens: Iterable[str] | None,
+    users: Iterable[str] | None,
+    cluster: bool,
+) -> list[Resource]:
+    """Return the resources of a command's options."""
+    named = {
+        ResourceType.TOPIC: topics,
+        ResourceType.GROUP: groups,
+        ResourceType.TRANSACTIONAL_ID: transactional_ids,
+        ResourceType.DELEGATION_TOKEN: delegation_tokens,
+        ResourceType.USER: map(principal, users or ()),
+        ResourceType.CLUSTER: [CLUSTER_NAME] if cluster else None,
+    }
+    return [Resource(kind, name) for kind, names in named.items() for name in names or ()]
+
+
+def parse(text: str) -> Resource | str:
+    """Parse `TYPE:NAME` or `cluster`; return the text itself if it is only a name."""
+    if text == "cluster":
+        return Resource(ResourceType.CLUSTER, CLUSTER_NAME)
+    kind, sign, name = text.partition(":")
+    if not sign or kind not in TYPES:
+        return text
+    if not name:
+        raise Failed(f"{text} has no name. Write {kind}:NAME.", USAGE)
+    return Resource(TYPES[kind], principal(name) if TYPES[kind] is ResourceType.USER else name)
+
+
+def principal(text: str) -> str:
+    """Return a principal with its type, which is User if none is given."""
+    return text if re.match(r"[A-Za-z]+:", text) else f"User:{text}"
+
+
+def row(acl: Acl) -> dict[str, Any]:
+    """Return an entry for tables and JSON."""
+    return {
+        "principal": acl.principal,
+        "permission": acl.permission.name.lower(),
+        "operation": word(acl.operation),
+        "resource_type": word(acl.resource_type),
+        "resource": acl.resource_name,
+        "pattern": word(acl.pattern_type),
+        "host": acl.host,
+    }
+
+
+def sentence(acl: Acl) -> str:
+    """Return an entry for people, such as `allow read on topic orders-* for User:ann`."""
+    prefixed = acl.pattern_type == PatternType.PREFIXED
+    resource = Resource(acl.resource_type, acl.resource_name)
+    where = "" if acl.host == "*" else f" from {acl.host}"
+    return (
+        f"{acl.permission.name.lower()} {word(acl.operation)} on"
+        f" {resource.words(acl.resource_name + '…' * prefixed)} for {acl.principal}{where}"
+    )
+
+
+def word(member: Operation | ResourceType | PatternType) -> str:
+    """Return the command line's spelling of a term."""
+    return member.name.lower().replace("_", "-")

@@ -1,0 +1,135 @@
+"""`shoal users`: users with SCRAM credentials. Their passwords do not leave this machine."""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from shoal.cli import output, passwords, remedies
+from shoal.cli.output import Format, FormatOption
+from shoal.cli.session import USAGE, Failed, command, new_app
+from shoal.client.client import Client
+from shoal.client.errors import KafkaError
+from shoal.client.scram import ITERATIONS_MAX, ITERATIONS_MIN
+from shoal.client.security_admin import (
+    ITERATIONS,
+    SALT_SIZE,
+    ScramInfo,
+    ScramMechanism,
+    ScramUpsertion,
+)
+from shoal.protocol.errors import ErrorCode
+
+app = new_app("List, add and remove users with SCRAM passwords.")
+
+
+class Mechanism(StrEnum):
+    """The mechanisms for passwords that the cluster stores."""
+
+    SCRAM_SHA_256 = "SCRAM-SHA-256"
+    SCRAM_SHA_512 = "SCRAM-SHA-512"
+
+    @property
+    def mechanism(self) -> ScramMechanism:
+        return ScramMechanism[self.name]
+
+
+Name = Annotated[str, typer.Argument(metavar="USER", help="The name of the user.")]
+Names = Annotated[list[str], typer.Argument(metavar="USER", help="Names of users.")]
+Mechanisms = Annotated[
+    list[Mechanism] | None,
+    typer.Option("--mechanism", "-m", case_sensitive=False, help="May be repeated."),
+]
+
+
+@command(app, "list")
+async def list_users(client: Client, format: FormatOption = Format.TABLE) -> None:
+    """List users. Those of certificates and access tokens are not stored in the cluster."""
+    found = await client.admin.users.describe()
+    output.rows(
+        format, _rows(found), empty="There are no users. Add one with `shoal users add USER`."
+    )
+
+
+@command(app, "describe")
+async def describe(client: Client, users: Names, format: FormatOption = Format.TABLE) -> None:
+    """Show the mechanisms and iterations of users' credentials."""
+    found = await client.admin.users.describe(users)
+    output.rows(format, _rows(found))
+    _fail_for(found)
+
+
+@command(app, "add")
+async def add(
+    client: Client,
+    user: Name,
+    mechanism: Mechanisms = None,
+    iterations: Annotated[
+        int, typer.Option(help=f"{ITERATIONS_MIN} to {ITERATIONS_MAX}.")
+    ] = ITERATIONS,
+    password_file: passwords.PasswordFile = None,
+) -> None:
+    """Add a user, or set a new password. Default: for SCRAM-SHA-512."""
+    if not ITERATIONS_MIN <= iterations <= ITERATIONS_MAX:
+        raise Failed(
+            f"--iterations must be {ITERATIONS_MIN} to {ITERATIONS_MAX}, not {iterations}.", USAGE
+        )
+    password = passwords.read(password_file, user)
+    results = await client.admin.users.alter(
+        [
+            ScramUpsertion.of(user, one.mechanism, password, os.urandom(SALT_SIZE), iterations)
+            for one in dict.fromkeys(mechanism or [Mechanism.SCRAM_SHA_512])
+        ]
+    )
+    _fail_for(results)
+    print(f"Set the password of {user}.")
+
+
+@command(app, "remove")
+async def remove(
+    client: Client,
+    users: Names,
+    mechanism: Mechanisms = None,
+    if_exists: Annotated[
+        bool, typer.Option("--if-exists", help="Ignore users that do not exist.")
+    ] = False,
+) -> None:
+    """Remove the credentials of users: all, or those for a mechanism.
+
+    Entries for the users stay: `shoal acls remove -p USER`.
+    """
+    known = await client.admin.users.describe(users)
+    wanted = {one.value for one in mechanism or ()}
+    failures = {n: e for n, e in known.items() if isinstance(e, KafkaError)}
+    if if_exists:
+        failures = {n: e for n, e in failures.items() if e.code != ErrorCode.resource_not_found}
+    deletions = [
+        (name, Mechanism(info.mechanism).mechanism)
+        for name, infos in known.items()
+        for info in (() if isinstance(infos, KafkaError) else infos)
+        if not wanted or info.mechanism in wanted
+    ]
+    results = await client.admin.users.alter(deletions=deletions) if deletions else {}
+    for name, error in results.items():
+        if error is None:
+            print(f"Removed {', '.join(str(m) for n, m in deletions if n == name)} of {name}.")
+        else:
+            failures[name] = error
+    _fail_for(failures)
+
+
+def _rows(found: dict[str, tuple[ScramInfo, ...] | KafkaError]) -> list[dict[str, Any]]:
+    return [
+        {"user": name, "mechanism": info.mechanism, "iterations": info.iterations}
+        for name, infos in found.items()
+        for info in (() if isinstance(infos, KafkaError) else infos)
+    ]
+
+
+def _fail_for(results: dict[str, Any]) -> None:
+    errors = [error for error in results.values() if isinstance(error, KafkaError)]
+    if errors:
+        raise Failed(" ".join(remedies.remedy(error) for error in errors))

@@ -1,0 +1,103 @@
+"""Values of client properties that are in files or in the environment (KIP-297, KIP-421).
+
+A value may contain `${file:PATH:NAME}`, a property of a properties file; `${directory:PATH:FILE}`,
+the content of a file without the line break at its end; and `${env:NAME}`, an environment variable.
+These are Kafka's own providers. Java clients need `config.providers` for them, and may choose other
+names there, so `config.providers` and `config.providers.NAME.class` are read here too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shoal.client.errors import SecurityError
+from shoal.client.properties import properties
+from shoal.client.secret import Secret
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PROVIDERS = "config.providers"
+_CLASS = re.compile(r"config\.providers\.([^.]+)\.class")
+_PACKAGE = "org.apache.kafka.common.config.provider."
+_CLASSES = {
+    _PACKAGE + "FileConfigProvider": "file",
+    _PACKAGE + "DirectoryConfigProvider": "directory",
+    _PACKAGE + "EnvVarConfigProvider": "env",
+}
+_REFERENCE = re.compile(r"\$\{([^}:]+):(?:([^}]*):)?([^}:]*)\}")
+
+
+def is_reference(text: str) -> bool:
+    """Return whether a value has no text of its own, only a reference."""
+    return _REFERENCE.fullmatch(text.strip()) is not None
+
+
+def has_references(given: Mapping[str, str]) -> bool:
+    return any(_REFERENCE.search(text) for text in given.values())
+
+
+def resolve(given: Mapping[str, Secret]) -> dict[str, Secret]:
+    """Return the properties with all references replaced, without those of the providers.
+
+    Raises `SecurityError` if a file or variable does not exist.
+    """
+    kinds = _kinds(given)
+    found = {}
+    for name, text in given.items():
+        if name == PROVIDERS or _CLASS.fullmatch(name):
+            continue
+
+        def value(match: re.Match[str], name: str = name) -> str:
+            kind = kinds.get(match[1])
+            if kind is None:
+                return match[0]
+            return _value(name, kind, match[2] or "", match[3]).reveal()
+
+        found[name] = Secret(_REFERENCE.sub(value, text.reveal()))
+    return found
+
+
+def _kinds(given: Mapping[str, Secret]) -> dict[str, str]:
+    """Return the kind of each provider by its name."""
+    if PROVIDERS not in given:
+        return {kind: kind for kind in _CLASSES.values()}
+    found = {}
+    for provider in filter(None, (part.strip() for part in given[PROVIDERS].split(","))):
+        class_name = given.get(f"{PROVIDERS}.{provider}.class", Secret()).reveal()
+        if class_name not in _CLASSES:
+            raise SecurityError(
+                f"{PROVIDERS}.{provider}.class {class_name!r} is not one of {', '.join(_CLASSES)}"
+            )
+        found[provider] = _CLASSES[class_name]
+    return found
+
+
+def _value(name: str, kind: str, path: str, key: str) -> Secret:
+    """Return the value of one reference. The messages never contain values."""
+    if kind == "env":
+        if key not in os.environ:
+            raise SecurityError(f"{name} needs the environment variable {key}, which is not set")
+        return Secret(os.environ[key])
+    file = Path(path, key) if kind == "directory" else Path(path)
+    try:
+        text = Secret(file.read_text())
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
+        missing = f"{name} needs {file}, which cannot be read: {reason}"
+    else:
+        if kind == "directory":
+            return Secret(text.removesuffix("\n").removesuffix("\r"))
+        value = _property(text, key)
+        if value is not None:
+            return value
+        missing = f"{name} needs {key} of {file}, which does not have it"
+    raise SecurityError(missing)
+
+
+def _property(text: Secret, name: str) -> Secret | None:
+    found = dict(properties(text.reveal())).get(name)
+    return None if found is None else Secret(found)

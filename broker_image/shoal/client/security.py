@@ -1,0 +1,391 @@
+"""The client's security settings, from properties of the Java client or of librdkafka.
+
+Both name the same things differently: `sasl.jaas.config`, or `sasl.username` and `sasl.password`;
+stores, or `ssl.ca.location`. Secrets are `Secret`s, so that no message or traceback shows them.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import urllib.parse
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from shoal.client.blocking_calls import run_in_thread
+from shoal.client.errors import ClientError, SecurityError
+from shoal.client.oauth import TOKEN_TIMEOUT_MS, OAuthSettings, Tokens
+from shoal.client.scram import DIGESTS
+from shoal.client.secret import NO_SECRET, Secret
+from shoal.client.tls import STORE_TYPES, Store, TlsContexts, TlsSettings, jks_refusal
+from shoal.security import jaas
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable, Mapping
+
+_log = logging.getLogger(__name__)
+PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+OAUTHBEARER = "OAUTHBEARER"
+MECHANISMS = ("PLAIN", *DIGESTS, OAUTHBEARER)
+
+
+_NO_TLS = TlsSettings()
+
+
+class _State:
+    """What the connections of one client share: its newest context, token and settings."""
+
+    def __init__(self) -> None:
+        self.contexts = TlsContexts()
+        self.tokens = Tokens()
+        self.newest: Security | None = None
+        self.failure = ""
+
+
+@dataclass(frozen=True)
+class Security:
+    """`security.protocol` and related properties.
+
+    With `is_token`, `username` and `password` are the id and the HMAC of a delegation token.
+    """
+
+    protocol: str = "PLAINTEXT"
+    mechanism: str = "PLAIN"
+    username: str = ""
+    password: Secret = NO_SECRET
+    is_token: bool = False
+    tls: TlsSettings = _NO_TLS
+    oauth: OAuthSettings | None = None
+    _source: Callable[[], Security] | None = field(default=None, repr=False, compare=False)
+    _state: _State = field(default_factory=_State, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _one_of("security.protocol", self.protocol, PROTOCOLS)
+        if not self.sasl:
+            return
+        _one_of("sasl.mechanism", self.mechanism, MECHANISMS)
+        if self.mechanism == OAUTHBEARER:
+            if self.oauth is None:
+                raise SecurityError(
+                    "OAUTHBEARER needs a token: set sasl.oauthbearer.token.endpoint.url to the"
+                    " address of the identity provider, or to file:// and the path of a token"
+                )
+            return
+        if not self.username:
+            raise SecurityError(
+                f"{self.protocol} needs a user: set sasl.username and sasl.password, "
+                "or sasl.jaas.config"
+            )
+        if self.is_token and self.mechanism not in DIGESTS:
+            raise SecurityError(
+                f"a delegation token needs sasl.mechanism {' or '.join(DIGESTS)}, not"
+                f" {self.mechanism}"
+            )
+
+    @classmethod
+    def of(cls, load: Callable[[], Mapping[str, Secret]], *, changing: bool) -> Security:
+        """Return the settings that the properties of `load` give. Raises `SecurityError`.
+
+        If they may be `changing`, each new connection calls `load` again.
+        """
+        found = _security(load())
+        return replace(found, _source=lambda: _security(load())) if changing else found
+
+    @property
+    def sasl(self) -> bool:
+        return self.protocol.startswith("SASL")
+
+    @property
+    def encrypted(self) -> bool:
+        return self.protocol.endswith("SSL")
+
+    def current(self) -> Security:
+        """Return the settings for a new connection, with files read again. It blocks.
+
+        If they cannot be read, or are invalid, the previous ones stay in use.
+        """
+        if self._source is None:
+            return self
+        state = self._state
+        try:
+            found = replace(self._source(), _source=self._source, _state=state)
+        except (ClientError, OSError, ValueError) as error:
+            if str(error) != state.failure:
+                state.failure = str(error)
+                _log.warning("the previous properties stay in use: %s", error)
+            return state.newest or self
+        state.newest, state.failure = found, ""
+        return found
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """Return the context for a new connection, or None without TLS. It blocks.
+
+        Raises `SecurityError` if files cannot be used.
+        """
+        return self._state.contexts.get(self.tls) if self.encrypted else None
+
+    async def for_connection(self) -> tuple[Security, ssl.SSLContext | None]:
+        """Return the settings and the TLS context for a new connection, with files read again."""
+        if self._source is None and not self.encrypted:
+            return self, None
+        return await run_in_thread(self._read)
+
+    def _read(self) -> tuple[Security, ssl.SSLContext | None]:
+        found = self.current()
+        return found, found.tls_context()
+
+    async def access_token(self) -> Secret:
+        """Return a token for OAUTHBEARER. Raises `SecurityError` or `LoginUnavailable`."""
+        assert self.oauth is not None
+        return await self._state.tokens.get(self.oauth)
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise SecurityError(f"{name} {value!r} is not one of {', '.join(allowed)}")
+
+
+_JAAS_CONFIG = "sasl.jaas.config"
+_CHECK_HOSTNAME = "ssl.endpoint.identification.algorithm"
+_TOKEN_ID, _TOKEN_HMAC = "shoal.delegation.token.id", "shoal.delegation.token.hmac"
+#: Texts and the properties that set them. If two are set, they must agree.
+_TEXTS = {
+    "protocol": ("security.protocol",),
+    "mechanism": ("sasl.mechanism", "sasl.mechanisms"),
+    "username": ("sasl.username", _TOKEN_ID),
+    "password": ("sasl.password", _TOKEN_HMAC),
+    "key_password": ("ssl.key.password",),
+    "truststore_password": ("ssl.truststore.password",),
+    "keystore_password": ("ssl.keystore.password",),
+    "truststore_type": ("ssl.truststore.type",),
+    "keystore_type": ("ssl.keystore.type",),
+    "token_url": ("sasl.oauthbearer.token.endpoint.url",),
+    "client_id": ("sasl.oauthbearer.client.credentials.client.id", "sasl.oauthbearer.client.id"),
+    "client_secret": (
+        "sasl.oauthbearer.client.credentials.client.secret",
+        "sasl.oauthbearer.client.secret",
+    ),
+    "scope": ("sasl.oauthbearer.scope",),
+    "extensions": ("sasl.oauthbearer.extensions",),
+    "urlencode": ("sasl.oauthbearer.header.urlencode",),
+    "token_timeout_ms": ("sasl.login.read.timeout.ms", "sasl.login.connect.timeout.ms"),
+}
+#: The options of `sasl.jaas.config` that set the same texts.
+_JAAS_OPTIONS = {
+    "username": "username",
+    "password": "password",
+    "clientId": "client_id",
+    "clientSecret": "client_secret",
+    "scope": "scope",
+}
+#: Certificates and keys: the properties with a path, and those with PEM text.
+_STORES = {
+    "truststore": (
+        ("ssl.ca.location", "ssl.truststore.location"),
+        ("ssl.ca.pem", "ssl.truststore.certificates"),
+    ),
+    "certificate": (
+        ("ssl.certificate.location", "ssl.keystore.location"),
+        ("ssl.certificate.pem", "ssl.keystore.certificate.chain"),
+    ),
+    "key": (
+        ("ssl.key.location", "ssl.keystore.location"),
+        ("ssl.key.pem", "ssl.keystore.key"),
+    ),
+    "token_truststore": (("https.ca.location",), ("https.ca.pem",)),
+}
+#: Properties that Java or librdkafka need, with the values that mean what this client does.
+_FIXED = {
+    "sasl.login.callback.handler.class": tuple(
+        f"org.apache.kafka.common.security.oauthbearer.{package}OAuthBearerLoginCallbackHandler"
+        for package in ("", "secured.")
+    ),
+    "sasl.oauthbearer.jwt.retriever.class": tuple(
+        f"org.apache.kafka.common.security.oauthbearer.{name}JwtRetriever"
+        for name in ("Default", "ClientCredentials", "File")
+    ),
+    "sasl.oauthbearer.method": ("oidc",),
+}
+#: The properties of this module.
+NAMES = frozenset(
+    [_JAAS_CONFIG, _CHECK_HOSTNAME, *_FIXED]
+    + [name for names in _TEXTS.values() for name in names]
+    + [name for kinds in _STORES.values() for names in kinds for name in names]
+)
+_SECRET_TEXTS = (
+    "password",
+    "key_password",
+    "truststore_password",
+    "keystore_password",
+    "client_secret",
+)
+#: The properties whose values are secrets.
+SECRETS = frozenset(
+    [name for text in _SECRET_TEXTS for name in _TEXTS[text]] + [*_STORES["key"][1], _JAAS_CONFIG]
+)
+
+
+def has_secret(name: str, value: str) -> bool:
+    """Return whether a property sets a secret, and not only, for example, the name of a user."""
+    if name == _JAAS_CONFIG:
+        return any(option in value for option in ("password", "clientSecret"))
+    return name in SECRETS and bool(value)
+
+
+def _jaas(text: Secret) -> dict[str, Secret]:
+    """Return the options of a JAAS login module. Raises `SecurityError`."""
+    if not text:
+        return {}
+    try:
+        options = jaas.parse(text.reveal()).options
+    except jaas.JaasError as error:
+        problem = str(error)
+    else:
+        return {name: Secret(value) for name, value in options.items()}
+    raise SecurityError(f"{_JAAS_CONFIG}: {problem}")
+
+
+def _security(given: Mapping[str, Secret]) -> Security:
+    for name, allowed in _FIXED.items():
+        if given.get(name):
+            _one_of(name, given[name].reveal(), allowed)
+    options = _jaas(given.get(_JAAS_CONFIG, NO_SECRET))
+    texts = {t: _agreeing(_sources(t, names, given, options)) for t, names in _TEXTS.items()}
+    is_token = bool(given.get(_TOKEN_ID)) or options.get("tokenauth", "").lower() == "true"
+    default = "SCRAM-SHA-512" if given.get(_TOKEN_ID) else Security.mechanism
+    return Security(
+        texts["protocol"].upper() or Security.protocol,
+        texts["mechanism"].upper() or default,
+        texts["username"].reveal(),
+        texts["password"],
+        is_token,
+        _tls(given, texts),
+        _oauth(given, texts, options),
+    )
+
+
+def _sources(
+    text: str, names: tuple[str, ...], given: Mapping[str, Secret], options: Mapping[str, Secret]
+) -> list[tuple[str, Secret]]:
+    """Return the properties that set a text, and their values."""
+    found = [(name, given[name]) for name in names if given.get(name)]
+    of_jaas = [options[o] for o, t in _JAAS_OPTIONS.items() if t == text and o in options]
+    # KIP-1139: the properties have precedence over clientId, clientSecret and scope of JAAS.
+    if of_jaas and (not found or text in ("username", "password")):
+        found.insert(0, (_JAAS_CONFIG, of_jaas[0]))
+    return found
+
+
+def _agreeing(sources: list[tuple[str, Secret]]) -> Secret:
+    """Return the value of properties that must have the same value. Raises `SecurityError`."""
+    for name, value in sources[1:]:
+        if value != sources[0][1]:
+            raise SecurityError(f"{sources[0][0]} and {name} differ. Set one of them")
+    return sources[0][1] if sources else NO_SECRET
+
+
+def _tls(given: Mapping[str, Secret], texts: Mapping[str, Secret]) -> TlsSettings:
+    for text in ("truststore_type", "keystore_type"):
+        if texts[text]:
+            _one_of(_TEXTS[text][0], texts[text].upper(), STORE_TYPES)
+    own = texts["keystore_type"].upper(), texts["keystore_password"]
+    truststore = _store(
+        "truststore", given, texts["truststore_type"].upper(), texts["truststore_password"]
+    )
+    certificate, key = _store("certificate", given, *own), _store("key", given, *own)
+    if certificate is not None and key is not None and certificate.value == key.value:
+        key = None
+    if key is not None and certificate is None:
+        raise SecurityError(
+            f"{key.name} needs the certificate too: set ssl.keystore.certificate.chain or"
+            " ssl.certificate.location"
+        )
+    check = given.get(_CHECK_HOSTNAME, "https").lower()
+    return TlsSettings(
+        truststore, certificate, key, texts["key_password"], check not in ("", "none")
+    )
+
+
+def _store(
+    kind: str, given: Mapping[str, Secret], type: str = "", password: Secret = NO_SECRET
+) -> Store | None:
+    paths, inline = _STORES[kind]
+    said = [(name, given[name]) for name in (*paths, *inline) if given.get(name)]
+    # A keystore may hold a key or certificate in addition to the named one.
+    single = [one for one in said if one[0] != "ssl.keystore.location"] or said
+    if not single:
+        return None
+    name, value = single[0][0], _agreeing(single)
+    used = kind == "token_truststore" or given.get("security.protocol", "").upper().endswith("SSL")
+    if used and name in inline and "-----BEGIN" not in value:
+        raise SecurityError(
+            f"{name} must be PEM text, which begins with -----BEGIN. To name a file, use {paths[0]}"
+        )
+    if value.lower().endswith((".jks", ".jceks")):
+        raise SecurityError(jks_refusal(name, value.reveal()))
+    in_store = name.startswith(("ssl.truststore.", "ssl.keystore."))
+    return Store(name, value, type if in_store else "", password)
+
+
+def _oauth(
+    given: Mapping[str, Secret], texts: Mapping[str, Secret], options: Mapping[str, Secret]
+) -> OAuthSettings | None:
+    url = texts["token_url"].reveal()
+    if not url or texts["mechanism"].upper() != OAUTHBEARER:
+        return None
+    parts = urllib.parse.urlsplit(url)
+    if parts.username or parts.password:
+        raise SecurityError(
+            "sasl.oauthbearer.token.endpoint.url contains a user. Set"
+            " sasl.oauthbearer.client.credentials.client.id instead"
+        )
+    target = {"http": parts.netloc, "https": parts.netloc, "file": parts.path}
+    if not target.get(parts.scheme):
+        raise SecurityError(
+            f"sasl.oauthbearer.token.endpoint.url {url!r} is not a URL of http, https or file"
+        )
+    if parts.scheme != "file" and not (texts["client_id"] and texts["client_secret"]):
+        raise SecurityError(
+            "OAUTHBEARER needs sasl.oauthbearer.client.credentials.client.id and"
+            " sasl.oauthbearer.client.credentials.client.secret"
+        )
+    return OAuthSettings(
+        url,
+        texts["client_id"].reveal(),
+        texts["client_secret"],
+        texts["scope"].reveal(),
+        _extensions(texts["extensions"], options),
+        _store("token_truststore", given),
+        texts["urlencode"].lower() == "true",
+        _milliseconds("sasl.login.read.timeout.ms", texts["token_timeout_ms"], TOKEN_TIMEOUT_MS),
+    )
+
+
+def _milliseconds(name: str, text: Secret, default: int) -> int:
+    if not text:
+        return default
+    if not text.isdigit() or int(text) == 0:
+        raise SecurityError(
+            f"{name} must be a positive number of milliseconds, not {text.reveal()!r}"
+        )
+    return int(text)
+
+
+def _extensions(text: Secret, options: Mapping[str, Secret]) -> tuple[tuple[str, Secret], ...]:
+    """Return the SASL extensions of JAAS (`extension_x="y"`) and of librdkafka (`x=y,…`)."""
+    pairs = {
+        name.removeprefix("extension_"): value
+        for name, value in options.items()
+        if name.startswith("extension_")
+    }
+    for part in filter(None, text.split(",")):
+        name, _, value = part.partition("=")
+        pairs[name.strip()] = Secret(value.strip())
+    for name, value in pairs.items():
+        # KIP-342: letters; and printable ASCII with white space.
+        if name == "auth" or not re.fullmatch(r"[A-Za-z]+", name):
+            raise SecurityError(f"{name!r} is not a name of a SASL extension")
+        if not re.fullmatch(r"[\x21-\x7E \t\r\n]+", value):
+            raise SecurityError(f"the SASL extension {name} is not printable ASCII")
+    return tuple(sorted(pairs.items()))

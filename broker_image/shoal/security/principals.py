@@ -1,0 +1,56 @@
+"""Principals as bytes, as Kafka's DefaultKafkaPrincipalBuilder writes them (KIP-590).
+
+An Envelope has the principal of the client whose request it carries. The bytes are a version of two
+bytes, 0, and DefaultPrincipalData of that version: type, name, and whether a delegation token
+authenticated it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from shoal.protocol.compiler import get_uvarint, put_uvarint
+from shoal.protocol.errors import WireError
+
+_VERSION = b"\x00\x00"
+
+
+class ForwardedPrincipal(NamedTuple):
+    """A principal, such as `User:alice`, and whether a delegation token authenticated it."""
+
+    principal: str
+    token_authenticated: bool = False
+
+
+def encode(forwarded: ForwardedPrincipal) -> bytes:
+    """Return the bytes of a principal."""
+    kind, _, name = forwarded.principal.partition(":")
+    out = bytearray(_VERSION)
+    for text in (kind, name):
+        data = text.encode()
+        put_uvarint(out, len(data) + 1)
+        out += data
+    out.append(forwarded.token_authenticated)
+    out.append(0)  # no tagged fields
+    return bytes(out)
+
+
+def decode(data: bytes) -> ForwardedPrincipal:
+    """Return the principal in `data`. Raises `WireError`."""
+    view = memoryview(data)
+    if bytes(view[:2]) != _VERSION:
+        raise WireError("a principal of an unknown version")
+    try:
+        kind, at = _text(view, 2)
+        name, at = _text(view, at)
+        return ForwardedPrincipal(f"{kind}:{name}", view[at] != 0)
+    except (IndexError, UnicodeDecodeError):
+        raise WireError("a malformed principal") from None
+
+
+def _text(view: memoryview, at: int) -> tuple[str, int]:
+    size, at = get_uvarint(view, at)
+    end = at + size - 1
+    if size < 1 or end > len(view):
+        raise IndexError
+    return bytes(view[at:end]).decode(), end

@@ -1,0 +1,42 @@
+"""AlterUserScramCredentials: create, replace and delete credentials of users (KIP-554)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shoal.metadata.scram_credentials import Deletion, Upsertion
+from shoal.metadata.scram_credentials import alter as decide
+from shoal.server.handlers import audited
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Request
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    deletions = [Deletion(d.name, d.mechanism) for d in request.body.deletions]
+    upsertions = [
+        Upsertion(u.name, u.mechanism, u.iterations, u.salt, u.salted_password)
+        for u in request.body.upsertions
+    ]
+
+    def respond(outcomes: Mapping[str, tuple[int, str | None]]) -> dict[str, Any]:
+        changed = [name for name in outcomes if not outcomes[name][0]]
+        audited.changed(broker, request, (f"credentials of User:{name}" for name in changed))
+        return {"results": [_row(name, *outcomes[name]) for name in outcomes]}
+
+    return broker.security_records.submit(
+        lambda image: decide(image, deletions, upsertions), respond
+    )
+
+
+def _row(name: str, code: int, message: str | None) -> dict[str, Any]:
+    return {"user": name, "error_code": code, "error_message": message}
+
+
+def refuse(request: Request, code: int, message: str | None) -> dict[str, Any]:
+    body = request.body
+    names = dict.fromkeys(change.name for change in (*body.deletions, *body.upsertions))
+    return {"results": [_row(name, code, message) for name in names]}

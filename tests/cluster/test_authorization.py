@@ -1,0 +1,219 @@
+"""Authorization in a cluster: forwarded requests, requests of nodes, and changes of entries."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from clusters import CLUSTER_ID, ShoalCluster
+from conditions import eventually
+from permissions import ADMIN, CONFIGS, entry, everything, grant, withdraw
+from shoal.protocol import codec, frames
+from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import ErrorCode
+from shoal.quorum import wire
+from shoal.security import principals
+from shoal.security.acls import Operation, PatternType, ResourceType
+from shoal.security.principals import ForwardedPrincipal
+from wireclient import WireClient
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TOPIC, CLUSTER = ResourceType.TOPIC, ResourceType.CLUSTER
+BROKERS = (1, 2, 3)
+#: A changed entry takes effect on every broker within this time.
+EFFECT_S = 0.2
+CHANGES = 15
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalCluster]:
+    found = ShoalCluster(tmp_path_factory.mktemp("cluster"), configs=CONFIGS).start()
+    with WireClient(found.addresses[1]) as admin:
+        grant(admin, everything(ADMIN))
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def admin(cluster: ShoalCluster) -> Iterator[WireClient]:
+    with WireClient(cluster.addresses[1]) as client:
+        yield client
+
+
+def create(client: WireClient, name: str) -> ErrorCode:
+    topic = {"name": name, "num_partitions": 1, "replication_factor": 3}
+    body = {"topics": [topic], "timeout_ms": 30_000}
+    (row,) = client.call(ApiKey.CREATE_TOPICS, 7, body).topics
+    return ErrorCode(row.error_code)
+
+
+def test_forwarded_requests_have_the_rights_of_their_clients(
+    cluster: ShoalCluster, admin: WireClient
+) -> None:
+    grant(
+        admin,
+        [entry("127.0.3.1", Operation.CREATE, TOPIC, "mine-", PatternType.PREFIXED)],
+    )
+    for id in BROKERS:
+        with WireClient(cluster.addresses[id], source="127.0.3.1") as guest:
+            assert create(guest, f"mine-{id}") == ErrorCode.none
+            assert create(guest, f"other-{id}") == ErrorCode.topic_authorization_failed
+            answer = guest.call(ApiKey.UNREGISTER_BROKER, 0, {"broker_id": 99})
+            assert answer.error_code == ErrorCode.cluster_authorization_failed
+        with WireClient(cluster.addresses[id], source="127.0.3.2") as stranger:
+            assert create(stranger, f"mine-too-{id}") == ErrorCode.topic_authorization_failed
+
+
+def test_nodes_act_for_themselves(cluster: ShoalCluster) -> None:
+    """They register, keep their sessions, allocate producer ids and create internal topics."""
+    for id in BROKERS:
+        with WireClient(cluster.addresses[id]) as client:
+            body: dict[str, Any] = {"transactional_id": None, "transaction_timeout_ms": 1}
+            assert client.call(ApiKey.INIT_PRODUCER_ID, 4, body).error_code == ErrorCode.none
+            for key_type in (0, 1):
+                body = {"key_type": key_type, "coordinator_keys": [f"of-{id}"]}
+                found = client.call(ApiKey.FIND_COORDINATOR, 4, body).coordinators[0]
+                assert found.error_code == ErrorCode.none
+    cluster.nodes[3].kill9()
+    cluster.nodes[3].start()
+    eventually(
+        lambda: {b.node_id for b in cluster.metadata(3).brokers} == set(BROKERS),
+        what="the broker is back",
+    )
+
+
+def test_a_change_takes_effect_on_every_broker(cluster: ShoalCluster, admin: WireClient) -> None:
+    create(admin, "changes")
+    acl = entry("127.0.3.3", Operation.DESCRIBE, TOPIC, "changes")
+    body = {"topics": [{"name": "changes"}], "allow_auto_topic_creation": False}
+    guests = [WireClient(cluster.addresses[id], source="127.0.3.3") for id in BROKERS]
+
+    def sees(guest: WireClient) -> bool:
+        return guest.call(ApiKey.METADATA, 12, body).topics[0].error_code == ErrorCode.none
+
+    took_s = []
+    for change in range(CHANGES):
+        (withdraw if change % 2 else grant)(admin, [acl])
+        began = time.monotonic()
+        wanted = {change % 2 == 0}
+        eventually(lambda w=wanted: set(map(sees, guests)) == w, what="the change")
+        took_s.append(time.monotonic() - began)
+    for guest in guests:
+        guest.close()
+    assert statistics.median(took_s) < EFFECT_S, took_s
+
+
+# Listeners of controllers
+
+#: Requests that would do nothing, since they concern another cluster or an unknown broker.
+OF_NODES: list[tuple[ApiKey, int, dict[str, Any]]] = [
+    (ApiKey.VOTE, 2, {"cluster_id": "another"}),
+    (ApiKey.BEGIN_QUORUM_EPOCH, 1, {"cluster_id": "another"}),
+    (ApiKey.END_QUORUM_EPOCH, 1, {"cluster_id": "another"}),
+    (ApiKey.FETCH_SNAPSHOT, 1, {"cluster_id": "another"}),
+    (ApiKey.UPDATE_RAFT_VOTER, 0, {"cluster_id": "another"}),
+    (ApiKey.ALTER_PARTITION, 3, {"broker_id": 99, "broker_epoch": 1}),
+    (ApiKey.BROKER_REGISTRATION, 4, {"cluster_id": "another", "broker_id": 99}),
+    (ApiKey.BROKER_HEARTBEAT, 1, {"broker_id": 99, "broker_epoch": 1}),
+    (ApiKey.ALLOCATE_PRODUCER_IDS, 0, {"broker_id": 99, "broker_epoch": 1}),
+]
+
+
+def metadata_fetch(leader_epoch: int) -> dict[str, Any]:
+    """Return a Fetch of the metadata log from its start, by a node that is no voter."""
+    partition = {
+        "partition": 0,
+        "current_leader_epoch": leader_epoch,
+        "fetch_offset": 0,
+        "last_fetched_epoch": 0,
+        "partition_max_bytes": 1 << 20,
+    }
+    return {
+        "cluster_id": CLUSTER_ID,
+        "replica_state": {"replica_id": 99, "replica_epoch": -1},
+        "max_wait_ms": 0,
+        "max_bytes": 1 << 20,
+        "session_epoch": -1,
+        "topics": [{"topic_id": wire.TOPIC_ID, "partitions": [partition]}],
+    }
+
+
+def controller(cluster: ShoalCluster) -> tuple[str, int]:
+    """Return the address of the active controller, and the epoch that it leads."""
+    with WireClient(cluster.addresses[1]) as client:
+        topic = {"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}
+        answer = client.call(ApiKey.DESCRIBE_QUORUM, 2, {"topics": [topic]})
+    found = answer.topics[0].partitions[0]
+    return cluster.controllers[found.leader_id], found.leader_epoch
+
+
+def test_requests_of_nodes_need_cluster_action(cluster: ShoalCluster, admin: WireClient) -> None:
+    grant(admin, [entry("127.0.3.5", Operation.CLUSTER_ACTION, CLUSTER)])
+    (address, epoch), refused = controller(cluster), ErrorCode.cluster_authorization_failed
+    fetch = metadata_fetch(epoch)
+    with (
+        WireClient(address, source="127.0.3.4") as stranger,
+        WireClient(address, source="127.0.3.5") as node,
+    ):
+        for api, version, body in [*OF_NODES, (ApiKey.FETCH, 18, fetch)]:
+            assert stranger.call(api, version, body).error_code == refused, api.name
+            assert node.call(api, version, body).error_code != refused, api.name
+        answer = node.call(ApiKey.FETCH, 18, fetch)
+        assert answer.responses[0].partitions[0].records
+        # As in Kafka, this needs ALTER at a controller.
+        body = {"endpoint_type": 2}
+        for client in (stranger, node):
+            assert client.call(ApiKey.DESCRIBE_CLUSTER, 1, body).error_code == refused
+
+
+def envelope(name: str, principal: bytes | None, host: bytes) -> dict[str, Any]:
+    topic = {"name": name, "num_partitions": 1, "replication_factor": 1}
+    body = {"topics": [topic], "timeout_ms": 30_000, "validate_only": True}
+    frame = frames.request_head(ApiKey.CREATE_TOPICS, 7, 1, "node")
+    return {
+        "request_data": bytes(frame + codec.write_request(ApiKey.CREATE_TOPICS, 7, body)),
+        "request_principal": principal,
+        "client_host_address": host,
+    }
+
+
+def test_an_envelope_carries_the_principal_of_its_client(
+    cluster: ShoalCluster, admin: WireClient
+) -> None:
+    grant(admin, [entry("127.0.3.6", Operation.CLUSTER_ACTION, CLUSTER)])
+    alice = entry("10.1.2.3", Operation.CREATE, TOPIC, "of-alice")._replace(principal="User:alice")
+    grant(admin, [alice])
+    bytes_of = {
+        name: principals.encode(ForwardedPrincipal(f"User:{name}")) for name in ("alice", "bob")
+    }
+    address, _ = controller(cluster)
+
+    def code_of(client: WireClient, name: str, principal: str, host: bytes) -> ErrorCode:
+        body = envelope(name, bytes_of[principal], host)
+        answer = client.call(ApiKey.ENVELOPE, 0, body)
+        assert answer.error_code == ErrorCode.none, answer
+        head = len(frames.response_head(ApiKey.CREATE_TOPICS, 7, 1))
+        data = bytes(answer.response_data)[head:]
+        (row,) = codec.read_response(ApiKey.CREATE_TOPICS, 7, data).topics
+        return ErrorCode(row.error_code)
+
+    refused = ErrorCode.topic_authorization_failed
+    with WireClient(address, source="127.0.3.6") as node:
+        assert code_of(node, "of-alice", "alice", b"\x0a\x01\x02\x03") == ErrorCode.none
+        mapped = bytes(10) + b"\xff\xff\x0a\x01\x02\x03"
+        assert code_of(node, "of-alice", "alice", mapped) == ErrorCode.none
+        assert code_of(node, "of-alice", "alice", b"\x0a\x01\x02\x04") == refused
+        assert code_of(node, "of-alice", "bob", b"\x0a\x01\x02\x03") == refused
+        assert code_of(node, "of-bob", "alice", b"\x0a\x01\x02\x03") == refused
+        for principal in (None, b"", b"\x00\x01x", bytes_of["alice"][:-3]):
+            answer = node.call(ApiKey.ENVELOPE, 0, envelope("t", principal, b"\x0a\x01\x02\x03"))
+            assert answer.error_code == ErrorCode.principal_deserialization_failure
+    with WireClient(address, source="127.0.3.7") as stranger:
+        body = envelope("of-alice", bytes_of["alice"], b"\x0a\x01\x02\x03")
+        answer = stranger.call(ApiKey.ENVELOPE, 0, body)
+        assert answer.error_code == ErrorCode.cluster_authorization_failed
+        assert not answer.response_data

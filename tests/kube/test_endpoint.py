@@ -1,0 +1,101 @@
+"""The operator's HTTP server, as KEDA and Prometheus see it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+from kube.test_due import Shop
+from ports import free_ports
+from prometheus_client import CONTENT_TYPE_LATEST
+from shoal_operator import endpoint
+from shoal_operator.runtime import Operator
+from shoal_operator.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+class Site:
+    """A standby replica of the operator that knows a ShareConsumer with a lag of 20, and a client
+    of its server."""
+
+    def __init__(self, client: aiohttp.ClientSession) -> None:
+        self.another_leads = True
+        self.client = client
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        async with self.client.get(path) as response:
+            return response.status, await response.json()
+
+
+@asynccontextmanager
+async def site() -> AsyncIterator[Site]:
+    shop = Shop(targetLagPerReplica=5, startupTime="60s")
+    await shop.look()
+    (port,) = free_ports(1)
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
+        found = Site(client)
+        settings = Settings("b:1", "s:1", "role", "http://o")
+        operator = Operator(shop.kube, settings, another_leads=lambda: found.another_leads)
+        runner = await endpoint.serve(operator, port)
+        try:
+            for known in shop.kube.all("ShareConsumer") + shop.kube.all("ShareGroup"):
+                operator.store.put(known)
+            yield found
+        finally:
+            await runner.cleanup()
+            await operator.close()
+
+
+def test_a_scale_signal_has_the_numbers_of_the_consumer() -> None:
+    async def scenario() -> None:
+        async with site() as here:
+            status, body = await here.get("/scale/n/eaters")
+            assert status == 200
+            assert (body["lag"], body["due"], body["desiredReplicas"]) == (20, 15, 3)
+
+    asyncio.run(scenario())
+
+
+def test_an_unknown_consumer_is_not_found() -> None:
+    async def scenario() -> None:
+        async with site() as here:
+            for path in ("n/nobody", "elsewhere/eaters"):
+                error = f"ShareConsumer {path} does not exist"
+                assert await here.get(f"/scale/{path}") == (404, {"error": error})
+
+    asyncio.run(scenario())
+
+
+def test_an_unknown_lag_is_an_error_that_makes_keda_fall_back() -> None:
+    """No replica leads. A number in its place would scale the consumers; KEDA treats any other
+    status than 200 as a failed read."""
+
+    async def scenario() -> None:
+        async with site() as here:
+            here.another_leads = False
+            assert await here.get("/scale/n/eaters") == (
+                503,
+                {
+                    "error": "the lag of the group of ShareConsumer n/eaters is unknown",
+                    "desiredReplicas": 3,
+                    "ceiling": 4,
+                },
+            )
+            here.another_leads = True
+            assert (await here.get("/scale/n/eaters"))[0] == 200
+
+    asyncio.run(scenario())
+
+
+def test_metrics_are_served_as_prometheus_reads_them() -> None:
+    async def scenario() -> None:
+        async with site() as here, here.client.get("/metrics") as response:
+            assert response.status == 200
+            assert response.headers["Content-Type"] == CONTENT_TYPE_LATEST
+            assert "# TYPE " in await response.text()
+
+    asyncio.run(scenario())

@@ -1,0 +1,107 @@
+"""Decisions on access control entries. `tests/compat/test_security_admin.py` compares them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+from shoal.metadata import acls, controller, delta, security_feature
+from shoal.metadata.acls import AclFilter, Deletion
+from shoal.metadata.controller import SECURITY_FEATURE, Decision
+from shoal.metadata.image import BrokerImage, MetadataImage
+from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.security.acls import Acl, Operation, PatternType, Permission, ResourceType
+
+READ_T = Acl(
+    ResourceType.TOPIC,
+    "t",
+    PatternType.LITERAL,
+    "User:a",
+    "*",
+    Operation.READ,
+    Permission.ALLOW,
+)
+ALL = AclFilter(ResourceType.ANY, None, PatternType.ANY, None, None, Operation.ANY, Permission.ANY)
+
+
+def follow(image: MetadataImage, decision: Decision) -> MetadataImage:
+    return delta.apply(image, decision.records, offset=image.offset + 1, epoch=1)[0]
+
+
+def test_a_repeated_creation_finds_the_first_one() -> None:
+    """Its id follows from its fields, so a retry after a lost answer writes nothing."""
+    image = MetadataImage()
+    decision = acls.create(image, [READ_T, READ_T])
+    assert len(decision.records) == 1
+    image = follow(image, decision)
+    assert list(image.acls.values()) == [READ_T]
+    again = acls.create(image, [READ_T])
+    assert (again.records, again.response) == ([], [(ErrorCode.none, "")])
+
+
+def test_entries_that_differ_have_different_ids() -> None:
+    others = [
+        READ_T._replace(resource_type=ResourceType.GROUP),
+        READ_T._replace(resource_name="tt"),
+        READ_T._replace(pattern_type=PatternType.PREFIXED),
+        READ_T._replace(principal="User:b"),
+        READ_T._replace(host="1.2.3.4"),
+        READ_T._replace(operation=Operation.WRITE),
+        READ_T._replace(permission=Permission.DENY),
+        # Texts that would be equal if they were joined without a separator.
+        READ_T._replace(resource_name="tU", principal="ser:a"),
+        READ_T._replace(resource_name="t'", principal='User:"a'),
+    ]
+    assert len({acls.acl_id(acl) for acl in (READ_T, *others)}) == 1 + len(others)
+
+
+def test_the_delta_has_what_changed() -> None:
+    image = follow(MetadataImage(), acls.create(MetadataImage(), [READ_T]))
+    deletion = acls.delete(image, [ALL])
+    assert deletion.response == [Deletion(None, [READ_T])]
+    _, change = delta.apply(image, deletion.records, offset=5, epoch=1)
+    assert (change.acls_added, change.acls_removed) == ((), (READ_T,))
+    records = [*deletion.records, *acls.create(MetadataImage(), [READ_T]).records]
+    _, change = delta.apply(image, records, offset=5, epoch=1)
+    assert (change.acls_added, change.acls_removed) == ((), ())
+
+
+def test_entries_of_another_origin_may_be_equal() -> None:
+    """A log has the ids that its writer chose."""
+    records = [acls.acl_record(UUID(int=n), READ_T) for n in (1, 2)]
+    image = follow(MetadataImage(), Decision(records))
+    assert acls.describe(image.acls, ALL) == [READ_T]
+    assert not follow(image, acls.delete(image, [ALL])).acls
+
+
+def broker(id: int, levels: dict[str, tuple[int, int]]) -> BrokerImage:
+    return BrokerImage(id, UUID(int=id), 1, (), levels)
+
+
+def test_the_first_decision_raises_the_level_of_the_feature() -> None:
+    image = MetadataImage(brokers={1: broker(1, dict(controller.SUPPORTED_FEATURES))})
+    decision = security_feature.enabled_by(image, acls.create(image, [READ_T]))
+    image = follow(image, decision)
+    assert (image.features, len(image.acls)) == ({SECURITY_FEATURE: 1}, 1)
+    other = acls.create(image, [READ_T._replace(host="h")])
+    assert security_feature.enabled_by(image, other) is other
+
+
+def test_older_brokers_keep_the_level() -> None:
+    """Fenced brokers too: they would fail at the records when they return."""
+    older = {k: v for k, v in controller.SUPPORTED_FEATURES.items() if k != SECURITY_FEATURE}
+    brokers = {
+        1: broker(1, dict(controller.SUPPORTED_FEATURES)),
+        2: broker(2, older)._replace(fenced=True),
+        3: broker(3, older),
+    }
+    image = MetadataImage(brokers=brokers)
+    with pytest.raises(ApiError, match="brokers: 2, 3") as refused:
+        security_feature.enabled_by(image, acls.create(image, [READ_T]))
+    assert refused.value.code is ErrorCode.unsupported_version
+    nothing = acls.create(image, [])
+    assert security_feature.enabled_by(image, nothing) is nothing
+    enabled = replace(image, features={SECURITY_FEATURE: 1})
+    decision = acls.create(enabled, [READ_T])
+    assert security_feature.enabled_by(enabled, decision) is decision

@@ -1,0 +1,72 @@
+"""Client properties of commands: where they come from, and that flags have no secrets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from shoal.cli.client_properties import client_settings, from_environment, from_flags, variable
+from shoal.client import security
+from shoal.server import config
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_flags_then_the_environment_then_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text(
+        "bootstrap.servers=a:1\nclient.id=file\nsecurity.protocol=SASL_SSL\n"
+        "sasl.username=file\nsasl.password=of the file\n"
+    )
+    monkeypatch.setenv("SHOAL_CLIENT_CLIENT_ID", "environment")
+    monkeypatch.setenv("SHOAL_CLIENT_SASL_USERNAME", "environment")
+    found = client_settings(None, file, ["client.id=flag"])
+    assert found.bootstrap == (("a", 1),)
+    assert found.client_id == "flag"
+    assert (found.security.username, found.security.password) == ("environment", "of the file")
+    file.write_text(file.read_text().replace("of the file", "new"))
+    assert found.security.current().password == "new"
+    assert client_settings("b:2", file, None).bootstrap == (("b", 2),)
+    assert client_settings(None, None, None).bootstrap == (("127.0.0.1", 9092),)
+
+
+def test_unknown_variables_are_refused() -> None:
+    with pytest.raises(ValueError, match="Did you mean SHOAL_CLIENT_SASL_PASSWORD"):
+        from_environment({"SHOAL_CLIENT_SASL_PASWORD": "x"})
+
+
+def test_variables_of_services_and_brokers_are_not_properties() -> None:
+    """Kubernetes sets variables for a Service named shoal-client, and pods of brokers have configs
+    of brokers in their environment."""
+    others = {
+        "SHOAL_CLIENT_SERVICE_HOST": "10.0.0.1",
+        "SHOAL_CLIENT_PORT_9092_TCP_ADDR": "10.0.0.1",
+        "SHOAL_CLIENT_QUOTA_CALLBACK_CLASS": "",
+        "SHOAL_LOG_RETENTION_MS": "1",
+    }
+    assert from_environment(others) == {}
+
+
+def test_brokers_ignore_the_variables_of_clients() -> None:
+    """`kubectl exec` runs commands with the environment of a broker."""
+    assert config.from_environment({variable(name): "x" for name in security.NAMES}) == {}
+
+
+@pytest.mark.parametrize("name", sorted(security.SECRETS))
+def test_secrets_do_not_stand_on_the_command_line(name: str) -> None:
+    value = 'x required password="pl4nted";' if name == "sasl.jaas.config" else "pl4nted"
+    with pytest.raises(
+        ValueError, match=f"Set the environment variable {variable(name)}"
+    ) as caught:
+        from_flags([f"{name}={value}"])
+    assert "pl4nted" not in str(caught.value)
+    reference = value.replace("pl4nted", "${directory:/run/user:password}")
+    assert from_flags([f"{name}={reference}"]) == {name: reference}
+
+
+def test_other_properties_may() -> None:
+    flags = ["sasl.username=ann", 'sasl.jaas.config=x required username="ann";']
+    assert from_flags(flags).keys() == {"sasl.username", "sasl.jaas.config"}
