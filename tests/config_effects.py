@@ -188,6 +188,10 @@ test_requests_to_the_controller_are_given_up request.timeout.ms
 sim/test_scenes.py
 test_a_leader_that_is_cut_off_refuses_when_its_session_is_over broker.session.timeout.ms
 
+wire/test_metrics_listener.py
+test_metrics_over_tls shoal.metrics.security.protocol
+test_metrics_need_a_token shoal.metrics.token.file
+
 wire/test_tls_listeners.py
 test_formats_of_stores ssl.keystore.location ssl.keystore.type ssl.keystore.password
 test_formats_of_stores ssl.keystore.key ssl.keystore.certificate.chain ssl.key.password
