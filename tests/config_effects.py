@@ -199,7 +199,7 @@ test_formats_of_stores ssl.truststore.location ssl.truststore.type ssl.truststor
 test_formats_of_stores ssl.truststore.certificates
 test_certificates_of_clients ssl.client.auth
 test_users_are_named_by_rules ssl.principal.mapping.rules
-test_versions_of_tls ssl.enabled.protocols ssl.protocol
+test_versions_of_tls ssl.enabled.protocols
 test_cipher_suites ssl.cipher.suites
 test_names_in_the_certificates_of_other_nodes ssl.endpoint.identification.algorithm
 test_another_subject_or_name_needs_permission ssl.allow.dn.changes ssl.allow.san.changes
