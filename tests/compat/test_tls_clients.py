@@ -265,7 +265,7 @@ def test_versions_and_ciphers(secured: Secured, flags: list[str], expected: list
 
 
 def test_renegotiation_is_refused(secured: Secured) -> None:
-    """TLS 1.2 only; TLS 1.3 has none. The connection ends, or goes on as it was."""
+    """TLS 1.2 only; TLS 1.3 has none. The connection ends, or continues as it was."""
     said = s_client(secured, "-tls1_2", stdin="R\n")
     assert "RENEGOTIATING" in said
     assert "no renegotiation" in said

@@ -35,7 +35,7 @@ def check_tls(
         alteration = _alteration(resource, incremental=incremental)
         if alteration.key != own or not any(map(_is_tls, alteration.changes)):
             continue
-        # The result tells about files, so it is for those who may alter the configs.
+        # The result is about files, so only those who may alter the configs get it.
         if authorization.of_config(broker, request, resource) is not None:
             continue
         after = altered(broker.image, alteration, incremental=incremental)
