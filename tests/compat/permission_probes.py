@@ -159,149 +159,104 @@ def _batch(**options: Any) -> bytes:
     return bytes(build_batch([(1, None, b"v", ())], **options))
 
 
-def _topic_bodies(topic: str) -> list[tuple[ApiKey, Body]]:
-    """Return requests about one topic, which name it or its id as their version does."""
+def _produce(topic: str, ids: Ids) -> dict[str, Any]:
+    data = [{"index": 0, "records": _batch()}]
+    return {
+        "acks": 1,
+        "timeout_ms": 5_000,
+        "topic_data": [{"name": topic, "topic_id": ids.of(topic), "partition_data": data}],
+    }
 
-    def produce(ids: Ids) -> dict[str, Any]:
-        data = [{"index": 0, "records": _batch()}]
-        return {
-            "acks": 1,
-            "timeout_ms": 5_000,
-            "topic_data": [{"name": topic, "topic_id": ids.of(topic), "partition_data": data}],
-        }
 
-    def produce_transaction(ids: Ids) -> dict[str, Any]:
-        records = _batch(transactional=True, producer_id=77, producer_epoch=0, base_sequence=0)
-        body = produce(ids)
-        body["topic_data"][0]["partition_data"][0]["records"] = records
-        return body | {"acks": -1, "transactional_id": TRANSACTIONS[0]}
+def _produce_in_transaction(topic: str, ids: Ids) -> dict[str, Any]:
+    records = _batch(transactional=True, producer_id=77, producer_epoch=0, base_sequence=0)
+    body = _produce(topic, ids)
+    body["topic_data"][0]["partition_data"][0]["records"] = records
+    return body | {"acks": -1, "transactional_id": TRANSACTIONS[0]}
 
-    def fetch(ids: Ids, **fields: Any) -> dict[str, Any]:
-        asked = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1000}
-        return {
+
+def _fetch(topic: str, ids: Ids) -> dict[str, Any]:
+    asked = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1000}
+    return {
+        "replica_id": -1,
+        "max_wait_ms": 0,
+        "min_bytes": 0,
+        "max_bytes": 1000,
+        "session_epoch": -1,
+        "topics": [{"topic": topic, "topic_id": ids.of(topic), "partitions": [asked]}],
+    }
+
+
+def _named_topic(topic: str) -> dict[ApiKey, dict[str, Any]]:
+    """Return requests that name a topic in every version."""
+    one = {"name": topic, "partitions": [{"partition_index": 0}]}
+    epochs = {"partition": 0, "current_leader_epoch": -1, "leader_epoch": 0}
+    return {
+        ApiKey.LIST_OFFSETS: {
             "replica_id": -1,
-            "max_wait_ms": 0,
-            "min_bytes": 0,
-            "max_bytes": 1000,
-            "session_epoch": -1,
-            "topics": [{"topic": topic, "topic_id": ids.of(topic), "partitions": [asked]}],
-        } | fields
-
-    rows: list[tuple[ApiKey, Body]] = [
-        (ApiKey.PRODUCE, produce),
-        (ApiKey.PRODUCE, produce_transaction),
-        (ApiKey.FETCH, fetch),
-        (
-            ApiKey.LIST_OFFSETS,
-            lambda _: {
-                "replica_id": -1,
-                "topics": [
-                    {"name": topic, "partitions": [{"partition_index": 0, "timestamp": -1}]}
-                ],
-            },
-        ),
-        (
-            ApiKey.METADATA,
-            lambda _: {
-                "topics": [{"name": topic, "topic_id": None}],
-                "allow_auto_topic_creation": False,
-                "include_topic_authorized_operations": True,
-                "include_cluster_authorized_operations": True,
-            },
-        ),
-        (
-            ApiKey.CREATE_TOPICS,
-            lambda _: {
-                "topics": [{"name": topic, "num_partitions": 1, "replication_factor": 1}],
-                "timeout_ms": 5_000,
-                "validate_only": True,
-            },
-        ),
-        (
-            ApiKey.DELETE_RECORDS,
-            lambda _: {
-                "topics": [{"name": topic, "partitions": [{"partition_index": 0, "offset": 0}]}],
-                "timeout_ms": 5_000,
-            },
-        ),
-        (
-            ApiKey.OFFSET_FOR_LEADER_EPOCH,
-            lambda _: {
-                "replica_id": -2,
-                "topics": [
-                    {
-                        "topic": topic,
-                        "partitions": [
-                            {"partition": 0, "current_leader_epoch": -1, "leader_epoch": 0}
-                        ],
-                    }
-                ],
-            },
-        ),
-        (
-            ApiKey.CREATE_PARTITIONS,
-            lambda _: {
-                "topics": [{"name": topic, "count": 3, "assignments": None}],
-                "timeout_ms": 5_000,
-                "validate_only": True,
-            },
-        ),
-        (
-            ApiKey.DESCRIBE_PRODUCERS,
-            lambda _: {"topics": [{"name": topic, "partition_indexes": [0]}]},
-        ),
-        (
-            ApiKey.DESCRIBE_TOPIC_PARTITIONS,
-            lambda _: {"topics": [{"name": topic}], "response_partition_limit": 10},
-        ),
-        (
-            ApiKey.ELECT_LEADERS,
-            lambda _: {
-                "election_type": 0,
-                "topic_partitions": [{"topic": topic, "partitions": [0]}],
-                "timeout_ms": 5_000,
-            },
-        ),
-        (
-            ApiKey.ALTER_PARTITION_REASSIGNMENTS,
-            lambda _: {
-                "timeout_ms": 5_000,
-                "topics": [
-                    {"name": topic, "partitions": [{"partition_index": 0, "replicas": None}]}
-                ],
-            },
-        ),
-        (
-            ApiKey.LIST_PARTITION_REASSIGNMENTS,
-            lambda _: {
-                "timeout_ms": 5_000,
-                "topics": [{"name": topic, "partition_indexes": [0]}],
-            },
-        ),
-        (
-            ApiKey.DESCRIBE_LOG_DIRS,
-            lambda _: {"topics": [{"topic": topic, "partitions": [0]}]},
-        ),
-    ]
-    return rows
+            "topics": [{"name": topic, "partitions": [{"partition_index": 0, "timestamp": -1}]}],
+        },
+        ApiKey.METADATA: {
+            "topics": [{"name": topic, "topic_id": None}],
+            "allow_auto_topic_creation": False,
+            "include_topic_authorized_operations": True,
+            "include_cluster_authorized_operations": True,
+        },
+        ApiKey.CREATE_TOPICS: {
+            "topics": [{"name": topic, "num_partitions": 1, "replication_factor": 1}],
+            "timeout_ms": 5_000,
+            "validate_only": True,
+        },
+        ApiKey.DELETE_RECORDS: {
+            "topics": [{"name": topic, "partitions": [{"partition_index": 0, "offset": 0}]}],
+            "timeout_ms": 5_000,
+        },
+        ApiKey.OFFSET_FOR_LEADER_EPOCH: {
+            "replica_id": -2,
+            "topics": [{"topic": topic, "partitions": [epochs]}],
+        },
+        ApiKey.CREATE_PARTITIONS: {
+            "topics": [{"name": topic, "count": 3, "assignments": None}],
+            "timeout_ms": 5_000,
+            "validate_only": True,
+        },
+        ApiKey.DESCRIBE_PRODUCERS: {"topics": [{"name": topic, "partition_indexes": [0]}]},
+        ApiKey.DESCRIBE_TOPIC_PARTITIONS: {
+            "topics": [{"name": topic}],
+            "response_partition_limit": 10,
+        },
+        ApiKey.ELECT_LEADERS: {
+            "election_type": 0,
+            "topic_partitions": [{"topic": topic, "partitions": [0]}],
+            "timeout_ms": 5_000,
+        },
+        # It would cancel a reassignment.
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS: {
+            "timeout_ms": 5_000,
+            "topics": [one | {"partitions": [{"partition_index": 0, "replicas": None}]}],
+        },
+        ApiKey.LIST_PARTITION_REASSIGNMENTS: {
+            "timeout_ms": 5_000,
+            "topics": [{"name": topic, "partition_indexes": [0]}],
+        },
+        ApiKey.DESCRIBE_LOG_DIRS: {"topics": [{"topic": topic, "partitions": [0]}]},
+    }
 
 
 def _by_topic() -> Iterator[Probe]:
     for topic in TOPICS:
-        seen: dict[ApiKey, int] = {}
-        for api, body in _topic_bodies(topic):
-            seen[api] = seen.get(api, 0) + 1
-            number = f" ({seen[api]})" if seen[api] > 1 else ""
+        yield _probe(f"PRODUCE {topic}", ApiKey.PRODUCE, partial(_produce, topic))
+        in_transaction = partial(_produce_in_transaction, topic)
+        yield _probe(f"PRODUCE in a transaction {topic}", ApiKey.PRODUCE, in_transaction)
+        yield _probe(f"FETCH {topic}", ApiKey.FETCH, partial(_fetch, topic))
+        for api, body in _named_topic(topic).items():
             # Before version 4, a name creates a topic.
             versions = (4, 8, 13) if api is ApiKey.METADATA else ()
-            yield _probe(f"{api.name}{number} {topic}", api, body, *versions)
+            yield _probe(f"{api.name} {topic}", api, _always(body), *versions)
 
         def follower(ids: Ids, topic: str = topic) -> dict[str, Any]:
-            body = dict(_topic_bodies(topic))[ApiKey.FETCH](ids)
-            return body | {
-                "replica_id": 9,
-                "replica_state": {"replica_id": 9, "replica_epoch": -1},
-            }
+            state = {"replica_id": 9, "replica_epoch": -1}
+            return _fetch(topic, ids) | {"replica_id": 9, "replica_state": state}
 
         yield _probe(f"FETCH of a follower {topic}", ApiKey.FETCH, follower)
 
@@ -541,93 +496,69 @@ def _transactional(transaction: str, group: str, topic: str) -> Iterator[Probe]:
         yield _probe(f"{api.name} {transaction} {group}", api, _always(body), *versions)
 
 
+_ACL_FILTER = {
+    "resource_type_filter": 2,
+    "resource_name_filter": "no such topic",
+    "pattern_type_filter": 3,
+    "principal_filter": None,
+    "host_filter": None,
+    "operation": 1,
+    "permission_type": 1,
+}
+_ACL = {
+    "resource_type": 2,
+    "resource_name": "no such topic",
+    "resource_pattern_type": 3,
+    "principal": "User:nobody",
+    "host": "*",
+    "operation": 3,
+    "permission_type": 3,
+}
+_METADATA_LOG = {"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}
+_QUOTA = {
+    "entity": [{"entity_type": "user", "entity_name": "u"}],
+    "ops": [{"key": "producer_byte_rate", "value": 1.0, "remove": False}],
+}
+_VOTER = {"cluster_id": "another", "voter_id": 9, "voter_directory_id": UNKNOWN_ID}
+_OF_CLUSTER: dict[ApiKey, dict[str, Any]] = {
+    ApiKey.API_VERSIONS: {"client_software_name": "a", "client_software_version": "1"},
+    ApiKey.LIST_GROUPS: {"states_filter": [], "types_filter": []},
+    ApiKey.LIST_TRANSACTIONS: {
+        "state_filters": [],
+        "producer_id_filters": [],
+        "duration_filter": -1,
+    },
+    ApiKey.METADATA: {
+        "topics": None,
+        "allow_auto_topic_creation": False,
+        "include_topic_authorized_operations": True,
+    },
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: {"topics": [], "response_partition_limit": 100},
+    ApiKey.INIT_PRODUCER_ID: {"transactional_id": None, "transaction_timeout_ms": -1},
+    ApiKey.DESCRIBE_CLUSTER: {"include_cluster_authorized_operations": True},
+    ApiKey.LIST_CONFIG_RESOURCES: {"resource_types": []},
+    ApiKey.DESCRIBE_CLIENT_QUOTAS: {"components": [], "strict": False},
+    ApiKey.DESCRIBE_LOG_DIRS: {"topics": None},
+    ApiKey.DESCRIBE_QUORUM: {"topics": [_METADATA_LOG]},
+    ApiKey.LIST_PARTITION_REASSIGNMENTS: {"timeout_ms": 5_000, "topics": None},
+    ApiKey.UNREGISTER_BROKER: {"broker_id": 999},
+    ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: {"client_instance_id": None},
+    ApiKey.DESCRIBE_ACLS: _ACL_FILTER,
+    ApiKey.DELETE_ACLS: {"filters": [_ACL_FILTER]},
+    ApiKey.CREATE_ACLS: {"creations": [_ACL]},
+    ApiKey.UPDATE_FEATURES: {
+        "timeout_ms": 5_000,
+        "feature_updates": [{"feature": "no.such", "max_version_level": 1, "upgrade_type": 1}],
+        "validate_only": True,
+    },
+    ApiKey.ALTER_CLIENT_QUOTAS: {"entries": [_QUOTA], "validate_only": True},
+    ApiKey.ADD_RAFT_VOTER: _VOTER | {"timeout_ms": 5_000, "listeners": []},
+    ApiKey.REMOVE_RAFT_VOTER: _VOTER,
+}
+
+
 def _of_cluster() -> Iterator[Probe]:
-    acl_filter = {
-        "resource_type_filter": 2,
-        "resource_name_filter": "no such topic",
-        "pattern_type_filter": 3,
-        "principal_filter": None,
-        "host_filter": None,
-        "operation": 1,
-        "permission_type": 1,
-    }
-    creation = {
-        "resource_type": 2,
-        "resource_name": "no such topic",
-        "resource_pattern_type": 3,
-        "principal": "User:nobody",
-        "host": "*",
-        "operation": 3,
-        "permission_type": 3,
-    }
-    bodies: list[tuple[ApiKey, dict[str, Any]]] = [
-        (ApiKey.API_VERSIONS, {"client_software_name": "a", "client_software_version": "1"}),
-        (ApiKey.LIST_GROUPS, {"states_filter": [], "types_filter": []}),
-        (
-            ApiKey.LIST_TRANSACTIONS,
-            {"state_filters": [], "producer_id_filters": [], "duration_filter": -1},
-        ),
-        (
-            ApiKey.METADATA,
-            {
-                "topics": None,
-                "allow_auto_topic_creation": False,
-                "include_topic_authorized_operations": True,
-            },
-        ),
-        (ApiKey.DESCRIBE_TOPIC_PARTITIONS, {"topics": [], "response_partition_limit": 100}),
-        (ApiKey.INIT_PRODUCER_ID, {"transactional_id": None, "transaction_timeout_ms": -1}),
-        (ApiKey.DESCRIBE_CLUSTER, {"include_cluster_authorized_operations": True}),
-        (ApiKey.LIST_CONFIG_RESOURCES, {"resource_types": []}),
-        (ApiKey.DESCRIBE_CLIENT_QUOTAS, {"components": [], "strict": False}),
-        (ApiKey.DESCRIBE_LOG_DIRS, {"topics": None}),
-        (ApiKey.DESCRIBE_QUORUM, {"topics": [
-            {"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}
-        ]}),
-        (ApiKey.LIST_PARTITION_REASSIGNMENTS, {"timeout_ms": 5_000, "topics": None}),
-        (ApiKey.UNREGISTER_BROKER, {"broker_id": 999}),
-        (ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, {"client_instance_id": None}),
-        (ApiKey.DESCRIBE_ACLS, acl_filter),
-        (ApiKey.DELETE_ACLS, {"filters": [acl_filter]}),
-        (ApiKey.CREATE_ACLS, {"creations": [creation]}),
-        (
-            ApiKey.UPDATE_FEATURES,
-            {
-                "timeout_ms": 5_000,
-                "feature_updates": [
-                    {"feature": "no.such", "max_version_level": 1, "upgrade_type": 1}
-                ],
-                "validate_only": True,
-            },
-        ),
-        (
-            ApiKey.ALTER_CLIENT_QUOTAS,
-            {
-                "entries": [
-                    {
-                        "entity": [{"entity_type": "user", "entity_name": "u"}],
-                        "ops": [{"key": "producer_byte_rate", "value": 1.0, "remove": False}],
-                    }
-                ],
-                "validate_only": True,
-            },
-        ),
-        (
-            ApiKey.ADD_RAFT_VOTER,
-            {
-                "cluster_id": "another",
-                "timeout_ms": 5_000,
-                "voter_id": 9,
-                "voter_directory_id": UNKNOWN_ID,
-                "listeners": [],
-            },
-        ),
-        (
-            ApiKey.REMOVE_RAFT_VOTER,
-            {"cluster_id": "another", "voter_id": 9, "voter_directory_id": UNKNOWN_ID},
-        ),
-    ]  # fmt: skip
-    for api, body in bodies:
+    for api, body in _OF_CLUSTER.items():
         yield _probe(api.name, api, _always(body))
     for kind, name in ((4, "1"), (4, ""), (8, "1"), (16, "metrics")):
         yield _configs(ApiKey.DESCRIBE_CONFIGS, kind, name)

@@ -296,8 +296,10 @@ def test_a_waiting_share_fetch_ends_with_its_group(admin: WireClient, guest: Gue
     guest.may(READ, TOPIC, "of-group")
     topic_id = opened(admin, guest, "of-group")
     guest.send_waiting(ApiKey.SHARE_FETCH, 2, share_fetch("of-group", topic_id, 1))
+    began = time.monotonic()
     withdraw(admin, [entry(guest.host, READ, GROUP, "of-group")])
     _, answer = guest.client.receive(ApiKey.SHARE_FETCH, 2)
+    assert time.monotonic() - began < SOON_S
     assert answer.error_code == ErrorCode.group_authorization_failed
 
 

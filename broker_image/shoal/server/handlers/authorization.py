@@ -258,8 +258,10 @@ def check_at_controllers(broker: Broker, request: Request) -> None:
 
 
 def each(broker: Broker, request: Request, resource_type: ResourceType) -> Permits:
-    """Return a function that tells whether the request may use a resource of that type. The row of
-    the API has the operation."""
+    """Return whether the request may use a resource of that type, as a function of its name.
+
+    The row of the API has the operation.
+    """
     access = broker.access
     if not access.enabled:
         return _permit
@@ -278,8 +280,8 @@ def each(broker: Broker, request: Request, resource_type: ResourceType) -> Permi
 
 
 def reads(broker: Broker, request: Request) -> Callable[[UUID], bool] | None:
-    """Return a function that tells whether the request may read a topic, by its id, or None if it
-    may read all."""
+    """Return whether the request may read a topic, as a function of its id, or None if it may read
+    all."""
     if not broker.access.enabled:
         return None
     may_read = broker.share.fetches.may_read
@@ -293,7 +295,7 @@ def check_subscription(broker: Broker, request: Request, names: Iterable[str] | 
 
 
 def describes_silently(broker: Broker, request: Request) -> Permits | None:
-    """Return a function that tells whether the sender may describe a topic, or None if it may
+    """Return whether the sender may describe a topic, as a function of its name, or None if it may
     describe all. A refusal is not audited: the client has not named the topic."""
     access = broker.access
     if not access.enabled:
