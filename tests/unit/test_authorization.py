@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
@@ -19,6 +19,9 @@ from shoal.server.config import resolve
 from shoal.server.handlers import HANDLERS, authorization
 from shoal.server.metadata_cache import MetadataCache
 from shoal.server.network.api import Peer, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 STANDARD = {"authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer"}
 #: As DefaultKafkaPrincipalBuilder of Kafka 4.3.1 writes them.
@@ -91,8 +94,8 @@ class Log:
         self.entries.append(entry)
 
 
-def access(log: Log | None = None, **configs: str) -> tuple[Access, MetadataCache]:
-    config = resolve({name.replace("_", "."): value for name, value in configs.items()}, {})
+def access(configs: Mapping[str, str], log: Log | None = None) -> tuple[Access, MetadataCache]:
+    config = resolve(configs, {})
     cache = MetadataCache(Scope(1, config.given))
     return Access(config, cache, log or Log()), cache
 
@@ -103,7 +106,7 @@ def entry(operation: Operation, permission: Permission = Permission.ALLOW) -> Ac
 
 
 def test_an_access_follows_the_committed_entries() -> None:
-    found, cache = access(**STANDARD)
+    found, cache = access(STANDARD)
     request = sent(ApiKey.ELECT_LEADERS, 2)
     changes: list[int] = []
     found.on_change(lambda: changes.append(found.generation))
@@ -123,7 +126,7 @@ def test_an_access_follows_the_committed_entries() -> None:
 
 
 def test_one_of_several_operations_suffices() -> None:
-    found, cache = access(**STANDARD)
+    found, cache = access(STANDARD)
     cache.publish(MetadataImage(), MetadataDelta(acls_added=(entry(Operation.CLUSTER_ACTION),)))
     need = cluster(Operation.ALTER, Operation.CLUSTER_ACTION)
     found.require(sent(ApiKey.WRITE_TXN_MARKERS, 1), need)
@@ -132,7 +135,7 @@ def test_one_of_several_operations_suffices() -> None:
 
 
 def test_super_users_and_the_node_itself() -> None:
-    found, cache = access(**STANDARD, super_users="User:admin; User:CN=x,O=y")
+    found, cache = access(STANDARD | {"super.users": "User:admin; User:CN=x,O=y"})
     deny = entry(Operation.ALL, Permission.DENY)._replace(principal="User:*")
     cache.publish(MetadataImage(), MetadataDelta(acls_added=(deny,)))
     for principal in ("User:admin", "User:CN=x,O=y", OWN):
@@ -142,7 +145,7 @@ def test_super_users_and_the_node_itself() -> None:
 
 def test_refusals_are_reported_once_for_what_was_needed() -> None:
     log = Log()
-    found, _ = access(log, **STANDARD)
+    found, _ = access(STANDARD, log)
     request = sent(ApiKey.WRITE_TXN_MARKERS, 1)
     with pytest.raises(ApiError):
         found.require(request, cluster(Operation.ALTER, Operation.CLUSTER_ACTION))
@@ -155,7 +158,7 @@ def test_refusals_are_reported_once_for_what_was_needed() -> None:
 
 
 def test_without_an_authorizer_nothing_is_checked() -> None:
-    found, _ = access()
+    found, _ = access({})
     assert not found.enabled
     assert found.permitted(sent(ApiKey.FETCH, 4), Operation.READ, ResourceType.TOPIC, "ab") == {
         "a",
