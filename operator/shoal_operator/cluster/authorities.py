@@ -36,15 +36,14 @@ BEGAN, HANDLED = f"{names.GROUP}/phase-began", f"{names.GROUP}/renewed"
 #: Annotations of a QueueCluster: a new value asks for new authorities, and the fingerprint of an
 #: authority that was lost permits to make a new one.
 RENEW, REPLACE = f"{names.GROUP}/renew", f"{names.GROUP}/replace-lost-ca"
-_NO_CA = Diagnosis("", "")
 
 
 class Issued(NamedTuple):
-    """What the brokers and the operator need. `status` has fields for the QueueCluster."""
+    """What the brokers and the operator need. `status` describes the authorities."""
 
     cluster_ca: bytes
     operator: KeyPair
-    status: Mapping[str, Any]
+    status: tuple[Manifest, ...]
     #: What a renewal waits for; None if none is under way.
     renewal: Diagnosis | None = None
 
@@ -88,9 +87,9 @@ class Authorities:
             found[kind] = have
             reasons += [f"The {kind} CA: {why}."] if why else []
         operator = await self._leaves(cluster, found, dns, ips, now)
-        status = [self._status(kind, have) for kind, have in found.items()]
+        status = tuple(self._status(kind, have) for kind, have in found.items())
         renewal = Diagnosis("RenewingCertificates", " ".join(reasons)) if reasons else None
-        return Issued(found[CLUSTER].trusted, operator, {"certificates": status}, renewal)
+        return Issued(found[CLUSTER].trusted, operator, status, renewal)
 
     # Authorities.
 
