@@ -14,6 +14,7 @@ import httpx2
 from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
 from shoal.client.configs import AlterOperation, ConfigChange, ConfigSource, Resource, ResourceType
+from shoal.client.connection import connect
 from shoal.client.errors import ClientError, KafkaError
 from shoal.client.settings import Settings
 from shoal.client.topics import NewTopic, OffsetSpec
@@ -86,26 +87,24 @@ class Brokers:
         if moved:
             await self.close()
 
-    async def set_client(self, properties: Mapping[str, str]) -> None:
-        """Use these properties of TLS for connections from now on."""
-        if properties != self._client_properties:
-            self._client_properties = dict(properties)
-            await self.close()
+    def set_client(self, properties: Mapping[str, str]) -> None:
+        """Use these properties of TLS for new connections; open ones stay."""
+        self._client_properties = dict(properties)
+
+    def _properties(self) -> dict[str, str]:
+        """Return the client's properties, which it reads for each new connection."""
+        return {
+            **self._client_properties,
+            "client.id": "shoal-operator",
+            "request.timeout.ms": str(REQUEST_TIMEOUT_MS),
+            "socket.connection.setup.timeout.ms": "2000",
+            "default.api.timeout.ms": str(REQUEST_TIMEOUT_MS),
+        }
 
     @property
     def _client(self) -> Client:
         if self._admin_client is None:
-            settings = Settings.of(
-                self._addresses[0],
-                {
-                    **self._client_properties,
-                    "client.id": "shoal-operator",
-                    "request.timeout.ms": str(REQUEST_TIMEOUT_MS),
-                    "socket.connection.setup.timeout.ms": "2000",
-                    "default.api.timeout.ms": str(REQUEST_TIMEOUT_MS),
-                },
-            )
-            self._admin_client = Client(settings)
+            self._admin_client = Client(Settings.of(self._addresses[0], self._properties))
         return self._admin_client
 
     async def is_reachable(self) -> bool:
@@ -113,13 +112,14 @@ class Brokers:
 
         A Service routes to its pods a little after they are ready.
         """
-        for host, port in Settings.of(self._addresses[0]).bootstrap:
+        settings = Settings.of(self._addresses[0], self._properties)
+        for address in settings.bootstrap:
             try:
                 async with asyncio.timeout(REACH_SECONDS_MAX):
-                    _, writer = await asyncio.open_connection(host, port)
-            except OSError:
+                    connection = await connect(settings, address)
+            except (ClientError, TimeoutError):
                 return False
-            writer.close()
+            connection.close()
         return True
 
     async def close(self) -> None:

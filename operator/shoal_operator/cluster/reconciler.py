@@ -11,6 +11,7 @@ from shoal.client.errors import ClientError, KafkaError
 from shoal_operator import clock, metrics, pods, roller
 from shoal_operator.cluster import decision
 from shoal_operator.cluster.authorities import Authorities, AuthorityLost
+from shoal_operator.cluster.listener_secrets import ListenerSecrets, NoListenerCertificate
 from shoal_operator.cluster.objects import ClusterObjects
 from shoal_operator.cluster.observation import Observation, Observer
 from shoal_operator.cluster.status import ClusterStatus
@@ -78,11 +79,15 @@ class Clusters:
         *,
         on_reachable: Callable[[], None],
         pull_policy: str = model.PULL_POLICY,
+        operator_namespace: str = "",
     ) -> None:
         self._kube, self._store, self._brokers = kube, store, brokers
         self._namespace, self._name = namespace, name
         self._observer = Observer(store, brokers, namespace, name, on_reachable)
-        self._objects = ClusterObjects(kube, store, self._observer, image, pull_policy)
+        self._objects = ClusterObjects(
+            kube, store, self._observer, image, pull_policy, operator_namespace
+        )
+        self._listener_secrets = ListenerSecrets(kube, store, namespace, name)
         self._status = ClusterStatus(kube, store, image)
         self._membership = Membership(kube, brokers)
         self._authorities = Authorities(kube, store, namespace, name)
@@ -113,7 +118,7 @@ class Clusters:
             scale_down = await self._scale_down(resolved)
             effective = decision.with_replicas(resolved, scale_down.replicas)
             pending = await self._objects.apply(effective)
-        except AuthorityLost as error:
+        except (AuthorityLost, NoListenerCertificate) as error:
             await self._report(cluster, Verdict.refused(*error.diagnosis))
             return RETRY_SECONDS_MAX
         except KubeError as error:
@@ -139,7 +144,11 @@ class Clusters:
             state = state if await self._brokers.is_reachable() else None
             seen = self._observer.observe(cluster, effective, state)
         verdict = refused or decision.verdict(
-            seen, step, scale_down.diagnosis, self._objects.not_grown, self._renewal
+            seen,
+            step,
+            scale_down.diagnosis,
+            self._objects.not_grown or self._listener_secrets.problem,
+            self._renewal,
         )
         # The status comes before the restart: after a crash in between, the next operator reads
         # that this one restarted the broker, and reports when the broker is ready again.
@@ -154,8 +163,9 @@ class Clusters:
     async def _secure(self, cluster: Manifest) -> None:
         """Issue the certificates of a cluster with TLS, and connect with the operator's.
 
-        Raises `AuthorityLost`, `KubeError`.
+        Raises `AuthorityLost`, `NoListenerCertificate`, `KubeError`.
         """
+        await self._listener_secrets.reconcile(cluster)
         if not security.has_internal_tls(cluster):
             return
         # New brokers have nothing to report; a renewal, if one is due, then waits.
@@ -170,7 +180,7 @@ class Clusters:
             labels = self._namespace, self._name, one["name"]
             ends = datetime.datetime.fromisoformat(one["notAfter"])
             metrics.AUTHORITY_EXPIRY.labels(*labels).set(ends.timestamp())
-        await self._brokers.set_client(security.operator_client(issued.cluster_ca, issued.operator))
+        self._brokers.set_client(security.operator_client(issued.cluster_ca, issued.operator))
 
     async def _report(self, cluster: Manifest, verdict: Verdict) -> None:
         """Write a status without the brokers' answers."""
