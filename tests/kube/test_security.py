@@ -371,7 +371,9 @@ def test_a_listeners_certificate_follows_the_users_secret() -> None:
     assert joined(kube) == OWN.key.rstrip() + b"\n" + OWN.certificate
     other = certificates.issue(OWN_CA, "own", now=NOW, validity_days=1, server=True)
     kube.add(tls_secret(KeyPair(other.certificate, OWN.key)))
+    changes = kube.crash_point.changes
     assert "key belongs to another certificate" in asyncio.run(copied(kube))
+    assert kube.crash_point.changes == changes
     assert joined(kube).endswith(OWN.certificate), "the last good one stays"
     kube.add(tls_secret(other))
     assert asyncio.run(copied(kube)) == ""
@@ -434,9 +436,9 @@ def test_brokers_start_after_their_certificates_exist() -> None:
     reconciled(OWN_LISTENER, kube=kube)
     assert [s["metadata"]["name"] for s in kube.all("StatefulSet")] == ["main-broker"]
     policy = kube.find("NetworkPolicy", "main-broker")
-    assert {"kubernetes.io/metadata.name": "ops"} == (
-        policy["spec"]["ingress"][-1]["from"][1]["namespaceSelector"]["matchLabels"]
-    )
+    assert (policy["spec"]["ingress"][-1]["from"][1]["namespaceSelector"]["matchLabels"]) == {
+        "kubernetes.io/metadata.name": "ops"
+    }
     owners = {
         s["metadata"]["name"]: bool(s["metadata"].get("ownerReferences"))
         for s in kube.all("Secret")
