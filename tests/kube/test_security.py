@@ -399,11 +399,11 @@ def test_a_certificate_that_cannot_be_used_is_named(pair: KeyPair, problem: str)
         asyncio.run(copied(kube))
 
 
-def reconciled(*listeners: Any, kube: ApiServer) -> dict[str, Any]:
+def reconciled(*listeners: Any, kube: ApiServer, **spec: Any) -> dict[str, Any]:
     """Run an operator for one pass; return the condition Ready."""
     made = copy.deepcopy(rendered.clusters()["least"])
     del made["metadata"]["uid"]
-    made["spec"]["listeners"] = list(listeners)
+    made["spec"] |= {"listeners": list(listeners), **spec}
     kube.controllers_paused = True
     kube.add({**made, "apiVersion": names.API_VERSION})
 
@@ -453,6 +453,20 @@ def test_brokers_start_after_their_certificates_exist() -> None:
         "main-operator-tls": True,
         "main-listener-tls": True,
     }
+
+
+def test_certificates_are_renewed_while_a_new_spec_is_refused() -> None:
+    kube = ApiServer(CrashPoint())
+    assert reconciled(MTLS, kube=kube)["reason"] == "Starting"
+    del kube.objects["Secret", "main-broker-tls"]
+    assert reconciled(MTLS, kube=kube, metrics={"port": 9091})["reason"] == "ListenerNotAllowed"
+    assert kube.find("Secret", "main-broker-tls")
+
+
+def test_a_spec_that_is_refused_from_the_start_gets_no_secrets() -> None:
+    kube = ApiServer(CrashPoint())
+    assert reconciled(MTLS, kube=kube, metrics={"port": 9091})["reason"] == "ListenerNotAllowed"
+    assert kube.all("Secret") == []
 
 
 def test_a_cluster_without_tls_gets_no_secrets() -> None:

@@ -112,6 +112,7 @@ class Clusters:
         resolved = security.resolved(cluster, self._observer.stateful_set())
         if refused := decision.refusal(resolved):
             await self._report(cluster, refused)
+            await self._keep_certificates(resolved)
             return None
         try:
             await self._secure(resolved)
@@ -181,6 +182,12 @@ class Clusters:
             ends = datetime.datetime.fromisoformat(one["notAfter"])
             metrics.AUTHORITY_EXPIRY.labels(*labels).set(ends.timestamp())
         self._brokers.set_client(security.operator_client(issued.cluster_ca, issued.operator))
+
+    async def _keep_certificates(self, cluster: Manifest) -> None:
+        """Renew the certificates of brokers that run, although their new spec is refused."""
+        if self._observer.stateful_set() is not None:
+            with contextlib.suppress(AuthorityLost, NoListenerCertificate):
+                await self._secure(cluster)
 
     async def _report(self, cluster: Manifest, verdict: Verdict) -> None:
         """Write a status without the brokers' answers."""
