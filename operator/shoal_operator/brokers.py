@@ -36,7 +36,7 @@ from shoal_operator.group_metrics import GroupMetrics, parse_group_metrics
 from shoal_operator.roller import PartitionState, Quorum
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
     from shoal_operator.ca_renewal import Loaded
 
@@ -413,14 +413,20 @@ class Brokers:
         self.group_metrics, self._scraped_ms = found, clock.now_ms()
         return True
 
-    async def loaded_certificates(self) -> dict[str, dict[int, Loaded]] | None:
+    async def loaded_certificates(
+        self, others: Container[str] = ()
+    ) -> dict[str, dict[int, Loaded]] | None:
         """Return the certificates that the brokers report, by kind of authority and broker id.
-        None unless all brokers answer."""
+
+        None unless all brokers answer. `others` are listeners with certificates of users.
+        """
+        if not self._addresses[1]:
+            return None  # A new operator does not know the brokers yet.
         pages: dict[int, str] = {}
         try:
             for broker_id, url in self._addresses[1].items():
                 pages[broker_id] = (await self._web.get(url + "metrics")).text
-            return parse_certificates(pages)
+            return parse_certificates(pages, others)
         except (httpx2.HTTPError, ValueError):
             return None
 

@@ -7,7 +7,7 @@ import os
 import ssl
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from kube.secured_pods import NOW, OWN, OWN_CA, LocalBrokers, SecuredPods
@@ -19,6 +19,7 @@ from shoal.client.topics import NewTopic
 from shoal.protocol.errors import ErrorCode
 from shoal.security.acls import Acl, Operation, PatternType, Permission, ResourceType
 from shoal_operator import certificates
+from shoal_operator.brokers import Brokers
 from shoal_operator.model import security
 from shoal_operator.model.security import CLIENTS, CLUSTER
 
@@ -240,3 +241,24 @@ def test_the_operator_uses_a_new_certificate_for_new_connections(
         return found
 
     assert asyncio.run(reach()) == [False, True]
+
+
+def test_brokers_report_the_certificates_that_a_renewal_waits_for(pods: SecuredPods) -> None:
+    """A listener with the user's certificate does not count; unknown brokers are no brokers."""
+
+    async def loaded() -> list[Any]:
+        urls = {number: f"{one.metrics_url}/" for number, one in enumerate(pods.brokers)}
+        found = []
+        for known in ({}, urls):
+            brokers = Brokers(pods.bootstrap(LINKS), known)
+            found.append(await brokers.loaded_certificates({"own"}))
+            await brokers.close()
+        return found
+
+    unknown, found = asyncio.run(loaded())
+    assert unknown is None
+    shown = certificates.fingerprint(pods.secret("main-broker-tls")["broker.crt"])
+    for kind in security.KINDS:
+        trusted = certificates.fingerprint(pods.authority(kind).certificate)
+        assert set(found[kind]) == {0, 1, 2}
+        assert {(*one.own, *one.trusted) for one in found[kind].values()} == {(shown, trusted)}

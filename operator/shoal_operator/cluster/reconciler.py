@@ -170,7 +170,8 @@ class Clusters:
         if not security.has_internal_tls(cluster):
             return
         # New brokers have nothing to report; a renewal, if one is due, then waits.
-        loaded = await self._brokers.loaded_certificates() if is_seen(cluster) else None
+        others = security.own_certificates(cluster)
+        loaded = await self._brokers.loaded_certificates(others) if is_seen(cluster) else None
         dns, ips = security.addresses(cluster, self._observer.external_hosts(cluster))
         issued = await self._authorities.reconcile(
             cluster, dns=dns, ips=ips, loaded=loaded or {}, now=datetime.datetime.now(datetime.UTC)
