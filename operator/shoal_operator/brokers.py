@@ -15,6 +15,7 @@ import httpx2
 from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
 from shoal.client.configs import AlterOperation, ConfigChange, ConfigSource, Resource, ResourceType
+from shoal.client.connection import connect
 from shoal.client.errors import ClientError, KafkaError
 from shoal.client.secret import Secret
 from shoal.client.security_admin import SALT_SIZE, AclFilter, ScramMechanism, ScramUpsertion
@@ -38,7 +39,7 @@ from shoal_operator.group_metrics import GroupMetrics, parse_group_metrics
 from shoal_operator.roller import PartitionState, Quorum
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
     from shoal.security.acls import Acl
 
@@ -92,26 +93,24 @@ class Brokers:
         if moved:
             await self.close()
 
-    async def set_client(self, properties: Mapping[str, str]) -> None:
-        """Use these properties of TLS for connections from now on."""
-        if properties != self._client_properties:
-            self._client_properties = dict(properties)
-            await self.close()
+    def set_client(self, properties: Mapping[str, str]) -> None:
+        """Use these properties of TLS for new connections; open ones stay."""
+        self._client_properties = dict(properties)
+
+    def _properties(self) -> dict[str, str]:
+        """Return the client's properties, which it reads for each new connection."""
+        return {
+            **self._client_properties,
+            "client.id": "shoal-operator",
+            "request.timeout.ms": str(REQUEST_TIMEOUT_MS),
+            "socket.connection.setup.timeout.ms": "2000",
+            "default.api.timeout.ms": str(REQUEST_TIMEOUT_MS),
+        }
 
     @property
     def _client(self) -> Client:
         if self._admin_client is None:
-            settings = Settings.of(
-                self._addresses[0],
-                {
-                    **self._client_properties,
-                    "client.id": "shoal-operator",
-                    "request.timeout.ms": str(REQUEST_TIMEOUT_MS),
-                    "socket.connection.setup.timeout.ms": "2000",
-                    "default.api.timeout.ms": str(REQUEST_TIMEOUT_MS),
-                },
-            )
-            self._admin_client = Client(settings)
+            self._admin_client = Client(Settings.of(self._addresses[0], self._properties))
         return self._admin_client
 
     async def is_reachable(self) -> bool:
@@ -119,13 +118,14 @@ class Brokers:
 
         A Service routes to its pods a little after they are ready.
         """
-        for host, port in Settings.of(self._addresses[0]).bootstrap:
+        settings = Settings.of(self._addresses[0], self._properties)
+        for address in settings.bootstrap:
             try:
                 async with asyncio.timeout(REACH_SECONDS_MAX):
-                    _, writer = await asyncio.open_connection(host, port)
-            except OSError:
+                    connection = await connect(settings, address)
+            except (ClientError, TimeoutError):
                 return False
-            writer.close()
+            connection.close()
         return True
 
     async def close(self) -> None:
@@ -419,14 +419,20 @@ class Brokers:
         self.group_metrics, self._scraped_ms = found, clock.now_ms()
         return True
 
-    async def loaded_certificates(self) -> dict[str, dict[int, Loaded]] | None:
+    async def loaded_certificates(
+        self, others: Container[str] = ()
+    ) -> dict[str, dict[int, Loaded]] | None:
         """Return the certificates that the brokers report, by kind of authority and broker id.
-        None unless all brokers answer."""
+
+        None unless all brokers answer. `others` are listeners with certificates of users.
+        """
+        if not self._addresses[1]:
+            return None  # A new operator does not know the brokers yet.
         pages: dict[int, str] = {}
         try:
             for broker_id, url in self._addresses[1].items():
                 pages[broker_id] = (await self._web.get(url + "metrics")).text
-            return parse_certificates(pages)
+            return parse_certificates(pages, others)
         except (httpx2.HTTPError, ValueError):
             return None
 

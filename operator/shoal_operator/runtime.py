@@ -380,6 +380,7 @@ class Operator:
             self._settings.broker_image,
             on_reachable=lambda: self._enqueue_all(key),
             pull_policy=self._settings.broker_pull_policy,
+            operator_namespace=self._settings.namespace,
         )
         topics = topics_module.Topics(*parts)
         monitor = GroupMonitor(*parts)
