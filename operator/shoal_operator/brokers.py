@@ -378,12 +378,13 @@ class Brokers:
     ) -> dict[str, GroupState]:
         """Return the state, members and lag of share groups. Raises `ClientError`.
 
-        A group of another type counts as absent, unless `of_any_type` is true.
+        A group of another type counts as absent, unless `of_any_type` is true. Metrics are read
+        after the lag. In the reverse order, records that are produced in between would count in
+        the lag and not as delayed, and start consumers.
         """
         if not groups:
             return {}
-        scraped = await self._scrape()
-        states: dict[str, GroupState] = {}
+        found: dict[str, tuple[Any, Any]] = {}
         for names in chunks(groups):
             self._count("ShareGroupDescribe")
             about = await self._client.admin.groups.describe_share(names)
@@ -394,15 +395,12 @@ class Brokers:
                 about = {**about, **await self._client.admin.groups.describe(absent)}
             self._count("DescribeShareGroupOffsets")
             offsets = await self._client.admin.share_groups.offsets(known) if known else {}
-            for name in names:
-                states[name] = group_state(
-                    name,
-                    about.get(name),
-                    offsets.get(name),
-                    self.group_metrics.get(name),
-                    scraped=scraped,
-                )
-        return states
+            found |= {name: (about.get(name), offsets.get(name)) for name in names}
+        scraped = await self._scrape()
+        return {
+            name: group_state(name, *state, self.group_metrics.get(name), scraped=scraped)
+            for name, state in found.items()
+        }
 
     async def _scrape(self) -> bool:
         """Read the metrics of all brokers into `group_metrics`; return whether all answered."""
