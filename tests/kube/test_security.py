@@ -179,7 +179,7 @@ def test_a_cluster_keeps_the_links_that_it_was_created_with() -> None:
         assert "annotations" not in before[-1]["metadata"]
     reason, message = said(queue_cluster(PLAIN, MTLS, stateful_set=OLD))
     assert reason == "SecurityNotSupported"
-    assert "create another QueueCluster" in message
+    assert "create it again with tls" in message
 
 
 def test_only_brokers_and_the_operator_reach_the_brokers_own_listeners() -> None:
