@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any
+import secrets
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx2
 from shoal.client.client import Client
@@ -16,6 +17,8 @@ from shoal.client.cluster import TopicPartition
 from shoal.client.configs import AlterOperation, ConfigChange, ConfigSource, Resource, ResourceType
 from shoal.client.connection import connect
 from shoal.client.errors import ClientError, KafkaError
+from shoal.client.secret import Secret
+from shoal.client.security_admin import SALT_SIZE, AclFilter, ScramMechanism, ScramUpsertion
 from shoal.client.settings import Settings
 from shoal.client.topics import NewTopic, OffsetSpec
 from shoal.protocol.errors import ErrorCode
@@ -36,7 +39,9 @@ from shoal_operator.group_metrics import GroupMetrics, parse_group_metrics
 from shoal_operator.roller import PartitionState, Quorum
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+
+    from shoal.security.acls import Acl
 
     from shoal_operator.ca_renewal import Loaded
 
@@ -49,11 +54,12 @@ REACH_SECONDS_MAX = 1.0
 CAUGHT_UP_MS = 10_000
 #: How long numbers from the brokers' metrics stay valid while a broker does not answer.
 METRICS_MS_MAX = 60_000
+T = TypeVar("T")
 MIN_ISR = "min.insync.replicas"
 ABSENT = frozenset({ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id})
 
 
-def chunks(names: Sequence[str]) -> Iterable[Sequence[str]]:
+def chunks(names: Sequence[T]) -> Iterable[Sequence[T]]:
     """Yield the names in batches of `BATCH_MAX`."""
     for start in range(0, len(names), BATCH_MAX):
         yield names[start : start + BATCH_MAX]
@@ -429,6 +435,77 @@ class Brokers:
             return parse_certificates(pages, others)
         except (httpx2.HTTPError, ValueError):
             return None
+
+    # Users.
+
+    async def acls(self) -> list[Acl]:
+        """Return all access control entries. Raises `KafkaError`, SECURITY_DISABLED without an
+        authorizer."""
+        self._count("DescribeAcls")
+        return await self._client.admin.acls.describe()
+
+    async def change_acls(
+        self, *, add: Collection[Acl], remove: Collection[Acl]
+    ) -> dict[str, KafkaError]:
+        """Add and remove access control entries; return the errors by principal."""
+        failures: dict[str, KafkaError] = {}
+        for some in chunks(sorted(add)):
+            self._count("CreateAcls")
+            made = await self._client.admin.acls.create(some)
+            failures |= {acl.principal: error for acl, error in made.items() if error}
+        for some in chunks(sorted(remove)):
+            self._count("DeleteAcls")
+            gone = await self._client.admin.acls.delete(AclFilter(*acl) for acl in some)
+            failures |= {
+                str(one.principal): error
+                for one, error in gone.items()
+                if isinstance(error, KafkaError)
+            }
+        return failures
+
+    async def scram_users(self, users: Sequence[str]) -> set[str]:
+        """Return those users that have a credential for SCRAM-SHA-512."""
+        found: dict[str, Any] = {}
+        for some in chunks(users):
+            self._count("DescribeUserScramCredentials")
+            found |= await self._client.admin.users.describe(some)
+        return {
+            user
+            for user, infos in found.items()
+            if not isinstance(infos, KafkaError)
+            and str(ScramMechanism.SCRAM_SHA_512) in [info.mechanism for info in infos]
+        }
+
+    async def set_passwords(self, passwords: Mapping[str, str]) -> dict[str, KafkaError]:
+        """Set the passwords of users for SCRAM-SHA-512; return the errors by user."""
+        failures: dict[str, KafkaError] = {}
+        for some in chunks(sorted(passwords)):
+            hashed = await asyncio.to_thread(
+                lambda names: [
+                    ScramUpsertion.of(
+                        name,
+                        ScramMechanism.SCRAM_SHA_512,
+                        Secret(passwords[name]),
+                        secrets.token_bytes(SALT_SIZE),
+                    )
+                    for name in names
+                ],
+                some,
+            )
+            self._count("AlterUserScramCredentials")
+            done = await self._client.admin.users.alter(hashed)
+            failures |= {user: error for user, error in done.items() if error}
+        return failures
+
+    async def delete_scram_users(self, users: Sequence[str]) -> dict[str, KafkaError]:
+        """Delete the credentials of users for SCRAM-SHA-512; return the errors by user."""
+        failures: dict[str, KafkaError] = {}
+        for some in chunks(users):
+            self._count("AlterUserScramCredentials")
+            gone = [(user, ScramMechanism.SCRAM_SHA_512) for user in some]
+            done = await self._client.admin.users.alter(deletions=gone)
+            failures |= {user: error for user, error in done.items() if error}
+        return failures
 
     async def partitions_of(self, topics: Sequence[str]) -> dict[str, int]:
         """Return the number of partitions of those topics that exist."""
