@@ -207,6 +207,7 @@ def test_drift_is_put_back_and_only_that(queue: Resources, drifting: str) -> Non
     eventually(back, timeout_s=75)
 
 
+LISTENER = {"name": "plain", "port": 9092}
 BAD = {
     "no cluster": ({**queue_topic(), "spec": {"partitions": 1}}, "spec.cluster: Required value"),
     "internal name": (queue_topic(topicName="__x"), "names that begin with `__` are reserved"),
@@ -232,6 +233,24 @@ BAD = {
     "owned config": (
         queue_cluster(config={"node.id": "3"}),
         "are set by the operator; use replicas, brokersPerPod, storage, listeners and rack instead",
+    ),
+    "login without tls": (
+        queue_cluster(listeners=[{**LISTENER, "authentication": {"type": "tls"}}]),
+        "authentication requires tls",
+    ),
+    "own port": (
+        queue_cluster(listeners=[{**LISTENER, "port": 9091, "tls": {}}]),
+        "port 9091 is the port of the brokers' own listener",
+    ),
+    "renewal": (
+        queue_cluster(clusterCa={"validityDays": 20}),
+        "renewalDays must be less than validityDays",
+    ),
+    "tokens without keys": (
+        queue_cluster(
+            listeners=[{**LISTENER, "tls": {}, "authentication": {"type": "oauthbearer"}}]
+        ),
+        "oauthbearer requires jwksEndpointUrl and validIssuer",
     ),
     "two": (queue_cluster(replicas=2), "neither broker has a majority alone"),
     "typo": (queue_topic(partitons=3), 'unknown field "spec.partitons"'),

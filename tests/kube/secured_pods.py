@@ -12,6 +12,7 @@ import datetime
 import re
 from typing import TYPE_CHECKING, Any
 
+from identity_providers import AUDIENCE, ISSUER
 from kube.api_server import ApiServer, CrashPoint, resource
 from ports import free_ports
 from servers import ShoalProcess
@@ -46,17 +47,28 @@ LISTENERS = [
         "authentication": SCRAM,
     },
 ]
-CLUSTER = resource(
-    "QueueCluster",
-    "main",
-    replicas=3,
-    storage={"size": "1Gi"},
-    config={},
-    listeners=LISTENERS,
-    metrics={"port": 9404},
-    superUsers=["User:root"],
-)
-PORTS = (security.REPLICATION_PORT, 9093, 9094, 9095, 9096, 9404)
+PORTS = (security.REPLICATION_PORT, 9093, 9094, 9095, 9096, 9097, 9404)
+
+
+def queue_cluster(jwks_url: str) -> dict[str, Any]:
+    """Return a QueueCluster that takes tokens of the provider with these keys, too."""
+    tokens = {
+        "type": "oauthbearer",
+        "jwksEndpointUrl": jwks_url,
+        "validIssuer": ISSUER,
+        "audience": AUDIENCE,
+    }
+    bearer = {"name": "bearer", "port": 9097, "type": "Internal", "tls": {}}
+    return resource(
+        "QueueCluster",
+        "main",
+        replicas=3,
+        storage={"size": "1Gi"},
+        config={},
+        listeners=[*LISTENERS, {**bearer, "authentication": tokens}],
+        metrics={"port": 9404},
+        superUsers=["User:root"],
+    )
 
 
 def tls_secret(pair: KeyPair) -> dict[str, Any]:
@@ -81,10 +93,11 @@ class LocalBrokers(Brokers):
 class SecuredPods:
     """The cluster's objects, and the brokers that run from them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, jwks_url: str) -> None:
+        """The certificate of the identity provider is one of `OWN_CA`."""
         self.folder = folder
         self.kube = ApiServer(CrashPoint())
-        self.kube.add(CLUSTER)
+        self.kube.add(queue_cluster(jwks_url))
         self.kube.add(tls_secret(OWN))
         free = iter(free_ports(3 * len(PORTS)))
         self.ports = {(broker, port): next(free) for broker in range(3) for port in PORTS}
@@ -159,10 +172,12 @@ class SecuredPods:
         file.write_text(self._local(number, text))
         (listeners,) = re.findall(r"(?m)^listeners=(.*)$", file.read_text())
         first, *others = listeners.split(",")
+        authorities = self.folder / "system-authorities.pem"
+        authorities.write_bytes(OWN_CA.certificate)
         broker = ShoalProcess(
             self.folder,
             configs={"log.dirs": str(self.folder / f"data-{number}")},
-            environment=self.environment(number),
+            environment={**self.environment(number), "SSL_CERT_FILE": str(authorities)},
             metrics=f"127.0.0.1:{self.ports[number, 9404]}",
             flags=[f"--config={file}", *(f"--listener={one}" for one in others)],
             listener=first.partition(":")[0],

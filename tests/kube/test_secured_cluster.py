@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from identity_providers import IdentityProvider
 from kube.secured_pods import NOW, OWN, OWN_CA, LocalBrokers, SecuredPods
 from shoal.client.client import SyncClient
 from shoal.client.errors import ClientError, KafkaError, SecurityError
@@ -25,10 +26,12 @@ from shoal_operator.model.security import CLIENTS, CLUSTER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from shoal_operator.certificates import KeyPair
 
-LINKS, QUORUM, MTLS, SCRAM, OWN_PORT = security.REPLICATION_PORT, 9093, 9094, 9095, 9096
+LINKS, QUORUM, MTLS, SCRAM = security.REPLICATION_PORT, 9093, 9094, 9095
+OWN_PORT, BEARER = 9096, 9097
 TIMES = {"default.api.timeout.ms": "10000", "request.timeout.ms": "10000"}
 
 
@@ -36,8 +39,20 @@ OPERATOR = security.operator_tls("main")
 
 
 @pytest.fixture(scope="module")
-def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredPods]:
-    found = SecuredPods(tmp_path_factory.mktemp("secured"))
+def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[IdentityProvider]:
+    store = tmp_path_factory.mktemp("provider") / "store.pem"
+    store.write_bytes(OWN.key + OWN.certificate)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(store)
+    with IdentityProvider({}, tls=context) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def pods(
+    tmp_path_factory: pytest.TempPathFactory, provider: IdentityProvider
+) -> Iterator[SecuredPods]:
+    found = SecuredPods(tmp_path_factory.mktemp("secured"), f"{provider.url}/jwks")
     try:
         yield found.start()
     finally:
@@ -124,6 +139,7 @@ def test_the_operator_connects_by_its_certificate_and_reports_the_cluster_ready(
         "mtls": "main-cluster-ca-cert",
         "scram": "main-cluster-ca-cert",
         "own": None,
+        "bearer": "main-cluster-ca-cert",
     }
     known = {row["name"]: row["fingerprint"] for row in status["certificates"]}
     assert known == {
@@ -143,7 +159,7 @@ def test_brokers_replicate_and_elect_over_their_own_listeners(
     assert sorted(v.node_id for v in quorum.voters) == [0, 1, 2]
     for broker in pods.brokers:
         shown = {s.labels["listener"] for s in broker.samples("shoal_listener_certificate_info")}
-        assert shown == {"REPLICATION", "CONTROLLER", "MTLS", "SCRAM", "OWN"}
+        assert shown == {"REPLICATION", "CONTROLLER", "MTLS", "SCRAM", "OWN", "BEARER"}
 
 
 def test_a_user_with_a_certificate_may_do_what_its_entries_permit(
@@ -174,6 +190,25 @@ def test_a_user_with_a_password_may_do_what_its_entries_permit(
         pytest.raises(SecurityError, match="invalid credentials"),
     ):
         produce(other)
+
+
+def test_a_user_with_a_token_is_the_tokens_subject(
+    pods: SecuredPods, provider: IdentityProvider, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    login = {
+        **with_tls(pods),
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.oauthbearer.token.endpoint.url": token.as_uri(),
+    }
+    token.write_text(provider.token("cal"))
+    with connect(pods, BEARER, login) as client:
+        assert principal(client) == "User:cal"
+    with IdentityProvider({}) as other:
+        token.write_text(other.token("cal"))
+        with connect(pods, BEARER, login) as client, pytest.raises(SecurityError):
+            principal(client)
 
 
 def test_a_listener_shows_the_users_own_certificate_and_a_super_user_needs_no_entry(

@@ -19,7 +19,7 @@ from shoal_operator.certificates import KeyPair
 from shoal_operator.cluster.decision import refusal
 from shoal_operator.cluster.listener_secrets import ListenerSecrets, NoListenerCertificate
 from shoal_operator.cluster.reconciler import Clusters
-from shoal_operator.model import cluster, names, security
+from shoal_operator.model import cluster, names, security, users
 
 PLAIN = {"name": "plain", "port": 9092, "type": "Internal"}
 TLS = {"name": "tls", "port": 9094, "type": "Internal", "tls": {}}
@@ -179,7 +179,7 @@ def test_a_cluster_keeps_the_links_that_it_was_created_with() -> None:
         assert "annotations" not in before[-1]["metadata"]
     reason, message = said(queue_cluster(PLAIN, MTLS, stateful_set=OLD))
     assert reason == "SecurityNotSupported"
-    assert "create another QueueCluster" in message
+    assert "create it again with tls" in message
 
 
 def test_only_brokers_and_the_operator_reach_the_brokers_own_listeners() -> None:
@@ -322,6 +322,8 @@ def test_names_and_ports_of_the_brokers_own_listener_are_refused(spec: Any) -> N
         ("shoal.ssl.crl.location", "spec.listeners[].tls"),
         ("sasl.enabled.mechanisms", "spec.listeners[].authentication"),
         ("sasl.oauthbearer.jwks.endpoint.url", "spec.listeners[].authentication"),
+        ("shoal.metrics.security.protocol", "NetworkPolicy"),
+        ("shoal.metrics.token.file", "NetworkPolicy"),
         ("super.users", "spec.superUsers"),
         ("authorizer.class.name", "spec.authorization"),
     ],
@@ -343,6 +345,24 @@ def test_settings_that_weaken_nothing_of_the_operators_are_allowed(name: str) ->
     of_pod = {"pod": {"env": [{"name": variable, "value": "x"}]}}
     for spec in ({"config": {name: "x"}}, {"template": of_pod}):
         assert said(queue_cluster(MTLS, **spec)) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("listeners", "chosen"),
+    [
+        ([SCRAM, MTLS], "scram"),
+        ([{**SCRAM, "name": "own", "tls": {"secretName": "theirs"}}, SCRAM], "scram"),
+        ([{**SCRAM, "name": "outside", "type": "NodePort"}, SCRAM], "scram"),
+        ([{**SCRAM, "name": "own", "tls": {"secretName": "theirs"}}], "own"),
+        ([MTLS], None),
+    ],
+)
+def test_a_queue_users_properties_name_a_listener_that_its_secret_can_verify(
+    listeners: Any, chosen: str | None
+) -> None:
+    user = {"spec": {"authentication": {"type": "scram-sha-512"}}}
+    found = users.listener({"spec": {"listeners": listeners}}, user)
+    assert (found and found["name"]) == chosen
 
 
 # Users' own certificates.

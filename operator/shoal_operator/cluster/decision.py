@@ -120,7 +120,8 @@ def _listener_remedy(cluster: Manifest, listener: Mapping[str, Any]) -> str:
     if security.is_encrypted(listener) and not security.has_internal_tls(cluster):
         return (
             "tls needs a cluster whose brokers use TLS among themselves, which is decided when the "
-            "QueueCluster is created. Remove tls, or create another QueueCluster."
+            "QueueCluster is created. Remove tls, or delete the QueueCluster with "
+            "storage.deletionPolicy Retain and create it again with tls."
         )
     return ""
 

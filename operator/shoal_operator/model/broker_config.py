@@ -94,6 +94,7 @@ RESERVED = {
 RESERVED_PREFIXES = {
     "listener.name.": _LISTENERS,
     "sasl.": _LOGIN,
+    "shoal.metrics.": "The operator reads the metrics by HTTP. Restrict them by a NetworkPolicy.",
     "shoal.ssl.": _TLS,
     "ssl.": _TLS,
 }

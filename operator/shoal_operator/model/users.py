@@ -98,12 +98,19 @@ def _expanded(who: str, entry: Mapping[str, Any]) -> Iterator[Acl]:
 
 
 def listener(cluster: Mapping[str, Any], user: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the listener of a QueueCluster that a user can log in to, an internal one if
-    possible; None without one."""
+    """Return the listener of a QueueCluster that a user can log in to; None without one.
+
+    If possible, it shows a certificate of the cluster CA, which the user's Secret has, and is an
+    internal one.
+    """
     wanted = LISTENER_OF[authentication(user)]
     every = [n for n in cluster["spec"]["listeners"] if security.authentication(n) == wanted]
-    internal = [n for n in every if n.get("type", listeners.INTERNAL) == listeners.INTERNAL]
-    return next(iter(internal or every), None)
+
+    def rank(one: Mapping[str, Any]) -> tuple[bool, bool]:
+        is_internal = one.get("type", listeners.INTERNAL) == listeners.INTERNAL
+        return bool(security.secret_name(one)), not is_internal
+
+    return min(every, key=rank, default=None)
 
 
 class Credentials(NamedTuple):
