@@ -188,6 +188,10 @@ test_requests_to_the_controller_are_given_up request.timeout.ms
 sim/test_scenes.py
 test_a_leader_that_is_cut_off_refuses_when_its_session_is_over broker.session.timeout.ms
 
+wire/test_metrics_listener.py
+test_metrics_over_tls shoal.metrics.security.protocol
+test_metrics_need_a_token shoal.metrics.token.file
+
 wire/test_tls_listeners.py
 test_formats_of_stores ssl.keystore.location ssl.keystore.type ssl.keystore.password
 test_formats_of_stores ssl.keystore.key ssl.keystore.certificate.chain ssl.key.password
@@ -195,7 +199,7 @@ test_formats_of_stores ssl.truststore.location ssl.truststore.type ssl.truststor
 test_formats_of_stores ssl.truststore.certificates
 test_certificates_of_clients ssl.client.auth
 test_users_are_named_by_rules ssl.principal.mapping.rules
-test_versions_of_tls ssl.enabled.protocols ssl.protocol
+test_versions_of_tls ssl.enabled.protocols
 test_cipher_suites ssl.cipher.suites
 test_names_in_the_certificates_of_other_nodes ssl.endpoint.identification.algorithm
 test_another_subject_or_name_needs_permission ssl.allow.dn.changes ssl.allow.san.changes

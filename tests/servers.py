@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from prometheus_client.samples import Sample
 
 _LISTENS = re.compile(r"listens on (\S+:\d+)")
-_METRICS = re.compile(r"(http://\S+)/metrics")
+_METRICS = re.compile(r"(https?://\S+)/metrics")
 #: These end a hang. They are not limits on speed.
 START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 180

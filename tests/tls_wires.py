@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from certificates import Identity
     from connections import Server
     from shoal.server.network.api import Peer
+    from shoal.server.network.tls import Upper
 
 AUTHORITY = Authority()
 SERVER = AUTHORITY.issue("server")
@@ -61,10 +62,10 @@ class Port:
         self.authenticated.append(peer)
         return self.refusal
 
-    def handshake_failed(self, connection: Connection, reason: str) -> None:
+    def handshake_failed(self, connection: Upper, reason: str) -> None:
         self.failures.append(reason)
 
-    def send_failed(self, connection: Connection, reason: str) -> None:
+    def send_failed(self, connection: Upper, reason: str) -> None:
         self.send_failures.append(reason)
 
 

@@ -261,3 +261,69 @@ def test_certificates_are_renewed_under_load(cluster: Secured) -> None:
         what="all replicas are in sync",
     )
     read(cluster, topic, writers[0].acknowledged | writers[1].acknowledged)
+
+
+PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+USERS = ' username="node" password="of-nodes" user_node="of-nodes" user_client="of-clients";'
+
+
+def test_nodes_log_in_to_each_other(tmp_path: Path) -> None:
+    """SASL_SSL with PLAIN among brokers and controllers, without certificates of clients."""
+    authority, stores = Authority(), Stores(tmp_path / "stores")
+    trusted = stores.configs(None, authority, "client")
+    cluster = ShoalCluster(
+        tmp_path,
+        configs={
+            **CONFIGS,
+            "sasl.enabled.mechanisms": "PLAIN",
+            "sasl.mechanism.inter.broker.protocol": "PLAIN",
+            "sasl.mechanism.controller.protocol": "PLAIN",
+            "listener.name.sasl_ssl.plain.sasl.jaas.config": PLAIN + USERS,
+        },
+        listener="SASL_SSL",
+        client={
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "PLAIN",
+            "sasl.jaas.config": PLAIN + ' username="client" password="of-clients";',
+            **trusted,
+        },
+    )
+    for id, node in cluster.nodes.items():
+        node.configs |= stores.configs(authority.issue(f"node-{id}"), authority, f"node-{id}")
+    try:
+        cluster.start()
+        with SyncClient(cluster.bootstrap, cluster.client) as client:
+            client.run(client.admin.topics.create([NewTopic("t", PARTITIONS, 3)]))
+        partitions = cluster.on_all("t", cluster.brokers)
+        assert all(len(p.isr_nodes) == 3 for p in partitions)
+        first = cluster.controller()
+        cluster.nodes[first].kill9()
+        assert cluster.controller(but=first) != first
+    finally:
+        cluster.stop()
+
+
+def test_a_node_that_could_not_log_in_does_not_start(tmp_path: Path) -> None:
+    """Each is one sentence with the remedy, without the password."""
+    authority, stores = Authority(), Stores(tmp_path / "stores")
+    jaas = "listener.name.sasl_ssl.plain.sasl.jaas.config"
+    whole = {
+        **CONFIGS,
+        **stores.configs(authority.issue("node"), authority),
+        "sasl.enabled.mechanisms": "PLAIN",
+        "sasl.mechanism.inter.broker.protocol": "PLAIN",
+        "sasl.mechanism.controller.protocol": "PLAIN",
+        jaas: PLAIN + USERS,
+    }
+    for change, sentence in (
+        ({"sasl.mechanism.inter.broker.protocol": None}, "protocol is GSSAPI, which is not supp"),
+        ({"sasl.mechanism.inter.broker.protocol": "SCRAM-SHA-512"}, "must be included in sasl.en"),
+        ({jaas: PLAIN + ' user_client="of-clients";'}, "user"),
+        ({"sasl.mechanism.controller.protocol": None}, "controller.protocol is GSSAPI"),
+    ):
+        configs = {n: v for n, v in {**whole, **change}.items() if v is not None}
+        cluster = ShoalCluster(tmp_path / "refused", configs=configs, listener="SASL_SSL")
+        refusal = cluster.nodes[1].refusal()
+        assert sentence in refusal
+        assert "of-nodes" not in refusal
+        assert "of-clients" not in refusal

@@ -251,6 +251,8 @@ ssl.provider string - - per-broker
 # accepted: TLS details
 ssl.keymanager.algorithm string SunX509 - per-broker
     Java key manager algorithm.
+ssl.protocol string TLSv1.3 - per-broker
+    Java TLS context. As with Kafka, ssl.enabled.protocols decides which versions a listener serves.
 ssl.secure.random.implementation string - - per-broker
     Java random generator of TLS.
 ssl.trustmanager.algorithm string PKIX - per-broker

@@ -37,6 +37,12 @@ shoal.brokers.per.host int 1 1..64
 shoal.metrics.listener string - -
     Address of the HTTP listener with /metrics, /healthz and /readyz, as host:port. If unset, there
     is none.
+shoal.metrics.security.protocol string PLAINTEXT PLAINTEXT|SSL -
+    SSL serves /metrics over TLS only, with the configs listener.name.metrics.ssl.*. /healthz and
+    /readyz are served without TLS, too.
+shoal.metrics.token.file string - -
+    File with bearer tokens, one on a line. /metrics then needs one, or a certificate of a client.
+    The broker reads it again when it changes.
 max.connections int int-max 0.. cluster-wide
     Maximum number of open connections of this broker.
 max.connections.per.ip int int-max 0.. cluster-wide

@@ -41,8 +41,6 @@ ssl.principal.mapping.rules string DEFAULT @principal-rules
     or DEFAULT.
 ssl.enabled.protocols list TLSv1.2,TLSv1.3 TLSv1.2|TLSv1.3 per-broker
     Enabled versions of TLS.
-ssl.protocol string TLSv1.3 TLS|TLSv1.2|TLSv1.3 per-broker
-    Highest version of TLS, among those of ssl.enabled.protocols.
 ssl.cipher.suites list "" - per-broker
     Enabled cipher suites by their names in Java. If empty, OpenSSL's strong ones.
 ssl.endpoint.identification.algorithm string https - per-broker

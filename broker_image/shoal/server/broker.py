@@ -35,7 +35,7 @@ from shoal.server.cluster.topic_creation import TopicCreation
 from shoal.server.cluster.unreachable_leaders import UnreachableLeaders
 from shoal.server.cluster.voter_checks import VoterChecks
 from shoal.server.cluster.voter_update import VoterUpdate
-from shoal.server.cluster_config import Listeners
+from shoal.server.cluster_config import METRICS, Listeners
 from shoal.server.coordinators.groups import GroupService
 from shoal.server.coordinators.transactions import TransactionService
 from shoal.server.metadata_cache import MetadataCache
@@ -151,9 +151,12 @@ class Broker:
             self._make_coordinators()
         self.lifecycle.on_heartbeat(self.replicas.retry_cut_off)
         has_health = config.metrics_listener is not None
-        self.health = HealthListener(node, self.metrics, self) if has_health else None
+        self.health = self._health_listener() if has_health else None
         self._ready = self._opened = False
         self._register_metrics()
+
+    def _health_listener(self) -> HealthListener:
+        return HealthListener(self.node, self.metrics, self, self.tls.of(METRICS))
 
     def _register_metrics(self) -> None:
         sources = broker_metrics.Sources(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shoal.quorum.replica import QuorumSettings
 from shoal.quorum.voters import Endpoint, ReplicaKey, Voter, VoterSet
 from shoal.server.config import BrokerConfig, InvalidConfig
-from shoal.server.listener_security import PREFIX, ListenerSecurity
+from shoal.server.listener_security import PREFIX, ListenerSecurity, SecurityProtocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _VOTER = re.compile(r"(\d+)@(?:\[([0-9a-fA-F:.%]+)\]|([^:\[\]@]+)):(\d+)")
 _ADDRESS = re.compile(r"(?:\[([0-9a-fA-F:.%]+)\]|([^:\[\]@]+)):(\d+)")
 BROKER, CONTROLLER = "broker", "controller"
+#: The name of the metrics listener in the configs of TLS (`listener.name.metrics.ssl.…`).
+METRICS = "METRICS"
 
 
 class Listeners(Flag):
@@ -132,6 +134,15 @@ def _security(
                 " listener.security.protocol.map."
             )
         found[name] = ListenerSecurity(name, protocols[name], config.values, config.given)
+    if config["shoal.metrics.security.protocol"] == "SSL" and config.metrics_listener is not None:
+        if METRICS in found:
+            raise InvalidConfig(
+                f"A listener has the name {METRICS}, which stands for shoal.metrics.listener: give"
+                " it another name."
+            )
+        found[METRICS] = ListenerSecurity(
+            METRICS, SecurityProtocol.SSL, config.values, config.given
+        )
     for name in kinds:
         if found[name].protocol.is_sasl:
             _check_mechanisms(found[name])

@@ -327,7 +327,7 @@ def _with_known_listeners(given: Mapping[str, str]) -> dict[str, str]:
     known = [listener.name for listener in config.listeners]
     known += [name.upper() for name in values["controller.listener.names"] or ()]
     known += [name.upper() for name in (values["inter.broker.listener.name"],) if name]
-    known += config.security_protocols
+    known += [*config.security_protocols, "METRICS"]
     spellings = {name.lower(): name.lower() for name in known}
     by_variable = {name.replace("-", "_"): name for name in spellings}
     found = {}

@@ -120,8 +120,7 @@ def _announce(broker: Broker, took: str, say: Callable[[str], None]) -> None:
             say(f"Shoal {__version__}, broker {config.node_id}, listens on {where}.")
     say(f"Its data is in {Path(config.data_dir).resolve()}.")
     if broker.health is not None:
-        where = address(broker.health.host, broker.health.port)
-        say(f"Metrics are at http://{where}/metrics.")
+        say(f"Metrics are at {broker.health.url}.")
     ineffective = ineffective_configs.of_broker(broker.image)
     if ineffective:
         broker.log.warning("settings without effect", type="broker", settings=ineffective)

@@ -162,14 +162,10 @@ def _server_context(
 
 
 def _limit_versions(context: ssl.SSLContext, security: ListenerSecurity) -> None:
-    enabled = sorted(_VERSIONS[name] for name in security.value("ssl.enabled.protocols"))
-    limit = _VERSIONS.get(security.value("ssl.protocol"), ssl.TLSVersion.TLSv1_3)
-    versions = [version for version in enabled if version <= limit]
+    # As in Kafka, ssl.protocol does not limit what a server accepts.
+    versions = sorted(_VERSIONS[name] for name in security.value("ssl.enabled.protocols"))
     if not versions:
-        raise BadStore(
-            "ssl.protocol excludes all versions of ssl.enabled.protocols. Set it to the highest of"
-            " them."
-        )
+        raise BadStore("ssl.enabled.protocols is empty. Set it to TLSv1.2,TLSv1.3.")
     context.minimum_version, context.maximum_version = versions[0], versions[-1]
 
 

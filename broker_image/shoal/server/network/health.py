@@ -3,15 +3,28 @@
 A connection serves one request and is then closed. `/healthz` succeeds if the event loop runs and
 the log directory is online, `/readyz` if the broker serves clients. The `Server` header of each
 response has the version.
+
+Metrics contain the names of topics and groups. With `shoal.metrics.security.protocol=SSL` they are
+served over TLS only, and with `shoal.metrics.token.file` to readers with a token or a certificate.
+The first byte of a connection shows whether it uses TLS, so the probes stay plain on the same port.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol, cast
+import hmac
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from shoal import __version__
+from shoal.security.authorizer import canonical_host
+from shoal.server.cluster_config import METRICS
+from shoal.server.config import address
+from shoal.server.listener_security import SecurityProtocol
+from shoal.server.network.api import Peer
 from shoal.server.network.listener import bound_socket
+from shoal.server.network.tls import TlsPort, TlsTransport
 
 if TYPE_CHECKING:
     from shoal.server.metrics.registry import Metrics
@@ -25,11 +38,17 @@ CONNECTIONS_MAX = 100
 _REASONS = {
     200: "OK",
     400: "Bad Request",
+    401: "Unauthorized",
+    403: "Forbidden",
     404: "Not Found",
     405: "Method Not Allowed",
     503: "Service Unavailable",
 }
 _TEXT = "text/plain; charset=utf-8"
+_ANONYMOUS = "User:ANONYMOUS"
+_CHALLENGE = "WWW-Authenticate: Bearer\r\n"
+_TLS_HANDSHAKE = 0x16
+_TOKEN = re.compile(rb"\r\nauthorization:[ \t]*bearer[ \t]+([^\r\n]*?)[ \t]*\r\n", re.IGNORECASE)
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -43,14 +62,50 @@ class HealthSource(Protocol):
         """Return why clients are not served, or None."""
 
 
+class Reader(NamedTuple):
+    """What is known about the sender of a request."""
+
+    has_tls: bool = False
+    has_certificate: bool = False
+    token: bytes = b""
+
+
+class Tokens:
+    """The bearer tokens of a file. It is read again when it changes."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        self._state: tuple[int, int, int] | None = None
+        self._tokens: list[bytes] = []
+
+    def has(self, token: bytes) -> bool:
+        """Whether the file has this token. Without the file no token is accepted."""
+        try:
+            found = self._path.stat()
+            state = found.st_ino, found.st_mtime_ns, found.st_size
+            if state != self._state:
+                self._tokens = [one for one in self._path.read_bytes().split() if one]
+                self._state = state
+        except OSError:
+            self._state, self._tokens = None, []
+        return bool([one for one in self._tokens if hmac.compare_digest(one, token)])
+
+
 class HealthListener:
     """Owns the HTTP socket."""
 
-    def __init__(self, node: Node, metrics: Metrics, health: HealthSource) -> None:
+    def __init__(
+        self, node: Node, metrics: Metrics, health: HealthSource, tls: TlsPort | None = None
+    ) -> None:
+        """`tls` is None if metrics are served without TLS."""
         self.loop = node.loop
+        self.tls = tls
         self._system = node.system
+        self._log = node.log
         self._metrics = metrics
         self._health = health
+        path = node.config["shoal.metrics.token.file"]
+        self._tokens = None if path is None else Tokens(path)
         self.connections = 0
         self.host, self.port = "", 0
         self._server: asyncio.Server | None = None
@@ -59,17 +114,27 @@ class HealthListener:
         """Bind and accept. Raises `ListenError`."""
         sock = bound_socket(self._system, host, port)
         self.host, self.port = host, sock.getsockname()[1]
-        self._server = await self.loop.create_server(lambda: _Http(self), sock=sock)
+        self._server = await self.loop.create_server(lambda: _Socket(self), sock=sock)
 
     def close(self) -> None:
         if self._server is not None:
             self._server.close()
 
-    def answer(self, path: str) -> tuple[int, str, str]:
+    @property
+    def url(self) -> str:
+        """The URL of the metrics."""
+        scheme = "http" if self.tls is None else "https"
+        return f"{scheme}://{address(self.host, self.port)}/metrics"
+
+    def failed(self, reason: str) -> None:
+        self._log.warning("connection closed", reason=reason, listener=METRICS)
+
+    def answer(self, path: str, reader: Reader = Reader()) -> tuple[int, str, str]:
         """Return the status, the content type and the body for a path."""
         match path.partition("?")[0]:
             case "/metrics":
-                return 200, _METRICS, self._metrics.text()
+                refusal = self._refusal(reader)
+                return refusal if refusal is not None else (200, _METRICS, self._metrics.text())
             case "/healthz":
                 why = self._health.unhealthy()
                 return (200, _TEXT, "ok\n") if why is None else (503, _TEXT, why + "\n")
@@ -78,13 +143,23 @@ class HealthListener:
                 return (200, _TEXT, "ready\n") if why is None else (503, _TEXT, why + "\n")
         return 404, _TEXT, "Not found. The paths are /metrics, /healthz and /readyz.\n"
 
+    def _refusal(self, reader: Reader) -> tuple[int, str, str] | None:
+        """Return the response for a reader that may not have the metrics, or None."""
+        if self.tls is not None and not reader.has_tls:
+            return 403, _TEXT, "Metrics are served over TLS: use https.\n"
+        if self._tokens is None or reader.has_certificate or self._tokens.has(reader.token):
+            return None
+        return 401, _TEXT, "Metrics need a bearer token of shoal.metrics.token.file.\n"
 
-class _Http(asyncio.Protocol):
+
+class _Socket(asyncio.Protocol):
+    """Owns a socket until its first byte shows whether it uses TLS."""
+
     def __init__(self, listener: HealthListener) -> None:
         self._listener = listener
-        self._head = b""
         self._transport: asyncio.Transport | None = None
         self._timeout: asyncio.TimerHandle | None = None
+        self._next: _Http | TlsTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's does not inherit from it.
@@ -93,34 +168,111 @@ class _Http(asyncio.Protocol):
             self._transport.abort()
         self._timeout = self._listener.loop.call_later(TIMEOUT_S, self._transport.abort)
 
-    def connection_lost(self, _exc: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         self._listener.connections -= 1
         if self._timeout is not None:
             self._timeout.cancel()
+        if self._next is not None:
+            self._next.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         assert self._transport is not None
-        if self._transport.is_closing():
-            return
-        self._head += data
-        if b"\r\n\r\n" in self._head:
-            self._transport.write(self._response())
+        if self._next is None:
+            http = _Http(self._listener)
+            tls = self._listener.tls
+            self._next = (
+                TlsTransport(tls, http) if tls is not None and data[0] == _TLS_HANDSHAKE else http
+            )
+            self._next.connection_made(self._transport)
+        while data and not self._transport.is_closing():
+            buffer = self._next.get_buffer(-1)
+            part, data = data[: len(buffer)], data[len(buffer) :]
+            buffer[: len(part)] = part
+            self._next.buffer_updated(len(part))
+
+    def eof_received(self) -> bool:
+        return isinstance(self._next, TlsTransport) and self._next.eof_received()
+
+    def pause_writing(self) -> None:
+        if isinstance(self._next, TlsTransport):
+            self._next.pause_writing()
+
+    def resume_writing(self) -> None:
+        if isinstance(self._next, TlsTransport):
+            self._next.resume_writing()
+
+
+class _Http(asyncio.BufferedProtocol):
+    """Owns one request."""
+
+    def __init__(self, listener: HealthListener) -> None:
+        self._listener = listener
+        self._head = memoryview(bytearray(HEAD_SIZE_MAX))
+        self._size = 0
+        self._transport: asyncio.Transport | None = None
+        self.peer: Peer | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        host, port = (transport.get_extra_info("peername") or ("", 0))[:2]
+        self.peer = Peer(
+            canonical_host(host),
+            port,
+            METRICS,
+            _ANONYMOUS,
+            f"{host}:{port}",
+            {},
+            security_protocol=SecurityProtocol.SSL,
+        )
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        self._transport = None
+
+    def pause_writing(self) -> None:
+        """The response is in memory already."""
+
+    def resume_writing(self) -> None: ...
+
+    def fail(self, reason: str) -> None:
+        self._listener.failed(reason)
+        if self._transport is not None:
             self._transport.close()
-        elif len(self._head) > HEAD_SIZE_MAX:
+
+    def get_buffer(self, _sizehint: int) -> memoryview:
+        return self._head[self._size :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._size += nbytes
+        if self._transport is None or self._transport.is_closing():
+            return
+        head = bytes(self._head[: self._size])
+        if b"\r\n\r\n" in head:
+            self._transport.write(self._response(head))
+            self._transport.close()
+        elif self._size == len(self._head):
             self._transport.abort()
 
-    def _response(self) -> bytes:
-        words = self._head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
+    def _reader(self, head: bytes) -> Reader:
+        token = _TOKEN.search(head)
+        assert self.peer is not None
+        return Reader(
+            isinstance(self._transport, TlsTransport),
+            self.peer.principal != _ANONYMOUS,
+            b"" if token is None else token[1],
+        )
+
+    def _response(self, received: bytes) -> bytes:
+        words = received.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
         if len(words) != 3 or not words[2].startswith("HTTP/1."):
             status, kind, body = 400, _TEXT, "This listener serves HTTP.\n"
         elif words[0] not in ("GET", "HEAD"):
             status, kind, body = 405, _TEXT, "Use GET or HEAD.\n"
         else:
-            status, kind, body = self._listener.answer(words[1])
+            status, kind, body = self._listener.answer(words[1], self._reader(received))
         data = body.encode()
         head = (
             f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {kind}\r\n"
             f"Content-Length: {len(data)}\r\nServer: shoal/{__version__}\r\n"
-            "Connection: close\r\n\r\n"
+            f"{_CHALLENGE if status == 401 else ''}Connection: close\r\n\r\n"
         )
         return head.encode() + (b"" if words[0] == "HEAD" else data)

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from shoal.server.audit import Audit
     from shoal.server.listener_security import ListenerSecurity
     from shoal.server.network.api import Peer
-    from shoal.server.network.connection import Connection
-    from shoal.server.network.tls import TlsEngine
+    from shoal.server.network.tls import TlsEngine, Upper
     from shoal.server.node import Node
 
 _MECHANISM = "SSL"
@@ -125,7 +124,7 @@ class ListenerTls:
             x509.load_der_x509_certificate(certificate), self.now()
         )
 
-    def handshake_failed(self, connection: Connection, reason: str) -> None:
+    def handshake_failed(self, connection: Upper, reason: str) -> None:
         """Count and log a handshake that failed."""
         self.logins.failed += 1
         host = "" if connection.peer is None else connection.peer.host
@@ -134,7 +133,7 @@ class ListenerTls:
         )
         self._audit.note(entry)
 
-    def send_failed(self, connection: Connection, reason: str) -> None:
+    def send_failed(self, connection: Upper, reason: str) -> None:
         """Log a response that could not be sent."""
         name = "" if connection.peer is None else connection.peer.connection_id
         self._node.log.warning("connection closed", reason=reason, connection=name)

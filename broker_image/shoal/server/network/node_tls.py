@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.metadata.image import ResourceType
+from shoal.server.cluster_config import METRICS
 from shoal.server.metrics.registry import label
 from shoal.server.network.tls import TlsEngine
 
@@ -45,7 +46,7 @@ class NodeTls:
                 security,
                 engine,
                 audit_log,
-                serves=name in cluster.kinds,
+                serves=name in cluster.kinds or name == METRICS,
                 linked=cluster.clustered and name in (cluster.listener, cluster.inter_broker),
             )
 

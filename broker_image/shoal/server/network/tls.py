@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from shoal.server.network.api import Buffer, Peer
-    from shoal.server.network.connection import Connection
 
 #: Bytes of one read from a socket. uvloop reads at most this many at a time.
 RECEIVE_SIZE = 256 * 1024
@@ -49,6 +48,21 @@ HANDSHAKE_BYTES_MAX = 64 * 1024
 _HANDSHAKE_RECORD = 0x16
 
 
+class Upper(Protocol):
+    """The protocol above TLS: the connection of a Kafka client, or of a reader of the metrics."""
+
+    peer: Peer | None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None: ...
+    def connection_lost(self, exc: Exception | None, /) -> None: ...
+    def get_buffer(self, sizehint: int, /) -> memoryview: ...
+    def buffer_updated(self, nbytes: int) -> None: ...
+    def pause_writing(self) -> None: ...
+    def resume_writing(self) -> None: ...
+    def fail(self, reason: str) -> None:
+        """Close at once and log `reason`."""
+
+
 class TlsPort(Protocol):
     """What a transport needs of the listener's TLS."""
 
@@ -65,10 +79,10 @@ class TlsPort(Protocol):
         """Set the principal of a client whose handshake is complete. Return why it is refused, or
         None."""
 
-    def handshake_failed(self, connection: Connection, reason: str) -> None:
+    def handshake_failed(self, connection: Upper, reason: str) -> None:
         """Count and log a handshake that failed."""
 
-    def send_failed(self, connection: Connection, reason: str) -> None:
+    def send_failed(self, connection: Upper, reason: str) -> None:
         """Count and log a response that could not be sent."""
 
 
@@ -143,7 +157,7 @@ class TlsTransport(asyncio.BufferedProtocol):
     #: `Connection` passes slices of files to `writelines`.
     takes_files = True
 
-    def __init__(self, port: TlsPort, connection: Connection) -> None:
+    def __init__(self, port: TlsPort, connection: Upper) -> None:
         self._port = port
         self._engine = port.engine
         self._loop = port.engine.loop
