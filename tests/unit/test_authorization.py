@@ -13,6 +13,7 @@ from shoal.protocol.errors import ApiError, ErrorCode, WireError
 from shoal.protocol.frames import RequestHeader
 from shoal.security import principals
 from shoal.security.acls import Acl, Operation, PatternType, Permission, ResourceType
+from shoal.security.audit import ALLOWED, REFUSED, Entry
 from shoal.security.principals import ForwardedPrincipal
 from shoal.server.authorization import OWN, Access, cluster
 from shoal.server.config import resolve
@@ -81,23 +82,41 @@ def test_what_a_whole_request_needs() -> None:
     assert needs(ApiKey.INIT_PRODUCER_ID, 4, transactional_id=None) == []
 
 
-def access(**configs: str) -> tuple[Access, MetadataCache]:
-    config = resolve({name.replace("_", "."): value for name, value in configs.items()}, {})
+class AuditLog:
+    """Keeps the entries."""
+
+    def __init__(self, *, logs_successes: bool = False) -> None:
+        self.logs_successes = logs_successes
+        self.entries: list[Entry] = []
+
+    def note(self, entry: Entry) -> None:
+        self.entries.append(entry)
+
+    @property
+    def lines(self) -> list[tuple[str, ...]]:
+        """The event, the principal, the operation and the name of each entry."""
+        names = "principal", "operation", "name"
+        return [(one.event, *(str(one.values[name]) for name in names)) for one in self.entries]
+
+
+def access(
+    configs: dict[str, str], audit_log: AuditLog | None = None
+) -> tuple[Access, MetadataCache]:
+    config = resolve(configs, {})
     cache = MetadataCache(Scope(1, config.given))
-    return Access(config, cache), cache
+    return Access(config, cache, audit_log or AuditLog()), cache
 
 
 def entry(operation: Operation, permission: Permission = Permission.ALLOW) -> Acl:
     kind = ResourceType.CLUSTER
-    return Acl(
-        kind, "kafka-cluster", PatternType.LITERAL, "User:alice", "*", operation, permission
-    )
+    return Acl(kind, "kafka-cluster", PatternType.LITERAL, "User:alice", "*", operation, permission)
 
 
 def test_an_access_follows_the_committed_entries() -> None:
-    found, cache = access(**STANDARD)
-    request, changes = sent(ApiKey.ELECT_LEADERS, 2), []
-    found.on_change.append(lambda: changes.append(found.generation))
+    found, cache = access(STANDARD)
+    request = sent(ApiKey.ELECT_LEADERS, 2)
+    changes: list[int] = []
+    found.on_change(lambda: changes.append(found.generation))
     need = cluster(Operation.ALTER)
     with pytest.raises(ApiError) as refused:
         found.require(request, need)
@@ -114,7 +133,7 @@ def test_an_access_follows_the_committed_entries() -> None:
 
 
 def test_one_of_several_operations_suffices() -> None:
-    found, cache = access(**STANDARD)
+    found, cache = access(STANDARD)
     cache.publish(MetadataImage(), MetadataDelta(acls_added=(entry(Operation.CLUSTER_ACTION),)))
     need = cluster(Operation.ALTER, Operation.CLUSTER_ACTION)
     found.require(sent(ApiKey.WRITE_TXN_MARKERS, 1), need)
@@ -123,7 +142,7 @@ def test_one_of_several_operations_suffices() -> None:
 
 
 def test_super_users_and_the_node_itself() -> None:
-    found, cache = access(**STANDARD, super_users="User:admin; User:CN=x,O=y")
+    found, cache = access(STANDARD | {"super.users": "User:admin; User:CN=x,O=y"})
     deny = entry(Operation.ALL, Permission.DENY)._replace(principal="User:*")
     cache.publish(MetadataImage(), MetadataDelta(acls_added=(deny,)))
     for principal in ("User:admin", "User:CN=x,O=y", OWN):
@@ -132,24 +151,36 @@ def test_super_users_and_the_node_itself() -> None:
 
 
 def test_refusals_are_reported_once_for_what_was_needed() -> None:
-    found, _ = access(**STANDARD)
-    reported: list[tuple[str, Operation, str]] = []
-    found.on_refused = lambda request, operation, _kind, name: reported.append(
-        (request.peer.principal, operation, name)
-    )
+    log = AuditLog()
+    found, _ = access(STANDARD, log)
     request = sent(ApiKey.WRITE_TXN_MARKERS, 1)
     with pytest.raises(ApiError):
         found.require(request, cluster(Operation.ALTER, Operation.CLUSTER_ACTION))
-    assert reported == [("User:alice", Operation.CLUSTER_ACTION, "kafka-cluster")]
+    assert log.lines == [(REFUSED, "User:alice", "CLUSTER_ACTION", "kafka-cluster")]
     assert found.permitted(request, Operation.READ, ResourceType.TOPIC, "t", audited=False) == set()
-    assert len(reported) == 1
+    assert len(log.lines) == 1
+
+
+def test_allowed_requests_are_reported_at_the_level_debug() -> None:
+    """Once each, with the operation that sufficed."""
+    for logs_successes in (False, True):
+        log = AuditLog(logs_successes=logs_successes)
+        found, cache = access(STANDARD, log)
+        cache.publish(MetadataImage(), MetadataDelta(acls_added=(entry(Operation.ALTER),)))
+        request = sent(ApiKey.WRITE_TXN_MARKERS, 1)
+        found.require(request, cluster(Operation.ALTER, Operation.CLUSTER_ACTION))
+        found.operations(request, ResourceType.CLUSTER, "kafka-cluster")
+        line = ALLOWED, "User:alice", "ALTER", "kafka-cluster"
+        assert log.lines == [line] * logs_successes
 
 
 def test_without_an_authorizer_nothing_is_checked() -> None:
-    found, _ = access()
+    log = AuditLog(logs_successes=True)
+    found, _ = access({}, log)
     assert not found.enabled
     assert found.permitted(sent(ApiKey.FETCH, 4), Operation.READ, ResourceType.TOPIC, "ab") == {
         "a",
         "b",
     }
     found.require(sent(ApiKey.VOTE, 1), cluster(Operation.CLUSTER_ACTION))
+    assert not log.entries
