@@ -78,7 +78,6 @@ class FakeListener:
             LISTENER,
             "User:ANONYMOUS",
             f"{host}:{port}",
-            {},
             pause=connection.mute,
             close_after_responses=connection.close_after_responses,
         )

@@ -1,34 +1,77 @@
-"""Free ports of this machine."""
+"""Free ports of this machine, below those that the system gives to clients.
+
+Several test processes run side by side. Each has ports of its own, so that none takes a port that
+another one has found free.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import functools
+import itertools
 import random
 import socket
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
-from conditions import eventually
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: Linux gives clients ports from 32,768 on (`net.ipv4.ip_local_port_range`).
+FIRST, END = 10_000, 32_000
+#: Ports of one process.
+SHARE = 2_000
+
+
+class _Share:
+    """The ports of this process, and the lock that keeps them while it runs."""
+
+    def __init__(self, first: int, lock: TextIO) -> None:
+        self._lock = lock
+        self.first = first
+        self.next = first + random.randrange(SHARE)
+
+    def runs(self, count: int) -> Iterator[list[int]]:
+        """Yield `count` consecutive ports, time and again, those that were used last at the end."""
+        for _ in range(SHARE):
+            if self.next + count > self.first + SHARE:
+                self.next = self.first
+            yield list(range(self.next, self.next + count))
+            self.next += count
+
+
+@functools.cache
+def _share() -> _Share:
+    for first in range(FIRST, END, SHARE):
+        lock = (Path(tempfile.gettempdir()) / f"shoal-test-ports-{first}").open("w")
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return _Share(first, lock)
+        lock.close()
+    raise RuntimeError(f"{(END - FIRST) // SHARE} processes have taken all ports for tests")
+
+
+def _are_free(ports: list[int]) -> bool:
+    with contextlib.ExitStack() as stack:
+        for port in ports:
+            one = stack.enter_context(socket.socket())
+            try:
+                one.bind(("127.0.0.1", port))
+            except OSError:
+                return False
+    return True
 
 
 def free_ports(count: int) -> list[int]:
-    """Return `count` free ports from the ephemeral range."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+    """Return `count` free ports."""
+    free = (run[0] for run in _share().runs(1) if _are_free(run))
+    found = list(itertools.islice(free, count))
+    assert len(found) == count, f"{len(found)} of {count} ports are free"
+    return found
 
 
 def free_run(count: int) -> int:
-    """Return a free port that is followed by `count - 1` free ones, below the ephemeral range."""
-
-    def found() -> int | None:
-        port = random.randrange(10_000, 30_000)
-        try:
-            for number in range(count):
-                with socket.socket() as one:
-                    one.bind(("127.0.0.1", port + number))
-        except OSError:
-            return None
-        return port
-
-    return eventually(found)
+    """Return a free port that is followed by `count - 1` free ones."""
+    return next(run[0] for run in _share().runs(count) if _are_free(run))

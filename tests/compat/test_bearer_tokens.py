@@ -134,7 +134,7 @@ def log_in(address: str, token: str, *, authzid: str = "", extensions: str = "")
 
 
 def in_s(seconds: float) -> float:
-    """Return the time after so many seconds. A run of all tests takes longer than the clocks'
+    """Return the time after that many seconds. A run of all tests takes longer than the clocks'
     permitted skew, so the tokens are made when they are sent."""
     return int(time.time()) + seconds
 

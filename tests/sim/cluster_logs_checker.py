@@ -3,11 +3,12 @@
 * `one_leader`: one node leads the quorum in an epoch, and one a partition in a leader epoch.
 * `high_watermark`: a replica's never goes back while its broker lives.
 * `committed_prefix`: all replicas have the same batches below their high watermarks, for ever. The
-  first replica that has a batch committed adds it to a ledger; all others are compared with that.
-* `leader_completeness`: the leader of the newest epoch has everything in the ledger.
+  first replica that has a batch committed decides; all others are compared with it.
+* `leader_completeness`: the leader of the newest epoch has everything that was committed.
 * `last_stable_offset`: a replica's is the start of the first transaction that has no marker below
-  its high watermark, according to the ledger.
-* `aborted_transactions`: at the end of a run, a replica's index of them equals the ledger's.
+  its high watermark, by what was committed.
+* `aborted_transactions`: at the end of a run, a replica's index of them equals that of the
+  committed transactions.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Ended(NamedTuple):
     aborted: bool
 
 
-class Ledger:
+class Committed:
     """The committed batches of one partition, and its transactions."""
 
     def __init__(self, start: int) -> None:
@@ -101,7 +102,7 @@ class LogsChecker:
 
     def __init__(self, cluster: SimCluster) -> None:
         self.cluster = cluster
-        self.ledgers: dict[Where, Ledger] = {}
+        self.committed: dict[Where, Committed] = {}
         self._batch_calls: list[Callable[[Where, BatchHeader, bytes], None]] = []
         self._leaders: dict[tuple[Any, ...], int] = {}
         self._newest: dict[Where, int] = {}
@@ -136,12 +137,12 @@ class LogsChecker:
             for partition in broker.partitions:
                 where = (partition.topic, partition.index)
                 if partition.is_leader and partition.leader_epoch == self._newest[where]:
-                    end, ledger = partition.log.log_end_offset, self.ledgers.get(where)
-                    if ledger is not None and end < ledger.end:
+                    end, committed = partition.log.log_end_offset, self.committed.get(where)
+                    if committed is not None and end < committed.end:
                         raise Violation(
                             "leader_completeness",
                             f"{machine.name} leads {where} in epoch {partition.leader_epoch} and"
-                            f" ends at {end}; {ledger.end} was committed",
+                            f" ends at {end}; {committed.end} was committed",
                         )
 
     def _leads(self, what: tuple[Any, ...], id: int) -> None:
@@ -165,9 +166,9 @@ class LogsChecker:
             seen.checked = self._compare(machine, where, log, at, high_watermark)
 
     def _compare(self, machine: BrokerMachine, where: Where, log: Log, at: int, end: int) -> int:
-        ledger = self.ledgers.get(where)
-        if ledger is None:
-            ledger = self.ledgers[where] = Ledger(at)
+        committed = self.committed.get(where)
+        if committed is None:
+            committed = self.committed[where] = Committed(at)
         while at < end:
             read = log.read(at, _READ_BYTES, max_offset=end)
             if not read.data:
@@ -178,16 +179,18 @@ class LogsChecker:
                     header.base_offset, header.next_offset, hashlib.blake2b(data).digest()[:16]
                 )
                 at = batch.next
-                if batch.first >= ledger.end:
-                    ledger.add(batch, header, data)
+                if batch.first >= committed.end:
+                    committed.add(batch, header, data)
                     for call in self._batch_calls:
                         call(where, header, data)
-                elif batch.first >= ledger.start:
-                    self._same(machine, where, ledger, batch)
+                elif batch.first >= committed.start:
+                    self._same(machine, where, committed, batch)
         return at
 
-    def _same(self, machine: BrokerMachine, where: Where, ledger: Ledger, batch: Batch) -> None:
-        known = ledger.batches.get(batch.first)
+    def _same(
+        self, machine: BrokerMachine, where: Where, committed: Committed, batch: Batch
+    ) -> None:
+        known = committed.batches.get(batch.first)
         if known != batch:
             raise Violation(
                 "committed_prefix",
@@ -197,21 +200,21 @@ class LogsChecker:
 
     def _stable(self, machine: BrokerMachine, partition: Partition) -> None:
         where = (partition.topic, partition.index)
-        ledger = self.ledgers.get(where)
-        if ledger is None or not (ledger.open or ledger.ended):
+        committed = self.committed.get(where)
+        if committed is None or not (committed.open or committed.ended):
             return
         high_watermark, stable = partition.high_watermark, partition.last_stable_offset
-        if high_watermark < ledger.start:
+        if high_watermark < committed.start:
             return
-        known = ledger.stable(high_watermark)
-        if stable != known and stable != self._as_loaded(partition, ledger, known):
+        known = committed.stable(high_watermark)
+        if stable != known and stable != self._as_loaded(partition, committed, known):
             raise Violation(
                 "last_stable_offset",
                 f"{machine.name} {where} has {stable}, and it is {known}"
                 f" at high watermark {high_watermark}",
             )
 
-    def _as_loaded(self, partition: Partition, ledger: Ledger, known: int) -> int:
+    def _as_loaded(self, partition: Partition, committed: Committed, known: int) -> int:
         """Return the last stable offset of a broker that started with a marker above its high
         watermark.
 
@@ -223,8 +226,8 @@ class LogsChecker:
             return known
         tail = partition.log.read(high_watermark, _READ_BYTES).data
         over = {h.producer_id for _, h in headers(tail) if h.is_control}
-        over |= {t.producer_id for t in ledger.ended if t.marker >= high_watermark}
-        firsts = [f for producer_id, f in ledger.open.items() if producer_id not in over]
+        over |= {t.producer_id for t in committed.ended if t.marker >= high_watermark}
+        firsts = [f for producer_id, f in committed.open.items() if producer_id not in over]
         return min([first for first in firsts if first < high_watermark], default=high_watermark)
 
     def look_through(self) -> None:
@@ -233,13 +236,13 @@ class LogsChecker:
         self.look()
         for machine, broker in self.cluster.running():
             for partition in broker.partitions:
-                ledger = self.ledgers.get((partition.topic, partition.index))
-                if ledger is not None and not partition.log.offline:
-                    self._aborted(machine, partition, ledger)
+                committed = self.committed.get((partition.topic, partition.index))
+                if committed is not None and not partition.log.offline:
+                    self._aborted(machine, partition, committed)
 
-    def _aborted(self, machine: BrokerMachine, partition: Partition, ledger: Ledger) -> None:
-        end = min(partition.high_watermark, ledger.end)
-        wanted = [t[:3] for t in ledger.ended if t.aborted and t.marker < end]
+    def _aborted(self, machine: BrokerMachine, partition: Partition, committed: Committed) -> None:
+        end = min(partition.high_watermark, committed.end)
+        wanted = [t[:3] for t in committed.ended if t.aborted and t.marker < end]
         found = partition.log.aborted_transactions(partition.log.log_start_offset, end)
         there = [t[:3] for t in found if t.last_offset < end]
         if there != [t for t in wanted if t[2] >= partition.log.log_start_offset]:

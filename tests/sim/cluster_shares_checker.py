@@ -110,8 +110,8 @@ class SharesChecker:
             if (partition := broker.partitions.by_name(*where)) is not None
         ]
         alone = sum(partition.is_leader for partition in partitions) == 1
-        ledger = self.logs.ledgers.get(where)
-        end = 0 if ledger is None else ledger.end
+        committed = self.logs.committed.get(where)
+        end = 0 if committed is None else committed.end
         if newest:
             end = max([end, *(partition.log.log_end_offset for partition in partitions)])
         return end, alone

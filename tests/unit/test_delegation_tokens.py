@@ -199,7 +199,7 @@ def test_connections_for_tokens(
 ) -> None:
     """KIP-48: not without a login, nor with a token."""
     peer = Peer(
-        "h", 1, "L", principal, "c", {}, security_protocol=protocol, token_authenticated=by_token
+        "h", 1, "L", principal, "c", security_protocol=protocol, token_authenticated=by_token
     )
     if is_allowed:
         token_requests.check_connection(peer)

@@ -31,7 +31,7 @@ def answer_of(
         server = Server(row, controller=controller)
         body = codec.write_request(ApiKey.INIT_PRODUCER_ID, VERSION, {})
         frame = frames.request_head(ApiKey.INIT_PRODUCER_ID, VERSION, 7, "t") + body
-        peer = Peer("h", 1, LISTENER, "User:ANONYMOUS", "c", {})
+        peer = Peer("h", 1, LISTENER, "User:ANONYMOUS", "c")
         found = server.dispatcher.handle(bytearray(frame), peer)
         if isinstance(found, PendingResponse):
             ready = asyncio.Event()

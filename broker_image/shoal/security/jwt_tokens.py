@@ -1,11 +1,11 @@
 """Signed JSON Web Tokens as bearer tokens (RFC 7519, RFC 8725, KIP-768).
 
-Only asymmetric algorithms are permitted, and a key serves only the algorithms of its own type: a
-token that is signed by HMAC with a public key as the secret, or not signed, is refused. Keys come
+Only asymmetric algorithms are permitted, and a key serves only the algorithms of its own type. A
+token is refused if it is not signed, or signed by HMAC with a public key as the secret. Keys come
 from the key set alone. Headers that name a key (`jwk`, `jku`, `x5u`) have no effect.
 
-The rules are those of Kafka's broker, and of jose4j below it: `exp`, `iat` and the subject are
-required; a token with `aud` is refused unless an expected audience is among its own. In addition,
+The rules are those of Kafka's broker, and of jose4j below it. `exp`, `iat` and the subject are
+required. A token with `aud` is refused unless an expected audience is among its own. In addition,
 `iat` must not lie in the future.
 """
 

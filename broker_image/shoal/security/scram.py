@@ -4,9 +4,9 @@ The server never computes PBKDF2 for a user: a login costs three HMACs and two h
 without a credential gets a false one (`FalseCredentials`), and the exchange takes the same steps
 with it. So an unknown user and a wrong password differ neither in bytes nor in steps.
 
-Differences from Kafka, which reads messages less strictly: the channel binding must repeat the
-client's header (RFC 5802 requires it), header `y` is accepted like `n`, and the signed text is what
-the client has sent, not what the parser made of it.
+Kafka reads messages less strictly. Here, the channel binding must repeat the client's header, as
+RFC 5802 requires. Header `y` is accepted like `n`. The signed text is what the client has sent, not
+what the parser made of it.
 """
 
 from __future__ import annotations

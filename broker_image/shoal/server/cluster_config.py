@@ -24,7 +24,7 @@ METRICS = "METRICS"
 class Listeners(Flag):
     """Kinds of listeners: for clients and brokers, and for controllers.
 
-    A listener is of both kinds if the quorum uses the port of the clients (ADR 0052).
+    A listener is of both kinds if the quorum uses the port of the clients (ADR 52).
     """
 
     BROKER = 1
@@ -195,7 +195,7 @@ def _kinds(
         if name not in of_controllers:
             kinds[name] = Listeners.BROKER
         elif CONTROLLER in roles:
-            # Kafka does not permit the same listener for both (ADR 0052).
+            # Kafka does not permit the same listener for both (ADR 52).
             kinds[name] = Listeners.BOTH if name == inter_broker else Listeners.CONTROLLER
     if not kinds:
         raise InvalidConfig(

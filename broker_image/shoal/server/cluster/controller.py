@@ -174,7 +174,7 @@ class Controller:
     def heartbeat(self, body: Any, peer: Peer) -> asyncio.Future[Any]:
         """Handle the heartbeat of a broker. The future is the response. Raises `ApiError`."""
         metadata, id = self._metadata, body.broker_id
-        peer.when_closed(self, lambda: self._probe(id))
+        peer.closed_calls.put(self, lambda: self._probe(id))
         known = brokers.checked(metadata.newest, id, body.broker_epoch)
         self._heard_ms[id] = self._now_ms()
         # A broker that has not learned of its fencing would still act as leader.

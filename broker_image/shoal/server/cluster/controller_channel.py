@@ -93,7 +93,7 @@ class ControllerChannel:
         self._link: Link | None = None
         self._leader_id: int | None = None
         self._leader_calls: list[Callable[[], None]] = []
-        self._self = Peer("", 0, "", OWN, f"broker-{node.id}", {})
+        self._self = Peer("", 0, "", OWN, f"broker-{node.id}")
         #: The controller that has refused this node's requests.
         self._refused_by: int | None = None
 

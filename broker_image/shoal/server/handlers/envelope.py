@@ -36,7 +36,7 @@ async def _open(broker: Broker, request: Request) -> dict[str, Any]:
         sender.listener,
         client.principal,
         sender.connection_id,
-        sender.on_close,
+        sender.closed_calls,
         security_protocol=sender.security_protocol,
         token_authenticated=client.token_authenticated,
     )

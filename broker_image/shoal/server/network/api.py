@@ -52,16 +52,41 @@ def _nothing(*_: int) -> None:
     """Do nothing: a peer without a connection has nothing to pause or to close."""
 
 
+class ClosedCalls:
+    """What to call when a connection is closed, by key. Each call runs once, without arguments."""
+
+    __slots__ = ("_calls",)
+
+    def __init__(self) -> None:
+        self._calls: dict[object, Callable[[], None]] = {}
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._calls
+
+    def put(self, key: object, call: Callable[[], None]) -> None:
+        """Call `call`, in place of the previous call with `key`."""
+        self._calls[key] = call
+
+    def drop(self, key: object) -> None:
+        """Drop the call with `key`, if there is one."""
+        self._calls.pop(key, None)
+
+    def run(self) -> None:
+        """Call all of them: the connection is closed."""
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            call()
+
+
 @dataclass(slots=True)
 class Peer:
     """The client at the other end of a connection. It lives as long as the connection.
 
-    `on_close` callbacks run once, without arguments, when the connection is closed. `pause` stops
-    reading from the connection for a number of milliseconds. `close_after_responses` closes it
-    after the responses that are due are sent. `number` counts the connections of a listener in the
-    order in which they were opened. `host` is in its canonical spelling
-    (`security.authorizer.canonical_host`). `token_authenticated` is whether the client logged in by
-    a delegation token.
+    `closed_calls` belong to the connection. `pause` stops reading from it for a number of
+    milliseconds. `close_after_responses` closes it after the responses that are due are sent.
+    `number` counts the connections of a listener in the order in which they were opened. `host` is
+    in its canonical spelling (`security.authorizer.canonical_host`). `token_authenticated` is
+    whether the client logged in by a delegation token.
     """
 
     host: str
@@ -69,21 +94,13 @@ class Peer:
     listener: str
     principal: str
     connection_id: str
-    on_close: dict[object, Callable[[], None]]
+    closed_calls: ClosedCalls = field(default_factory=ClosedCalls)
     client_software: tuple[str, str] = ("unknown", "unknown")
     pause: Callable[[int], None] = _nothing
     close_after_responses: Callable[[], None] = _nothing
     number: int = 0
     security_protocol: SecurityProtocol = SecurityProtocol.PLAINTEXT
     token_authenticated: bool = False
-
-    def when_closed(self, key: object, call: Callable[[], None]) -> None:
-        """Call `call` when the connection is closed, in place of the previous call with `key`."""
-        self.on_close[key] = call
-
-    def forget(self, key: object) -> None:
-        """Drop the call with `key`, if there is one."""
-        self.on_close.pop(key, None)
 
 
 @dataclass(slots=True)

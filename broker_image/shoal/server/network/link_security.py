@@ -1,7 +1,7 @@
 """How this node shows itself to other nodes: TLS and SASL of its own connections.
 
-A connection to a listener of another node is made with this node's configs of the listener with the
-same name: its truststore, its keystore as the client's certificate, and for SASL the user in its
+A connection to a listener of another node uses this node's configs of the listener with the same
+name. They have the truststore, the keystore with the client's certificate, and for SASL the user in
 `sasl.jaas.config`. New connections get what is in force when they are made.
 """
 

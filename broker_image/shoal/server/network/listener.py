@@ -145,7 +145,6 @@ class Listener:
             self.name,
             "User:ANONYMOUS",
             name,
-            {},
             pause=connection.mute,
             close_after_responses=connection.close_after_responses,
             number=self.opened_total,
@@ -179,9 +178,7 @@ class Listener:
             self._connections_by_host[peer.host] = left
         else:
             del self._connections_by_host[peer.host]
-        for call in list(peer.on_close.values()):
-            call()
-        peer.on_close.clear()
+        peer.closed_calls.run()
 
     def connection_failed(self, connection: Connection, reason: str) -> None:
         """Count and log a connection that ends with an error."""

@@ -2,8 +2,8 @@
 
 Apache Kafka bounds requests that were received and are not yet processed. A request that waits for
 replicas, records or a coordinator does not count. This broker processes a request as soon as it is
-received, so two things count: the bytes of large requests that are being received, and produce
-requests whose records wait to be appended.
+received. So two things count: bytes of large requests that are being received, and produce requests
+whose records wait to be appended.
 
 While a limit is reached, a connection stops reading before its next large request or produce
 request. Fetches, heartbeats and other small requests pass, since the requests that count may wait

@@ -45,7 +45,7 @@ class MemberSessions(ShareSessions):
         SHARE_SESSION_LIMIT_REACHED."""
         self._purgatory.wake(("share member", group_id, member_id))
         session = self.open(group_id, member_id, peer.connection_id, partitions, client_id)
-        peer.when_closed(("share session", group_id, member_id), partial(self._lost, session))
+        peer.closed_calls.put(("share session", group_id, member_id), partial(self._lost, session))
         return session
 
     def end(
@@ -63,7 +63,7 @@ class MemberSessions(ShareSessions):
         self.close(group_id, member_id)
         self._purgatory.wake(("share member", group_id, member_id))
         if peer is not None:
-            peer.forget(("share session", group_id, member_id))
+            peer.closed_calls.drop(("share session", group_id, member_id))
         # By number: the member may be back, and hold other locks, before the last one is released.
         self._releases.begin(
             [

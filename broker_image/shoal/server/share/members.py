@@ -48,9 +48,9 @@ class ShareMembers:
         """Report to the group when this connection closes, unless the member has left by then."""
         key = ("share member", heartbeat.group_id, heartbeat.member_id)
         if heartbeat.member_epoch == LEAVE_EPOCH:
-            peer.forget(key)
+            peer.closed_calls.drop(key)
             return
-        if key in peer.on_close:
+        if key in peer.closed_calls:
             return
 
         def lost() -> None:
@@ -63,9 +63,9 @@ class ShareMembers:
 
         def answered(reply: asyncio.Future[Any]) -> None:
             if not reply.cancelled() and reply.exception() is not None:
-                peer.forget(key)
+                peer.closed_calls.drop(key)
 
-        peer.when_closed(key, lost)
+        peer.closed_calls.put(key, lost)
         reply.add_done_callback(answered)
 
     def _initialize(self, effect: InitializeShareState) -> None:
