@@ -82,21 +82,6 @@ def plain(value: Any, unordered: Collection[str], name: str = "") -> Any:
         return value
     return {n: plain(v, unordered, n) for n, v in pairs.items()}
 
-    def same_output(self, tool: str, *words: str) -> list[str]:
-        """Run one of Kafka's tools on both. Check that it prints the same words in the same lines,
-        in any order, and return the lines."""
-        kafka, shoal = (
-            sorted(
-                " ".join(sorted(line.replace(",", " ").split()))
-                for line in KafkaTools(bootstrap).run(tool, *words).splitlines()
-            )
-            for bootstrap in (self._kafka, self._shoal)
-        )
-        assert shoal == kafka, (tool, words)
-        return shoal
-
-    return None
-
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
