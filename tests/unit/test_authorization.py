@@ -61,7 +61,7 @@ def test_an_api_without_a_row_fails_at_import(monkeypatch: pytest.MonkeyPatch) -
 def sent(api: ApiKey, version: int, principal: str = "User:alice", **fields: Any) -> Request:
     header = RequestHeader(api, version, 1, "c", 0)
     body = type("Body", (), fields)
-    return Request(header, body, Peer("10.0.0.1", 1, "L", principal, "c", {}))
+    return Request(header, body, Peer("10.0.0.1", 1, "L", principal, "c"))
 
 
 def needs(api: ApiKey, version: int, **fields: Any) -> list[str]:

@@ -221,7 +221,6 @@ class _Http(asyncio.BufferedProtocol):
             METRICS,
             _ANONYMOUS,
             f"{host}:{port}",
-            {},
             security_protocol=SecurityProtocol.SSL,
         )
 
