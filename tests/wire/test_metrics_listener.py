@@ -146,34 +146,32 @@ def test_commands_read_protected_metrics(
     )
     warnings: list[str] = []
 
-    def numbers(url: str = broker.metrics_url, **properties: object) -> object:
-        given = {name.replace("_", "."): str(value) for name, value in properties.items()}
-
+    def numbers(properties: dict[str, str], url: str = broker.metrics_url) -> object:
         async def main() -> object:
-            async with Client(Settings.of(broker.bootstrap, given)) as client:
+            async with Client(Settings.of(broker.bootstrap, properties)) as client:
                 return await scrape.share_numbers(client.admin, [url], warnings.append)
 
         warnings.clear()
         return asyncio.run(main())
 
-    ca = stores.write("ca.pem", AUTHORITY.pem)
-    assert numbers(ssl_ca_location=ca, shoal_metrics_token_file=tokens) == {}
+    ca = {"ssl.ca.location": str(stores.write("ca.pem", AUTHORITY.pem))}
+    token = "shoal.metrics.token.file"
+    assert numbers(ca | {token: str(tokens)}) == {}
     own = stores.write("own.pem", CLIENT.pem)
-    assert numbers(ssl_ca_location=ca, ssl_keystore_location=own) == {}
+    assert numbers(ca | {"ssl.keystore.location": str(own)}) == {}
     assert not warnings
     other = stores.write("other", "of-another-test")
-    refused: list[tuple[dict[str, object], str]] = [
+    for properties, reason in (
         ({}, "certificate verify failed"),
-        ({"ssl_ca_location": ca}, "it needs another token. Set shoal.metrics.token.file"),
-        ({"ssl_ca_location": ca, "shoal_metrics_token_file": other}, "it needs another token"),
-        ({"ssl_ca_location": ca, "shoal_metrics_token_file": "/none"}, "/none cannot be read"),
-        ({"ssl_ca_location": "/none"}, "ssl.ca.location /none cannot be read"),
-    ]
-    for properties, reason in refused:
-        assert numbers(**properties) is None
+        (ca, "it needs another token. Set shoal.metrics.token.file"),
+        (ca | {token: str(other)}, "it needs another token"),
+        (ca | {token: "/none"}, "/none cannot be read"),
+        ({"ssl.ca.location": "/none"}, "ssl.ca.location /none cannot be read"),
+    ):
+        assert numbers(properties) is None
         assert len(warnings) == 1
         assert reason in warnings[0]
-    assert numbers(broker.metrics_url.replace("https", "http")) is None
+    assert numbers({}, broker.metrics_url.replace("https", "http")) is None
     assert "it needs TLS" in warnings[0]
 
 
