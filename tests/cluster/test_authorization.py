@@ -224,7 +224,7 @@ def test_an_envelope_carries_the_principal_of_its_client(
 
 
 class Granter:
-    """Creates entries by requests to one broker until it is told to end."""
+    """Creates entries by requests to one broker until the context ends."""
 
     def __init__(self, address: str, prefix: str) -> None:
         self._address, self._prefix = address, prefix

@@ -98,6 +98,7 @@ def configs(folder: Path) -> dict[str, str]:
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:ANONYMOUS",
         "delegation.token.secret.key": SECRETS["token-key"],
+        "connection.failed.authentication.delay.ms": "0",
         "listener.name.ssl.ssl.keystore.type": "PEM",
         "listener.name.ssl.ssl.keystore.location": str(stores.write("server.pem", pem)),
         KEY_PASSWORD: SECRETS["key-password"],
@@ -223,8 +224,8 @@ def test_planted_secrets_are_nowhere(tmp_path: Path, form: str) -> None:
     ):
         assert event in log
     metadata = tmp_path / "data" / "__cluster_metadata-0"
-    texts += [log, dump(metadata), dump(metadata, "--as=raw"), dump(metadata, "--batches")]
-    assert "UserScramCredentialRecord" in texts[-3]
+    texts += [log, dump(metadata), dump(metadata, "--as=raw")]
+    assert "UserScramCredentialRecord" in texts[-2]
     for secret in [*SECRETS.values(), *made]:
         for spelling in spellings(secret):
             shown = [text for text in texts if spelling in text]
