@@ -1,9 +1,10 @@
-"""Listeners of clients and brokers move from plaintext to TLS by rolling restarts, under load.
+"""A cluster moves from plaintext to TLS by rolling restarts, under load.
 
-1. Each broker gets a second listener, which needs certificates.
-2. Clients move to it.
-3. Brokers replicate through it.
-4. The plaintext listener goes.
+1. Each node gets second listeners, which need certificates: one for clients and brokers, and one
+   for controllers.
+2. Clients move to the new listener.
+3. Brokers and controllers connect to each other through the new listeners.
+4. The plaintext listeners go.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message
 
 PARTITIONS = 3
-PROTOCOLS = "PLAINTEXT:PLAINTEXT,SSL:SSL,CONTROLLER:PLAINTEXT"
+PROTOCOLS = "PLAINTEXT:PLAINTEXT,SSL:SSL,QUORUM:PLAINTEXT,QUORUM_TLS:SSL"
 
 
 class Migrating(ShoalCluster):
@@ -49,29 +50,36 @@ class Migrating(ShoalCluster):
         store = self._stores.configs(authority.issue("client"), authority, "client")
         self._secured_client = {"security.protocol": "SSL", **store}
         self.librdkafka = {"bootstrap.servers": self.bootstrap}
+        voters = dict(zip(self.nodes, (f"127.0.0.1:{p}" for p in free_ports(3)), strict=True))
+        self._voters = {"QUORUM": self.controllers, "QUORUM_TLS": voters}
         for id in self.nodes:
-            self._configure(id, "PLAINTEXT")
+            self._configure(id, "PLAINTEXT", ["QUORUM"])
 
-    def _configure(self, id: int, inter_broker: str, *flags: str) -> None:
+    def _configure(self, id: int, inter_broker: str, quorum: list[str], *flags: str) -> None:
+        """Prepare a node. `quorum` are its listeners for controllers; nodes connect to the first
+        one of others."""
         configs = {
             **CONFIGS,
             **self._identities[id],
             "ssl.client.auth": "required",
             "listener.security.protocol.map": PROTOCOLS,
-            "controller.listener.names": "CONTROLLER",
+            "controller.listener.names": ",".join(quorum),
             "inter.broker.listener.name": inter_broker,
             "process.roles": "broker,controller",
         }
-        controller = f"--listener=CONTROLLER://{self.controllers[id]}"
-        self.nodes[id] = self.node(id, self._folder / str(id), configs, controller, *flags)
+        self.controllers = self._voters[quorum[0]]
+        self.quorum = ",".join(f"{id}@{address}" for id, address in self.controllers.items())
+        listeners = [f"--listener={name}://{self._voters[name][id]}" for name in quorum]
+        self.nodes[id] = self.node(id, self._folder / str(id), configs, *listeners, *flags)
 
-    def roll(self, inter_broker: str, *, both: bool = True) -> None:
-        """Restart the brokers with this listener for brokers; and the other one if `both`."""
+    def roll(self, inter_broker: str, quorum: list[str], *, both: bool = True) -> None:
+        """Restart the brokers with these listeners for brokers and controllers, and with both
+        listeners for clients or only that of now."""
         name = "PLAINTEXT" if self.listener == "SSL" else "SSL"
         for id in self.nodes:
             assert self.nodes[id].stop() == 0
             second = [f"--listener={name}://{self._others[id]}"] if both else []
-            self._configure(id, inter_broker, *second)
+            self._configure(id, inter_broker, quorum, *second)
             self.nodes[id].start()
             eventually(self._in_sync, timeout_s=60, what="all replicas in sync")
 
@@ -203,7 +211,7 @@ def cluster(tmp_path: Path) -> Iterator[Migrating]:
 @pytest.mark.nightly
 def test_from_plaintext_to_tls_under_load(cluster: Migrating) -> None:
     """No produce fails, and no job is lost."""
-    plain = dict(cluster.addresses)
+    plain = [*cluster.addresses.values(), *cluster.controllers.values()]
     with SyncClient(cluster.bootstrap) as client:
         queue = Queue(client, cluster.bootstrap, partitions=PARTITIONS, replicas=3)
     with contextlib.ExitStack() as after:
@@ -211,7 +219,7 @@ def test_from_plaintext_to_tls_under_load(cluster: Migrating) -> None:
             jobs = [before.enter_context(Jobs(cluster.librdkafka, queue.topic, "plain"))]
             workers = [before.enter_context(Worker(cluster.librdkafka, queue))]
             go_on(*workers)
-            cluster.roll("PLAINTEXT")
+            cluster.roll("PLAINTEXT", ["QUORUM", "QUORUM_TLS"])
             go_on(*workers)
             cluster.move()
             workers.append(after.enter_context(Worker(cluster.librdkafka, queue)))
@@ -219,8 +227,8 @@ def test_from_plaintext_to_tls_under_load(cluster: Migrating) -> None:
             ends = after.enter_context(contextlib.ExitStack())
             jobs.append(ends.enter_context(jobs_with_tls))
             go_on(*workers)
-        cluster.roll("SSL")
-        cluster.roll("SSL", both=False)
+        cluster.roll("SSL", ["QUORUM_TLS", "QUORUM"])
+        cluster.roll("SSL", ["QUORUM_TLS"], both=False)
         go_on(workers[1])
         ends.close()
         expected = jobs[0].acknowledged | jobs[1].acknowledged
@@ -228,6 +236,6 @@ def test_from_plaintext_to_tls_under_load(cluster: Migrating) -> None:
             lambda: workers[0].got | workers[1].got >= expected, timeout_s=60, what="all jobs"
         )
     assert workers[0].got | workers[1].got == expected
-    for address in plain.values():
+    for address in plain:
         with pytest.raises(ConnectionRefusedError):
             WireClient(address)
