@@ -20,6 +20,7 @@ from shoal.client.topics import NewTopic, OffsetSpec
 from shoal.protocol.errors import ErrorCode
 
 from shoal_operator import clock, metrics
+from shoal_operator.broker_certificates import parse_certificates
 from shoal_operator.broker_states import (
     NO_GROUP,
     ClusterState,
@@ -35,6 +36,8 @@ from shoal_operator.roller import PartitionState, Quorum
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from shoal_operator.ca_renewal import Loaded
 
 #: Objects in one request; requests stay far below the brokers' limit of 100 MB.
 BATCH_MAX = 250
@@ -58,11 +61,18 @@ def chunks(names: Sequence[str]) -> Iterable[Sequence[str]]:
 class Brokers:
     """Admin calls to one cluster over persistent connections, which open on first use.
 
-    `urls` are the base URLs of the brokers' metrics and health checks, by broker id.
+    `urls` are the base URLs of the brokers' metrics and health checks, by broker id. `client` has
+    the client's properties of TLS.
     """
 
-    def __init__(self, bootstrap_servers: str, urls: Mapping[int, str] | None = None) -> None:
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        urls: Mapping[int, str] | None = None,
+        client: Mapping[str, str] | None = None,
+    ) -> None:
         self._addresses = (bootstrap_servers, dict(urls or {}))
+        self._client_properties = dict(client or {})
         self._admin_client: Client | None = None
         self._web_client: httpx2.AsyncClient | None = None
         #: Numbers by group from the last scrape in which all brokers answered, and its time.
@@ -76,12 +86,19 @@ class Brokers:
         if moved:
             await self.close()
 
+    async def set_client(self, properties: Mapping[str, str]) -> None:
+        """Use these properties of TLS for connections from now on."""
+        if properties != self._client_properties:
+            self._client_properties = dict(properties)
+            await self.close()
+
     @property
     def _client(self) -> Client:
         if self._admin_client is None:
             settings = Settings.of(
                 self._addresses[0],
                 {
+                    **self._client_properties,
                     "client.id": "shoal-operator",
                     "request.timeout.ms": str(REQUEST_TIMEOUT_MS),
                     "socket.connection.setup.timeout.ms": "2000",
@@ -395,6 +412,17 @@ class Brokers:
             return False
         self.group_metrics, self._scraped_ms = found, clock.now_ms()
         return True
+
+    async def loaded_certificates(self) -> dict[str, dict[int, Loaded]] | None:
+        """Return the certificates that the brokers report, by kind of authority and broker id.
+        None unless all brokers answer."""
+        pages: dict[int, str] = {}
+        try:
+            for broker_id, url in self._addresses[1].items():
+                pages[broker_id] = (await self._web.get(url + "metrics")).text
+            return parse_certificates(pages)
+        except (httpx2.HTTPError, ValueError):
+            return None
 
     async def partitions_of(self, topics: Sequence[str]) -> dict[str, int]:
         """Return the number of partitions of those topics that exist."""

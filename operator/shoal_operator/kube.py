@@ -30,6 +30,7 @@ PLURALS = {
     "Service": "services",
     "ServiceAccount": "serviceaccounts",
     "ConfigMap": "configmaps",
+    "Secret": "secrets",
     "PersistentVolumeClaim": "persistentvolumeclaims",
     "Event": "events",
     "StatefulSet": "statefulsets",

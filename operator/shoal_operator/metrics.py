@@ -20,6 +20,11 @@ LAG = Gauge("shoal_share_group_lag", "Lag of a share group.", ["namespace", "sha
 WANTED = Gauge(
     "shoal_share_consumer_wanted", "Wanted number of consumers.", ["namespace", "share_consumer"]
 )
+AUTHORITY_EXPIRY = Gauge(
+    "shoal_certificate_authority_expiry_timestamp_seconds",
+    "Unix time at which a certificate authority of a QueueCluster expires.",
+    ["namespace", "queue_cluster", "authority"],
+)
 _GROUP = ("namespace", "share_group")
 AVAILABLE = Gauge("shoal_share_group_available", "Records that can be delivered now.", _GROUP)
 IN_FLIGHT = Gauge("shoal_share_group_in_flight", "Records that members have acquired.", _GROUP)
@@ -34,6 +39,6 @@ def forget_group(namespace: str, share_group: str) -> None:
 
 
 def forget_all() -> None:
-    """Remove the samples of all ShareGroups and ShareConsumers, which the leader reports."""
-    for gauge in (*_OF_GROUPS, WANTED):
+    """Remove the samples of all resources, which the leader reports."""
+    for gauge in (*_OF_GROUPS, WANTED, AUTHORITY_EXPIRY):
         gauge.clear()

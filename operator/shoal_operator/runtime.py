@@ -24,7 +24,7 @@ from shoal_operator.group_monitor import WATCH_SECONDS, GroupMonitor
 from shoal_operator.groups import Groups
 from shoal_operator.kube import Kube, KubeError
 from shoal_operator.model import cluster as cluster_model
-from shoal_operator.model import names
+from shoal_operator.model import names, security
 from shoal_operator.reconcile_loop import ReconcileLoop
 from shoal_operator.statuses import Statuses
 from shoal_operator.store import Store
@@ -55,6 +55,7 @@ WATCHED: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     *((names.API_VERSION, kind, {}) for kind in CUSTOM),
     ("v1", "ServiceAccount", _MANAGED),
     ("v1", "ConfigMap", _MANAGED),
+    ("v1", "Secret", _MANAGED),
     ("v1", "Service", _MANAGED),
     ("v1", "PersistentVolumeClaim", _MANAGED),
     ("v1", "Pod", _MANAGED),
@@ -330,10 +331,22 @@ class Operator:
 
     # -- the loops of a cluster
 
+    def _access(self, key: ClusterKey) -> tuple[str, dict[int, str], dict[str, str]]:
+        """Return how to reach the brokers of a cluster as far as it is known. Its own loop corrects
+        that; the other loops must not fail in the meantime."""
+        namespace, name = key
+        cluster = self.store.get("QueueCluster", *key)
+        if cluster is None:
+            return f"{names.bootstrap(name)}.{namespace}.svc:{cluster_model.PORT}", {}, {}
+        stateful_set = self.store.get("StatefulSet", namespace, names.stateful_set(name))
+        resolved = security.resolved(cluster, stateful_set)
+        own = self.store.get("Secret", namespace, security.operator_tls(name))
+        client = security.client_of_secret(own) if own else {}
+        return cluster_model.bootstrap_servers(resolved), {}, client
+
     def _start(self, key: ClusterKey) -> ClusterLoops:
         namespace, name = key
-        host = f"{names.bootstrap(name)}.{namespace}.svc"
-        brokers = Brokers(f"{host}:{cluster_model.PORT}")
+        brokers = Brokers(*self._access(key))
         parts = (self._kube, self.store, brokers, namespace, name)
         clusters = Clusters(
             *parts,

@@ -248,5 +248,5 @@ def test_an_unsupported_field_is_a_condition(resources: Resources) -> None:
     encrypted = {"name": "plain", "port": 9092, "tls": {"secretName": "mine"}}
     resources.apply(queue_cluster(listeners=[encrypted]))
     said = resources.wait_reason("queuecluster/main", "SecurityNotSupported")
-    assert "spec.listeners[0].tls is set" in said
+    assert "Remove tls.secretName" in said
     assert resources.find_all("pods") == []

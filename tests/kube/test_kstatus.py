@@ -41,6 +41,7 @@ STALLED = (
     "ConfigTwice",
     "RackNotSupported",
     "SecurityNotSupported",
+    "ListenerNotAllowed",
     "PartitionsNeverShrink",
     "ReplicasNotChanged",
     "TopicClaimed",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from shoal_operator import __version__, diagnostics, pods, roller
 from shoal_operator.conditions import Verdict, ready_reason
 from shoal_operator.maintenance_windows import is_open
-from shoal_operator.model import broker_config, names, pod_layout
+from shoal_operator.model import broker_config, names, pod_layout, security
 from shoal_operator.model import cluster as model
 
 if TYPE_CHECKING:
@@ -24,12 +24,16 @@ if TYPE_CHECKING:
 REACHABLE_SECONDS_MAX = 15.0
 #: How long the StatefulSet controller may take to observe a change; it takes milliseconds.
 OBSERVED_SECONDS_MAX = 15.0
+OWN_PORT = security.REPLICATION_PORT
 #: Reasons of `Ready` while the operator restarts brokers.
 _ROLL_REASONS = ("Rolling", "RollWaits", "Restarting")
 
 
 def refusal(cluster: Manifest) -> Verdict | None:
-    """Return the verdict on a spec that this version cannot run, else None."""
+    """Return the verdict on a spec that this version cannot run, else None.
+
+    The security of `cluster` is `security.resolved`.
+    """
     spec = cluster["spec"]
     if pod_layout.replicas(cluster) == 2:
         return Verdict.refused(
@@ -43,7 +47,7 @@ def refusal(cluster: Manifest) -> Verdict | None:
             "spec.rack requires spec.brokersPerPod 1: the rack of brokers that share a pod is the "
             "pod. Remove spec.rack.",
         )
-    return _refused_config(spec) or _refused_listeners(spec)
+    return _refused_config(spec) or _refused_security(cluster)
 
 
 def _refused_config(spec: Mapping[str, Any]) -> Verdict | None:
@@ -60,16 +64,51 @@ def _refused_config(spec: Mapping[str, Any]) -> Verdict | None:
     return None
 
 
-def _refused_listeners(spec: Mapping[str, Any]) -> Verdict | None:
+def _refused_security(cluster: Manifest) -> Verdict | None:
+    """Return the verdict on settings of security that this cluster cannot have."""
+    spec = cluster["spec"]
     for number, listener in enumerate(spec["listeners"]):
-        for key in ("tls", "authentication"):
-            if listener.get(key) is not None:
-                return Verdict.refused(
-                    "SecurityNotSupported",
-                    f"spec.listeners[{number}].{key} is set, but brokers of this version serve "
-                    f"plain listeners only. Remove {key}.",
-                )
+        if listener["name"] == security.REPLICATION and number:
+            return Verdict.refused(
+                "ListenerNotAllowed",
+                f"A listener cannot have the name {security.REPLICATION!r}: the brokers' own "
+                "listener has it. Choose another name.",
+            )
+        if number and security.has_internal_tls(cluster) and listener["port"] == OWN_PORT:
+            return Verdict.refused(
+                "ListenerNotAllowed",
+                f"Port {OWN_PORT} of listener {listener['name']!r} is the port of the brokers' own "
+                "listener. Choose another port.",
+            )
+        if remedy := _listener_remedy(cluster, listener):
+            return Verdict.refused(
+                "SecurityNotSupported", f"Listener {listener['name']!r} of spec.listeners: {remedy}"
+            )
+    wanted = (spec.get("authorization") or {}).get("type")
+    if wanted == "simple" and not security.has_internal_tls(cluster):
+        return Verdict.refused(
+            "SecurityNotSupported",
+            "spec.authorization.type is simple, which needs a cluster whose brokers use TLS. "
+            "Create the QueueCluster with a listener that has tls.",
+        )
     return None
+
+
+def _listener_remedy(cluster: Manifest, listener: Mapping[str, Any]) -> str:
+    """Return what is wrong with a listener's security, and what to do; empty if nothing is."""
+    kind = security.authentication(listener)
+    if kind and not security.is_encrypted(listener):
+        return "authentication needs tls. Add tls: {}."
+    if kind == "oauthbearer":
+        return "the operator does not support oauthbearer. Use tls or scram-sha-512."
+    if (listener.get("tls") or {}).get("secretName"):
+        return "the operator signs the certificate itself. Remove tls.secretName."
+    if security.is_encrypted(listener) and not security.has_internal_tls(cluster):
+        return (
+            "tls needs a cluster whose brokers use TLS among themselves, which is decided when the "
+            "QueueCluster is created. Remove tls, or create another QueueCluster."
+        )
+    return ""
 
 
 def with_replicas(cluster: Manifest, replicas: int) -> Manifest:
@@ -110,12 +149,16 @@ def next_step(
 
 
 def verdict(
-    seen: Observation, step: Step, scaling_down: Diagnosis | None, not_grown: Diagnosis | None
+    seen: Observation,
+    step: Step,
+    scaling_down: Diagnosis | None,
+    not_grown: Diagnosis | None,
+    renewal: Diagnosis | None = None,
 ) -> Verdict:
     """Return the conditions of a cluster whose objects are applied.
 
-    `scaling_down` is why brokers that the spec no longer has still run, and `not_grown` a volume
-    that the API server refuses to grow.
+    `scaling_down` is why brokers that the spec no longer has still run, `not_grown` a volume that
+    the API server refuses to grow, and `renewal` what the renewal of an authority waits for.
     """
     state = seen.state
     disk, low_disk = diagnostics.diagnose_disks(state.disks) if state else (None, None)
@@ -131,6 +174,8 @@ def verdict(
     infeasible, growing = diagnostics.diagnose_expansion(seen.claims)
     if growing and found.ready and not found.progressing:
         found = Verdict(True, *growing, progressing=True)
+    if renewal and found.ready and not found.progressing:
+        found = Verdict(True, *renewal, progressing=True)
     return found.warned(scaling_down or not_grown or infeasible or low_disk or version)
 
 

@@ -37,6 +37,8 @@ class Observation:
     claims: tuple[Manifest, ...]
     services: Mapping[str, Manifest]
     state: ClusterState | None
+    #: The authorities' fields of the status.
+    certificates: tuple[Manifest, ...] = ()
 
     @property
     def ready_brokers(self) -> set[int]:
@@ -63,6 +65,8 @@ class Observer:
         self._store, self._brokers = store, brokers
         self._namespace, self._name = namespace, name
         self._on_reachable, self._reachable = on_reachable, False
+        #: The authorities' fields of the status.
+        self.certificates: tuple[Manifest, ...] = ()
         #: Whether the brokers have registered ones that the spec does not have.
         self.has_extra_brokers = False
 
@@ -78,6 +82,7 @@ class Observer:
             tuple(self.claims(cluster)),
             self.services(cluster),
             state,
+            self.certificates,
         )
 
     def stateful_set(self) -> Manifest | None:
@@ -113,6 +118,19 @@ class Observer:
     def services(self, cluster: Manifest) -> dict[str, Manifest]:
         """Return the cluster's Services by name."""
         return {s["metadata"]["name"]: s for s in self.owned(cluster, "Service")}
+
+    def external_hosts(self, cluster: Manifest) -> list[str]:
+        """Return the hosts that clients outside the Kubernetes cluster connect to."""
+        have = self.services(cluster)
+        nodes = sorted({ip for p in self.pods() if (ip := p.get("status", {}).get("hostIP"))})
+        servers = [
+            listeners.external_bootstrap_servers(cluster, listener, have, nodes, broker)
+            for listener in listeners.external(cluster)
+            for broker in (None, *pod_layout.brokers(cluster))
+        ]
+        return [
+            one.rpartition(":")[0].strip("[]") for text in servers for one in text.split(",") if one
+        ]
 
     def claims(self, cluster: Manifest) -> list[Manifest]:
         """Return the volume claims of the brokers of this spec."""

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from shoal.client.errors import ClientError, KafkaError
 
-from shoal_operator import clock, pods, roller
+from shoal_operator import clock, metrics, pods, roller
 from shoal_operator.cluster import decision
+from shoal_operator.cluster.authorities import Authorities, AuthorityLost
 from shoal_operator.cluster.objects import ClusterObjects
 from shoal_operator.cluster.observation import Observation, Observer
 from shoal_operator.cluster.status import ClusterStatus
@@ -17,7 +18,7 @@ from shoal_operator.conditions import Verdict, is_ready, is_seen
 from shoal_operator.diagnostics import Diagnosis
 from shoal_operator.kube import Kube, KubeError
 from shoal_operator.membership import Membership, ScaleDown
-from shoal_operator.model import broker_config, names, pod_layout
+from shoal_operator.model import broker_config, names, pod_layout, security
 from shoal_operator.model import cluster as model
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ class Clusters:
         self._objects = ClusterObjects(kube, store, self._observer, image, pull_policy)
         self._status = ClusterStatus(kube, store, image)
         self._membership = Membership(kube, brokers)
+        self._authorities = Authorities(kube, store, namespace, name)
+        self._renewal: Diagnosis | None = None
         self._pacing = Pacing()
         self._config_event = ""
         self._unobserved_ms: int | None = None
@@ -101,13 +104,18 @@ class Clusters:
             paused = Verdict(False, "Paused", "spec.paused is true.", paused=True)
             await self._report(cluster, paused)
             return STEADY_SECONDS
-        if refused := decision.refusal(cluster):
+        resolved = security.resolved(cluster, self._observer.stateful_set())
+        if refused := decision.refusal(resolved):
             await self._report(cluster, refused)
             return None
         try:
-            scale_down = await self._scale_down(cluster)
-            effective = decision.with_replicas(cluster, scale_down.replicas)
+            await self._secure(resolved)
+            scale_down = await self._scale_down(resolved)
+            effective = decision.with_replicas(resolved, scale_down.replicas)
             pending = await self._objects.apply(effective)
+        except AuthorityLost as error:
+            await self._report(cluster, Verdict.refused(*error.diagnosis))
+            return RETRY_SECONDS_MAX
         except KubeError as error:
             if error.terminating:
                 return None
@@ -131,7 +139,7 @@ class Clusters:
             state = state if await self._brokers.is_reachable() else None
             seen = self._observer.observe(cluster, effective, state)
         verdict = refused or decision.verdict(
-            seen, step, scale_down.diagnosis, self._objects.not_grown
+            seen, step, scale_down.diagnosis, self._objects.not_grown, self._renewal
         )
         # The status comes before the restart: after a crash in between, the next operator reads
         # that this one restarted the broker, and reports when the broker is ready again.
@@ -142,6 +150,27 @@ class Clusters:
             if requested:
                 await self._status.merge(cluster, {"lastRebalance": requested})
         return self._pacing.seconds(step, verdict)
+
+    async def _secure(self, cluster: Manifest) -> None:
+        """Issue the certificates of a cluster with TLS, and connect with the operator's.
+
+        Raises `AuthorityLost`, `KubeError`.
+        """
+        if not security.has_internal_tls(cluster):
+            return
+        # New brokers have nothing to report; a renewal, if one is due, then waits.
+        loaded = await self._brokers.loaded_certificates() if is_seen(cluster) else None
+        dns, ips = security.addresses(cluster, self._observer.external_hosts(cluster))
+        issued = await self._authorities.reconcile(
+            cluster, dns=dns, ips=ips, loaded=loaded or {}, now=datetime.datetime.now(datetime.UTC)
+        )
+        self._renewal = issued.renewal
+        self._observer.certificates = issued.status
+        for one in issued.status:
+            labels = self._namespace, self._name, one["name"]
+            ends = datetime.datetime.fromisoformat(one["notAfter"])
+            metrics.AUTHORITY_EXPIRY.labels(*labels).set(ends.timestamp())
+        await self._brokers.set_client(security.operator_client(issued.cluster_ca, issued.operator))
 
     async def _report(self, cluster: Manifest, verdict: Verdict) -> None:
         """Write a status without the brokers' answers."""

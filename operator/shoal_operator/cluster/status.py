@@ -42,6 +42,8 @@ def fields(seen: Observation, default_image: str) -> dict[str, Any]:
             for broker, ready, p in brokers
         ],
     }
+    if seen.certificates:
+        found["certificates"] = list(seen.certificates)
     if state:
         found |= {
             "clusterId": state.cluster_id,

@@ -12,13 +12,13 @@ import re
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from shoal_operator.model import listeners, names, pod_layout
+from shoal_operator.model import listeners, names, pod_layout, security
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 #: Name and port of the controller listener.
-CONTROLLER, CONTROLLER_PORT = "controller", 9093
+CONTROLLER, CONTROLLER_PORT = security.CONTROLLER, 9093
 VOTERS_MAX = 3
 #: UUID namespace of generated cluster ids.
 NAMESPACE = uuid.UUID("6f0c5d5e-5f0b-5f39-9f0e-3a8d2f1c7b44")
@@ -59,6 +59,7 @@ DYNAMIC = frozenset(
 _LISTENERS = "Declare listeners in spec.listeners."
 _OPERATOR = "The operator sets it."
 _STORAGE = "Use spec.storage."
+_AUTHORIZATION = "Use spec.authorization."
 #: Settings that `spec.config` cannot have, with what to use instead. Time-outs of the quorum, such
 #: as `controller.quorum.election.timeout.ms`, are allowed.
 RESERVED = {
@@ -79,11 +80,17 @@ RESERVED = {
     "log.dirs": _STORAGE,
     "node.id": _OPERATOR,
     "process.roles": _OPERATOR,
+    "authorizer.class.name": _AUTHORIZATION,
+    "sasl.enabled.mechanisms": _LISTENERS,
     "security.inter.broker.protocol": _LISTENERS,
     "shoal.brokers.per.host": "Use spec.brokersPerPod.",
     "shoal.cluster.id": _OPERATOR,
     "shoal.insecure.listeners.enable": _OPERATOR,
     "shoal.metrics.listener": "Use spec.metrics.port.",
+    "ssl.client.auth": _LISTENERS,
+    "ssl.keystore.location": _OPERATOR,
+    "ssl.truststore.location": _OPERATOR,
+    "super.users": "Use spec.superUsers.",
 }
 
 
@@ -135,7 +142,7 @@ def properties(cluster: Mapping[str, Any], slot: int = 0) -> str:
     listening = given if slot else ports
     lines = {
         "listeners": ",".join(f"{name}://:{port}" for name, port in listening.items()),
-        "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in ports),
+        "listener.security.protocol.map": ",".join(map(":".join, _protocols(cluster).items())),
         "controller.listener.names": CONTROLLER.upper(),
         "inter.broker.listener.name": listeners.internal(cluster)["name"].upper(),
         "log.dirs": names.DATA_DIR,
@@ -148,8 +155,16 @@ def properties(cluster: Mapping[str, Any], slot: int = 0) -> str:
         "default.replication.factor": str(replication),
         "min.insync.replicas": str(max(1, replication - 1)),
     }
+    lines |= security.properties(cluster)
     lines |= {k: v for k, v in spec.get("config", {}).items() if k not in DYNAMIC}
     return _file(lines)
+
+
+def _protocols(cluster: Mapping[str, Any]) -> dict[str, str]:
+    """Return the security protocol of each listener, by the listener's name."""
+    found = {n["name"].upper(): security.protocol(n) for n in cluster["spec"]["listeners"]}
+    own = "SSL" if security.has_internal_tls(cluster) else "PLAINTEXT"
+    return found | {CONTROLLER.upper(): own}
 
 
 def of_broker(cluster: Mapping[str, Any], broker_id: int, advertised: str) -> str:
@@ -161,13 +176,14 @@ def of_broker(cluster: Mapping[str, Any], broker_id: int, advertised: str) -> st
     first, wanted = first_voters(cluster), wanted_voters(cluster)
     lines = {
         "advertised.listeners": advertised,
-        # Listeners of pods are plaintext, and other pods reach them.
-        "shoal.insecure.listeners.enable": "true",
         "shoal.cluster.id": cluster_id(cluster),
         # Ids below VOTERS_MAX are all in slot 0.
         "process.roles": "broker,controller" if broker_id < VOTERS_MAX else "broker",
         "controller.quorum.voters": ",".join(_voter(cluster, voter) for voter in first),
     }
+    if "PLAINTEXT" in _protocols(cluster).values():
+        # Other pods reach this listener.
+        lines["shoal.insecure.listeners.enable"] = "true"
     if broker_id in wanted and len(wanted) > 1:
         # A voter that starts later or with an empty volume joins the quorum automatically.
         lines["controller.quorum.auto.join.enable"] = "true"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal_operator.model import broker_config, listeners, names, pod_layout
+from shoal_operator.model import broker_config, listeners, names, pod_layout, security
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -151,7 +151,8 @@ def _network_policy(cluster: Mapping[str, Any]) -> Manifest:
             {"port": pod_layout.port(p, slot), "protocol": "TCP"} for slot in every for p in given
         ]
 
-    clients: Manifest = {"ports": ports(*(n["port"] for n in spec["listeners"]))}
+    given = [n["port"] for n in spec["listeners"] if n["name"] != security.REPLICATION]
+    clients: Manifest = {"ports": ports(*given)}
     peers = spec.get("networkPolicy", {}).get("from")
     if peers:
         clients["from"] = [*peers, {"podSelector": {"matchLabels": names.selector(name)}}]
@@ -161,11 +162,15 @@ def _network_policy(cluster: Mapping[str, Any]) -> Manifest:
         "ports": [{"port": broker_config.CONTROLLER_PORT, "protocol": "TCP"}],
         "from": brokers,
     }
+    ingress: list[Manifest] = [clients, scrape, quorum]
+    if security.has_internal_tls(cluster):
+        operator = {"namespaceSelector": {}, "podSelector": {"matchLabels": names.OPERATOR_LABELS}}
+        ingress.append({"ports": ports(security.REPLICATION_PORT), "from": [*brokers, operator]})
     body = {
         "spec": {
             "podSelector": {"matchLabels": names.selector(name)},
             "policyTypes": ["Ingress"],
-            "ingress": [clients, scrape, quorum],
+            "ingress": ingress,
         }
     }
     return _object(cluster, "networking.k8s.io/v1", "NetworkPolicy", names.stateful_set(name), body)
@@ -199,7 +204,10 @@ def _stateful_set(cluster: Mapping[str, Any], default_image: str, pull_policy: s
             ],
         }
     }
-    return _object(cluster, "apps/v1", "StatefulSet", names.stateful_set(name), body)
+    made = _object(cluster, "apps/v1", "StatefulSet", names.stateful_set(name), body)
+    if security.has_internal_tls(cluster):
+        made["metadata"]["annotations"] = {security.INTERNAL_TLS: "true"}
+    return made
 
 
 def _pod_template(cluster: Mapping[str, Any], default_image: str, pull_policy: str) -> Manifest:
@@ -240,6 +248,10 @@ def _pod_template(cluster: Mapping[str, Any], default_image: str, pull_policy: s
             {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
         ],
     }
+    if security.has_internal_tls(cluster):
+        pod["volumes"].append(
+            {"name": "tls", "secret": {"secretName": security.broker_tls(name), "defaultMode": 288}}
+        )
     for key in ("nodeSelector", "affinity", "tolerations", "priorityClassName"):
         if over.get(key):
             pod[key] = over[key]
@@ -308,6 +320,9 @@ def _container(
         "readinessProbe": probe("/readyz", periodSeconds=2, failureThreshold=2),
         "livenessProbe": probe("/healthz", periodSeconds=10, failureThreshold=6),
     }
+    if security.has_internal_tls(cluster):
+        mount = {"name": "tls", "mountPath": security.TLS_DIR, "readOnly": True}
+        container["volumeMounts"].append(mount)
     if spec.get("resources"):
         container["resources"] = spec["resources"]
     others = range(1, pod_layout.per_pod(cluster))
@@ -335,4 +350,9 @@ def _environment(cluster: Mapping[str, Any], number: str) -> list[Manifest]:
         for name, path in fields.items()
     ]
     own = cluster["spec"].get("template", {}).get("pod", {}).get("env", [])
-    return [*given, *(e for e in own if e["name"] not in fields)]
+    if security.has_internal_tls(cluster):
+        # `kubectl exec` runs `shoal` as the brokers, which are super users.
+        client = security.shoal_environment().items()
+        given += [{"name": name, "value": value} for name, value in client]
+    taken = {e["name"] for e in given}
+    return [*given, *(e for e in own if e["name"] not in taken)]

@@ -113,9 +113,11 @@ def external_bootstrap_servers(
     listener: Mapping[str, Any],
     have: Services,
     node_addresses: list[str],
+    broker_id: int | None = None,
 ) -> str:
-    """Return the bootstrap servers for external clients, empty while they are unknown."""
-    found = _address(listener, have.get(service(cluster, listener)))
+    """Return the bootstrap servers for external clients, or the address of one broker. It is empty
+    while it is unknown."""
+    found = _address(listener, have.get(service(cluster, listener, broker_id)))
     if not found:
         return ""
     host, port = found

@@ -17,6 +17,8 @@ CLUSTER_LABEL = f"{GROUP}/cluster"
 CONSUMER_LABEL = f"{GROUP}/share-consumer"
 #: API version of Kubeflow's Spark operator.
 SPARK_API = "sparkoperator.k8s.io/v1beta2"
+#: Labels of the operator's pods, as the chart sets them.
+OPERATOR_LABELS = {"app.kubernetes.io/name": "shoal-operator"}
 CONFIG_HASH = f"{GROUP}/config-hash"
 RESTART = f"{GROUP}/restart"
 #: Directories in the broker image; they match its Containerfile.

@@ -1,0 +1,132 @@
+"""Renewal of a certificate authority in three phases, without a moment without trust. Pure.
+
+1. The next authority is trusted beside the current one, which still signs.
+2. The next one becomes the current one and signs. The previous one is still trusted.
+3. The previous one is dropped.
+
+A phase begins once all brokers report what the phase before it needs. Clients fetch the trusted
+authorities themselves, so phases 2 and 3 also wait for `overlap`. One write begins a phase, so an
+operator that dies in between has either begun it or not.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from shoal_operator import certificates
+
+if TYPE_CHECKING:
+    import datetime
+    from collections.abc import Mapping
+
+    from shoal_operator.certificates import KeyPair
+
+
+class Authority(NamedTuple):
+    """A certificate authority as its Secret has it: at most one of `next` and `old` is set.
+
+    `began` is when the current phase began, and `handled` the value of the annotation `RENEW` that
+    asked for the last renewal.
+    """
+
+    current: KeyPair
+    next: KeyPair | None = None
+    old: bytes = b""
+    began: datetime.datetime | None = None
+    handled: str = ""
+
+    @property
+    def trusted(self) -> bytes:
+        """All certificates that clients and brokers have to trust, in PEM."""
+        return self.current.certificate + (self.next.certificate if self.next else b"") + self.old
+
+    @property
+    def phase(self) -> str:
+        """The phase as the status names it; empty if no renewal is under way."""
+        if self.next:
+            return "TrustNext"
+        return "DropPrevious" if self.old else ""
+
+
+class Loaded(NamedTuple):
+    """The SHA-256 fingerprints that one broker reports: of its own certificates, and of the
+    authorities that its listeners for this authority's clients trust."""
+
+    own: frozenset[str]
+    trusted: frozenset[str]
+
+
+class Action(Enum):
+    """What to do next."""
+
+    KEEP = "keep"
+    TRUST_NEXT = "trust the next authority too"
+    SIGN = "sign with the next authority"
+    DROP = "drop the previous authority"
+
+
+class Step(NamedTuple):
+    """The next action. `why` says what a renewal waits for; empty if none is under way."""
+
+    action: Action
+    why: str = ""
+
+
+def next_step(
+    have: Authority,
+    *,
+    now: datetime.datetime,
+    renewal: datetime.timedelta,
+    overlap: datetime.timedelta,
+    requested: str,
+    loaded: Mapping[int, Loaded] | None,
+    leaf: str,
+) -> Step:
+    """Return the next step of a renewal.
+
+    It begins `renewal` before the authority ends, or when `requested` is a new value. `loaded` is
+    by broker, None if some broker has not reported. `leaf` is the fingerprint of the certificate
+    that the brokers must show in the end; empty if the authority signs none for them.
+    """
+    if have.next is None and not have.old:
+        due = certificates.expires(have.current.certificate) - now <= renewal
+        begins = due or bool(requested and requested != have.handled)
+        return Step(Action.TRUST_NEXT if begins else Action.KEEP)
+    if have.began is not None and now < have.began + overlap:
+        until = have.began + overlap
+        return Step(Action.KEEP, f"clients get until {until:%H:%M:%S} UTC to fetch the authorities")
+    if loaded is None:
+        return Step(Action.KEEP, "not all brokers report their certificates")
+    if have.next is not None:
+        wanted = certificates.fingerprint(have.next.certificate)
+        late = sorted(b for b, one in loaded.items() if wanted not in one.trusted)
+        if late:
+            return Step(Action.KEEP, f"brokers {late} do not trust the next authority yet")
+        return Step(Action.SIGN)
+    late = sorted(b for b, one in loaded.items() if leaf and leaf not in one.own)
+    if late:
+        return Step(Action.KEEP, f"brokers {late} do not use their new certificate yet")
+    return Step(Action.DROP)
+
+
+def after(
+    have: Authority,
+    action: Action,
+    *,
+    now: datetime.datetime,
+    requested: str,
+    made: KeyPair | None = None,
+) -> Authority:
+    """Return the authority after an action; `made` is the new pair for `TRUST_NEXT`."""
+    match action:
+        case Action.TRUST_NEXT:
+            assert made is not None
+            return Authority(have.current, made, b"", now, requested or have.handled)
+        case Action.SIGN:
+            assert have.next is not None
+            return Authority(have.next, None, have.current.certificate, now, have.handled)
+        case Action.DROP:
+            return Authority(have.current, None, b"", None, have.handled)
+        case Action.KEEP:
+            return have

@@ -1,0 +1,345 @@
+"""The certificate authorities of one QueueCluster, and the certificates that they sign.
+
+Each authority is one Secret, `<cluster>-cluster-ca` or `<cluster>-clients-ca`, which only the
+operator reads. A second Secret, with the suffix `-cert`, has the certificates that clients trust.
+The Secrets of an authority have no owner: deleting a QueueCluster keeps them, like its volumes.
+
+The operator makes an authority once. If its Secret disappears later, nothing is made in its place,
+because no client would trust it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shoal_operator import ca_renewal, certificates
+from shoal_operator.ca_renewal import Action, Authority, Loaded
+from shoal_operator.certificates import BadCertificate, KeyPair
+from shoal_operator.diagnostics import Diagnosis
+from shoal_operator.drift import has_drifted
+from shoal_operator.model import names, security
+from shoal_operator.model.security import CLIENTS, CLUSTER
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shoal_operator.kube import Kube
+    from shoal_operator.model.names import Manifest
+    from shoal_operator.store import Store
+
+#: Annotations of an authority's Secret: when its phase began, and the request for a renewal that
+#: was handled last.
+BEGAN, HANDLED = f"{names.GROUP}/phase-began", f"{names.GROUP}/renewed"
+#: Annotations of a QueueCluster: a new value asks for new authorities, and the fingerprint of an
+#: authority that was lost permits to make a new one.
+RENEW, REPLACE = f"{names.GROUP}/renew", f"{names.GROUP}/replace-lost-ca"
+
+
+class Issued(NamedTuple):
+    """What the brokers and the operator need. `status` describes the authorities."""
+
+    cluster_ca: bytes
+    operator: KeyPair
+    status: tuple[Manifest, ...]
+    #: What a renewal waits for; None if none is under way.
+    renewal: Diagnosis | None = None
+
+
+class AuthorityLost(Exception):
+    """An authority cannot be used; `diagnosis` has the reason and the remedy."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.diagnosis = Diagnosis(reason, message)
+
+
+class Authorities:
+    """Writes the Secrets of one QueueCluster."""
+
+    def __init__(self, kube: Kube, store: Store, namespace: str, name: str) -> None:
+        self._kube, self._store = kube, store
+        self._namespace, self._name = namespace, name
+
+    async def reconcile(
+        self,
+        cluster: Manifest,
+        *,
+        dns: Sequence[str],
+        ips: Sequence[str],
+        loaded: Mapping[str, Mapping[int, Loaded] | None],
+        now: datetime.datetime,
+    ) -> Issued:
+        """Bring the Secrets to the spec. Raises `AuthorityLost`, `KubeError`.
+
+        `dns` and `ips` are the addresses of the brokers. `loaded` is what the brokers report, by
+        kind of authority.
+        """
+        reasons = []
+        found: dict[str, Authority] = {}
+        for kind in security.KINDS:
+            have = await self._authority(cluster, kind, now)
+            leaf = self._leaf_fingerprint() if kind == CLUSTER else ""
+            have, why = await self._renew(cluster, kind, have, loaded.get(kind), leaf, now)
+            await self._apply(cluster, security.ca_cert(self._name, kind), {"ca.crt": have.trusted})
+            found[kind] = have
+            reasons += [f"The {kind} CA: {why}."] if why else []
+        operator = await self._leaves(cluster, found, dns, ips, now)
+        status = tuple(self._status(kind, have) for kind, have in found.items())
+        renewal = Diagnosis("RenewingCertificates", " ".join(reasons)) if reasons else None
+        return Issued(found[CLUSTER].trusted, operator, status, renewal)
+
+    # Authorities.
+
+    async def _authority(self, cluster: Manifest, kind: str, now: datetime.datetime) -> Authority:
+        name = security.ca(self._name, kind)
+        secret = await self._read(name)
+        if secret is None:
+            if not security.settings(cluster, kind).generate:
+                raise AuthorityLost(
+                    "CertificateAuthorityNotFound",
+                    f"Secret {name!r} does not exist, and spec.{security.FIELDS[kind]}.generate is "
+                    "false. Create it with your authority's ca.crt and ca.key.",
+                )
+            return await self._make(cluster, kind, now)
+        try:
+            have = _parsed(secret)
+            certificates.check_ca(have.current, now)
+            if have.next is not None:
+                certificates.check_ca(have.next, now)
+        except BadCertificate as error:
+            raise AuthorityLost(
+                "CertificateAuthorityInvalid",
+                f"The authority in Secret {name!r} cannot be used: {error}. Restore the Secret "
+                "from a backup, or write a valid authority into ca.crt and ca.key.",
+            ) from None
+        return have
+
+    async def _make(self, cluster: Manifest, kind: str, now: datetime.datetime) -> Authority:
+        known = security.known_fingerprint(cluster, kind)
+        permitted = cluster["metadata"].get("annotations", {}).get(REPLACE)
+        if known and permitted != known:
+            raise AuthorityLost(
+                "CertificateAuthorityLost",
+                f"Secret {security.ca(self._name, kind)!r} has disappeared. Restore it from a "
+                "backup. If it is lost, every client has to get a new authority: permit that by "
+                f"the annotation {REPLACE}={known}.",
+            )
+        made = Authority(self._new_pair(cluster, kind, now))
+        await self._write(cluster, kind, made)
+        return made
+
+    def _new_pair(self, cluster: Manifest, kind: str, now: datetime.datetime) -> KeyPair:
+        days = security.settings(cluster, kind).validity_days
+        return certificates.make_ca(f"{self._name}-{kind}-ca", now=now, validity_days=days)
+
+    async def _renew(
+        self,
+        cluster: Manifest,
+        kind: str,
+        have: Authority,
+        loaded: Mapping[int, Loaded] | None,
+        leaf: str,
+        now: datetime.datetime,
+    ) -> tuple[Authority, str]:
+        """Take the next step of a renewal; return what it waits for too."""
+        settings = security.settings(cluster, kind)
+        if not settings.generate:
+            return have, ""
+        requested = cluster["metadata"].get("annotations", {}).get(RENEW, "")
+        step = ca_renewal.next_step(
+            have,
+            now=now,
+            renewal=settings.renewal,
+            overlap=settings.overlap,
+            requested=requested,
+            loaded=loaded,
+            leaf=leaf,
+        )
+        if step.action is Action.KEEP:
+            return have, step.why
+        made = None
+        if step.action is Action.TRUST_NEXT:
+            made = self._new_pair(cluster, kind, now)
+        changed = ca_renewal.after(have, step.action, now=now, requested=requested, made=made)
+        await self._write(cluster, kind, changed)
+        text = f"The {kind} CA: {step.action.value}."
+        await self._kube.event(cluster, "CertificateAuthorityRenewal", text)
+        return changed, "a phase has begun" if changed.phase else ""
+
+    async def _write(self, cluster: Manifest, kind: str, have: Authority) -> None:
+        nothing = KeyPair(b"", b"")
+        following = have.next or nothing
+        data = {
+            "ca.crt": have.current.certificate,
+            "ca.key": have.current.key,
+            "next.crt": following.certificate,
+            "next.key": following.key,
+            "old.crt": have.old,
+        }
+        annotations = {BEGAN: have.began.isoformat() if have.began else "", HANDLED: have.handled}
+        await self._apply(cluster, security.ca(self._name, kind), data, annotations)
+
+    @staticmethod
+    def _status(kind: str, have: Authority) -> Manifest:
+        return {
+            "name": f"{kind}-ca",
+            "fingerprint": certificates.fingerprint(have.current.certificate),
+            "notAfter": f"{certificates.expires(have.current.certificate):%Y-%m-%dT%H:%M:%SZ}",
+            "phase": have.phase,
+        }
+
+    # Certificates.
+
+    def _leaf_fingerprint(self) -> str:
+        """Return the fingerprint of the certificate that brokers are to show; empty without one."""
+        secret = self._store.get("Secret", self._namespace, security.broker_tls(self._name))
+        pem = _data(secret).get("broker.crt", b"") if secret else b""
+        return certificates.fingerprint(pem) if pem else ""
+
+    async def _leaves(
+        self,
+        cluster: Manifest,
+        found: Mapping[str, Authority],
+        dns: Sequence[str],
+        ips: Sequence[str],
+        now: datetime.datetime,
+    ) -> KeyPair:
+        """Write the certificates of the brokers and the operator; return the operator's."""
+        authority = found[CLUSTER]
+        renewal = security.settings(cluster, CLUSTER).renewal
+        days = security.settings(cluster, CLUSTER).validity_days
+
+        async def leaf(secret: str, crt: str, key: str, **wanted: Any) -> KeyPair:
+            have = _data(await self._read(secret) or {})
+            pair = KeyPair(have.get(crt, b""), have.get(key, b""))
+            names_wanted = set(wanted.get("dns", ())), set(wanted.get("ips", ()))
+            if _is_good(pair, authority.current, names_wanted, now, renewal):
+                return pair
+            organization = certificates.ORGANIZATION
+            return certificates.issue(
+                authority.current,
+                now=now,
+                validity_days=days,
+                organization=organization,
+                **wanted,
+            )
+
+        broker = await leaf(
+            security.broker_tls(self._name),
+            "broker.crt",
+            "broker.key",
+            common_name=security.broker_name(self._name),
+            dns=dns,
+            ips=ips,
+            server=True,
+        )
+        operator = await leaf(
+            security.operator_tls(self._name),
+            "tls.crt",
+            "tls.key",
+            common_name=security.OPERATOR,
+        )
+        data = {
+            # Brokers read the key and the certificate from one file, so that they always match.
+            "broker.pem": broker.key + broker.certificate,
+            "broker.crt": broker.certificate,
+            "broker.key": broker.key,
+            "cluster-ca.crt": found[CLUSTER].trusted,
+            "clients-ca.crt": found[CLIENTS].trusted,
+        }
+        await self._apply(cluster, security.broker_tls(self._name), data, owned=True)
+        data = {
+            "tls.crt": operator.certificate,
+            "tls.key": operator.key,
+            "ca.crt": found[CLUSTER].trusted,
+        }
+        await self._apply(cluster, security.operator_tls(self._name), data, owned=True)
+        return operator
+
+    # Secrets.
+
+    async def _read(self, name: str) -> Manifest | None:
+        """Return a Secret; those of users have not the labels of the watched ones."""
+        found = self._store.get("Secret", self._namespace, name)
+        return found or await self._kube.get("v1", "Secret", name, self._namespace)
+
+    async def _apply(
+        self,
+        cluster: Manifest,
+        name: str,
+        data: Mapping[str, bytes],
+        annotations: Mapping[str, str] | None = None,
+        *,
+        owned: bool = False,
+    ) -> None:
+        meta: Manifest = {
+            "name": name,
+            "namespace": self._namespace,
+            "labels": names.labels(self._name, "security"),
+        }
+        if annotations:
+            meta["annotations"] = dict(annotations)
+        if owned:
+            meta["ownerReferences"] = [names.owner(cluster)]
+        want = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": meta,
+            "type": "Opaque",
+            "data": {key: base64.b64encode(value).decode() for key, value in data.items()},
+        }
+        have = self._store.get("Secret", self._namespace, name)
+        if have is None or has_drifted(want, have) or have.get("data") != want["data"]:
+            self._store.put(await self._kube.apply(want))
+
+
+def _data(secret: Manifest) -> dict[str, bytes]:
+    """Return the values of a Secret. Raises `BadCertificate`."""
+    try:
+        return {k: base64.b64decode(v, validate=True) for k, v in secret.get("data", {}).items()}
+    except (binascii.Error, TypeError):
+        raise BadCertificate("its data is not in base 64") from None
+
+
+def _parsed(secret: Manifest) -> Authority:
+    """Return the authority in a Secret. Raises `BadCertificate`."""
+    data, notes = _data(secret), secret["metadata"].get("annotations", {})
+    for key in ("ca.crt", "ca.key"):
+        if not data.get(key):
+            raise BadCertificate(f"it has no {key}")
+    following = KeyPair(data.get("next.crt", b""), data.get("next.key", b""))
+    began = notes.get(BEGAN)
+    return Authority(
+        KeyPair(data["ca.crt"], data["ca.key"]),
+        following if following.certificate else None,
+        data.get("old.crt", b""),
+        datetime.datetime.fromisoformat(began) if began else None,
+        notes.get(HANDLED, ""),
+    )
+
+
+def _is_good(
+    pair: KeyPair,
+    authority: KeyPair,
+    names_wanted: tuple[set[str], set[str]],
+    now: datetime.datetime,
+    renewal: datetime.timedelta,
+) -> bool:
+    """Return whether a certificate may stay in use."""
+    if not (pair.certificate and pair.key):
+        return False
+    try:
+        ends = certificates.expires(pair.certificate)
+        latest = certificates.expires(authority.certificate)
+        # A new certificate would end with the authority, too.
+        is_new_enough = ends - now > renewal or ends >= latest
+        return (
+            is_new_enough
+            and certificates.is_signed_by(pair.certificate, authority.certificate)
+            and certificates.names_of(pair.certificate) == names_wanted
+        )
+    except BadCertificate:
+        return False

@@ -1,0 +1,282 @@
+"""Three real brokers with the configs and certificates that the operator makes for a secured
+QueueCluster: who gets in, and the renewal of an authority while records are written.
+
+Only addresses and folders differ from those in Kubernetes. Each broker has a loopback address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import datetime
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from clusters import ShoalCluster, running
+from conditions import eventually
+from confluent_kafka import Producer
+from kube.api_server import ApiServer, CrashPoint, resource
+from servers import ShoalProcess
+from shoal.client.client import SyncClient
+from shoal.client.errors import ClientError, KafkaError, expect
+from shoal.client.secret import Secret
+from shoal.client.security_admin import SALT_SIZE, ScramMechanism, ScramUpsertion
+from shoal.client.topics import NewTopic
+from shoal.security.acls import Acl, Operation, PatternType, Permission, ResourceType
+from shoal_operator import certificates
+from shoal_operator.brokers import Brokers
+from shoal_operator.cluster.authorities import RENEW, Authorities, Issued
+from shoal_operator.cluster.decision import refusal
+from shoal_operator.model import cluster as model
+from shoal_operator.model import listeners, names, security
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+IDS = (0, 1, 2)
+BROKER_CONFIG = {
+    "broker.heartbeat.interval.ms": "500",
+    "broker.session.timeout.ms": "6000",
+    "shoal.ssl.reload.interval.ms": "200",
+}
+PASSWORD = "a-password"
+
+
+def queue_cluster() -> dict[str, Any]:
+    """A QueueCluster as the API server returns it."""
+    spec = {
+        "replicas": 3,
+        "storage": {"size": "1Gi"},
+        "config": {**BROKER_CONFIG, "offsets.topic.num.partitions": "1"},
+        "listeners": [
+            {"name": "mtls", "port": 9092, "tls": {}, "authentication": {"type": "tls"}},
+            {"name": "scram", "port": 9095, "tls": {}, "authentication": {"type": "scram-sha-512"}},
+        ],
+        "metrics": {"port": 9404},
+        "superUsers": ["User:CN=root"],
+        "clusterCa": {"overlap": "1s"},
+        "clientsCa": {"overlap": "1s"},
+    }
+    made = resource("QueueCluster", "main", **spec)
+    made["metadata"]["uid"] = "u"
+    return made
+
+
+class Secured(ShoalCluster):
+    """The brokers of a QueueCluster, without Kubernetes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.tls = folder, folder / "tls"
+        self.tls.mkdir()
+        #: No other cluster of this machine uses these addresses.
+        first, second = random.sample(range(2, 250), 2)
+        self.hosts = {id: f"127.{first}.{second}.{id + 1}" for id in IDS}
+        self.given = queue_cluster()
+        self.resource = security.resolved(self.given, None)
+        self.api = ApiServer(CrashPoint())
+        self.authorities = Authorities(self.api, self.api.store(), "n", "main")
+        self.issued = self.issue(None)
+        self.addresses = {id: f"{host}:9092" for id, host in self.hosts.items()}
+        self.roles = dict.fromkeys(IDS, "broker,controller")
+        self.listener = "REPLICATION"
+        self.controllers = {id: f"{host}:9093" for id, host in self.hosts.items()}
+        self.nodes = {id: self._node(id) for id in IDS}
+
+    def issue(self, loaded: Mapping[str, Any] | None) -> Issued:
+        """Reconcile the authorities, and write the brokers' Secret as the kubelet does."""
+        dns, ips = security.addresses(self.resource, self.hosts.values())
+        issued = asyncio.run(
+            self.authorities.reconcile(
+                self.resource,
+                dns=dns,
+                ips=ips,
+                loaded=loaded or {},
+                now=datetime.datetime.now(datetime.UTC),
+            )
+        )
+        for key, value in self.secret("main-broker-tls").items():
+            (self.tls / f"{key}.new").write_bytes(value)
+            (self.tls / f"{key}.new").rename(self.tls / key)
+        return issued
+
+    def secret(self, name: str) -> dict[str, bytes]:
+        data = self.api.find("Secret", name)["data"]
+        return {key: base64.b64decode(value) for key, value in data.items()}
+
+    def _node(self, id: int) -> ShoalProcess:
+        """A broker with the file that the operator writes for it."""
+        (found,) = [m for m in model.manifests(self.resource, "image") if m["kind"] == "ConfigMap"]
+        text = found["data"][model.config_file(id, 0)]
+        text = text.replace(security.TLS_DIR, str(self.tls))
+        text = text.replace(f"${{env:{listeners.POD_NAME}}}", names.pod("main", id))
+        for other, host in self.hosts.items():
+            text = text.replace(f"{names.pod('main', other)}.main-brokers.n.svc", host)
+        configs = dict(line.split("=", 1) for line in text.splitlines())
+        first, *others = configs.pop("listeners").split(",")
+        del configs["shoal.metrics.listener"], configs["log.dirs"]
+        assert first.startswith("REPLICATION://:")
+        flags = [f"--node-id={id}"]
+        flags += [f"--listener={one.replace('://', f'://{self.hosts[id]}')}" for one in others]
+        process = ShoalProcess(
+            self.folder / str(id), configs=configs, flags=flags, listener="REPLICATION"
+        )
+        process.bootstrap = first.replace("REPLICATION://", self.hosts[id])
+        return process
+
+    def start(self, ids: Any = None) -> Secured:
+        for id in ids or IDS:
+            self.nodes[id].launch()
+        for id in ids or IDS:
+            self.nodes[id].wait()
+        return self
+
+    def servers(self, port: int) -> str:
+        return ",".join(f"{host}:{port}" for host in self.hosts.values())
+
+    def operator(self) -> dict[str, str]:
+        return security.operator_client(self.issued.cluster_ca, self.issued.operator)
+
+    def connection(self) -> Brokers:
+        """The operator's own connection."""
+        urls = {id: f"{node.metrics_url}/" for id, node in self.nodes.items()}
+        return Brokers(self.servers(9091), urls, self.operator())
+
+    def user(self, name: str, authority: str = security.CLIENTS) -> dict[str, str]:
+        """Properties of a client with a certificate."""
+        secret = self.secret(security.ca("main", authority))
+        ca = certificates.KeyPair(secret["ca.crt"], secret["ca.key"])
+        now = datetime.datetime.now(datetime.UTC)
+        return security.operator_client(
+            self.secret("main-cluster-ca-cert")["ca.crt"],
+            certificates.issue(ca, name, now=now, validity_days=1),
+        )
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    with running(Secured(tmp_path_factory.mktemp("secured"))) as found:
+        assert isinstance(found, Secured)
+        with SyncClient(found.servers(9091), found.operator()) as admin:
+            made = admin.run(
+                admin.admin.topics.create([NewTopic("jobs", 3, 3), NewTopic("others", 1, 3)])
+            )
+            assert not [e for e in made.values() if isinstance(e, KafkaError)]
+            scram = ScramUpsertion.of(
+                "bob", ScramMechanism.SCRAM_SHA_512, Secret(PASSWORD), bytes(SALT_SIZE), 4096
+            )
+            assert admin.run(admin.admin.users.alter([scram])) == {"bob": None}
+            allow = [
+                Acl(ResourceType.TOPIC, "jobs", PatternType.LITERAL, who, "*", op, Permission.ALLOW)
+                for who in ("User:CN=ann", "User:bob")
+                for op in (Operation.WRITE, Operation.DESCRIBE)
+            ]
+            assert set(admin.run(admin.admin.acls.create(allow)).values()) == {None}
+        yield found
+
+
+def produced(servers: str, properties: Mapping[str, str], topic: str) -> str:
+    """Produce a record by librdkafka. Return the name of the error, or an empty text."""
+    errors: list[str] = []
+    given = {"bootstrap.servers": servers, "message.timeout.ms": "8000", **properties}
+    producer = Producer({**given, "error_cb": lambda error: errors.append(error.name())})
+    producer.produce(
+        topic, b"v", on_delivery=lambda error, _: errors.append(error.name() if error else "")
+    )
+    producer.flush(30)
+    return "" if "" in errors else errors[0]
+
+
+def test_the_spec_is_not_refused(cluster: Secured) -> None:
+    assert refusal(cluster.resource) is None
+
+
+def test_the_operator_reads_the_state_of_the_brokers(cluster: Secured) -> None:
+    async def work() -> Any:
+        brokers = cluster.connection()
+        try:
+            return await brokers.cluster_state(IDS, advertised=False)
+        finally:
+            await brokers.close()
+
+    state = asyncio.run(work())
+    assert state.registered == set(IDS)
+    assert state.quorum.voters == set(IDS)
+
+
+def test_clients_may_do_what_was_granted(cluster: Secured) -> None:
+    ann = cluster.user("ann")
+    assert produced(cluster.servers(9092), ann, "jobs") == ""
+    assert produced(cluster.servers(9092), ann, "others") == "TOPIC_AUTHORIZATION_FAILED"
+    assert produced(cluster.servers(9092), cluster.user("root"), "others") == ""
+    bob = {
+        "security.protocol": "SASL_SSL",
+        "ssl.ca.pem": ann["ssl.ca.pem"],
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.username": "bob",
+        "sasl.password": PASSWORD,
+    }
+    assert produced(cluster.servers(9095), bob, "jobs") == ""
+    assert produced(cluster.servers(9095), bob, "others") == "TOPIC_AUTHORIZATION_FAILED"
+    wrong = bob | {"sasl.password": "wrong"}
+    assert produced(cluster.servers(9095), wrong, "jobs") == "_AUTHENTICATION"
+
+
+#: What a client that does not belong there learns.
+STRANGERS = {
+    "nobody": "CERTIFICATE_REQUIRED",
+    "plain bytes": "closed the connection before it answered",
+    "the other authority": "UNKNOWN_CA",
+}
+
+
+@pytest.mark.parametrize("port", [9091, 9092, 9093])
+@pytest.mark.parametrize("who", STRANGERS)
+def test_strangers_get_no_connection(cluster: Secured, port: int, who: str) -> None:
+    """Also not with a certificate of the authority for clients where brokers are expected, and the
+    reverse."""
+    properties = cluster.user("main-broker", security.CLIENTS if port != 9092 else security.CLUSTER)
+    if who == "nobody":
+        for name in ("ssl.certificate.pem", "ssl.key.pem"):
+            del properties[name]
+    elif who == "plain bytes":
+        properties = {}
+    properties |= {"default.api.timeout.ms": "3000", "request.timeout.ms": "3000"}
+    with (
+        pytest.raises(ClientError, match=STRANGERS[who]),
+        SyncClient(f"{cluster.hosts[0]}:{port}", properties) as client,
+    ):
+        client.run(client.admin.describe_cluster())
+
+
+def test_an_authority_is_renewed_while_records_are_written(cluster: Secured) -> None:
+    """All three phases. Clients take the new authorities when they change, as from a mounted
+    Secret; each record is written."""
+    before = cluster.issued.status[0]["fingerprint"]
+    cluster.resource["metadata"]["annotations"] = {RENEW: "once"}
+    phases: list[str] = []
+
+    async def loaded() -> Any:
+        brokers = cluster.connection()
+        try:
+            return await brokers.loaded_certificates()
+        finally:
+            await brokers.close()
+
+    def renewed() -> bool:
+        assert produced(cluster.servers(9092), cluster.user("ann"), "jobs") == ""
+        cluster.issued = cluster.issue(asyncio.run(loaded()))
+        phase = cluster.issued.status[0]["phase"]
+        if phases[-1:] != [phase]:
+            phases.append(phase)
+        return not phase and len(phases) > 1
+
+    eventually(renewed, timeout_s=60, what="the renewal ends")
+    assert phases == ["TrustNext", "DropPrevious", ""]
+    assert cluster.issued.status[0]["fingerprint"] != before
+    with SyncClient(cluster.servers(9091), cluster.operator()) as admin:
+        about = admin.run(admin.admin.describe_cluster())
+        assert len(about.brokers) == 3
+        expect(admin.run(admin.admin.acls.create([])))
+    assert all(node.is_running for node in cluster.nodes.values())

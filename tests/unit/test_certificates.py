@@ -1,0 +1,151 @@
+"""Certificates of the operator: handshakes with what it makes, and what it refuses."""
+
+from __future__ import annotations
+
+import datetime
+import ssl
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+from cryptography.hazmat.primitives.serialization import pkcs12
+from shoal_operator import certificates
+from shoal_operator.certificates import BadCertificate, KeyPair
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NOW = datetime.datetime.now(datetime.UTC)
+DAY = datetime.timedelta(days=1)
+CA = certificates.make_ca("main-cluster-ca", now=NOW, validity_days=365)
+OTHER_CA = certificates.make_ca("main-cluster-ca", now=NOW, validity_days=365)
+BROKER = certificates.issue(
+    CA,
+    "main-broker",
+    now=NOW,
+    validity_days=30,
+    organization=certificates.ORGANIZATION,
+    dns=["*.main-brokers.n.svc"],
+    ips=["127.0.0.1", "::1"],
+    server=True,
+)
+USER = certificates.issue(CA, "ann", now=NOW, validity_days=30)
+
+
+def context(folder: Path, own: KeyPair | None, trusted: KeyPair, *, server: bool) -> ssl.SSLContext:
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    made.load_verify_locations(cadata=trusted.certificate.decode())
+    made.verify_mode = ssl.CERT_REQUIRED
+    if own is not None:
+        path = folder / f"{certificates.fingerprint(own.certificate)}.pem"
+        path.write_bytes(own.key + own.certificate)
+        made.load_cert_chain(path)
+    return made
+
+
+def shake_hands(client: ssl.SSLContext, server: ssl.SSLContext, name: str) -> str:
+    """Return the common name of the client. Raises `ssl.SSLError`."""
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        client.wrap_bio(to_client, to_server, server_hostname=name),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    for _ in range(4):
+        for end in ends:
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    shown = ends[1].getpeercert() or {}
+    return dict(part[0] for part in shown["subject"])["commonName"]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", ["main-broker-0.main-brokers.n.svc", "127.0.0.1", "::1"])
+def test_handshake(tmp_path: Path, name: str) -> None:
+    client = context(tmp_path, USER, CA, server=False)
+    assert shake_hands(client, context(tmp_path, BROKER, CA, server=True), name) == "ann"
+
+
+@pytest.mark.parametrize(
+    ("own", "trusted", "server", "name"),
+    [
+        (USER, OTHER_CA, BROKER, "127.0.0.1"),
+        (certificates.issue(OTHER_CA, "ann", now=NOW, validity_days=9), CA, BROKER, "127.0.0.1"),
+        (USER, CA, BROKER, "other.n.svc"),
+        (USER, CA, USER, "127.0.0.1"),
+        (certificates.issue(CA, "ann", now=NOW - 9 * DAY, validity_days=8), CA, BROKER, "::1"),
+    ],
+    ids=["the server's authority", "the client's", "a name", "a client as server", "expired"],
+)
+def test_handshakes_that_fail(
+    tmp_path: Path, own: KeyPair, trusted: KeyPair, server: KeyPair, name: str
+) -> None:
+    client = context(tmp_path, own, trusted, server=False)
+    with pytest.raises(ssl.SSLError):
+        shake_hands(client, context(tmp_path, server, CA, server=True), name)
+
+
+def test_openssl_verifies_them(tmp_path: Path) -> None:
+    """Under the rules of RFC 5280, which `ssl` does not all check."""
+    for name, pem in (("ca", CA.certificate), ("broker", BROKER.certificate)):
+        (tmp_path / name).write_bytes(pem)
+    words = ["openssl", "verify", "-x509_strict", "-CAfile", str(tmp_path / "ca")]
+    words += ["-purpose", "sslserver", str(tmp_path / "broker")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == f"{tmp_path / 'broker'}: OK", done.stderr
+
+
+def test_dates() -> None:
+    assert certificates.load(USER.certificate).not_valid_before_utc <= NOW - certificates.EARLIER
+    assert abs(certificates.expires(USER.certificate) - (NOW + 30 * DAY)) < DAY / 86_400
+    long = certificates.issue(CA, "ann", now=NOW, validity_days=4000)
+    assert certificates.expires(long.certificate) == certificates.expires(CA.certificate)
+
+
+def test_principals_are_subjects_as_java_prints_them() -> None:
+    assert (
+        certificates.principal("main-broker") == f"User:{certificates.subject(BROKER.certificate)}"
+    )
+    assert certificates.subject(USER.certificate) == "CN=ann"
+
+
+def test_facts_of_a_certificate() -> None:
+    assert certificates.names_of(BROKER.certificate) == (
+        {"*.main-brokers.n.svc"},
+        {"127.0.0.1", "::1"},
+    )
+    assert certificates.names_of(USER.certificate) == (set(), set())
+    assert certificates.is_signed_by(BROKER.certificate, CA.certificate)
+    assert not certificates.is_signed_by(BROKER.certificate, OTHER_CA.certificate)
+
+
+BAD = {
+    "expired": (
+        certificates.make_ca("x", now=NOW - 9 * DAY, validity_days=8),
+        "it expired at",
+    ),
+    "early": (certificates.make_ca("x", now=NOW + DAY, validity_days=8), "it is not valid before"),
+    "no authority": (USER, "CN=ann is no certificate authority"),
+    "another key": (CA._replace(key=OTHER_CA.key), "its key belongs to another certificate"),
+    "no key": (CA._replace(key=b""), "its key cannot be read"),
+    "nothing": (KeyPair(b"", b""), "there is no certificate in PEM format"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_authorities_that_cannot_be_used(name: str) -> None:
+    ca, message = BAD[name]
+    with pytest.raises(BadCertificate, match=message):
+        certificates.check_ca(ca, NOW)
+    certificates.check_ca(CA, NOW)
+
+
+def test_stores() -> None:
+    data = certificates.store(USER, [CA.certificate], "secret", "ann")
+    found = pkcs12.load_pkcs12(data, b"secret")
+    assert found.cert is not None
+    assert found.cert.certificate == certificates.load(USER.certificate)
+    assert [c.certificate for c in found.additional_certs] == [certificates.load(CA.certificate)]
+    trusted = certificates.store(None, [CA.certificate], "secret", "")
+    (only,) = pkcs12.load_pkcs12(trusted, b"secret").additional_certs
+    assert only.certificate == certificates.load(CA.certificate)
