@@ -416,24 +416,26 @@ def test_an_altered_certificate_is_refused_by_itself(tmp_path: Path) -> None:
         both.stop()
     for name, results in found.items():
         assert results["shoal"] == results["kafka"], name
-    assert found["first"]["kafka"] == ([(BROKER, "1", 42), (TOPIC, "t", 0)], "1234567")
+    assert found["first"]["kafka"] == [(BROKER, "1", 42), (TOPIC, "t", 0)]
 
 
 def _altered(both: Both, resources: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the rows of each response, and the retention of the topic."""
+    """Return the rows of each response. Check that the topic is altered if its row says so."""
     found: dict[str, Any] = {}
     for name, address in both.plain.items():
         with WireClient(address) as client:
             client.create_topic("t")
             body = {"resources": resources, "validate_only": False}
             rows = client.call(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, body).responses
-            key = {"resource_type": TOPIC, "resource_name": "t"}
-            asked = {"resources": [{**key, "configuration_keys": ["retention.ms"]}]}
-            (described,) = client.call(ApiKey.DESCRIBE_CONFIGS, 4, asked).results
-            found[name] = (
-                [(r.resource_type, r.resource_name, r.error_code) for r in rows],
-                described.configs[0].value,
-            )
+            found[name] = [(r.resource_type, r.resource_name, r.error_code) for r in rows]
+            expected = "1234567" if (TOPIC, "t", 0) in found[name] else "604800000"
+            eventually(lambda c=client, e=expected: _retention(c) == e)
             deletion = {"topics": [{"name": "t", "topic_id": None}], "timeout_ms": 30_000}
             assert not client.call(ApiKey.DELETE_TOPICS, 6, deletion).responses[0].error_code
     return found
+
+
+def _retention(client: WireClient) -> str:
+    key = {"resource_type": TOPIC, "resource_name": "t", "configuration_keys": ["retention.ms"]}
+    (found,) = client.call(ApiKey.DESCRIBE_CONFIGS, 4, {"resources": [key]}).results
+    return str(found.configs[0].value) if found.configs else ""
