@@ -10,7 +10,7 @@ from shoal_operator.ca_renewal import Loaded
 from shoal_operator.model import security
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Mapping
 
 OWN = "shoal_listener_certificate_info"
 TRUSTED = "shoal_listener_trusted_certificate_info"
@@ -18,11 +18,13 @@ TRUSTED = "shoal_listener_trusted_certificate_info"
 _INTERNAL = frozenset({security.REPLICATION, security.CONTROLLER})
 
 
-def parse_certificates(pages: Mapping[int, str]) -> dict[str, dict[int, Loaded]]:
+def parse_certificates(
+    pages: Mapping[int, str], others: Container[str] = ()
+) -> dict[str, dict[int, Loaded]]:
     """Return fingerprints by kind of authority and broker, from the texts of `/metrics`.
 
-    A certificate counts if all listeners of the kind have it. Raises `ValueError` for text that is
-    not in Prometheus' format.
+    A certificate counts if all listeners of the kind have it, but for `others`, which show
+    certificates of users. Raises `ValueError` for text that is not in Prometheus' format.
     """
     found: dict[str, dict[int, Loaded]] = {kind: {} for kind in security.KINDS}
     for broker, page in pages.items():
@@ -36,7 +38,8 @@ def parse_certificates(pages: Mapping[int, str]) -> dict[str, dict[int, Loaded]]
         for kind in security.KINDS:
             mine = [n for n in own if (n in _INTERNAL) == (kind == security.CLUSTER)]
             found[kind][broker] = Loaded(
-                _common([own[n] for n in own]), _common([trusted.get(n, set()) for n in mine])
+                _common([own[n] for n in own if n not in others]),
+                _common([trusted.get(n, set()) for n in mine]),
             )
     return found
 

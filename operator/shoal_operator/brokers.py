@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any
+import secrets
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx2
 from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
 from shoal.client.configs import AlterOperation, ConfigChange, ConfigSource, Resource, ResourceType
+from shoal.client.connection import connect
 from shoal.client.errors import ClientError, KafkaError
+from shoal.client.secret import Secret
+from shoal.client.security_admin import SALT_SIZE, AclFilter, ScramMechanism, ScramUpsertion
 from shoal.client.settings import Settings
 from shoal.client.topics import NewTopic, OffsetSpec
 from shoal.protocol.errors import ErrorCode
@@ -35,7 +39,9 @@ from shoal_operator.group_metrics import GroupMetrics, parse_group_metrics
 from shoal_operator.roller import PartitionState, Quorum
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+
+    from shoal.security.acls import Acl
 
     from shoal_operator.ca_renewal import Loaded
 
@@ -48,11 +54,12 @@ REACH_SECONDS_MAX = 1.0
 CAUGHT_UP_MS = 10_000
 #: How long numbers from the brokers' metrics stay valid while a broker does not answer.
 METRICS_MS_MAX = 60_000
+T = TypeVar("T")
 MIN_ISR = "min.insync.replicas"
 ABSENT = frozenset({ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id})
 
 
-def chunks(names: Sequence[str]) -> Iterable[Sequence[str]]:
+def chunks(names: Sequence[T]) -> Iterable[Sequence[T]]:
     """Yield the names in batches of `BATCH_MAX`."""
     for start in range(0, len(names), BATCH_MAX):
         yield names[start : start + BATCH_MAX]
@@ -86,26 +93,24 @@ class Brokers:
         if moved:
             await self.close()
 
-    async def set_client(self, properties: Mapping[str, str]) -> None:
-        """Use these properties of TLS for connections from now on."""
-        if properties != self._client_properties:
-            self._client_properties = dict(properties)
-            await self.close()
+    def set_client(self, properties: Mapping[str, str]) -> None:
+        """Use these properties of TLS for new connections; open ones stay."""
+        self._client_properties = dict(properties)
+
+    def _properties(self) -> dict[str, str]:
+        """Return the client's properties, which it reads for each new connection."""
+        return {
+            **self._client_properties,
+            "client.id": "shoal-operator",
+            "request.timeout.ms": str(REQUEST_TIMEOUT_MS),
+            "socket.connection.setup.timeout.ms": "2000",
+            "default.api.timeout.ms": str(REQUEST_TIMEOUT_MS),
+        }
 
     @property
     def _client(self) -> Client:
         if self._admin_client is None:
-            settings = Settings.of(
-                self._addresses[0],
-                {
-                    **self._client_properties,
-                    "client.id": "shoal-operator",
-                    "request.timeout.ms": str(REQUEST_TIMEOUT_MS),
-                    "socket.connection.setup.timeout.ms": "2000",
-                    "default.api.timeout.ms": str(REQUEST_TIMEOUT_MS),
-                },
-            )
-            self._admin_client = Client(settings)
+            self._admin_client = Client(Settings.of(self._addresses[0], self._properties))
         return self._admin_client
 
     async def is_reachable(self) -> bool:
@@ -113,13 +118,14 @@ class Brokers:
 
         A Service routes to its pods a little after they are ready.
         """
-        for host, port in Settings.of(self._addresses[0]).bootstrap:
+        settings = Settings.of(self._addresses[0], self._properties)
+        for address in settings.bootstrap:
             try:
                 async with asyncio.timeout(REACH_SECONDS_MAX):
-                    _, writer = await asyncio.open_connection(host, port)
-            except OSError:
+                    connection = await connect(settings, address)
+            except (ClientError, TimeoutError):
                 return False
-            writer.close()
+            connection.close()
         return True
 
     async def close(self) -> None:
@@ -372,12 +378,13 @@ class Brokers:
     ) -> dict[str, GroupState]:
         """Return the state, members and lag of share groups. Raises `ClientError`.
 
-        A group of another type counts as absent, unless `of_any_type` is true.
+        A group of another type counts as absent, unless `of_any_type` is true. Metrics are read
+        after the lag. In the reverse order, records that are produced in between would count in
+        the lag and not as delayed, and start consumers.
         """
         if not groups:
             return {}
-        scraped = await self._scrape()
-        states: dict[str, GroupState] = {}
+        found: dict[str, tuple[Any, Any]] = {}
         for names in chunks(groups):
             self._count("ShareGroupDescribe")
             about = await self._client.admin.groups.describe_share(names)
@@ -388,15 +395,12 @@ class Brokers:
                 about = {**about, **await self._client.admin.groups.describe(absent)}
             self._count("DescribeShareGroupOffsets")
             offsets = await self._client.admin.share_groups.offsets(known) if known else {}
-            for name in names:
-                states[name] = group_state(
-                    name,
-                    about.get(name),
-                    offsets.get(name),
-                    self.group_metrics.get(name),
-                    scraped=scraped,
-                )
-        return states
+            found |= {name: (about.get(name), offsets.get(name)) for name in names}
+        scraped = await self._scrape()
+        return {
+            name: group_state(name, *state, self.group_metrics.get(name), scraped=scraped)
+            for name, state in found.items()
+        }
 
     async def _scrape(self) -> bool:
         """Read the metrics of all brokers into `group_metrics`; return whether all answered."""
@@ -413,16 +417,93 @@ class Brokers:
         self.group_metrics, self._scraped_ms = found, clock.now_ms()
         return True
 
-    async def loaded_certificates(self) -> dict[str, dict[int, Loaded]] | None:
+    async def loaded_certificates(
+        self, others: Container[str] = ()
+    ) -> dict[str, dict[int, Loaded]] | None:
         """Return the certificates that the brokers report, by kind of authority and broker id.
-        None unless all brokers answer."""
+
+        None unless all brokers answer. `others` are listeners with certificates of users.
+        """
+        if not self._addresses[1]:
+            return None  # A new operator does not know the brokers yet.
         pages: dict[int, str] = {}
         try:
             for broker_id, url in self._addresses[1].items():
                 pages[broker_id] = (await self._web.get(url + "metrics")).text
-            return parse_certificates(pages)
+            return parse_certificates(pages, others)
         except (httpx2.HTTPError, ValueError):
             return None
+
+    # Users.
+
+    async def acls(self) -> list[Acl]:
+        """Return all access control entries. Raises `KafkaError`, SECURITY_DISABLED without an
+        authorizer."""
+        self._count("DescribeAcls")
+        return await self._client.admin.acls.describe()
+
+    async def change_acls(
+        self, *, add: Collection[Acl], remove: Collection[Acl]
+    ) -> dict[str, KafkaError]:
+        """Add and remove access control entries; return the errors by principal."""
+        failures: dict[str, KafkaError] = {}
+        for some in chunks(sorted(add)):
+            self._count("CreateAcls")
+            made = await self._client.admin.acls.create(some)
+            failures |= {acl.principal: error for acl, error in made.items() if error}
+        for some in chunks(sorted(remove)):
+            self._count("DeleteAcls")
+            gone = await self._client.admin.acls.delete(AclFilter(*acl) for acl in some)
+            failures |= {
+                str(one.principal): error
+                for one, error in gone.items()
+                if isinstance(error, KafkaError)
+            }
+        return failures
+
+    async def scram_users(self, users: Sequence[str]) -> set[str]:
+        """Return those users that have a credential for SCRAM-SHA-512."""
+        found: dict[str, Any] = {}
+        for some in chunks(users):
+            self._count("DescribeUserScramCredentials")
+            found |= await self._client.admin.users.describe(some)
+        return {
+            user
+            for user, infos in found.items()
+            if not isinstance(infos, KafkaError)
+            and str(ScramMechanism.SCRAM_SHA_512) in [info.mechanism for info in infos]
+        }
+
+    async def set_passwords(self, passwords: Mapping[str, str]) -> dict[str, KafkaError]:
+        """Set the passwords of users for SCRAM-SHA-512; return the errors by user."""
+        failures: dict[str, KafkaError] = {}
+        for some in chunks(sorted(passwords)):
+            hashed = await asyncio.to_thread(
+                lambda names: [
+                    ScramUpsertion.of(
+                        name,
+                        ScramMechanism.SCRAM_SHA_512,
+                        Secret(passwords[name]),
+                        secrets.token_bytes(SALT_SIZE),
+                    )
+                    for name in names
+                ],
+                some,
+            )
+            self._count("AlterUserScramCredentials")
+            done = await self._client.admin.users.alter(hashed)
+            failures |= {user: error for user, error in done.items() if error}
+        return failures
+
+    async def delete_scram_users(self, users: Sequence[str]) -> dict[str, KafkaError]:
+        """Delete the credentials of users for SCRAM-SHA-512; return the errors by user."""
+        failures: dict[str, KafkaError] = {}
+        for some in chunks(users):
+            self._count("AlterUserScramCredentials")
+            gone = [(user, ScramMechanism.SCRAM_SHA_512) for user in some]
+            done = await self._client.admin.users.alter(deletions=gone)
+            failures |= {user: error for user, error in done.items() if error}
+        return failures
 
     async def partitions_of(self, topics: Sequence[str]) -> dict[str, int]:
         """Return the number of partitions of those topics that exist."""

@@ -20,7 +20,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
+    from cryptography.hazmat.primitives.asymmetric.types import (
+        CertificateIssuerPrivateKeyTypes,
+        PrivateKeyTypes,
+    )
 
 #: How much earlier than now a certificate becomes valid.
 EARLIER = datetime.timedelta(hours=1)
@@ -138,6 +141,19 @@ def check_ca(ca: KeyPair, now: datetime.datetime) -> None:
     if authority.not_valid_before_utc > now:
         starts = authority.not_valid_before_utc
         raise BadCertificate(f"it is not valid before {starts:%Y-%m-%d %H:%M} UTC")
+
+
+def check_pair(pair: KeyPair) -> None:
+    """Raise `BadCertificate` unless this is a certificate with its key."""
+    if _load_key(pair).public_key() != load(pair.certificate).public_key():
+        raise BadCertificate("its key belongs to another certificate")
+
+
+def _load_key(pair: KeyPair) -> PrivateKeyTypes:
+    try:
+        return serialization.load_pem_private_key(pair.key, None)
+    except (TypeError, ValueError) as error:
+        raise BadCertificate(f"its key cannot be read: {error}") from None
 
 
 def _load_ca(ca: KeyPair) -> tuple[x509.Certificate, CertificateIssuerPrivateKeyTypes]:

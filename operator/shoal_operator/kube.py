@@ -42,6 +42,7 @@ PLURALS = {
     "SparkApplication": "sparkapplications",
     "QueueCluster": "queueclusters",
     "QueueTopic": "queuetopics",
+    "QueueUser": "queueusers",
     "ShareGroup": "sharegroups",
     "ShareConsumer": "shareconsumers",
 }

@@ -4,7 +4,8 @@ kopf provides the watch streams, the liveness probe and the life cycle. The hand
 handlers only: kopf writes nothing to the objects and leaves no annotations.
 
 Environment variables:
-SHOAL_OPERATOR_NAMESPACE: the namespace of the Lease; default `default`.
+SHOAL_OPERATOR_NAMESPACE: the namespace of the operator's pods and of the Lease, which is in
+`default` without it.
 SHOAL_BROKER_IMAGE, SHOAL_SPARK_IMAGE: default images.
 SHOAL_BROKER_PULL_POLICY, SHOAL_SPARK_PULL_POLICY: their pull policies; default `IfNotPresent`.
 SHOAL_DRIVER_ROLE: the ClusterRole of Spark drivers.
@@ -58,6 +59,7 @@ def _settings() -> Settings:
         scale_url=given("SHOAL_SCALE_URL", f"http://{socket.gethostname()}:8080"),
         broker_pull_policy=given("SHOAL_BROKER_PULL_POLICY", "IfNotPresent"),
         spark_pull_policy=given("SHOAL_SPARK_PULL_POLICY", "IfNotPresent"),
+        namespace=given("SHOAL_OPERATOR_NAMESPACE", ""),
     )
 
 

@@ -28,6 +28,7 @@ from shoal_operator.model import names, security
 from shoal_operator.reconcile_loop import ReconcileLoop
 from shoal_operator.statuses import Statuses
 from shoal_operator.store import Store
+from shoal_operator.users import Users
 from shoal_operator.watch import Watch
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ LOAD_RETRY_SECONDS = 2.0
 #: The fields that `/scale` returns for a ShareConsumer, where they are known.
 SIGNALS = ("lag", "workable", "due", "inFlight", "partitions", "desiredReplicas", "ceiling")
 _MANAGED = {"app.kubernetes.io/managed-by": names.FIELD_MANAGER}
-CUSTOM = ("QueueCluster", "QueueTopic", "ShareGroup", "ShareConsumer")
+CUSTOM = ("QueueCluster", "QueueTopic", "QueueUser", "ShareGroup", "ShareConsumer")
 SPARK_CRD = "sparkapplications.sparkoperator.k8s.io"
 #: What kopf watches: API version, kind, labels. `SPARK` has its own watch since it may be absent.
 WATCHED: tuple[tuple[str, str, Mapping[str, str]], ...] = (
@@ -79,12 +80,20 @@ class ClusterLoops:
     groups: ReconcileLoop
     watch: ReconcileLoop
     consumers: ReconcileLoop
+    users: ReconcileLoop
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     def start(self, name: str) -> None:
         self.tasks = [
             asyncio.create_task(loop.run(), name=f"{loop.kind} of {name}")
-            for loop in (self.cluster, self.topics, self.groups, self.watch, self.consumers)
+            for loop in (
+                self.cluster,
+                self.topics,
+                self.groups,
+                self.watch,
+                self.consumers,
+                self.users,
+            )
         ]
 
     async def stop(self) -> None:
@@ -250,19 +259,32 @@ class Operator:
             loops = self._start(key)
         if loops is None:
             return
-        if kind == "QueueTopic":
-            self._enqueue_with_rivals(loops.topics, manifest, deleted=deleted)
-            for group in self.store.of_cluster("ShareGroup", *key):
-                if not group.get("status", {}).get("partitions"):
-                    loops.groups.enqueue(group["metadata"]["name"])
-        elif kind == "ShareGroup":
-            self._enqueue_with_rivals(loops.groups, manifest, deleted=deleted)
-            for consumer in self._consumers_of(meta["namespace"], meta["name"]):
-                self._enqueue_consumer(consumer)
+        of_kinds = {
+            "QueueTopic": loops.topics,
+            "ShareGroup": loops.groups,
+            "QueueUser": loops.users,
+        }
+        if kind in of_kinds:
+            self._enqueue_with_rivals(of_kinds[kind], manifest, deleted=deleted)
+            self._enqueue_dependents(manifest, loops)
+        elif user := meta.get("labels", {}).get(names.USER_LABEL):
+            loops.users.enqueue(user)
         else:
             loops.cluster.enqueue(key[1])
             if kind == "QueueCluster":
                 self._enqueue_all(key)
+
+    def _enqueue_dependents(self, manifest: Manifest, loops: ClusterLoops) -> None:
+        """Enqueue what depends on a topic or on a group."""
+        meta = manifest["metadata"]
+        if manifest["kind"] == "QueueTopic":
+            key = (meta["namespace"], self._cluster_of(manifest))
+            for group in self.store.of_cluster("ShareGroup", *key):
+                if not group.get("status", {}).get("partitions"):
+                    loops.groups.enqueue(group["metadata"]["name"])
+        elif manifest["kind"] == "ShareGroup":
+            for consumer in self._consumers_of(meta["namespace"], meta["name"]):
+                self._enqueue_consumer(consumer)
 
     def _enqueue_consumer(self, consumer: Manifest) -> None:
         meta = consumer["metadata"]
@@ -282,13 +304,18 @@ class Operator:
         if not deleted and not meta.get("deletionTimestamp"):
             return
         for other in self.store.of_cluster(kind, meta["namespace"], manifest["spec"]["cluster"]):
-            if ready_reason(other) in ("TopicClaimed", "GroupClaimed"):
+            if ready_reason(other) in ("TopicClaimed", "GroupClaimed", "UserClaimed"):
                 loop.enqueue(other["metadata"]["name"])
 
     def _enqueue_all(self, key: ClusterKey) -> None:
         """Enqueue all resources of a cluster that was created, has changed or begins to answer."""
         loops = self._loops[key]
-        for loop, kind in ((loops.topics, "QueueTopic"), (loops.groups, "ShareGroup")):
+        of_kinds = (
+            (loops.topics, "QueueTopic"),
+            (loops.groups, "ShareGroup"),
+            (loops.users, "QueueUser"),
+        )
+        for loop, kind in of_kinds:
             for other in self.store.of_cluster(kind, *key):
                 loop.enqueue(other["metadata"]["name"])
         for name in loops.share_consumers.list_names():
@@ -298,7 +325,7 @@ class Operator:
         kind, meta = manifest["kind"], manifest["metadata"]
         if kind == "QueueCluster":
             return str(meta["name"])
-        if kind in ("QueueTopic", "ShareGroup"):
+        if kind in ("QueueTopic", "QueueUser", "ShareGroup"):
             return str(manifest["spec"]["cluster"])
         if kind == "ShareConsumer":
             group = self.store.get("ShareGroup", meta["namespace"], manifest["spec"]["shareGroup"])
@@ -314,7 +341,7 @@ class Operator:
 
     def _is_used(self, key: ClusterKey) -> bool:
         return self.store.get("QueueCluster", *key) is not None or any(
-            self.store.of_cluster(kind, *key) for kind in ("QueueTopic", "ShareGroup")
+            self.store.of_cluster(kind, *key) for kind in ("QueueTopic", "QueueUser", "ShareGroup")
         )
 
     async def _report_orphans(self, wanted: list[str]) -> float | None:
@@ -353,11 +380,13 @@ class Operator:
             self._settings.broker_image,
             on_reachable=lambda: self._enqueue_all(key),
             pull_policy=self._settings.broker_pull_policy,
+            operator_namespace=self._settings.namespace,
         )
         topics = topics_module.Topics(*parts)
         monitor = GroupMonitor(*parts)
         monitor.subscribe(lambda changed: self._enqueue_consumers(key, changed))
         groups = Groups(*parts, monitor=monitor)
+        users = Users(*parts)
         consumers = Consumers(*parts[:2], monitor, namespace, name, self._settings)
         loops = ClusterLoops(
             brokers,
@@ -372,6 +401,9 @@ class Operator:
             ReconcileLoop("ShareGroup lag", monitor.watch, groups.list_names, WATCH_SECONDS),
             ReconcileLoop(
                 "ShareConsumer", consumers.reconcile, consumers.list_names, RESYNC_SECONDS
+            ),
+            ReconcileLoop(
+                "QueueUser", users.reconcile, users.list_names, RESYNC_SECONDS, SETTLE_SECONDS
             ),
         )
         self._loops[key] = loops

@@ -11,7 +11,7 @@ class Settings:
 
     `driver_role` is the ClusterRole of Spark drivers. `scale_url` is the URL of this operator's
     scale signals. The pull policies are for pods with `broker_image` or `spark_image` whose
-    resource sets none.
+    resource sets none. `namespace` is that of the operator's pods, empty if it runs elsewhere.
     """
 
     broker_image: str
@@ -20,3 +20,4 @@ class Settings:
     scale_url: str
     broker_pull_policy: str = "IfNotPresent"
     spark_pull_policy: str = "IfNotPresent"
+    namespace: str = ""

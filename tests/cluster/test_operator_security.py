@@ -10,8 +10,10 @@ import asyncio
 import base64
 import datetime
 import random
+import subprocess
 from typing import TYPE_CHECKING, Any
 
+import kafka_tools
 import pytest
 from clusters import ShoalCluster, running
 from conditions import eventually
@@ -19,10 +21,11 @@ from confluent_kafka import Producer
 from kube.api_server import ApiServer, CrashPoint, resource
 from servers import ShoalProcess
 from shoal.client.client import SyncClient
-from shoal.client.errors import ClientError, KafkaError, expect
+from shoal.client.errors import ClientError, KafkaError
 from shoal.client.secret import Secret
 from shoal.client.security_admin import SALT_SIZE, ScramMechanism, ScramUpsertion
 from shoal.client.topics import NewTopic
+from shoal.protocol.errors import ErrorCode
 from shoal.security.acls import Acl, Operation, PatternType, Permission, ResourceType
 from shoal_operator import certificates
 from shoal_operator.brokers import Brokers
@@ -30,6 +33,8 @@ from shoal_operator.cluster.authorities import RENEW, Authorities, Issued
 from shoal_operator.cluster.decision import refusal
 from shoal_operator.model import cluster as model
 from shoal_operator.model import listeners, names, security
+from shoal_operator.model import users as users_model
+from shoal_operator.users import Users
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -179,7 +184,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 def produced(servers: str, properties: Mapping[str, str], topic: str) -> str:
     """Produce a record by librdkafka. Return the name of the error, or an empty text."""
     errors: list[str] = []
-    given = {"bootstrap.servers": servers, "message.timeout.ms": "8000", **properties}
+    given = {"bootstrap.servers": servers, "message.timeout.ms": "3000", **properties}
     producer = Producer({**given, "error_cb": lambda error: errors.append(error.name())})
     producer.produce(
         topic, b"v", on_delivery=lambda error, _: errors.append(error.name() if error else "")
@@ -250,6 +255,189 @@ def test_strangers_get_no_connection(cluster: Secured, port: int, who: str) -> N
         client.run(client.admin.describe_cluster())
 
 
+class QueueUsers:
+    """The operator's reconciler of QueueUsers."""
+
+    def __init__(self, cluster: Secured) -> None:
+        self.cluster, self.api = cluster, cluster.api
+        self.api.add({**cluster.given, "kind": "QueueCluster"})
+
+    def add(self, name: str, kind: str, **spec: Any) -> None:
+        given = {"cluster": "main", "authentication": {"type": kind}, **spec}
+        manifest = resource("QueueUser", name, **given)
+        self.api.add(manifest)
+
+    def reconcile(self) -> dict[str, tuple[str, str]]:
+        """Reconcile all of them. Return reason and message of Ready by name."""
+
+        async def work() -> None:
+            brokers = self.cluster.connection()
+            users = Users(self.api, self.api.store(), brokers, "n", "main")
+            try:
+                await users.reconcile(users.list_names())
+            finally:
+                await brokers.close()
+
+        asyncio.run(work())
+        return {
+            user["metadata"]["name"]: (ready["reason"], ready["message"])
+            for user in self.api.all("QueueUser")
+            for ready in user["status"]["conditions"]
+            if ready["type"] == "Ready"
+        }
+
+    def mounted(self, name: str, folder: Path) -> Path:
+        """Write a user's Secret into a folder, as if it was mounted. Return the folder."""
+        folder.mkdir(exist_ok=True)
+        ports = {"9092": "main-bootstrap.n.svc:9092", "9095": "main-bootstrap.n.svc:9095"}
+        for key, value in self.cluster.secret(name).items():
+            for port, service in ports.items():
+                servers = self.cluster.servers(int(port)).encode()
+                value = value.replace(service.encode(), servers)
+            (folder / key).write_bytes(value.replace(users_model.MOUNT.encode(), bytes(folder)))
+        return folder
+
+
+def properties_in(file: Path) -> dict[str, str]:
+    lines = file.read_text().splitlines()
+    return {k: v.replace("\\\\", "\\") for k, v in (line.split("=", 1) for line in lines)}
+
+
+PRODUCER = {"producer": {"topics": ["jobs"]}}
+SHARE_CONSUMER = {"shareConsumer": {"topics": ["jo*"], "groups": ["packers"]}}
+
+
+@pytest.fixture
+def users(cluster: Secured) -> Iterator[QueueUsers]:
+    """The reconciler; all QueueUsers are deleted afterwards."""
+    found = QueueUsers(cluster)
+    yield found
+    for user in found.api.all("QueueUser"):
+        user["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    found.reconcile()
+    for kind, name in list(found.api.objects):
+        if kind == "QueueUser":
+            del found.api.objects[kind, name]
+            found.api.objects.pop(("Secret", name), None)
+
+
+@pytest.mark.parametrize("kind", ["tls", "scram-sha-512"])
+def test_a_secret_is_all_that_a_client_needs(users: QueueUsers, tmp_path: Path, kind: str) -> None:
+    """With librdkafka, our own client, and Java, which take the files as they are."""
+    users.add("eve", kind, acls=[PRODUCER, SHARE_CONSUMER])
+    assert users.reconcile()["eve"][0] == "Reconciled"
+    folder = users.mounted("eve", tmp_path / "user")
+    given = properties_in(folder / "librdkafka.properties")
+    servers = given.pop("bootstrap.servers")
+    assert produced(servers, given, "jobs") == ""
+    assert produced(servers, given, "others") == "TOPIC_AUTHORIZATION_FAILED"
+
+    own = properties_in(folder / "client.properties")
+    with SyncClient(own.pop("bootstrap.servers"), own) as client:
+        session = client.run(client.client.share("packers", ["jobs"]))
+        client.run(session.acquire())
+        client.run(session.close())
+        with pytest.raises(KafkaError) as refused:
+            client.run(client.client.share("others", ["jobs"]))
+        assert refused.value.code is ErrorCode.group_authorization_failed
+
+
+@pytest.mark.java
+@pytest.mark.parametrize("kind", ["tls", "scram-sha-512"])
+def test_java_reads_the_properties(users: QueueUsers, tmp_path: Path, kind: str) -> None:
+    users.add("eve", kind, acls=[PRODUCER])
+    users.reconcile()
+    folder = users.mounted("eve", tmp_path / "user")
+    servers = properties_in(folder / "client.properties")["bootstrap.servers"]
+    words = ["--bootstrap-server", servers, "--list"]
+    config = ["--command-config", str(folder / "client.properties")]
+    done = subprocess.run(
+        kafka_tools.command("kafka-topics", *words, *config),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout.split() == ["jobs"], done.stderr
+
+
+def test_permissions_follow_the_spec_and_go_with_the_user(users: QueueUsers) -> None:
+    def entries() -> list[Acl]:
+        with SyncClient(users.cluster.servers(9091), users.cluster.operator()) as admin:
+            every = admin.run(admin.admin.acls.describe())
+        return [acl for acl in every if acl.principal == "User:CN=eve"]
+
+    denied = {
+        "resource": {"type": "topic", "name": "jobs"},
+        "operations": ["delete"],
+        "permission": "deny",
+    }
+    users.add("eve", "tls", acls=[PRODUCER, denied])
+    users.reconcile()
+    assert len(entries()) == 4
+    assert [a.operation for a in entries() if a.permission is Permission.DENY] == [Operation.DELETE]
+    users.add("eve", "tls", acls=[SHARE_CONSUMER])
+    users.reconcile()
+    assert len(entries()) == 4
+    assert {(a.resource_name, a.pattern_type) for a in entries()} == {
+        ("jo", PatternType.PREFIXED),
+        ("packers", PatternType.LITERAL),
+    }
+    users.reconcile()
+    assert len(entries()) == 4
+    users.api.find("QueueUser", "eve")["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    users.reconcile()
+    assert entries() == []
+
+
+def test_passwords(users: QueueUsers, tmp_path: Path) -> None:
+    """A generated one stays. An own one is followed, and a deleted user cannot log in."""
+    users.add("eve", "scram-sha-512", acls=[PRODUCER])
+    users.reconcile()
+    before = users.cluster.secret("eve")
+    users.reconcile()
+    assert users.cluster.secret("eve") == before
+    assert len(before["password"]) == 32
+
+    reference = {"secretKeyRef": {"name": "mine", "key": "word"}}
+    own_password = {"type": "scram-sha-512", "password": reference}
+    users.add("eve", "scram-sha-512", authentication=own_password)
+    assert users.reconcile()["eve"][0] == "PasswordNotFound"
+    for number in range(2):
+        word = base64.b64encode(f'own "{number}\\'.encode()).decode()
+        secret = {**resource("Secret", "mine"), "apiVersion": "v1", "data": {"word": word}}
+        users.api.add(secret)
+        users.add("eve", "scram-sha-512", authentication=own_password, acls=[PRODUCER])
+        assert users.reconcile()["eve"][0] == "Reconciled"
+        assert users.cluster.secret("eve")["password"] == base64.b64decode(word)
+        folder = users.mounted("eve", tmp_path / str(number))
+        given = properties_in(folder / "librdkafka.properties")
+        servers = given.pop("bootstrap.servers")
+        assert produced(servers, given, "jobs") == ""
+        own = properties_in(folder / "client.properties")
+        with SyncClient(own.pop("bootstrap.servers"), own) as client:
+            client.run(client.admin.describe_cluster())
+    users.api.find("QueueUser", "eve")["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    users.reconcile()
+    assert produced(servers, given, "jobs") == "_AUTHENTICATION"
+
+
+def test_users_that_cannot_be_made(users: QueueUsers) -> None:
+    foreign = {**resource("Secret", "zoe"), "apiVersion": "v1", "data": {"a": "b25l"}}
+    users.api.add(foreign)
+    users.add("zoe", "tls")
+    users.add("eve", "tls")
+    users.add("eve-again", "tls", username="eve")
+    users.api.find("QueueUser", "eve-again")["metadata"]["creationTimestamp"] = (
+        "2027-01-01T00:00:00Z"
+    )
+    reasons = {name: reason for name, (reason, _) in users.reconcile().items()}
+    assert reasons == {"zoe": "SecretNotOwned", "eve": "Reconciled", "eve-again": "UserClaimed"}
+    assert users.api.find("Secret", "zoe")["data"] == foreign["data"]
+    del users.api.objects["Secret", "zoe"]
+    assert users.reconcile()["zoe"][0] == "Reconciled"
+
+
 def test_an_authority_is_renewed_while_records_are_written(cluster: Secured) -> None:
     """All three phases. Clients take the new authorities when they change, as from a mounted
     Secret; each record is written."""
@@ -278,5 +466,4 @@ def test_an_authority_is_renewed_while_records_are_written(cluster: Secured) -> 
     with SyncClient(cluster.servers(9091), cluster.operator()) as admin:
         about = admin.run(admin.admin.describe_cluster())
         assert len(about.brokers) == 3
-        expect(admin.run(admin.admin.acls.create([])))
     assert all(node.is_running for node in cluster.nodes.values())

@@ -244,9 +244,9 @@ def test_a_bad_spec_is_refused_with_a_reason(queue: Resources, case: str) -> Non
     assert reason in queue.refusal(manifest)
 
 
-def test_an_unsupported_field_is_a_condition(resources: Resources) -> None:
+def test_a_certificate_that_is_missing_is_a_condition(resources: Resources) -> None:
     encrypted = {"name": "plain", "port": 9092, "tls": {"secretName": "mine"}}
     resources.apply(queue_cluster(listeners=[encrypted]))
-    said = resources.wait_reason("queuecluster/main", "SecurityNotSupported")
-    assert "Remove tls.secretName" in said
+    said = resources.wait_reason("queuecluster/main", "ListenerCertificateInvalid")
+    assert "Secret 'mine' does not exist" in said
     assert resources.find_all("pods") == []

@@ -84,6 +84,37 @@ def one_second(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kube_module, "now", lambda: STAMP)
 
 
+class ObservedBrokers(Brokers):
+    """Notes what is read, in order."""
+
+    def __init__(self, bootstrap: str) -> None:
+        super().__init__(bootstrap)
+        self.read: list[str] = []
+
+    def _count(self, api: str) -> None:
+        self.read.append(api)
+
+    async def _scrape(self) -> bool:
+        self.read.append("metrics")
+        return await super()._scrape()
+
+
+def test_delayed_records_are_counted_after_the_lag(broker: ShoalProcess) -> None:
+    """Records that are produced between both reads must not count as work."""
+
+    async def read() -> list[str]:
+        brokers = ObservedBrokers(broker.bootstrap)
+        try:
+            await brokers.share_groups(["some group"], of_any_type=True)
+        finally:
+            await brokers.close()
+        return brokers.read
+
+    found = asyncio.run(read())
+    assert found[-1] == "metrics"
+    assert found.count("metrics") == 1
+
+
 class World:
     """Consecutive operators with the same API server and broker."""
 

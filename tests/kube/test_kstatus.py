@@ -14,7 +14,7 @@ from kube.kstatus import results
 from shoal_operator.conditions import Verdict, conditions
 from shoal_operator.model.names import API_VERSION
 
-KINDS = ("QueueCluster", "QueueTopic", "ShareConsumer", "ShareGroup")
+KINDS = ("QueueCluster", "QueueTopic", "QueueUser", "ShareConsumer", "ShareGroup")
 #: Reasons of the condition Ready, by kstatus result. `test_no_reason_is_missing` compares.
 READY = ("Reconciled", "NotManaged", "ScaledToZero")
 AT_WORK_AND_READY = ("RollWaits", "ResetWaits", "ResetRefused", "Suspending")
@@ -34,6 +34,10 @@ AT_WORK = (
     "ApplyFailed",
     "StatefulSetNotTakenUp",
     "ListenerWithoutAddress",
+    "NoListenerForUser",
+    "ClusterNotSecured",
+    "PasswordNotFound",
+    "UserRefused",
 )
 STALLED = (
     "NoMajority",
@@ -42,6 +46,9 @@ STALLED = (
     "RackNotSupported",
     "SecurityNotSupported",
     "ListenerNotAllowed",
+    "UserClaimed",
+    "SecretNotOwned",
+    "NotAuthorized",
     "PartitionsNeverShrink",
     "ReplicasNotChanged",
     "TopicClaimed",

@@ -105,7 +105,7 @@ class Authorities:
                 )
             return await self._make(cluster, kind, now)
         try:
-            have = _parsed(secret)
+            have = parse_authority(secret)
             certificates.check_ca(have.current, now)
             if have.next is not None:
                 certificates.check_ca(have.next, now)
@@ -196,7 +196,7 @@ class Authorities:
     def _leaf_fingerprint(self) -> str:
         """Return the fingerprint of the certificate that brokers are to show; empty without one."""
         secret = self._store.get("Secret", self._namespace, security.broker_tls(self._name))
-        pem = _data(secret).get("broker.crt", b"") if secret else b""
+        pem = secret_data(secret).get("broker.crt", b"") if secret else b""
         return certificates.fingerprint(pem) if pem else ""
 
     async def _leaves(
@@ -213,7 +213,7 @@ class Authorities:
         days = security.settings(cluster, CLUSTER).validity_days
 
         async def leaf(secret: str, crt: str, key: str, **wanted: Any) -> KeyPair:
-            have = _data(await self._read(secret) or {})
+            have = secret_data(await self._read(secret) or {})
             pair = KeyPair(have.get(crt, b""), have.get(key, b""))
             names_wanted = set(wanted.get("dns", ())), set(wanted.get("ips", ()))
             if _is_good(pair, authority.current, names_wanted, now, renewal):
@@ -296,7 +296,7 @@ class Authorities:
             self._store.put(await self._kube.apply(want))
 
 
-def _data(secret: Manifest) -> dict[str, bytes]:
+def secret_data(secret: Manifest) -> dict[str, bytes]:
     """Return the values of a Secret. Raises `BadCertificate`."""
     try:
         return {k: base64.b64decode(v, validate=True) for k, v in secret.get("data", {}).items()}
@@ -304,9 +304,9 @@ def _data(secret: Manifest) -> dict[str, bytes]:
         raise BadCertificate("its data is not in base 64") from None
 
 
-def _parsed(secret: Manifest) -> Authority:
+def parse_authority(secret: Manifest) -> Authority:
     """Return the authority in a Secret. Raises `BadCertificate`."""
-    data, notes = _data(secret), secret["metadata"].get("annotations", {})
+    data, notes = secret_data(secret), secret["metadata"].get("annotations", {})
     for key in ("ca.crt", "ca.key"):
         if not data.get(key):
             raise BadCertificate(f"it has no {key}")

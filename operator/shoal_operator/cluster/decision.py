@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 REACHABLE_SECONDS_MAX = 15.0
 #: How long the StatefulSet controller may take to observe a change; it takes milliseconds.
 OBSERVED_SECONDS_MAX = 15.0
-OWN_PORT = security.REPLICATION_PORT
 #: Reasons of `Ready` while the operator restarts brokers.
 _ROLL_REASONS = ("Rolling", "RollWaits", "Restarting")
 
@@ -67,19 +66,9 @@ def _refused_config(spec: Mapping[str, Any]) -> Verdict | None:
 def _refused_security(cluster: Manifest) -> Verdict | None:
     """Return the verdict on settings of security that this cluster cannot have."""
     spec = cluster["spec"]
-    for number, listener in enumerate(spec["listeners"]):
-        if listener["name"] == security.REPLICATION and number:
-            return Verdict.refused(
-                "ListenerNotAllowed",
-                f"A listener cannot have the name {security.REPLICATION!r}: the brokers' own "
-                "listener has it. Choose another name.",
-            )
-        if number and security.has_internal_tls(cluster) and listener["port"] == OWN_PORT:
-            return Verdict.refused(
-                "ListenerNotAllowed",
-                f"Port {OWN_PORT} of listener {listener['name']!r} is the port of the brokers' own "
-                "listener. Choose another port.",
-            )
+    if taken := _taken(cluster):
+        return Verdict.refused("ListenerNotAllowed", taken)
+    for listener in spec["listeners"]:
         if remedy := _listener_remedy(cluster, listener):
             return Verdict.refused(
                 "SecurityNotSupported", f"Listener {listener['name']!r} of spec.listeners: {remedy}"
@@ -94,15 +83,40 @@ def _refused_security(cluster: Manifest) -> Verdict | None:
     return None
 
 
+def _taken(cluster: Manifest) -> str:
+    """Return the name or port that the brokers' own listener has too, and the remedy; or empty."""
+    if not security.has_internal_tls(cluster):
+        return ""
+    _, *given = cluster["spec"]["listeners"]
+    if security.REPLICATION in [n["name"] for n in given]:
+        return (
+            f"A listener cannot have the name {security.REPLICATION!r}: the brokers' own listener "
+            "has it. Choose another name."
+        )
+    metrics_port = cluster["spec"]["metrics"]["port"]
+    wanted = {f"spec.listeners[{at}].port": n["port"] for at, n in enumerate(given)}
+    for path, port in {**wanted, "spec.metrics.port": metrics_port}.items():
+        # Each broker of a pod has the ports of the previous one plus `STEP`.
+        steps, rest = divmod(port - security.REPLICATION_PORT, pod_layout.STEP)
+        if not rest and abs(steps) < pod_layout.per_pod(cluster):
+            return (
+                f"{path} is {port}, which the brokers' own listener uses in a cluster with TLS. "
+                "Choose another port."
+            )
+    return ""
+
+
 def _listener_remedy(cluster: Manifest, listener: Mapping[str, Any]) -> str:
     """Return what is wrong with a listener's security, and what to do; empty if nothing is."""
     kind = security.authentication(listener)
     if kind and not security.is_encrypted(listener):
         return "authentication needs tls. Add tls: {}."
-    if kind == "oauthbearer":
-        return "the operator does not support oauthbearer. Use tls or scram-sha-512."
-    if (listener.get("tls") or {}).get("secretName"):
-        return "the operator signs the certificate itself. Remove tls.secretName."
+    given = listener.get("authentication") or {}
+    if kind == "oauthbearer" and not (given.get("jwksEndpointUrl") and given.get("validIssuer")):
+        return (
+            "oauthbearer needs the keys of the identity provider and its name. Set "
+            "authentication.jwksEndpointUrl and authentication.validIssuer."
+        )
     if security.is_encrypted(listener) and not security.has_internal_tls(cluster):
         return (
             "tls needs a cluster whose brokers use TLS among themselves, which is decided when the "

@@ -21,10 +21,17 @@ class ClusterObjects:
     """Writes the objects; `image` and `pull_policy` are the chart's defaults for brokers."""
 
     def __init__(
-        self, kube: Kube, store: Store, observer: Observer, image: str, pull_policy: str
+        self,
+        kube: Kube,
+        store: Store,
+        observer: Observer,
+        image: str,
+        pull_policy: str,
+        operator_namespace: str = "",
     ) -> None:
         self._kube, self._store, self._observer = kube, store, observer
         self._image, self._pull_policy = image, pull_policy
+        self._operator_namespace = operator_namespace
         #: Digest of the manifest and the resourceVersion of its last apply, by kind and name.
         self._applied: dict[tuple[str, str], tuple[str, str]] = {}
         #: A volume that the API server refuses to grow.
@@ -42,7 +49,9 @@ class ClusterObjects:
         pending = listeners.pending(cluster, services)
         if pending:
             return pending
-        wanted = model.manifests(cluster, self._image, services, self._pull_policy)
+        wanted = model.manifests(
+            cluster, self._image, services, self._pull_policy, self._operator_namespace
+        )
         for want in wanted:
             await self._apply(cluster, want)
         keys = {(w["kind"], w["metadata"]["name"]) for w in wanted}

@@ -11,6 +11,7 @@ from shoal.client.errors import ClientError, KafkaError
 from shoal_operator import clock, metrics, pods, roller
 from shoal_operator.cluster import decision
 from shoal_operator.cluster.authorities import Authorities, AuthorityLost
+from shoal_operator.cluster.listener_secrets import ListenerSecrets, NoListenerCertificate
 from shoal_operator.cluster.objects import ClusterObjects
 from shoal_operator.cluster.observation import Observation, Observer
 from shoal_operator.cluster.status import ClusterStatus
@@ -78,11 +79,15 @@ class Clusters:
         *,
         on_reachable: Callable[[], None],
         pull_policy: str = model.PULL_POLICY,
+        operator_namespace: str = "",
     ) -> None:
         self._kube, self._store, self._brokers = kube, store, brokers
         self._namespace, self._name = namespace, name
         self._observer = Observer(store, brokers, namespace, name, on_reachable)
-        self._objects = ClusterObjects(kube, store, self._observer, image, pull_policy)
+        self._objects = ClusterObjects(
+            kube, store, self._observer, image, pull_policy, operator_namespace
+        )
+        self._listener_secrets = ListenerSecrets(kube, store, namespace, name)
         self._status = ClusterStatus(kube, store, image)
         self._membership = Membership(kube, brokers)
         self._authorities = Authorities(kube, store, namespace, name)
@@ -107,13 +112,14 @@ class Clusters:
         resolved = security.resolved(cluster, self._observer.stateful_set())
         if refused := decision.refusal(resolved):
             await self._report(cluster, refused)
+            await self._keep_certificates(resolved)
             return None
         try:
             await self._secure(resolved)
             scale_down = await self._scale_down(resolved)
             effective = decision.with_replicas(resolved, scale_down.replicas)
             pending = await self._objects.apply(effective)
-        except AuthorityLost as error:
+        except (AuthorityLost, NoListenerCertificate) as error:
             await self._report(cluster, Verdict.refused(*error.diagnosis))
             return RETRY_SECONDS_MAX
         except KubeError as error:
@@ -139,7 +145,11 @@ class Clusters:
             state = state if await self._brokers.is_reachable() else None
             seen = self._observer.observe(cluster, effective, state)
         verdict = refused or decision.verdict(
-            seen, step, scale_down.diagnosis, self._objects.not_grown, self._renewal
+            seen,
+            step,
+            scale_down.diagnosis,
+            self._objects.not_grown or self._listener_secrets.problem,
+            self._renewal,
         )
         # The status comes before the restart: after a crash in between, the next operator reads
         # that this one restarted the broker, and reports when the broker is ready again.
@@ -154,12 +164,14 @@ class Clusters:
     async def _secure(self, cluster: Manifest) -> None:
         """Issue the certificates of a cluster with TLS, and connect with the operator's.
 
-        Raises `AuthorityLost`, `KubeError`.
+        Raises `AuthorityLost`, `NoListenerCertificate`, `KubeError`.
         """
+        await self._listener_secrets.reconcile(cluster)
         if not security.has_internal_tls(cluster):
             return
         # New brokers have nothing to report; a renewal, if one is due, then waits.
-        loaded = await self._brokers.loaded_certificates() if is_seen(cluster) else None
+        others = security.own_certificates(cluster)
+        loaded = await self._brokers.loaded_certificates(others) if is_seen(cluster) else None
         dns, ips = security.addresses(cluster, self._observer.external_hosts(cluster))
         issued = await self._authorities.reconcile(
             cluster, dns=dns, ips=ips, loaded=loaded or {}, now=datetime.datetime.now(datetime.UTC)
@@ -170,7 +182,13 @@ class Clusters:
             labels = self._namespace, self._name, one["name"]
             ends = datetime.datetime.fromisoformat(one["notAfter"])
             metrics.AUTHORITY_EXPIRY.labels(*labels).set(ends.timestamp())
-        await self._brokers.set_client(security.operator_client(issued.cluster_ca, issued.operator))
+        self._brokers.set_client(security.operator_client(issued.cluster_ca, issued.operator))
+
+    async def _keep_certificates(self, cluster: Manifest) -> None:
+        """Renew the certificates of brokers that run, although their new spec is refused."""
+        if self._observer.stateful_set() is not None:
+            with contextlib.suppress(AuthorityLost, NoListenerCertificate):
+                await self._secure(cluster)
 
     async def _report(self, cluster: Manifest, verdict: Verdict) -> None:
         """Write a status without the brokers' answers."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal_operator import pods
 from shoal_operator.conditions import Verdict, is_ready
-from shoal_operator.model import broker_config, listeners, names, pod_layout
+from shoal_operator.model import broker_config, listeners, names, pod_layout, security
 from shoal_operator.model import cluster as model
 from shoal_operator.statuses import Statuses, transition_key
 
@@ -67,7 +67,11 @@ def _listeners(seen: Observation) -> list[Manifest]:
             servers = listeners.external_bootstrap_servers(
                 seen.cluster, listener, seen.services, nodes
             )
-        found.append({"name": listener["name"], "type": kind, "bootstrapServers": servers})
+        row = {"name": listener["name"], "type": kind, "bootstrapServers": servers}
+        if security.is_encrypted(listener) and not security.secret_name(listener):
+            name = seen.cluster["metadata"]["name"]
+            row["caCertificateSecret"] = security.ca_cert(name, security.CLUSTER)
+        found.append(row)
     return found
 
 

@@ -60,10 +60,13 @@ _LISTENERS = "Declare listeners in spec.listeners."
 _OPERATOR = "The operator sets it."
 _STORAGE = "Use spec.storage."
 _AUTHORIZATION = "Use spec.authorization."
+_TLS = "Use spec.listeners[].tls."
+_LOGIN = "Use spec.listeners[].authentication."
 #: Settings that `spec.config` cannot have, with what to use instead. Time-outs of the quorum, such
 #: as `controller.quorum.election.timeout.ms`, are allowed.
 RESERVED = {
     "advertised.listeners": _LISTENERS,
+    "authorizer.class.name": _AUTHORIZATION,
     "broker.id": _OPERATOR,
     "broker.rack": "Use spec.rack.",
     "cluster.id": _OPERATOR,
@@ -80,23 +83,38 @@ RESERVED = {
     "log.dirs": _STORAGE,
     "node.id": _OPERATOR,
     "process.roles": _OPERATOR,
-    "authorizer.class.name": _AUTHORIZATION,
-    "sasl.enabled.mechanisms": _LISTENERS,
     "security.inter.broker.protocol": _LISTENERS,
     "shoal.brokers.per.host": "Use spec.brokersPerPod.",
     "shoal.cluster.id": _OPERATOR,
     "shoal.insecure.listeners.enable": _OPERATOR,
     "shoal.metrics.listener": "Use spec.metrics.port.",
-    "ssl.client.auth": _LISTENERS,
-    "ssl.keystore.location": _OPERATOR,
-    "ssl.truststore.location": _OPERATOR,
     "super.users": "Use spec.superUsers.",
 }
+#: What the names of such settings begin with, and settings that are allowed nevertheless.
+RESERVED_PREFIXES = {
+    "listener.name.": _LISTENERS,
+    "sasl.": _LOGIN,
+    "shoal.ssl.": _TLS,
+    "ssl.": _TLS,
+}
+ALLOWED = frozenset(
+    {
+        "sasl.server.max.receive.size",
+        "shoal.ssl.handshake.timeout.ms",
+        "shoal.ssl.reload.interval.ms",
+        "ssl.cipher.suites",
+        "ssl.enabled.protocols",
+        "ssl.protocol",
+    }
+)
 
 
 def reserved(name: str) -> str | None:
     """Return what to use instead of a setting that only the operator sets, else None."""
-    return _LISTENERS if name.startswith("listener.name.") else RESERVED.get(name)
+    if name in ALLOWED:
+        return None
+    by_prefix = (remedy for begin, remedy in RESERVED_PREFIXES.items() if name.startswith(begin))
+    return RESERVED.get(name) or next(by_prefix, None)
 
 
 def first_reserved(spec: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -104,10 +122,23 @@ def first_reserved(spec: Mapping[str, Any]) -> tuple[str, str] | None:
     for name in sorted(spec.get("config", {})):
         if remedy := reserved(name):
             return f"spec.config.{name}", remedy
-    variables = {variable(name): name for name in RESERVED}
     for entry in spec.get("template", {}).get("pod", {}).get("env", []):
-        if name := variables.get(entry["name"]):
-            return f"spec.template.pod.env {entry['name']} ({name})", RESERVED[name]
+        if found := _reserved_variable(entry["name"]):
+            name, remedy = found
+            return f"spec.template.pod.env {entry['name']} ({name})", remedy
+    return None
+
+
+def _reserved_variable(given: str) -> tuple[str, str] | None:
+    """Return the setting of a variable, or what its name begins with, and what to use instead."""
+    if given in map(variable, ALLOWED):
+        return None
+    for name, remedy in RESERVED.items():
+        if given == variable(name):
+            return name, remedy
+    for begin, remedy in RESERVED_PREFIXES.items():
+        if given.startswith(variable(begin)):
+            return f"{begin}*", remedy
     return None
 
 

@@ -27,6 +27,10 @@ NODE_ID, POD_INDEX = "SHOAL_NODE_ID", "POD_INDEX"
 #: The port of the default listener.
 PORT = 9092
 PULL_POLICY = "IfNotPresent"
+#: Label that Kubernetes gives to namespaces.
+NAMESPACE = "kubernetes.io/metadata.name"
+#: Only the brokers' user and group read the certificates.
+SECRET_MODE = 0o440
 
 
 def manifests(
@@ -34,11 +38,13 @@ def manifests(
     default_image: str,
     services: listeners.Services | None = None,
     pull_policy: str = PULL_POLICY,
+    operator_namespace: str = "",
 ) -> list[Manifest]:
     """Return all objects of a cluster in the order in which they are applied.
 
     `cluster` has the schema's defaults filled in. `services` are its existing Services by name,
-    which have the external addresses. `pull_policy` belongs to `default_image`.
+    which have the external addresses. `pull_policy` belongs to `default_image`. The operator's pods
+    may be in any namespace if `operator_namespace` is empty.
     """
     objects = [
         _service_account(cluster),
@@ -47,7 +53,7 @@ def manifests(
         _disruption_budget(cluster),
     ]
     if cluster["spec"].get("networkPolicy", {}).get("enabled", True):
-        objects.append(_network_policy(cluster))
+        objects.append(_network_policy(cluster, operator_namespace))
     objects.append(_stateful_set(cluster, default_image, pull_policy))
     return objects
 
@@ -142,7 +148,7 @@ def _disruption_budget(cluster: Mapping[str, Any]) -> Manifest:
     return _object(cluster, "policy/v1", "PodDisruptionBudget", names.stateful_set(name), body)
 
 
-def _network_policy(cluster: Mapping[str, Any]) -> Manifest:
+def _network_policy(cluster: Mapping[str, Any], operator_namespace: str) -> Manifest:
     name, spec = cluster["metadata"]["name"], cluster["spec"]
     every = range(pod_layout.per_pod(cluster))
 
@@ -164,7 +170,9 @@ def _network_policy(cluster: Mapping[str, Any]) -> Manifest:
     }
     ingress: list[Manifest] = [clients, scrape, quorum]
     if security.has_internal_tls(cluster):
-        operator = {"namespaceSelector": {}, "podSelector": {"matchLabels": names.OPERATOR_LABELS}}
+        where = {"matchLabels": {NAMESPACE: operator_namespace}} if operator_namespace else {}
+        pods = {"matchLabels": names.OPERATOR_LABELS}
+        operator = {"namespaceSelector": where, "podSelector": pods}
         ingress.append({"ports": ports(security.REPLICATION_PORT), "from": [*brokers, operator]})
     body = {
         "spec": {
@@ -248,10 +256,9 @@ def _pod_template(cluster: Mapping[str, Any], default_image: str, pull_policy: s
             {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
         ],
     }
-    if security.has_internal_tls(cluster):
-        pod["volumes"].append(
-            {"name": "tls", "secret": {"secretName": security.broker_tls(name), "defaultMode": 288}}
-        )
+    for volume, secret, _ in security.volumes(cluster):
+        source = {"secretName": secret, "defaultMode": SECRET_MODE}
+        pod["volumes"].append({"name": volume, "secret": source})
     for key in ("nodeSelector", "affinity", "tolerations", "priorityClassName"):
         if over.get(key):
             pod[key] = over[key]
@@ -299,7 +306,7 @@ def _container(
         "image": image(cluster, default_image),
         "imagePullPolicy": spec.get("imagePullPolicy") or policy,
         "args": ["server", "--log-json", "--config", config],
-        "env": _environment(cluster, number),
+        "env": _environment(cluster, number, slot),
         "ports": [
             {"name": pod_layout.port_name(name, slot), "containerPort": pod_layout.port(port, slot)}
             for name, port in {**ports, **own, **metrics}.items()
@@ -320,8 +327,8 @@ def _container(
         "readinessProbe": probe("/readyz", periodSeconds=2, failureThreshold=2),
         "livenessProbe": probe("/healthz", periodSeconds=10, failureThreshold=6),
     }
-    if security.has_internal_tls(cluster):
-        mount = {"name": "tls", "mountPath": security.TLS_DIR, "readOnly": True}
+    for volume, _, path in security.volumes(cluster):
+        mount = {"name": volume, "mountPath": path, "readOnly": True}
         container["volumeMounts"].append(mount)
     if spec.get("resources"):
         container["resources"] = spec["resources"]
@@ -334,7 +341,7 @@ def _container(
     return container
 
 
-def _environment(cluster: Mapping[str, Any], number: str) -> list[Manifest]:
+def _environment(cluster: Mapping[str, Any], number: str, slot: int) -> list[Manifest]:
     """Return a container's environment; `number` is the variable with the pod's number."""
     fields = {
         listeners.POD_NAME: "metadata.name",
@@ -350,9 +357,8 @@ def _environment(cluster: Mapping[str, Any], number: str) -> list[Manifest]:
         for name, path in fields.items()
     ]
     own = cluster["spec"].get("template", {}).get("pod", {}).get("env", [])
-    if security.has_internal_tls(cluster):
-        # `kubectl exec` runs `shoal` as the brokers, which are super users.
-        client = security.shoal_environment().items()
-        given += [{"name": name, "value": value} for name, value in client]
+    # `kubectl exec` runs `shoal` as the brokers, which are super users.
+    client = security.shoal_environment(cluster, slot).items()
+    given += [{"name": name, "value": value} for name, value in client]
     taken = {e["name"] for e in given}
     return [*given, *(e for e in own if e["name"] not in taken)]

@@ -15,6 +15,7 @@ FIELD_MANAGER = "shoal-operator"
 FINALIZER = f"{GROUP}/delete"
 CLUSTER_LABEL = f"{GROUP}/cluster"
 CONSUMER_LABEL = f"{GROUP}/share-consumer"
+USER_LABEL = f"{GROUP}/user"
 #: API version of Kubeflow's Spark operator.
 SPARK_API = "sparkoperator.k8s.io/v1beta2"
 #: Labels of the operator's pods, as the chart sets them.

@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal_operator import certificates
-from shoal_operator.model import names
+from shoal_operator.model import names, pod_layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -32,6 +32,16 @@ AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 INTERNAL_TLS = "shoal.dev/internal-tls"
 #: Where the Secret with the brokers' certificate is mounted.
 TLS_DIR = "/etc/shoal-tls"
+#: Where the Secret with the users' certificates of listeners is mounted.
+LISTENER_TLS_DIR = "/etc/shoal-listeners"
+_MECHANISMS = {"scram-sha-512": "SCRAM-SHA-512", "oauthbearer": "OAUTHBEARER"}
+#: The configs of the fields of `authentication` with type `oauthbearer`.
+_OAUTH = {
+    "jwksEndpointUrl": "jwks.endpoint.url",
+    "validIssuer": "expected.issuer",
+    "audience": "expected.audience",
+    "userNameClaim": "sub.claim.name",
+}
 VALIDITY_DAYS, RENEWAL_DAYS, OVERLAP = 365, 30, "10m"
 _UNITS = {"h": "hours", "m": "minutes", "s": "seconds"}
 
@@ -76,6 +86,11 @@ def broker_tls(cluster: str) -> str:
 def operator_tls(cluster: str) -> str:
     """Return the name of the Secret with the operator's certificate."""
     return f"{cluster}-operator-tls"
+
+
+def listener_tls(cluster: str) -> str:
+    """Return the name of the Secret with the users' own certificates of listeners."""
+    return f"{cluster}-listener-tls"
 
 
 def broker_name(cluster: str) -> str:
@@ -164,21 +179,56 @@ def properties(cluster: Mapping[str, Any]) -> dict[str, str]:
             f"listener.name.{name}.ssl.client.auth": "required",
         }
     for listener in cluster["spec"]["listeners"]:
-        prefix = f"listener.name.{listener['name']}"
-        if authentication(listener) == "tls":
-            found[f"{prefix}.ssl.client.auth"] = "required"
-        elif authentication(listener) == "scram-sha-512":
-            found[f"{prefix}.sasl.enabled.mechanisms"] = "SCRAM-SHA-512"
+        found |= _of_listener(listener)
     if is_authorized(cluster):
         found["authorizer.class.name"] = AUTHORIZER
         found["super.users"] = ";".join(super_users(cluster))
     return found
 
 
-def shoal_environment() -> dict[str, str]:
-    """Return the variables with which `shoal` in a broker's container connects to it."""
+def _of_listener(listener: Mapping[str, Any]) -> dict[str, str]:
+    name, kind = listener["name"], authentication(listener)
+    found = {}
+    if kind == "tls":
+        found["ssl.client.auth"] = "required"
+    if kind in _MECHANISMS:
+        found["sasl.enabled.mechanisms"] = _MECHANISMS[kind]
+    if secret_name(listener):
+        found["ssl.keystore.location"] = f"{LISTENER_TLS_DIR}/{name}.pem"
+    given = listener.get("authentication") or {}
+    for field, config in _OAUTH.items():
+        if given.get(field):
+            found[f"oauthbearer.sasl.oauthbearer.{config}"] = given[field]
+    return {f"listener.name.{name}.{config}": value for config, value in found.items()}
+
+
+def secret_name(listener: Mapping[str, Any]) -> str:
+    """Return the user's Secret with the certificate of a listener; empty without one."""
+    return str((listener.get("tls") or {}).get("secretName") or "")
+
+
+def own_certificates(cluster: Mapping[str, Any]) -> dict[str, str]:
+    """Return the users' Secrets with certificates, by the listener that shows them."""
+    every = cluster["spec"]["listeners"]
+    return {n["name"]: secret_name(n) for n in every if secret_name(n)}
+
+
+def volumes(cluster: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return the name, the Secret and the mount path of each volume with certificates."""
+    name, found = cluster["metadata"]["name"], []
+    if has_internal_tls(cluster):
+        found.append(("tls", broker_tls(name), TLS_DIR))
+    if own_certificates(cluster):
+        found.append(("listener-tls", listener_tls(name), LISTENER_TLS_DIR))
+    return found
+
+
+def shoal_environment(cluster: Mapping[str, Any], slot: int) -> dict[str, str]:
+    """Return the variables with which `shoal` in a broker's container connects to that broker."""
+    if not has_internal_tls(cluster):
+        return {}
     return {
-        "SHOAL_BOOTSTRAP_SERVERS": f"localhost:{REPLICATION_PORT}",
+        "SHOAL_BOOTSTRAP_SERVERS": f"localhost:{pod_layout.port(REPLICATION_PORT, slot)}",
         "SHOAL_CLIENT_SECURITY_PROTOCOL": "SSL",
         "SHOAL_CLIENT_SSL_CA_LOCATION": f"{TLS_DIR}/cluster-ca.crt",
         "SHOAL_CLIENT_SSL_KEYSTORE_LOCATION": f"{TLS_DIR}/broker.pem",
@@ -217,7 +267,8 @@ def addresses(cluster: Mapping[str, Any], hosts: Iterable[str]) -> tuple[list[st
     external listeners."""
     meta = cluster["metadata"]
     dns = ["localhost"]
-    for service in (names.bootstrap(meta["name"]), f"*.{names.headless(meta['name'])}"):
+    headless = names.headless(meta["name"])
+    for service in (names.bootstrap(meta["name"]), headless, f"*.{headless}"):
         full = f"{service}.{meta['namespace']}.svc"
         dns += [full, f"{full}.cluster.local"]
     dns.append(names.bootstrap(meta["name"]))

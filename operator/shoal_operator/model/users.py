@@ -1,0 +1,166 @@
+"""QueueUsers: principals, permissions, and the content of their Secrets. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shoal.security.acls import Acl, Operation, PatternType, Permission, ResourceType
+
+from shoal_operator.model import listeners, security
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from shoal_operator.certificates import KeyPair
+
+TLS, TLS_EXTERNAL, SCRAM = "tls", "tls-external", "scram-sha-512"
+#: The type of listener that each type of user logs in to.
+LISTENER_OF = {TLS: "tls", TLS_EXTERNAL: "tls", SCRAM: SCRAM}
+#: Where the properties in a Secret expect it to be mounted.
+MOUNT = "/etc/shoal/user"
+_ANY = "*"
+_TYPES = {
+    "topic": ResourceType.TOPIC,
+    "group": ResourceType.GROUP,
+    "transactionalId": ResourceType.TRANSACTIONAL_ID,
+    "cluster": ResourceType.CLUSTER,
+    "delegationToken": ResourceType.DELEGATION_TOKEN,
+    "user": ResourceType.USER,
+}
+_PATTERNS = {"literal": PatternType.LITERAL, "prefix": PatternType.PREFIXED}
+#: The cluster's name in an access control entry.
+_CLUSTER_NAME = "kafka-cluster"
+#: What the short forms permit, by form and by the field with the names of resources.
+_FORMS: Mapping[str, Mapping[str, tuple[Operation, ...]]] = {
+    "producer": {
+        "topics": (Operation.WRITE, Operation.DESCRIBE, Operation.CREATE),
+        "transactionalIds": (Operation.WRITE, Operation.DESCRIBE),
+    },
+    "shareConsumer": {
+        "topics": (Operation.READ, Operation.DESCRIBE),
+        "groups": (Operation.READ, Operation.DESCRIBE),
+    },
+    "consumer": {
+        "topics": (Operation.READ, Operation.DESCRIBE),
+        "groups": (Operation.READ, Operation.DESCRIBE),
+    },
+}
+_FIELDS = {
+    "topics": ResourceType.TOPIC,
+    "groups": ResourceType.GROUP,
+    "transactionalIds": ResourceType.TRANSACTIONAL_ID,
+}
+
+
+def username(user: Mapping[str, Any]) -> str:
+    """Return the user's name in the brokers."""
+    return str(user["spec"].get("username") or user["metadata"]["name"])
+
+
+def authentication(user: Mapping[str, Any]) -> str:
+    """Return the type of authentication of a user."""
+    return str(user["spec"]["authentication"]["type"])
+
+
+def principal(user: Mapping[str, Any]) -> str:
+    """Return the principal of a user, as access control entries name it."""
+    name = username(user)
+    return f"User:{name}" if authentication(user) == SCRAM else f"User:CN={name}"
+
+
+def acls(user: Mapping[str, Any]) -> set[Acl]:
+    """Return the access control entries of a user."""
+    who = principal(user)
+    return {acl for entry in user["spec"].get("acls", ()) for acl in _expanded(who, entry)}
+
+
+def _expanded(who: str, entry: Mapping[str, Any]) -> Iterator[Acl]:
+    host = entry.get("host", _ANY)
+    denies = entry.get("permission") == "deny"
+    permission = Permission.DENY if denies else Permission.ALLOW
+    if given := entry.get("resource"):
+        kind = _TYPES[given["type"]]
+        name = _CLUSTER_NAME if kind is ResourceType.CLUSTER else given.get("name", _ANY)
+        pattern = _PATTERNS[given.get("patternType", "literal")]
+        for operation in entry.get("operations", ()):
+            one = Operation[operation.replace("-", "_").upper()]
+            yield Acl(kind, name, pattern, who, host, one, permission)
+    for form, fields in _FORMS.items():
+        wanted = entry.get(form) or {}
+        for field, operations in fields.items():
+            for name in wanted.get(field, ()):
+                # `jobs-*` is a prefix, and `*` alone is every name.
+                is_prefix = name != _ANY and name.endswith(_ANY)
+                pattern = PatternType.PREFIXED if is_prefix else PatternType.LITERAL
+                text = name[:-1] if is_prefix else name
+                for operation in operations:
+                    yield Acl(_FIELDS[field], text, pattern, who, host, operation, permission)
+
+
+def listener(cluster: Mapping[str, Any], user: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the listener of a QueueCluster that a user can log in to, an internal one if
+    possible; None without one."""
+    wanted = LISTENER_OF[authentication(user)]
+    every = [n for n in cluster["spec"]["listeners"] if security.authentication(n) == wanted]
+    internal = [n for n in every if n.get("type", listeners.INTERNAL) == listeners.INTERNAL]
+    return next(iter(internal or every), None)
+
+
+class Credentials(NamedTuple):
+    """What a user logs in with: a certificate, or a password. Neither of a user whose certificate
+    others sign."""
+
+    pair: KeyPair | None = None
+    store: bytes = b""
+    password: str = ""
+
+
+def secret_data(
+    user: Mapping[str, Any], servers: str, cluster_ca: bytes, own: Credentials
+) -> dict[str, bytes]:
+    """Return the content of a user's Secret. `servers` are the bootstrap servers."""
+    data = {"ca.crt": cluster_ca}
+    java = {
+        "bootstrap.servers": servers,
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": f"{MOUNT}/ca.crt",
+    }
+    librdkafka = {"bootstrap.servers": servers, "ssl.ca.location": f"{MOUNT}/ca.crt"}
+    if authentication(user) == SCRAM:
+        jaas = (
+            "org.apache.kafka.common.security.scram.ScramLoginModule required "
+            f'username="{username(user)}" password="{_quoted(own.password)}";'
+        )
+        data |= {"password": own.password.encode(), "sasl.jaas.config": jaas.encode()}
+        login = {"security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-512"}
+        java |= login | {"sasl.jaas.config": jaas}
+        librdkafka |= login | {"sasl.username": username(user), "sasl.password": own.password}
+    else:
+        java |= {"security.protocol": "SSL"}
+        librdkafka |= {"security.protocol": "SSL"}
+    if own.pair is not None:
+        data |= {
+            "user.crt": own.pair.certificate,
+            "user.key": own.pair.key,
+            # Java reads the key and the certificate from one file.
+            "user.pem": own.pair.key + own.pair.certificate,
+            "user.p12": own.store,
+            "password": own.password.encode(),
+        }
+        java |= {"ssl.keystore.type": "PEM", "ssl.keystore.location": f"{MOUNT}/user.pem"}
+        librdkafka |= {
+            "ssl.certificate.location": f"{MOUNT}/user.crt",
+            "ssl.key.location": f"{MOUNT}/user.key",
+        }
+    data["client.properties"] = _file(java)
+    data["librdkafka.properties"] = _file(librdkafka)
+    return data
+
+
+def _file(properties: Mapping[str, str]) -> bytes:
+    escaped = {k: v.replace("\\", "\\\\") for k, v in sorted(properties.items())}
+    return "".join(f"{k}={v}\n" for k, v in escaped.items()).encode()
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')

@@ -1,0 +1,313 @@
+"""QueueUsers: credentials and permissions in the brokers, and the Secrets that clients mount.
+
+The operator owns all access control entries of a principal that a QueueUser names, and its SCRAM
+credential. It leaves other principals alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import hashlib
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from shoal.client.errors import KafkaError
+from shoal.protocol.errors import ErrorCode
+
+from shoal_operator import certificates
+from shoal_operator.batch_reconciler import BatchReconciler, Outcome, live_cluster
+from shoal_operator.certificates import BadCertificate, KeyPair
+from shoal_operator.cluster.authorities import parse_authority, secret_data
+from shoal_operator.conditions import Verdict
+from shoal_operator.model import listeners, names, security
+from shoal_operator.model import users as model
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shoal.security.acls import Acl
+
+    from shoal_operator.model.names import Manifest
+
+KIND = "QueueUser"
+#: Bytes of a generated password before they are encoded.
+PASSWORD_BYTES = 24
+#: Annotation of a user's Secret: the hash of the password that the brokers have.
+APPLIED = f"{names.GROUP}/applied-password"
+
+
+class Refused(Exception):
+    """A user cannot have its Secret; `verdict` says why."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(verdict.message)
+        self.verdict = verdict
+
+
+class Users(BatchReconciler):
+    """The reconciler of all QueueUsers of one cluster."""
+
+    kind, noun, retry_seconds = KIND, "user", 5.0
+
+    def name_of(self, resource: Manifest) -> str:
+        """Return the user's principal."""
+        return model.principal(resource)
+
+    def deletes(self, resource: Manifest) -> bool:
+        """Return True: credentials and permissions go with the resource."""
+        del resource
+        return True
+
+    def conflict(self, resource: Manifest, owner: Manifest) -> Outcome:
+        """Return the outcome for a QueueUser whose principal an older QueueUser has."""
+        verdict = Verdict.refused(
+            "UserClaimed",
+            f"{model.principal(resource)} belongs to the older QueueUser "
+            f"{owner['metadata']['name']!r}. Delete one of the two.",
+        )
+        return Outcome(resource, verdict, {})
+
+    async def delete(self, wanted: Sequence[str]) -> Mapping[str, KafkaError]:
+        """Delete the credentials and permissions of principals; return the errors by principal."""
+        failures = await self._change_acls({principal: set() for principal in wanted})
+        scram = [p.removeprefix("User:") for p in wanted if not p.startswith("User:CN=")]
+        found = await self._brokers.scram_users(scram)
+        errors = await self._brokers.delete_scram_users([u for u in scram if u in found])
+        return failures | {f"User:{user}": error for user, error in errors.items()}
+
+    async def apply(self, owned: Sequence[Manifest]) -> list[Outcome]:
+        """Bring Secrets, credentials and permissions to the specs. Raises `ClientError`."""
+        cluster = live_cluster(self._store, self._namespace, self._cluster)
+        assert cluster is not None, "the caller has checked it"
+        refused: dict[str, Verdict] = {}
+        ready: dict[str, Manifest] = {}
+        for user in owned:
+            try:
+                await self._write_secret(cluster, user)
+                ready[model.principal(user)] = user
+            except Refused as error:
+                refused[model.principal(user)] = error.verdict
+        failures = await self._change_acls({p: model.acls(u) for p, u in ready.items()})
+        failures |= await self._set_passwords(list(ready.values()), failures)
+        outcomes = []
+        for user in owned:
+            who = model.principal(user)
+            verdict = refused.get(who) or _verdict(failures.get(who))
+            fields: dict[str, Any] = {"principal": who}
+            if who in ready:
+                fields["secret"] = user["metadata"]["name"]
+                fields["certificateNotAfter"] = self._not_after(user)
+            outcomes.append(Outcome(user, verdict, fields))
+        return outcomes
+
+    # Permissions.
+
+    async def _change_acls(self, wanted: Mapping[str, set[Acl]]) -> dict[str, KafkaError]:
+        """Give principals exactly these entries; return the errors by principal."""
+        try:
+            have = await self._brokers.acls()
+        except KafkaError as error:
+            if error.code != ErrorCode.security_disabled:
+                raise
+            # Without an authorizer, every client may do everything.
+            return {who: error for who, entries in wanted.items() if entries}
+        mine = {acl for acl in have if acl.principal in wanted}
+        entries = {acl for of_one in wanted.values() for acl in of_one}
+        return await self._brokers.change_acls(add=entries - mine, remove=mine - entries)
+
+    # Passwords.
+
+    async def _set_passwords(
+        self, users: Sequence[Manifest], failures: Mapping[str, KafkaError]
+    ) -> dict[str, KafkaError]:
+        """Store the passwords that the brokers do not have; return the errors by principal."""
+        scram = [
+            u
+            for u in users
+            if model.authentication(u) == model.SCRAM and model.principal(u) not in failures
+        ]
+        known = await self._brokers.scram_users([model.username(u) for u in scram])
+        stale = {}
+        for user in scram:
+            secret = self._secret(user)
+            password = secret_data(secret)["password"].decode()
+            applied = secret["metadata"].get("annotations", {}).get(APPLIED)
+            if model.username(user) not in known or applied != _digest(user, password):
+                stale[model.username(user)] = (user, password)
+        errors = await self._brokers.set_passwords({u: p for u, (_, p) in stale.items()})
+        for name, (user, password) in stale.items():
+            if name not in errors:
+                patch = {"metadata": {"annotations": {APPLIED: _digest(user, password)}}}
+                changed = await self._kube.merge(self._secret(user), patch)
+                if changed is not None:
+                    self._store.put(changed)
+        return {f"User:{name}": error for name, error in errors.items()}
+
+    # Secrets.
+
+    def _secret(self, user: Manifest) -> Manifest:
+        found = self._store.get("Secret", self._namespace, user["metadata"]["name"])
+        assert found is not None, "it was written before"
+        return {**found, "apiVersion": "v1", "kind": "Secret"}
+
+    def _not_after(self, user: Manifest) -> str:
+        pem = secret_data(self._secret(user)).get("user.crt")
+        return f"{certificates.expires(pem):%Y-%m-%dT%H:%M:%SZ}" if pem else ""
+
+    async def _write_secret(self, cluster: Manifest, user: Manifest) -> None:
+        """Write the Secret of a user. Raises `Refused`, `KubeError`."""
+        name = user["metadata"]["name"]
+        listener = model.listener(cluster, user)
+        if listener is None:
+            wanted = model.LISTENER_OF[model.authentication(user)]
+            raise Refused(
+                Verdict.waiting(
+                    "NoListenerForUser",
+                    f"QueueCluster {self._cluster!r} has no listener with authentication of the "
+                    f"type {wanted}. Add one, or change spec.authentication.",
+                )
+            )
+        have = await self._own_secret(name)
+        ca = self._store.get("Secret", self._namespace, security.ca_cert(self._cluster, "cluster"))
+        if ca is None:
+            text = f"QueueCluster {self._cluster!r} has no certificate authority yet."
+            raise Refused(Verdict.waiting("ClusterNotSecured", text))
+        data = model.secret_data(
+            user,
+            listeners.bootstrap_servers(cluster, listener),
+            secret_data(ca)["ca.crt"],
+            await self._credentials(cluster, user, secret_data(have) if have else {}),
+        )
+        template = user["spec"].get("secretTemplate", {})
+        own = names.labels(self._cluster, "security") | {names.USER_LABEL: name}
+        want: Manifest = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {
+                "name": name,
+                "namespace": self._namespace,
+                "labels": template.get("labels", {}) | own,
+                "annotations": dict(template.get("annotations", {})),
+                "ownerReferences": [names.owner(user)],
+            },
+            "type": "Opaque",
+            "data": {k: base64.b64encode(v).decode() for k, v in data.items()},
+        }
+        if have is None or _differs(want, have):
+            made = await self._kube.apply(_with_applied(want, have))
+            self._store.put(made)
+
+    async def _own_secret(self, name: str) -> Manifest | None:
+        """Return the Secret of a user if there is one. Raises `Refused` if it is not ours."""
+        found = self._store.get("Secret", self._namespace, name)
+        found = found or await self._kube.get("v1", "Secret", name, self._namespace)
+        if found and found["metadata"].get("labels", {}).get(names.USER_LABEL) != name:
+            raise Refused(
+                Verdict.refused(
+                    "SecretNotOwned",
+                    f"Secret {name!r} exists and does not belong to this QueueUser. Rename the "
+                    "QueueUser, or delete the Secret.",
+                )
+            )
+        return found
+
+    async def _credentials(
+        self, cluster: Manifest, user: Manifest, have: Mapping[str, bytes]
+    ) -> model.Credentials:
+        kind = model.authentication(user)
+        if kind == model.TLS_EXTERNAL:
+            return model.Credentials()
+        password = have.get("password", b"").decode() or secrets.token_urlsafe(PASSWORD_BYTES)
+        if kind == model.SCRAM:
+            given = user["spec"]["authentication"].get("password", {}).get("secretKeyRef")
+            return model.Credentials(
+                password=await self._given_password(given) if given else password
+            )
+        pair = KeyPair(have.get("user.crt", b""), have.get("user.key", b""))
+        signed = self._signed(cluster, user, pair)
+        if signed is None and have.get("user.p12"):
+            return model.Credentials(pair, have["user.p12"], password)
+        pair = signed or pair
+        authority = secret_data(self._clients_ca()).get("ca.crt", b"")
+        store = certificates.store(pair, [authority], password, model.username(user))
+        return model.Credentials(pair, store, password)
+
+    async def _given_password(self, reference: Mapping[str, str]) -> str:
+        """Return a password of the user's own. Raises `Refused`, `KubeError`."""
+        name, key = reference["name"], reference["key"]
+        found = await self._kube.get("v1", "Secret", name, self._namespace)
+        value = secret_data(found).get(key, b"").decode() if found else ""
+        if not value:
+            what = f"has no key {key!r}" if found else "does not exist"
+            raise Refused(
+                Verdict.waiting("PasswordNotFound", f"Secret {name!r} {what}. Write the password.")
+            )
+        return value
+
+    def _clients_ca(self) -> Manifest:
+        found = self._store.get(
+            "Secret", self._namespace, security.ca(self._cluster, security.CLIENTS)
+        )
+        if found is None:
+            text = f"The clients CA of QueueCluster {self._cluster!r} is not available."
+            raise Refused(Verdict.waiting("ClusterNotSecured", text))
+        return found
+
+    def _signed(self, cluster: Manifest, user: Manifest, have: KeyPair) -> KeyPair | None:
+        """Return a new certificate if the user needs one, else None. Raises `Refused`."""
+        now = datetime.datetime.now(datetime.UTC)
+        settings = security.settings(cluster, security.CLIENTS)
+        try:
+            authority = parse_authority(self._clients_ca()).current
+            ends_with_authority = certificates.expires(authority.certificate)
+            if have.certificate and have.key:
+                ends = certificates.expires(have.certificate)
+                fresh = ends - now > settings.renewal or ends >= ends_with_authority
+                if (
+                    fresh
+                    and certificates.is_signed_by(have.certificate, authority.certificate)
+                    and certificates.subject(have.certificate) == f"CN={model.username(user)}"
+                ):
+                    return None
+            return certificates.issue(
+                authority, model.username(user), now=now, validity_days=settings.validity_days
+            )
+        except BadCertificate as error:
+            text = f"The clients CA of QueueCluster {self._cluster!r} cannot sign: {error}."
+            raise Refused(Verdict.waiting("ClusterNotSecured", text)) from None
+
+
+def _verdict(error: KafkaError | None) -> Verdict:
+    if error is None:
+        return Verdict.fine("The Secret has credentials that the brokers accept.")
+    if error.code == ErrorCode.security_disabled:
+        text = (
+            "spec.acls has entries, but the QueueCluster does not authorize requests. Set its "
+            "spec.authorization.type to simple, or remove spec.acls."
+        )
+        return Verdict.refused("NotAuthorized", text)
+    return Verdict.waiting("UserRefused", f"The brokers refused the user: {error}.")
+
+
+def _digest(user: Manifest, password: str) -> str:
+    """Return a hash that changes with the password; only readers of the Secret see it."""
+    return hashlib.sha256(f"{user['metadata']['uid']} {password}".encode()).hexdigest()
+
+
+def _differs(want: Manifest, have: Manifest) -> bool:
+    one, other = want["metadata"], have["metadata"]
+    notes = other.get("annotations", {})
+    return (
+        want["data"] != have.get("data")
+        or any(other.get("labels", {}).get(k) != v for k, v in one["labels"].items())
+        or any(notes.get(k) != v for k, v in one["annotations"].items())
+    )
+
+
+def _with_applied(want: Manifest, have: Manifest | None) -> Manifest:
+    """Keep the annotation of the password that the brokers have: a new one must be set first."""
+    applied = (have or {}).get("metadata", {}).get("annotations", {}).get(APPLIED)
+    if applied:
+        want["metadata"]["annotations"][APPLIED] = applied
+    return want

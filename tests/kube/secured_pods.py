@@ -1,0 +1,188 @@
+"""A QueueCluster with TLS as the operator renders it, run by three real brokers on this host.
+
+The operator writes its objects into an API server in memory. The brokers get the rendered
+properties, variables and Secrets. Only host names, ports and the paths of mounts are replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import datetime
+import re
+from typing import TYPE_CHECKING, Any
+
+from kube.api_server import ApiServer, CrashPoint, resource
+from ports import free_ports
+from servers import ShoalProcess
+from shoal_operator import certificates
+from shoal_operator.brokers import Brokers
+from shoal_operator.certificates import KeyPair
+from shoal_operator.cluster.reconciler import Clusters
+from shoal_operator.model import names, security
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NOW = datetime.datetime.now(datetime.UTC)
+#: The authority of the user's own certificate, which listener `own` shows.
+OWN_CA = certificates.make_ca("their CA", now=NOW, validity_days=3)
+OWN = certificates.issue(OWN_CA, "own", now=NOW, validity_days=2, ips=["127.0.0.1"], server=True)
+SCRAM = {"type": "scram-sha-512"}
+LISTENERS = [
+    {
+        "name": "mtls",
+        "port": 9094,
+        "type": "Internal",
+        "tls": {},
+        "authentication": {"type": "tls"},
+    },
+    {"name": "scram", "port": 9095, "type": "Internal", "tls": {}, "authentication": SCRAM},
+    {
+        "name": "own",
+        "port": 9096,
+        "type": "Internal",
+        "tls": {"secretName": "theirs"},
+        "authentication": SCRAM,
+    },
+]
+CLUSTER = resource(
+    "QueueCluster",
+    "main",
+    replicas=3,
+    storage={"size": "1Gi"},
+    config={},
+    listeners=LISTENERS,
+    metrics={"port": 9404},
+    superUsers=["User:root"],
+)
+PORTS = (security.REPLICATION_PORT, 9093, 9094, 9095, 9096, 9404)
+
+
+def tls_secret(pair: KeyPair) -> dict[str, Any]:
+    """Return the user's Secret of listener `own`."""
+    data = {"tls.crt": pair.certificate, "tls.key": pair.key}
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "theirs", "namespace": "n"},
+        "type": "kubernetes.io/tls",
+        "data": {k: base64.b64encode(v).decode() for k, v in data.items()},
+    }
+
+
+class LocalBrokers(Brokers):
+    """The operator's connections, to the brokers of this host."""
+
+    async def set_addresses(self, bootstrap_servers: str, urls: object) -> None:
+        """Keep the addresses."""
+
+
+class SecuredPods:
+    """The cluster's objects, and the brokers that run from them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.kube = ApiServer(CrashPoint())
+        self.kube.add(CLUSTER)
+        self.kube.add(tls_secret(OWN))
+        free = iter(free_ports(3 * len(PORTS)))
+        self.ports = {(broker, port): next(free) for broker in range(3) for port in PORTS}
+        self.brokers: list[ShoalProcess] = []
+
+    async def reconcile(self) -> None:
+        """Run a new operator for one pass."""
+        urls = {b: f"http://127.0.0.1:{self.ports[b, 9404]}/" for b in range(3)}
+        brokers = LocalBrokers(self.bootstrap(security.REPLICATION_PORT), urls)
+        store = self.kube.store()
+        clusters = Clusters(
+            self.kube, store, brokers, "n", "main", "i:1", on_reachable=lambda: None
+        )
+        try:
+            await clusters.reconcile(["main"])
+        finally:
+            await brokers.close()
+
+    def start(self) -> SecuredPods:
+        """Let the operator create its objects; start brokers from them, and their pods."""
+        self.kube.controllers_paused = True
+        asyncio.run(self.reconcile())
+        self.mount("main-broker-tls", "tls")
+        self.mount("main-listener-tls", "listeners")
+        self.brokers = [self._broker(number) for number in range(3)]
+        for broker in self.brokers:
+            broker.launch()
+        for broker in self.brokers:
+            broker.wait()
+        self.kube.resume_controllers()
+        return self
+
+    def stop(self) -> None:
+        for broker in self.brokers:
+            broker.kill9()
+
+    def mount(self, secret: str, place: str) -> None:
+        """Write a Secret's files."""
+        folder = self.folder / place
+        folder.mkdir(exist_ok=True)
+        for name, content in self.secret(secret).items():
+            (folder / name).write_bytes(content)
+
+    def secret(self, name: str) -> dict[str, bytes]:
+        """Return the data of a Secret."""
+        data = self.kube.find("Secret", name)["data"]
+        return {key: base64.b64decode(value) for key, value in data.items()}
+
+    def authority(self, kind: str) -> KeyPair:
+        """Return an authority of the cluster."""
+        data = self.secret(security.ca("main", kind))
+        return KeyPair(data["ca.crt"], data["ca.key"])
+
+    def bootstrap(self, port: int) -> str:
+        """Return the addresses of a listener; `port` is its port in the spec."""
+        return ",".join(f"127.0.0.1:{self.ports[number, port]}" for number in range(3))
+
+    def environment(self, number: int) -> dict[str, str]:
+        """Return the variables of a broker's container, as Kubernetes sets them."""
+        pod = self.kube.find("StatefulSet", "main-broker")["spec"]["template"]["spec"]
+        fields = {"SHOAL_NODE_ID": str(number), "POD_NAME": f"main-broker-{number}"}
+        return {
+            e["name"]: self._local(number, e["value"])
+            if "value" in e
+            else fields.get(e["name"], "")
+            for e in pod["containers"][0]["env"]
+        }
+
+    def _broker(self, number: int) -> ShoalProcess:
+        text = self.kube.find("ConfigMap", "main-broker")["data"][f"broker-{number}.properties"]
+        file = self.folder / f"broker-{number}.properties"
+        file.write_text(self._local(number, text))
+        (listeners,) = re.findall(r"(?m)^listeners=(.*)$", file.read_text())
+        first, *others = listeners.split(",")
+        broker = ShoalProcess(
+            self.folder,
+            configs={"log.dirs": str(self.folder / f"data-{number}")},
+            environment=self.environment(number),
+            metrics=f"127.0.0.1:{self.ports[number, 9404]}",
+            flags=[f"--config={file}", *(f"--listener={one}" for one in others)],
+            listener=first.partition(":")[0],
+        )
+        broker.bootstrap = first.partition("//")[2]
+        return broker
+
+    def _local(self, number: int, text: str) -> str:
+        """Replace the names, ports and paths of a pod."""
+
+        def address(found: re.Match[str]) -> str:
+            return f"127.0.0.1:{self.ports[int(found['pod']), int(found['port'])]}"
+
+        text = text.replace("${env:POD_NAME}", f"main-broker-{number}")
+        text = re.sub(r"main-broker-(?P<pod>\d)\.main-brokers\.n\.svc:(?P<port>\d+)", address, text)
+        text = re.sub(
+            r"(?<=://):(\d+)|localhost:(\d+)",
+            lambda found: f"127.0.0.1:{self.ports[number, int(found[1] or found[2])]}",
+            text,
+        )
+        for path, place in ((security.TLS_DIR, "tls"), (security.LISTENER_TLS_DIR, "listeners")):
+            text = text.replace(path, str(self.folder / place))
+        return text.replace(names.DATA_DIR, str(self.folder / f"data-{number}"))

@@ -1,0 +1,475 @@
+"""What the operator renders for clusters with TLS and logins, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import copy
+from typing import Any
+
+import pytest
+from kube import rendered
+from kube.api_server import ApiServer, CrashPoint
+from kube.secured_pods import NOW, OWN, OWN_CA, LocalBrokers, tls_secret
+from shoal.client.properties import properties
+from shoal.server.cluster_config import Listeners, cluster_config
+from shoal.server.config import check_exposure, resolve
+from shoal_operator import certificates
+from shoal_operator.certificates import KeyPair
+from shoal_operator.cluster.decision import refusal
+from shoal_operator.cluster.listener_secrets import ListenerSecrets, NoListenerCertificate
+from shoal_operator.cluster.reconciler import Clusters
+from shoal_operator.model import cluster, names, security
+
+PLAIN = {"name": "plain", "port": 9092, "type": "Internal"}
+TLS = {"name": "tls", "port": 9094, "type": "Internal", "tls": {}}
+MTLS = {**TLS, "name": "mtls", "port": 9095, "authentication": {"type": "tls"}}
+SCRAM = {**TLS, "name": "scram", "port": 9096, "authentication": {"type": "scram-sha-512"}}
+BEARER = {
+    **TLS,
+    "name": "bearer",
+    "port": 9097,
+    "authentication": {
+        "type": "oauthbearer",
+        "jwksEndpointUrl": "https://idp.example/keys",
+        "validIssuer": "https://idp.example",
+        "audience": "queues",
+        "userNameClaim": "name",
+    },
+}
+#: The StatefulSets of clusters that were created without TLS and with it.
+OLD: dict[str, Any] = {"metadata": {}}
+SECURE = {"metadata": {"annotations": {names.GROUP + "/internal-tls": "true"}}}
+
+
+def queue_cluster(*listeners: Any, stateful_set: Any = None, **spec: Any) -> dict[str, Any]:
+    made = copy.deepcopy(rendered.clusters()["least"])
+    made["spec"] |= {"listeners": list(listeners), **spec}
+    return security.resolved(made, stateful_set)
+
+
+def find(resource: dict[str, Any], kind: str, namespace: str = "") -> dict[str, Any]:
+    made = cluster.manifests(resource, "i:1", operator_namespace=namespace)
+    return next(m for m in made if m["kind"] == kind)
+
+
+def configs(resource: dict[str, Any], file: str = "broker-0.properties") -> dict[str, str]:
+    return dict(properties(find(resource, "ConfigMap")["data"][file]))
+
+
+def container(resource: dict[str, Any], slot: int = 0) -> dict[str, Any]:
+    pod = find(resource, "StatefulSet")["spec"]["template"]["spec"]
+    return pod["containers"][slot]
+
+
+def said(resource: dict[str, Any]) -> tuple[str, str]:
+    verdict = refusal(resource)
+    return (verdict.reason, verdict.message) if verdict else ("", "")
+
+
+# What is rendered.
+
+
+@pytest.mark.parametrize(
+    ("listener", "protocol"),
+    [(PLAIN, "PLAINTEXT"), (TLS, "SSL"), (MTLS, "SSL"), (SCRAM, "SASL_SSL"), (BEARER, "SASL_SSL")],
+)
+def test_tls_and_authentication_choose_the_protocol(listener: Any, protocol: str) -> None:
+    found = configs(queue_cluster(listener, stateful_set=SECURE))
+    name = listener["name"].upper()
+    assert found["listener.security.protocol.map"] == (
+        f"REPLICATION:SSL,{name}:{protocol},CONTROLLER:SSL"
+    )
+    assert found["listeners"] == (
+        f"REPLICATION://:9091,{name}://:{listener['port']},CONTROLLER://:9093"
+    )
+    assert found["inter.broker.listener.name"] == "REPLICATION"
+    assert found["advertised.listeners"].startswith(
+        "REPLICATION://${env:POD_NAME}.main-brokers.n.svc:9091,"
+    )
+    assert found.get("shoal.insecure.listeners.enable") == (
+        "true" if protocol == "PLAINTEXT" else None
+    )
+
+
+def test_each_listener_has_its_stores_and_mechanisms() -> None:
+    own = {**TLS, "name": "own", "port": 9098, "tls": {"secretName": "theirs"}}
+    resource = queue_cluster(TLS, MTLS, SCRAM, BEARER, own)
+    environment = {"POD_NAME": "main-broker-0", "SHOAL_NODE_ID": "0"}
+    text = find(resource, "ConfigMap")["data"]["broker-0.properties"]
+    config = resolve({}, environment, text, "f")
+    check_exposure(config)
+    of = cluster_config(config).security
+    assert set(of) == {"REPLICATION", "CONTROLLER", "TLS", "MTLS", "SCRAM", "BEARER", "OWN"}
+    client_auth = {name: one.value("ssl.client.auth") for name, one in of.items()}
+    needed = {name for name, wanted in client_auth.items() if wanted == "required"}
+    assert needed == {"REPLICATION", "CONTROLLER", "MTLS"}
+    trusted = {name: one.value("ssl.truststore.location") for name, one in of.items()}
+    assert trusted["REPLICATION"] == trusted["CONTROLLER"] == "/etc/shoal-tls/cluster-ca.crt"
+    assert trusted["MTLS"] == "/etc/shoal-tls/clients-ca.crt"
+    shown = {name: one.value("ssl.keystore.location") for name, one in of.items()}
+    assert shown.pop("OWN") == "/etc/shoal-listeners/own.pem"
+    assert set(shown.values()) == {"/etc/shoal-tls/broker.pem"}
+    assert of["SCRAM"].value("sasl.enabled.mechanisms") == ("SCRAM-SHA-512",)
+    bearer = of["BEARER"]
+    assert bearer.value("sasl.enabled.mechanisms") == ("OAUTHBEARER",)
+    tokens = ("jwks.endpoint.url", "expected.issuer", "expected.audience", "sub.claim.name")
+    assert [bearer.value(f"sasl.oauthbearer.{one}", "OAUTHBEARER") for one in tokens] == [
+        "https://idp.example/keys",
+        "https://idp.example",
+        ("queues",),
+        "name",
+    ]
+
+
+def test_a_broker_that_is_no_controller_connects_to_controllers_with_its_certificate() -> None:
+    resource = queue_cluster(MTLS, replicas=4)
+    environment = {"POD_NAME": "main-broker-3", "SHOAL_NODE_ID": "3"}
+    text = find(resource, "ConfigMap")["data"]["broker-3.properties"]
+    found = cluster_config(resolve({"node.id": "3"}, environment, text, "f"))
+    assert found.kinds == {"REPLICATION": Listeners.BROKER, "MTLS": Listeners.BROKER}
+    links = found.security["CONTROLLER"]
+    assert links.protocol.name == "SSL"
+    assert links.value("ssl.keystore.location") == "/etc/shoal-tls/broker.pem"
+
+
+@pytest.mark.parametrize(
+    ("listeners", "given", "simple"),
+    [
+        ([MTLS, SCRAM], None, True),
+        ([MTLS, TLS], None, False),
+        ([MTLS, PLAIN], None, False),
+        ([MTLS, PLAIN], "simple", True),
+        ([MTLS, SCRAM], "none", False),
+        ([PLAIN], None, False),
+    ],
+)
+def test_requests_need_permissions_if_all_clients_log_in_or_the_spec_says_so(
+    listeners: Any, given: str | None, simple: bool
+) -> None:
+    spec = {"authorization": {"type": given}} if given else {}
+    resource = queue_cluster(*listeners, superUsers=["User:root"], **spec)
+    assert said(resource) == ("", "")
+    found = configs(resource)
+    assert found.get("authorizer.class.name") == (security.AUTHORIZER if simple else None)
+    users = "User:CN=main-broker,O=shoal.dev;User:CN=shoal-operator,O=shoal.dev;User:root"
+    assert found.get("super.users") == (users if simple else None)
+
+
+def test_the_principals_are_the_subjects_of_the_certificates() -> None:
+    made = certificates.issue(
+        OWN_CA, "main-broker", now=NOW, validity_days=1, organization="shoal.dev"
+    )
+    resource = queue_cluster(MTLS)
+    assert security.super_users(resource)[0] == f"User:{certificates.subject(made.certificate)}"
+
+
+def test_a_cluster_keeps_the_links_that_it_was_created_with() -> None:
+    """Only the annotation of its StatefulSet decides; without one, the listeners do."""
+    assert (
+        find(queue_cluster(MTLS), "StatefulSet")["metadata"]["annotations"]
+        == (SECURE["metadata"]["annotations"])
+    )
+    plain = queue_cluster(PLAIN, stateful_set=SECURE)
+    assert configs(plain)["inter.broker.listener.name"] == "REPLICATION"
+    for name, resource in rendered.clusters().items():
+        before = rendered.rendered(resource)
+        again = security.resolved(resource, OLD)
+        assert rendered.rendered(again) == before, name
+        assert "annotations" not in before[-1]["metadata"]
+    reason, message = said(queue_cluster(PLAIN, MTLS, stateful_set=OLD))
+    assert reason == "SecurityNotSupported"
+    assert "create another QueueCluster" in message
+
+
+def test_only_brokers_and_the_operator_reach_the_brokers_own_listeners() -> None:
+    resource = queue_cluster(MTLS, networkPolicy={"from": [{"podSelector": {}}]})
+    ingress = find(resource, "NetworkPolicy", "shoal-system")["spec"]["ingress"]
+    peers: dict[int, list[Any]] = {}
+    for rule in ingress:
+        for port in rule["ports"]:
+            peers.setdefault(port["port"], []).append(rule.get("from"))
+    brokers = {"podSelector": {"matchLabels": names.selector("main")}}
+    operator = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "shoal-system"}},
+        "podSelector": {"matchLabels": {"app.kubernetes.io/name": "shoal-operator"}},
+    }
+    assert peers[9091] == [[brokers, operator]]
+    assert peers[9093] == [[brokers]]
+    assert peers[9095] == [[{"podSelector": {}}, brokers]]
+    assert 9091 not in [
+        p["port"]
+        for rule in find(queue_cluster(PLAIN), "NetworkPolicy")["spec"]["ingress"]
+        for p in rule["ports"]
+    ]
+
+
+def test_pods_mount_the_secrets_that_their_files_name() -> None:
+    own = {**SCRAM, "tls": {"secretName": "theirs"}}
+    for listeners, wanted in (
+        ([PLAIN], {}),
+        ([MTLS], {"/etc/shoal-tls": "main-broker-tls"}),
+        (
+            [MTLS, own],
+            {
+                "/etc/shoal-tls": "main-broker-tls",
+                "/etc/shoal-listeners": "main-listener-tls",
+            },
+        ),
+    ):
+        resource = queue_cluster(*listeners)
+        pod = find(resource, "StatefulSet")["spec"]["template"]["spec"]
+        secrets = {v["name"]: v["secret"] for v in pod["volumes"] if "secret" in v}
+        mounts = {m["mountPath"]: m for m in container(resource)["volumeMounts"]}
+        assert {v["defaultMode"] for v in secrets.values()} <= {0o440}
+        assert {
+            path: secrets[m["name"]]["secretName"]
+            for path, m in mounts.items()
+            if m["name"] in secrets
+        } == wanted
+        assert all(mounts[path]["readOnly"] for path in wanted)
+
+
+def test_each_broker_of_a_pod_has_its_own_listener_for_brokers() -> None:
+    resource = queue_cluster(MTLS, replicas=3, brokersPerPod=2)
+    second = configs(resource, "broker-1-1.properties")
+    assert second["listeners"] == "REPLICATION://:10091,MTLS://:10095"
+    assert (
+        "REPLICATION://${env:POD_NAME}.main-brokers.n.svc:10091" in (second["advertised.listeners"])
+    )
+    for slot, port in ((0, 9091), (1, 10091)):
+        env = {e["name"]: e.get("value") for e in container(resource, slot)["env"]}
+        assert env["SHOAL_BOOTSTRAP_SERVERS"] == f"localhost:{port}"
+        ports = [p["containerPort"] for p in container(resource, slot)["ports"]]
+        assert port in ports
+
+
+def test_the_operator_connects_to_the_brokers_own_listener_and_clients_to_theirs() -> None:
+    resource = queue_cluster(MTLS)
+    assert cluster.bootstrap_servers(resource) == "main-bootstrap.n.svc:9091"
+    spec = {**resource["spec"], "listeners": [MTLS]}
+    assert cluster.bootstrap_servers({**resource, "spec": spec}) == "main-bootstrap.n.svc:9095"
+    services = {
+        m["metadata"]["name"]: [p["port"] for p in m["spec"]["ports"]]
+        for m in cluster.service_manifests(resource)
+    }
+    assert 9091 in services["main-bootstrap"]
+
+
+def test_the_certificate_has_the_names_that_brokers_and_clients_use() -> None:
+    dns, ips = security.addresses(queue_cluster(MTLS), ["nodes.example", "192.0.2.7", "fd00::1"])
+    assert {"*.main-brokers.n.svc", "*.main-brokers.n.svc.cluster.local", "localhost"} < set(dns)
+    assert {"main-bootstrap.n.svc", "main-bootstrap", "main-brokers.n.svc"} < set(dns)
+    assert "nodes.example" in dns
+    assert ips == ["127.0.0.1", "192.0.2.7", "fd00::1"]
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("listener", "remedy"),
+    [
+        *(
+            ({**PLAIN, "authentication": {"type": kind}}, "Add tls: {}")
+            for kind in ("tls", "scram-sha-512", "oauthbearer")
+        ),
+        ({**BEARER, "authentication": {"type": "oauthbearer"}}, "Set authentication.jwksEndpoint"),
+    ],
+)
+def test_logins_without_encryption_or_keys_are_refused(listener: Any, remedy: str) -> None:
+    for others in ([], [MTLS]):
+        reason, message = said(queue_cluster(listener, *others))
+        assert reason == "SecurityNotSupported"
+        assert listener["name"] in message
+        assert remedy in message
+    for accepted in (TLS, MTLS, SCRAM, BEARER):
+        assert said(queue_cluster(accepted)) == ("", "")
+
+
+def test_authorization_needs_brokers_with_tls() -> None:
+    reason, message = said(queue_cluster(PLAIN, authorization={"type": "simple"}))
+    assert reason == "SecurityNotSupported"
+    assert "with a listener that has tls" in message
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"listeners": [MTLS, {**PLAIN, "name": "replication"}]},
+        {"listeners": [MTLS, {**PLAIN, "port": 9091}]},
+        {"listeners": [MTLS], "metrics": {"port": 9091}},
+        {"listeners": [MTLS, {**PLAIN, "port": 10091}], "brokersPerPod": 2},
+        {"listeners": [MTLS, {**PLAIN, "port": 8091}], "brokersPerPod": 2},
+    ],
+)
+def test_names_and_ports_of_the_brokers_own_listener_are_refused(spec: Any) -> None:
+    resource = copy.deepcopy(rendered.clusters()["least"])
+    resource["spec"] |= spec
+    reason, message = said(security.resolved(resource, None))
+    assert reason == "ListenerNotAllowed"
+    assert "Choose another" in message
+    # A cluster of an earlier release, which has no such listener, may have them.
+    resource["spec"]["listeners"] = [n for n in spec["listeners"] if n is not MTLS] or [PLAIN]
+    assert said(security.resolved(resource, OLD)) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("ssl.keystore.location", "spec.listeners[].tls"),
+        ("ssl.client.auth", "spec.listeners[].tls"),
+        ("shoal.ssl.crl.location", "spec.listeners[].tls"),
+        ("sasl.enabled.mechanisms", "spec.listeners[].authentication"),
+        ("sasl.oauthbearer.jwks.endpoint.url", "spec.listeners[].authentication"),
+        ("super.users", "spec.superUsers"),
+        ("authorizer.class.name", "spec.authorization"),
+    ],
+)
+def test_settings_of_security_are_refused_in_config_and_variables(name: str, remedy: str) -> None:
+    variable = "SHOAL_" + name.removeprefix("shoal.").replace(".", "_").upper()
+    of_pod = {"pod": {"env": [{"name": variable, "value": "x"}]}}
+    for spec in ({"config": {name: "x"}}, {"template": of_pod}):
+        reason, message = said(queue_cluster(PLAIN, **spec))
+        assert reason == "ConfigNotAllowed"
+        assert remedy in message
+
+
+@pytest.mark.parametrize(
+    "name", ["ssl.cipher.suites", "ssl.protocol", "allow.everyone.if.no.acl.found"]
+)
+def test_settings_that_weaken_nothing_of_the_operators_are_allowed(name: str) -> None:
+    variable = "SHOAL_" + name.replace(".", "_").upper()
+    of_pod = {"pod": {"env": [{"name": variable, "value": "x"}]}}
+    for spec in ({"config": {name: "x"}}, {"template": of_pod}):
+        assert said(queue_cluster(MTLS, **spec)) == ("", "")
+
+
+# Users' own certificates.
+
+OWN_LISTENER = {**SCRAM, "tls": {"secretName": "theirs"}}
+
+
+def joined(kube: ApiServer) -> bytes:
+    data = kube.find("Secret", "main-listener-tls")["data"]
+    return base64.b64decode(data["scram.pem"])
+
+
+async def copied(kube: ApiServer) -> str:
+    """Copy the certificates as a new operator; return the reason of a problem."""
+    secrets = ListenerSecrets(kube, kube.store(), "n", "main")
+    await secrets.reconcile(queue_cluster(OWN_LISTENER))
+    return secrets.problem.message if secrets.problem else ""
+
+
+def test_a_listeners_certificate_follows_the_users_secret() -> None:
+    kube = ApiServer(CrashPoint())
+    with pytest.raises(NoListenerCertificate, match="'theirs' does not exist"):
+        asyncio.run(copied(kube))
+    kube.add(tls_secret(OWN))
+    assert asyncio.run(copied(kube)) == ""
+    assert joined(kube) == OWN.key.rstrip() + b"\n" + OWN.certificate
+    other = certificates.issue(OWN_CA, "own", now=NOW, validity_days=1, server=True)
+    kube.add(tls_secret(KeyPair(other.certificate, OWN.key)))
+    changes = kube.crash_point.changes
+    assert "key belongs to another certificate" in asyncio.run(copied(kube))
+    assert kube.crash_point.changes == changes
+    assert joined(kube).endswith(OWN.certificate), "the last good one stays"
+    kube.add(tls_secret(other))
+    assert asyncio.run(copied(kube)) == ""
+    assert joined(kube).endswith(other.certificate)
+    changes = kube.crash_point.changes
+    assert asyncio.run(copied(kube)) == ""
+    assert kube.crash_point.changes == changes
+
+
+@pytest.mark.parametrize(
+    ("pair", "problem"),
+    [
+        (OWN._replace(key=b""), "no tls.key"),
+        (OWN._replace(certificate=b""), "no tls.crt"),
+        (OWN._replace(key=b"x"), "key cannot be read"),
+        (OWN._replace(certificate=b"x"), "no certificate in PEM"),
+    ],
+)
+def test_a_certificate_that_cannot_be_used_is_named(pair: KeyPair, problem: str) -> None:
+    kube = ApiServer(CrashPoint())
+    kube.add(tls_secret(pair))
+    with pytest.raises(NoListenerCertificate, match=problem):
+        asyncio.run(copied(kube))
+
+
+def reconciled(*listeners: Any, kube: ApiServer, **spec: Any) -> dict[str, Any]:
+    """Run an operator for one pass; return the condition Ready."""
+    made = copy.deepcopy(rendered.clusters()["least"])
+    del made["metadata"]["uid"]
+    made["spec"] |= {"listeners": list(listeners), **spec}
+    kube.controllers_paused = True
+    kube.add({**made, "apiVersion": names.API_VERSION})
+
+    async def run() -> None:
+        brokers = LocalBrokers("127.0.0.1:1")
+        clusters = Clusters(
+            kube,
+            kube.store(),
+            brokers,
+            "n",
+            "main",
+            "i",
+            on_reachable=lambda: None,
+            operator_namespace="ops",
+        )
+        await clusters.reconcile(["main"])
+        await brokers.close()
+
+    asyncio.run(run())
+    every = kube.find("QueueCluster", "main")["status"]["conditions"]
+    return next(c for c in every if c["type"] == "Ready")
+
+
+def test_brokers_start_after_their_certificates_exist() -> None:
+    kube = ApiServer(CrashPoint())
+    ready = reconciled(OWN_LISTENER, kube=kube)
+    assert ready["reason"] == "ListenerCertificateInvalid"
+    assert kube.all("StatefulSet") == []
+    kube.add(tls_secret(OWN))
+    reconciled(OWN_LISTENER, kube=kube)
+    assert [s["metadata"]["name"] for s in kube.all("StatefulSet")] == ["main-broker"]
+    policy = kube.find("NetworkPolicy", "main-broker")
+    assert (policy["spec"]["ingress"][-1]["from"][1]["namespaceSelector"]["matchLabels"]) == {
+        "kubernetes.io/metadata.name": "ops"
+    }
+    owners = {
+        s["metadata"]["name"]: bool(s["metadata"].get("ownerReferences"))
+        for s in kube.all("Secret")
+        if s["metadata"]["name"] != "theirs"
+    }
+    assert owners == {
+        "main-cluster-ca": False,
+        "main-cluster-ca-cert": False,
+        "main-clients-ca": False,
+        "main-clients-ca-cert": False,
+        "main-broker-tls": True,
+        "main-operator-tls": True,
+        "main-listener-tls": True,
+    }
+
+
+def test_certificates_are_renewed_while_a_new_spec_is_refused() -> None:
+    kube = ApiServer(CrashPoint())
+    assert reconciled(MTLS, kube=kube)["reason"] == "Starting"
+    del kube.objects["Secret", "main-broker-tls"]
+    assert reconciled(MTLS, kube=kube, metrics={"port": 9091})["reason"] == "ListenerNotAllowed"
+    assert kube.find("Secret", "main-broker-tls")
+
+
+def test_a_spec_that_is_refused_from_the_start_gets_no_secrets() -> None:
+    kube = ApiServer(CrashPoint())
+    assert reconciled(MTLS, kube=kube, metrics={"port": 9091})["reason"] == "ListenerNotAllowed"
+    assert kube.all("Secret") == []
+
+
+def test_a_cluster_without_tls_gets_no_secrets() -> None:
+    kube = ApiServer(CrashPoint())
+    assert reconciled(PLAIN, kube=kube)["reason"] == "Starting"
+    assert kube.all("Secret") == []
