@@ -38,8 +38,10 @@ class _Share:
         for _ in range(SHARE):
             if self.next + count > self.first + SHARE:
                 self.next = self.first
-            yield list(range(self.next, self.next + count))
+            first = self.next
+            # Before the yield: the caller may take these ports and never come back.
             self.next += count
+            yield list(range(first, first + count))
 
 
 @functools.cache

@@ -82,12 +82,14 @@ def next_step(
     requested: str,
     loaded: Mapping[int, Loaded] | None,
     leaf: str,
+    unfetched: str = "",
 ) -> Step:
     """Return the next step of a renewal.
 
     It begins `renewal` before the authority ends, or when `requested` is a new value. `loaded` is
     by broker, None if some broker has not reported. `leaf` is the fingerprint of the certificate
-    that the brokers must show in the end; empty if the authority signs none for them.
+    that the brokers must show in the end; empty if the authority signs none for them. `unfetched`
+    says which users' Secrets are behind; empty if none are.
     """
     if have.next is None and not have.old:
         due = certificates.expires(have.current.certificate) - now <= renewal
@@ -96,6 +98,8 @@ def next_step(
     if have.began is not None and now < have.began + overlap:
         until = have.began + overlap
         return Step(Action.KEEP, f"clients get until {until:%H:%M:%S} UTC to fetch the authorities")
+    if unfetched:
+        return Step(Action.KEEP, unfetched)
     if loaded is None:
         return Step(Action.KEEP, "not all brokers report their certificates")
     if have.next is not None:

@@ -205,6 +205,11 @@ def expires(pem: bytes) -> datetime.datetime:
     return load(pem).not_valid_after_utc
 
 
+def issued(pem: bytes) -> datetime.datetime:
+    """Return when the first certificate was made."""
+    return load(pem).not_valid_before_utc + EARLIER
+
+
 def fingerprint(pem: bytes) -> str:
     """Return the SHA-256 fingerprint of the first certificate, as brokers report it."""
     return load(pem).fingerprint(hashes.SHA256()).hex()

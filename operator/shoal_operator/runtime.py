@@ -273,6 +273,10 @@ class Operator:
             loops.cluster.enqueue(key[1])
             if kind == "QueueCluster":
                 self._enqueue_all(key)
+            elif kind == "Secret":
+                # The authorities in the Secrets of users.
+                for one in self.store.of_cluster("QueueUser", *key):
+                    loops.users.enqueue(one["metadata"]["name"])
 
     def _enqueue_dependents(self, manifest: Manifest, loops: ClusterLoops) -> None:
         """Enqueue what depends on a topic or on a group."""

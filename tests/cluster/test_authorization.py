@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -15,18 +17,20 @@ from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.quorum import wire
 from shoal.security import principals
-from shoal.security.acls import Operation, PatternType, ResourceType
+from shoal.security.acls import Operation, PatternType, Permission, ResourceType
 from shoal.security.principals import ForwardedPrincipal
 from wireclient import WireClient
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 TOPIC, CLUSTER = ResourceType.TOPIC, ResourceType.CLUSTER
 BROKERS = (1, 2, 3)
 #: A changed entry takes effect on every broker within this time.
 EFFECT_S = 0.2
 CHANGES = 15
+#: A client with entries that are created while controllers are killed, and entries of a request.
+GUEST, ENTRIES = "127.0.3.77", 20
 
 
 @pytest.fixture(scope="module")
@@ -217,3 +221,115 @@ def test_an_envelope_carries_the_principal_of_its_client(
         answer = stranger.call(ApiKey.ENVELOPE, 0, body)
         assert answer.error_code == ErrorCode.cluster_authorization_failed
         assert not answer.response_data
+
+
+class Granter:
+    """Creates entries by requests to one broker until the context ends."""
+
+    def __init__(self, address: str, prefix: str) -> None:
+        self._address, self._prefix = address, prefix
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        #: The topics of each request, and those of each request that was acknowledged.
+        self.asked: list[list[str]] = []
+        self.acknowledged: list[list[str]] = []
+
+    def __enter__(self) -> Granter:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ends.is_set():
+            try:
+                with WireClient(self._address) as admin:
+                    self._grant(admin)
+            except (OSError, EOFError, IndexError, AssertionError):
+                self._ends.wait(0.05)
+
+    def _grant(self, admin: WireClient) -> None:
+        while not self._ends.is_set():
+            topics = [f"{self._prefix}-{len(self.asked)}-{n}" for n in range(ENTRIES)]
+            self.asked.append(topics)
+            grant(admin, [entry(GUEST, Operation.READ, TOPIC, topic) for topic in topics])
+            self.acknowledged.append(topics)
+
+
+def granted(cluster: ShoalCluster, id: int) -> set[str]:
+    """Return the topics that a broker has entries of the guest for."""
+    body = {
+        "resource_type_filter": TOPIC,
+        "pattern_type_filter": PatternType.LITERAL,
+        "host_filter": GUEST,
+        "operation": Operation.READ,
+        "permission_type": Permission.ALLOW,
+    }
+    found = cluster.ask(id, ApiKey.DESCRIBE_ACLS, body)
+    return {resource.resource_name for resource in found.resources}
+
+
+def described(cluster: ShoalCluster, id: int, topics: Iterable[str]) -> set[ErrorCode]:
+    """Return what the guest gets for topics that do not exist."""
+    names = [{"name": topic} for topic in topics]
+    body = {"topics": names, "allow_auto_topic_creation": False}
+    with WireClient(cluster.addresses[id], source=GUEST) as guest:
+        return {row.error_code for row in guest.call(ApiKey.METADATA, 8, body).topics}
+
+
+def uncommitted(cluster: ShoalCluster, controller: int) -> int:
+    """Return how many records only the controller has."""
+    quorum = cluster.describe_quorum(controller)
+    (own,) = [voter for voter in quorum.current_voters if voter.replica_id == controller]
+    return own.log_end_offset - quorum.high_watermark
+
+
+def test_the_controller_is_killed_while_entries_are_created(cluster: ShoalCluster) -> None:
+    """Each acknowledged entry is in force on all brokers, and each request as a whole or not."""
+    controller = cluster.controller()
+    others = [id for id in BROKERS if id != controller]
+    asked = [*BROKERS, controller, controller]
+    with contextlib.ExitStack() as stack:
+        granters = [
+            stack.enter_context(Granter(cluster.addresses[id], f"t{number}"))
+            for number, id in enumerate(asked)
+        ]
+
+        def go_on(ids: Iterable[int]) -> None:
+            chosen = [one for one, id in zip(granters, asked, strict=True) if id in ids]
+            before = [len(one.acknowledged) for one in chosen]
+            eventually(
+                lambda: all(
+                    len(one.acknowledged) > count + 20
+                    for one, count in zip(chosen, before, strict=True)
+                ),
+                timeout_s=60,
+                what="more entries are acknowledged",
+            )
+
+        go_on(BROKERS)
+        for id in others:
+            cluster.freeze(id)
+        # The requests of three clients have reached nobody but the controller when it is killed.
+        eventually(lambda: uncommitted(cluster, controller) >= 3 * ENTRIES)
+        cluster.nodes[controller].kill9()
+        for id in others:
+            cluster.thaw(id)
+        go_on(others)
+        cluster.nodes[controller].start()
+    requests = [topics for granter in granters for topics in granter.asked]
+    sure = {t for granter in granters for topics in granter.acknowledged for t in topics}
+    eventually(
+        lambda: granted(cluster, 1) == granted(cluster, 2) == granted(cluster, 3),
+        timeout_s=60,
+        what="all brokers have the same entries",
+    )
+    found = granted(cluster, 1)
+    assert found >= sure
+    assert {len(found.intersection(topics)) for topics in requests} <= {0, ENTRIES}
+    assert found <= {topic for topics in requests for topic in topics}
+    for id in BROKERS:
+        assert described(cluster, id, sure) == {ErrorCode.unknown_topic_or_partition}
+        assert described(cluster, id, ["t"]) == {ErrorCode.topic_authorization_failed}

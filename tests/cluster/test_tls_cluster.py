@@ -17,6 +17,7 @@ from shoal.client.client import SyncClient
 from shoal.client.errors import ClientError
 from shoal.client.topics import NewTopic
 from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -181,6 +182,40 @@ def test_nodes_are_known_by_their_certificates_and_others_are_refused(cluster: S
         )
     )
     assert logins >= 6
+
+
+def test_the_rest_of_an_alteration_reaches_the_controller(cluster: Secured) -> None:
+    """A broker refuses certificates of its own that it cannot use. It forwards the other
+    resources of the request."""
+    topic = new_topic(cluster)
+    id = next(id for id in cluster.brokers if id != cluster.controller())
+
+    def retention() -> str:
+        asked = {"resource_type": 2, "resource_name": topic, "configuration_keys": None}
+        (found,) = cluster.ask(id, ApiKey.DESCRIBE_CONFIGS, {"resources": [asked]}).results
+        return {config.name: config.value for config in found.configs}["retention.ms"]
+
+    def alter(api: ApiKey, ms: str, **more: Any) -> None:
+        def row(kind: int, name: str, config: str, value: str) -> dict[str, Any]:
+            configs = [{"name": config, "value": value, **more}]
+            return {"resource_type": kind, "resource_name": name, "configs": configs}
+
+        resources = [
+            row(2, "unknown", "retention.ms", ms),
+            row(4, str(id), "listener.name.ssl.ssl.keystore.location", "/missing"),
+            row(2, topic, "retention.ms", ms),
+        ]
+        rows = cluster.ask(id, api, {"resources": resources, "validate_only": False}).responses
+        assert [(row.resource_name, row.error_code) for row in rows] == [
+            ("unknown", ErrorCode.unknown_topic_or_partition),
+            (str(id), ErrorCode.invalid_request),
+            (topic, ErrorCode.none),
+        ]
+        assert "Cannot read" in rows[1].error_message
+        eventually(lambda: retention() == ms, what="the topic is altered")
+
+    alter(ApiKey.ALTER_CONFIGS, "1111111")
+    alter(ApiKey.INCREMENTAL_ALTER_CONFIGS, "2222222", config_operation=0)
 
 
 def test_no_record_leaves_in_clear_text(tmp_path: Path) -> None:

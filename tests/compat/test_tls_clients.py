@@ -384,3 +384,58 @@ def test_versions_are_those_of_kafka(tmp_path: Path, configs: dict[str, str]) ->
         assert found["shoal"] == found["kafka"], found
     finally:
         both.stop()
+
+
+TOPIC, BROKER = 2, 4
+KEYSTORE = "listener.name.ssl.ssl.keystore.location"
+
+
+def alteration(kind: int, name: str, config: str, value: str) -> dict[str, Any]:
+    row = {"name": config, "value": value, "config_operation": 0}
+    return {"resource_type": kind, "resource_name": name, "configs": [row]}
+
+
+@pytest.mark.java
+def test_an_altered_certificate_is_refused_by_itself(tmp_path: Path) -> None:
+    """The other resources of the request are altered, as with Kafka."""
+    both = Both(tmp_path, {})
+    bad = alteration(BROKER, "1", KEYSTORE, "/missing")
+    good = alteration(BROKER, "1", "background.threads", "8")
+    topic = alteration(TOPIC, "t", "retention.ms", "1234567")
+    unknown = alteration(TOPIC, "unknown", "retention.ms", "1")
+    requests = {
+        "alone": [bad],
+        "first": [bad, topic],
+        "between": [unknown, bad, topic],
+        "twice": [bad, bad, topic],
+        "twice, once well": [bad, good, topic],
+    }
+    try:
+        found = {name: _altered(both, resources) for name, resources in requests.items()}
+    finally:
+        both.stop()
+    for name, results in found.items():
+        assert results["shoal"] == results["kafka"], name
+    assert found["first"]["kafka"] == [(BROKER, "1", 42), (TOPIC, "t", 0)]
+
+
+def _altered(both: Both, resources: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the rows of each response. Check that the topic is altered if its row says so."""
+    found: dict[str, Any] = {}
+    for name, address in both.plain.items():
+        with WireClient(address) as client:
+            client.create_topic("t")
+            body = {"resources": resources, "validate_only": False}
+            rows = client.call(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, body).responses
+            found[name] = [(r.resource_type, r.resource_name, r.error_code) for r in rows]
+            expected = "1234567" if (TOPIC, "t", 0) in found[name] else "604800000"
+            eventually(lambda c=client, e=expected: _retention(c) == e)
+            deletion = {"topics": [{"name": "t", "topic_id": None}], "timeout_ms": 30_000}
+            assert not client.call(ApiKey.DELETE_TOPICS, 6, deletion).responses[0].error_code
+    return found
+
+
+def _retention(client: WireClient) -> str:
+    key = {"resource_type": TOPIC, "resource_name": "t", "configuration_keys": ["retention.ms"]}
+    (found,) = client.call(ApiKey.DESCRIBE_CONFIGS, 4, {"resources": [key]}).results
+    return str(found.configs[0].value) if found.configs else ""

@@ -13,6 +13,7 @@ from shoal_operator import certificates
 from shoal_operator.ca_renewal import Loaded
 from shoal_operator.certificates import KeyPair
 from shoal_operator.cluster.authorities import RENEW, REPLACE, Authorities, AuthorityLost, Issued
+from shoal_operator.model import names
 
 NOW = datetime.datetime(2026, 6, 1, tzinfo=datetime.UTC)
 DAY = datetime.timedelta(days=1)
@@ -237,3 +238,55 @@ def test_an_authority_is_renewed_before_it_ends() -> None:
     assert certificates.fingerprint(issued.cluster_ca) == following
     assert issued.cluster_ca.count(b"BEGIN") == 1
     world.check(later)
+
+
+def user_secret(world: World, **data: bytes) -> None:
+    """Write the Secret of a QueueUser as the operator does."""
+    world.put("eve", data)
+    labels = {names.USER_LABEL: "eve", names.CLUSTER_LABEL: "main"}
+    world.api.find("Secret", "eve")["metadata"]["labels"] = labels
+
+
+def test_a_renewal_waits_for_the_secrets_of_users() -> None:
+    """For the new authorities in them, and for certificates that clients have had time to fetch."""
+    world = World(clusterCa={"overlap": "1h"}, clientsCa={"overlap": "1h"})
+    world.reconcile()
+    first = world.data("main-clients-ca")
+    old = certificates.issue(
+        KeyPair(first["ca.crt"], first["ca.key"]), "eve", now=NOW, validity_days=90
+    )
+    user_secret(world, **{"ca.crt": world.data("main-cluster-ca")["ca.crt"]})
+    world.cluster["metadata"]["annotations"] = {RENEW: "1"}
+    world.reconcile()
+    later = NOW + DAY
+    ready = {kind: {0: trusting(world, kind)} for kind in ("cluster", "clients")}
+    issued = world.reconcile(later, ready)
+    assert [one["phase"] for one in issued.status] == ["TrustNext", "DropPrevious"]
+    assert issued.renewal is not None
+    assert "The cluster CA: QueueUsers eve get new certificates" in issued.renewal.message
+    bundle = world.data("main-cluster-ca-cert")["ca.crt"]
+    user_secret(world, **{"ca.crt": bundle, "user.crt": old.certificate})
+    assert world.reconcile(later, ready).status[0]["phase"] == "DropPrevious"
+
+    later += DAY
+    now = world.data("main-clients-ca")
+    current = KeyPair(now["ca.crt"], now["ca.key"])
+    new = certificates.issue(current, "eve", now=later, validity_days=90)
+    leaf = certificates.fingerprint(world.data("main-broker-tls")["broker.crt"])
+    ready = {kind: {0: Loaded(frozenset({leaf}), frozenset())} for kind in ("cluster", "clients")}
+    bundle = world.data("main-cluster-ca-cert")["ca.crt"]
+    for pem, at, phases in (
+        (old.certificate, later, ["", "DropPrevious"]),
+        (new.certificate, later + DAY / 48, ["", "DropPrevious"]),
+        (new.certificate, later + DAY / 12, ["", ""]),
+    ):
+        user_secret(world, **{"ca.crt": bundle, "user.crt": pem})
+        issued = world.reconcile(at, ready)
+        assert [one["phase"] for one in issued.status] == phases
+        bundle = world.data("main-cluster-ca-cert")["ca.crt"]
+
+
+def trusting(world: World, kind: str) -> Loaded:
+    """What a broker reports that trusts the next authority."""
+    following = world.data(f"main-{kind}-ca")["next.crt"]
+    return Loaded(frozenset(), frozenset({certificates.fingerprint(following)}))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -11,17 +11,15 @@ from shoal.metadata.image import MetadataImage, Scope
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
 from shoal.protocol.frames import RequestHeader
-from shoal.security import audit, principals
+from shoal.security import principals
 from shoal.security.acls import Acl, Operation, PatternType, Permission, ResourceType
+from shoal.security.audit import ALLOWED, REFUSED, Entry
 from shoal.security.principals import ForwardedPrincipal
 from shoal.server.authorization import OWN, Access, cluster
 from shoal.server.config import resolve
 from shoal.server.handlers import HANDLERS, authorization
 from shoal.server.metadata_cache import MetadataCache
 from shoal.server.network.api import Peer, Request
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 STANDARD = {"authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer"}
 #: As DefaultKafkaPrincipalBuilder of Kafka 4.3.1 writes them.
@@ -84,20 +82,29 @@ def test_what_a_whole_request_needs() -> None:
     assert needs(ApiKey.INIT_PRODUCER_ID, 4, transactional_id=None) == []
 
 
-class Log:
-    """An audit log that keeps its entries."""
+class AuditLog:
+    """Keeps the entries."""
 
-    def __init__(self) -> None:
-        self.entries: list[audit.Entry] = []
+    def __init__(self, *, logs_successes: bool = False) -> None:
+        self.logs_successes = logs_successes
+        self.entries: list[Entry] = []
 
-    def note(self, entry: audit.Entry) -> None:
+    def note(self, entry: Entry) -> None:
         self.entries.append(entry)
 
+    @property
+    def lines(self) -> list[tuple[str, ...]]:
+        """The event, the principal, the operation and the name of each entry."""
+        names = "principal", "operation", "name"
+        return [(one.event, *(str(one.values[name]) for name in names)) for one in self.entries]
 
-def access(configs: Mapping[str, str], log: Log | None = None) -> tuple[Access, MetadataCache]:
+
+def access(
+    configs: dict[str, str], audit_log: AuditLog | None = None
+) -> tuple[Access, MetadataCache]:
     config = resolve(configs, {})
     cache = MetadataCache(Scope(1, config.given))
-    return Access(config, cache, log or Log()), cache
+    return Access(config, cache, audit_log or AuditLog()), cache
 
 
 def entry(operation: Operation, permission: Permission = Permission.ALLOW) -> Acl:
@@ -144,24 +151,36 @@ def test_super_users_and_the_node_itself() -> None:
 
 
 def test_refusals_are_reported_once_for_what_was_needed() -> None:
-    log = Log()
+    log = AuditLog()
     found, _ = access(STANDARD, log)
     request = sent(ApiKey.WRITE_TXN_MARKERS, 1)
     with pytest.raises(ApiError):
         found.require(request, cluster(Operation.ALTER, Operation.CLUSTER_ACTION))
-    (refused,) = log.entries
-    assert refused.event == audit.REFUSED
-    asked = [refused.values[name] for name in ("principal", "api", "operation", "name")]
-    assert asked == ["User:alice", "WRITE_TXN_MARKERS", "CLUSTER_ACTION", "kafka-cluster"]
+    assert log.lines == [(REFUSED, "User:alice", "CLUSTER_ACTION", "kafka-cluster")]
     assert found.permitted(request, Operation.READ, ResourceType.TOPIC, "t", audited=False) == set()
-    assert log.entries == [refused]
+    assert len(log.lines) == 1
+
+
+def test_allowed_requests_are_reported_at_the_level_debug() -> None:
+    """Once each, with the operation that sufficed."""
+    for logs_successes in (False, True):
+        log = AuditLog(logs_successes=logs_successes)
+        found, cache = access(STANDARD, log)
+        cache.publish(MetadataImage(), MetadataDelta(acls_added=(entry(Operation.ALTER),)))
+        request = sent(ApiKey.WRITE_TXN_MARKERS, 1)
+        found.require(request, cluster(Operation.ALTER, Operation.CLUSTER_ACTION))
+        found.operations(request, ResourceType.CLUSTER, "kafka-cluster")
+        line = ALLOWED, "User:alice", "ALTER", "kafka-cluster"
+        assert log.lines == [line] * logs_successes
 
 
 def test_without_an_authorizer_nothing_is_checked() -> None:
-    found, _ = access({})
+    log = AuditLog(logs_successes=True)
+    found, _ = access({}, log)
     assert not found.enabled
     assert found.permitted(sent(ApiKey.FETCH, 4), Operation.READ, ResourceType.TOPIC, "ab") == {
         "a",
         "b",
     }
     found.require(sent(ApiKey.VOTE, 1), cluster(Operation.CLUSTER_ACTION))
+    assert not log.entries

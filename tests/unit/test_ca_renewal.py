@@ -151,6 +151,8 @@ def test_a_renewal_begins_when_it_is_due_or_asked_for() -> None:
         (BOTH, {"now": START + 9 * SECOND}, "clients get until 00:00:10 UTC"),
         (BOTH, {"loaded": None}, "not all brokers report"),
         (BOTH, {"loaded": {1: Loaded(frozenset(), frozenset())}}, r"brokers \[1\] do not trust"),
+        (BOTH, {"unfetched": "QueueUsers eve"}, "QueueUsers eve"),
+        (NEW, {"unfetched": "QueueUsers eve"}, "QueueUsers eve"),
         (NEW, {"loaded": {2: Loaded(frozenset(), frozenset())}, "leaf": "x"}, r"brokers \[2\] do"),
     ],
 )

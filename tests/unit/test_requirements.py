@@ -8,12 +8,29 @@ from shoal.cli.resources import Resource
 from shoal.cli.session import Failed
 from shoal.protocol.api import ApiKey
 from shoal.security.acls import Acl, Operation, PatternType, Permission, ResourceType
-from shoal.security.requirements import OPERATIONS, REQUIREMENTS, api_name, find_api
+from shoal.security.requirements import OPERATIONS, REQUIREMENTS, Need, api_name, find_api
 from shoal.server.handlers import HANDLERS
+from shoal.server.handlers.authorization import ROWS
 
 
 def test_every_api_that_brokers_serve_has_a_row() -> None:
     assert not {key for key in HANDLERS if key not in REQUIREMENTS}
+
+
+@pytest.mark.parametrize("key", ROWS, ids=lambda key: key.name)
+def test_the_table_has_what_brokers_check(key: ApiKey) -> None:
+    """Each set has the alternatives of one requirement."""
+    row = ROWS[key]
+    checked = {
+        frozenset(Need(operation, whole.resource_type) for operation in whole.operations)
+        for whole in (*row.whole, *row.at_controllers)
+    }
+    for operation, resource_type, or_cluster in row.each:
+        needs = {Need(operation, resource_type)}
+        if or_cluster is not None:
+            needs.add(Need(or_cluster, ResourceType.CLUSTER))
+        checked.add(frozenset(needs))
+    assert {frozenset(requirement.alternatives) for requirement in REQUIREMENTS[key]} == checked
 
 
 def test_operations_exist_for_their_resources() -> None:

@@ -37,6 +37,7 @@ def test_refusals_and_changes_are_logged(start_broker: Callable[..., ShoalProces
         assert answer.error_code == ErrorCode.topic_authorization_failed
         body = {"topics": [{"name": FORGED}], "allow_auto_topic_creation": False}
         guest.call(ApiKey.METADATA, 8, body)
+        guest.call(ApiKey.INIT_PRODUCER_ID, 4, {"transactional_id": None})
 
         def refused() -> list[str]:
             return lines(broker, "request refused", "PRODUCE", "WRITE", "orders", GUEST)
@@ -49,4 +50,6 @@ def test_refusals_and_changes_are_logged(start_broker: Callable[..., ShoalProces
         assert "CREATE_ACLS" in changed()[0]
         assert "DELETE_ACLS" in changed()[1]
         eventually(lambda: lines(broker, "request refused", "METADATA"), what="the other refusal")
+        idempotent = "INIT_PRODUCER_ID", "IDEMPOTENT_WRITE", GUEST
+        eventually(lambda: lines(broker, "request refused", *idempotent), what="the last refusal")
         assert not any(line.startswith("event=") for line in broker.log)

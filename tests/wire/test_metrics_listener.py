@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 import urllib.request
 from typing import TYPE_CHECKING
@@ -10,6 +11,9 @@ from urllib.error import HTTPError, URLError
 import pytest
 from certificates import Authority, Stores
 from conditions import eventually
+from shoal.cli import scrape
+from shoal.client.client import Client
+from shoal.client.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,3 +130,59 @@ def test_metrics_need_a_token(
     for probe in PROBES:
         assert get(broker, probe, scheme="http")[0] == 200
     assert not [line for line in broker.log if "-token" in line]
+
+
+def test_commands_read_protected_metrics(
+    start_broker: Callable[..., ShoalProcess], stores: Stores
+) -> None:
+    """The properties ssl.* and shoal.metrics.token.file of commands such as `shoal groups lag`."""
+    tokens = stores.write("tokens", "of-a-test\n")
+    broker = start_broker(
+        configs=tls(stores)
+        | {
+            "shoal.metrics.token.file": str(tokens),
+            "listener.name.metrics.ssl.client.auth": "requested",
+        }
+    )
+    warnings: list[str] = []
+
+    def numbers(properties: dict[str, str], url: str = broker.metrics_url) -> object:
+        async def main() -> object:
+            async with Client(Settings.of(broker.bootstrap, properties)) as client:
+                return await scrape.share_numbers(client.admin, [url], warnings.append)
+
+        warnings.clear()
+        return asyncio.run(main())
+
+    ca = {"ssl.ca.location": str(stores.write("ca.pem", AUTHORITY.pem))}
+    token = "shoal.metrics.token.file"
+    assert numbers(ca | {token: str(tokens)}) == {}
+    own = stores.write("own.pem", CLIENT.pem)
+    assert numbers(ca | {"ssl.keystore.location": str(own)}) == {}
+    assert not warnings
+    other = stores.write("other", "of-another-test")
+    for properties, reason in (
+        ({}, "certificate verify failed"),
+        (ca, "it needs another token. Set shoal.metrics.token.file"),
+        (ca | {token: str(other)}, "it needs another token"),
+        (ca | {token: "/none"}, "/none cannot be read"),
+        ({"ssl.ca.location": "/none"}, "ssl.ca.location /none cannot be read"),
+    ):
+        assert numbers(properties) is None
+        assert len(warnings) == 1
+        assert reason in warnings[0]
+    assert numbers({}, broker.metrics_url.replace("https", "http")) is None
+    assert "it needs TLS" in warnings[0]
+
+
+def test_commands_learn_of_tls_from_the_broker(
+    start_broker: Callable[..., ShoalProcess], stores: Stores
+) -> None:
+    broker = start_broker(configs=tls(stores))
+
+    async def main() -> list[str]:
+        async with Client(Settings.of(broker.bootstrap)) as client:
+            return await scrape.addresses(client.admin)
+
+    address = broker.metrics_url.rpartition(":")[0]
+    assert [found.rpartition(":")[0] for found in asyncio.run(main())] == [address]

@@ -5,23 +5,17 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterable
-from typing import Annotated, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
 import typer
 
 from shoal.cli import output, remedies
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.resources import (
-    DelegationTokens,
-    Groups,
-    OfCluster,
     OperationName,
     Resource,
-    Topics,
-    TransactionalIds,
-    Users,
+    ResourceOptions,
     principal,
-    resources,
     row,
     sentence,
     word,
@@ -49,41 +43,6 @@ Hosts = Annotated[
     list[str] | None,
     typer.Option("--host", metavar="ADDRESS", help="An IP address, or '*' for all."),
 ]
-Operations = Annotated[
-    list[OperationName] | None,
-    typer.Option(
-        "--operation",
-        "-o",
-        metavar="OPERATION",
-        case_sensitive=False,
-        help=f"{', '.join(OperationName)}. May be repeated.",
-    ),
-]
-Prefixed = Annotated[
-    bool, typer.Option("--prefixed", help="The names are prefixes of names of resources.")
-]
-Producer = Annotated[
-    bool,
-    typer.Option(
-        "--producer",
-        help="What a producer needs: write, describe and create on topics; write and describe on"
-        " transactional ids.",
-    ),
-]
-Consumer = Annotated[
-    bool,
-    typer.Option(
-        "--consumer", help="What a consumer needs: read and describe on topics, read on groups."
-    ),
-]
-ShareConsumer = Annotated[
-    bool,
-    typer.Option(
-        "--share-consumer",
-        help="What a share consumer needs: read and describe on topics, read on groups.",
-    ),
-]
-Deny = Annotated[bool | None, typer.Option("--deny/--allow", help="Default: --allow.")]
 #: What the short forms grant on each type of resource.
 _PRODUCER = {
     ResourceType.TOPIC: (Operation.WRITE, Operation.DESCRIBE, Operation.CREATE),
@@ -93,19 +52,82 @@ _CONSUMER = {
     ResourceType.TOPIC: (Operation.READ, Operation.DESCRIBE),
     ResourceType.GROUP: (Operation.READ,),
 }
+Form = dict[ResourceType, tuple[Operation, ...]]
+
+
+class OperationOptions(NamedTuple):
+    """The options that name operations, singly or by what a kind of client needs."""
+
+    operation: Annotated[
+        list[OperationName] | None,
+        typer.Option(
+            "--operation",
+            "-o",
+            metavar="OPERATION",
+            case_sensitive=False,
+            help=f"{', '.join(OperationName)}. May be repeated.",
+        ),
+    ] = None
+    producer: Annotated[
+        bool,
+        typer.Option(
+            "--producer",
+            help="What a producer needs: write, describe and create on topics; write and describe"
+            " on transactional ids.",
+        ),
+    ] = False
+    consumer: Annotated[
+        bool,
+        typer.Option(
+            "--consumer",
+            help="What a consumer needs: read and describe on topics, read on groups.",
+        ),
+    ] = False
+    share_consumer: Annotated[
+        bool,
+        typer.Option(
+            "--share-consumer",
+            help="What a share consumer needs: read and describe on topics, read on groups.",
+        ),
+    ] = False
+
+    def forms(self) -> list[Form]:
+        """Return what the named kinds of clients need."""
+        return [_PRODUCER] * self.producer + [_CONSUMER] * (self.consumer or self.share_consumer)
+
+    def on(self, resource: Resource | None) -> list[Operation]:
+        """Return the operations of an entry for a resource. Raises `Failed` for one that it
+        lacks."""
+        found = [name.operation for name in self.operation or ()]
+        if resource is not None:
+            for form in self.forms():
+                found += form.get(resource.type, ())
+            _check_operations(resource, found)
+            if self.forms() and not found:
+                raise Failed(
+                    f"neither producers nor consumers need an entry for {resource}."
+                    " Name an --operation.",
+                    USAGE,
+                )
+        return list(dict.fromkeys(found))
+
+
+def _check_operations(resource: Resource, operations: list[Operation]) -> None:
+    known = (Operation.ALL, *OPERATIONS[resource.type])
+    for one in operations:
+        if one not in known:
+            raise Failed(
+                f"{word(one)} is not an operation on {resource}. Use one of"
+                f" {', '.join(map(word, known))}.",
+                USAGE,
+            )
 
 
 @command(app, "list")
 async def list_acls(
     client: Client,
+    named: ResourceOptions,
     principals: Principals = None,
-    topic: Topics = None,
-    group: Groups = None,
-    transactional_id: TransactionalIds = None,
-    delegation_token: DelegationTokens = None,
-    user: Users = None,
-    cluster: OfCluster = False,
-    prefixed: Prefixed = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """List entries: all, those of users, or those that apply to resources.
@@ -113,13 +135,13 @@ async def list_acls(
     Entries apply to a resource by its name, by a prefix, or by '*'. --prefixed lists only those
     with the given prefix.
     """
-    wanted = resources(topic, group, transactional_id, delegation_token, user, cluster)
-    pattern = PatternType.PREFIXED if prefixed else PatternType.MATCH
+    wanted = named.resources()
+    pattern = PatternType.PREFIXED if named.prefixed else PatternType.MATCH
     filters = [
         AclFilter(
             resource.type if resource else ResourceType.ANY,
             resource.name if resource else None,
-            pattern if resource or prefixed else PatternType.ANY,
+            pattern if resource or named.prefixed else PatternType.ANY,
             who,
         )
         for resource in _or_any(wanted)
@@ -133,31 +155,20 @@ async def list_acls(
 @command(app, "add")
 async def add(
     client: Client,
+    named: ResourceOptions,
+    operations: OperationOptions,
     principals: Principals = None,
-    deny: Deny = None,
-    operation: Operations = None,
-    producer: Producer = False,
-    consumer: Consumer = False,
-    share_consumer: ShareConsumer = False,
-    topic: Topics = None,
-    group: Groups = None,
-    transactional_id: TransactionalIds = None,
-    delegation_token: DelegationTokens = None,
-    user: Users = None,
-    cluster: OfCluster = False,
-    prefixed: Prefixed = False,
+    deny: Annotated[bool | None, typer.Option("--deny/--allow", help="Default: --allow.")] = None,
     host: Hosts = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Add entries, such as: shoal acls add -p ann --share-consumer -t orders -g packers."""
-    wanted = resources(topic, group, transactional_id, delegation_token, user, cluster)
+    wanted = named.resources()
     if not principals:
         raise Failed("name a user with --principal.", USAGE)
     if not wanted:
         raise Failed("name a resource, for example with --topic, --group or --cluster.", USAGE)
-    forms = _forms(producer, consumer, share_consumer)
-    operations = [name.operation for name in operation or ()]
-    if not operations and not forms:
+    if not operations.operation and not operations.forms():
         raise Failed(
             "name an --operation, or use --producer, --consumer or --share-consumer.", USAGE
         )
@@ -165,14 +176,14 @@ async def add(
         Acl(
             resource.type,
             resource.name,
-            PatternType.PREFIXED if prefixed else PatternType.LITERAL,
+            PatternType.PREFIXED if named.prefixed else PatternType.LITERAL,
             principal(who),
             where,
             one,
             Permission.DENY if deny else Permission.ALLOW,
         )
         for resource, who, where in itertools.product(wanted, principals, host or [WILDCARD])
-        for one in _operations(resource, operations, forms)
+        for one in operations.on(resource)
     ]
     results = await client.admin.acls.create(acls)
     added = [acl for acl, error in results.items() if error is None]
@@ -187,21 +198,12 @@ async def add(
 @command(app, "remove")
 async def remove(
     client: Client,
+    named: ResourceOptions,
+    operations: OperationOptions,
     principals: Principals = None,
     deny: Annotated[
         bool | None, typer.Option("--deny/--allow", help="Default: entries of both kinds.")
     ] = None,
-    operation: Operations = None,
-    producer: Producer = False,
-    consumer: Consumer = False,
-    share_consumer: ShareConsumer = False,
-    topic: Topics = None,
-    group: Groups = None,
-    transactional_id: TransactionalIds = None,
-    delegation_token: DelegationTokens = None,
-    user: Users = None,
-    cluster: OfCluster = False,
-    prefixed: Prefixed = False,
     host: Hosts = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     format: FormatOption = Format.TABLE,
@@ -210,22 +212,20 @@ async def remove(
 
     Names are those of entries: `-t orders` does not remove an entry for the prefix `ord`.
     """
-    wanted = resources(topic, group, transactional_id, delegation_token, user, cluster)
+    wanted = named.resources()
     if not principals and not wanted:
         raise Failed("name a user with --principal, or a resource such as --topic.", USAGE)
-    forms = _forms(producer, consumer, share_consumer)
-    if forms and not wanted:
+    if operations.forms() and not wanted:
         raise Failed("--producer and --consumer need --topic, --group or the like.", USAGE)
-    operations = [name.operation for name in operation or ()]
     permission = Permission.ANY
     if deny is not None:
         permission = Permission.DENY if deny else Permission.ALLOW
-    named = PatternType.PREFIXED if prefixed else PatternType.LITERAL
+    pattern = PatternType.PREFIXED if named.prefixed else PatternType.LITERAL
     filters = [
         AclFilter(
             resource.type if resource else ResourceType.ANY,
             resource.name if resource else None,
-            named if resource or prefixed else PatternType.ANY,
+            pattern if resource or named.prefixed else PatternType.ANY,
             who,
             where,
             one,
@@ -234,7 +234,7 @@ async def remove(
         for resource, who, where in itertools.product(
             _or_any(wanted), _or_any(map(principal, principals or ())), _or_any(host or ())
         )
-        for one in _operations(resource, operations, forms) or [Operation.ANY]
+        for one in operations.on(resource) or [Operation.ANY]
     ]
     await _confirm(client, filters, yes)
     results = await client.admin.acls.delete(filters)
@@ -272,38 +272,6 @@ def _order(acl: Acl) -> tuple[object, ...]:
 def _or_any(values: Iterable[T]) -> list[T | None]:
     """Return the values of a filter; None, which matches everything, without any."""
     return [*values] or [None]
-
-
-Form = dict[ResourceType, tuple[Operation, ...]]
-
-
-def _forms(producer: bool, consumer: bool, share_consumer: bool) -> list[Form]:
-    return [_PRODUCER] * producer + [_CONSUMER] * (consumer or share_consumer)
-
-
-def _operations(
-    resource: Resource | None, named: list[Operation], forms: list[Form]
-) -> list[Operation]:
-    """Return the operations of an entry for a resource. Raises `Failed` for one that it lacks."""
-    found = list(named)
-    if resource is not None:
-        for form in forms:
-            found += form.get(resource.type, ())
-        known = (Operation.ALL, *OPERATIONS[resource.type])
-        for one in found:
-            if one not in known:
-                raise Failed(
-                    f"{word(one)} is not an operation on {resource}. Use one of"
-                    f" {', '.join(map(word, known))}.",
-                    USAGE,
-                )
-        if forms and not found:
-            raise Failed(
-                f"neither producers nor consumers need an entry for {resource}."
-                " Name an --operation.",
-                USAGE,
-            )
-    return list(dict.fromkeys(found))
 
 
 def _fail_for(errors: Iterable[KafkaError]) -> None:

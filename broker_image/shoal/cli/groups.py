@@ -10,7 +10,7 @@ import typer
 from shoal.cli import lag, output, remedies, scrape, timestamps
 from shoal.cli.held_keys import HeldKey, held_keys
 from shoal.cli.output import Format, FormatOption
-from shoal.cli.session import USAGE, Failed, command, new_app
+from shoal.cli.session import USAGE, Failed, command, new_app, warn
 from shoal.client.admin import Admin
 from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
@@ -30,8 +30,8 @@ Metrics = Annotated[
     list[str] | None,
     typer.Option(
         metavar="HOST:PORT",
-        help="A broker's metrics listener, for records in flight. Default: the listeners that the "
-        "brokers report.",
+        help="A broker's metrics listener, for records in flight; https://HOST:PORT with TLS."
+        " Default: the listeners that the brokers report.",
     ),
 ]
 
@@ -98,7 +98,7 @@ async def _numbers(
     admin: Admin, groups: Mapping[str, Group], metrics: list[str] | None
 ) -> dict[str, scrape.ShareNumbers] | None:
     if any(g.type == SHARE for g in groups.values()):
-        return await scrape.share_numbers(admin, metrics)
+        return await scrape.share_numbers(admin, metrics, warn)
     return None
 
 

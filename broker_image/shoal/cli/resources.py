@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated, Any, NamedTuple
 
@@ -54,47 +53,47 @@ class OperationName(StrEnum):
         return Operation[self.name]
 
 
-Topics = Annotated[
-    list[str] | None,
-    typer.Option("--topic", "-t", metavar="NAME", help="A topic, or '*' for all."),
-]
-Groups = Annotated[
-    list[str] | None,
-    typer.Option("--group", "-g", metavar="NAME", help="A group of any type, or '*' for all."),
-]
-TransactionalIds = Annotated[
-    list[str] | None,
-    typer.Option("--transactional-id", metavar="NAME", help="A transactional id."),
-]
-DelegationTokens = Annotated[
-    list[str] | None,
-    typer.Option("--delegation-token", metavar="ID", help="A delegation token."),
-]
-Users = Annotated[
-    list[str] | None,
-    typer.Option("--user", metavar="USER", help="A user whose tokens others may create or list."),
-]
-OfCluster = Annotated[bool, typer.Option("--cluster", help="The cluster as a resource.")]
+class ResourceOptions(NamedTuple):
+    """The options of a command that name resources, or prefixes of their names."""
 
+    topic: Annotated[
+        list[str] | None,
+        typer.Option("--topic", "-t", metavar="NAME", help="A topic, or '*' for all."),
+    ] = None
+    group: Annotated[
+        list[str] | None,
+        typer.Option("--group", "-g", metavar="NAME", help="A group of any type, or '*' for all."),
+    ] = None
+    transactional_id: Annotated[
+        list[str] | None,
+        typer.Option("--transactional-id", metavar="NAME", help="A transactional id."),
+    ] = None
+    delegation_token: Annotated[
+        list[str] | None,
+        typer.Option("--delegation-token", metavar="ID", help="A delegation token."),
+    ] = None
+    user: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--user", metavar="USER", help="A user whose tokens others may create or list."
+        ),
+    ] = None
+    cluster: Annotated[bool, typer.Option("--cluster", help="The cluster as a resource.")] = False
+    prefixed: Annotated[
+        bool, typer.Option("--prefixed", help="The names are prefixes of names of resources.")
+    ] = False
 
-def resources(
-    topics: Iterable[str] | None,
-    groups: Iterable[str] | None,
-    transactional_ids: Iterable[str] | None,
-    delegation_tokens: Iterable[str] | None,
-    users: Iterable[str] | None,
-    cluster: bool,
-) -> list[Resource]:
-    """Return the resources of a command's options."""
-    named = {
-        ResourceType.TOPIC: topics,
-        ResourceType.GROUP: groups,
-        ResourceType.TRANSACTIONAL_ID: transactional_ids,
-        ResourceType.DELEGATION_TOKEN: delegation_tokens,
-        ResourceType.USER: map(principal, users or ()),
-        ResourceType.CLUSTER: [CLUSTER_NAME] if cluster else None,
-    }
-    return [Resource(kind, name) for kind, names in named.items() for name in names or ()]
+    def resources(self) -> list[Resource]:
+        """Return the resources in the order of their types."""
+        named = {
+            ResourceType.TOPIC: self.topic,
+            ResourceType.GROUP: self.group,
+            ResourceType.TRANSACTIONAL_ID: self.transactional_id,
+            ResourceType.DELEGATION_TOKEN: self.delegation_token,
+            ResourceType.USER: map(principal, self.user or ()),
+            ResourceType.CLUSTER: [CLUSTER_NAME] if self.cluster else None,
+        }
+        return [Resource(kind, name) for kind, names in named.items() for name in names or ()]
 
 
 def parse(text: str) -> Resource | str:

@@ -4,27 +4,35 @@ They are records in flight, redelivered, waiting and dead-lettered, and the reas
 delivery is held. The broker config `shoal.metrics.listener` has the address of the metrics
 listener, unless the caller passes addresses. The numbers are unknown for a broker without a
 metrics listener and for Apache Kafka.
+
+Metrics may be protected. The client properties `ssl.*` apply to addresses with https, and
+`shoal.metrics.token.file` names a file with a bearer token.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+import ssl
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from shoal.client.admin import Admin
 from shoal.client.configs import Resource, ResourceType
-from shoal.client.errors import ClientError, KafkaError
+from shoal.client.errors import ClientError, KafkaError, SecurityError
 from shoal.client.exposition import samples
 from shoal.client.groups import SHARE, Group
 
 if TYPE_CHECKING:
     from prometheus_client.samples import Sample
 
-LISTENER_CONFIG = "shoal.metrics.listener"
+    from shoal.client.settings import Settings
+
+LISTENER_CONFIG, PROTOCOL_CONFIG = "shoal.metrics.listener", "shoal.metrics.security.protocol"
+TOKEN_PROPERTY = "shoal.metrics.token.file"
 TIMEOUT_S = 3.0
 #: The page of a broker with ten thousand share partitions is a few megabytes long.
 TEXT_BYTES_MAX = 64 << 20
@@ -85,6 +93,10 @@ class ShareNumbers:
             setattr(self, name, getattr(self, name) + int(sample.value))
 
 
+class Refused(Exception):
+    """A broker does not show its metrics to this client."""
+
+
 async def paused(admin: Admin, groups: Iterable[Group]) -> set[str]:
     """Return the ids of the share groups whose config pauses delivery.
 
@@ -102,38 +114,47 @@ async def paused(admin: Admin, groups: Iterable[Group]) -> set[str]:
 
 
 async def addresses(admin: Admin) -> list[str]:
-    """Return the brokers' metrics listeners as host:port, without brokers that have none."""
+    """Return the brokers' metrics listeners as host:port, or https://host:port with TLS, without
+    brokers that have none."""
     found = []
     for broker in (await admin.describe_cluster()).brokers:
         resource = Resource(ResourceType.BROKER, str(broker.node_id))
-        described = (await admin.configs.describe([resource], keys=[LISTENER_CONFIG]))[resource]
+        keys = [LISTENER_CONFIG, PROTOCOL_CONFIG]
+        described = (await admin.configs.describe([resource], keys=keys))[resource]
         if isinstance(described, KafkaError) or LISTENER_CONFIG not in described:
             continue
         value = described[LISTENER_CONFIG].value or ""
         host, _, port = value.rpartition("://")[2].rpartition(":")
         if port.isdigit():
             everywhere = host.strip("[]") in ("", "0.0.0.0", "::")
-            found.append(f"{broker.host if everywhere else host}:{port}")
+            protocol = described.get(PROTOCOL_CONFIG)
+            scheme = "https://" if protocol is not None and protocol.value == "SSL" else ""
+            found.append(f"{scheme}{broker.host if everywhere else host}:{port}")
     return found
 
 
 async def share_numbers(
-    admin: Admin, given: list[str] | None = None
+    admin: Admin, given: list[str] | None, warn: Callable[[str], None]
 ) -> dict[str, ShareNumbers] | None:
-    """Return the numbers by group id, or None if no broker serves metrics.
+    """Return the numbers by group id, or None if no broker shows metrics to this client.
 
-    `given` are addresses of metrics listeners; the default is those of all brokers.
+    `given` are addresses of metrics listeners; the default is those of all brokers. `warn` gets a
+    sentence for each broker that shows its metrics to others only.
     """
     pages = []
     try:
         where = given or await addresses(admin)
     except ClientError:
         return None
-    for result in await asyncio.gather(*(_read(a) for a in where), return_exceptions=True):
+    settings = admin.cluster.settings
+    results = await asyncio.gather(*(_read(a, settings) for a in where), return_exceptions=True)
+    for address, result in zip(where, results, strict=True):
         if isinstance(result, str):
             # Parsed only now: a large page would use up the time limit of the other requests.
             with contextlib.suppress(ValueError):
                 pages.append(list(samples(result, _NAMES)))
+        elif isinstance(result, Refused | SecurityError | ssl.SSLError):
+            warn(f"{address} shows no metrics to this client: {result}.")
         elif not isinstance(result, OSError | TimeoutError | ValueError):
             raise result
     return _by_group(pages) if pages else None
@@ -148,16 +169,21 @@ def _by_group(pages: list[list[Sample]]) -> dict[str, ShareNumbers]:
     return found
 
 
-async def _read(address: str) -> str:
-    """Return the page at /metrics. Raises `OSError`, `TimeoutError` or `ValueError`."""
+async def _read(address: str, settings: Settings) -> str:
+    """Return the page at /metrics.
+
+    Raises `Refused`, `SecurityError`, `OSError`, `TimeoutError` or `ValueError`.
+    """
     parts = urlsplit(address if "//" in address else f"//{address}")
     host, path = parts.hostname or "", parts.path.rstrip("/") or "/metrics"
+    secure = parts.scheme == "https"
+    context = await settings.security.https_context() if secure else None
+    head = f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{_token(settings)}\r\n"
     async with asyncio.timeout(TIMEOUT_S):
-        reader, writer = await asyncio.open_connection(host, parts.port or 80)
+        port = parts.port or (443 if secure else 80)
+        reader, writer = await asyncio.open_connection(host, port, ssl=context)
         try:
-            writer.write(
-                f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode()
-            )
+            writer.write(head.encode())
             data = bytearray()
             while chunk := await reader.read(1 << 16):
                 data += chunk
@@ -165,7 +191,31 @@ async def _read(address: str) -> str:
                     raise ValueError(f"{address} answers with more than {TEXT_BYTES_MAX} bytes")
         finally:
             writer.close()
-    head, _, body = bytes(data).partition(b"\r\n\r\n")
-    if b" 200 " not in head.split(b"\r\n", 1)[0] + b" ":
-        raise ValueError(f"{address} serves no metrics")
-    return body.decode(errors="replace")
+    return _page(address, bytes(data))
+
+
+def _token(settings: Settings) -> str:
+    """Return the header line with the bearer token, if there is one. Raises `Refused`."""
+    name = settings.metrics_token_file
+    if not name:
+        return ""
+    try:
+        words = Path(name).read_text().split()
+    except (OSError, ValueError):
+        raise Refused(f"{TOKEN_PROPERTY} {name} cannot be read") from None
+    if not words:
+        raise Refused(f"{TOKEN_PROPERTY} {name} is empty")
+    return f"Authorization: Bearer {words[0]}\r\n"
+
+
+def _page(address: str, response: bytes) -> str:
+    """Return the body of a response. Raises `Refused` or `ValueError`."""
+    head, _, body = response.partition(b"\r\n\r\n")
+    match head.split(b" ", 2)[1:2]:
+        case [b"200"]:
+            return body.decode(errors="replace")
+        case [b"401"]:
+            raise Refused(f"it needs another token. Set {TOKEN_PROPERTY} in the client properties")
+        case [b"403"]:
+            raise Refused("it needs TLS. Name it as https://HOST:PORT")
+    raise ValueError(f"{address} serves no metrics")

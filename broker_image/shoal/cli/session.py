@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, get_type_hints
 
 import typer
 
@@ -77,16 +77,23 @@ def new_app(help: str) -> typer.Typer:
 def command(
     app: typer.Typer, name: str | None = None
 ) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., Awaitable[None]]]:
-    """Register `async def f(client, ...)` as a command with the connection options added."""
+    """Register `async def f(client, ...)` as a command with the connection options added.
+
+    A parameter whose type is a NamedTuple stands for its fields: options of several commands.
+    """
 
     def register(function: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
         own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+        groups = {p.name: p.annotation for p in own if hasattr(p.annotation, "_fields")}
         shared = inspect.signature(_connection, eval_str=True).parameters.values()
-        parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in (*own, *shared)]
+        options = [one for p in own for one in (_fields(p) if p.name in groups else [p])]
+        parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in (*options, *shared)]
 
         @functools.wraps(function)
         def run(**given: Any) -> None:
             connection = {p.name: given.pop(p.name) for p in shared}
+            for group, kind in groups.items():
+                given[group] = kind(**{name: given.pop(name) for name in kind._fields})
             perform(lambda client: function(client, **given), **connection)
 
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -96,6 +103,22 @@ def command(
         return function
 
     return register
+
+
+def _fields(group: inspect.Parameter) -> list[inspect.Parameter]:
+    """Return the fields of a NamedTuple as parameters."""
+    kind = group.annotation
+    hints = get_type_hints(kind, include_extras=True)
+    defaults = kind._field_defaults
+    return [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=defaults.get(name, inspect.Parameter.empty),
+            annotation=hints[name],
+        )
+        for name in kind._fields
+    ]
 
 
 def _connection(

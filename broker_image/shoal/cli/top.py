@@ -61,6 +61,7 @@ class Sample:
     log_ends: Mapping[TopicPartition, int]
     groups: Mapping[str, GroupSample]
     metrics: bool = field(default=False)
+    refusals: list[str] = field(default_factory=list)
 
     def produced(self) -> dict[str, int]:
         """Return the records ever produced to each topic."""
@@ -112,7 +113,8 @@ async def sample(admin: Admin, metrics: list[str] | None = None) -> Sample:
     listed = {g: one for g, one in (await admin.groups.list()).items() if one.type != STREAMS}
     described = await admin.groups.describe(listed) if listed else {}
     positions = await lag.positions(admin, listed.values()) if listed else {}
-    numbers = await scrape.share_numbers(admin, metrics)
+    refusals: list[str] = []
+    numbers = await scrape.share_numbers(admin, metrics, refusals.append)
     known = {g: one for g, one in described.items() if isinstance(one, Group)}
     paused = await scrape.paused(admin, known.values())
     groups = {
@@ -129,6 +131,7 @@ async def sample(admin: Admin, metrics: list[str] | None = None) -> Sample:
         ends,
         groups,
         numbers is not None,
+        refusals,
     )
 
 
@@ -209,7 +212,9 @@ def view(before: Sample, now: Sample, height: int | None, note: str = "") -> Sta
         parts.append(Text("There are no groups.", style="dim"))
     if left_out:
         parts.append(Text(f"{left_out} less busy rows are hidden.", style="dim"))
-    if not now.metrics and any(g.type == SHARE for g in now.groups.values()):
+    if now.refusals:
+        parts.append(Text(now.refusals[0], style="dim"))
+    elif not now.metrics and any(g.type == SHARE for g in now.groups.values()):
         parts.append(
             Text(
                 "No broker reports IN FLIGHT and REDELIVERED/S. Start brokers with --metrics.",

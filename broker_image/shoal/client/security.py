@@ -131,6 +131,13 @@ class Security:
             return self, None
         return await run_in_thread(self._read)
 
+    async def https_context(self) -> ssl.SSLContext:
+        """Return a context for an address with https, also if brokers are used without TLS.
+
+        Raises `SecurityError` if files cannot be used.
+        """
+        return await run_in_thread(lambda: self._state.contexts.get(self.current().tls))
+
     def _read(self) -> tuple[Security, ssl.SSLContext | None]:
         found = self.current()
         return found, found.tls_context()

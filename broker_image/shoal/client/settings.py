@@ -37,7 +37,10 @@ def addresses(bootstrap: str) -> tuple[Address, ...]:
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a `Cluster`. Times are milliseconds."""
+    """The settings of a `Cluster`. Times are milliseconds.
+
+    `metrics_token_file` names a file with the bearer token for metrics of brokers.
+    """
 
     bootstrap: tuple[Address, ...]
     client_id: str = "shoal"
@@ -47,6 +50,7 @@ class Settings:
     retry_timeout_ms: int = 60_000
     metadata_max_age_ms: int = 300_000
     delivery_timeout_ms: int = 120_000
+    metrics_token_file: str = ""
 
     @classmethod
     def of(cls, bootstrap: str, properties: Properties | None = None) -> Settings:
@@ -91,21 +95,23 @@ class _Source:
 
 _PLAIN = {
     "client.id": "client_id",
+    "shoal.metrics.token.file": "metrics_token_file",
     "request.timeout.ms": "request_timeout_ms",
     "socket.connection.setup.timeout.ms": "connect_timeout_ms",
     "default.api.timeout.ms": "retry_timeout_ms",
     "metadata.max.age.ms": "metadata_max_age_ms",
     "delivery.timeout.ms": "delivery_timeout_ms",
 }
-
-
+#: Those that are not a number of milliseconds.
+_WORDS = frozenset({"client.id", "shoal.metrics.token.file"})
 #: All properties of this client.
 NAMES = frozenset({*_PLAIN, *security.NAMES})
 
 
 def _with(settings: Settings, name: str, value: str) -> Settings:
-    if name == "client.id":
-        return replace(settings, client_id=value)
+    if name in _WORDS:
+        text: dict[str, Any] = {_PLAIN[name]: value}
+        return replace(settings, **text)
     if not value.isdigit() or int(value) == 0:
         raise ValueError(f"{name} must be a positive number of milliseconds, not {value!r}")
     changes: dict[str, Any] = {_PLAIN[name]: int(value)}

@@ -54,6 +54,9 @@ class Sender(Protocol):
 class AuditLog(Protocol):
     """The audit log of this node."""
 
+    #: Whether it logs allowed requests. Otherwise nobody makes entries for them.
+    logs_successes: bool
+
     def note(self, entry: audit.Entry) -> None:
         """Log an entry, or count it."""
 
@@ -94,6 +97,7 @@ class Access:
         self.authorizer: Authorizer | AllowAll = AllowAll()
         #: Whether there is an authorizer. Without one, all is allowed and nothing is checked.
         self.enabled = bool(config["authorizer.class.name"])
+        self._logs_allowed = self.enabled and audit_log.logs_successes
         #: The number of changes of the entries.
         self.generation = 0
         self._change_calls: list[Callable[[], None]] = []
@@ -128,12 +132,13 @@ class Access:
         """Return whether a request's sender may perform an operation on a resource.
 
         A refusal is `audited` unless the request continues without this permission, or only asks
-        what is permitted.
+        what is permitted. Permission is logged at the level debug.
         """
         peer = request.peer
         allowed = self.authorizer.allows(peer.principal, peer.host, operation, resource_type, name)
-        if not allowed and audited:
-            entry = audit.refused(
+        if self._logs_allowed if allowed else audited:
+            make = audit.allowed if allowed else audit.refused
+            entry = make(
                 principal=peer.principal,
                 host=peer.host,
                 listener=peer.listener,

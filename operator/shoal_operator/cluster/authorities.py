@@ -157,6 +157,7 @@ class Authorities:
             requested=requested,
             loaded=loaded,
             leaf=leaf,
+            unfetched=self._late_users(kind, have, now - settings.overlap),
         )
         if step.action is Action.KEEP:
             return have, step.why
@@ -192,6 +193,36 @@ class Authorities:
         }
 
     # Certificates.
+
+    def _late_users(self, kind: str, have: Authority, since: datetime.datetime) -> str:
+        """Return which QueueUsers' Secrets a renewal waits for; empty if there are none.
+
+        They need all authorities of the brokers. Before the previous clients' authority is dropped,
+        they need certificates of the current one, which clients have had time to fetch: since
+        `since`, because the kubelet updates mounted Secrets late.
+        """
+        late = []
+        for secret in self._store.all("Secret"):
+            meta = secret["metadata"]
+            user = meta.get("labels", {}).get(names.USER_LABEL)
+            of_cluster = meta.get("labels", {}).get(names.CLUSTER_LABEL) == self._name
+            if meta["namespace"] != self._namespace or not user or not of_cluster:
+                continue
+            data = secret_data(secret)
+            if kind == CLUSTER:
+                is_late = data.get("ca.crt") != have.trusted
+            elif have.old and (pem := data.get("user.crt")):
+                is_late = (
+                    not certificates.is_signed_by(pem, have.current.certificate)
+                    or certificates.issued(pem) > since
+                )
+            else:
+                is_late = False
+            late += [user] if is_late else []
+        if not late:
+            return ""
+        others = f" and {len(late) - 3} more" if len(late) > 3 else ""
+        return f"QueueUsers {', '.join(sorted(late)[:3])}{others} get new certificates"
 
     def _leaf_fingerprint(self) -> str:
         """Return the fingerprint of the certificate that brokers are to show; empty without one."""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shoal.metadata import listener_configs
 from shoal.metadata.alterations import Alteration, Change, alter_configs, altered
 from shoal.metadata.image import ResourceType
+from shoal.protocol import codec, frames
 from shoal.protocol.errors import ErrorCode
 from shoal.security.acls import Operation
 from shoal.server.handlers import authorization
+from shoal.server.network.api import Remainder
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Callable
 
     from shoal.server.broker import Broker
     from shoal.server.network.api import Answer, Body, Request
@@ -22,29 +26,32 @@ def handle(broker: Broker, request: Request) -> Answer:
     return alter(broker, request, incremental=False)
 
 
-def check(broker: Broker, request: Request) -> Awaitable[Body | None] | None:
+def check(broker: Broker, request: Request) -> Awaitable[Body | Remainder | None] | None:
     return check_tls(broker, request, incremental=False)
 
 
 def check_tls(
     broker: Broker, request: Request, *, incremental: bool
-) -> Awaitable[Body | None] | None:
+) -> Awaitable[Body | Remainder | None] | None:
     """Check that this broker could use its certificates with the altered configs, before the
-    controller stores them. As in Kafka, only the broker itself can check its files.
+    controller stores them. As in Kafka, only the broker itself can check its files, and the
+    controller gets the other resources of the request.
 
     Nothing is checked for a client that may not alter configs, which the controller refuses.
     """
     if not broker.access.allows_cluster(request, Operation.ALTER_CONFIGS, audited=False):
         return None
     own = ResourceType.BROKER, str(broker.node_id)
-    for resource in request.body.resources:
-        alteration = _alteration(resource, incremental=incremental)
-        if alteration.key == own and any(map(_is_tls, alteration.changes)):
-            after = altered(broker.image, alteration, incremental=incremental)
-            if after is not None and broker.tls.listeners:
-                layers = broker.image.layers._replace(broker=after)
-                return _refusal(broker.tls.refusal(layers), request)
-    return None
+    asked = [_alteration(resource, incremental=incremental) for resource in request.body.resources]
+    keys = [alteration.key for alteration in asked]
+    if keys.count(own) != 1:
+        return None  # The controller refuses a resource that appears twice.
+    index = keys.index(own)
+    after = altered(broker.image, asked[index], incremental=incremental)
+    if after is None or not broker.tls.listeners or not any(map(_is_tls, asked[index].changes)):
+        return None
+    layers = broker.image.layers._replace(broker=after)
+    return _refusal(broker.tls.refusal(layers), request, index, asked)
 
 
 def _is_tls(change: Change) -> bool:
@@ -55,10 +62,59 @@ def _is_tls(change: Change) -> bool:
     return target.removeprefix("shoal.").startswith("ssl.")
 
 
-async def _refusal(found: Awaitable[str | None], request: Request) -> Body | None:
-    """Return the response if there is a reason to refuse the request."""
+async def _refusal(
+    found: Awaitable[str | None], request: Request, index: int, asked: list[Alteration]
+) -> Body | Remainder | None:
+    """Return the response, or what is left of the request, if there is a reason to refuse the
+    resource with that index."""
     reason = await found
-    return None if reason is None else refuse(request, ErrorCode.invalid_request, reason)
+    if reason is None:
+        return None
+    row = _row(request.body.resources[index], ErrorCode.invalid_request, reason)
+    del asked[index]
+    if not asked:
+        return {"responses": [row]}
+
+    def complete(body: Body) -> Body:
+        rows = _rows(request, body)
+        return {"responses": [*rows[:index], row, *rows[index:]]}
+
+    return _remainder(request, asked, complete)
+
+
+def _remainder(
+    request: Request, asked: list[Alteration], complete: Callable[[Body], Body]
+) -> Remainder:
+    """Return a request with these alterations only."""
+    header = request.header
+    key, version = header.api_key, header.api_version
+    body = {
+        "resources": [
+            {
+                "resource_type": one.resource_type,
+                "resource_name": one.resource_name,
+                "configs": [
+                    {"name": c.name, "value": c.value, "config_operation": c.operation}
+                    for c in one.changes
+                ],
+            }
+            for one in asked
+        ],
+        "validate_only": request.body.validate_only,
+    }
+    head = frames.request_head(key, version, header.correlation_id, header.client_id or "")
+    encoded = codec.write_request(key, version, body)
+    remaining = replace(request, body=codec.read_request(key, version, bytes(encoded)))
+    return Remainder(head + encoded, remaining, complete)
+
+
+def _rows(request: Request, body: Body) -> list[dict[str, Any]]:
+    """Return the rows of a response body, which is encoded if it is the controller's."""
+    if isinstance(body, Mapping):
+        return list(body["responses"])
+    header = request.header
+    found = codec.read_response(header.api_key, header.api_version, b"".join(body))
+    return [_row(row, row.error_code, row.error_message) for row in found.responses]
 
 
 def _alteration(resource: Any, *, incremental: bool) -> Alteration:

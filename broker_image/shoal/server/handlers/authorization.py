@@ -117,7 +117,9 @@ ROWS: dict[ApiKey, Row] = {
     ApiKey.DELETE_TOPICS: Row(each=(Each(DELETE, TOPIC, DELETE), Each(DESCRIBE, TOPIC, DELETE))),
     ApiKey.DELETE_RECORDS: Row(each=(Each(DELETE, TOPIC),)),
     # Without a transactional id: IDEMPOTENT_WRITE on the cluster, or WRITE on any topic (KIP-679).
-    ApiKey.INIT_PRODUCER_ID: Row((_WRITE_TRANSACTION,), (Each(WRITE, TOPIC),)),
+    ApiKey.INIT_PRODUCER_ID: Row(
+        (_WRITE_TRANSACTION,), (Each(WRITE, TOPIC, Operation.IDEMPOTENT_WRITE),)
+    ),
     ApiKey.OFFSET_FOR_LEADER_EPOCH: Row(each=(Each(DESCRIBE, TOPIC, CLUSTER_ACTION),)),
     ApiKey.ADD_PARTITIONS_TO_TXN: Row(
         (

@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from shoal.server.broker import Broker
-    from shoal.server.network.api import Answer, Body, Request
+    from shoal.server.network.api import Answer, Body, Remainder, Request
 
 
 def handle(broker: Broker, request: Request) -> Answer:
     return alter(broker, request, incremental=True)
 
 
-def check(broker: Broker, request: Request) -> Awaitable[Body | None] | None:
+def check(broker: Broker, request: Request) -> Awaitable[Body | Remainder | None] | None:
     return check_tls(broker, request, incremental=True)

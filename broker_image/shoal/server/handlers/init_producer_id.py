@@ -11,6 +11,7 @@ from shoal.coordinator.contract import ProducerIdAndEpoch
 from shoal.protocol import codec
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.security.acls import Operation, ResourceType
+from shoal.server.authorization import cluster
 from shoal.server.network.responses import old_epoch_error
 
 if TYPE_CHECKING:
@@ -43,12 +44,8 @@ def _check_idempotent(broker: Broker, request: Request) -> None:
     """Check that the client may produce idempotently: IDEMPOTENT_WRITE on the cluster, or WRITE on
     any topic (KIP-679). Raises `ApiError`."""
     access = broker.access
-    if not access.enabled or access.allows_cluster(
-        request, Operation.IDEMPOTENT_WRITE, audited=False
-    ):
-        return
-    if not access.allows_any(request, Operation.WRITE, ResourceType.TOPIC):
-        raise ApiError(ErrorCode.cluster_authorization_failed)
+    if access.enabled and not access.allows_any(request, Operation.WRITE, ResourceType.TOPIC):
+        access.require(request, cluster(Operation.IDEMPOTENT_WRITE))
 
 
 def refuse(request: Request, error: ErrorCode, _message: str | None) -> Body:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from shoal.protocol.produce import ProduceRequest
 from shoal.server.cluster_config import Listeners
@@ -143,6 +143,18 @@ class Request:
             on_released()
 
 
+class Remainder(NamedTuple):
+    """What is left of a request after a check has refused a part of it.
+
+    `complete` returns the response to the whole request: (response to the remainder) -> body. That
+    response is encoded if the remainder was forwarded.
+    """
+
+    frame: bytes
+    request: Request
+    complete: Callable[[Body], Body]
+
+
 #: (context, request) -> answer.
 Handler = Callable[[Any, Request], Answer]
 
@@ -169,9 +181,9 @@ class Api:
     #: The listeners that serve it, as in Kafka 4.3.1.
     on: Listeners = Listeners.BROKER
     #: A check by the node that the client is connected to, before the request is handled or
-    #: forwarded: (context, request) -> future of the response that refuses it, or of None. No
-    #: future means that there is nothing to check.
-    check: Callable[[Any, Request], Awaitable[Body | None] | None] | None = None
+    #: forwarded: (context, request) -> future of the response that refuses it, of the remainder if
+    #: a part is refused, or of None. No future means that there is nothing to check.
+    check: Callable[[Any, Request], Awaitable[Body | Remainder | None] | None] | None = None
     #: The handler on controller listeners, if it is another one.
     on_controllers: Handler | None = None
     #: Yields the permissions that the whole request needs (`handlers.authorization`).

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
-from shoal.server.network.api import Api, AwaitableBody, Body, Peer, Request
+from shoal.server.network.api import Api, AwaitableBody, Body, Peer, Remainder, Request
 from shoal.server.network.deferred import DeferredResponse
 from shoal.server.network.encoding import (
     Buffers,
@@ -200,15 +200,24 @@ class Dispatcher:
         return asyncio.ensure_future(self._when_checked(checked, row, frame, request))
 
     async def _when_checked(
-        self, checked: Awaitable[Body | None], row: Api, frame: bytearray, request: Request
+        self,
+        checked: Awaitable[Body | Remainder | None],
+        row: Api,
+        frame: bytearray,
+        request: Request,
     ) -> Any:
         refusal = await checked
+        if isinstance(refusal, Remainder):
+            return refusal.complete(await self._finish(row, refusal.frame, refusal.request))
         if refusal is not None:
             return refusal
+        return await self._finish(row, frame, request)
+
+    async def _finish(self, row: Api, frame: bytes | bytearray, request: Request) -> Any:
         answer = self._proceed(row, frame, request)
         return await answer if isinstance(answer, asyncio.Future) else answer
 
-    def _proceed(self, row: Api, frame: bytearray, request: Request) -> Any:
+    def _proceed(self, row: Api, frame: bytes | bytearray, request: Request) -> Any:
         """Call the handler of a request, or forward it to the controller. Raises `ApiError`."""
         if row.by_controller and not self._controller.is_local:
             return self._controller.forward(frame, request)  # The controller authorizes it.
