@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 # Tests start hundreds of brokers. Without cached bytecode, each start takes three times as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv compiled check lint types imports unit model sim wire fuzz java kcat compat spark brokers kube cluster image e2e demo bench bench-cluster bench-queues bench-spark test test-processes test-alone test-all nightly docs lock clean
+.PHONY: help venv compiled check lint types imports unit model sim wire fuzz java kcat compat spark brokers kube cluster image e2e demo bench bench-cluster bench-queues bench-spark test test-clients test-clusters test-alone test-all nightly docs lock clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z0-9-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 12
@@ -75,19 +75,23 @@ bench-spark: venv           ## compare the Spark source with Spark's Kafka sourc
 	@test -d bench/spark/lib || mvn -q -f bench/spark/pom.xml dependency:copy-dependencies -DoutputDirectory=lib
 	$(BIN)/python bench/spark/run.py $(BENCH)
 # The part of tests/e2e that CI runs. `make e2e` also runs kills and bad input with Spark, several brokers per pod, and the test cluster's own tests.
-E2E_CI := $(patsubst %,tests/e2e/test_%.py,install topics_and_groups scaling roll three_brokers alerts failures volumes listeners load)
+E2E_CI := $(patsubst %,tests/e2e/test_%.py,install security topics_and_groups scaling roll three_brokers alerts failures volumes listeners load)
 E2E_CI += tests/e2e/test_spark_consumer.py::test_executors_follow_the_lag_to_zero_and_back tests/e2e/test_uninstall.py
 # A second roll of three brokers takes too long for CI.
 E2E_CI += --deselect=tests/e2e/test_three_brokers.py::test_an_operator_killed_in_a_roll_of_three_is_followed_by_one_that_ends_it
 # Tests in one process, without real time. They run at low priority beside the others.
 ALONE := $(patsubst %,tests/%,unit model sim)
+# `test` runs three parts side by side. Clusters and Kubernetes mostly wait; the last part needs no real time and runs at low priority.
 test: venv java             ## all tests without Kubernetes; needs Java and Maven. CI=true adds a part of `e2e` and skips nothing
-	@$(MAKE) --no-print-directory -j2 test-processes test-alone
-test-processes: venv
-	$(PYTEST) -q tests/wire tests/kube tests/cluster tests/compat tests/spark $(if $(CI),$(E2E_CI))
+	@$(MAKE) --no-print-directory -j3 test-clients test-clusters test-alone
+test-clients: venv
+	$(PYTEST) -q tests/wire tests/kube tests/compat tests/spark
+test-clusters: venv
+	@$(call quietly,$(PYTEST) -q -p no:cacheprovider tests/cluster $(if $(CI),$(E2E_CI)),clusters)
 test-alone: venv
-	@nice -n 19 $(PYTEST) -q --timeout=1800 -p no:cacheprovider $(ALONE) > $(VENV)/alone.log 2>&1; ended=$$?; \
-	 echo "$(ALONE):"; cat $(VENV)/alone.log; exit $$ended
+	@$(call quietly,nice -n 19 $(PYTEST) -q --timeout=1800 -p no:cacheprovider $(ALONE),alone)
+# Run a command, and print its output once it has ended.
+quietly = echo "$(1)" > $(VENV)/$(2).log; $(1) >> $(VENV)/$(2).log 2>&1; ended=$$?; cat $(VENV)/$(2).log; exit $$ended
 test-all: test e2e          ## all tests, also on a Kubernetes cluster
 nightly: venv java kcat     ## long tests: marked nightly, simulations, fuzzing, faults, e2e; NIGHTLY_HOURS=8
 	$(BIN)/python tests/nightly.py
