@@ -61,7 +61,8 @@ class GroupState:
     `in_flight` records are acquired by members; `redelivered` ones were delivered more than once
     since their broker started; both are -1 while a broker serves no metrics. `blocked` records are
     part of the lag: they wait until a dead letter of their key is redriven or skipped.
-    `lag_known` is false if a coordinator could not return the lag of every partition.
+    `lag_known` is false if a coordinator could not return the lag of every partition. `new` records
+    of the lag were produced so recently that a broker may not have read their delay.
     """
 
     group: str
@@ -75,6 +76,7 @@ class GroupState:
     blocked: int = 0
     metrics: GroupMetrics = field(default_factory=GroupMetrics)
     lag_known: bool = True
+    new: int = 0
 
     @property
     def workable(self) -> int:
@@ -96,7 +98,8 @@ class GroupState:
         if self.metrics.delivery == "Paused":
             return in_flight
         # A delayed record behind a dead letter is neither workable nor due: subtract it once.
-        return max(in_flight + self.available, self.workable - self.metrics.due_later(within_s))
+        due = max(in_flight + self.available, self.workable - self.metrics.due_later(within_s))
+        return max(in_flight, due - self.new)
 
 
 NO_QUORUM = Quorum(frozenset(), frozenset())

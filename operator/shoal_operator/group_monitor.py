@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import datetime
 import math
+from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shoal_operator import clock, metrics
@@ -34,6 +36,8 @@ WATCH_GROUPS = 100
 #: The shortest time between two status updates that carry measurements only.
 STATUS_SECONDS = 5.0
 PARTITIONS_IN_STATUS_MAX = 100
+#: Brokers read the delays of new records every second, also without members.
+SCANNED_MS = 2_000
 #: A lag older than this is unknown; groups that are scaled are read every few seconds.
 LAG_AGE_MS_MAX = 20_000
 #: The metrics of a group are removed when its lag is older than this.
@@ -56,6 +60,8 @@ class GroupMonitor:
         self._calls = 0
         self._redelivery_rates = RedeliveryRates()
         self._read_ms: dict[str, int] = {}
+        #: By group with a delay: times and lags of the last `SCANNED_MS`, and the one before.
+        self._lags: dict[str, deque[tuple[int, int]]] = {}
         #: The last known state by group id.
         self.states: dict[str, GroupState] = {}
 
@@ -98,12 +104,31 @@ class GroupMonitor:
         """Read these groups, by group id, from the brokers. Raises `ClientError`."""
         now_ms = clock.now_ms()
         states = await self._brokers.share_groups(groups, of_any_type=of_any_type)
+        delayed = self._with_delay()
         for group, state in states.items():
             self._redelivery_rates.record(group, state.redelivered, now_ms)
+            if state.lag_known and group in delayed:
+                state = replace(state, new=self._new(group, state.lag, now_ms))
             if state.lag_known or group not in self.states:
                 self.states[group] = state
             if state.lag_known:
                 self._read_ms[group] = now_ms
+
+    def _new(self, group: str, lag: int, now_ms: int) -> int:
+        """Return how many records of a group with a delay joined the lag within `SCANNED_MS`.
+
+        A broker counts a record as work until it has read the record's delay.
+        """
+        lags = self._lags.setdefault(group, deque())
+        lags.append((now_ms, lag))
+        while len(lags) > 1 and lags[1][0] <= now_ms - SCANNED_MS:
+            lags.popleft()
+        return lag - min(before for _, before in lags)
+
+    def _with_delay(self) -> set[str]:
+        """Return the ids of the groups with a delay."""
+        resources = self._store.of_cluster("ShareGroup", self._namespace, self._cluster)
+        return {group_id(one) for one in resources if one["spec"].get("delay")}
 
     def current(self, group: str) -> GroupState | None:
         """Return a group's state if its lag is at most `LAG_AGE_MS_MAX` old, else None."""

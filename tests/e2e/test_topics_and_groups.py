@@ -232,7 +232,7 @@ BAD = {
     "latest": (queue_cluster(image="x/y:latest"), "image must name a version or a digest"),
     "owned config": (
         queue_cluster(config={"node.id": "3"}),
-        "are set by the operator; use replicas, brokersPerPod, storage, listeners and rack instead",
+        "are set by the operator; use replicas, brokersPerPod, storage, listeners, rack",
     ),
     "login without tls": (
         queue_cluster(listeners=[{**LISTENER, "authentication": {"type": "tls"}}]),

@@ -194,3 +194,36 @@ def test_a_standby_replica_repeats_the_status_while_another_leads() -> None:
             await operator.close()
 
     asyncio.run(scenario())
+
+
+def test_new_records_of_a_group_with_a_delay_count_once_their_delays_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A broker reads them every second. Until then, records that are due tomorrow look like work,
+    and started consumers."""
+    now_ms = 1_000_000
+    monkeypatch.setattr(clock, "now_ms", lambda: now_ms)
+    tomorrow = GroupMetrics(delayed=20, unavailable=20, not_due=Counter({0: 20, 600: 20}))
+
+    async def scenario(delay: dict[str, str] | None) -> list[int]:
+        nonlocal now_ms
+        shop = Shop(targetLagPerReplica=1, startupTime="1s")
+        group = {"cluster": "main", "maxRecordLocks": 2000, **({"delay": delay} if delay else {})}
+        shop.kube.add(resource("ShareGroup", "workers", **group))
+        shop.store.put(shop.kube.find("ShareGroup", "workers"))
+        found = []
+        for seconds, lag, metrics in (
+            (0, 0, GroupMetrics()),
+            (2, 20, GroupMetrics()),  # Its delays are not read yet.
+            (2, 20, tomorrow),
+            (2, 25, tomorrow),  # Five more, which may be due.
+            (2, 25, tomorrow),
+        ):
+            now_ms += seconds * 1000
+            shop.brokers.answer = GroupState("workers", lag=lag, in_flight=0, metrics=metrics)
+            await shop.look()
+            found.append(shop.consumers.signal("eaters")["due"])
+        return found
+
+    assert asyncio.run(scenario({"max": "48h"})) == [0, 0, 0, 0, 5]
+    assert asyncio.run(scenario(None)) == [0, 20, 0, 5, 5]
