@@ -12,7 +12,7 @@ a read-committed share group reads it too.
 * `torn-transaction`: only a part of a transaction is there.
 * `duplicate`: one record of a transaction is there twice.
 * `not-exactly-once`: a processed record has two committed outcomes, or none.
-* `processed-twice`: a processor started at an offset before a committed one.
+* `processed-twice`: a processor started at an offset before one that was committed when it asked.
 """
 
 from __future__ import annotations
@@ -73,11 +73,15 @@ class TransactionRules:
 
     # Processors.
 
-    def starts_at(self, source: Where, offset: int) -> None:
-        if offset < self.processed.get(source, 0):
-            raise Violation(
-                "processed-twice", f"{source} from {offset}, {self.processed[source]} was committed"
-            )
+    def committed(self, source: Where) -> int:
+        """Return the offset after the last record whose processing was committed so far."""
+        return self.processed.get(source, 0)
+
+    def starts_at(self, source: Where, offset: int, committed: int) -> None:
+        """A processor got the offset to start at; `committed` is what was `committed` before it
+        asked."""
+        if offset < committed:
+            raise Violation("processed-twice", f"{source} from {offset}, {committed} was committed")
 
     def begun(self, source: Where, first: int, next_: int) -> Transaction:
         transaction = Transaction(len(self.transactions), source, first, next_)
