@@ -6,7 +6,6 @@ credential. It leaves other principals alone.
 
 from __future__ import annotations
 
-import base64
 import datetime
 import hashlib
 import secrets
@@ -18,9 +17,9 @@ from shoal.protocol.errors import ErrorCode
 from shoal_operator import certificates
 from shoal_operator.batch_reconciler import BatchReconciler, Outcome, live_cluster
 from shoal_operator.certificates import BadCertificate, KeyPair
-from shoal_operator.cluster.authorities import parse_authority, secret_data
+from shoal_operator.cluster.authorities import parse_authority
 from shoal_operator.conditions import Verdict
-from shoal_operator.model import listeners, names, security
+from shoal_operator.model import listeners, names, secret, security
 from shoal_operator.model import users as model
 
 if TYPE_CHECKING:
@@ -130,9 +129,9 @@ class Users(BatchReconciler):
         known = await self._brokers.scram_users([model.username(u) for u in scram])
         stale = {}
         for user in scram:
-            secret = self._secret(user)
-            password = secret_data(secret)["password"].decode()
-            applied = secret["metadata"].get("annotations", {}).get(APPLIED)
+            own = self._secret(user)
+            password = secret.data_of(own)["password"].decode()
+            applied = own["metadata"].get("annotations", {}).get(APPLIED)
             if model.username(user) not in known or applied != _digest(user, password):
                 stale[model.username(user)] = (user, password)
         errors = await self._brokers.set_passwords({u: p for u, (_, p) in stale.items()})
@@ -152,7 +151,7 @@ class Users(BatchReconciler):
         return {**found, "apiVersion": "v1", "kind": "Secret"}
 
     def _not_after(self, user: Manifest) -> str:
-        pem = secret_data(self._secret(user)).get("user.crt")
+        pem = secret.data_of(self._secret(user)).get("user.crt")
         return f"{certificates.expires(pem):%Y-%m-%dT%H:%M:%SZ}" if pem else ""
 
     async def _write_secret(self, cluster: Manifest, user: Manifest) -> None:
@@ -176,24 +175,19 @@ class Users(BatchReconciler):
         data = model.secret_data(
             user,
             listeners.bootstrap_servers(cluster, listener),
-            secret_data(ca)["ca.crt"],
-            await self._credentials(cluster, user, secret_data(have) if have else {}),
+            secret.data_of(ca)["ca.crt"],
+            await self._credentials(cluster, user, secret.data_of(have) if have else {}),
         )
         template = user["spec"].get("secretTemplate", {})
         own = names.labels(self._cluster, "security") | {names.USER_LABEL: name}
-        want: Manifest = {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": {
-                "name": name,
-                "namespace": self._namespace,
-                "labels": template.get("labels", {}) | own,
-                "annotations": dict(template.get("annotations", {})),
-                "ownerReferences": [names.owner(user)],
-            },
-            "type": "Opaque",
-            "data": {k: base64.b64encode(v).decode() for k, v in data.items()},
-        }
+        want = secret.manifest(
+            self._namespace,
+            name,
+            template.get("labels", {}) | own,
+            secret.encoded(data),
+            owner=user,
+            annotations=template.get("annotations"),
+        )
         if have is None or _differs(want, have):
             made = await self._kube.apply(_with_applied(want, have))
             self._store.put(made)
@@ -229,7 +223,7 @@ class Users(BatchReconciler):
         if signed is None and have.get("user.p12"):
             return model.Credentials(pair, have["user.p12"], password)
         pair = signed or pair
-        authority = secret_data(self._clients_ca()).get("ca.crt", b"")
+        authority = secret.data_of(self._clients_ca()).get("ca.crt", b"")
         store = certificates.store(pair, [authority], password, model.username(user))
         return model.Credentials(pair, store, password)
 
@@ -237,7 +231,7 @@ class Users(BatchReconciler):
         """Return a password of the user's own. Raises `Refused`, `KubeError`."""
         name, key = reference["name"], reference["key"]
         found = await self._kube.get("v1", "Secret", name, self._namespace)
-        value = secret_data(found).get(key, b"").decode() if found else ""
+        value = secret.data_of(found).get(key, b"").decode() if found else ""
         if not value:
             what = f"has no key {key!r}" if found else "does not exist"
             raise Refused(
@@ -301,7 +295,7 @@ def _differs(want: Manifest, have: Manifest) -> bool:
     return (
         want["data"] != have.get("data")
         or any(other.get("labels", {}).get(k) != v for k, v in one["labels"].items())
-        or any(notes.get(k) != v for k, v in one["annotations"].items())
+        or any(notes.get(k) != v for k, v in one.get("annotations", {}).items())
     )
 
 
@@ -309,5 +303,5 @@ def _with_applied(want: Manifest, have: Manifest | None) -> Manifest:
     """Keep the annotation of the password that the brokers have: a new one must be set first."""
     applied = (have or {}).get("metadata", {}).get("annotations", {}).get(APPLIED)
     if applied:
-        want["metadata"]["annotations"][APPLIED] = applied
+        want["metadata"].setdefault("annotations", {})[APPLIED] = applied
     return want

@@ -10,8 +10,6 @@ because no client would trust it.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,7 +18,7 @@ from shoal_operator.ca_renewal import Action, Authority, Loaded
 from shoal_operator.certificates import BadCertificate, KeyPair
 from shoal_operator.diagnostics import Diagnosis
 from shoal_operator.drift import has_drifted
-from shoal_operator.model import names, security
+from shoal_operator.model import names, secret, security
 from shoal_operator.model.security import CLIENTS, CLUSTER
 
 if TYPE_CHECKING:
@@ -95,8 +93,8 @@ class Authorities:
 
     async def _authority(self, cluster: Manifest, kind: str, now: datetime.datetime) -> Authority:
         name = security.ca(self._name, kind)
-        secret = await self._read(name)
-        if secret is None:
+        found = await self._read(name)
+        if found is None:
             if not security.settings(cluster, kind).generate:
                 raise AuthorityLost(
                     "CertificateAuthorityNotFound",
@@ -105,7 +103,7 @@ class Authorities:
                 )
             return await self._make(cluster, kind, now)
         try:
-            have = parse_authority(secret)
+            have = parse_authority(found)
             certificates.check_ca(have.current, now)
             if have.next is not None:
                 certificates.check_ca(have.next, now)
@@ -202,13 +200,13 @@ class Authorities:
         `since`, because the kubelet updates mounted Secrets late.
         """
         late = []
-        for secret in self._store.all("Secret"):
-            meta = secret["metadata"]
+        for found in self._store.all("Secret"):
+            meta = found["metadata"]
             user = meta.get("labels", {}).get(names.USER_LABEL)
             of_cluster = meta.get("labels", {}).get(names.CLUSTER_LABEL) == self._name
             if meta["namespace"] != self._namespace or not user or not of_cluster:
                 continue
-            data = secret_data(secret)
+            data = secret.data_of(found)
             if kind == CLUSTER:
                 is_late = data.get("ca.crt") != have.trusted
             elif have.old and (pem := data.get("user.crt")):
@@ -226,8 +224,8 @@ class Authorities:
 
     def _leaf_fingerprint(self) -> str:
         """Return the fingerprint of the certificate that brokers are to show; empty without one."""
-        secret = self._store.get("Secret", self._namespace, security.broker_tls(self._name))
-        pem = secret_data(secret).get("broker.crt", b"") if secret else b""
+        found = self._store.get("Secret", self._namespace, security.broker_tls(self._name))
+        pem = secret.data_of(found).get("broker.crt", b"") if found else b""
         return certificates.fingerprint(pem) if pem else ""
 
     async def _leaves(
@@ -243,8 +241,8 @@ class Authorities:
         renewal = security.settings(cluster, CLUSTER).renewal
         days = security.settings(cluster, CLUSTER).validity_days
 
-        async def leaf(secret: str, crt: str, key: str, **wanted: Any) -> KeyPair:
-            have = secret_data(await self._read(secret) or {})
+        async def leaf(name: str, crt: str, key: str, **wanted: Any) -> KeyPair:
+            have = secret.data_of(await self._read(name) or {})
             pair = KeyPair(have.get(crt, b""), have.get(key, b""))
             names_wanted = set(wanted.get("dns", ())), set(wanted.get("ips", ()))
             if _is_good(pair, authority.current, names_wanted, now, renewal):
@@ -306,38 +304,22 @@ class Authorities:
         *,
         owned: bool = False,
     ) -> None:
-        meta: Manifest = {
-            "name": name,
-            "namespace": self._namespace,
-            "labels": names.labels(self._name, "security"),
-        }
-        if annotations:
-            meta["annotations"] = dict(annotations)
-        if owned:
-            meta["ownerReferences"] = [names.owner(cluster)]
-        want = {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": meta,
-            "type": "Opaque",
-            "data": {key: base64.b64encode(value).decode() for key, value in data.items()},
-        }
+        want = secret.manifest(
+            self._namespace,
+            name,
+            names.labels(self._name, "security"),
+            secret.encoded(data),
+            owner=cluster if owned else None,
+            annotations=annotations,
+        )
         have = self._store.get("Secret", self._namespace, name)
         if have is None or has_drifted(want, have) or have.get("data") != want["data"]:
             self._store.put(await self._kube.apply(want))
 
 
-def secret_data(secret: Manifest) -> dict[str, bytes]:
-    """Return the values of a Secret. Raises `BadCertificate`."""
-    try:
-        return {k: base64.b64decode(v, validate=True) for k, v in secret.get("data", {}).items()}
-    except (binascii.Error, TypeError):
-        raise BadCertificate("its data is not in base 64") from None
-
-
-def parse_authority(secret: Manifest) -> Authority:
+def parse_authority(found: Manifest) -> Authority:
     """Return the authority in a Secret. Raises `BadCertificate`."""
-    data, notes = secret_data(secret), secret["metadata"].get("annotations", {})
+    data, notes = secret.data_of(found), found["metadata"].get("annotations", {})
     for key in ("ca.crt", "ca.key"):
         if not data.get(key):
             raise BadCertificate(f"it has no {key}")

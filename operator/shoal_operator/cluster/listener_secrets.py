@@ -7,14 +7,12 @@ the Secret `<cluster>-listener-tls`, which brokers mount.
 
 from __future__ import annotations
 
-import base64
-import binascii
 from typing import TYPE_CHECKING
 
 from shoal_operator import certificates
 from shoal_operator.certificates import BadCertificate, KeyPair
 from shoal_operator.diagnostics import Diagnosis
-from shoal_operator.model import names, security
+from shoal_operator.model import names, secret, security
 
 if TYPE_CHECKING:
     from shoal_operator.kube import Kube
@@ -50,14 +48,14 @@ class ListenerSecrets:
             return
         have = self._store.get("Secret", self._namespace, security.listener_tls(self._name)) or {}
         before = have.get("data", {})
-        data = {}
-        for listener, secret in wanted.items():
+        data: dict[str, str] = {}
+        for listener, name in wanted.items():
             key = f"{listener}.pem"
             try:
-                data[key] = base64.b64encode(await self._read(secret)).decode()
+                data |= secret.encoded({key: await self._read(name)})
             except BadCertificate as error:
                 text = (
-                    f"The certificate of listener {listener!r} cannot be used: Secret {secret!r} "
+                    f"The certificate of listener {listener!r} cannot be used: Secret {name!r} "
                     f"{error}. Correct the Secret; it needs tls.crt and tls.key."
                 )
                 self.problem = Diagnosis("ListenerCertificateInvalid", text)
@@ -65,37 +63,27 @@ class ListenerSecrets:
                     raise NoListenerCertificate(self.problem) from None
                 data[key] = before[key]
         if data != before:
-            self._store.put(await self._kube.apply(self._manifest(cluster, data)))
+            want = secret.manifest(
+                self._namespace,
+                security.listener_tls(self._name),
+                names.labels(self._name, "security"),
+                data,
+                owner=cluster,
+            )
+            self._store.put(await self._kube.apply(want))
 
     async def _read(self, name: str) -> bytes:
         """Return key and certificates of a user's Secret. Raises `BadCertificate`, `KubeError`."""
-        secret = await self._kube.get("v1", "Secret", name, self._namespace)
-        if secret is None:
+        found = await self._kube.get("v1", "Secret", name, self._namespace)
+        if found is None:
             raise BadCertificate("does not exist")
-        try:
-            data = {k: base64.b64decode(v) for k, v in secret.get("data", {}).items()}
-        except binascii.Error:
-            raise BadCertificate("is not in base 64") from None
         for key in ("tls.crt", "tls.key"):
-            if not data.get(key):
+            if not found.get("data", {}).get(key):
                 raise BadCertificate(f"has no {key}")
-        pair = KeyPair(data["tls.crt"], data["tls.key"])
         try:
+            data = secret.data_of(found)
+            pair = KeyPair(data["tls.crt"], data["tls.key"])
             certificates.check_pair(pair)
         except BadCertificate as error:
             raise BadCertificate(f"is invalid: {error}") from None
         return pair.key.rstrip() + b"\n" + pair.certificate
-
-    def _manifest(self, cluster: Manifest, data: dict[str, str]) -> Manifest:
-        return {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": {
-                "name": security.listener_tls(self._name),
-                "namespace": self._namespace,
-                "labels": names.labels(self._name, "security"),
-                "ownerReferences": [names.owner(cluster)],
-            },
-            "type": "Opaque",
-            "data": data,
-        }

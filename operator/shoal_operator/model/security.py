@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import datetime
 import ipaddress
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal_operator import certificates
-from shoal_operator.model import names, pod_layout
+from shoal_operator.model import names, pod_layout, secret
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -245,9 +244,9 @@ def operator_client(cluster_ca: bytes, own: certificates.KeyPair) -> dict[str, s
     }
 
 
-def client_of_secret(secret: Mapping[str, Any]) -> dict[str, str]:
+def client_of_secret(found: Mapping[str, Any]) -> dict[str, str]:
     """Return `operator_client` of the operator's Secret; empty if a key is missing."""
-    data = {k: base64.b64decode(v) for k, v in secret.get("data", {}).items()}
+    data = secret.data_of(found)
     try:
         own = certificates.KeyPair(data["tls.crt"], data["tls.key"])
         return operator_client(data["ca.crt"], own)
