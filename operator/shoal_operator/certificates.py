@@ -143,17 +143,15 @@ def check_ca(ca: KeyPair, now: datetime.datetime) -> None:
         raise BadCertificate(f"it is not valid before {starts:%Y-%m-%d %H:%M} UTC")
 
 
-def check_pair(pair: KeyPair) -> None:
-    """Raise `BadCertificate` unless this is a certificate with its key."""
-    if _load_key(pair).public_key() != load(pair.certificate).public_key():
-        raise BadCertificate("its key belongs to another certificate")
-
-
-def _load_key(pair: KeyPair) -> PrivateKeyTypes:
+def check_pair(pair: KeyPair) -> PrivateKeyTypes:
+    """Return the key of a certificate. Raises `BadCertificate` unless both belong together."""
     try:
-        return serialization.load_pem_private_key(pair.key, None)
+        key = serialization.load_pem_private_key(pair.key, None)
     except (TypeError, ValueError) as error:
         raise BadCertificate(f"its key cannot be read: {error}") from None
+    if key.public_key() != load(pair.certificate).public_key():
+        raise BadCertificate("its key belongs to another certificate")
+    return key
 
 
 def _load_ca(ca: KeyPair) -> tuple[x509.Certificate, CertificateIssuerPrivateKeyTypes]:
@@ -164,13 +162,7 @@ def _load_ca(ca: KeyPair) -> tuple[x509.Certificate, CertificateIssuerPrivateKey
         found = None
     if found is None or not found.value.ca:
         raise BadCertificate(f"{subject(ca.certificate)} is no certificate authority")
-    try:
-        key = serialization.load_pem_private_key(ca.key, None)
-    except (TypeError, ValueError) as error:
-        raise BadCertificate(f"its key cannot be read: {error}") from None
-    if key.public_key() != authority.public_key():
-        raise BadCertificate("its key belongs to another certificate")
-    return authority, key  # type: ignore[return-value]
+    return authority, check_pair(ca)  # type: ignore[return-value]
 
 
 def load(pem: bytes) -> x509.Certificate:
@@ -188,6 +180,26 @@ def is_signed_by(pem: bytes, authority: bytes) -> bool:
     except (ValueError, TypeError, InvalidSignature):
         return False
     return True
+
+
+def may_stay(
+    pair: KeyPair, authority: bytes, now: datetime.datetime, renewal: datetime.timedelta
+) -> bool:
+    """Return whether a certificate that this authority signed need not be renewed yet.
+
+    It is renewed `renewal` before it ends. One that ends with the authority stays, because a new
+    one would end then, too. Raises `BadCertificate`.
+    """
+    if not (pair.certificate and pair.key):
+        return False
+    ends = expires(pair.certificate)
+    fresh = ends - now > renewal or ends >= expires(authority)
+    return fresh and is_signed_by(pair.certificate, authority)
+
+
+def not_after(pem: bytes) -> str:
+    """Return when the first certificate ends as Kubernetes writes times (RFC 3339)."""
+    return f"{expires(pem):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def names_of(pem: bytes) -> tuple[set[str], set[str]]:

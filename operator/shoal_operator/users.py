@@ -152,7 +152,7 @@ class Users(BatchReconciler):
 
     def _not_after(self, user: Manifest) -> str:
         pem = secret.data_of(self._secret(user)).get("user.crt")
-        return f"{certificates.expires(pem):%Y-%m-%dT%H:%M:%SZ}" if pem else ""
+        return certificates.not_after(pem) if pem else ""
 
     async def _write_secret(self, cluster: Manifest, user: Manifest) -> None:
         """Write the Secret of a user. Raises `Refused`, `KubeError`."""
@@ -168,7 +168,9 @@ class Users(BatchReconciler):
                 )
             )
         have = await self._own_secret(name)
-        ca = self._store.get("Secret", self._namespace, security.ca_cert(self._cluster, "cluster"))
+        ca = self._store.get(
+            "Secret", self._namespace, security.ca_cert(self._cluster, security.CLUSTER)
+        )
         if ca is None:
             text = f"QueueCluster {self._cluster!r} has no certificate authority yet."
             raise Refused(Verdict.waiting("ClusterNotSecured", text))
@@ -254,16 +256,11 @@ class Users(BatchReconciler):
         settings = security.settings(cluster, security.CLIENTS)
         try:
             authority = parse_authority(self._clients_ca()).current
-            ends_with_authority = certificates.expires(authority.certificate)
-            if have.certificate and have.key:
-                ends = certificates.expires(have.certificate)
-                fresh = ends - now > settings.renewal or ends >= ends_with_authority
-                if (
-                    fresh
-                    and certificates.is_signed_by(have.certificate, authority.certificate)
-                    and certificates.subject(have.certificate) == f"CN={model.username(user)}"
-                ):
-                    return None
+            if (
+                certificates.may_stay(have, authority.certificate, now, settings.renewal)
+                and certificates.subject(have.certificate) == f"CN={model.username(user)}"
+            ):
+                return None
             return certificates.issue(
                 authority, model.username(user), now=now, validity_days=settings.validity_days
             )

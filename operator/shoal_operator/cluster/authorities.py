@@ -186,7 +186,7 @@ class Authorities:
         return {
             "name": f"{kind}-ca",
             "fingerprint": certificates.fingerprint(have.current.certificate),
-            "notAfter": f"{certificates.expires(have.current.certificate):%Y-%m-%dT%H:%M:%SZ}",
+            "notAfter": certificates.not_after(have.current.certificate),
             "phase": have.phase,
         }
 
@@ -342,16 +342,9 @@ def _is_good(
     renewal: datetime.timedelta,
 ) -> bool:
     """Return whether a certificate may stay in use."""
-    if not (pair.certificate and pair.key):
-        return False
     try:
-        ends = certificates.expires(pair.certificate)
-        latest = certificates.expires(authority.certificate)
-        # A new certificate would end with the authority, too.
-        is_new_enough = ends - now > renewal or ends >= latest
         return (
-            is_new_enough
-            and certificates.is_signed_by(pair.certificate, authority.certificate)
+            certificates.may_stay(pair, authority.certificate, now, renewal)
             and certificates.names_of(pair.certificate) == names_wanted
         )
     except BadCertificate:
