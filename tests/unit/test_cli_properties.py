@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from shoal.cli.client_properties import client_settings, from_environment, from_flags, variable
+from shoal.cli.client_properties import client_settings, from_environment, from_flags
 from shoal.client import security
+from shoal.client.settings import Settings, variable
 from shoal.server import config
 
 if TYPE_CHECKING:
@@ -31,6 +32,18 @@ def test_flags_then_the_environment_then_the_file(
     assert found.security.current().password == "new"
     assert client_settings("b:2", file, None).bootstrap == (("b", 2),)
     assert client_settings(None, None, None).bootstrap == (("127.0.0.1", 9092),)
+
+
+def test_a_program_reads_what_a_command_reads(tmp_path: Path) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text("bootstrap.servers=a:1\nclient.id=file\nrequest.timeout.ms=5\n")
+    pod = {"SHOAL_COMMAND_CONFIG": str(file), "SHOAL_CLIENT_CLIENT_ID": "environment"}
+    found = Settings.from_environment(pod)
+    assert found.bootstrap == (("a", 1),)
+    assert (found.client_id, found.request_timeout_ms) == ("environment", 5)
+    named = Settings.from_environment(pod | {"SHOAL_BOOTSTRAP_SERVERS": "b:2"})
+    assert named.bootstrap == (("b", 2),)
+    assert Settings.from_environment({}).bootstrap == (("127.0.0.1", 9092),)
 
 
 def test_unknown_variables_are_refused() -> None:

@@ -13,35 +13,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from shoal.client import config_providers, security, settings
-from shoal.client.properties import CLIENT_PREFIX, properties
-from shoal.client.settings import Settings
-
-DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
-_BOOTSTRAP = "bootstrap.servers"
+from shoal.client.properties import CLIENT_PREFIX
+from shoal.client.settings import Settings, variable
 
 
 def client_settings(
     bootstrap: str | None, file: Path | None, flags: Iterable[str] | None
 ) -> Settings:
-    """Return the settings of a command. Without `bootstrap` they name the brokers.
-
-    The file is read again for each connection. Raises `ValueError`, `OSError` or `SecurityError`.
-    """
-    fixed = from_environment(os.environ) | from_flags(flags)
-
-    def load() -> dict[str, str]:
-        found = dict(properties(file.read_text())) if file is not None else {}
-        return {n: text for n, text in (found | fixed).items() if n != _BOOTSTRAP}
-
-    if not bootstrap:
-        of_file = dict(properties(file.read_text())) if file is not None else {}
-        bootstrap = (of_file | fixed).get(_BOOTSTRAP)
-    return Settings.of(bootstrap or DEFAULT_BOOTSTRAP, load() if file is None else load)
-
-
-def variable(name: str) -> str:
-    """Return the environment variable of a property."""
-    return CLIENT_PREFIX + name.replace(".", "_").upper()
+    """Return the settings of a command; see `Settings.of_file`."""
+    return Settings.of_file(bootstrap, file, from_environment(os.environ) | from_flags(flags))
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -19,9 +19,10 @@ from typing import Annotated, Any, NoReturn, get_type_hints
 import typer
 
 from shoal.cli import remedies
-from shoal.cli.client_properties import DEFAULT_BOOTSTRAP, client_settings
+from shoal.cli.client_properties import client_settings
 from shoal.client.client import Client
 from shoal.client.errors import ClientError, Unreachable
+from shoal.client.settings import DEFAULT_BOOTSTRAP
 from shoal.record.batch import CorruptBatch
 
 REFUSED, USAGE, UNREACHABLE, INTERRUPTED = 1, 2, 3, 130

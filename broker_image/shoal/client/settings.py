@@ -6,12 +6,15 @@ of TLS and SASL. It refuses an unknown property by name.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from shoal.client import config_providers, security
+from shoal.client.properties import CLIENT_PREFIX, properties
 from shoal.client.secret import Secret
 from shoal.client.security import Security
 
@@ -19,6 +22,8 @@ Address = tuple[str, int]
 #: Client properties, or the call that reads them.
 Properties = Mapping[str, str] | Callable[[], Mapping[str, str]]
 DEFAULT_PORT = 9092
+DEFAULT_BOOTSTRAP = f"127.0.0.1:{DEFAULT_PORT}"
+_BOOTSTRAP = "bootstrap.servers"
 
 
 def addresses(bootstrap: str) -> tuple[Address, ...]:
@@ -76,6 +81,40 @@ class Settings:
             return settings
         return replace(settings, security=Security.of(source.read, changing=source.changing))
 
+    @classmethod
+    def of_file(
+        cls, bootstrap: str | None, file: Path | None, fixed: Mapping[str, str] | None = None
+    ) -> Settings:
+        """Parse a properties file; `fixed` has priority over it.
+
+        Without `bootstrap`, the properties name the brokers. The file is read again for each new
+        connection. Raises `ValueError`, `OSError` or `SecurityError`.
+        """
+
+        def load() -> dict[str, str]:
+            found = dict(properties(file.read_text())) if file is not None else {}
+            return found | dict(fixed or {})
+
+        def without_bootstrap() -> dict[str, str]:
+            return {name: text for name, text in load().items() if name != _BOOTSTRAP}
+
+        where = bootstrap or load().get(_BOOTSTRAP) or DEFAULT_BOOTSTRAP
+        return cls.of(where, without_bootstrap if file is not None else without_bootstrap())
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
+        """Parse what the operator gives to the pods of a ShareConsumer, as `shoal` does.
+
+        These are SHOAL_BOOTSTRAP_SERVERS, the file that SHOAL_COMMAND_CONFIG names, and variables
+        such as SHOAL_CLIENT_SASL_PASSWORD. Raises as `of_file` does.
+        """
+        given = os.environ if environment is None else environment
+        file = given.get("SHOAL_COMMAND_CONFIG")
+        fixed = {name: given[variable(name)] for name in NAMES if variable(name) in given}
+        return cls.of_file(
+            given.get("SHOAL_BOOTSTRAP_SERVERS"), Path(file) if file else None, fixed
+        )
+
 
 class _Source:
     """Properties as they were given, or the call that returns them."""
@@ -106,6 +145,11 @@ _PLAIN = {
 _WORDS = frozenset({"client.id", "shoal.metrics.token.file"})
 #: All properties of this client.
 NAMES = frozenset({*_PLAIN, *security.NAMES})
+
+
+def variable(name: str) -> str:
+    """Return the environment variable of a client property."""
+    return CLIENT_PREFIX + name.replace(".", "_").upper()
 
 
 def _with(settings: Settings, name: str, value: str) -> Settings:
