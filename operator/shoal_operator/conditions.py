@@ -69,14 +69,18 @@ class Verdict:
 
 def is_ready(resource: Mapping[str, Any]) -> bool:
     """Return whether the condition Ready is true; works for Kubernetes' own kinds too."""
-    found = resource.get("status", {}).get("conditions", [])
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in found)
+    return ready_condition(resource).get("status") == "True"
 
 
 def ready_reason(resource: Mapping[str, Any]) -> str:
     """Return the reason of the condition `Ready`, empty without it."""
+    return str(ready_condition(resource).get("reason", ""))
+
+
+def ready_condition(resource: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the condition `Ready`, empty without it."""
     found = resource.get("status", {}).get("conditions", [])
-    return next((str(c["reason"]) for c in found if c["type"] == "Ready"), "")
+    return next((c for c in found if c["type"] == "Ready"), {})
 
 
 def conditions(

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal_operator import clock, metrics, scaling
+from shoal_operator import clock, consumer_users, metrics, scaling
 from shoal_operator.conditions import Verdict
 from shoal_operator.group_monitor import GroupMonitor, consumer_groups, due_time
 from shoal_operator.kube import Kube, KubeError, now
-from shoal_operator.model import cluster as cluster_model
 from shoal_operator.model import groups as group_model
 from shoal_operator.model import names, spark
 from shoal_operator.quantities import duration_ms
@@ -23,6 +22,7 @@ from shoal_operator.workloads import Workload, Workloads
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from shoal_operator.consumer_users import Login
     from shoal_operator.model.names import Manifest
     from shoal_operator.settings import Settings
     from shoal_operator.store import Store
@@ -190,19 +190,24 @@ class Consumers:
             text = f"QueueCluster {self._cluster!r} does not exist in this namespace."
             await self._statuses.write(consumer, Verdict.waiting("ClusterNotFound", text))
             return False
+        login = consumer_users.login(self._store, cluster, consumer)
+        if login.problem and not login.secret:
+            await self._statuses.write(consumer, login.problem)
+            return login.problem.progressing
         context = spark.WorkloadContext(
             self._cluster,
-            cluster_model.bootstrap_servers(cluster),
+            login.servers,
             group_model.group_id(group),
             group["spec"].get("topics", []),
             self._settings.spark_image,
             self._settings.scale_url,
             self._settings.driver_role,
             self._settings.spark_pull_policy,
+            login.secret,
         )
         decision = self._decide(consumer, group)
         workload = await self._workloads.apply(consumer, context, decision.replicas)
-        await self._write_status(consumer, group, decision, workload)
+        await self._write_status(consumer, group, decision, workload, login)
         return workload.verdict.progressing
 
     def _decide(self, consumer: Manifest, group: Manifest) -> scaling.Decision:
@@ -234,7 +239,12 @@ class Consumers:
         return scaling.decide(policy(spec), load, current, history, now_ms)
 
     async def _write_status(
-        self, consumer: Manifest, group: Manifest, decision: scaling.Decision, workload: Workload
+        self,
+        consumer: Manifest,
+        group: Manifest,
+        decision: scaling.Decision,
+        workload: Workload,
+        login: Login,
     ) -> None:
         meta, before = consumer["metadata"], consumer.get("status", {})
         state = self._monitor.current(group_model.group_id(group))
@@ -268,10 +278,11 @@ class Consumers:
         metrics.WANTED.labels(meta["namespace"], meta["name"]).set(decision.replicas)
         numbers = {k: v for k, v in (fields | measured).items() if isinstance(v, int)}
         self._signals[meta["name"]] = numbers
-        verdict = group_verdict(group) or workload.verdict
+        verdict = group_verdict(group) or login.problem or workload.verdict
         if consumer["spec"].get("paused"):
             verdict = Verdict(True, "Paused", "spec.paused is true: no consumer runs.", paused=True)
-        verdict = verdict.warned(warning(consumer["spec"], group["spec"], decision.ceiling))
+        limit = warning(consumer["spec"], group["spec"], decision.ceiling)
+        verdict = verdict.warned(limit or login.warning)
         await self._statuses.write(consumer, verdict, fields)
         newest = self._store.get(KIND, self._namespace, meta["name"])
         if newest is not None:

@@ -279,7 +279,7 @@ class Operator:
                     loops.users.enqueue(one["metadata"]["name"])
 
     def _enqueue_dependents(self, manifest: Manifest, loops: ClusterLoops) -> None:
-        """Enqueue what depends on a topic or on a group."""
+        """Enqueue what depends on a topic, a group or a user."""
         meta = manifest["metadata"]
         if manifest["kind"] == "QueueTopic":
             key = (meta["namespace"], self._cluster_of(manifest))
@@ -287,7 +287,10 @@ class Operator:
                 if not group.get("status", {}).get("partitions"):
                     loops.groups.enqueue(group["metadata"]["name"])
         elif manifest["kind"] == "ShareGroup":
-            for consumer in self._consumers_of(meta["namespace"], meta["name"]):
+            for consumer in self._consumers_of(meta["namespace"], "shareGroup", meta["name"]):
+                self._enqueue_consumer(consumer)
+        elif manifest["kind"] == "QueueUser":
+            for consumer in self._consumers_of(meta["namespace"], "user", meta["name"]):
                 self._enqueue_consumer(consumer)
 
     def _enqueue_consumer(self, consumer: Manifest) -> None:
@@ -336,11 +339,12 @@ class Operator:
             return str(group["spec"]["cluster"]) if group else ""
         return str(meta.get("labels", {}).get(names.CLUSTER_LABEL, ""))
 
-    def _consumers_of(self, namespace: str, group: str) -> list[Manifest]:
+    def _consumers_of(self, namespace: str, field: str, name: str) -> list[Manifest]:
+        """Return the ShareConsumers that name this group or user."""
         return [
             o
             for o in self.store.all("ShareConsumer")
-            if o["metadata"]["namespace"] == namespace and o["spec"]["shareGroup"] == group
+            if o["metadata"]["namespace"] == namespace and o["spec"].get(field) == name
         ]
 
     def _is_used(self, key: ClusterKey) -> bool:

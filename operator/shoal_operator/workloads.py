@@ -111,6 +111,7 @@ class Workloads:
             bootstrap_servers=context.bootstrap_servers,
             group_id=context.group_id,
             topics=context.topics,
+            user_secret=context.user_secret,
         )
         have = await self._apply_manifest(want)
         status = have.get("status", {})

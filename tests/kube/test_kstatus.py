@@ -38,6 +38,8 @@ AT_WORK = (
     "ClusterNotSecured",
     "PasswordNotFound",
     "UserRefused",
+    "UserNotFound",
+    "UserNotReady",
 )
 STALLED = (
     "NoMajority",
@@ -47,6 +49,7 @@ STALLED = (
     "SecurityNotSupported",
     "ListenerNotAllowed",
     "UserClaimed",
+    "UserOfOtherCluster",
     "SecretNotOwned",
     "NotAuthorized",
     "PartitionsNeverShrink",

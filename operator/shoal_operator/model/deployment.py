@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
-from shoal_operator.model import names
+from shoal_operator.model import names, users
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,8 +21,12 @@ def manifest(
     bootstrap_servers: str,
     group_id: str,
     topics: Sequence[str],
+    user_secret: str = "",
 ) -> Manifest:
-    """Return a Deployment of `replicas` consumers, with the group in their environment."""
+    """Return a Deployment of `replicas` consumers, with the group in their environment.
+
+    `user_secret` is the Secret of the user that they log in as, empty without one.
+    """
     meta = consumer["metadata"]
     labels = names.consumer_labels(meta["name"], cluster)
     template = copy.deepcopy(dict(consumer["spec"]["deployment"]["template"]))
@@ -35,6 +39,8 @@ def manifest(
     ]
     for container in template["spec"]["containers"]:
         container["env"] = names.environment(given, container.get("env", []))
+    if user_secret:
+        _mount(template["spec"], users.mounted(user_secret))
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -50,6 +56,14 @@ def manifest(
             "template": template,
         },
     }
+
+
+def _mount(pod: Manifest, user: users.Mounted) -> None:
+    """Mount a user's Secret in all containers of a pod."""
+    pod.setdefault("volumes", []).append(user.volume)
+    for container in pod["containers"]:
+        container["volumeMounts"] = users.with_mount(container.get("volumeMounts", []), user)
+        container["env"] = names.environment([user.variable], container["env"])
 
 
 def consumer_selector(consumer: str) -> dict[str, str]:

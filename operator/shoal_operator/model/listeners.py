@@ -22,13 +22,13 @@ Services = Mapping[str, Manifest]
 
 def external(cluster: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the listeners for clients outside the Kubernetes cluster."""
-    return [n for n in cluster["spec"]["listeners"] if _type(n) != INTERNAL]
+    return [n for n in cluster["spec"]["listeners"] if not is_internal(n)]
 
 
 def internal(cluster: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the listener that the operator, consumers and brokers use; the schema requires one."""
     every = cluster["spec"]["listeners"]
-    return next((n for n in every if _type(n) == INTERNAL), every[0])
+    return next(filter(is_internal, every), every[0])
 
 
 def services(cluster: Mapping[str, Any]) -> list[tuple[str, Manifest]]:
@@ -83,7 +83,7 @@ def advertised(cluster: Mapping[str, Any], broker_id: int, have: Services) -> st
     """Return `advertised.listeners` of a broker; no Service may be `pending`."""
     meta, entries = cluster["metadata"], []
     for listener in cluster["spec"]["listeners"]:
-        if _type(listener) == INTERNAL:
+        if is_internal(listener):
             domain = f"{names.headless(meta['name'])}.{meta['namespace']}.svc"
             port = pod_layout.port(listener["port"], pod_layout.slot_of(broker_id))
             where = f"${{env:{POD_NAME}}}.{domain}:{port}"
@@ -124,8 +124,9 @@ def external_bootstrap_servers(
     return ",".join(f"{h}:{port}" for h in ([host] if host else node_addresses))
 
 
-def _type(listener: Mapping[str, Any]) -> str:
-    return str(listener.get("type", INTERNAL))
+def is_internal(listener: Mapping[str, Any]) -> bool:
+    """Return whether a listener serves clients inside the Kubernetes cluster."""
+    return bool(listener.get("type", INTERNAL) == INTERNAL)
 
 
 def _port(listener: Mapping[str, Any], slot: int = 0) -> Manifest:

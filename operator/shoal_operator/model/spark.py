@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shoal_operator.model import names
+from shoal_operator.model import names, users
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,7 +59,7 @@ OF_OWN_IMAGE = {"spark.python.daemon.module": "shoal_spark.daemon"}
 
 @dataclass(frozen=True, slots=True)
 class WorkloadContext:
-    """The cluster, group, image and operator that an application uses."""
+    """The cluster, group, user, image and operator that an application uses."""
 
     cluster: str
     bootstrap_servers: str
@@ -69,6 +69,8 @@ class WorkloadContext:
     scale_url: str
     driver_role: str
     pull_policy: str = PULL_POLICY
+    #: The Secret of the user that driver and executors log in as, empty without one.
+    user_secret: str = ""
 
 
 def manifests(consumer: Mapping[str, Any], context: WorkloadContext) -> list[Manifest]:
@@ -220,6 +222,11 @@ def _template(
     mounts = list(over.get("volumeMounts", []))
     env = list(over.get("env", []))
     annotations = dict(over.get("annotations", {}))
+    if context.user_secret:
+        user = users.mounted(context.user_secret)
+        volumes.append(user.volume)
+        mounts = users.with_mount(mounts, user)
+        env = names.environment([user.variable], env)
     if role == "driver":
         env = names.environment(_environment(consumer, context), env)
         annotations = {

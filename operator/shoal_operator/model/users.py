@@ -9,15 +9,18 @@ from shoal.security.acls import Acl, Operation, PatternType, Permission, Resourc
 from shoal_operator.model import listeners, security
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from shoal_operator.certificates import KeyPair
+    from shoal_operator.model.names import Manifest
 
 TLS, TLS_EXTERNAL, SCRAM = "tls", "tls-external", "scram-sha-512"
 #: The type of listener that each type of user logs in to.
 LISTENER_OF = {TLS: "tls", TLS_EXTERNAL: "tls", SCRAM: SCRAM}
 #: Where the properties in a Secret expect it to be mounted.
 MOUNT = "/etc/shoal/user"
+#: The file for Java and `shoal` there.
+PROPERTIES = f"{MOUNT}/client.properties"
 _ANY = "*"
 _TYPES = {
     "topic": ResourceType.TOPIC,
@@ -107,10 +110,32 @@ def listener(cluster: Mapping[str, Any], user: Mapping[str, Any]) -> Mapping[str
     every = [n for n in cluster["spec"]["listeners"] if security.authentication(n) == wanted]
 
     def rank(one: Mapping[str, Any]) -> tuple[bool, bool]:
-        is_internal = one.get("type", listeners.INTERNAL) == listeners.INTERNAL
-        return bool(security.secret_name(one)), not is_internal
+        return bool(security.secret_name(one)), not listeners.is_internal(one)
 
     return min(every, key=rank, default=None)
+
+
+class Mounted(NamedTuple):
+    """A user's Secret in a pod: the volume, its mount, and the variable that names its file."""
+
+    volume: Manifest
+    mount: Manifest
+    variable: Manifest
+
+
+def mounted(secret: str) -> Mounted:
+    """Return how a pod gets a user's Secret."""
+    return Mounted(
+        {"name": "shoal-user", "secret": {"secretName": secret}},
+        {"name": "shoal-user", "mountPath": MOUNT, "readOnly": True},
+        {"name": "SHOAL_COMMAND_CONFIG", "value": PROPERTIES},
+    )
+
+
+def with_mount(mounts: Sequence[Manifest], user: Mounted) -> list[Manifest]:
+    """Return the mounts of a container with the user's Secret, unless its path is taken."""
+    is_taken = any(one.get("mountPath") == MOUNT for one in mounts)
+    return [*mounts, *([] if is_taken else [user.mount])]
 
 
 class Credentials(NamedTuple):

@@ -1,0 +1,71 @@
+"""As whom a ShareConsumer's pods log in: the Secret that they mount, and the brokers' address."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from shoal_operator.conditions import Verdict, ready_condition
+from shoal_operator.model import cluster as cluster_model
+from shoal_operator.model import listeners, security
+from shoal_operator.model import users as model
+
+if TYPE_CHECKING:
+    from shoal_operator.model.names import Manifest
+    from shoal_operator.store import Store
+
+
+class Login(NamedTuple):
+    """How the pods of a ShareConsumer reach the brokers.
+
+    `secret` is the Secret of their user, empty without one. `problem` is what keeps the pods from
+    using it, and `warning` what probably does.
+    """
+
+    servers: str
+    secret: str = ""
+    problem: Verdict | None = None
+    warning: tuple[str, str] | None = None
+
+
+def login(store: Store, cluster: Manifest, consumer: Manifest) -> Login:
+    """Return how the pods of a ShareConsumer reach the brokers of its cluster.
+
+    If `problem` is set and `secret` is empty, the pods could not start.
+    """
+    name = consumer["spec"].get("user", "")
+    if not name:
+        return _without_user(cluster)
+    servers = cluster_model.bootstrap_servers(cluster)
+    user = store.get("QueueUser", cluster["metadata"]["namespace"], name)
+    if user is None:
+        text = f"QueueUser {name!r} does not exist in this namespace."
+        return Login(servers, problem=Verdict.waiting("UserNotFound", text))
+    wanted, own = cluster["metadata"]["name"], user["spec"]["cluster"]
+    if own != wanted:
+        text = (
+            f"QueueUser {name!r} belongs to QueueCluster {own!r}, and the ShareGroup to {wanted!r}."
+            " Name a QueueUser of the same cluster in spec.user."
+        )
+        return Login(servers, problem=Verdict.refused("UserOfOtherCluster", text))
+    ready = ready_condition(user)
+    problem = None
+    if ready.get("status") != "True":
+        cause = ready.get("message") or "The operator has not made its Secret yet."
+        problem = Verdict.waiting("UserNotReady", f"QueueUser {name!r}: {cause}")
+    listener = model.listener(cluster, user)
+    if listener is not None:
+        servers = listeners.bootstrap_servers(cluster, listener)
+    return Login(servers, user.get("status", {}).get("secret", ""), problem)
+
+
+def _without_user(cluster: Manifest) -> Login:
+    """Prefer a listener that needs no login."""
+    inside = [n for n in cluster["spec"]["listeners"] if listeners.is_internal(n)]
+    anyone = [n for n in inside if not security.authentication(n)]
+    if anyone:
+        return Login(listeners.bootstrap_servers(cluster, anyone[0]))
+    text = (
+        f"Clients of QueueCluster {cluster['metadata']['name']!r} log in, and spec.user names no "
+        "QueueUser. Set spec.user, unless the pods have credentials of their own."
+    )
+    return Login(cluster_model.bootstrap_servers(cluster), warning=("NoUser", text))
