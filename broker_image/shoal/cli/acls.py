@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterable
-from typing import Annotated, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
 import typer
 
@@ -26,6 +26,10 @@ from shoal.client.errors import KafkaError
 from shoal.client.security_admin import AclFilter
 from shoal.security.acls import WILDCARD, Acl, Operation, PatternType, Permission, ResourceType
 from shoal.security.requirements import OPERATIONS
+from shoal.security.short_forms import CONSUMER, PRODUCER
+
+if TYPE_CHECKING:
+    from shoal.security.short_forms import Form
 
 T = TypeVar("T")
 app = new_app("List, add and remove access control entries.")
@@ -43,16 +47,6 @@ Hosts = Annotated[
     list[str] | None,
     typer.Option("--host", metavar="ADDRESS", help="An IP address, or '*' for all."),
 ]
-#: What the short forms grant on each type of resource.
-_PRODUCER = {
-    ResourceType.TOPIC: (Operation.WRITE, Operation.DESCRIBE, Operation.CREATE),
-    ResourceType.TRANSACTIONAL_ID: (Operation.WRITE, Operation.DESCRIBE),
-}
-_CONSUMER = {
-    ResourceType.TOPIC: (Operation.READ, Operation.DESCRIBE),
-    ResourceType.GROUP: (Operation.READ,),
-}
-Form = dict[ResourceType, tuple[Operation, ...]]
 
 
 class OperationOptions(NamedTuple):
@@ -93,7 +87,8 @@ class OperationOptions(NamedTuple):
 
     def forms(self) -> list[Form]:
         """Return what the named kinds of clients need."""
-        return [_PRODUCER] * self.producer + [_CONSUMER] * (self.consumer or self.share_consumer)
+        is_consumer = self.consumer or self.share_consumer
+        return [PRODUCER] * self.producer + [CONSUMER] * is_consumer
 
     def on(self, resource: Resource | None) -> list[Operation]:
         """Return the operations of an entry for a resource. Raises `Failed` for one that it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shoal.security import short_forms
 from shoal.security.acls import Acl, Operation, PatternType, Permission, ResourceType
 
 from shoal_operator.model import listeners, security
@@ -33,20 +34,12 @@ _TYPES = {
 _PATTERNS = {"literal": PatternType.LITERAL, "prefix": PatternType.PREFIXED}
 #: The cluster's name in an access control entry.
 _CLUSTER_NAME = "kafka-cluster"
-#: What the short forms permit, by form and by the field with the names of resources.
-_FORMS: Mapping[str, Mapping[str, tuple[Operation, ...]]] = {
-    "producer": {
-        "topics": (Operation.WRITE, Operation.DESCRIBE, Operation.CREATE),
-        "transactionalIds": (Operation.WRITE, Operation.DESCRIBE),
-    },
-    "shareConsumer": {
-        "topics": (Operation.READ, Operation.DESCRIBE),
-        "groups": (Operation.READ, Operation.DESCRIBE),
-    },
-    "consumer": {
-        "topics": (Operation.READ, Operation.DESCRIBE),
-        "groups": (Operation.READ, Operation.DESCRIBE),
-    },
+#: The short forms, and their fields with the names of resources.
+_FORMS = {
+    "producer": short_forms.PRODUCER,
+    "consumer": short_forms.CONSUMER,
+    "shareConsumer": short_forms.CONSUMER,
+    "sparkJob": short_forms.SPARK_JOB,
 }
 _FIELDS = {
     "topics": ResourceType.TOPIC,
@@ -88,15 +81,14 @@ def _expanded(who: str, entry: Mapping[str, Any]) -> Iterator[Acl]:
         for operation in entry.get("operations", ()):
             one = Operation[operation.replace("-", "_").upper()]
             yield Acl(kind, name, pattern, who, host, one, permission)
-    for form, fields in _FORMS.items():
-        wanted = entry.get(form) or {}
-        for field, operations in fields.items():
-            for name in wanted.get(field, ()):
+    for form, operations in _FORMS.items():
+        for field, names in (entry.get(form) or {}).items():
+            for name in names:
                 # `jobs-*` is a prefix, and `*` alone is every name.
                 is_prefix = name != _ANY and name.endswith(_ANY)
                 pattern = PatternType.PREFIXED if is_prefix else PatternType.LITERAL
                 text = name[:-1] if is_prefix else name
-                for operation in operations:
+                for operation in operations[_FIELDS[field]]:
                     yield Acl(_FIELDS[field], text, pattern, who, host, operation, permission)
 
 
