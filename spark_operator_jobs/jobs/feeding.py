@@ -6,11 +6,13 @@ import argparse
 import asyncio
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.client.client import Client
 from shoal.client.configs import ConfigChange, Resource, ResourceType
 from shoal.client.errors import ClientError, KafkaError, expect
+from shoal.client.settings import Settings
 from shoal.client.topics import NewTopic
 from shoal.protocol.errors import ErrorCode
 
@@ -63,7 +65,7 @@ def run(given: argparse.Namespace, tasks: Iterable[Task], what: str) -> None:
     """Fill the queue and print the result; exit with an error message on failure."""
     try:
         print(f"{asyncio.run(_feed(given, tasks))} {what} are in topic {given.topic}.")
-    except (ClientError, ValueError) as error:
+    except (ClientError, OSError, ValueError) as error:
         sys.exit(f"{os.path.basename(sys.argv[0]).removesuffix('.py')}: {error}")
 
 
@@ -76,7 +78,9 @@ def broken(tasks: Iterable[Task], every: int, part: int) -> Iterator[Task]:
 
 
 async def _feed(given: argparse.Namespace, tasks: Iterable[Task]) -> int:
-    async with Client(given.bootstrap_servers) as client:
+    path = os.environ.get("SHOAL_COMMAND_CONFIG")
+    settings = Settings.of_file(given.bootstrap_servers, Path(path) if path else None)
+    async with Client(settings) as client:
         await _prepare(client, given)
         waiting, sent = [], 0
         async with client.producer() as producer:

@@ -1,7 +1,7 @@
 """Arguments that every job has, with defaults from the operator's environment variables.
 
-The operator sets SHOAL_BOOTSTRAP_SERVERS, SHOAL_GROUP_ID and so on for the driver of a
-ShareConsumer. So a job needs no arguments there, and takes them on a laptop.
+The operator sets SHOAL_BOOTSTRAP_SERVERS, SHOAL_GROUP_ID, SHOAL_COMMAND_CONFIG and so on for the
+driver of a ShareConsumer. So a job needs no arguments there, and takes them on a laptop.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import argparse
 import os
 from typing import TYPE_CHECKING
 
-from shoal_spark.options import BOOTSTRAP
+from shoal_spark.options import BOOTSTRAP, login
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -69,12 +69,13 @@ def parser(description: str, *, topics: str = "", group: str = "") -> argparse.A
 
 
 def options(given: argparse.Namespace) -> dict[str, str]:
-    """Return the options of the source."""
+    """Return the options of the source. Raises `OSError`."""
     found = {
         BOOTSTRAP: given.bootstrap_servers,
         "group.id": given.group,
         "subscribe": given.topics,
         "maxRecordsPerTrigger": str(given.max_records),
+        **login(),
     }
     if given.tasks:
         # Each task needs a record.
@@ -88,7 +89,7 @@ def options(given: argparse.Namespace) -> dict[str, str]:
 
 
 def connection(given: argparse.Namespace) -> dict[str, str]:
-    """Return the `options` of the connection, for sinks."""
+    """Return the `options` of the connection, for sinks. Raises `OSError`."""
     return {n: v for n, v in options(given).items() if n.lower().startswith("kafka.")}
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shoal.client.properties import properties
 from shoal.client.settings import Settings
 
 if TYPE_CHECKING:
@@ -70,6 +71,22 @@ _PROTOCOLS = {
     ("ssl.", "PLAINTEXT"): "SSL",
     ("ssl.", "SASL_PLAINTEXT"): "SASL_SSL",
 }
+
+
+#: The variable that names a file with client properties, as for `shoal`.
+COMMAND_CONFIG = "SHOAL_COMMAND_CONFIG"
+
+
+def login() -> dict[str, str]:
+    """Return the `kafka.` options of the file that SHOAL_COMMAND_CONFIG names, as references to it.
+
+    Spark shows options in plans and logs, so these contain no values. Driver and executors read the
+    file again for each connection. Raises `OSError`.
+    """
+    path = os.environ.get(COMMAND_CONFIG)
+    given = dict(properties(Path(path).read_text())) if path else {}
+    given.pop(BOOTSTRAP.removeprefix("kafka."), None)
+    return {f"kafka.{name}": f"${{file:{path}:{name}}}" for name in given}
 
 
 class InvalidOption(ValueError):

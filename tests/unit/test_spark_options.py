@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+from typing import TYPE_CHECKING
+
 import pytest
 from shoal_spark import arguments
 from shoal_spark.options import GroupOptions, InvalidOption, SourceOptions, TopicOptions
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 RIGHT = {"kafka.bootstrap.servers": "127.0.0.1:1", "group.id": "g", "subscribe": "t"}
 SINK = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t"}
@@ -103,6 +109,30 @@ def test_a_jobs_tasks_are_no_more_than_a_batch_has_records() -> None:
     """The operator requests as many as there may be cores, whatever the size of a batch."""
     given = arguments.parser("work").parse_args(["--tasks=20", "--max-records=5"])
     assert arguments.options(given)["minPartitions"] == "5"
+
+
+def test_a_login_from_a_file_is_only_named_in_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark shows options in plans, and pickles them for executors."""
+    file = tmp_path / "client.properties"
+    text = "bootstrap.servers=b:1\nsecurity.protocol=SASL_SSL\nsasl.mechanism=SCRAM-SHA-512\n"
+    file.write_text(f"{text}sasl.username=ann\nsasl.password=planted\n")
+    monkeypatch.setenv("SHOAL_COMMAND_CONFIG", str(file))
+    given = arguments.parser("work").parse_args(["--topics=t", "--group=g"])
+    options = arguments.options(given)
+    assert options["kafka.bootstrap.servers"] == "localhost:9092"
+    assert options["kafka.sasl.password"] == f"${{file:{file}:sasl.password}}"
+    found = SourceOptions.of({name.lower(): value for name, value in options.items()})
+    executors = pickle.dumps(found)
+    assert b"planted" not in executors
+    settings = pickle.loads(executors).connection.settings
+    assert (settings.security.protocol, settings.security.username) == ("SASL_SSL", "ann")
+    assert settings.security.password == "planted"
+    file.write_text(file.read_text().replace("planted", "rotated"))
+    assert settings.security.current().password == "rotated"
+    for sink in (TopicOptions.of_sink({**SINK, **arguments.connection(given)}), found):
+        assert "planted" not in repr(sink)
 
 
 def test_consistent_options_are_accepted() -> None:
