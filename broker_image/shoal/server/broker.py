@@ -35,7 +35,8 @@ from shoal.server.cluster.topic_creation import TopicCreation
 from shoal.server.cluster.unreachable_leaders import UnreachableLeaders
 from shoal.server.cluster.voter_checks import VoterChecks
 from shoal.server.cluster.voter_update import VoterUpdate
-from shoal.server.cluster_config import METRICS, Listeners
+from shoal.server.cluster_config import Listeners
+from shoal.server.config import METRICS
 from shoal.server.coordinators.groups import GroupService
 from shoal.server.coordinators.transactions import TransactionService
 from shoal.server.metadata_cache import MetadataCache

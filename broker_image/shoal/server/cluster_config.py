@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.quorum.replica import QuorumSettings
 from shoal.quorum.voters import Endpoint, ReplicaKey, Voter, VoterSet
-from shoal.server.config import BrokerConfig, InvalidConfig
+from shoal.server.config import METRICS, BrokerConfig, InvalidConfig
 from shoal.server.listener_security import PREFIX, ListenerSecurity, SecurityProtocol
 
 if TYPE_CHECKING:
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 _VOTER = re.compile(r"(\d+)@(?:\[([0-9a-fA-F:.%]+)\]|([^:\[\]@]+)):(\d+)")
 _ADDRESS = re.compile(r"(?:\[([0-9a-fA-F:.%]+)\]|([^:\[\]@]+)):(\d+)")
 BROKER, CONTROLLER = "broker", "controller"
-#: The name of the metrics listener in the configs of TLS (`listener.name.metrics.ssl.…`).
-METRICS = "METRICS"
 
 
 class Listeners(Flag):

@@ -41,6 +41,8 @@ FLAG_VARIABLES = (
 )
 #: A variable of an override: `listener.name.my-listener.ssl.key.password` is
 #: SHOAL_LISTENER_NAME_MY_LISTENER_SSL_KEY_PASSWORD.
+#: The name of the metrics listener in the configs of TLS (`listener.name.metrics.ssl.…`).
+METRICS = "METRICS"
 _OVERRIDE_VARIABLE = PREFIX + "LISTENER_NAME_"
 _LISTENER = re.compile(r"(?:([A-Za-z0-9_\-]+)://)?(?:\[([0-9a-fA-F:.%]+)\]|([^:\[\]]*)):(\d+)")
 _VARIABLE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -327,7 +329,7 @@ def _with_known_listeners(given: Mapping[str, str]) -> dict[str, str]:
     known = [listener.name for listener in config.listeners]
     known += [name.upper() for name in values["controller.listener.names"] or ()]
     known += [name.upper() for name in (values["inter.broker.listener.name"],) if name]
-    known += [*config.security_protocols, "METRICS"]
+    known += [*config.security_protocols, METRICS]
     spellings = {name.lower(): name.lower() for name in known}
     by_variable = {name.replace("-", "_"): name for name in spellings}
     found = {}

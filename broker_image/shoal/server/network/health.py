@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from shoal import __version__
 from shoal.security.authorizer import canonical_host
-from shoal.server.cluster_config import METRICS
-from shoal.server.config import address
+from shoal.server.config import METRICS, address
 from shoal.server.listener_security import SecurityProtocol
 from shoal.server.network.api import Peer
 from shoal.server.network.listener import bound_socket

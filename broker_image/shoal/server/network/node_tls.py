@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.metadata.image import ResourceType
-from shoal.server.cluster_config import METRICS
+from shoal.server.config import METRICS
 from shoal.server.metrics.registry import label
 from shoal.server.network.tls import TlsEngine
 
