@@ -8,7 +8,7 @@ from shoal_operator import clock, conditions, roller
 from shoal_operator.model import listeners, names, pod_layout
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from shoal_operator.model.names import Manifest
 
@@ -31,6 +31,11 @@ def broker_readiness(pod: Mapping[str, Any]) -> dict[int, bool]:
     statuses = pod.get("status", {}).get("containerStatuses", [])
     ready = {s["name"] for s in statuses if s.get("ready")} if not ends else set()
     return {pod_layout.broker(number, slot): name in ready for name, slot in sorted(every.items())}
+
+
+def node_addresses(pods: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the addresses of the nodes that the pods run on."""
+    return sorted({ip for p in pods if (ip := p.get("status", {}).get("hostIP"))})
 
 
 def is_ready(pod: Mapping[str, Any]) -> bool:

@@ -122,7 +122,7 @@ class Observer:
     def external_hosts(self, cluster: Manifest) -> list[str]:
         """Return the hosts that clients outside the Kubernetes cluster connect to."""
         have = self.services(cluster)
-        nodes = sorted({ip for p in self.pods() if (ip := p.get("status", {}).get("hostIP"))})
+        nodes = pods.node_addresses(self.pods())
         servers = [
             listeners.external_bootstrap_servers(cluster, listener, have, nodes, broker)
             for listener in listeners.external(cluster)

@@ -58,7 +58,7 @@ def fields(seen: Observation, default_image: str) -> dict[str, Any]:
 
 def _listeners(seen: Observation) -> list[Manifest]:
     """Return the addresses of each listener."""
-    nodes = sorted({ip for p in seen.pods if (ip := p.get("status", {}).get("hostIP"))})
+    nodes = pods.node_addresses(seen.pods)
     found = []
     for listener in seen.cluster["spec"]["listeners"]:
         kind = listener.get("type", listeners.INTERNAL)
