@@ -405,9 +405,7 @@ class Brokers:
     async def _scrape(self) -> bool:
         """Read the metrics of all brokers into `group_metrics`; return whether all answered."""
         try:
-            urls = self._addresses[1].values()
-            pages = [(await self._web.get(url + "metrics")).text for url in urls]
-            found = parse_group_metrics(pages)
+            found = parse_group_metrics((await self._metrics_pages()).values())
         except (httpx2.HTTPError, ValueError):
             # Keep the last numbers while a broker restarts: without them, delayed records would
             # count as work.
@@ -426,13 +424,15 @@ class Brokers:
         """
         if not self._addresses[1]:
             return None  # A new operator does not know the brokers yet.
-        pages: dict[int, str] = {}
         try:
-            for broker_id, url in self._addresses[1].items():
-                pages[broker_id] = (await self._web.get(url + "metrics")).text
-            return parse_certificates(pages, others)
+            return parse_certificates(await self._metrics_pages(), others)
         except (httpx2.HTTPError, ValueError):
             return None
+
+    async def _metrics_pages(self) -> dict[int, str]:
+        """Return `/metrics` of each broker. Raises `httpx2.HTTPError` unless all answer."""
+        urls = self._addresses[1].items()
+        return {broker: (await self._web.get(url + "metrics")).text for broker, url in urls}
 
     # Users.
 

@@ -174,10 +174,10 @@ def load(pem: bytes) -> x509.Certificate:
 
 
 def is_signed_by(pem: bytes, authority: bytes) -> bool:
-    """Return whether this authority signed a certificate."""
+    """Return whether this authority signed a certificate, which may be any text."""
     try:
         load(pem).verify_directly_issued_by(load(authority))
-    except (ValueError, TypeError, InvalidSignature):
+    except (BadCertificate, ValueError, TypeError, InvalidSignature):
         return False
     return True
 
@@ -188,13 +188,17 @@ def may_stay(
     """Return whether a certificate that this authority signed need not be renewed yet.
 
     It is renewed `renewal` before it ends. One that ends with the authority stays, because a new
-    one would end then, too. Raises `BadCertificate`.
+    one would end then, too. One that cannot be read may not stay. Raises `BadCertificate` for the
+    authority.
     """
-    if not (pair.certificate and pair.key):
+    try:
+        check_pair(pair)
+    except BadCertificate:
+        return False
+    if not is_signed_by(pair.certificate, authority):
         return False
     ends = expires(pair.certificate)
-    fresh = ends - now > renewal or ends >= expires(authority)
-    return fresh and is_signed_by(pair.certificate, authority)
+    return ends - now > renewal or ends >= expires(authority)
 
 
 def not_after(pem: bytes) -> str:
@@ -237,13 +241,9 @@ def principal(common_name: str) -> str:
     return f"User:CN={common_name},O={ORGANIZATION}"
 
 
-def store(pair: KeyPair | None, authorities: Iterable[bytes], password: str, name: str) -> bytes:
-    """Return a PKCS12 store with a key, or with trusted authorities only."""
+def store(pair: KeyPair, authorities: Iterable[bytes], password: str, name: str) -> bytes:
+    """Return a PKCS12 store with a key, its certificate and trusted authorities."""
     trusted = [x for pem in authorities for x in x509.load_pem_x509_certificates(pem)]
-    if pair is None:
-        entries = [pkcs12.PKCS12Certificate(x, f"ca-{n}".encode()) for n, x in enumerate(trusted)]
-        encryption = serialization.BestAvailableEncryption(password.encode())
-        return pkcs12.serialize_java_truststore(entries, encryption)
     key = serialization.load_pem_private_key(pair.key, None)
     return pkcs12.serialize_key_and_certificates(
         name.encode(),

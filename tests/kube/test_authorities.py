@@ -75,6 +75,7 @@ class World:
         certificates.check_ca(KeyPair(ca["ca.crt"], ca["ca.key"]), now)
         for pem in (broker["broker.crt"], operator["tls.crt"]):
             assert certificates.is_signed_by(pem, ca["ca.crt"])
+        certificates.check_pair(KeyPair(broker["broker.crt"], broker["broker.key"]))
         assert broker["broker.pem"] == broker["broker.key"] + broker["broker.crt"]
         assert broker["cluster-ca.crt"] == operator["ca.crt"] == ca["ca.crt"]
         assert found["main-cluster-ca-cert"] == {"ca.crt": ca["ca.crt"]}
@@ -240,8 +241,12 @@ def test_an_authority_is_renewed_before_it_ends() -> None:
     world.check(later)
 
 
-def user_secret(world: World, **data: bytes) -> None:
-    """Write the Secret of a QueueUser as the operator does."""
+def user_secret(world: World, *, ready: str = "True", **data: bytes) -> None:
+    """Write a QueueUser and its Secret as the operator does."""
+    user = resource("QueueUser", "eve", cluster="main")
+    user["status"] = {"conditions": [{"type": "Ready", "status": ready}]}
+    world.api.objects.pop(("QueueUser", "eve"), None)
+    world.api.add(user)
     world.put("eve", data)
     labels = {names.USER_LABEL: "eve", names.CLUSTER_LABEL: "main"}
     world.api.find("Secret", "eve")["metadata"]["labels"] = labels
@@ -284,6 +289,26 @@ def test_a_renewal_waits_for_the_secrets_of_users() -> None:
         issued = world.reconcile(at, ready)
         assert [one["phase"] for one in issued.status] == phases
         bundle = world.data("main-cluster-ca-cert")["ca.crt"]
+
+
+def test_a_user_that_is_not_ready_does_not_hold_up_a_renewal() -> None:
+    """Its Secret stays old, for example because the cluster has no listener for it any more."""
+    world = World(clusterCa={"overlap": "1h"})
+    world.reconcile()
+    user_secret(world, ready="False", **{"ca.crt": world.data("main-cluster-ca")["ca.crt"]})
+    world.cluster["metadata"]["annotations"] = {RENEW: "1"}
+    world.reconcile()
+    ready = {kind: {0: trusting(world, kind)} for kind in ("cluster", "clients")}
+    assert world.reconcile(NOW + DAY, ready).status[0]["phase"] == "DropPrevious"
+
+
+@pytest.mark.parametrize("key", ["broker.crt", "broker.key"])
+def test_a_certificate_that_somebody_spoiled_is_made_again(key: str) -> None:
+    world = World()
+    world.reconcile()
+    world.put("main-broker-tls", world.data("main-broker-tls") | {key: b"x"})
+    world.reconcile()
+    world.check()
 
 
 def trusting(world: World, kind: str) -> Loaded:

@@ -140,12 +140,9 @@ def test_authorities_that_cannot_be_used(name: str) -> None:
     certificates.check_ca(CA, NOW)
 
 
-def test_stores() -> None:
+def test_a_store_has_the_key_and_the_authorities() -> None:
     data = certificates.store(USER, [CA.certificate], "secret", "ann")
     found = pkcs12.load_pkcs12(data, b"secret")
     assert found.cert is not None
     assert found.cert.certificate == certificates.load(USER.certificate)
     assert [c.certificate for c in found.additional_certs] == [certificates.load(CA.certificate)]
-    trusted = certificates.store(None, [CA.certificate], "secret", "")
-    (only,) = pkcs12.load_pkcs12(trusted, b"secret").additional_certs
-    assert only.certificate == certificates.load(CA.certificate)

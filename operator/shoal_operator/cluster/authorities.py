@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shoal_operator import ca_renewal, certificates
 from shoal_operator.ca_renewal import Action, Authority, Loaded
 from shoal_operator.certificates import BadCertificate, KeyPair
+from shoal_operator.conditions import is_ready
 from shoal_operator.diagnostics import Diagnosis
 from shoal_operator.drift import has_drifted
 from shoal_operator.model import names, secret, security
@@ -60,6 +61,12 @@ class Authorities:
     def __init__(self, kube: Kube, store: Store, namespace: str, name: str) -> None:
         self._kube, self._store = kube, store
         self._namespace, self._name = namespace, name
+
+    def is_renewing(self) -> bool:
+        """Return whether a renewal is under way, which needs what the brokers report."""
+        secrets = [security.ca(self._name, kind) for kind in security.KINDS]
+        found = [self._store.get("Secret", self._namespace, name) for name in secrets]
+        return any(one and one["metadata"].get("annotations", {}).get(BEGAN) for one in found)
 
     async def reconcile(
         self,
@@ -155,7 +162,7 @@ class Authorities:
             requested=requested,
             loaded=loaded,
             leaf=leaf,
-            unfetched=self._late_users(kind, have, now - settings.overlap),
+            unfetched=self._late_users(kind, have, now - settings.overlap) if have.phase else "",
         )
         if step.action is Action.KEEP:
             return have, step.why
@@ -195,9 +202,12 @@ class Authorities:
     def _late_users(self, kind: str, have: Authority, since: datetime.datetime) -> str:
         """Return which QueueUsers' Secrets a renewal waits for; empty if there are none.
 
-        They need all authorities of the brokers. Before the previous clients' authority is dropped,
-        they need certificates of the current one, which clients have had time to fetch: since
-        `since`, because the kubelet updates mounted Secrets late.
+        A QueueUser that is not ready has no part in it: its condition says what it lacks, and it
+        must not keep the others from new certificates.
+
+        Secrets need all authorities of the brokers. Before the previous clients' authority is
+        dropped, they need certificates of the current one, which clients have had time to fetch:
+        since `since`, because the kubelet updates mounted Secrets late.
         """
         late = []
         for found in self._store.all("Secret"):
@@ -205,6 +215,8 @@ class Authorities:
             user = meta.get("labels", {}).get(names.USER_LABEL)
             of_cluster = meta.get("labels", {}).get(names.CLUSTER_LABEL) == self._name
             if meta["namespace"] != self._namespace or not user or not of_cluster:
+                continue
+            if not is_ready(self._store.get("QueueUser", self._namespace, user) or {}):
                 continue
             data = secret.data_of(found)
             if kind == CLUSTER:
@@ -226,7 +238,10 @@ class Authorities:
         """Return the fingerprint of the certificate that brokers are to show; empty without one."""
         found = self._store.get("Secret", self._namespace, security.broker_tls(self._name))
         pem = secret.data_of(found).get("broker.crt", b"") if found else b""
-        return certificates.fingerprint(pem) if pem else ""
+        try:
+            return certificates.fingerprint(pem) if pem else ""
+        except BadCertificate:
+            return "unreadable"  # No broker shows it, and `_leaves` writes another one.
 
     async def _leaves(
         self,
@@ -342,10 +357,5 @@ def _is_good(
     renewal: datetime.timedelta,
 ) -> bool:
     """Return whether a certificate may stay in use."""
-    try:
-        return (
-            certificates.may_stay(pair, authority.certificate, now, renewal)
-            and certificates.names_of(pair.certificate) == names_wanted
-        )
-    except BadCertificate:
-        return False
+    may_stay = certificates.may_stay(pair, authority.certificate, now, renewal)
+    return may_stay and certificates.names_of(pair.certificate) == names_wanted

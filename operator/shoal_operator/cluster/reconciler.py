@@ -169,9 +169,10 @@ class Clusters:
         await self._listener_secrets.reconcile(cluster)
         if not security.has_internal_tls(cluster):
             return
-        # New brokers have nothing to report; a renewal, if one is due, then waits.
-        others = security.own_certificates(cluster)
-        loaded = await self._brokers.loaded_certificates(others) if is_seen(cluster) else None
+        loaded = None
+        if self._authorities.is_renewing():
+            others = security.own_certificates(cluster)
+            loaded = await self._brokers.loaded_certificates(others)
         dns, ips = security.addresses(cluster, self._observer.external_hosts(cluster))
         issued = await self._authorities.reconcile(
             cluster, dns=dns, ips=ips, loaded=loaded or {}, now=datetime.datetime.now(datetime.UTC)
