@@ -79,13 +79,16 @@ def command(script: str, *words: str) -> list[str]:
 
 
 class KafkaTools:
-    """The tools against one broker; `tool` is a script's name without `kafka-`."""
+    """The tools against one broker, with a file of client properties; `tool` is a script's name
+    without `kafka-`."""
 
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, bootstrap: str, properties: Path | None = None) -> None:
         self.bootstrap = bootstrap
+        self._login = ("--command-config", str(properties)) if properties else ()
 
     def _words(self, tool: str, words: tuple[str, ...]) -> list[str]:
-        return command(f"kafka-{tool}", "--bootstrap-server", self.bootstrap, *words)
+        where = ("--bootstrap-server", self.bootstrap, *self._login)
+        return command(f"kafka-{tool}", *where, *words)
 
     def run(self, tool: str, *words: str, stdin: str = "", status: int = 0) -> str:
         """Run to the end, expect this exit status, and return all output."""

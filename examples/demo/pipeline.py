@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 NAMESPACE = "shoal-demo"
 TASKS, RESULTS, DEAD_LETTERS = "images", "thumbnails", "dlq.images"
-GROUP, CONSUMER = "thumbnailers", "thumbnailer"
+GROUP, CONSUMER, FEEDER = "thumbnailers", "thumbnailer", "feeder"
+#: Where a user's Secret is mounted.
+LOGIN = "/etc/shoal/user"
 PARTITIONS = 2
 BROKEN_EVERY = 100
 #: Default metrics port of the brokers' pods.
@@ -68,7 +70,8 @@ class Pipeline:
         Release(self.cluster).install()
         self.kubectl("apply", f"--filename={HERE / 'pipeline.yaml'}")
         self.kubectl("wait", "--for=condition=Ready", "queuecluster/demo", "--timeout=120s")
-        for name in (f"queuetopic/{TASKS}", f"queuetopic/{RESULTS}", f"sharegroup/{GROUP}"):
+        topics = (f"queuetopic/{TASKS}", f"queuetopic/{RESULTS}")
+        for name in (*topics, f"sharegroup/{GROUP}", f"queueuser/{FEEDER}"):
             self.kubectl("wait", "--for=condition=Ready", name, "--timeout=60s")
 
     @contextlib.contextmanager
@@ -138,7 +141,7 @@ class Pipeline:
             "python3",
             "/opt/spark/jobs/feed_images.py",
             "--bootstrap-servers",
-            "demo-bootstrap:9092",
+            "demo-bootstrap.shoal-demo.svc:9092",
             "--topic",
             TASKS,
             "--partitions",
@@ -158,12 +161,19 @@ class Pipeline:
             "image": images.tag("spark"),
             "imagePullPolicy": "Never",
             "command": list(words),
+            "env": [{"name": "SHOAL_COMMAND_CONFIG", "value": f"{LOGIN}/client.properties"}],
+            "volumeMounts": [{"name": "user", "mountPath": LOGIN, "readOnly": True}],
         }
+        volume = {"name": "user", "secret": {"secretName": FEEDER}}
         pod = {
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {"name": "feeder"},
-            "spec": {"restartPolicy": "Never", "containers": [container]},
+            "spec": {
+                "restartPolicy": "Never",
+                "containers": [container],
+                "volumes": [volume],
+            },
         }
         self.kubectl("apply", "--filename=-", stdin_text=json.dumps(pod))
 

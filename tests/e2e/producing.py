@@ -15,14 +15,15 @@ if TYPE_CHECKING:
 #: Produces until it gets a line, and fifty more records; then prints the numbers of sent and of
 #: refused records.
 PRODUCE = """
-import asyncio, os, sys
+import asyncio, sys
 from shoal.client.client import Client
 from shoal.client.errors import ClientError
+from shoal.client.settings import Settings
 
 async def main():
     stop = asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
     sent = failed = after = 0
-    async with Client(os.environ["SHOAL_BOOTSTRAP_SERVERS"]) as client:
+    async with Client(Settings.from_environment()) as client:
         async with client.producer() as producer:
             while not stop.done() or after < 50:
                 after += stop.done()

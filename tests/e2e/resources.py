@@ -5,6 +5,7 @@ Tests use this to talk to the product, and never the operator's own code.
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,22 @@ from e2e.cluster import images
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Mapping
+    from pathlib import Path
 
     from e2e.cluster.backend import Cluster
 
 Manifest = dict[str, Any]
 PAUSE = "import signal; signal.pause()"
+#: Where client.properties in the Secret of a user expects the Secret to be mounted.
+MOUNT = "/etc/shoal/user"
+#: Permissions for everything, in `spec.acls` of a QueueUser.
+EVERYTHING: list[Manifest] = [
+    {"resource": {"type": "cluster"}, "operations": ["all"]},
+    *(
+        {"resource": {"type": kind, "name": "*"}, "operations": ["all"]}
+        for kind in ("topic", "group", "transactionalId")
+    ),
+]
 
 
 class Resources:
@@ -140,11 +152,25 @@ class Resources:
 
     # -- a client in a pod
 
-    def start_client(self, name: str = "client") -> None:
-        """Start a pod in which `shoal` runs commands."""
-        image = (f"--image={images.tag('broker')}", "--image-pull-policy=Never")
-        self.kubectl("run", name, *image, "--command", "--", "python3", "-c", PAUSE)
-        self.kubectl("wait", "--for=condition=Ready", f"pod/{name}", "--timeout=60s")
+    def start_client(self, user: str = "client") -> None:
+        """Create a user of the cluster `main` who may do everything, and a pod in which `shoal`
+        logs in as that user."""
+        self.apply(queue_user(user, *EVERYTHING))
+        self.wait(f"queueuser/{user}", timeout_s=120)
+        self.start_pods(client_pod(user, user))
+
+    def start_pods(self, *pods: Manifest) -> None:
+        self.apply(*pods)
+        for pod in pods:
+            name = pod["metadata"]["name"]
+            self.kubectl("wait", "--for=condition=Ready", f"pod/{name}", "--timeout=60s")
+
+    def user_properties(self, user: str, folder: Path) -> Path:
+        """Write the Secret of a user to a folder, for clients outside; return client.properties."""
+        for name, text in self.get(f"secret/{user}")["data"].items():
+            content = base64.b64decode(text)
+            (folder / name).write_bytes(content.replace(MOUNT.encode(), bytes(folder)))
+        return folder / "client.properties"
 
     def shoal(
         self,
@@ -186,6 +212,28 @@ def queue_cluster(name: str = "main", **spec: Any) -> Manifest:
     return _resource("QueueCluster", name, {"storage": {"size": "256Mi"}, **spec})
 
 
+def queue_user(name: str, *acls: Manifest, kind: str = "tls") -> Manifest:
+    spec = {"cluster": "main", "authentication": {"type": kind}, "acls": list(acls)}
+    return _resource("QueueUser", name, spec)
+
+
+def client_pod(name: str, user: str = "") -> Manifest:
+    """Return a pod in which `shoal` runs commands, with the Secret of a user if one is named."""
+    container: Manifest = {
+        "name": "client",
+        "image": images.tag("broker"),
+        "imagePullPolicy": "Never",
+        "command": ["python3", "-c", PAUSE],
+    }
+    spec: Manifest = {"containers": [container]}
+    if user:
+        spec["volumes"] = [{"name": "user", "secret": {"secretName": user}}]
+        container["volumeMounts"] = [{"name": "user", "mountPath": MOUNT}]
+        file = f"{MOUNT}/client.properties"
+        container["env"] = [{"name": "SHOAL_COMMAND_CONFIG", "value": file}]
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+
+
 def queue_topic(name: str = "jobs", **spec: Any) -> Manifest:
     return _resource("QueueTopic", name, {"cluster": "main", "partitions": 2, **spec})
 
@@ -199,10 +247,12 @@ def share_group(name: str = "workers", **spec: Any) -> Manifest:
 
 
 def share_consumer(name: str = "eaters", group: str = "workers", **spec: Any) -> Manifest:
-    """Return a ShareConsumer; without a workload in `spec` it runs pods that consume slowly."""
+    """Return a ShareConsumer of the user `client`, or of none with an empty `user`. Without a
+    workload in `spec` it runs pods that consume slowly."""
     if "deployment" not in spec and "spark" not in spec:
         spec["deployment"] = {"template": {"spec": consumer_pod()}}
-    return _resource("ShareConsumer", name, {"shareGroup": group, **spec})
+    wanted = {"shareGroup": group, "user": "client", **spec}
+    return _resource("ShareConsumer", name, {k: v for k, v in wanted.items() if v != ""})
 
 
 def consumer_pod(per_second: int = 20) -> Manifest:
@@ -229,12 +279,13 @@ def _resource(kind: str, name: str, spec: Manifest) -> Manifest:
 CONSUME = """
 import asyncio, os, signal, sys
 from shoal.client.client import Client
+from shoal.client.settings import Settings
 from shoal.client.share import AcknowledgeType, AcquireMode
 
 async def main():
     pause, stop = 1 / int(sys.argv[1]), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    async with Client(os.environ["SHOAL_BOOTSTRAP_SERVERS"]) as client:
+    async with Client(Settings.from_environment()) as client:
         topics = os.environ["SHOAL_TOPICS"].split(",")
         async with await client.share(os.environ["SHOAL_GROUP_ID"], topics) as session:
             while not stop.is_set():

@@ -10,6 +10,7 @@ from conditions import eventually
 from e2e.conftest import new_namespace
 from e2e.producing import assert_taken_once, consuming, producing
 from e2e.resources import Manifest, Resources, queue_cluster, queue_topic, share_group
+from e2e.test_listeners import INSIDE, OUTSIDE
 from e2e.test_three_brokers import BROKERS, replicas_of, wait_in_sync
 
 if TYPE_CHECKING:
@@ -17,10 +18,7 @@ if TYPE_CHECKING:
 
     from e2e.release import Release
 
-LISTENERS = [
-    {"name": "plain", "port": 9092, "type": "Internal"},
-    {"name": "outside", "port": 9094, "type": "NodePort"},
-]
+LISTENERS = [INSIDE, OUTSIDE]
 SIX = [0, 1, 2, 1000, 1001, 1002]
 
 
@@ -33,9 +31,9 @@ def wanted(**spec: object) -> Manifest:
 def six(release: Release) -> Iterator[Resources]:
     """Three pods of two brokers, a topic on all of them and a client's pod."""
     six = Resources(release.cluster, new_namespace(release.cluster, "pod_layout"))
-    six.start_client()
     six.apply(wanted(), queue_topic(partitions=12), share_group())
     six.wait("queuecluster/main", "queuetopic/jobs", "sharegroup/workers", timeout_s=90)
+    six.start_client()
     yield six
     release.cluster.kubectl("delete", "namespace", six.namespace, "--wait=false")
 
@@ -157,9 +155,9 @@ def test_what_cannot_be_is_refused(six: Resources, spec: Manifest, words: str) -
 
 
 def test_a_cluster_recreated_over_its_volumes_may_have_more(resources: Resources) -> None:
-    resources.start_client()
     resources.apply(queue_cluster(), queue_topic(), share_group())
     resources.wait("queuecluster/main", "queuetopic/jobs", "sharegroup/workers")
+    resources.start_client()
     resources.produce("jobs", 50)
     resources.kubectl("delete", "queuecluster/main")
     resources.kubectl("wait", "--for=delete", "pod/main-broker-0", "--timeout=60s")

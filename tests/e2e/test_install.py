@@ -10,10 +10,16 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 from conditions import ceiling, eventually, stopwatch
-from e2e.cluster import images
 from e2e.cluster.layout import REPOSITORY
 from e2e.release import CHART, KUBE, Release
-from e2e.resources import Resources, queue_cluster, queue_topic, share_consumer, share_group
+from e2e.resources import (
+    Resources,
+    client_pod,
+    queue_cluster,
+    queue_topic,
+    share_consumer,
+    share_group,
+)
 from kube.kstatus import results
 
 if TYPE_CHECKING:
@@ -47,16 +53,18 @@ def produce_in_the_broker(demo: Resources, numbers: range) -> None:
 
 
 def consume_in_a_pod(demo: Resources, name: str) -> None:
-    image = (f"--image={images.tag('broker')}", "--image-pull-policy=Never", "--restart=Never")
-    server = f"demo-bootstrap.{demo.namespace}.svc:9092"
-    command = ("share-consume", "jobs", "--group=workers", "-b", server, "--max-records=50")
-    labels = ("--labels=tier=client",)
-    shown = ("--timeout=45s", "--format={partition} {value}")
-    demo.kubectl("run", name, *image, *labels, "--", *command, *shown)
+    pod = client_pod(name, "worker")
+    pod["metadata"]["labels"] = {"tier": "client"}
+    pod["spec"]["restartPolicy"] = "Never"
+    (container,) = pod["spec"]["containers"]
+    shown = ["--timeout=45s", "--format={partition} {value}"]
+    words = ["share-consume", "jobs", "--group=workers", "--max-records=50", *shown]
+    container["command"] = ["shoal", *words]
+    demo.apply(pod)
 
 
 def test_three_consumers_share_two_partitions(demo: Resources) -> None:
-    demo.wait("queuecluster/demo", "queuetopic/jobs", "sharegroup/workers")
+    demo.wait("queuecluster/demo", "queuetopic/jobs", "sharegroup/workers", "queueuser/worker")
     produce_in_the_broker(demo, range(EARLY))
     demo.wait_status("sharegroup/workers", lag=EARLY)
     pods = [f"consumer-{number}" for number in range(3)]
@@ -176,14 +184,12 @@ def test_images_are_pulled_with_the_policy_of_the_chart(release: Release) -> Non
     assert {"name": "SHOAL_BROKER_PULL_POLICY", "value": "Always"} in operator["env"]
 
 
-def test_the_notes_of_the_chart_lead_to_a_queue_that_works(
-    resources: Resources, release: Release
-) -> None:
-    """The commands of `helm install`'s notes are run as they are printed."""
+def run_the_notes(release: Release, namespace: str) -> None:
+    """Run the commands of `helm install`'s notes as they are printed, in a namespace."""
     notes = release.cluster.helm("get", "notes", "shoal", f"--namespace={release.namespace}").stdout
     script = notes[notes.index("kubectl -n") : notes.index("`helm uninstall`")]
     done = subprocess.run(
-        ("bash", "-euo", "pipefail", "-c", script.replace(release.namespace, resources.namespace)),
+        ("bash", "-euo", "pipefail", "-c", script.replace(release.namespace, namespace)),
         env={**os.environ, **release.cluster.environment()},
         capture_output=True,
         text=True,
@@ -192,6 +198,16 @@ def test_the_notes_of_the_chart_lead_to_a_queue_that_works(
     assert done.returncode == 0, done.stderr
     assert "jobs-" in done.stdout
     assert "delivery 1" in done.stdout
+
+
+def test_the_notes_of_the_chart_lead_to_a_queue_that_works(
+    resources: Resources, release: Release
+) -> None:
+    run_the_notes(release, resources.namespace)
+
+
+def test_the_notes_of_the_charts_demo_work(demo: Resources, release: Release) -> None:
+    run_the_notes(release, demo.namespace)
 
 
 def test_examples_and_chart_pass_the_api_server(resources: Resources) -> None:

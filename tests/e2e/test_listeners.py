@@ -1,17 +1,24 @@
-"""Clients outside of Kubernetes: Kafka's own tools over a NodePort, and load balancers."""
+"""Clients outside of Kubernetes: Kafka's own tools with a user's Secret over a NodePort, and load
+balancers."""
 
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import pytest
 from conditions import eventually
 from e2e.resources import Resources, queue_cluster, queue_topic, share_group
 from kafka_tools import KafkaTools
 
-INSIDE = {"name": "plain", "port": 9092, "type": "Internal"}
-OUTSIDE = {"name": "outside", "port": 9094, "type": "NodePort"}
-WORLD = {"name": "world", "port": 9095, "type": "LoadBalancer"}
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SECURE = {"tls": {}, "authentication": {"type": "tls"}}
+#: The listener of a new cluster.
+INSIDE = {"name": "tls", "port": 9092, "type": "Internal", **SECURE}
+OUTSIDE = {"name": "outside", "port": 9094, "type": "NodePort", **SECURE}
+WORLD = {"name": "world", "port": 9095, "type": "LoadBalancer", **SECURE}
 
 
 def outside(queue: Resources, name: str) -> str:
@@ -21,13 +28,13 @@ def outside(queue: Resources, name: str) -> str:
 
 
 @pytest.mark.java
-def test_kafkas_tools_see_what_was_applied(queue: Resources) -> None:
+def test_kafkas_tools_see_what_was_applied(queue: Resources, tmp_path: Path) -> None:
     queue.apply(queue_cluster(listeners=[INSIDE, OUTSIDE]))
     queue.apply(queue_topic(partitions=3), share_group(lockDuration="45s", deliveryLimit=7))
     queue.wait("queuecluster/main", "queuetopic/jobs", "sharegroup/workers", timeout_s=120)
     queue.produce("jobs", 5)
     servers = eventually(lambda: outside(queue, "outside"), timeout_s=20)
-    tools = KafkaTools(servers)
+    tools = KafkaTools(servers, queue.user_properties("client", tmp_path))
     described = tools.run("topics", "--describe", "--topic", "jobs")
     assert "PartitionCount: 3" in described
     settings = tools.run(

@@ -1,45 +1,47 @@
-"""A secured cluster: only users with permissions get in, and commands run in the broker."""
+"""A new cluster is secured: only users with permissions get in, and commands run in the broker."""
 
 from __future__ import annotations
 
-from typing import Any
+import yaml
+from e2e.resources import (
+    Resources,
+    client_pod,
+    queue_cluster,
+    queue_topic,
+    queue_user,
+    share_consumer,
+    share_group,
+)
 
-from e2e.cluster import images
-from e2e.resources import PAUSE, Resources, queue_cluster, queue_topic, share_group
-
-MTLS = {
-    "name": "mtls",
-    "port": 9092,
-    "type": "Internal",
-    "tls": {},
-    "authentication": {"type": "tls"},
-}
-MOUNT = "/etc/shoal/user"
-
-
-def queue_user(name: str, *acls: Any) -> dict[str, Any]:
-    spec = {"cluster": "main", "authentication": {"type": "tls"}, "acls": list(acls)}
-    api = "shoal.dev/v1alpha1"
-    return {"apiVersion": api, "kind": "QueueUser", "metadata": {"name": name}, "spec": spec}
+#: What the schema's default was before clusters were secured.
+OLD_LISTENER = {"name": "plain", "port": 9092, "type": "Internal"}
 
 
-def client_of(user: str) -> dict[str, Any]:
-    """Return a pod in which `shoal` has the Secret of a user."""
-    container = {
-        "name": "client",
-        "image": images.tag("broker"),
-        "imagePullPolicy": "Never",
-        "command": ["python3", "-c", PAUSE],
-        "env": [{"name": "SHOAL_COMMAND_CONFIG", "value": f"{MOUNT}/client.properties"}],
-        "volumeMounts": [{"name": "user", "mountPath": MOUNT}],
-    }
-    volume = {"name": "user", "secret": {"secretName": user}}
-    spec = {"containers": [container], "volumes": [volume]}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": user}, "spec": spec}
+def test_a_cluster_from_before_stays_as_it_is(resources: Resources) -> None:
+    """The old default is in the stored object, and not in the manifest that users apply again."""
+    stored = queue_cluster(listeners=[OLD_LISTENER])
+    resources.kubectl("create", "--filename=-", stdin_text=yaml.safe_dump(stored))
+    resources.wait("queuecluster/main")
+    before = resources.uid("pod/main-broker-0")
+    applied = queue_cluster(config={"log.retention.ms": "1000000"})
+    resources.apply(applied, queue_topic(), share_group(), share_consumer(user="", replicas=1))
+    resources.wait(
+        "queuecluster/main", "queuetopic/jobs", "sharegroup/workers", "shareconsumer/eaters"
+    )
+    assert resources.get("queuecluster/main")["spec"]["listeners"] == [OLD_LISTENER]
+    resources.start_pods(client_pod("client"))
+    resources.produce("jobs", 20)
+    resources.wait_status("sharegroup/workers", lag=0)
+    resources.kubectl("replace", "--filename=-", stdin_text=yaml.safe_dump(applied))
+    said = resources.wait_reason("queuecluster/main", "SecurityNotSupported")
+    assert "decided when the QueueCluster is created" in said
+    resources.produce("jobs", 20)
+    resources.wait_status("sharegroup/workers", lag=0)
+    assert resources.uid("pod/main-broker-0") == before
 
 
 def test_only_users_with_permissions_reach_a_secured_cluster(resources: Resources) -> None:
-    resources.apply(queue_cluster(listeners=[MTLS]), queue_topic(), share_group())
+    resources.apply(queue_cluster(), queue_topic(), share_group())
     may = (
         {"producer": {"topics": ["jobs"]}},
         {"shareConsumer": {"topics": ["jobs"], "groups": ["workers"]}},
@@ -54,10 +56,8 @@ def test_only_users_with_permissions_reach_a_secured_cluster(resources: Resource
     listed = resources.kubectl("exec", "main-broker-0", "--", "shoal", "topics", "list")
     assert "jobs" in listed.stdout
 
-    resources.apply(client_of("client"), client_of("guest"))
-    resources.start_client("stranger")
-    for pod in ("client", "guest"):
-        resources.kubectl("wait", "--for=condition=Ready", f"pod/{pod}", "--timeout=60s")
+    users = [client_pod(name, name) for name in ("client", "guest")]
+    resources.start_pods(*users, client_pod("stranger"))
     resources.produce("jobs", 3)
     assert sorted(resources.share_consume("jobs", "workers", "-n", "3")) == ["0", "1", "2"]
     for pod in ("guest", "stranger"):

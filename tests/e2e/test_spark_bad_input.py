@@ -29,7 +29,7 @@ with open(path, "r+b") as file:
     file.write(bytes([byte ^ 1]))
 """
 LOGIN = {
-    "kafka.security.protocol": "SASL_PLAINTEXT",
+    "kafka.security.protocol": "SASL_SSL",
     "kafka.sasl.mechanism": "PLAIN",
     "kafka.sasl.username": "ann",
     "kafka.sasl.password": "wrong",
@@ -79,7 +79,7 @@ def test_each_kind_is_reported_with_its_remedy(queue: Resources, cluster: Cluste
         share_consumer("classic", "classic", spark=job("classic")),
         share_consumer("moved", "workers", spark=job("workers"), replicas=1),
         share_consumer("torn", "torn", spark=job("torn"), replicas=1),
-        share_consumer("out", "locked-out", spark=job("locked-out", **LOGIN), replicas=1),
+        share_consumer("out", "locked-out", spark=job("locked-out", **LOGIN), replicas=1, user=""),
         # The ShareGroup names its topics, and the query names its own.
         share_consumer("lost", "workers", spark=job("workers", subscribe="nowhere"), replicas=1),
     )

@@ -31,12 +31,12 @@ BROKERS = [f"main-broker-{n}" for n in range(3)]
 def three(release: Release) -> Iterator[Resources]:
     """Three brokers, a topic on all of them and a client's pod."""
     three = Resources(release.cluster, new_namespace(release.cluster, "three-brokers"))
-    three.start_client()
     with stopwatch() as passed_s:
         three.apply(queue_cluster(replicas=3), queue_topic(partitions=6), share_group())
         three.wait("queuecluster/main")
         took = passed_s()
     three.wait("queuetopic/jobs", "sharegroup/workers")
+    three.start_client()
     assert took < ceiling(READY_SECONDS_MAX), f"{took:.0f} s to Ready"
     yield three
     release.cluster.kubectl("delete", "namespace", three.namespace, "--wait=false")
@@ -192,9 +192,9 @@ def test_a_change_that_leaves_no_majority_is_refused(three: Resources) -> None:
 
 
 def test_a_lone_broker_grows_into_three(resources: Resources) -> None:
-    resources.start_client()
     resources.apply(queue_cluster(), queue_topic(), share_group())
     resources.wait("queuecluster/main", "queuetopic/jobs", "sharegroup/workers")
+    resources.start_client()
     resources.wait_status("queuecluster/main", quorumVoters=[0])
     resources.produce("jobs", 50)
     resources.patch("queuecluster/main", {"spec": {"replicas": 3}})

@@ -19,11 +19,12 @@ BROKER_CONFIG = {"group.share.min.record.lock.duration.ms": "1000"}
 
 #: Locks one record without settling it, and prints after how many seconds another member gets it.
 HOLD = """
-import asyncio, os, sys, time
+import asyncio, sys, time
 from shoal.client.client import Client
+from shoal.client.settings import Settings
 
 async def main():
-    async with Client(os.environ["SHOAL_BOOTSTRAP_SERVERS"]) as client:
+    async with Client(Settings.from_environment()) as client:
         group, topic = sys.argv[1:]
         async with await client.share(group, [topic]) as one, \\
                    await client.share(group, [topic]) as other:
