@@ -6,8 +6,8 @@ Defaults are those of Kafka 4.3.1.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.record.batch import TimestampType
 
@@ -17,10 +17,22 @@ if TYPE_CHECKING:
 _LONG_MAX = 2**63 - 1
 
 
+class BatchRules(NamedTuple):
+    """What the validation of each produced batch needs, found once for a config."""
+
+    size_max: int
+    before_max_ms: int
+    after_max_ms: int
+    keyed: bool
+    create_time: bool
+    #: Whether a batch that is not compressed is stored so.
+    keeps_uncompressed: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
     """The topic configs that a log uses. Times are in milliseconds and sizes in bytes; -1 means
-    no limit where Kafka allows it."""
+    no limit where Kafka allows it. `batch_rules` follows from the others."""
 
     cleanup_policy: tuple[str, ...] = ("delete",)
     compression_type: str = "producer"
@@ -46,6 +58,18 @@ class LogConfig:
     segment_index_bytes: int = 10_485_760
     segment_jitter_ms: int = 0
     segment_ms: int = 604_800_000
+    batch_rules: BatchRules = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        rules = BatchRules(
+            min(self.max_message_bytes, self.segment_bytes),
+            self.message_timestamp_before_max_ms,
+            self.message_timestamp_after_max_ms,
+            self.compact,
+            self.timestamp_type is TimestampType.CREATE_TIME,
+            self.compression_type in ("producer", "uncompressed"),
+        )
+        object.__setattr__(self, "batch_rules", rules)
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> LogConfig:

@@ -1,9 +1,11 @@
 """Validation of a producer's batch before its append.
 
 `validate` checks the header, the CRC and every record, and returns the batch as the log stores it.
-It decompresses into a buffer of its caller, or into memory that it frees at once. A batch that
-expands beyond `EXPANDED_BYTES_MAX` is refused. The error lists invalid records (KIP-467). Batches
-of coordinators and of leaders are not validated (docs/adr/0051-validate-records-on-produce.md).
+The usual batch, valid and not compressed, is recognised in C. For all others, `validate` finds
+out what is wrong or what has to change. It decompresses into a buffer of its caller, or into memory
+that it frees at once. A batch that expands beyond `EXPANDED_BYTES_MAX` is refused. The error lists
+invalid records (KIP-467). Batches of coordinators and of leaders are not validated
+(docs/adr/0051-validate-records-on-produce.md).
 """
 
 from __future__ import annotations
@@ -80,6 +82,12 @@ def validate(
     Compressed records are expanded into `out`; `OutputFull` is raised if it is too small. Without
     `out` they may take up to `EXPANDED_BYTES_MAX` of memory. Raises `AppendRefused`.
     """
+    if walker.native is not None:
+        size_max, before, after, keyed, create_time, keeps = config.batch_rules
+        if keeps:
+            fields = walker.native.sound(data, size_max, now_ms, before, after, keyed, create_time)
+            if fields is not None:
+                return ValidatedBatch(BatchHeader._make(fields), data)
     header = _read_header(data, config)
     _check_header(header)
     raw = memoryview(data)[HEADER_SIZE:]

@@ -1,5 +1,6 @@
 /* The module `_walk` validates the encoded records of a batch in one pass. `walker.in_python` does
- * the same in Python, and tests/unit/test_record_walk.py compares them. The end of the record or of
+ * the same in Python, and tests/unit/test_record_walk.py compares them. `sound` recognises a whole
+ * batch that is stored as it came; tests/unit/test_sound_batches.py compares it with the long way. The end of the record or of
  * the data bounds every read. Sums of timestamps wrap in unsigned arithmetic. A size is compared
  * with the remaining bytes before it is added to a pointer. */
 #define PY_SSIZE_T_CLEAN
@@ -232,6 +233,85 @@ static PyObject *walk_walk(PyObject *self, PyObject *args)
     return found;
 }
 
+static int64_t big_endian(const uint8_t *at, int size)
+{
+    uint64_t value = 0;
+    for (int i = 0; i < size; i++)
+        value = value << 8 | at[i];
+    int unused = 64 - 8 * size;
+    return (int64_t)(value << unused) >> unused;
+}
+
+#define FIELD(name, size) big_endian(data + BATCH_##name##_AT, size)
+
+/* Whether a whole batch has a valid header and CRC, and is not compressed. The records are left. */
+static int has_sound_header(const uint8_t *data, Py_ssize_t size, int64_t size_max, int create_time)
+{
+    if (size < BATCH_HEADER_SIZE || size > size_max || size > RELEASE_ABOVE)
+        return 0;
+    if (data[BATCH_MAGIC_AT] != BATCH_MAGIC || FIELD(BASE_OFFSET, 8) != 0 ||
+        FIELD(LENGTH, 4) + BATCH_OVERHEAD != size)
+        return 0;
+    int attributes = data[BATCH_ATTRIBUTES_LOW_AT];
+    if (attributes & (BATCH_COMPRESSION_MASK | BATCH_CONTROL_BIT) ||
+        (create_time && attributes & BATCH_LOG_APPEND_TIME_BIT))
+        return 0;
+    int64_t count = FIELD(RECORD_COUNT, 4);
+    if (count <= 0 || count != FIELD(LAST_OFFSET_DELTA, 4) + 1)
+        return 0;
+    int has_producer = FIELD(PRODUCER_ID, 8) >= 0;
+    if (has_producer ? FIELD(BASE_SEQUENCE, 4) < 0 : attributes & BATCH_TRANSACTIONAL_BIT)
+        return 0;
+    uint32_t crc = (uint32_t)FIELD(CRC, 4);
+    return crc == crc32c(data + BATCH_CRC_FROM, size - BATCH_CRC_FROM);
+}
+
+/* sound(data, size_max, now, before, after, keyed, create_time) -> the header's fields, or None
+ *
+ * For a batch that a topic stores as it came: valid, not compressed, and under create time with
+ * timestamps from `before` ms before now to `after` ms after it. None for all others, of which
+ * `log.validation` finds out what to do with them or what is wrong. */
+static PyObject *walk_sound(PyObject *self, PyObject *const *args, Py_ssize_t given)
+{
+    if (given != 7) {
+        PyErr_SetString(PyExc_TypeError, "sound() takes 7 arguments");
+        return NULL;
+    }
+    int64_t size_max = PyLong_AsLongLong(args[1]), now = PyLong_AsLongLong(args[2]);
+    int64_t before = PyLong_AsLongLong(args[3]), after = PyLong_AsLongLong(args[4]);
+    int keyed = PyObject_IsTrue(args[5]), create_time = PyObject_IsTrue(args[6]);
+    Py_buffer view;
+    if (PyErr_Occurred() || PyObject_GetBuffer(args[0], &view, PyBUF_SIMPLE) < 0)
+        return NULL;
+    const uint8_t *data = view.buf;
+    PyObject *found = NULL;
+    if (has_sound_header(data, view.len, size_max, create_time)) {
+        int64_t oldest = INT64_MIN, newest = INT64_MAX;
+        if (create_time && __builtin_sub_overflow(now, before, &oldest))
+            oldest = INT64_MIN;
+        if (create_time && __builtin_add_overflow(now, after, &newest))
+            newest = INT64_MAX;
+        const uint8_t *records = data + BATCH_HEADER_SIZE;
+        Walk walk = {
+            .data = records, .end = data + view.len, .count = FIELD(RECORD_COUNT, 4),
+            .base_timestamp = FIELD(BASE_TIMESTAMP, 8), .oldest = oldest, .newest = newest,
+            .keyed = keyed, .max_timestamp = NO_TIMESTAMP, .place = records,
+        };
+        if (walk_records(&walk) == SOUND && !walk.flagged &&
+            (!create_time || walk.max_timestamp == FIELD(MAX_TIMESTAMP, 8)))
+            found = Py_BuildValue(
+                "(LLLLLLLLLLLLL)", FIELD(BASE_OFFSET, 8), FIELD(LENGTH, 4), FIELD(LEADER_EPOCH, 4),
+                FIELD(MAGIC, 1), FIELD(CRC, 4) & 0xFFFFFFFFLL, FIELD(ATTRIBUTES, 2),
+                FIELD(LAST_OFFSET_DELTA, 4), FIELD(BASE_TIMESTAMP, 8), FIELD(MAX_TIMESTAMP, 8),
+                FIELD(PRODUCER_ID, 8), FIELD(PRODUCER_EPOCH, 2), FIELD(BASE_SEQUENCE, 4),
+                FIELD(RECORD_COUNT, 4));
+    }
+    PyBuffer_Release(&view);
+    if (found == NULL && !PyErr_Occurred())
+        Py_RETURN_NONE;
+    return found;
+}
+
 /* crc32c(data) -> int, for tests: the checksum that other modules compute by the same source. */
 static PyObject *walk_crc32c(PyObject *self, PyObject *arg)
 {
@@ -258,6 +338,7 @@ static PyObject *walk_crc32c_by_table(PyObject *self, PyObject *arg)
 static PyMethodDef methods[] = {
     {"crc32c", walk_crc32c, METH_O, NULL},
     {"crc32c_by_table", walk_crc32c_by_table, METH_O, NULL},
+    {"sound", (PyCFunction)(void (*)(void))walk_sound, METH_FASTCALL, NULL},
     {"walk", walk_walk, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -63,9 +63,7 @@ class BatchValidator:
         Return None if the request has to wait. `then` is called with the outcomes when each earlier
         request for one of its partitions was handled, or with the exception that prevents this.
         """
-        if not self._waiting and not any(
-            _takes_time(data) for topic in topics for _, data in topic.partitions
-        ):
+        if not self._waiting and not _any_takes_time(topics):
             return _NONE
         found: dict[Position, ValidatedBatch | AppendRefused] = {}
         jobs: list[_Job] = []
@@ -129,6 +127,14 @@ class BatchValidator:
         """Abandon the waiting requests. Nothing is appended for them."""
         self._closed = True
         self._executor.shutdown(cancel_futures=True)
+
+
+def _any_takes_time(topics: Sequence[ProduceTopic]) -> bool:
+    for topic in topics:
+        for _, data in topic.partitions:
+            if _takes_time(data):
+                return True
+    return False
 
 
 def _takes_time(data: memoryview | None) -> bool:
