@@ -371,3 +371,49 @@ def test_no_process_shows_a_secret(shoal_as: Callable[..., Shoal]) -> None:
         assert not [line for line in ours if PASSWORDS["admin"].encode() in line]
     finally:
         running.kill()
+
+
+def quotas(shoal: Shoal, *words: str) -> dict[str, float]:
+    return {row["quota"]: row["value"] for row in shoal.json("quotas", "list", *words)}
+
+
+def test_quotas_are_set_listed_and_removed(shoal_as: Callable[..., Shoal]) -> None:
+    shoal, user = shoal_as(), new("user")
+    of_user = ("--user", user)
+    assert quotas(shoal, *of_user) == {}
+    values = ("producer_byte_rate=1048576", "request_percentage=12.5")
+    said = shoal.says("quotas", "set", *values, *of_user)
+    assert said == f"Set producer_byte_rate, request_percentage of user {user}.\n"
+    shoal.run("quotas", "set", "consumer_byte_rate=7", *of_user, "--client-defaults")
+    (row, *_) = shoal.json("quotas", "list", *of_user, "--client-defaults")
+    assert row["entity"] == {"client-id": None, "user": user}
+    assert row["for"] == f"client-id <default>, user {user}"
+    shown = shoal.says("quotas", "list", *of_user)
+    assert "1048576" in shown
+    assert "12.5" in shown
+    shoal.run("quotas", "remove", *of_user, "--client-defaults")
+    shoal.run("quotas", "remove", "producer_byte_rate", *of_user)
+    assert quotas(shoal, *of_user) == {"request_percentage": 12.5}
+    shoal.run("quotas", "set", "connection_creation_rate=5", "--ip", "192.0.2.9")
+    assert quotas(shoal, "--ip", "192.0.2.9") == {"connection_creation_rate": 5}
+    shoal.run("quotas", "remove", "--ip", "192.0.2.9")
+    assert quotas(shoal, "--ip", "192.0.2.9") == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["set", "producer_byte_rate=1"], 2, "--user, --client or --ip"),
+        (["set", "producer_byte_rate=0", "--user", "a"], 2, "must be a number above 0, not '0'"),
+        (["set", "producer_byte_rate=1.5", "--user", "a"], 1, "producer_byte_rate"),
+        (["set", "rate=1", "--user", "a"], 2, "rate is not a quota of user a. Use producer_byte"),
+        (["set", "producer_byte_rate=1", "--ip", "192.0.2.9"], 2, "Use connection_creation_rate"),
+        (["set", "rate=1", "--ip", "192.0.2.9", "--user", "a"], 2, "--ip cannot be combined"),
+        (["set", "rate=1", "--user", "a", "--user-defaults"], 2, "but not both"),
+        (["remove", "--user", "nobody-here"], 1, "There are no quotas of user nobody-here"),
+    ],
+)
+def test_quotas_that_cannot_be(
+    shoal_as: Callable[..., Shoal], words: list[str], status: int, said: str
+) -> None:
+    assert said in shoal_as().refusal("quotas", *words, status=status)

@@ -45,6 +45,9 @@ COMMANDS: dict[str, Command] = {
     "acls": Command("shoal.cli.acls", "List, add and remove access control entries."),
     "users": Command("shoal.cli.users", "List, add and remove users with SCRAM passwords."),
     "tokens": Command("shoal.cli.tokens", "Create, renew, end and list delegation tokens."),
+    "quotas": Command(
+        "shoal.cli.quotas", "List, set and remove quotas of users, clients and addresses."
+    ),
     "whoami": Command("shoal.cli.whoami", "Show how the cluster has authenticated you."),
     "explain": Command("shoal.cli.explain", "Show the rule that decides what a user may do."),
     "top": Command("shoal.cli.top", "Watch throughput, lag, records in flight and redeliveries."),

@@ -7,6 +7,7 @@
     admin.acls          describe, create and delete access control entries
     admin.users         describe, set and delete SCRAM credentials
     admin.tokens        create, renew, end and describe delegation tokens
+    admin.quotas        describe and alter client quotas
 
 Calls on many objects return a result for each. `shoal.client.errors.expect` raises the first error.
 """
@@ -21,6 +22,7 @@ from shoal.client.cluster import Broker, Cluster, TopicPartition
 from shoal.client.configs import Configs
 from shoal.client.errors import KafkaError, check
 from shoal.client.groups import Groups
+from shoal.client.quotas import Quotas
 from shoal.client.redrive import Plan, Redrive, Redriven
 from shoal.client.security_admin import Acls, Tokens, Users
 from shoal.client.share_groups import ShareGroups
@@ -87,6 +89,7 @@ class Admin:
         self.acls = Acls(cluster)
         self.users = Users(cluster)
         self.tokens = Tokens(cluster)
+        self.quotas = Quotas(cluster)
 
     async def redrive(
         self,
