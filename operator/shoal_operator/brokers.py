@@ -17,6 +17,7 @@ from shoal.client.cluster import TopicPartition
 from shoal.client.configs import AlterOperation, ConfigChange, ConfigSource, Resource, ResourceType
 from shoal.client.connection import connect
 from shoal.client.errors import ClientError, KafkaError
+from shoal.client.quotas import USER, of_user
 from shoal.client.secret import Secret
 from shoal.client.security_admin import SALT_SIZE, AclFilter, ScramMechanism, ScramUpsertion
 from shoal.client.settings import Settings
@@ -459,6 +460,24 @@ class Brokers:
                 for one, error in gone.items()
                 if isinstance(error, KafkaError)
             }
+        return failures
+
+    async def user_quotas(self) -> dict[str, dict[str, float]]:
+        """Return the quotas of users, by the name in the principal."""
+        self._count("DescribeClientQuotas")
+        found = await self._client.admin.quotas.describe(any_of=USER)
+        return {e[0][1]: quotas for e, quotas in found.items() if len(e) == 1 and e[0][1]}
+
+    async def change_quotas(
+        self, changes: Mapping[str, Mapping[str, float | None]]
+    ) -> dict[str, KafkaError]:
+        """Set quotas of users, or remove those that are None; return the errors by user."""
+        failures: dict[str, KafkaError] = {}
+        for some in chunks(sorted(changes)):
+            self._count("AlterClientQuotas")
+            wanted = {of_user(user): changes[user] for user in some}
+            done = await self._client.admin.quotas.alter(wanted)
+            failures |= {str(entity[0][1]): error for entity, error in done.items() if error}
         return failures
 
     async def scram_users(self, users: Sequence[str]) -> set[str]:

@@ -1,7 +1,7 @@
-"""QueueUsers: credentials and permissions in the brokers, and the Secrets that clients mount.
+"""QueueUsers: credentials, permissions and quotas in the brokers, and the Secrets of clients.
 
-The operator owns all access control entries of a principal that a QueueUser names, and its SCRAM
-credential. It leaves other principals alone.
+The operator owns all access control entries of a principal that a QueueUser names, its quotas, and
+its SCRAM credential. It leaves other principals alone, and quotas of a user with a client id.
 """
 
 from __future__ import annotations
@@ -68,15 +68,17 @@ class Users(BatchReconciler):
         return Outcome(resource, verdict, {})
 
     async def delete(self, wanted: Sequence[str]) -> Mapping[str, KafkaError]:
-        """Delete the credentials and permissions of principals; return the errors by principal."""
+        """Delete the credentials, permissions and quotas of principals; return the errors by
+        principal."""
         failures = await self._change_acls({principal: set() for principal in wanted})
+        failures |= await self._change_quotas({principal: {} for principal in wanted})
         scram = [p.removeprefix("User:") for p in wanted if not p.startswith("User:CN=")]
         found = await self._brokers.scram_users(scram)
         errors = await self._brokers.delete_scram_users([u for u in scram if u in found])
         return failures | {f"User:{user}": error for user, error in errors.items()}
 
     async def apply(self, owned: Sequence[Manifest]) -> list[Outcome]:
-        """Bring Secrets, credentials and permissions to the specs. Raises `ClientError`."""
+        """Bring Secrets, credentials, permissions and quotas to the specs. Raises `ClientError`."""
         cluster = live_cluster(self._store, self._namespace, self._cluster)
         assert cluster is not None, "the caller has checked it"
         refused: dict[str, Verdict] = {}
@@ -89,6 +91,7 @@ class Users(BatchReconciler):
                 refused[model.principal(user)] = error.verdict
         failures = await self._change_acls({p: model.acls(u) for p, u in ready.items()})
         failures |= await self._set_passwords(list(ready.values()), failures)
+        failures |= await self._change_quotas({p: model.quotas(u) for p, u in ready.items()})
         outcomes = []
         for user in owned:
             who = model.principal(user)
@@ -114,6 +117,22 @@ class Users(BatchReconciler):
         mine = {acl for acl in have if acl.principal in wanted}
         entries = {acl for of_one in wanted.values() for acl in of_one}
         return await self._brokers.change_acls(add=entries - mine, remove=mine - entries)
+
+    async def _change_quotas(
+        self, wanted: Mapping[str, Mapping[str, float]]
+    ) -> dict[str, KafkaError]:
+        """Give principals exactly these quotas; return the errors by principal."""
+        have = await self._brokers.user_quotas()
+        changes: dict[str, Mapping[str, float | None]] = {}
+        for principal, quotas in wanted.items():
+            name = principal.removeprefix("User:")
+            old = have.get(name, {})
+            new: dict[str, float | None] = {**dict.fromkeys(old), **quotas}
+            changed = {key: value for key, value in new.items() if old.get(key) != value}
+            if changed:
+                changes[name] = changed
+        errors = await self._brokers.change_quotas(changes)
+        return {f"User:{name}": error for name, error in errors.items()}
 
     # Passwords.
 
@@ -212,7 +231,7 @@ class Users(BatchReconciler):
         self, cluster: Manifest, user: Manifest, have: Mapping[str, bytes]
     ) -> model.Credentials:
         kind = model.authentication(user)
-        if kind == model.TLS_EXTERNAL:
+        if kind in (model.TLS_EXTERNAL, model.OAUTH):
             return model.Credentials()
         password = have.get("password", b"").decode() or secrets.token_urlsafe(PASSWORD_BYTES)
         if kind == model.SCRAM:

@@ -20,10 +20,15 @@ from conditions import eventually
 from confluent_kafka import Producer
 from kube.api_server import ApiServer, CrashPoint, resource
 from servers import ShoalProcess
+from shoal.client import quotas as quota_calls
 from shoal.client.client import SyncClient
-from shoal.client.errors import ClientError, KafkaError
+from shoal.client.configs import ConfigChange, Resource
+from shoal.client.configs import ResourceType as ConfigType
+from shoal.client.errors import ClientError, KafkaError, expect
+from shoal.client.redrive import Plan
 from shoal.client.secret import Secret
 from shoal.client.security_admin import SALT_SIZE, ScramMechanism, ScramUpsertion
+from shoal.client.share import AcknowledgeType, Acquired
 from shoal.client.topics import NewTopic
 from shoal.protocol.errors import ErrorCode
 from shoal.security.acls import Acl, Operation, PatternType, Permission, ResourceType
@@ -39,6 +44,8 @@ from shoal_operator.users import Users
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
+
+    from shoal.client.client import Client
 
 IDS = (0, 1, 2)
 BROKER_CONFIG = {
@@ -79,7 +86,7 @@ class Secured(ShoalCluster):
         first, second = random.sample(range(2, 250), 2)
         self.hosts = {id: f"127.{first}.{second}.{id + 1}" for id in IDS}
         self.given = queue_cluster()
-        self.resource = security.resolved(self.given, None)
+        self.resource = security.resolved(self.given, security.stage(self.given, None))
         self.api = ApiServer(CrashPoint())
         self.authorities = Authorities(self.api, self.api.store(), "n", "main")
         self.issued = self.issue(None)
@@ -378,16 +385,97 @@ def test_permissions_follow_the_spec_and_go_with_the_user(users: QueueUsers) -> 
     assert [a.operation for a in entries() if a.permission is Permission.DENY] == [Operation.DELETE]
     users.add("eve", "tls", acls=[SHARE_CONSUMER])
     users.reconcile()
-    assert len(entries()) == 4
+    assert len(entries()) == 3
     assert {(a.resource_name, a.pattern_type) for a in entries()} == {
         ("jo", PatternType.PREFIXED),
         ("packers", PatternType.LITERAL),
     }
     users.reconcile()
-    assert len(entries()) == 4
+    assert len(entries()) == 3
     users.api.find("QueueUser", "eve")["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     users.reconcile()
     assert entries() == []
+
+
+def test_the_short_form_for_redrives_suffices(users: QueueUsers, tmp_path: Path) -> None:
+    """For a user who may consume and redrive, and nothing else."""
+    topics = {
+        "returns": {},
+        "dlq.returns": {"errors.deadletterqueue.group.enable": "true"},
+    }
+    settings = {
+        "share.auto.offset.reset": "earliest",
+        "errors.deadletterqueue.topic.name": "dlq.returns",
+        "errors.deadletterqueue.copy.record.enable": "true",
+    }
+    with SyncClient(users.cluster.servers(9091), users.cluster.operator()) as admin:
+        new = [NewTopic(name, 1, 3, configs=configs) for name, configs in topics.items()]
+        expect(admin.run(admin.admin.topics.create(new)))
+        group = Resource(ConfigType.GROUP, "returners")
+        changes = [ConfigChange(name, value) for name, value in settings.items()]
+        expect(admin.run(admin.admin.configs.alter({group: changes})))
+    consumer = {"shareConsumer": {"topics": ["returns"], "groups": ["returners"]}}
+    producer = {"producer": {"topics": ["returns"]}}
+    redrive = {"deadLetterTopics": ["dlq.*"], "topics": ["returns"], "groups": ["returners"]}
+    users.add("consumer", "tls", acls=[consumer, producer])
+    users.add("mender", "tls", acls=[{"redrive": redrive}])
+    assert {reason for reason, _ in users.reconcile().values()} == {"Reconciled"}
+
+    def connect(name: str) -> SyncClient:
+        given = properties_in(users.mounted(name, tmp_path / name) / "client.properties")
+        return SyncClient(given.pop("bootstrap.servers"), given)
+
+    async def send(client: Client) -> None:
+        async with client.producer() as sending:
+            await (await sending.send("returns", b"once"))
+
+    with connect("consumer") as client:
+        client.run(send(client.client))
+        session = client.run(client.client.share("returners", ["returns"]))
+        acquired: list[Acquired] = []
+        while not acquired:
+            acquired = list(client.run(session.acquire(max_wait_ms=5_000)))
+        for one in acquired:
+            client.run(session.acknowledge(one.acknowledge(AcknowledgeType.REJECT)))
+        client.run(session.close())
+        with pytest.raises(KafkaError):
+            client.run(client.admin.redrive(Plan("dlq.returns")))
+    with connect("mender") as client:
+        # The broker writes the letter after the acknowledgement.
+        eventually(
+            lambda: client.run(client.admin.redrive(Plan("dlq.returns"))).total == 1,
+            timeout_s=30,
+            what="the dead letter is redriven",
+        )
+
+
+@pytest.mark.parametrize(("kind", "name"), [("tls", "CN=ivy"), ("scram-sha-512", "ivy")])
+def test_quotas_follow_the_spec_and_go_with_the_user(
+    users: QueueUsers, kind: str, name: str
+) -> None:
+    def quotas() -> dict[quota_calls.Entity, dict[str, float]]:
+        with SyncClient(users.cluster.servers(9091), users.cluster.operator()) as admin:
+            return admin.run(admin.admin.quotas.describe({"user": name}))
+
+    mine = quota_calls.of_user(name)
+    with_client = (("client-id", "batch"), *mine)
+    limits = {"producerByteRate": 1_000_000, "requestPercentage": 12.5}
+    users.add("ivy", kind, quotas=limits)
+    assert users.reconcile()["ivy"][0] == "Reconciled"
+    wanted = {"producer_byte_rate": 1_000_000, "request_percentage": 12.5}
+    assert quotas() == {mine: wanted}
+    with SyncClient(users.cluster.servers(9091), users.cluster.operator()) as admin:
+        by_hand = {mine: {"consumer_byte_rate": 5.0}, with_client: {"producer_byte_rate": 7.0}}
+        assert admin.run(admin.admin.quotas.alter(by_hand)) == dict.fromkeys(by_hand)
+    users.add("ivy", kind, quotas=limits | {"producerByteRate": 2_000_000})
+    users.reconcile()
+    theirs = {with_client: {"producer_byte_rate": 7.0}}
+    assert quotas() == {mine: wanted | {"producer_byte_rate": 2_000_000}, **theirs}
+    users.api.find("QueueUser", "ivy")["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    users.reconcile()
+    assert quotas() == theirs
+    with SyncClient(users.cluster.servers(9091), users.cluster.operator()) as admin:
+        admin.run(admin.admin.quotas.alter({with_client: {"producer_byte_rate": None}}))
 
 
 def test_passwords(users: QueueUsers, tmp_path: Path) -> None:
@@ -419,7 +507,11 @@ def test_passwords(users: QueueUsers, tmp_path: Path) -> None:
             client.run(client.admin.describe_cluster())
     users.api.find("QueueUser", "eve")["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     users.reconcile()
-    assert produced(servers, given, "jobs") == "_AUTHENTICATION"
+
+    def is_locked_out() -> bool:
+        return produced(servers, given, "jobs") == "_AUTHENTICATION"
+
+    eventually(is_locked_out, timeout_s=10, what="all brokers know that the user is gone")
 
 
 def test_users_that_cannot_be_made(users: QueueUsers) -> None:

@@ -57,6 +57,11 @@ TURN_TIMEOUT_S = 60.0
 _GONE = (ErrorCode.offset_out_of_range, ErrorCode.unknown_topic_or_partition)
 
 
+def group_of(topic: str) -> str:
+    """Return the consumer group of the redrives of a dead-letter topic."""
+    return f"redrive.{topic}"
+
+
 class Kind(NamedTuple):
     """The attributes by which letters are counted: source topic, share group and reason."""
 
@@ -471,7 +476,7 @@ class _Turn:
     def __init__(self, cluster: Cluster, topic: str) -> None:
         self._cluster = cluster
         self._groups = Groups(cluster)
-        self._member = ConsumerMembership(cluster, f"redrive.{topic}", [topic])
+        self._member = ConsumerMembership(cluster, group_of(topic), [topic])
         self._topic = topic
 
     async def take(self, waiting: Callable[[str], None]) -> None:

@@ -25,6 +25,15 @@ CONSUMER: Form = {
     ResourceType.TOPIC: (Operation.READ, Operation.DESCRIBE),
     ResourceType.GROUP: (Operation.READ,),
 }
+#: A redrive, on the topics and groups that dead letters came from. It also reads the dead-letter
+#: topics as a `CONSUMER` of the groups `redrive.TOPIC`, and keeps a `LEDGER`.
+REDRIVE: Form = {
+    ResourceType.TOPIC: (Operation.READ, Operation.WRITE, Operation.DESCRIBE),
+    ResourceType.GROUP: (Operation.READ,),
+}
+LEDGER: Form = {
+    ResourceType.TOPIC: (Operation.READ, Operation.WRITE, Operation.DESCRIBE, Operation.CREATE),
+}
 #: The Spark source, which also reads whether the group allows renewals.
 SPARK_JOB: Form = {
     **CONSUMER,

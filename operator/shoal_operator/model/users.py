@@ -4,25 +4,32 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shoal.client import redrive, redrive_ledger
 from shoal.security import short_forms
 from shoal.security.acls import Acl, Operation, PatternType, Permission, ResourceType
 
 from shoal_operator.model import listeners, security
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from shoal_operator.certificates import KeyPair
     from shoal_operator.model.names import Manifest
 
-TLS, TLS_EXTERNAL, SCRAM = "tls", "tls-external", "scram-sha-512"
+TLS, TLS_EXTERNAL, SCRAM, OAUTH = "tls", "tls-external", "scram-sha-512", "oauth"
 #: The type of listener that each type of user logs in to.
-LISTENER_OF = {TLS: "tls", TLS_EXTERNAL: "tls", SCRAM: SCRAM}
+LISTENER_OF = {TLS: "tls", TLS_EXTERNAL: "tls", SCRAM: SCRAM, OAUTH: "oauthbearer"}
 #: Where the properties in a Secret expect it to be mounted.
 MOUNT = "/etc/shoal/user"
 #: The file for Java and `shoal` there.
 PROPERTIES = f"{MOUNT}/client.properties"
 _ANY = "*"
+_QUOTAS = {
+    "producerByteRate": "producer_byte_rate",
+    "consumerByteRate": "consumer_byte_rate",
+    "requestPercentage": "request_percentage",
+    "controllerMutationRate": "controller_mutation_rate",
+}
 _TYPES = {
     "topic": ResourceType.TOPIC,
     "group": ResourceType.GROUP,
@@ -40,7 +47,10 @@ _FORMS = {
     "consumer": short_forms.CONSUMER,
     "shareConsumer": short_forms.CONSUMER,
     "sparkJob": short_forms.SPARK_JOB,
+    "redrive": short_forms.REDRIVE,
 }
+#: The field of `redrive` with the dead-letter topics.
+_DEAD_LETTERS = "deadLetterTopics"
 _FIELDS = {
     "topics": ResourceType.TOPIC,
     "groups": ResourceType.GROUP,
@@ -61,7 +71,13 @@ def authentication(user: Mapping[str, Any]) -> str:
 def principal(user: Mapping[str, Any]) -> str:
     """Return the principal of a user, as access control entries name it."""
     name = username(user)
-    return f"User:{name}" if authentication(user) == SCRAM else f"User:CN={name}"
+    return f"User:{name}" if authentication(user) in (SCRAM, OAUTH) else f"User:CN={name}"
+
+
+def quotas(user: Mapping[str, Any]) -> dict[str, float]:
+    """Return the quotas of a user by Kafka's names."""
+    given = user["spec"].get("quotas", {})
+    return {name: float(given[field]) for field, name in _QUOTAS.items() if field in given}
 
 
 def acls(user: Mapping[str, Any]) -> set[Acl]:
@@ -74,6 +90,16 @@ def _expanded(who: str, entry: Mapping[str, Any]) -> Iterator[Acl]:
     host = entry.get("host", _ANY)
     denies = entry.get("permission") == "deny"
     permission = Permission.DENY if denies else Permission.ALLOW
+
+    def rights(form: short_forms.Form, kind: ResourceType, names: Iterable[str]) -> Iterator[Acl]:
+        for name in names:
+            # `jobs-*` is a prefix, and `*` alone is every name.
+            is_prefix = name != _ANY and name.endswith(_ANY)
+            pattern = PatternType.PREFIXED if is_prefix else PatternType.LITERAL
+            text = name[:-1] if is_prefix else name
+            for operation in form[kind]:
+                yield Acl(kind, text, pattern, who, host, operation, permission)
+
     if given := entry.get("resource"):
         kind = _TYPES[given["type"]]
         name = _CLUSTER_NAME if kind is ResourceType.CLUSTER else given.get("name", _ANY)
@@ -83,13 +109,13 @@ def _expanded(who: str, entry: Mapping[str, Any]) -> Iterator[Acl]:
             yield Acl(kind, name, pattern, who, host, one, permission)
     for form, operations in _FORMS.items():
         for field, names in (entry.get(form) or {}).items():
-            for name in names:
-                # `jobs-*` is a prefix, and `*` alone is every name.
-                is_prefix = name != _ANY and name.endswith(_ANY)
-                pattern = PatternType.PREFIXED if is_prefix else PatternType.LITERAL
-                text = name[:-1] if is_prefix else name
-                for operation in operations[_FIELDS[field]]:
-                    yield Acl(_FIELDS[field], text, pattern, who, host, operation, permission)
+            if field == _DEAD_LETTERS:
+                yield from rights(short_forms.CONSUMER, ResourceType.TOPIC, names)
+                groups = map(redrive.group_of, names)
+                yield from rights(short_forms.CONSUMER, ResourceType.GROUP, groups)
+                yield from rights(short_forms.LEDGER, ResourceType.TOPIC, [redrive_ledger.LEDGER])
+            else:
+                yield from rights(operations, _FIELDS[field], names)
 
 
 def listener(cluster: Mapping[str, Any], user: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -132,7 +158,7 @@ def with_mount(mounts: Sequence[Manifest], user: Mounted) -> list[Manifest]:
 
 class Credentials(NamedTuple):
     """What a user logs in with: a certificate, or a password. Neither of a user whose certificate
-    others sign."""
+    or token others make."""
 
     pair: KeyPair | None = None
     store: bytes = b""
@@ -159,6 +185,10 @@ def secret_data(
         login = {"security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-512"}
         java |= login | {"sasl.jaas.config": jaas}
         librdkafka |= login | {"sasl.username": username(user), "sasl.password": own.password}
+    elif authentication(user) == OAUTH:
+        login = {"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}
+        java |= login
+        librdkafka |= login
     else:
         java |= {"security.protocol": "SSL"}
         librdkafka |= {"security.protocol": "SSL"}
