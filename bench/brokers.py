@@ -16,8 +16,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from load_checks import LoadFailed
+from security import LISTENER, MUTUAL
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from security import Security
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = Path(os.environ.get("KAFKA_LIB", ROOT / "tests/compat/lib"))
@@ -50,13 +57,25 @@ def free_port() -> int:
 
 
 class Broker:
-    """A broker process. `start_s` is the time to its first metadata answer."""
+    """A broker process. `start_s` is the time to its first metadata answer.
+
+    With `security`, clients use a listener with TLS, beside the plain one. `configs` are further
+    configs of the broker.
+    """
 
     name = ""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        security: Security | None = None,
+        configs: Mapping[str, str] | None = None,
+    ) -> None:
         self.directory = directory
         self.port = free_port()
+        self.security = security
+        self.secured_port = free_port() if security else 0
+        self._more = dict(configs or {}) | (security.configs() if security else {})
         self.start_s = 0.0
         self._began = 0.0
         self._process: subprocess.Popen[bytes] | None = None
@@ -69,7 +88,21 @@ class Broker:
     @property
     def bootstrap(self) -> str:
         """The address for clients."""
-        return self.address
+        return f"127.0.0.1:{self.secured_port}" if self.security else self.address
+
+    def _listeners(self) -> dict[str, str]:
+        """Return the addresses of the listeners for clients, by name."""
+        found = {"PLAINTEXT": self.address}
+        return found | ({LISTENER: self.bootstrap} if self.security else {})
+
+    def _protocols(self) -> str:
+        """Return `listener.security.protocol.map`."""
+        found = dict.fromkeys(("PLAINTEXT", "CONTROLLER"), "PLAINTEXT")
+        if self.security:
+            found[LISTENER] = self.security.protocol
+            if self.security.kind == MUTUAL:
+                found["CONTROLLER"] = self.security.protocol
+        return ",".join(f"{name}:{protocol}" for name, protocol in found.items())
 
     @property
     def pid(self) -> int:
@@ -162,20 +195,33 @@ class Broker:
         return 0.0
 
 
+def _join(pairs: Mapping[str, str], sign: str) -> str:
+    return ",".join(f"{name}{sign}{value}" for name, value in pairs.items())
+
+
 class Shoal(Broker):
     name = "shoal"
 
     def command(self) -> list[str]:
+        configs = {
+            "group.share.min.record.lock.duration.ms": "1000",
+            "log.segment.delete.delay.ms": str(DELETE_DELAY_MS),
+            **self._more,
+        }
+        where = [f"--listener={self.address}"]
+        if self.security:
+            configs["listeners"] = _join(self._listeners(), "://")
+            configs["listener.security.protocol.map"] = self._protocols()
+            where = [*self.security.scram] if not (self.directory / "data").exists() else []
         return [
             sys.executable,
             "-m",
             "shoal.cli",
             "server",
-            f"--listener={self.address}",
+            *where,
             f"--data-dir={self.directory / 'data'}",
             "--log-level=warning",
-            "--set=group.share.min.record.lock.duration.ms=1000",
-            f"--set=log.segment.delete.delay.ms={DELETE_DELAY_MS}",
+            *(f"--set={name}={value}" for name, value in configs.items()),
         ]
 
 
@@ -204,7 +250,11 @@ class Kafka(Broker):
         lines = {
             "process.roles": "broker,controller",
             "node.id": "1",
-            "listeners": f"PLAINTEXT://{self.bootstrap},CONTROLLER://127.0.0.1:{controller}",
+            "listeners": _join(
+                {**self._listeners(), "CONTROLLER": f"127.0.0.1:{controller}"}, "://"
+            ),
+            "listener.security.protocol.map": self._protocols(),
+            "inter.broker.listener.name": "PLAINTEXT",
             "controller.listener.names": "CONTROLLER",
             "controller.quorum.bootstrap.servers": f"127.0.0.1:{controller}",
             "log.dirs": str(self.directory / "data"),
@@ -216,6 +266,7 @@ class Kafka(Broker):
             "group.initial.rebalance.delay.ms": "0",
             "group.share.min.record.lock.duration.ms": "1000",
             "log.segment.delete.delay.ms": str(DELETE_DELAY_MS),
+            **self._more,
         }
         path.write_text("".join(f"{k}={v}\n" for k, v in lines.items()))
         subprocess.run(
@@ -229,6 +280,7 @@ class Kafka(Broker):
                 str(path),
                 "--feature",
                 "share.version=1",
+                *(self.security.scram if self.security else ()),
             ],
             check=True,
             capture_output=True,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 import time
 import uuid
@@ -22,13 +24,23 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Figures = dict[str, Any]
-QUIET = {"log_level": 3}
+#: librdkafka's properties for a secured listener as JSON, for the processes of a load.
+CLIENT_VARIABLE = "BENCH_CLIENT_PROPERTIES"
+#: Settings of every client.
+QUIET: dict[str, Any] = {"log_level": 3, **json.loads(os.environ.get(CLIENT_VARIABLE, "{}"))}
 #: Settings of every consumer: a batch with a wrong CRC32C is an error.
 CHECKED = {"check.crcs": True}
 #: Printed at the start and end of the timed part, in which the broker's CPU time counts.
 BEGIN, END = "BEGIN", "END"
 #: Prefix of the loads' topics.
 PREFIX = "bench-"
+
+
+def log_in(properties: dict[str, str]) -> None:
+    """Give these properties to all further clients of this process and of its children."""
+    os.environ[CLIENT_VARIABLE] = json.dumps(properties)
+    QUIET.clear()
+    QUIET.update({"log_level": 3, **properties})
 
 
 class Run:

@@ -317,7 +317,8 @@ def crowd(run: Run, partitions: int, connections: int) -> Figures:
     consumers = []
     for n in range(connections):
         consumer = Consumer({"bootstrap.servers": run.bootstrap, "group.id": f"idle-{n}", **QUIET})
-        consumer.assign([TopicPartition(topic, n % partitions)])
+        # An explicit offset: a coordinator that is still loading has no committed ones.
+        consumer.assign([TopicPartition(topic, n % partitions, 0)])
         message = consumer.poll(0.05)
         check_errors([message] if message else [])
         consumers.append(consumer)

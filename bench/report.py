@@ -38,6 +38,7 @@ NAMES = {
     "pause_s": "pause, s",
     "errors": "client errors",
     "whole_s": "duration, s",
+    "others_p99_ms": "99th percentile of others, ms",
     "failover_s": "all partitions led, s",
     "sync_s": "in sync, s",
     "partitions": "partitions survived",

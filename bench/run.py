@@ -250,9 +250,16 @@ def measure(options: argparse.Namespace, folder: Path, results: Results) -> None
 
 
 def alternate(
-    loads: list[str], options: argparse.Namespace, brokers: list[Broker], results: Results
+    loads: list[str],
+    options: argparse.Namespace,
+    brokers: list[Broker],
+    results: Results,
+    label: str = "",
 ) -> None:
-    """Run loads on the brokers in turn. "memory" is the brokers' memory before and after."""
+    """Run loads on the brokers in turn. "memory" is the brokers' memory before and after.
+
+    `label` follows the names of the loads in the results.
+    """
     idle_mb = {}
     try:
         for broker in brokers:
@@ -262,31 +269,34 @@ def alternate(
             for number in range(-1, options.rounds):
                 for broker in brokers if number % 2 == 0 else brokers[::-1]:
                     scale = options.scale if number >= 0 else options.scale / 2
-                    _round(broker, name, scale, results, counts=number >= 0)
+                    _round(broker, name, scale, results, label, counts=number >= 0)
             if ended := next((broker for broker in brokers if broker.ended), None):
-                results.fail(name, ended.name, f"it ended: {ended.last_output()}")
+                results.fail(name + label, ended.name, f"it ended: {ended.last_output()}")
                 return
         for broker in brokers:
             found = {"idle_mb": idle_mb[broker], "loaded_mb": broker.rss_mb()}
-            results.add("memory", broker.name, found)
+            results.add(f"memory{label}", broker.name, found)
     finally:
         for broker in brokers:
             broker.kill9()
 
 
-def _round(broker: Broker, name: str, scale: float, results: Results, *, counts: bool) -> None:
+def _round(
+    broker: Broker, name: str, scale: float, results: Results, label: str, *, counts: bool
+) -> None:
     """Run one round unless the load has failed. A warm-up round does not count."""
-    if results.has_failed(name):
+    shown = name + label
+    if results.has_failed(shown):
         return
     try:
         figures = run_load(broker, name, scale)
         Run(broker.bootstrap, scale).remove_topics()
     except (LoadFailed, KafkaException) as error:
-        results.fail(name, broker.name, error)
+        results.fail(shown, broker.name, error)
         return
     if counts:
-        results.add(name, broker.name, figures)
-        print(f"{name:42} {broker.name:6} {json.dumps(figures)}", flush=True)
+        results.add(shown, broker.name, figures)
+        print(f"{shown:42} {broker.name:6} {json.dumps(figures)}", flush=True)
 
 
 def main() -> None:

@@ -1,0 +1,266 @@
+"""TLS, logins and permissions against Apache Kafka, alternating in one run: `make bench-security`.
+
+The loads are those of `make bench` over SSL and SASL_SSL, with the same certificates, TLS versions
+and cipher on both sides. Two more rows: a thousand clients that reconnect at once with certificates
+and the time of Metadata with ten thousand access control entries. `--only WORD` selects rows by a
+word of their name, `--rounds N` and `--scale 0.2` shorten the run, `--side shoal` leaves Kafka out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import resource
+import shutil
+import socket
+import ssl
+import statistics
+import struct
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from brokers import HEAP, METADATA, Broker, Kafka, Shoal
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
+from load_checks import LoadFailed
+from load_setup import QUIET, log_in
+from report import show
+from results import Clock, Figures, Goal, Results, document
+from run import FIGURES, alternate
+from security import MUTUAL, PRINCIPALS, SASL_SSL, SSL, Security
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from multiprocessing.connection import Connection
+
+HERE = Path(__file__).resolve().parent
+LOADS = [
+    "produce 1 KB acks=all",
+    "consume 1 KB, 1 partition, classic",
+    "consume 1 KB, 12 partitions, classic",
+    "share 1 KB implicit",
+    "jobs, 2 partitions, commit a record",
+]
+#: Goals by the first words of a row: ratios to Kafka, and absolute goals.
+GOALS: dict[str, dict[str, Goal]] = {
+    "produce": {"rate": Goal(1.2), "cpu_s": Goal(0.7, more=False)},
+    "consume": {"rate": Goal(1.0), "cpu_s": Goal(0.8, more=False)},
+    "share": {"rate": Goal(1.2)},
+    "jobs": {"rate": Goal(2.0)},
+    "1,000 clients": {
+        "whole_s": Goal(1.0, more=False),
+        "others_p99_ms": Goal(50, more=False, alone=True),
+    },
+    "Metadata": {"p50_ms": Goal(0.2, more=False)},
+}
+RECONNECTS, RECONNECT = 1_000, "1,000 clients with certificates reconnect"
+#: Seconds between the requests of a client that is connected already.
+EVERY_S = 0.01
+ENTRIES, TOPICS = 10_000, 1_000
+METADATA_ROW = "Metadata of 1,000 topics, 10,000 access control entries"
+ASKED = 100
+AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+
+
+def goal_of(name: str, figure: str) -> Goal | None:
+    found = next((goals for prefix, goals in GOALS.items() if name.startswith(prefix)), {})
+    return found.get(figure)
+
+
+async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> bytes:
+    writer.write(request)
+    await writer.drain()
+    (size,) = struct.unpack(">i", await reader.readexactly(4))
+    return await reader.readexactly(size)
+
+
+def keep_asking(port: int, parent: Connection) -> None:
+    """Send requests over one connection until the parent asks for their times."""
+    times = []
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as one:
+        stream = one.makefile("rb")
+        parent.send("begun")
+        while not parent.poll(EVERY_S):
+            began = time.perf_counter()
+            one.sendall(METADATA)
+            stream.read(struct.unpack(">i", stream.read(4))[0])
+            times.append(time.perf_counter() - began)
+    parent.recv()
+    parent.send(times)
+
+
+async def reconnect(broker: Broker, security: Security) -> Figures:
+    """Measure until a thousand new connections have an answer, and how long another client waits.
+
+    One process has all new connections, and its handshakes take as much time with either broker.
+    """
+    context = ssl.create_default_context(cafile=str(security.ca))
+    context.load_cert_chain(str(security.client))
+    port = broker.secured_port
+
+    async def connect() -> asyncio.StreamWriter:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+        await ask(reader, writer, METADATA)
+        return writer
+
+    ours, theirs = multiprocessing.Pipe()
+    other = multiprocessing.Process(target=keep_asking, args=(broker.port, theirs))
+    other.start()
+    ours.recv()
+    before, began = broker.cpu_s(), time.perf_counter()
+    writers = await asyncio.gather(*(connect() for _ in range(RECONNECTS)))
+    whole, used = time.perf_counter() - began, broker.cpu_s() - before
+    ours.send("end")
+    times = sorted(ours.recv())
+    other.join()
+    for writer in writers:
+        writer.transport.abort()
+    return {"whole_s": whole, "cpu_s": used, "others_p99_ms": 1000 * times[len(times) * 99 // 100]}
+
+
+async def ask_metadata(broker: Broker) -> Figures:
+    """Measure Metadata of all topics for a client without a login, who may describe each topic."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", broker.port)
+    times = []
+    # Metadata v1 of all topics: a null array.
+    request = bytes.fromhex("0000000e00030001000000010000ffffffff")
+    for _ in range(ASKED):
+        began = time.perf_counter()
+        answer = await ask(reader, writer, request)
+        times.append(time.perf_counter() - began)
+    writer.close()
+    found = answer.count(b"topic-")
+    if found != TOPICS:
+        raise LoadFailed(f"Metadata has {found} of {TOPICS} topics")
+    return {"p50_ms": 1000 * statistics.median(times)}
+
+
+def grant(broker: Broker) -> None:
+    """Create topics, and an entry for each and many more."""
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap, **QUIET})
+    topics = [NewTopic(f"topic-{n}", 1, 1) for n in range(TOPICS)]
+    for future in admin.create_topics(topics).values():
+        future.result(60)
+    users = ["User:ANONYMOUS", *(f"User:user-{n}" for n in range(ENTRIES // TOPICS - 1))]
+    entries = [
+        AclBinding(
+            ResourceType.TOPIC,
+            topic.topic,
+            ResourcePatternType.LITERAL,
+            user,
+            "*",
+            AclOperation.DESCRIBE,
+            AclPermissionType.ALLOW,
+        )
+        for topic in topics
+        for user in users
+    ]
+    for first in range(0, len(entries), 500):
+        for future in admin.create_acls(entries[first : first + 500]).values():
+            future.result(60)
+
+
+def in_turn(
+    name: str,
+    options: argparse.Namespace,
+    brokers: list[Broker],
+    results: Results,
+    prepare: Callable[[Broker], None],
+    load: Callable[[Broker], Figures],
+) -> None:
+    """Run a load in turn; the first round warms up and does not count."""
+    try:
+        for broker in brokers:
+            broker.start()
+            prepare(broker)
+        for number in range(-1, options.rounds):
+            for broker in brokers if number % 2 == 0 else brokers[::-1]:
+                figures = load(broker)
+                if number >= 0:
+                    results.add(name, broker.name, figures)
+                    print(f"{name:42} {broker.name:6} {json.dumps(figures)}", flush=True)
+    except (LoadFailed, OSError) as error:
+        results.fail(name, broker.name, error)
+    finally:
+        for broker in brokers:
+            broker.kill9()
+
+
+def measure(options: argparse.Namespace, folder: Path, results: Results) -> None:
+    """Run all rounds of all loads and add them to `results`."""
+    kinds: list[type[Broker]] = [k for k in (Shoal, Kafka) if options.side in ("both", k.name)]
+
+    def wanted(name: str) -> bool:
+        return not options.only or any(word in name for word in options.only)
+
+    for kind in (SSL, SASL_SSL):
+        security = Security(folder / "certificates", kind)
+        label = f", {kind}"
+        log_in(security.client_properties())
+        brokers = [one(folder / f"{kind}-{one.name}", security) for one in kinds]
+        if loads := [name for name in LOADS if wanted(name + label)]:
+            alternate(loads, options, brokers, results, label)
+    security = Security(folder / "certificates", MUTUAL)
+    log_in(security.client_properties())
+    if wanted(RECONNECT):
+        brokers = [one(folder / f"mutual-{one.name}", security) for one in kinds]
+        in_turn(
+            RECONNECT,
+            options,
+            brokers,
+            results,
+            lambda _: None,
+            lambda broker: asyncio.run(reconnect(broker, security)),
+        )
+    if wanted(METADATA_ROW):
+        configs = {"authorizer.class.name": AUTHORIZER, "super.users": ";".join(PRINCIPALS)}
+        brokers = [one(folder / f"entries-{one.name}", security, configs) for one in kinds]
+        in_turn(
+            METADATA_ROW,
+            options,
+            brokers,
+            results,
+            grant,
+            lambda broker: asyncio.run(ask_metadata(broker)),
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--only", action="append", default=[])
+    parser.add_argument("--side", choices=("both", "shoal", "kafka"), default="both")
+    parser.add_argument("--into", type=Path, default=HERE / "results", help="folder of the tables")
+    options = parser.parse_args()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    folder = Path(tempfile.mkdtemp(prefix="shoal-bench-"))
+    clock, results = Clock(), Results()
+    try:
+        measure(options, folder, results)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    rows = results.rows([*FIGURES, "whole_s", "others_p99_ms"], goal_of)
+    more = {"kafka_heap": HEAP, "scale": options.scale, "notes": results.notes}
+    show(document("security", clock, rows, **more), options.into)
+    print(clock.took())
+    sys.exit(results.failed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""The secured listener of both compared brokers, and what clients need for it.
+
+Both have the same protocol, TLS versions, certificates (ECDSA P-256) and configs, whose names are
+the same in Shoal and in Kafka. OpenSSL's clients choose the cipher TLS_AES_256_GCM_SHA384 with
+both. The brokers keep a listener without TLS, for themselves and for the check that they answer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trustme
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SSL, MUTUAL, SASL_SSL = "SSL", "SSL with client certificates", "SASL_SSL"
+LISTENER, CONTROLLER = "SECURED", "CONTROLLER"
+USER, PASSWORD = "bench", "bench-password"
+#: The principals of the brokers' and the clients' certificates.
+PRINCIPALS = ("User:broker", "User:bench")
+
+
+class Security:
+    """Certificates of a run in a folder, and the configs of one kind of listener."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.kind = kind
+        folder.mkdir(parents=True, exist_ok=True)
+        self.ca, self.server, self.client = (
+            folder / name for name in ("ca.pem", "server.pem", "client.pem")
+        )
+        if not self.ca.exists():
+            authority = trustme.CA()
+            authority.cert_pem.write_to_path(str(self.ca))
+            server = authority.issue_cert("127.0.0.1", "localhost", common_name="broker")
+            self.server.write_text(_pem(server))
+            self.client.write_text(_pem(authority.issue_cert(common_name="bench")))
+
+    @property
+    def protocol(self) -> str:
+        """The protocol by Kafka's name."""
+        return SASL_SSL if self.kind == SASL_SSL else SSL
+
+    @property
+    def scram(self) -> tuple[str, ...]:
+        """The flags of Kafka's StorageTool and of `shoal server` that create the user."""
+        if self.kind != SASL_SSL:
+            return ()
+        return ("--add-scram", f"SCRAM-SHA-512=[name={USER},password={PASSWORD}]")
+
+    def configs(self) -> dict[str, str]:
+        """Return the brokers' configs for the listener, besides its address."""
+        found = {
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": str(self.server),
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.location": str(self.ca),
+            "ssl.principal.mapping.rules": "RULE:^CN=([^,]*).*$/$1/",
+        }
+        if self.kind == MUTUAL:
+            found["ssl.client.auth"] = "required"
+        if self.kind == SASL_SSL:
+            module = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+            found["sasl.enabled.mechanisms"] = "SCRAM-SHA-512"
+            found["scram-sha-512.sasl.jaas.config"] = module
+        # With an authorizer, Kafka's broker has to log in to its own controller.
+        names = (LISTENER, CONTROLLER) if self.kind == MUTUAL else (LISTENER,)
+        return {f"listener.name.{n.lower()}.{k}": v for n in names for k, v in found.items()}
+
+    def client_properties(self) -> dict[str, str]:
+        """Return librdkafka's properties."""
+        found = {"security.protocol": self.protocol, "ssl.ca.location": str(self.ca)}
+        if self.kind == MUTUAL:
+            found |= {
+                "ssl.certificate.location": str(self.client),
+                "ssl.key.location": str(self.client),
+            }
+        if self.kind == SASL_SSL:
+            found |= {
+                "sasl.mechanism": "SCRAM-SHA-512",
+                "sasl.username": USER,
+                "sasl.password": PASSWORD,
+            }
+        return found
+
+
+def _pem(issued: trustme.LeafCert) -> str:
+    """Return key and certificate. Java reads keys in PKCS #8 only."""
+    key = load_pem_private_key(issued.private_key_pem.bytes(), None)
+    text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return text.decode() + "".join(pem.bytes().decode() for pem in issued.cert_chain_pems)
