@@ -374,9 +374,10 @@ class Operator:
         if cluster is None:
             return f"{names.bootstrap(name)}.{namespace}.svc:{cluster_model.PORT}", {}, {}
         stateful_set = self.store.get("StatefulSet", namespace, names.stateful_set(name))
-        resolved = security.resolved(cluster, stateful_set)
+        stage = security.stage(cluster, stateful_set)
+        resolved = security.resolved(cluster, stage)
         own = self.store.get("Secret", namespace, security.operator_tls(name))
-        client = security.client_of_secret(own) if own else {}
+        client = security.client_of_secret(own) if own and stage.is_used else {}
         return cluster_model.bootstrap_servers(resolved), {}, client
 
     def _start(self, key: ClusterKey) -> ClusterLoops:

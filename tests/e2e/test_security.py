@@ -34,7 +34,7 @@ def test_a_cluster_from_before_stays_as_it_is(resources: Resources) -> None:
     resources.wait_status("sharegroup/workers", lag=0)
     resources.kubectl("replace", "--filename=-", stdin_text=yaml.safe_dump(applied))
     said = resources.wait_reason("queuecluster/main", "SecurityNotSupported")
-    assert "decided when the QueueCluster is created" in said
+    assert "Add the previous listener again" in said
     resources.produce("jobs", 20)
     resources.wait_status("sharegroup/workers", lag=0)
     assert resources.uid("pod/main-broker-0") == before

@@ -241,7 +241,7 @@ def test_an_authority_is_renewed_before_it_ends() -> None:
     world.check(later)
 
 
-def user_secret(world: World, *, ready: str = "True", **data: bytes) -> None:
+def user_secret(world: World, data: dict[str, bytes], ready: str = "True") -> None:
     """Write a QueueUser and its Secret as the operator does."""
     user = resource("QueueUser", "eve", cluster="main")
     user["status"] = {"conditions": [{"type": "Ready", "status": ready}]}
@@ -260,7 +260,7 @@ def test_a_renewal_waits_for_the_secrets_of_users() -> None:
     old = certificates.issue(
         KeyPair(first["ca.crt"], first["ca.key"]), "eve", now=NOW, validity_days=90
     )
-    user_secret(world, **{"ca.crt": world.data("main-cluster-ca")["ca.crt"]})
+    user_secret(world, {"ca.crt": world.data("main-cluster-ca")["ca.crt"]})
     world.cluster["metadata"]["annotations"] = {RENEW: "1"}
     world.reconcile()
     later = NOW + DAY
@@ -270,7 +270,7 @@ def test_a_renewal_waits_for_the_secrets_of_users() -> None:
     assert issued.renewal is not None
     assert "The cluster CA: QueueUsers eve get new certificates" in issued.renewal.message
     bundle = world.data("main-cluster-ca-cert")["ca.crt"]
-    user_secret(world, **{"ca.crt": bundle, "user.crt": old.certificate})
+    user_secret(world, {"ca.crt": bundle, "user.crt": old.certificate})
     assert world.reconcile(later, ready).status[0]["phase"] == "DropPrevious"
 
     later += DAY
@@ -285,7 +285,7 @@ def test_a_renewal_waits_for_the_secrets_of_users() -> None:
         (new.certificate, later + DAY / 48, ["", "DropPrevious"]),
         (new.certificate, later + DAY / 12, ["", ""]),
     ):
-        user_secret(world, **{"ca.crt": bundle, "user.crt": pem})
+        user_secret(world, {"ca.crt": bundle, "user.crt": pem})
         issued = world.reconcile(at, ready)
         assert [one["phase"] for one in issued.status] == phases
         bundle = world.data("main-cluster-ca-cert")["ca.crt"]
@@ -295,7 +295,7 @@ def test_a_user_that_is_not_ready_does_not_hold_up_a_renewal() -> None:
     """Its Secret stays old, for example because the cluster has no listener for it any more."""
     world = World(clusterCa={"overlap": "1h"})
     world.reconcile()
-    user_secret(world, ready="False", **{"ca.crt": world.data("main-cluster-ca")["ca.crt"]})
+    user_secret(world, {"ca.crt": world.data("main-cluster-ca")["ca.crt"]}, ready="False")
     world.cluster["metadata"]["annotations"] = {RENEW: "1"}
     world.reconcile()
     ready = {kind: {0: trusting(world, kind)} for kind in ("cluster", "clients")}

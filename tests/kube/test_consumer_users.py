@@ -105,7 +105,7 @@ def mounts(container: dict[str, Any]) -> list[tuple[str, str]]:
 def test_each_container_of_a_deployment_has_the_secret() -> None:
     own = {"name": "mine", "mountPath": MOUNT}
     file = {"name": "SHOAL_COMMAND_CONFIG", "value": "/mine"}
-    pod = {
+    pod: dict[str, Any] = {
         "volumes": [{"name": "mine"}],
         "containers": [{"name": "a"}, {"name": "b", "volumeMounts": [own], "env": [file]}],
     }

@@ -20,6 +20,7 @@ from shoal_operator.cluster.decision import refusal
 from shoal_operator.cluster.listener_secrets import ListenerSecrets, NoListenerCertificate
 from shoal_operator.cluster.reconciler import Clusters
 from shoal_operator.model import cluster, names, security, users
+from shoal_operator.model.security import InternalTls
 
 PLAIN = {"name": "plain", "port": 9092, "type": "Internal"}
 TLS = {"name": "tls", "port": 9094, "type": "Internal", "tls": {}}
@@ -45,7 +46,7 @@ SECURE = {"metadata": {"annotations": {names.GROUP + "/internal-tls": "true"}}}
 def queue_cluster(*listeners: Any, stateful_set: Any = None, **spec: Any) -> dict[str, Any]:
     made = copy.deepcopy(rendered.clusters()["least"])
     made["spec"] |= {"listeners": list(listeners), **spec}
-    return security.resolved(made, stateful_set)
+    return security.resolved(made, security.stage(made, stateful_set))
 
 
 def find(resource: dict[str, Any], kind: str, namespace: str = "") -> dict[str, Any]:
@@ -174,12 +175,76 @@ def test_a_cluster_keeps_the_links_that_it_was_created_with() -> None:
     assert configs(plain)["inter.broker.listener.name"] == "REPLICATION"
     for name, resource in rendered.clusters().items():
         before = rendered.rendered(resource)
-        again = security.resolved(resource, OLD)
+        again = security.resolved(resource, security.stage(resource, OLD))
         assert rendered.rendered(again) == before, name
         assert "annotations" not in before[-1]["metadata"]
-    reason, message = said(queue_cluster(PLAIN, MTLS, stateful_set=OLD))
+    reason, message = said(queue_cluster(MTLS, stateful_set=OLD))
     assert reason == "SecurityNotSupported"
-    assert "create it again with tls" in message
+    assert "Add the previous listener again" in message
+
+
+def at(stage: InternalTls, *listeners: Any, **spec: Any) -> dict[str, Any]:
+    """Return a cluster that began without TLS, at a stage of its migration."""
+    annotations = {names.GROUP + "/internal-tls": str(stage)}
+    return queue_cluster(
+        *listeners, stateful_set={"metadata": {"annotations": annotations}}, **spec
+    )
+
+
+@pytest.mark.parametrize(
+    ("stage", "inter_broker", "controllers", "port"),
+    [
+        (InternalTls.OFFERED, "PLAIN", "CONTROLLER,CONTROLLERTLS", 9093),
+        (InternalTls.USED, "REPLICATION", "CONTROLLERTLS,CONTROLLER", 9090),
+        (InternalTls.MIGRATED, "REPLICATION", "CONTROLLERTLS", 9090),
+    ],
+)
+def test_a_migration_offers_listeners_uses_them_and_drops_the_others(
+    stage: InternalTls, inter_broker: str, controllers: str, port: int
+) -> None:
+    resource = at(stage, MTLS, PLAIN, replicas=3, authorization={"type": "simple"})
+    assert said(resource) == ("", "")
+    found = configs(resource)
+    assert found["inter.broker.listener.name"] == inter_broker
+    assert found["controller.listener.names"] == controllers
+    listening = {one.partition(":")[0] for one in found["listeners"].split(",")}
+    assert listening == {"REPLICATION", "PLAIN", "MTLS", *controllers.split(",")}
+    assert {one.rpartition(":")[2] for one in found["controller.quorum.voters"].split(",")} == {
+        str(port)
+    }
+    protocols = dict(one.split(":") for one in found["listener.security.protocol.map"].split(","))
+    assert protocols["CONTROLLERTLS"] == protocols["REPLICATION"] == protocols["MTLS"] == "SSL"
+    assert protocols.get("CONTROLLER", "PLAINTEXT") == protocols["PLAIN"] == "PLAINTEXT"
+    assert found["listener.name.controllertls.ssl.client.auth"] == "required"
+    # Until all brokers log in to each other, permissions would stop them.
+    assert ("authorizer.class.name" in found) == (stage is InternalTls.MIGRATED)
+    note = find(resource, "StatefulSet")["metadata"]["annotations"][names.GROUP + "/internal-tls"]
+    assert note == stage
+    in_use = cluster.bootstrap_servers(resource).rpartition(":")[2]
+    assert in_use == ("9092" if stage is InternalTls.OFFERED else "9091")
+
+
+def test_a_migration_goes_from_stage_to_stage_when_all_brokers_are_there() -> None:
+    resource = queue_cluster(PLAIN, stateful_set=OLD)
+    assert security.next_stage(resource, InternalTls.NONE, rolled=True) is InternalTls.NONE
+    resource["spec"]["listeners"] = [MTLS]
+    assert security.next_stage(resource, InternalTls.NONE, rolled=True) is InternalTls.NONE
+    resource["spec"]["listeners"] = [PLAIN, MTLS]
+    stage, seen = InternalTls.NONE, []
+    for rolled in (False, False, True, False, True, True):
+        stage = security.next_stage(resource, stage, rolled=rolled)
+        seen.append(stage.name)
+    assert seen == ["OFFERED", "OFFERED", "USED", "USED", "MIGRATED", "MIGRATED"]
+    assert security.next_stage(resource, InternalTls.FULL, rolled=True) is InternalTls.FULL
+
+
+def test_the_listener_without_tls_may_go_when_brokers_no_longer_use_it() -> None:
+    reason, message = said(at(InternalTls.OFFERED, MTLS))
+    assert reason == "SecurityNotSupported"
+    assert "remove it when the QueueCluster is Ready" in message
+    assert said(at(InternalTls.USED, MTLS)) == said(at(InternalTls.MIGRATED, MTLS)) == ("", "")
+    taken = at(InternalTls.MIGRATED, {**MTLS, "port": 9090})
+    assert said(taken)[0] == "ListenerNotAllowed"
 
 
 def test_only_brokers_and_the_operator_reach_the_brokers_own_listeners() -> None:
@@ -290,7 +355,7 @@ def test_logins_without_encryption_or_keys_are_refused(listener: Any, remedy: st
 def test_authorization_needs_brokers_with_tls() -> None:
     reason, message = said(queue_cluster(PLAIN, authorization={"type": "simple"}))
     assert reason == "SecurityNotSupported"
-    assert "with a listener that has tls" in message
+    assert "Add a listener that has tls" in message
 
 
 @pytest.mark.parametrize(
@@ -306,12 +371,12 @@ def test_authorization_needs_brokers_with_tls() -> None:
 def test_names_and_ports_of_the_brokers_own_listener_are_refused(spec: Any) -> None:
     resource = copy.deepcopy(rendered.clusters()["least"])
     resource["spec"] |= spec
-    reason, message = said(security.resolved(resource, None))
+    reason, message = said(security.resolved(resource, security.stage(resource, None)))
     assert reason == "ListenerNotAllowed"
     assert "Choose another" in message
     # A cluster of an earlier release, which has no such listener, may have them.
     resource["spec"]["listeners"] = [n for n in spec["listeners"] if n is not MTLS] or [PLAIN]
-    assert said(security.resolved(resource, OLD)) == ("", "")
+    assert said(security.resolved(resource, security.stage(resource, OLD))) == ("", "")
 
 
 @pytest.mark.parametrize(

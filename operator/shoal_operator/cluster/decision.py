@@ -73,12 +73,14 @@ def _refused_security(cluster: Manifest) -> Verdict | None:
             return Verdict.refused(
                 "SecurityNotSupported", f"Listener {listener['name']!r} of spec.listeners: {remedy}"
             )
+    if lacks := _migration_lacks(cluster):
+        return lacks
     wanted = (spec.get("authorization") or {}).get("type")
     if wanted == "simple" and not security.has_internal_tls(cluster):
         return Verdict.refused(
             "SecurityNotSupported",
             "spec.authorization.type is simple, which needs a cluster whose brokers use TLS. "
-            "Create the QueueCluster with a listener that has tls.",
+            "Add a listener that has tls.",
         )
     return None
 
@@ -87,7 +89,7 @@ def _taken(cluster: Manifest) -> str:
     """Return the name or port that the brokers' own listener has too, and the remedy; or empty."""
     if not security.has_internal_tls(cluster):
         return ""
-    _, *given = cluster["spec"]["listeners"]
+    given = security.given_listeners(cluster)
     if security.REPLICATION in [n["name"] for n in given]:
         return (
             f"A listener cannot have the name {security.REPLICATION!r}: the brokers' own listener "
@@ -95,7 +97,10 @@ def _taken(cluster: Manifest) -> str:
         )
     metrics_port = cluster["spec"]["metrics"]["port"]
     wanted = {f"spec.listeners[{at}].port": n["port"] for at, n in enumerate(given)}
-    for path, port in {**wanted, "spec.metrics.port": metrics_port}.items():
+    used = {**wanted, "spec.metrics.port": metrics_port}
+    for path, port in used.items():
+        if port in [one.port for one in security.controllers(cluster)]:
+            return f"{path} is {port}, which the controllers use. Choose another port."
         # Each broker of a pod has the ports of the previous one plus `STEP`.
         steps, rest = divmod(port - security.REPLICATION_PORT, pod_layout.STEP)
         if not rest and abs(steps) < pod_layout.per_pod(cluster):
@@ -119,11 +124,23 @@ def _listener_remedy(cluster: Manifest, listener: Mapping[str, Any]) -> str:
         )
     if security.is_encrypted(listener) and not security.has_internal_tls(cluster):
         return (
-            "tls needs a cluster whose brokers use TLS among themselves, which is decided when the "
-            "QueueCluster is created. Remove tls, or delete the QueueCluster with "
-            "storage.deletionPolicy Retain and create it again with tls."
+            "the brokers of this cluster use no TLS among themselves yet, and need an Internal "
+            "listener without tls until they do. Add the previous listener again, beside this one. "
+            "Remove it when the QueueCluster is Ready."
         )
     return ""
+
+
+def _migration_lacks(cluster: Manifest) -> Verdict | None:
+    """Return the verdict on a spec without the listener that a migration to TLS still uses."""
+    stage = security.internal_tls(cluster)
+    if not security.has_internal_tls(cluster) or stage.is_used or security.plain(cluster):
+        return None
+    return Verdict.refused(
+        "SecurityNotSupported",
+        "The brokers are being moved to TLS and still use the Internal listener without tls. Add "
+        "it to spec.listeners again, and remove it when the QueueCluster is Ready.",
+    )
 
 
 def with_replicas(cluster: Manifest, replicas: int) -> Manifest:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from shoal_operator.broker_states import ClusterState
     from shoal_operator.brokers import Brokers
     from shoal_operator.model.names import Manifest
+    from shoal_operator.model.security import InternalTls
     from shoal_operator.roller import Step
     from shoal_operator.store import Store
 
@@ -93,6 +94,8 @@ class Clusters:
         self._authorities = Authorities(kube, store, namespace, name)
         self._renewal: Diagnosis | None = None
         self._pacing = Pacing()
+        #: The stage of TLS that all brokers have; None while they roll.
+        self._rolled: InternalTls | None = None
         self._config_event = ""
         self._unobserved_ms: int | None = None
 
@@ -109,7 +112,10 @@ class Clusters:
             paused = Verdict(False, "Paused", "spec.paused is true.", paused=True)
             await self._report(cluster, paused)
             return STEADY_SECONDS
-        resolved = security.resolved(cluster, self._observer.stateful_set())
+        have = security.stage(cluster, self._observer.stateful_set())
+        rolled = self._observer.stateful_set() is not None and self._rolled == have
+        stage = security.next_stage(cluster, have, rolled=rolled)
+        resolved = security.resolved(cluster, stage)
         if refused := decision.refusal(resolved):
             await self._report(cluster, refused)
             await self._keep_certificates(resolved)
@@ -155,6 +161,10 @@ class Clusters:
         # that this one restarted the broker, and reports when the broker is ready again.
         await self._status.write(seen, verdict)
         await self._restart(cluster, step)
+        stage = security.internal_tls(effective)
+        self._rolled = stage if isinstance(step, roller.Done) and state else None
+        if self._rolled is not None and security.next_stage(cluster, stage, rolled=True) != stage:
+            return RETRY_SECONDS
         if state and verdict.ready:
             requested = await self._membership.rebalance(cluster, state)
             if requested:
@@ -183,7 +193,8 @@ class Clusters:
             labels = self._namespace, self._name, one["name"]
             ends = datetime.datetime.fromisoformat(one["notAfter"])
             metrics.AUTHORITY_EXPIRY.labels(*labels).set(ends.timestamp())
-        self._brokers.set_client(security.operator_client(issued.cluster_ca, issued.operator))
+        if security.internal_tls(cluster).is_used:
+            self._brokers.set_client(security.operator_client(issued.cluster_ca, issued.operator))
 
     async def _keep_certificates(self, cluster: Manifest) -> None:
         """Renew the certificates of brokers that run, although their new spec is refused."""

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 #: Name and port of the controller listener.
-CONTROLLER, CONTROLLER_PORT = security.CONTROLLER, 9093
 VOTERS_MAX = 3
 #: UUID namespace of generated cluster ids.
 NAMESPACE = uuid.UUID("6f0c5d5e-5f0b-5f39-9f0e-3a8d2f1c7b44")
@@ -167,7 +166,8 @@ def properties(cluster: Mapping[str, Any], slot: int = 0) -> str:
     """Return the static configs of all brokers in a slot; slots differ in their ports."""
     spec = cluster["spec"]
     given = {n["name"].upper(): pod_layout.port(n["port"], slot) for n in spec["listeners"]}
-    ports = given | {CONTROLLER.upper(): CONTROLLER_PORT}
+    controllers = security.controllers(cluster)
+    ports = given | {one.name.upper(): one.port for one in controllers}
     # Replicas in one pod would fail together, so pods count, not brokers.
     replication = min(pod_layout.replicas(cluster), 3)
     # Only brokers in slot 0 are controllers.
@@ -175,7 +175,7 @@ def properties(cluster: Mapping[str, Any], slot: int = 0) -> str:
     lines = {
         "listeners": ",".join(f"{name}://:{port}" for name, port in listening.items()),
         "listener.security.protocol.map": ",".join(map(":".join, _protocols(cluster).items())),
-        "controller.listener.names": CONTROLLER.upper(),
+        "controller.listener.names": ",".join(one.name.upper() for one in controllers),
         "inter.broker.listener.name": listeners.internal(cluster)["name"].upper(),
         "log.dirs": names.DATA_DIR,
         "shoal.metrics.listener": f"0.0.0.0:{pod_layout.port(spec['metrics']['port'], slot)}",
@@ -195,8 +195,7 @@ def properties(cluster: Mapping[str, Any], slot: int = 0) -> str:
 def _protocols(cluster: Mapping[str, Any]) -> dict[str, str]:
     """Return the security protocol of each listener, by the listener's name."""
     found = {n["name"].upper(): security.protocol(n) for n in cluster["spec"]["listeners"]}
-    own = "SSL" if security.has_internal_tls(cluster) else "PLAINTEXT"
-    return found | {CONTROLLER.upper(): own}
+    return found | {one.name.upper(): one.protocol for one in security.controllers(cluster)}
 
 
 def of_broker(cluster: Mapping[str, Any], broker_id: int, advertised: str) -> str:
@@ -240,7 +239,8 @@ def first_voters(cluster: Mapping[str, Any]) -> list[int]:
 def _voter(cluster: Mapping[str, Any], broker_id: int) -> str:
     meta = cluster["metadata"]
     domain = f"{names.headless(meta['name'])}.{meta['namespace']}.svc"
-    return f"{broker_id}@{names.pod(meta['name'], broker_id)}.{domain}:{CONTROLLER_PORT}"
+    port = security.controllers(cluster)[0].port
+    return f"{broker_id}@{names.pod(meta['name'], broker_id)}.{domain}:{port}"
 
 
 def cluster_id(cluster: Mapping[str, Any]) -> str:

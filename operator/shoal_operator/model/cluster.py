@@ -157,7 +157,7 @@ def _network_policy(cluster: Mapping[str, Any], operator_namespace: str) -> Mani
             {"port": pod_layout.port(p, slot), "protocol": "TCP"} for slot in every for p in given
         ]
 
-    given = [n["port"] for n in spec["listeners"] if n["name"] != security.REPLICATION]
+    given = [n["port"] for n in security.given_listeners(cluster)]
     clients: Manifest = {"ports": ports(*given)}
     peers = spec.get("networkPolicy", {}).get("from")
     if peers:
@@ -165,7 +165,7 @@ def _network_policy(cluster: Mapping[str, Any], operator_namespace: str) -> Mani
     scrape = {"ports": ports(spec["metrics"]["port"])}
     brokers = [{"podSelector": {"matchLabels": names.selector(name)}}]
     quorum = {
-        "ports": [{"port": broker_config.CONTROLLER_PORT, "protocol": "TCP"}],
+        "ports": [{"port": n.port, "protocol": "TCP"} for n in security.controllers(cluster)],
         "from": brokers,
     }
     ingress: list[Manifest] = [clients, scrape, quorum]
@@ -214,7 +214,9 @@ def _stateful_set(cluster: Mapping[str, Any], default_image: str, pull_policy: s
     }
     made = _object(cluster, "apps/v1", "StatefulSet", names.stateful_set(name), body)
     if security.has_internal_tls(cluster):
-        made["metadata"]["annotations"] = {security.INTERNAL_TLS: "true"}
+        made["metadata"]["annotations"] = {
+            security.INTERNAL_TLS: str(security.internal_tls(cluster))
+        }
     return made
 
 
@@ -295,7 +297,7 @@ def _container(
     # Kubernetes replaces the reference to the variable.
     config = f"{names.CONFIG_DIR}/{config_file(f'$({number})', slot)}"
     ports = {n["name"]: n["port"] for n in spec["listeners"]}
-    own = {broker_config.CONTROLLER: broker_config.CONTROLLER_PORT} if not slot else {}
+    own = {n.name: n.port for n in security.controllers(cluster)} if not slot else {}
     metrics = {READY_PORT_NAME: spec["metrics"]["port"]}
 
     def probe(path: str, **timing: int) -> Manifest:

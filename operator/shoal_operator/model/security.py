@@ -5,15 +5,17 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import re
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal_operator import certificates
-from shoal_operator.model import names, pod_layout, secret
+from shoal_operator.model import listeners, names, pod_layout, secret
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from shoal_operator.model.names import Manifest
+
 
 #: The kinds of certificate authorities, and their fields in the spec. The cluster's authority
 #: signs the certificates of brokers and of the operator, the clients' those of clients.
@@ -24,10 +26,12 @@ FIELDS = {CLUSTER: "clusterCa", CLIENTS: "clientsCa"}
 OPERATOR = "shoal-operator"
 #: The listener of brokers and of the operator, in a cluster with internal TLS.
 REPLICATION, REPLICATION_PORT = "replication", 9091
-#: The listener of the controllers.
-CONTROLLER = "controller"
+#: The listeners of the controllers: that of a new cluster, and the one with TLS of a cluster that
+#: began without.
+CONTROLLER, CONTROLLER_PORT = "controller", 9093
+CONTROLLER_TLS, CONTROLLER_TLS_PORT = "controllertls", 9090
 AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
-#: Annotation of a StatefulSet whose brokers have internal TLS.
+#: Annotation of a StatefulSet with the `InternalTls` of its brokers.
 INTERNAL_TLS = "shoal.dev/internal-tls"
 #: Where the Secret with the brokers' certificate is mounted.
 TLS_DIR = "/etc/shoal-tls"
@@ -43,6 +47,51 @@ _OAUTH = {
 }
 VALIDITY_DAYS, RENEWAL_DAYS, OVERLAP = 365, 30, "10m"
 _UNITS = {"h": "hours", "m": "minutes", "s": "seconds"}
+
+
+class InternalTls(StrEnum):
+    """How far brokers and controllers use TLS among themselves.
+
+    A cluster that began without gets there by three rolling restarts, one for each of the last
+    three values.
+    """
+
+    #: They do not.
+    NONE = ""
+    #: They have since the cluster was created.
+    FULL = "true"
+    #: They have listeners with TLS beside the others, and do not use them yet.
+    OFFERED = "offered"
+    #: They use them, and the controllers still have the other one.
+    USED = "used"
+    #: They use them only.
+    MIGRATED = "migrated"
+
+    @property
+    def following(self) -> InternalTls:
+        """The next value of a migration whose brokers all have this one."""
+        steps = {self.NONE: self.OFFERED, self.OFFERED: self.USED, self.USED: self.MIGRATED}
+        return InternalTls(steps.get(self, self))
+
+    @property
+    def is_used(self) -> bool:
+        """Whether brokers connect to each other over TLS, or do so after the current roll."""
+        return self in (self.FULL, self.USED, self.MIGRATED)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing among the brokers is without TLS after the current roll."""
+        return self in (self.FULL, self.MIGRATED)
+
+
+#: The listener of the brokers and of the operator.
+_OWN: Manifest = {
+    "name": REPLICATION,
+    "port": REPLICATION_PORT,
+    "type": "Internal",
+    "tls": {},
+    "authentication": {"type": "tls"},
+}
 
 
 class CaSettings(NamedTuple):
@@ -106,35 +155,87 @@ def known_fingerprint(cluster: Mapping[str, Any], kind: str) -> str:
 # Listeners.
 
 
-def resolved(cluster: Manifest, stateful_set: Mapping[str, Any] | None) -> Manifest:
+def stage(cluster: Manifest, stateful_set: Mapping[str, Any] | None) -> InternalTls:
+    """Return how far the brokers use TLS: as the annotation of the StatefulSet records it, and a
+    new cluster as its listeners need it."""
+    if stateful_set is None:
+        secured = any(is_encrypted(listener) for listener in cluster["spec"]["listeners"])
+        return InternalTls.FULL if secured else InternalTls.NONE
+    return InternalTls(stateful_set["metadata"].get("annotations", {}).get(INTERNAL_TLS, ""))
+
+
+def next_stage(cluster: Manifest, have: InternalTls, *, rolled: bool) -> InternalTls:
+    """Return the stage to bring the brokers to. `rolled` means that all of them are at `have`.
+
+    A migration begins with the first listener that has `tls`, and needs one without it until its
+    end. Once it has begun, it continues to the end.
+    """
+    if have is not InternalTls.NONE:
+        return have.following if rolled else have
+    wanted = any(is_encrypted(listener) for listener in cluster["spec"]["listeners"])
+    return have.following if wanted and plain(cluster) is not None else have
+
+
+def plain(cluster: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the internal listener without TLS that the brokers use; None if there is none."""
+    every = cluster["spec"]["listeners"]
+    return next((n for n in every if listeners.is_internal(n) and not is_encrypted(n)), None)
+
+
+def resolved(cluster: Manifest, stage: InternalTls) -> Manifest:
     """Return the QueueCluster with what the operator decides about its security.
 
-    Whether brokers have internal TLS is decided once, when the cluster is created: the annotation
-    of the StatefulSet records it. `spec.internalTls` and the listener of the brokers are added only
-    in memory.
+    `spec.internalTls` and the listener of the brokers are added only in memory. Brokers and the
+    operator use the first internal listener.
     """
     spec = cluster["spec"]
-    if stateful_set is None:
-        is_internal = any(is_encrypted(listener) for listener in spec["listeners"])
-    else:
-        notes = stateful_set["metadata"].get("annotations", {})
-        is_internal = notes.get(INTERNAL_TLS) == "true"
-    if not is_internal:
+    if stage is InternalTls.NONE:
         return cluster
-    own = {
-        "name": REPLICATION,
-        "port": REPLICATION_PORT,
-        "type": "Internal",
-        "tls": {},
-        "authentication": {"type": "tls"},
-    }
-    added = {"internalTls": True, "listeners": [own, *spec["listeners"]]}
-    return {**cluster, "spec": {**spec, **added}}
+    own, first = _OWN, plain(cluster)
+    every = [own, *spec["listeners"]]
+    if not stage.is_used and first is not None:
+        every = [first, own, *(n for n in spec["listeners"] if n is not first)]
+    return {**cluster, "spec": {**spec, "internalTls": stage, "listeners": every}}
+
+
+def given_listeners(cluster: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the listeners of the spec of a `resolved` cluster, without the brokers' own."""
+    every = list(cluster["spec"]["listeners"])
+    if _OWN in every:
+        every.remove(_OWN)
+    return every
+
+
+def internal_tls(cluster: Mapping[str, Any]) -> InternalTls:
+    """Return the stage of a `resolved` cluster."""
+    return InternalTls(cluster["spec"].get("internalTls", ""))
 
 
 def has_internal_tls(cluster: Mapping[str, Any]) -> bool:
-    """Return whether brokers and controllers of a `resolved` cluster use TLS among themselves."""
-    return bool(cluster["spec"].get("internalTls"))
+    """Return whether the brokers of a `resolved` cluster have certificates and listeners with TLS
+    for themselves."""
+    return internal_tls(cluster) is not InternalTls.NONE
+
+
+class Controller(NamedTuple):
+    """A listener of the controllers."""
+
+    name: str
+    port: int
+    protocol: str
+
+
+def controllers(cluster: Mapping[str, Any]) -> list[Controller]:
+    """Return the listeners of the controllers; nodes connect to the first one of others."""
+    old = Controller(CONTROLLER, CONTROLLER_PORT, "PLAINTEXT")
+    new = Controller(CONTROLLER_TLS, CONTROLLER_TLS_PORT, "SSL")
+    return {
+        InternalTls.NONE: [old],
+        InternalTls.FULL: [old._replace(protocol="SSL")],
+        InternalTls.OFFERED: [old, new],
+        InternalTls.USED: [new, old],
+        InternalTls.MIGRATED: [new],
+    }[internal_tls(cluster)]
 
 
 def is_encrypted(listener: Mapping[str, Any]) -> bool:
@@ -172,14 +273,16 @@ def properties(cluster: Mapping[str, Any]) -> dict[str, str]:
         "ssl.truststore.type": "PEM",
         "ssl.truststore.location": f"{TLS_DIR}/clients-ca.crt",
     }
-    for name in (REPLICATION, CONTROLLER):
+    encrypted = [one.name for one in controllers(cluster) if one.protocol == "SSL"]
+    for name in (REPLICATION, *encrypted):
         found |= {
             f"listener.name.{name}.ssl.truststore.location": f"{TLS_DIR}/cluster-ca.crt",
             f"listener.name.{name}.ssl.client.auth": "required",
         }
     for listener in cluster["spec"]["listeners"]:
         found |= _of_listener(listener)
-    if is_authorized(cluster):
+    # Before, brokers have no login among themselves, and would be refused.
+    if is_authorized(cluster) and internal_tls(cluster).is_complete:
         found["authorizer.class.name"] = AUTHORIZER
         found["super.users"] = ";".join(super_users(cluster))
     return found
