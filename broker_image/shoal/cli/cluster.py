@@ -8,17 +8,18 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.cli import local_cluster, output
+from shoal.cli import cluster_health, local_cluster, output
 from shoal.cli.client_properties import pairs
 from shoal.cli.local_cluster import STOP_TIMEOUT_S, LocalCluster
 from shoal.cli.output import Format, FormatOption
-from shoal.cli.session import Failed, command, guarded, new_app
+from shoal.cli.session import USAGE, Failed, command, guarded, new_app
 from shoal.client.admin import ClusterDescription
 from shoal.client.client import Client
-from shoal.client.cluster import Partition
-from shoal.client.errors import ClientError, KafkaError
+from shoal.client.cluster import Partition, TopicPartition
+from shoal.client.errors import ClientError, KafkaError, expect
 from shoal.client.topics import OffsetSpec
 from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import ErrorCode
 
 app = new_app("Run a test cluster on this machine, or describe any cluster.")
 
@@ -211,6 +212,65 @@ async def describe(client: Client, format: FormatOption = Format.TABLE) -> None:
     )
     if lacking:
         output.rows(format, [_shown(row) for row in lacking])
+
+
+@command(app, "health")
+async def health(client: Client, format: FormatOption = Format.TABLE) -> None:
+    """Show whether the cluster serves all that it should. The exit code is 1 if it does not."""
+    found = await cluster_health.examine(client)
+    problems = found.problems
+    if format is Format.JSON:
+        output.rows(format, [{"healthy": not problems, **found._asdict()}])
+    else:
+        leader = found.controller if found.controller >= 0 else "none"
+        print(
+            f"{'Not healthy' if problems else 'Healthy'}: controller {leader},"
+            f" {found.brokers} brokers, {found.partitions} partitions"
+        )
+    if problems:
+        raise Failed(" ".join(problems))
+
+
+@command(app, "features")
+async def features(client: Client, format: FormatOption = Format.TABLE) -> None:
+    """List the finalized features of the cluster, such as share.version, and their levels."""
+    found = await client.admin.features()
+    rows = [{"feature": name, "level": level} for name, level in sorted(found.items())]
+    output.rows(format, rows, empty="The cluster has no finalized features.")
+
+
+@command(app, "elect-leaders")
+async def elect_leaders(
+    client: Client,
+    topics: Annotated[
+        list[str] | None, typer.Argument(metavar="[TOPIC...]", help="Default: all topics.")
+    ] = None,
+    unclean: Annotated[
+        bool,
+        typer.Option(
+            "--unclean",
+            help="Let a replica out of sync lead partitions that have no leader. Records that only"
+            " other replicas have are lost.",
+        ),
+    ] = False,
+) -> None:
+    """Let the preferred replicas lead their partitions again, the first ones in their lists."""
+    wanted = None
+    if unclean and not topics:
+        raise Failed("--unclean may lose records, so it needs the names of topics.", USAGE)
+    if topics:
+        known = expect(await client.admin.topics.describe(topics))
+        wanted = [TopicPartition(name, p.index) for name in topics for p in known[name].partitions]
+    done = await client.admin.elect_leaders(wanted, unclean=unclean)
+    errors = {
+        where: error
+        for where, error in done.items()
+        if error and error.code != ErrorCode.election_not_needed
+    }
+    elected = sum(error is None for error in done.values())
+    print(f"{elected} partitions have another leader.")
+    if errors:
+        raise Failed(" ".join(f"{where}: {error}." for where, error in sorted(errors.items())))
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:

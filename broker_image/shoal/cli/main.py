@@ -7,10 +7,12 @@ server` starts without the imports of the tools.
 from __future__ import annotations
 
 import importlib
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+from shoal import __version__
 
 
 class Command(NamedTuple):
@@ -80,15 +82,28 @@ app = typer.Typer(
     cls=_Commands,
     help="A work queue that speaks Kafka.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"shoal {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _shoal() -> None:
+def _shoal(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
     """A work queue that speaks Kafka."""
+    del version
 
 
 def main() -> None:
