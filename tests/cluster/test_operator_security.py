@@ -511,7 +511,7 @@ def test_passwords(users: QueueUsers, tmp_path: Path) -> None:
     def is_locked_out() -> bool:
         return produced(servers, given, "jobs") == "_AUTHENTICATION"
 
-    eventually(is_locked_out, timeout_s=10, what="all brokers know that the user is gone")
+    eventually(is_locked_out, timeout_s=10, what="no broker accepts the password")
 
 
 def test_users_that_cannot_be_made(users: QueueUsers) -> None:
