@@ -41,7 +41,7 @@ class Security:
             authority.cert_pem.write_to_path(str(self.ca))
             server = authority.issue_cert("127.0.0.1", "localhost", common_name="broker")
             self.server.write_text(_pem(server))
-            self.client.write_text(_pem(authority.issue_cert(common_name="bench")))
+            self.client.write_text(_pem(authority.issue_cert("bench", common_name="bench")))
 
     @property
     def protocol(self) -> str:
