@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import httpx2
 from shoal.client.client import Client
@@ -17,14 +16,12 @@ from shoal.client.cluster import TopicPartition
 from shoal.client.configs import AlterOperation, ConfigChange, ConfigSource, Resource, ResourceType
 from shoal.client.connection import connect
 from shoal.client.errors import ClientError, KafkaError
-from shoal.client.quotas import USER, of_user
-from shoal.client.secret import Secret
-from shoal.client.security_admin import SALT_SIZE, AclFilter, ScramMechanism, ScramUpsertion
 from shoal.client.settings import Settings
 from shoal.client.topics import NewTopic, OffsetSpec
 from shoal.protocol.errors import ErrorCode
 
 from shoal_operator import clock, metrics
+from shoal_operator.batches import chunks
 from shoal_operator.broker_certificates import parse_certificates
 from shoal_operator.broker_states import (
     NO_GROUP,
@@ -38,16 +35,13 @@ from shoal_operator.broker_states import (
 from shoal_operator.diagnostics import Disk
 from shoal_operator.group_metrics import GroupMetrics, parse_group_metrics
 from shoal_operator.roller import PartitionState, Quorum
+from shoal_operator.user_calls import UserCalls
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Container, Iterable, Mapping, Sequence
-
-    from shoal.security.acls import Acl
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
     from shoal_operator.ca_renewal import Loaded
 
-#: Objects in one request; requests stay far below the brokers' limit of 100 MB.
-BATCH_MAX = 250
 REQUEST_TIMEOUT_MS = 5_000
 HTTP_TIMEOUT_SECONDS = 2.0
 REACH_SECONDS_MAX = 1.0
@@ -55,15 +49,8 @@ REACH_SECONDS_MAX = 1.0
 CAUGHT_UP_MS = 10_000
 #: How long numbers from the brokers' metrics stay valid while a broker does not answer.
 METRICS_MS_MAX = 60_000
-T = TypeVar("T")
 MIN_ISR = "min.insync.replicas"
 ABSENT = frozenset({ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id})
-
-
-def chunks(names: Sequence[T]) -> Iterable[Sequence[T]]:
-    """Yield the names in batches of `BATCH_MAX`."""
-    for start in range(0, len(names), BATCH_MAX):
-        yield names[start : start + BATCH_MAX]
 
 
 class Brokers:
@@ -146,6 +133,11 @@ class Brokers:
                 timeout=HTTP_TIMEOUT_SECONDS, trust_env=False, verify=False
             )
         return self._web_client
+
+    @property
+    def users(self) -> UserCalls:
+        """The calls on users: permissions, passwords, quotas."""
+        return UserCalls(self._client.admin, self._count)
 
     def _count(self, api: str) -> None:
         metrics.BROKER_CALLS.labels(api).inc()
@@ -434,95 +426,6 @@ class Brokers:
         """Return `/metrics` of each broker. Raises `httpx2.HTTPError` unless all answer."""
         urls = self._addresses[1].items()
         return {broker: (await self._web.get(url + "metrics")).text for broker, url in urls}
-
-    # Users.
-
-    async def acls(self) -> list[Acl]:
-        """Return all access control entries. Raises `KafkaError`, SECURITY_DISABLED without an
-        authorizer."""
-        self._count("DescribeAcls")
-        return await self._client.admin.acls.describe()
-
-    async def change_acls(
-        self, *, add: Collection[Acl], remove: Collection[Acl]
-    ) -> dict[str, KafkaError]:
-        """Add and remove access control entries; return the errors by principal."""
-        failures: dict[str, KafkaError] = {}
-        for some in chunks(sorted(add)):
-            self._count("CreateAcls")
-            made = await self._client.admin.acls.create(some)
-            failures |= {acl.principal: error for acl, error in made.items() if error}
-        for some in chunks(sorted(remove)):
-            self._count("DeleteAcls")
-            gone = await self._client.admin.acls.delete(AclFilter(*acl) for acl in some)
-            failures |= {
-                str(one.principal): error
-                for one, error in gone.items()
-                if isinstance(error, KafkaError)
-            }
-        return failures
-
-    async def user_quotas(self) -> dict[str, dict[str, float]]:
-        """Return the quotas of users, by the name in the principal."""
-        self._count("DescribeClientQuotas")
-        found = await self._client.admin.quotas.describe(any_of=USER)
-        return {e[0][1]: quotas for e, quotas in found.items() if len(e) == 1 and e[0][1]}
-
-    async def change_quotas(
-        self, changes: Mapping[str, Mapping[str, float | None]]
-    ) -> dict[str, KafkaError]:
-        """Set quotas of users, or remove those that are None; return the errors by user."""
-        failures: dict[str, KafkaError] = {}
-        for some in chunks(sorted(changes)):
-            self._count("AlterClientQuotas")
-            wanted = {of_user(user): changes[user] for user in some}
-            done = await self._client.admin.quotas.alter(wanted)
-            failures |= {str(entity[0][1]): error for entity, error in done.items() if error}
-        return failures
-
-    async def scram_users(self, users: Sequence[str]) -> set[str]:
-        """Return those users that have a credential for SCRAM-SHA-512."""
-        found: dict[str, Any] = {}
-        for some in chunks(users):
-            self._count("DescribeUserScramCredentials")
-            found |= await self._client.admin.users.describe(some)
-        return {
-            user
-            for user, infos in found.items()
-            if not isinstance(infos, KafkaError)
-            and str(ScramMechanism.SCRAM_SHA_512) in [info.mechanism for info in infos]
-        }
-
-    async def set_passwords(self, passwords: Mapping[str, str]) -> dict[str, KafkaError]:
-        """Set the passwords of users for SCRAM-SHA-512; return the errors by user."""
-        failures: dict[str, KafkaError] = {}
-        for some in chunks(sorted(passwords)):
-            hashed = await asyncio.to_thread(
-                lambda names: [
-                    ScramUpsertion.of(
-                        name,
-                        ScramMechanism.SCRAM_SHA_512,
-                        Secret(passwords[name]),
-                        secrets.token_bytes(SALT_SIZE),
-                    )
-                    for name in names
-                ],
-                some,
-            )
-            self._count("AlterUserScramCredentials")
-            done = await self._client.admin.users.alter(hashed)
-            failures |= {user: error for user, error in done.items() if error}
-        return failures
-
-    async def delete_scram_users(self, users: Sequence[str]) -> dict[str, KafkaError]:
-        """Delete the credentials of users for SCRAM-SHA-512; return the errors by user."""
-        failures: dict[str, KafkaError] = {}
-        for some in chunks(users):
-            self._count("AlterUserScramCredentials")
-            gone = [(user, ScramMechanism.SCRAM_SHA_512) for user in some]
-            done = await self._client.admin.users.alter(deletions=gone)
-            failures |= {user: error for user, error in done.items() if error}
-        return failures
 
     async def partitions_of(self, topics: Sequence[str]) -> dict[str, int]:
         """Return the number of partitions of those topics that exist."""

@@ -73,8 +73,8 @@ class Users(BatchReconciler):
         failures = await self._change_acls({principal: set() for principal in wanted})
         failures |= await self._change_quotas({principal: {} for principal in wanted})
         scram = [p.removeprefix("User:") for p in wanted if not p.startswith("User:CN=")]
-        found = await self._brokers.scram_users(scram)
-        errors = await self._brokers.delete_scram_users([u for u in scram if u in found])
+        found = await self._brokers.users.with_passwords(scram)
+        errors = await self._brokers.users.delete_passwords([u for u in scram if u in found])
         return failures | {f"User:{user}": error for user, error in errors.items()}
 
     async def apply(self, owned: Sequence[Manifest]) -> list[Outcome]:
@@ -108,7 +108,7 @@ class Users(BatchReconciler):
     async def _change_acls(self, wanted: Mapping[str, set[Acl]]) -> dict[str, KafkaError]:
         """Give principals exactly these entries; return the errors by principal."""
         try:
-            have = await self._brokers.acls()
+            have = await self._brokers.users.acls()
         except KafkaError as error:
             if error.code != ErrorCode.security_disabled:
                 raise
@@ -116,13 +116,13 @@ class Users(BatchReconciler):
             return {who: error for who, entries in wanted.items() if entries}
         mine = {acl for acl in have if acl.principal in wanted}
         entries = {acl for of_one in wanted.values() for acl in of_one}
-        return await self._brokers.change_acls(add=entries - mine, remove=mine - entries)
+        return await self._brokers.users.change_acls(add=entries - mine, remove=mine - entries)
 
     async def _change_quotas(
         self, wanted: Mapping[str, Mapping[str, float]]
     ) -> dict[str, KafkaError]:
         """Give principals exactly these quotas; return the errors by principal."""
-        have = await self._brokers.user_quotas()
+        have = await self._brokers.users.quotas()
         changes: dict[str, Mapping[str, float | None]] = {}
         for principal, quotas in wanted.items():
             name = principal.removeprefix("User:")
@@ -131,7 +131,7 @@ class Users(BatchReconciler):
             changed = {key: value for key, value in new.items() if old.get(key) != value}
             if changed:
                 changes[name] = changed
-        errors = await self._brokers.change_quotas(changes)
+        errors = await self._brokers.users.change_quotas(changes)
         return {f"User:{name}": error for name, error in errors.items()}
 
     # Passwords.
@@ -145,7 +145,7 @@ class Users(BatchReconciler):
             for u in users
             if model.authentication(u) == model.SCRAM and model.principal(u) not in failures
         ]
-        known = await self._brokers.scram_users([model.username(u) for u in scram])
+        known = await self._brokers.users.with_passwords([model.username(u) for u in scram])
         stale = {}
         for user in scram:
             own = self._secret(user)
@@ -153,7 +153,7 @@ class Users(BatchReconciler):
             applied = own["metadata"].get("annotations", {}).get(APPLIED)
             if model.username(user) not in known or applied != _digest(user, password):
                 stale[model.username(user)] = (user, password)
-        errors = await self._brokers.set_passwords({u: p for u, (_, p) in stale.items()})
+        errors = await self._brokers.users.set_passwords({u: p for u, (_, p) in stale.items()})
         for name, (user, password) in stale.items():
             if name not in errors:
                 patch = {"metadata": {"annotations": {APPLIED: _digest(user, password)}}}
