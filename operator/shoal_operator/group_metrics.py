@@ -130,7 +130,7 @@ class GroupMetrics:
                 "KeysHeld",
                 "Delivery is held: dead-lettered records hold as many keys as "
                 "share.ordering.key.dead.letter.max.held allows. Redrive the records with `shoal "
-                "share redrive`, or skip them with `shoal share skip`.",
+                "share redrive`, or skip them with `shoal dlq skip`.",
             )
         if failures := sorted(self.hold_reasons - {"paused", "look-ahead"}):
             return (

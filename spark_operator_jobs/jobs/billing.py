@@ -5,7 +5,7 @@
 The registry, an SQLite file on the driver's volume, accepts each order once. So a repeated batch, a
 redelivered record and a redriven dead letter never bill twice. The number of an invoice is the
 order's position in the log. An order that cannot be billed is rejected and goes to the group's
-dead-letter topic. Once the cause is fixed, `shoal share redrive` sends it back. `feed_orders.py`
+dead-letter topic. Once the cause is fixed, `shoal dlq redrive` sends it back. `feed_orders.py`
 fills the queue.
 """
 

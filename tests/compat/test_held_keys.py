@@ -1,5 +1,5 @@
 """`share.ordering.key.dead.letter=hold`: a dead-lettered record holds its key until `shoal share
-redrive` has put it back or `shoal share skip` frees the key. With an unmodified client."""
+redrive` has put it back or `shoal dlq skip` frees the key. With an unmodified client."""
 
 from __future__ import annotations
 
@@ -160,8 +160,8 @@ def test_a_key_is_held_until_its_letter_is_redriven(broker: ShoalProcess, queue:
     assert queue.nothing_comes()
     said = queue.shoal.says("groups", "describe", queue.group)
     assert "1 dead-lettered record holds its key" in said
-    assert f"shoal share redrive {queue.letters} --group {queue.group}" in said
-    assert f"shoal share skip {queue.group} --key KEY" in said
+    assert f"shoal dlq redrive {queue.letters} --group {queue.group}" in said
+    assert f"shoal dlq skip {queue.group} --key KEY" in said
     assert queue.lag == 2
     found = queue.shoal.json("share", "redrive", queue.letters)
     assert (found["redriven"], found["unfreed"]) == (1, 0)

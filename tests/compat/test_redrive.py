@@ -1,4 +1,4 @@
-"""`shoal share redrive` puts dead letters of a real share consumer (librdkafka) back, by filter,
+"""`shoal dlq redrive` puts dead letters of a real share consumer (librdkafka) back, by filter,
 only once, and also after an interruption."""
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Letters(Queue):
         return self.client.run(read())
 
     def redrive(self, *words: str) -> dict[str, Any]:
-        """Run `shoal share redrive` and return its JSON."""
+        """Run `shoal dlq redrive` and return its JSON."""
         return self.shoal.json("share", "redrive", self.letters, *words)
 
 
@@ -187,6 +187,42 @@ def test_a_letter_without_its_record_is_redriven_from_the_source(queue: Letters)
     (back,) = queue.records(queue.topic, 2)
     assert back.value == b"kept"
     assert ("h", b"1") in back.headers
+
+
+def test_letters_are_listed_shown_and_deleted(queue: Letters) -> None:
+    queue.produce([b"one", b"two", b"x" * 100])
+    queue.reject(3)
+    (row,) = [r for r in queue.shoal.json("dlq", "list") if r["topic"] == queue.letters]
+    assert row == {"topic": queue.letters, "records": 3, "groups": [queue.group]}
+    shown = queue.shoal.says("dlq", "peek", queue.letters, "-n", "2")
+    assert "one" in shown
+    assert "rejected" in shown
+    assert f"{queue.topic}-0@0" in shown
+    assert len(shown.splitlines()) == 3
+    (last,) = queue.shoal.json("dlq", "peek", queue.letters, "-p", "0", "--offsets", "2")
+    assert (last["reason"], last["deliveries"], last["source_offset"]) == ("rejected", 1, 2)
+    assert (last["group"], last["value"]) == (queue.group, "x" * 100)
+    assert last["headers"]["__dlq.errors.topic"] == queue.topic
+    assert "--yes is missing: 3 records" in queue.shoal.refusal(
+        "dlq", "purge", queue.letters, status=2
+    )
+    kept = queue.shoal.says("dlq", "purge", queue.letters, "--until", "1h", "--yes")
+    assert kept == f"{queue.letters} has no such letters.\n"
+    assert queue.shoal.says("dlq", "purge", queue.letters, "--yes") == (
+        f"Deleted 3 records of {queue.letters}.\n"
+    )
+    assert queue.shoal.json("dlq", "peek", queue.letters) == []
+
+
+def test_letters_are_chosen_one_by_one(queue: Letters) -> None:
+    queue.produce([b"one", b"two", b"three", b"four"])
+    queue.reject(4)
+    answers = "no\nyes\ny\nquit\n"
+    said = queue.shoal.says("dlq", "redrive", queue.letters, "-i", stdin=answers)
+    assert "Redrove 2 letters" in said
+    assert values(queue.records(queue.topic, first=4)) == [b"two", b"three"]
+    said = queue.shoal.says("dlq", "redrive", queue.letters, "-i", stdin="q\n")
+    assert said.endswith("No letter was chosen.\n")
 
 
 def test_a_rate_is_kept(queue: Letters) -> None:

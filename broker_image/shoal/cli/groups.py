@@ -185,8 +185,8 @@ async def _print_held(client: Client, group: str, held: list[HeldKey]) -> None:
     it = "it" if one else "them"
     print(
         f"\n{len(held)} dead-lettered {noun} (share.ordering.key.dead.letter=hold). "
-        f"`shoal share redrive {topic or 'TOPIC'} --group {group}` redrives {it}. "
-        f"`shoal share skip {group} --key KEY` releases the key without {it}."
+        f"`shoal dlq redrive {topic or 'TOPIC'} --group {group}` redrives {it}. "
+        f"`shoal dlq skip {group} --key KEY` releases the key without {it}."
     )
     print()
     rows = [one.row() for one in held[:HELD_SHOWN]]

@@ -38,9 +38,8 @@ COMMANDS: dict[str, Command] = {
     "groups": Command(
         "shoal.cli.groups", "List, describe, reset and delete groups; show their lag."
     ),
-    "share": Command(
-        "shoal.cli.share", "Redrive dead letters, or release the keys that they hold."
-    ),
+    "dlq": Command("shoal.cli.dlq", "List, show, redrive and delete dead letters."),
+    "share": Command("shoal.cli.share", "Other names of `shoal dlq redrive` and `shoal dlq skip`."),
     "configs": Command(
         "shoal.cli.configs", "Show and change configs of topics, groups and brokers."
     ),

@@ -73,7 +73,7 @@ share.ordering.key.batch int 1 1..10000
     Maximum number of records of one key in one fetch.
 share.ordering.key.dead.letter string continue continue|hold
     Effect of a dead-lettered record on its key. continue delivers the next records of the key. hold
-    blocks the key until the dead letter is redriven or skipped (shoal share redrive, shoal share
+    blocks the key until the dead letter is redriven or skipped (shoal dlq redrive, shoal share
     skip).
 share.ordering.key.dead.letter.max.held int 1000 1..100000
     Maximum number of records of a share partition that hold their keys. At this number the share

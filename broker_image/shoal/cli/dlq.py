@@ -1,0 +1,493 @@
+"""`shoal dlq`: look at dead letters, send them back to their topics, or give them up.
+
+`redrive` sends dead letters back to their topics. `skip` releases the keys that they hold.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from shoal.cli import lag, output, timestamps
+from shoal.cli.held_keys import KEYS_MAX, held_keys
+from shoal.cli.output import Format, FormatOption
+from shoal.cli.session import USAGE, Failed, command, new_app, warn
+from shoal.client.client import Client
+from shoal.client.cluster import TopicPartition
+from shoal.client.configs import Resource, ResourceType
+from shoal.client.dead_letters import REASONS, DeadLetter, DeadLetterFilter, parse_dead_letter
+from shoal.client.errors import KafkaError, expect
+from shoal.client.groups import SHARE
+from shoal.client.redrive import Plan, Redrive, Redriven
+from shoal.client.topics import OffsetSpec
+from shoal.record.offset_set import OffsetSet
+
+app = new_app("List, show, redrive and delete dead letters.")
+
+#: The config of topics that hold dead letters, and that of groups which names the topic.
+_ENABLED = "errors.deadletterqueue.group.enable"
+_TOPIC = "errors.deadletterqueue.topic.name"
+#: Characters of a value in a table.
+_VALUE_SHOWN = 60
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The dead-letter topic.")]
+To = Annotated[
+    str | None,
+    typer.Option(metavar="TOPIC", help="Send to this topic. Default: each letter's source topic."),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show what would be redriven and change nothing.")
+]
+
+
+class LetterOptions(NamedTuple):
+    """The options that select dead letters."""
+
+    reason: Annotated[
+        list[str] | None,
+        typer.Option(metavar="|".join(REASONS), help="Only letters with this reason."),
+    ] = None
+    group: Annotated[
+        list[str] | None, typer.Option("--group", "-g", help="Only letters of this group.")
+    ] = None
+    source: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TOPIC", help="Only letters from this source topic."),
+    ] = None
+    key: Annotated[list[str] | None, typer.Option(help="Only letters with this key.")] = None
+    header: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--header",
+            "-H",
+            metavar="NAME[=VALUE]",
+            help="Only letters with this header, one of __dlq.errors.* or the record's.",
+        ),
+    ] = None
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Only letters written at this time or later."),
+    ] = None
+    until: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Only letters written before this time.")
+    ] = None
+    partition: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--partition", "-p", help="Only letters in this partition of the dead-letter topic."
+        ),
+    ] = None
+    offsets: Annotated[
+        str | None, typer.Option(metavar="3-7,9", help="Only these offsets of one --partition.")
+    ] = None
+
+    def filter(self) -> DeadLetterFilter:
+        """Return the filter. Raises `Failed` for a value that cannot be read."""
+        return DeadLetterFilter(
+            reasons=_reasons(self.reason),
+            groups=self.group or (),
+            source_topics=self.source or (),
+            keys=[one.encode() for one in self.key or ()],
+            headers=_headers(self.header),
+            since_ms=timestamps.timestamp(self.since) if self.since else None,
+            until_ms=timestamps.timestamp(self.until) if self.until else None,
+            partitions=self.partition or (),
+            offsets=_offsets(self.offsets, self.partition),
+        )
+
+
+Rate = Annotated[
+    float | None, typer.Option(min=0.1, metavar="N", help="At most N letters per second.")
+]
+MaxLetters = Annotated[
+    int | None,
+    typer.Option("--max-letters", "-n", min=1, help="Stop after this number of letters."),
+]
+Note = Annotated[
+    str, typer.Option(metavar="TEXT", help="Text for each record's header __dlq.redrive.note.")
+]
+Again = Annotated[bool, typer.Option("--again", help="Include letters that were redriven before.")]
+
+
+@command(app, "list")
+async def list_topics(client: Client, format: FormatOption = Format.TABLE) -> None:
+    """List the topics of dead letters, how many records they have, and the groups that write them.
+
+    Letters that were redriven stay in their topic until its retention or `purge` deletes them.
+    """
+    topics = await client.admin.topics.list()
+    wanted = [Resource(ResourceType.TOPIC, name) for name in sorted(topics)]
+    configs = await client.admin.configs.describe(wanted, keys=[_ENABLED]) if wanted else {}
+    groups = await _groups_by_topic(client)
+    found = {
+        resource.name
+        for resource, entries in configs.items()
+        if not isinstance(entries, KafkaError)
+        and _ENABLED in entries
+        and entries[_ENABLED].value == "true"
+    } | (groups.keys() & topics.keys())
+    rows = []
+    for name in sorted(found):
+        bounds = await _bounds(client, name)
+        rows.append(
+            {
+                "topic": name,
+                "records": sum(end - start for start, end in bounds.values()),
+                "groups": groups.get(name, []),
+            }
+        )
+    output.rows(format, rows, empty="There are no topics of dead letters.")
+
+
+@command(app, "peek")
+async def peek(
+    client: Client,
+    topic: Topic,
+    letters: LetterOptions = LetterOptions(),
+    max_letters: Annotated[
+        int, typer.Option("--max-letters", "-n", min=1, help="Show at most this many letters.")
+    ] = 10,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Show dead letters and why they are dead, oldest first; the JSON has all headers."""
+    wanted = letters.filter()
+    found = []
+    async for letter in _letters(client, topic):
+        if wanted.matches(letter):
+            found.append(letter)
+            if len(found) == max_letters:
+                break
+    if format is Format.JSON:
+        output.rows(format, [_whole(letter) for letter in found])
+        return
+    output.rows(format, [_row(letter) for letter in found], empty=f"{topic} has no such letters.")
+
+
+@command(app, "purge")
+async def purge(
+    client: Client,
+    topic: Topic,
+    until: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Only letters written before this time. Default: all."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+) -> None:
+    """Delete dead letters permanently, from the start of their topic. Keys that they hold stay held:
+    release them with `skip`.
+    """
+    bounds = await _bounds(client, topic)
+    ends = {where: end for where, (_, end) in bounds.items()}
+    if until:
+        listed = expect(
+            await client.admin.topics.offsets(dict.fromkeys(bounds, timestamps.timestamp(until)))
+        )
+        # Without a later record, all of them are before that time.
+        ends |= {where: o.offset for where, o in listed.items() if o.offset >= 0}
+    count = sum(max(0, ends[where] - start) for where, (start, _) in bounds.items())
+    if not count:
+        print(f"{topic} has no such letters.")
+        return
+    noun = "record" if count == 1 else "records"
+    if not yes:
+        if not sys.stdin.isatty():
+            raise Failed(f"--yes is missing: {count} {noun} of {topic} would be deleted.", USAGE)
+        typer.confirm(f"Delete {count} {noun} of {topic}?", abort=True, err=True)
+    expect(await client.admin.topics.delete_records(ends))
+    print(f"Deleted {count} {noun} of {topic}.")
+
+
+@command(app, "redrive")
+async def redrive(
+    client: Client,
+    topic: Topic,
+    to: To = None,
+    dry_run: DryRun = False,
+    letters: LetterOptions = LetterOptions(),
+    rate: Rate = None,
+    max_letters: MaxLetters = None,
+    note: Note = "",
+    again: Again = False,
+    interactive: Annotated[
+        bool,
+        typer.Option("--interactive", "-i", help="Show each letter and ask for it."),
+    ] = False,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Send dead letters back to their topics: all of them, or those that match a filter. Letters
+    that were redriven before are skipped.
+    """
+    wanted = letters.filter()
+    if interactive:
+        if format is Format.JSON:
+            raise Failed("--interactive prints tables only. Leave out --format json.", USAGE)
+        chosen = await _choose(client, topic, wanted, max_letters)
+        if not chosen:
+            print("No letter was chosen.")
+            return
+        plans = [
+            Plan(
+                topic,
+                to,
+                DeadLetterFilter(partitions=[partition], offsets=offsets),
+                rate,
+                None,
+                note,
+                again,
+                dry_run,
+            )
+            for partition, offsets in sorted(chosen.items())
+        ]
+    else:
+        plans = [Plan(topic, to, wanted, rate, max_letters, note, again, dry_run)]
+    for plan in plans:
+        await _run(client, plan, format)
+
+
+async def _run(client: Client, plan: Plan, format: Format) -> None:
+    try:
+        run = Redrive(client.cluster, plan)
+    except ValueError as error:
+        raise Failed(f"{error}.", USAGE) from None
+    with output.progress(await run.size(), f"Redriving {plan.topic}") as progress:
+        done = await run.run(progress, warn)
+    _print(plan, done, format)
+    if done.refused:
+        raise Failed(
+            f"the broker rejected {done.refused} records. Last error: {done.refusal}. The next "
+            "redrive sends them again."
+        )
+    if done.not_freed:
+        raise Failed(
+            f"{done.not_freed} redriven records may still hold their keys: {done.not_freed_error}. "
+            "Release them with `shoal dlq skip`."
+        )
+
+
+@command(app, "skip")
+async def skip(
+    client: Client,
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="The share group.")],
+    topic: Annotated[
+        str | None,
+        typer.Option("--topic", "-t", metavar="TOPIC", help="Only records of this topic."),
+    ] = None,
+    partition: Annotated[
+        list[int] | None,
+        typer.Option("--partition", "-p", help="Only records of this partition of --topic."),
+    ] = None,
+    offsets: Annotated[
+        str | None, typer.Option(metavar="3-7,9", help="Only these offsets of one --partition.")
+    ] = None,
+    key: Annotated[list[str] | None, typer.Option(help="Only records with this key.")] = None,
+    all_: Annotated[bool, typer.Option("--all", help="All records that hold a key.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be skipped and change nothing.")
+    ] = False,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Release the keys that dead-lettered records hold. The dead letters stay in their topic."""
+    if not (all_ or topic or partition or offsets or key):
+        raise Failed(
+            "select the records with --topic, --partition, --offsets, --key or --all.", USAGE
+        )
+    if (partition or offsets) and not topic:
+        raise Failed("--partition and --offsets need --topic.", USAGE)
+    wanted_offsets = _offsets(offsets, partition)
+    keys = {one.encode() for one in key or ()}
+    expect(await client.admin.groups.describe([group]))
+    found = (await lag.positions(client.admin, {group: SHARE}))[group]
+    held = [
+        one
+        for one in await held_keys(client, found, keys_max=sys.maxsize if key else KEYS_MAX)
+        if (topic is None or one.where.topic == topic)
+        and (not partition or one.where.partition in partition)
+        and (wanted_offsets is None or one.offset in wanted_offsets)
+        and (not keys or one.key in keys)
+    ]
+    if not dry_run:
+        by_partition: dict[TopicPartition, OffsetSet] = {}
+        for one in held:
+            by_partition.setdefault(one.where, OffsetSet()).add(one.offset)
+        ranges = {where: [*found.ranges()] for where, found in by_partition.items()}
+        expect(await client.admin.share_groups.free(group, ranges))
+    if format is Format.JSON:
+        print(
+            json.dumps(
+                {"group": group, "dry_run": dry_run, "skipped": [one.row() for one in held]},
+                indent=2,
+            )
+        )
+        return
+    output.rows(format, [one.row() for one in held])
+    noun = "record" if len(held) == 1 else "records"
+    verb = "Would skip" if dry_run else "Skipped"
+    print(f"{verb} {len(held)} {noun} of group {group} that held a key.")
+
+
+async def _choose(
+    client: Client, topic: str, wanted: DeadLetterFilter, letters_max: int | None
+) -> dict[int, OffsetSet]:
+    """Ask about each letter; return the offsets of the chosen ones by partition."""
+    chosen: dict[int, OffsetSet] = {}
+    count = 0
+    async for letter in _letters(client, topic):
+        if not wanted.matches(letter):
+            continue
+        output.rows(Format.TABLE, [_row(letter)])
+        answer = typer.prompt("Redrive it? yes, no, or quit", default="no", err=True).lower()
+        if answer.startswith("q"):
+            break
+        if answer.startswith("y"):
+            chosen.setdefault(letter.partition, OffsetSet()).add(letter.offset)
+            count += 1
+            if count == letters_max:
+                break
+    return chosen
+
+
+async def _letters(client: Client, topic: str) -> AsyncIterator[DeadLetter]:
+    """Yield the dead letters that the topic has now, partition by partition."""
+    for where, (start, end) in (await _bounds(client, topic)).items():
+        if start == end:
+            continue
+        async for fetched in client.fetcher.range(topic, where.partition, start, end - 1):
+            for record in fetched.records():
+                letter = parse_dead_letter(topic, where.partition, record)
+                if letter is not None:
+                    yield letter
+
+
+async def _bounds(client: Client, topic: str) -> dict[TopicPartition, tuple[int, int]]:
+    """Return the start and end offsets of a topic's partitions."""
+    found = expect(await client.admin.topics.describe([topic]))[topic]
+    where = [TopicPartition(topic, p.index) for p in found.partitions]
+    starts = expect(
+        await client.admin.topics.offsets(dict.fromkeys(where, int(OffsetSpec.EARLIEST)))
+    )
+    ends = expect(await client.admin.topics.offsets(dict.fromkeys(where, int(OffsetSpec.LATEST))))
+    return {one: (starts[one].offset, ends[one].offset) for one in where}
+
+
+async def _groups_by_topic(client: Client) -> dict[str, list[str]]:
+    """Return the share groups by the topic of their dead letters."""
+    groups = sorted(await client.admin.groups.list(types=["share"]))
+    wanted = [Resource(ResourceType.GROUP, name) for name in groups]
+    configs = await client.admin.configs.describe(wanted, keys=[_TOPIC]) if wanted else {}
+    found: dict[str, list[str]] = {}
+    for resource, entries in configs.items():
+        if not isinstance(entries, KafkaError) and _TOPIC in entries:
+            if topic := entries[_TOPIC].value:
+                found.setdefault(topic, []).append(resource.name)
+    return found
+
+
+def _row(letter: DeadLetter) -> dict[str, Any]:
+    record = letter.record
+    value = "-" if record.value is None else record.value.decode(errors="replace")
+    return {
+        "letter": f"{letter.partition}@{letter.offset}",
+        "written": output.when(letter.timestamp_ms),
+        "reason": letter.reason,
+        "group": letter.group,
+        "source": f"{letter.source_topic}-{letter.source_partition}@{letter.source_offset}",
+        "deliveries": letter.delivery_count,
+        "key": None if record.key is None else record.key.decode(errors="replace"),
+        "value": value if len(value) <= _VALUE_SHOWN else value[: _VALUE_SHOWN - 1] + "…",
+    }
+
+
+def _whole(letter: DeadLetter) -> dict[str, Any]:
+    return {
+        "topic": letter.topic,
+        "partition": letter.partition,
+        "offset": letter.offset,
+        "written_ms": letter.timestamp_ms,
+        "reason": letter.reason,
+        "message": letter.message,
+        "group": letter.group,
+        "source_topic": letter.source_topic,
+        "source_partition": letter.source_partition,
+        "source_offset": letter.source_offset,
+        "deliveries": letter.delivery_count,
+        "member": letter.member_id,
+        "client_id": letter.client_id,
+        "key": letter.record.key,
+        "value": letter.record.value,
+        "headers": dict(letter.record.headers),
+    }
+
+
+def _reasons(words: list[str] | None) -> list[str]:
+    for word in words or ():
+        if word not in REASONS:
+            raise Failed(f"--reason must be one of {', '.join(REASONS)}, not {word!r}.", USAGE)
+    return words or []
+
+
+def _headers(words: list[str] | None) -> dict[str, bytes | None]:
+    found: dict[str, bytes | None] = {}
+    for word in words or ():
+        name, sign, value = word.partition("=")
+        if not name:
+            raise Failed(f"--header must be NAME or NAME=VALUE, not {word!r}.", USAGE)
+        found[name] = value.encode() if sign else None
+    return found
+
+
+def _offsets(text: str | None, partitions: list[int] | None) -> OffsetSet | None:
+    if text is None:
+        return None
+    if len(partitions or ()) != 1:
+        raise Failed("--offsets needs exactly one --partition.", USAGE)
+    try:
+        return OffsetSet.parse(text)
+    except ValueError:
+        raise Failed(
+            f"--offsets must be offsets and ranges like 3-7,9, not {text!r}.", USAGE
+        ) from None
+
+
+def _print(plan: Plan, done: Redriven, format: Format) -> None:
+    kinds = [
+        {"source_topic": k.source_topic, "group": k.group, "reason": k.reason, "letters": n}
+        for k, n in sorted(done.sent.items())
+    ]
+    passed = {
+        "redriven before": done.redriven_before,
+        "excluded by the filter": done.filtered,
+        "record deleted": done.records_missing,
+        "not a dead letter": done.not_dead_letters,
+        **{f"topic {name} does not exist": n for name, n in done.topics_missing.items()},
+    }
+    if format is Format.JSON:
+        print(
+            json.dumps(
+                {
+                    "topic": plan.topic,
+                    "to": plan.to,
+                    "dry_run": plan.dry_run,
+                    "redriven": done.total,
+                    "kinds": kinds,
+                    "before": done.redriven_before,
+                    "filtered": done.filtered,
+                    "gone": done.records_missing,
+                    "homeless": dict(done.topics_missing),
+                    "others": done.not_dead_letters,
+                    "refused": done.refused,
+                    "unfreed": done.not_freed,
+                },
+                indent=2,
+            )
+        )
+        return
+    output.rows(format, kinds)
+    verb = "Would redrive" if plan.dry_run else "Redrove"
+    noun = "letter" if done.total == 1 else "letters"
+    where = f"into {plan.to}" if plan.to else "into their source topics"
+    print(f"{verb} {done.total} {noun} of {plan.topic} {where}.")
+    if skipped := ", ".join(f"{n} ({what})" for what, n in passed.items() if n):
+        print(f"Skipped: {skipped}.")
