@@ -176,8 +176,9 @@ async def purge(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Delete dead letters permanently, from the start of their topic. Keys that they hold stay held:
-    release them with `skip`.
+    """Delete dead letters permanently, from the start of their topic.
+
+    Keys that the letters hold stay held: release them with `skip`.
     """
     bounds = await _bounds(client, topic)
     ends = {where: end for where, (_, end) in bounds.items()}
