@@ -113,6 +113,10 @@ class FakePorts:
     def settings(self, group_id: str) -> ShareSettings:
         return self._settings
 
+    def configure(self, settings: ShareSettings) -> None:
+        """Change the group's configs."""
+        self._settings = settings
+
     def exceeds_dlq_rate(self, group_id: str, limit: int) -> bool:
         return False
 

@@ -12,7 +12,9 @@ incomplete record is in one place:
 * held, while a member has it.
 
 A key is held while any of its records is acquired, and while its first incomplete record is not
-available: the record is in retry back-off or delayed. If the group asks for it, a record also holds
+available: the record is in retry back-off or delayed. An accept frees the key at once. Any other
+end of a delivery frees it once that is committed: if the write fails, the record is delivered
+again, and must not come after later ones. If the group asks for it, a record also holds
 its key while its dead letter is not yet written, or is neither redriven nor skipped (HOLDS_KEY). So
 the key stays held after a release, an expired lock or a dead member, and its earliest record always
 comes next. A HOLDS_KEY record without a key, or gone from the log, is freed.
@@ -394,14 +396,14 @@ class Selection:
 
     def log_start_moved(self, now_ms: int) -> None:
         """Remove records below the window's start."""
-        start = self._share.start_offset
+        start = self._share.log_start_offset
         self._delayed = {offset for offset in self._delayed if offset >= start}
         self._queue.start_moved(start)
         touched: dict[int, None] = {}
         self.keys.start_moved(start, touched)
         for key in touched:
             self._offer(key, now_ms)
-        self._scanner.start_moved(start)
+        self._scanner.start_moved(self._share.start_offset)
 
     def _offer(self, key: int, now_ms: int) -> None:
         """Make the first record of a key available, if the key is free."""
@@ -437,7 +439,8 @@ class Selection:
             if count >= limit:
                 cause = Cause.LIMIT if settings.dead_letters else None
                 share.archive(offset, offset, changes, cause)
-                self.changed([changes[-1]], now_ms)
+                share.failed.append(changes[-1])
+                keys.reserve(offset)
                 continue
             alone = count >= splitting
             if alone and chosen:

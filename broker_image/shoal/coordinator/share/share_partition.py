@@ -76,6 +76,7 @@ class SharePartition:
         "complete",
         "dead_letters",
         "delays",
+        "failed",
         "key_holders",
         "leader_epoch",
         "locks",
@@ -95,6 +96,8 @@ class SharePartition:
         self.delays: list[Delay] = []
         #: Ranges that became ARCHIVING and whose dead letters are not written.
         self.dead_letters: list[DeadLetterRange] = []
+        #: Records whose delivery ended without an accept, in changes that are not persisted.
+        self.failed: list[StateBatch] = []
         self.log_start_offset = 0
         self.state_epoch = state_epoch
         self.leader_epoch = leader_epoch
@@ -563,6 +566,11 @@ class SharePartition:
         taken, self.dead_letters = self.dead_letters, []
         return taken
 
+    def take_failed(self) -> list[StateBatch]:
+        """Return `failed`, and empty it: the caller persists them."""
+        taken, self.failed = self.failed, []
+        return taken
+
     def state_batches(self) -> Iterator[StateBatch]:
         """Return the window as the next leader would load it."""
         runs = self.runs
@@ -629,6 +637,8 @@ class SharePartition:
                 runs.pieces[at] = 0
                 if is_terminal(becomes):
                     self.complete += last - first + 1
+                if becomes != ACKNOWLEDGED:
+                    self.failed.append((first, last, becomes, count))
             else:
                 wait_ms = (
                     on_failure.due_ms(count)

@@ -540,7 +540,10 @@ class ShareLeader:
     ) -> None:
         """Write changes, and the start offset, with all others of this turn of the loop."""
         if self.selection is not None:
-            self.selection.changed(changes, now_ms)
+            # The keys of failed records are free once the write is committed.
+            failed = set(self.share.failed)
+            at_once = [one for one in changes if one not in failed] if failed else changes
+            self.selection.changed(at_once, now_ms)
         self._persist(now_ms, changes, waiter)
 
     def _persist(
@@ -567,11 +570,14 @@ class ShareLeader:
             self._arm()
         if share.dead_letters:
             write.dead_letters += share.take_dead_letters()
+        if share.failed:
+            write.failed += share.take_failed()
         if waiter is not None:
             write.waiters.append(waiter)
 
     def _written(self, write: StateWrite, failure: Failure | None) -> None:
-        """A write is committed, or has failed. Write dead letters for its ARCHIVING records."""
+        """A write is committed, or has failed. Free the keys of records that it ends, and write
+        dead letters for its ARCHIVING records."""
         self._writes -= 1
         if failure is None:
             self._ports.write_times.note("", self.now_ms() - write.begun_ms)
@@ -579,8 +585,12 @@ class ShareLeader:
             waiter(failure)
         if failure is not None:
             self.drop(failure)
-        elif write.dead_letters and self.phase is Phase.ACTIVE:
-            self.dead_letters.add(write.dead_letters)
+        elif self.phase is Phase.ACTIVE:
+            if write.failed and self.selection is not None:
+                self.selection.changed(write.failed, self.now_ms())
+                self._ports.wake(self.wake_key)
+            if write.dead_letters:
+                self.dead_letters.add(write.dead_letters)
 
 
 def _too_late(delay_ms: int, max_ms: int) -> Failure:

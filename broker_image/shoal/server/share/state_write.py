@@ -15,6 +15,7 @@ from shoal.protocol.errors import ApiError, ErrorCode
 if TYPE_CHECKING:
     from shoal.coordinator.share.delivery_failure import DeadLetterRange
     from shoal.coordinator.share.records import ShareKey
+    from shoal.coordinator.share.states import StateBatch
 
 #: Called when a write is committed (None), or with the reason why it failed.
 Waiter = Callable[["Failure | None"], None]
@@ -40,7 +41,15 @@ class Failure(NamedTuple):
 class StateWrite(StateUpdate):
     """What changed in one share partition since its last write, and the waiters for the commit."""
 
-    __slots__ = ("_on_done", "begun_ms", "dead_letters", "is_closed", "partition", "waiters")
+    __slots__ = (
+        "_on_done",
+        "begun_ms",
+        "dead_letters",
+        "failed",
+        "is_closed",
+        "partition",
+        "waiters",
+    )
 
     def __init__(
         self,
@@ -59,6 +68,8 @@ class StateWrite(StateUpdate):
         self.begun_ms = begun_ms
         #: Ranges that this write makes ARCHIVING.
         self.dead_letters: list[DeadLetterRange] = []
+        #: Records whose delivery it ends without an accept.
+        self.failed: list[StateBatch] = []
         self.waiters: list[Waiter] = []
         self.is_closed = False
 
