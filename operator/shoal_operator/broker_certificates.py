@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 OWN = "shoal_listener_certificate_info"
 TRUSTED = "shoal_listener_trusted_certificate_info"
 #: The listeners whose clients have certificates of the cluster's authority.
-_INTERNAL = frozenset({security.REPLICATION, security.CONTROLLER, security.CONTROLLER_TLS})
+_INTERNAL = frozenset(
+    {security.REPLICATION, security.CONTROLLER, security.CONTROLLER_TLS, security.METRICS}
+)
 
 
 def parse_certificates(

@@ -70,6 +70,8 @@ class Brokers:
         self._client_properties = dict(client or {})
         self._admin_client: Client | None = None
         self._web_client: httpx2.AsyncClient | None = None
+        #: The properties of TLS that `_web_client` has.
+        self._web_properties: dict[str, str] = {}
         #: Numbers by group from the last scrape in which all brokers answered, and its time.
         self.group_metrics: dict[str, GroupMetrics] = {}
         self._scraped_ms = 0
@@ -125,12 +127,18 @@ class Brokers:
             await self._web_client.aclose()
             self._web_client = None
 
-    @property
-    def _web(self) -> httpx2.AsyncClient:
+    async def _web(self) -> httpx2.AsyncClient:
+        """Return a client for the brokers' HTTP, which shows the operator's certificate."""
+        if self._web_client is not None and self._web_properties != self._client_properties:
+            await self._web_client.aclose()
+            self._web_client = None
         if self._web_client is None:
-            # Plain HTTP: do not load certificates, which takes longer than the request.
+            self._web_properties = dict(self._client_properties)
+            settings = Settings.of(self._addresses[0], self._properties)
+            # Without TLS: do not load the system's certificates, which takes longer than a request.
+            context = await settings.security.https_context() if self._web_properties else False
             self._web_client = httpx2.AsyncClient(
-                timeout=HTTP_TIMEOUT_SECONDS, trust_env=False, verify=False
+                timeout=HTTP_TIMEOUT_SECONDS, trust_env=False, verify=context
             )
         return self._web_client
 
@@ -184,10 +192,12 @@ class Brokers:
 
     async def _versions(self) -> dict[int, str]:
         """Return the brokers' versions from the `Server` header of their health checks."""
-        found = {}
+        found, web = {}, await self._web()
         for broker_id, url in self._addresses[1].items():
             with contextlib.suppress(httpx2.HTTPError):
-                product = (await self._web.get(url + "healthz")).headers.get("server", "")
+                # Health checks are served without TLS everywhere.
+                health = url.replace("https:", "http:", 1) + "healthz"
+                product = (await web.get(health)).headers.get("server", "")
                 name, _, version = product.partition("/")
                 if name == "shoal":
                     found[broker_id] = version
@@ -425,7 +435,21 @@ class Brokers:
     async def _metrics_pages(self) -> dict[int, str]:
         """Return `/metrics` of each broker. Raises `httpx2.HTTPError` unless all answer."""
         urls = self._addresses[1].items()
-        return {broker: (await self._web.get(url + "metrics")).text for broker, url in urls}
+        return {broker: await self._metrics_page(url + "metrics") for broker, url in urls}
+
+    async def _metrics_page(self, url: str) -> str:
+        """Return the page at a URL. A broker that has not restarted since `spec.metrics.tls`
+        changed is asked with or without TLS, as it still serves the page."""
+        web, (scheme, _, rest) = await self._web(), url.partition("://")
+        try:
+            page = await web.get(url)
+            if page.status_code != httpx2.codes.FORBIDDEN or scheme == "https":
+                return page.raise_for_status().text
+        except httpx2.ConnectError:
+            if scheme == "http":
+                raise
+        other = "http" if scheme == "https" else "https"
+        return (await web.get(f"{other}://{rest}")).raise_for_status().text
 
     async def partitions_of(self, topics: Sequence[str]) -> dict[str, int]:
         """Return the number of partitions of those topics that exist."""

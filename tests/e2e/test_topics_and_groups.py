@@ -253,6 +253,14 @@ BAD = {
         ),
         "oauthbearer requires jwksEndpointUrl and validIssuer",
     ),
+    "metrics over tls": (
+        queue_cluster(listeners=[LISTENER], metrics={"tls": {}}),
+        "metrics.tls requires a listener with tls",
+    ),
+    "token in the clear": (
+        queue_cluster(metrics={"token": {"secretKeyRef": {"name": "scrape"}}}),
+        "metrics.token requires metrics.tls",
+    ),
     "two": (queue_cluster(replicas=2), "neither broker has a majority alone"),
     "typo": (queue_topic(partitons=3), 'unknown field "spec.partitons"'),
 }

@@ -10,7 +10,10 @@ import asyncio
 import base64
 import datetime
 import re
+import ssl
+import urllib.request
 from typing import TYPE_CHECKING, Any
+from urllib.error import HTTPError
 
 from identity_providers import AUDIENCE, ISSUER
 from kube.api_server import ApiServer, CrashPoint, resource
@@ -47,6 +50,7 @@ LISTENERS = [
         "authentication": SCRAM,
     },
 ]
+SCRAPE_TOKEN = "a-token-of-prometheus"
 PORTS = (security.REPLICATION_PORT, 9093, 9094, 9095, 9096, 9097, 9404)
 
 
@@ -66,7 +70,11 @@ def queue_cluster(jwks_url: str) -> dict[str, Any]:
         storage={"size": "1Gi"},
         config={},
         listeners=[*LISTENERS, {**bearer, "authentication": tokens}],
-        metrics={"port": 9404},
+        metrics={
+            "port": 9404,
+            "tls": {},
+            "token": {"secretKeyRef": {"name": "scrape", "key": "token"}},
+        },
         superUsers=["User:root"],
     )
 
@@ -80,6 +88,16 @@ def tls_secret(pair: KeyPair) -> dict[str, Any]:
         "metadata": {"name": "theirs", "namespace": "n"},
         "type": "kubernetes.io/tls",
         "data": {k: base64.b64encode(v).decode() for k, v in data.items()},
+    }
+
+
+def token_secret() -> dict[str, Any]:
+    """Return the user's Secret with the token for the metrics."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "scrape", "namespace": "n"},
+        "data": {"token": base64.b64encode(SCRAPE_TOKEN.encode()).decode()},
     }
 
 
@@ -99,14 +117,14 @@ class SecuredPods:
         self.kube = ApiServer(CrashPoint())
         self.kube.add(queue_cluster(jwks_url))
         self.kube.add(tls_secret(OWN))
+        self.kube.add(token_secret())
         free = iter(free_ports(3 * len(PORTS)))
         self.ports = {(broker, port): next(free) for broker in range(3) for port in PORTS}
         self.brokers: list[ShoalProcess] = []
 
     async def reconcile(self) -> None:
         """Run a new operator for one pass."""
-        urls = {b: f"http://127.0.0.1:{self.ports[b, 9404]}/" for b in range(3)}
-        brokers = LocalBrokers(self.bootstrap(security.REPLICATION_PORT), urls)
+        brokers = LocalBrokers(self.bootstrap(security.REPLICATION_PORT), self.metrics_urls())
         store = self.kube.store()
         clusters = Clusters(
             self.kube, store, brokers, "n", "main", "i:1", on_reachable=lambda: None
@@ -116,12 +134,17 @@ class SecuredPods:
         finally:
             await brokers.close()
 
+    def metrics_urls(self) -> dict[int, str]:
+        """Return the base URLs of the brokers' metrics."""
+        return {b: f"https://127.0.0.1:{self.ports[b, 9404]}/" for b in range(3)}
+
     def start(self) -> SecuredPods:
         """Let the operator create its objects; start brokers from them, and their pods."""
         self.kube.controllers_paused = True
         asyncio.run(self.reconcile())
         self.mount("main-broker-tls", "tls")
         self.mount("main-listener-tls", "listeners")
+        self.mount("scrape", "metrics")
         self.brokers = [self._broker(number) for number in range(3)]
         for broker in self.brokers:
             broker.launch()
@@ -133,6 +156,33 @@ class SecuredPods:
     def stop(self) -> None:
         for broker in self.brokers:
             broker.kill9()
+
+    def metrics(
+        self,
+        number: int,
+        *,
+        scheme: str = "https",
+        path: str = "metrics",
+        token: str = "",
+        pair: KeyPair | None = None,
+    ) -> tuple[int, str]:
+        """Read a page of a broker with a token, or a certificate; return status and body."""
+        url = f"{scheme}://127.0.0.1:{self.ports[number, 9404]}/{path}"
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        trusted = self.secret(security.ca_cert("main", security.CLUSTER))["ca.crt"]
+        context = ssl.create_default_context(cadata=trusted.decode())
+        if pair is not None:
+            file = self.folder / "reader.pem"
+            file.write_bytes(pair.key + pair.certificate)
+            context.load_cert_chain(file)
+        request = urllib.request.Request(url, headers=headers)
+        try:
+            with urllib.request.urlopen(
+                request, timeout=60, context=context if scheme == "https" else None
+            ) as answer:
+                return answer.status, answer.read().decode()
+        except HTTPError as error:
+            return error.code, error.read().decode()
 
     def mount(self, secret: str, place: str) -> None:
         """Write a Secret's files."""
@@ -198,6 +248,11 @@ class SecuredPods:
             lambda found: f"127.0.0.1:{self.ports[number, int(found[1] or found[2])]}",
             text,
         )
-        for path, place in ((security.TLS_DIR, "tls"), (security.LISTENER_TLS_DIR, "listeners")):
+        places = {
+            security.TLS_DIR: "tls",
+            security.LISTENER_TLS_DIR: "listeners",
+            security.METRICS_TOKEN_DIR: "metrics",
+        }
+        for path, place in places.items():
             text = text.replace(path, str(self.folder / place))
         return text.replace(names.DATA_DIR, str(self.folder / f"data-{number}"))

@@ -7,13 +7,16 @@ import os
 import ssl
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from identity_providers import IdentityProvider
-from kube.secured_pods import NOW, OWN, OWN_CA, LocalBrokers, SecuredPods
+from kube.secured_pods import NOW, OWN, OWN_CA, SCRAPE_TOKEN, LocalBrokers, SecuredPods
 from shoal.client.client import SyncClient
 from shoal.client.errors import ClientError, KafkaError, SecurityError
+from shoal.client.exposition import samples
 from shoal.client.secret import Secret
 from shoal.client.security_admin import ScramMechanism, ScramUpsertion
 from shoal.client.topics import NewTopic
@@ -157,9 +160,11 @@ def test_brokers_replicate_and_elect_over_their_own_listeners(
     assert all(sorted(p.isr) == [0, 1, 2] for p in found.partitions)
     quorum = admin.run(admin.admin.describe_quorum())
     assert sorted(v.node_id for v in quorum.voters) == [0, 1, 2]
-    for broker in pods.brokers:
-        shown = {s.labels["listener"] for s in broker.samples("shoal_listener_certificate_info")}
-        assert shown == {"REPLICATION", "CONTROLLER", "MTLS", "SCRAM", "OWN", "BEARER"}
+    for number in range(3):
+        _, page = pods.metrics(number, token=SCRAPE_TOKEN)
+        rows = samples(page, ["shoal_listener_certificate_info"])
+        shown = {row.labels["listener"] for row in rows}
+        assert shown == {"REPLICATION", "CONTROLLER", "MTLS", "SCRAM", "OWN", "BEARER", "METRICS"}
 
 
 def test_a_user_with_a_certificate_may_do_what_its_entries_permit(
@@ -278,22 +283,86 @@ def test_the_operator_uses_a_new_certificate_for_new_connections(
     assert asyncio.run(reach()) == [False, True]
 
 
+def loaded(pods: SecuredPods, urls: dict[int, str]) -> Any:
+    """Return the certificates that the operator reads from the brokers' metrics."""
+
+    async def read() -> Any:
+        own = security.client_of_secret(pods.kube.find("Secret", OPERATOR))
+        brokers = Brokers(pods.bootstrap(LINKS), urls, own)
+        try:
+            return await brokers.loaded_certificates({"own"})
+        finally:
+            await brokers.close()
+
+    return asyncio.run(read())
+
+
 def test_brokers_report_the_certificates_that_a_renewal_waits_for(pods: SecuredPods) -> None:
     """A listener with the user's certificate does not count; unknown brokers are no brokers."""
-
-    async def loaded() -> list[Any]:
-        urls = {number: f"{one.metrics_url}/" for number, one in enumerate(pods.brokers)}
-        found = []
-        for known in ({}, urls):
-            brokers = Brokers(pods.bootstrap(LINKS), known)
-            found.append(await brokers.loaded_certificates({"own"}))
-            await brokers.close()
-        return found
-
-    unknown, found = asyncio.run(loaded())
-    assert unknown is None
+    assert loaded(pods, {}) is None
+    found = loaded(pods, pods.metrics_urls())
     shown = certificates.fingerprint(pods.secret("main-broker-tls")["broker.crt"])
     for kind in security.KINDS:
         trusted = certificates.fingerprint(pods.authority(kind).certificate)
         assert set(found[kind]) == {0, 1, 2}
         assert {(*one.own, *one.trusted) for one in found[kind].values()} == {(shown, trusted)}
+
+
+def test_the_operator_reads_metrics_of_brokers_that_have_not_restarted_since_a_change(
+    pods: SecuredPods,
+) -> None:
+    """They serve metrics over TLS although the spec no longer says so, or the reverse."""
+    urls = pods.metrics_urls()
+    plain = {number: url.replace("https:", "http:") for number, url in urls.items()}
+    assert loaded(pods, plain) == loaded(pods, urls)
+
+    page = pods.metrics(0, token=SCRAPE_TOKEN)[1].encode()
+
+    class Plain(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(page)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Print nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Plain) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"https://127.0.0.1:{server.server_port}/"
+        found = loaded(pods, {0: url})
+        server.shutdown()
+    assert found == {kind: {0: of[0]} for kind, of in loaded(pods, urls).items()}
+
+
+def test_a_missing_token_for_metrics_is_a_warning(pods: SecuredPods, admin: SyncClient) -> None:
+    del admin  # It has created a topic with three replicas: the brokers reach each other.
+
+    def degraded() -> tuple[str, str]:
+        asyncio.run(pods.reconcile())
+        conditions = pods.kube.find("QueueCluster", "main")["status"]["conditions"]
+        found = {one["type"]: one for one in conditions}
+        assert found["Ready"]["status"] == "True"
+        return found["Degraded"]["reason"], found["Degraded"]["message"]
+
+    theirs = pods.kube.objects.pop(("Secret", "scrape"))
+    assert degraded() == (
+        "MetricsTokenMissing",
+        "The brokers show their metrics to no reader: Secret 'scrape' does not exist. Create it "
+        "with the token in the key token, or remove spec.metrics.token.",
+    )
+    pods.kube.add({**theirs, "data": {"other": "eA=="}})
+    assert "has no token" in degraded()[1]
+    pods.kube.add(theirs)
+    assert degraded()[0] != "MetricsTokenMissing"
+
+
+def test_readers_of_metrics_need_tls_and_the_token(pods: SecuredPods) -> None:
+    assert pods.metrics(0, scheme="http")[0] == 403
+    assert pods.metrics(0)[0] == 401
+    assert pods.metrics(0, token="another")[0] == 401
+    status, page = pods.metrics(0, token=SCRAPE_TOKEN)
+    assert (status, "shoal_" in page) == (200, True)
+    with pytest.raises(OSError, match="alert unknown ca"):
+        pods.metrics(0, token=SCRAPE_TOKEN, pair=issued(pods, CLIENTS, "ann"))
+    assert pods.metrics(0, scheme="http", path="readyz") == (200, "ready\n")

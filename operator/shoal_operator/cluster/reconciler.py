@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from shoal.client.errors import ClientError, KafkaError
 
 from shoal_operator import clock, metrics, pods, roller
-from shoal_operator.cluster import decision
+from shoal_operator.cluster import decision, metrics_token
 from shoal_operator.cluster.authorities import Authorities, AuthorityLost
 from shoal_operator.cluster.listener_secrets import ListenerSecrets, NoListenerCertificate
 from shoal_operator.cluster.objects import ClusterObjects
@@ -93,6 +93,7 @@ class Clusters:
         self._membership = Membership(kube, brokers)
         self._authorities = Authorities(kube, store, namespace, name)
         self._renewal: Diagnosis | None = None
+        self._no_token: Diagnosis | None = None
         self._pacing = Pacing()
         #: The stage of TLS that all brokers have; None while they roll.
         self._rolled: InternalTls | None = None
@@ -154,7 +155,7 @@ class Clusters:
             seen,
             step,
             scale_down.diagnosis,
-            self._objects.not_grown or self._listener_secrets.problem,
+            self._objects.not_grown or self._listener_secrets.problem or self._no_token,
             self._renewal,
         )
         # The status comes before the restart: after a crash in between, the next operator reads
@@ -177,6 +178,7 @@ class Clusters:
         Raises `AuthorityLost`, `NoListenerCertificate`, `KubeError`.
         """
         await self._listener_secrets.reconcile(cluster)
+        self._no_token = await metrics_token.problem(self._kube, cluster)
         if not security.has_internal_tls(cluster):
             return
         loaded = None

@@ -93,7 +93,7 @@ RESERVED = {
 RESERVED_PREFIXES = {
     "listener.name.": _LISTENERS,
     "sasl.": _LOGIN,
-    "shoal.metrics.": "The operator reads the metrics by HTTP. Restrict them by a NetworkPolicy.",
+    "shoal.metrics.": "Use spec.metrics.",
     "shoal.ssl.": _TLS,
     "ssl.": _TLS,
 }

@@ -86,7 +86,8 @@ def http_url(cluster: Mapping[str, Any], broker_id: int, path: str = "metrics") 
     meta = cluster["metadata"]
     host = f"{names.pod(meta['name'], pod_layout.pod_of(broker_id))}.{names.headless(meta['name'])}"
     port = pod_layout.port(cluster["spec"]["metrics"]["port"], pod_layout.slot_of(broker_id))
-    return f"http://{host}.{meta['namespace']}.svc:{port}/{path}"
+    scheme = "https" if security.has_metrics_tls(cluster) else "http"
+    return f"{scheme}://{host}.{meta['namespace']}.svc:{port}/{path}"
 
 
 def _object(
@@ -259,7 +260,10 @@ def _pod_template(cluster: Mapping[str, Any], default_image: str, pull_policy: s
         ],
     }
     for volume, secret, _ in security.volumes(cluster):
-        source = {"secretName": secret, "defaultMode": SECRET_MODE}
+        source: Manifest = {"secretName": secret, "defaultMode": SECRET_MODE}
+        if volume == security.METRICS_TOKEN:
+            # Brokers start without it, and then show their metrics to nobody.
+            source["optional"] = True
         pod["volumes"].append({"name": volume, "secret": source})
     for key in ("nodeSelector", "affinity", "tolerations", "priorityClassName"):
         if over.get(key):

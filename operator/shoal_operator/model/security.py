@@ -30,6 +30,8 @@ REPLICATION, REPLICATION_PORT = "replication", 9091
 #: began without.
 CONTROLLER, CONTROLLER_PORT = "controller", 9093
 CONTROLLER_TLS, CONTROLLER_TLS_PORT = "controllertls", 9090
+#: The name of the brokers' HTTP port among listeners with certificates.
+METRICS = "metrics"
 AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 #: Annotation of a StatefulSet with the `InternalTls` of its brokers.
 INTERNAL_TLS = "shoal.dev/internal-tls"
@@ -37,6 +39,8 @@ INTERNAL_TLS = "shoal.dev/internal-tls"
 TLS_DIR = "/etc/shoal-tls"
 #: Where the Secret with the users' certificates of listeners is mounted.
 LISTENER_TLS_DIR = "/etc/shoal-listeners"
+#: The volume with the user's Secret of tokens for the metrics, and where it is mounted.
+METRICS_TOKEN, METRICS_TOKEN_DIR = "metrics-token", "/etc/shoal-metrics"
 _MECHANISMS = {"scram-sha-512": "SCRAM-SHA-512", "oauthbearer": "OAUTHBEARER"}
 #: The configs of the fields of `authentication` with type `oauthbearer`.
 _OAUTH = {
@@ -281,6 +285,7 @@ def properties(cluster: Mapping[str, Any]) -> dict[str, str]:
         }
     for listener in cluster["spec"]["listeners"]:
         found |= _of_listener(listener)
+    found |= _of_metrics(cluster)
     # Before, brokers have no login among themselves, and would be refused.
     if is_authorized(cluster) and internal_tls(cluster).is_complete:
         found["authorizer.class.name"] = AUTHORIZER
@@ -304,6 +309,32 @@ def _of_listener(listener: Mapping[str, Any]) -> dict[str, str]:
     return {f"listener.name.{name}.{config}": value for config, value in found.items()}
 
 
+def has_metrics_tls(cluster: Mapping[str, Any]) -> bool:
+    """Return whether the brokers of a `resolved` cluster serve metrics over TLS."""
+    return has_internal_tls(cluster) and cluster["spec"]["metrics"].get("tls") is not None
+
+
+def metrics_token(cluster: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the name and key of the Secret with the tokens that readers of metrics need; None if
+    they need none."""
+    token = cluster["spec"]["metrics"].get("token") if has_metrics_tls(cluster) else None
+    return token["secretKeyRef"] if token else None
+
+
+def _of_metrics(cluster: Mapping[str, Any]) -> dict[str, str]:
+    if not has_metrics_tls(cluster):
+        return {}
+    found = {
+        "shoal.metrics.security.protocol": "SSL",
+        # The operator and the commands in a broker's container show certificates.
+        "listener.name.metrics.ssl.truststore.location": f"{TLS_DIR}/cluster-ca.crt",
+        "listener.name.metrics.ssl.client.auth": "requested",
+    }
+    if token := metrics_token(cluster):
+        found["shoal.metrics.token.file"] = f"{METRICS_TOKEN_DIR}/{token['key']}"
+    return found
+
+
 def secret_name(listener: Mapping[str, Any]) -> str:
     """Return the user's Secret with the certificate of a listener; empty without one."""
     return str((listener.get("tls") or {}).get("secretName") or "")
@@ -322,6 +353,8 @@ def volumes(cluster: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         found.append(("tls", broker_tls(name), TLS_DIR))
     if own_certificates(cluster):
         found.append(("listener-tls", listener_tls(name), LISTENER_TLS_DIR))
+    if token := metrics_token(cluster):
+        found.append((METRICS_TOKEN, token["name"], METRICS_TOKEN_DIR))
     return found
 
 
