@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 # Tests start hundreds of brokers. Without cached bytecode, each start takes three times as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv compiled check lint types imports unit model sim wire fuzz java kcat compat spark brokers kube cluster image e2e demo bench bench-cluster bench-security bench-queues bench-spark test test-clients test-clusters test-alone test-all nightly docs lock clean
+.PHONY: help venv release compiled check lint types imports unit model sim wire fuzz java kcat compat spark brokers kube cluster image e2e demo bench bench-cluster bench-security bench-queues bench-spark test test-clients test-clusters test-alone test-all nightly docs lock clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z0-9-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 12
@@ -60,6 +60,8 @@ cluster: venv               ## start a Kubernetes cluster: kind if there is Dock
 	$(BIN)/python tests/e2e/cluster/cli.py up
 image: venv                 ## build the images of broker, operator and Spark
 	$(BIN)/python tests/e2e/cluster/cli.py build broker operator spark
+release: venv               ## build the artifacts of a release into dist/: VERSION=x, KEY=FILE signs (docs/releasing.md)
+	PYTHONPATH=tests:tools $(BIN)/python -m release $(VERSION) $(if $(KEY),--key=$(KEY)) $(RELEASE)
 e2e: venv java cluster          ## test on a Kubernetes cluster, with kubectl, helm and clients in pods
 	$(PYTEST) -q tests/e2e
 demo: venv                  ## run the whole pipeline on a Kubernetes cluster, with a live plot

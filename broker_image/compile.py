@@ -57,9 +57,13 @@ def build(folder: Path, extension: Extension) -> str | None:
         return str(error)
     made = folder / f"{extension.module}{sysconfig.get_config_var('EXT_SUFFIX')}"
     part = made.with_name(f"{made.name}.part{os.getpid()}")
-    sources = sorted(map(str, (folder / extension.sources).glob("*.c")))
+    found = (folder / extension.sources).glob("*.c")
+    # Relative to the folder: a module has the same bytes wherever it is compiled.
+    sources = sorted(str(path.relative_to(folder)) for path in found)
+    output = str(part.relative_to(folder))
     done = subprocess.run(
-        [*command, *FLAGS, *defines, f"-I{include}", "-o", str(part), *sources],
+        [*command, *FLAGS, *defines, f"-I{include}", "-o", output, *sources],
+        cwd=folder,
         capture_output=True,
         text=True,
         check=False,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tarfile
 import time
 import tomllib
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ IMAGES = {
         source_only=("pyspark",),
     ),
 }
-_PROJECT = ("pyproject.toml", "README.md", "LICENSE")
+_PROJECT = ("pyproject.toml", "README.md", "LICENSE", "broker_image/wheel_hook.py")
 
 
 def tag(name: str) -> str:
@@ -264,6 +265,17 @@ def _export(path: Path, image: str) -> Path:
     else:
         _buildah("push", "--quiet", image, f"docker-archive:{partial}:{image}")
     return _keep(path, partial)
+
+
+def write_oci_layout(name: str, folder: Path) -> None:
+    """Write an image of the project, which `archive` has built, as an OCI layout."""
+    if not docker_answers():
+        _buildah("push", "--quiet", tag(name), f"oci:{folder}:{tag(name)}")
+        return
+    with tarfile.open(archive(name)) as saved:
+        if "oci-layout" not in saved.getnames():
+            raise ClusterError("Docker saves no OCI layouts: use Docker 25 or later.")
+        saved.extractall(folder, filter="data")
 
 
 def _keep(path: Path, partial: Path) -> Path:

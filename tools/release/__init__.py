@@ -1,0 +1,1 @@
+"""Builds the artifacts of a release: `make release VERSION=x` (docs/releasing.md)."""

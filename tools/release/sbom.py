@@ -1,0 +1,69 @@
+"""The bill of materials of an image: its Python and Debian packages, in CycloneDX 1.6."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from email.parser import HeaderParser
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_STATUS = "var/lib/dpkg/status"
+
+
+def of_image(archive: Path, name: str, version: str) -> str:
+    """Return the bill of materials of a docker archive as JSON."""
+    found = {component["purl"]: component for component in _components(archive)}
+    document = {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {"component": {"type": "container", "name": name, "version": version}},
+        "components": [found[purl] for purl in sorted(found)],
+    }
+    return json.dumps(document, indent=1) + "\n"
+
+
+def _components(archive: Path) -> Iterator[dict[str, Any]]:
+    debian: list[dict[str, Any]] = []
+    with tarfile.open(archive) as image:
+        manifest = json.load(_member(image, "manifest.json"))
+        for layer in manifest[0]["Layers"]:
+            with tarfile.open(fileobj=_member(image, layer)) as files:
+                for entry in files:
+                    where = entry.name.removeprefix("./")
+                    if where.endswith(".dist-info/METADATA") and entry.isfile():
+                        about = HeaderParser().parsestr(_text(files, entry))
+                        yield _component("pypi", about["Name"].lower(), about["Version"])
+                    elif where == _STATUS and entry.isfile():
+                        # A later layer has the whole list again.
+                        debian = list(_of_status(_text(files, entry)))
+    yield from debian
+
+
+def _of_status(text: str) -> Iterator[dict[str, Any]]:
+    for part in text.split("\n\n"):
+        about = HeaderParser().parsestr(part)
+        if about["Package"] and about["Status"] == "install ok installed":
+            yield _component("deb/debian", about["Package"], about["Version"])
+
+
+def _component(kind: str, name: str, version: str) -> dict[str, Any]:
+    purl = f"pkg:{kind}/{quote(name)}@{quote(version)}"
+    return {"type": "library", "name": name, "version": version, "purl": purl}
+
+
+def _member(archive: tarfile.TarFile, name: str) -> Any:
+    found = archive.extractfile(name)
+    assert found is not None, f"{name} is no file"
+    return found
+
+
+def _text(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> str:
+    found = archive.extractfile(entry)
+    assert found is not None
+    return found.read().decode(errors="replace")
