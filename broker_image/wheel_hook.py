@@ -27,7 +27,7 @@ class CompiledModules(BuildHookInterface):
             refused = compiler["build"](folder, extension)
             if refused is not None:
                 raise RuntimeError(f"{extension.name} cannot be compiled: {refused}")
-        build_data["artifacts"] += ["/broker_image/**/_bulk*.so", "/broker_image/**/_walk*.so"]
+        build_data["artifacts"] += ["broker_image/**/_bulk*.so", "broker_image/**/_walk*.so"]
         build_data["pure_python"] = False
         python = f"cp{sys.version_info.major}{sys.version_info.minor}"
         build_data["tag"] = f"{python}-{python}-linux_x86_64"

@@ -159,6 +159,8 @@ def test_it_names_settings_without_effect(start_broker: Callable[..., ShoalProce
         "Set without effect: log.local.retention.ms, num.io.threads."
         " docs/configs.md lists what has an effect."
     )
+    # The log is another stream than the sentence.
+    eventually(lambda: any("settings without effect" in line for line in broker.log))
     (logged,) = [line for line in broker.log if "settings without effect" in line]
     assert "num.io.threads" in logged
     assert "log.retention.ms" not in logged

@@ -79,6 +79,8 @@ class BrokerMachine(Machine):
         self.starts = 0
         #: The process that composed a broker last, and this broker.
         self._composed: tuple[Process, Broker] | None = None
+        #: All brokers that ran here, as their processes left them.
+        self.past: list[Broker] = []
         kernel.after(_SUPERVISE_S, self._supervise)
 
     @property
@@ -118,6 +120,7 @@ class BrokerMachine(Machine):
     def _compose(self, process: Process) -> Broker:
         broker = broker_process.compose(self.config, process.loop, SimSystem(process, self))
         self._composed = process, broker
+        self.past.append(broker)
         return broker
 
     def _ended(self, process: Process) -> None:

@@ -103,7 +103,10 @@ class SharesChecker:
 
     def ends(self, where: Where, *, newest: bool = False) -> tuple[int, bool]:
         """Return the committed end of a partition's log, or its `newest` end on any broker, and
-        whether one broker leads it."""
+        whether one broker leads it.
+
+        A broker's response may arrive after its death. So the newest end includes what dead brokers
+        had committed."""
         partitions = [
             partition
             for _, broker in self.cluster.running()
@@ -114,6 +117,11 @@ class SharesChecker:
         end = 0 if committed is None else committed.end
         if newest:
             end = max([end, *(partition.log.log_end_offset for partition in partitions)])
+            for machine in self.cluster.brokers.values():
+                for broker in machine.past:
+                    partition = broker.partitions.by_name(*where)
+                    if partition is not None:
+                        end = max(end, partition.high_watermark)
         return end, alone
 
     # In memory.

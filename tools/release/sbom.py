@@ -59,7 +59,7 @@ def _component(kind: str, name: str, version: str) -> dict[str, Any]:
 
 def _member(archive: tarfile.TarFile, name: str) -> Any:
     found = archive.extractfile(name)
-    assert found is not None, f"{name} is no file"
+    assert found is not None, f"{name} is not a file"
     return found
 
 
