@@ -136,7 +136,7 @@ class Consumers:
         self._kube, self._store, self._monitor = kube, store, monitor
         self._namespace, self._cluster, self._settings = namespace, cluster, settings
         self._statuses = Statuses(kube, store)
-        self._workloads = Workloads(kube, store)
+        self._workloads = Workloads(kube, store, settings)
         self._histories: dict[str, scaling.History] = {}
         self._signals: dict[str, dict[str, int]] = {}
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shoal_operator.model.names import Manifest
+    from shoal_operator.settings import Settings
     from shoal_operator.store import Store
 
 #: A SparkApplication without a state after this time has no Spark operator.
@@ -93,8 +94,8 @@ def application_verdict(
 class Workloads:
     """Applies workloads through the API server and reads them from the store."""
 
-    def __init__(self, kube: Kube, store: Store) -> None:
-        self._kube, self._store = kube, store
+    def __init__(self, kube: Kube, store: Store, settings: Settings) -> None:
+        self._kube, self._store, self._settings = kube, store, settings
         self._failures: dict[str, str] = {}
         self._running_since_ms: dict[str, int] = {}
 
@@ -111,6 +112,8 @@ class Workloads:
             bootstrap_servers=context.bootstrap_servers,
             group_id=context.group_id,
             topics=context.topics,
+            default_image=self._settings.broker_image,
+            pull_policy=self._settings.broker_pull_policy,
             user_secret=context.user_secret,
         )
         have = await self._apply_manifest(want)

@@ -121,6 +121,8 @@ def test_each_container_of_a_deployment_has_the_secret() -> None:
         bootstrap_servers="b:1",
         group_id="g",
         topics=["t"],
+        default_image="r/broker:1",
+        pull_policy="Always",
         user_secret="ann",
     )
     spec = made["spec"]["template"]["spec"]

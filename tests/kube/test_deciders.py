@@ -451,6 +451,8 @@ def test_consumers_get_the_connection_settings() -> None:
         bootstrap_servers="b:1",
         group_id="g",
         topics=["t", "u"],
+        default_image="r/broker:1",
+        pull_policy="Always",
     )
     pod_env = [
         [(e["name"], e["value"]) for e in c["env"]]
@@ -464,6 +466,35 @@ def test_consumers_get_the_connection_settings() -> None:
     ]
     assert made["spec"]["replicas"] == 4
     assert "env" in consumer["spec"]["deployment"]["template"]["spec"]["containers"][0]
+
+
+def test_a_container_without_an_image_gets_the_brokers() -> None:
+    pods = {
+        "containers": [
+            {"name": "a"},
+            {"name": "b", "imagePullPolicy": "Never"},
+            {"name": "c", "image": "mine:1"},
+        ]
+    }
+    made = deployment.manifest(
+        {
+            "kind": "ShareConsumer",
+            "metadata": {"name": "c", "namespace": "n", "uid": "u"},
+            "spec": {"deployment": {"template": {"spec": pods}}},
+        },
+        cluster="main",
+        replicas=1,
+        bootstrap_servers="b:1",
+        group_id="g",
+        topics=["t"],
+        default_image="r/broker:1",
+        pull_policy="Always",
+    )
+    images = [
+        (one["image"], one.get("imagePullPolicy"))
+        for one in made["spec"]["template"]["spec"]["containers"]
+    ]
+    assert images == [("r/broker:1", "Always"), ("r/broker:1", "Never"), ("mine:1", None)]
 
 
 def _brokers(pull_policy: str = "Always", **spec: object) -> dict:

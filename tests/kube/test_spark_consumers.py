@@ -7,6 +7,7 @@ import pytest
 from shoal_operator import consumers
 from shoal_operator.model import spark
 from shoal_operator.scaling import History, Load, ceiling, decide
+from shoal_operator.settings import Settings
 from shoal_operator.store import Store
 from shoal_operator.workloads import Workloads, application_verdict, termination_message
 
@@ -19,6 +20,7 @@ CONTEXT = spark.WorkloadContext(
     scale_url="http://operator:8080",
     driver_role="drivers",
 )
+SETTINGS = Settings("broker:1", "spark:1", "drivers", "http://operator:8080")
 CONSUMER: dict[str, Any] = {
     "kind": "ShareConsumer",
     "metadata": {"name": "c", "namespace": "n", "uid": "u"},
@@ -212,7 +214,7 @@ def test_a_stopped_driver_did_not_fail(exit_code, reason) -> None:
     store = Store()
     store.put(ended_driver(exit_code))
     no_kube: Any = None
-    workloads = Workloads(no_kube, store)
+    workloads = Workloads(no_kube, store, SETTINGS)
 
     def said(state):
         application = {"status": {"applicationState": {"state": state}}}
@@ -229,7 +231,7 @@ def test_a_driver_without_memory_is_reported() -> None:
     killed["status"]["containerStatuses"][0]["state"]["terminated"]["reason"] = "OOMKilled"
     store.put(killed)
     no_kube: Any = None
-    words = Workloads(no_kube, store).failure_of(CONSUMER, "FAILING")
+    words = Workloads(no_kube, store, SETTINGS).failure_of(CONSUMER, "FAILING")
     assert "spark.driver.memoryOverhead" in words
     assert "ValueError" not in words
 

@@ -1,4 +1,4 @@
-"""`python -m release VERSION [--key FILE] [--only python,charts,images]`: write `dist/VERSION`."""
+"""`python -m release VERSION [--key FILE] [--only PARTS]`: write `dist/VERSION`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from release import charts, images, packages, summary
 from release.checkout import Checkout, ReleaseError
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("python", "charts", "images")
+PARTS = ("python", "charts", *images.NAMES)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make release")
     parser.add_argument("version", help="version of the release, such as 0.1.0")
     parser.add_argument("--key", type=Path, help="PEM file with the Ed25519 key that signs")
-    parser.add_argument("--only", default=",".join(PARTS), help="parts to build")
+    parser.add_argument("--only", default=",".join(PARTS), help=f"parts to build: {', '.join(PARTS)}")
     parser.add_argument("--into", type=Path, help="folder of the artifacts; default dist/VERSION")
     given = parser.parse_args()
     try:
@@ -39,23 +39,22 @@ def release(version: str, key_file: Path | None, parts: list[str], into: Path | 
     if unknown:
         raise ReleaseError(f"There is no part {min(unknown)!r}: the parts are {', '.join(PARTS)}.")
     checkout = Checkout(ROOT, version)
-    checkout.notes()
     key = None if key_file is None else summary.load_key(key_file)
     target = into or ROOT / "dist" / version
     if target.exists() and not (target / summary.SUMS).exists():
-        raise ReleaseError(f"{target} exists and is no release. Remove it, or name another folder.")
+        raise ReleaseError(f"{target} exists and is not a release. Remove it, or name another folder.")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as work:
         sources, made = Path(work) / "sources", Path(work) / "made"
         checkout.export(sources)
-        for part in parts:
-            (made / part).mkdir(parents=True)
+        made.mkdir()
         if "python" in parts:
             packages.build(checkout, sources, made / "python")
         if "charts" in parts:
             charts.build(checkout, sources, made / "charts")
-        if "images" in parts:
-            images.build(checkout, made / "images")
+        for name in images.NAMES:
+            if name in parts:
+                images.build(name, checkout, made / "images")
         summary.write(checkout, made, key)
         if target.exists():
             shutil.rmtree(target)

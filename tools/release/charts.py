@@ -26,6 +26,7 @@ CRDS = "shoal-crds"
 
 def build(checkout: Checkout, sources: Path, into: Path) -> None:
     """Write both charts as archives, as `helm package` names them. Raises `ReleaseError`."""
+    into.mkdir()
     chart = sources / "helm" / "shoal"
     files = {
         str(path.relative_to(chart)): path.read_bytes()

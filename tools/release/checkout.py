@@ -35,37 +35,15 @@ class Checkout:
             raise ReleaseError(
                 f"The checkout has changes that no commit has:\n{changed}\nCommit or stash them."
             )
-        for path, found in self._versions().items():
+        for path, found in versions(folder).items():
             if found != version:
                 raise ReleaseError(
                     f"{path} has version {found}, not {version}. Change it and commit."
                 )
         self.commit = self._git("rev-parse", "HEAD")
+        self.notes = notes(folder, version)
         #: Time of the commit in seconds since 1970, for all files of the artifacts.
         self.time_s = int(self._git("log", "-1", "--format=%ct"))
-
-    def _versions(self) -> dict[str, str]:
-        """Return the versions that files name."""
-        read = {name: (self.folder / name).read_text() for name in _FILES}
-        project = tomllib.loads(read["pyproject.toml"])["project"]
-        chart = yaml.safe_load(read["helm/shoal/Chart.yaml"])
-        (in_code,) = re.findall(
-            r'(?m)^__version__ = "(.*)"', read["broker_image/shoal/__init__.py"]
-        )
-        return {
-            "pyproject.toml": project["version"],
-            "broker_image/shoal/__init__.py": in_code,
-            "helm/shoal/Chart.yaml (version)": chart["version"],
-            "helm/shoal/Chart.yaml (appVersion)": str(chart["appVersion"]),
-        }
-
-    def notes(self) -> str:
-        """Return the changelog's section of this version. Raises `ReleaseError` without one."""
-        text = (self.folder / "CHANGELOG.md").read_text()
-        found = re.search(rf"(?ms)^## {re.escape(self.version)}\b[^\n]*\n(.*?)(?=^## |\Z)", text)
-        if found is None:
-            raise ReleaseError(f"CHANGELOG.md has no section {self.version!r}. Add it and commit.")
-        return found[1].strip() + "\n"
 
     def export(self, into: Path) -> None:
         """Write the files of the commit, and nothing else, into a folder."""
@@ -85,6 +63,29 @@ class Checkout:
         if done.returncode:
             raise ReleaseError(f"git {words[0]} failed: {done.stderr.strip()}")
         return done.stdout.strip()
+
+
+def versions(folder: Path) -> dict[str, str]:
+    """Return the version in each file that has one, by the name of the file."""
+    read = {name: (folder / name).read_text() for name in _FILES}
+    project = tomllib.loads(read["pyproject.toml"])["project"]
+    chart = yaml.safe_load(read["helm/shoal/Chart.yaml"])
+    (in_code,) = re.findall(r'(?m)^__version__ = "(.*)"', read["broker_image/shoal/__init__.py"])
+    return {
+        "pyproject.toml": project["version"],
+        "broker_image/shoal/__init__.py": in_code,
+        "helm/shoal/Chart.yaml (version)": chart["version"],
+        "helm/shoal/Chart.yaml (appVersion)": str(chart["appVersion"]),
+    }
+
+
+def notes(folder: Path, version: str) -> str:
+    """Return the changelog's section of a version. Raises `ReleaseError` without one."""
+    text = (folder / "CHANGELOG.md").read_text()
+    found = re.search(rf"(?ms)^## {re.escape(version)}(?= |$)[^\n]*\n(.*?)(?=^## |\Z)", text)
+    if found is None:
+        raise ReleaseError(f"CHANGELOG.md has no section {version!r}. Add it and commit.")
+    return found[1].strip() + "\n"
 
 
 _FILES = ("pyproject.toml", "broker_image/shoal/__init__.py", "helm/shoal/Chart.yaml")

@@ -16,17 +16,20 @@ if TYPE_CHECKING:
     from release.checkout import Checkout
 
 
-def build(checkout: Checkout, into: Path) -> None:
-    """Build and write all images. Raises `ReleaseError`."""
+NAMES = tuple(images.IMAGES)
+
+
+def build(name: str, checkout: Checkout, into: Path) -> None:
+    """Build and write an image. Raises `ReleaseError`."""
+    into.mkdir(exist_ok=True)
+    part = f"shoal-{name}-{checkout.version}"
     try:
-        for name in images.IMAGES:
-            archive = images.archive(name)
-            part = f"shoal-{name}-{checkout.version}"
-            _write_archive(name, into / f"{part}.oci.tar", checkout.time_s)
-            bill = sbom.of_image(archive, f"shoal/{name}", checkout.version)
-            (into / f"{part}.cdx.json").write_text(bill)
+        archive = images.archive(name)
+        _write_archive(name, into / f"{part}.oci.tar", checkout.time_s)
     except ClusterError as error:
         raise ReleaseError(str(error)) from None
+    bill = sbom.of_image(archive, f"shoal/{name}", checkout.version)
+    (into / f"{part}.cdx.json").write_text(bill)
 
 
 def _write_archive(name: str, path: Path, time_s: int) -> None:

@@ -38,7 +38,8 @@ def _components(archive: Path) -> Iterator[dict[str, Any]]:
                     where = entry.name.removeprefix("./")
                     if where.endswith(".dist-info/METADATA") and entry.isfile():
                         about = HeaderParser().parsestr(_text(files, entry))
-                        yield _component("pypi", about["Name"].lower(), about["Version"])
+                        name = about["Name"].lower().replace("_", "-")
+                        yield _component("pypi", name, about["Version"])
                     elif where == _STATUS and entry.isfile():
                         # A later layer has the whole list again.
                         debian = list(_of_status(_text(files, entry)))

@@ -26,7 +26,7 @@ def load_key(path: Path) -> Ed25519PrivateKey:
         raise ReleaseError(f"The key {path} cannot be read: {error}") from None
     if not isinstance(key, Ed25519PrivateKey):
         raise ReleaseError(
-            f"The key {path} is no Ed25519 key. Make one: openssl genpkey -algorithm ed25519"
+            f"The key {path} is not an Ed25519 key. Make one: openssl genpkey -algorithm ed25519"
         )
     return key
 
@@ -39,7 +39,7 @@ def write(checkout: Checkout, into: Path, key: Ed25519PrivateKey | None) -> None
     )
     (into / NOTES).write_text(
         f"# Shoal {checkout.version}\n\nCommit {checkout.commit}. Images and the compiled wheel are"
-        f" for x86_64 (amd64) only.\n\n{checkout.notes()}\n## Files\n\n| file | MB |\n| --- | --- |"
+        f" for x86_64 (amd64) only.\n\n{checkout.notes}\n## Files\n\n| file | MB |\n| --- | --- |"
         f"\n{sizes}"
     )
     sums = "".join(

@@ -17,9 +17,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- define "shoal.image" -}}
 {{- $tag := .image.tag | default .root.Chart.AppVersion -}}
-{{- if hasPrefix "sha256:" $tag -}}
-{{ .image.repository }}@{{ $tag }}
-{{- else -}}
-{{ .image.repository }}:{{ $tag }}
-{{- end -}}
+{{- $registry := .image.registry | default .root.Values.image.registry -}}
+{{- $separator := ternary "@" ":" (hasPrefix "sha256:" $tag) -}}
+{{ with $registry }}{{ . }}/{{ end }}{{ .image.repository }}{{ $separator }}{{ $tag }}
 {{- end }}

@@ -21,10 +21,13 @@ def manifest(
     bootstrap_servers: str,
     group_id: str,
     topics: Sequence[str],
+    default_image: str,
+    pull_policy: str,
     user_secret: str = "",
 ) -> Manifest:
     """Return a Deployment of `replicas` consumers, with the group in their environment.
 
+    Containers without an image get `default_image`, with `pull_policy` unless they have their own.
     `user_secret` is the Secret of the user that they log in as, empty without one.
     """
     meta = consumer["metadata"]
@@ -39,6 +42,9 @@ def manifest(
     ]
     for container in template["spec"]["containers"]:
         container["env"] = names.environment(given, container.get("env", []))
+        if not container.get("image"):
+            container["image"] = default_image
+            container.setdefault("imagePullPolicy", pull_policy)
     if user_secret:
         _mount(template["spec"], users.mounted(user_secret))
     return {

@@ -136,7 +136,8 @@ def _build_stage(image: Image, name: str, stage: str = "") -> None:
     target = (f"--target={stage}",) if stage else ()
     file = f"--file={REPOSITORY / image.containerfile}"
     if docker_answers():
-        run("docker", "build", "--quiet", f"--tag={name}", file, *target, REPOSITORY)
+        version = f"--build-arg=VERSION={_project()['version']}"
+        run("docker", "build", "--quiet", f"--tag={name}", file, version, *target, REPOSITORY)
         return
     _buildah(
         "build-using-dockerfile",
@@ -144,6 +145,7 @@ def _build_stage(image: Image, name: str, stage: str = "") -> None:
         "--isolation=chroot",
         "--network=host",
         f"--build-arg=BASE={_base(image.packages)}",
+        f"--build-arg=VERSION={_project()['version']}",
         "--build-arg=PIP_NO_INDEX=1",
         "--build-arg=PIP_FIND_LINKS=/wheels",
         f"--volume={_wheels(image)}:/wheels:ro",
