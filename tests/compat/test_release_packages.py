@@ -46,10 +46,8 @@ def test_another_build_gives_the_same_bytes(packages: Path, tmp_path: Path) -> N
 
 def test_only_the_wheel_of_this_platform_has_compiled_modules(packages: Path) -> None:
     compiled, pure = sorted(packages.glob("*.whl"))
-    assert re.fullmatch(
-        rf"shoal-{re.escape(VERSION)}-cp311-cp311-(manylinux\w+\.)*manylinux_2_17_x86_64\.whl",
-        ".".join(sorted(compiled.name.removesuffix(".whl").split("."))) + ".whl",
-    ) or "manylinux_2_17_x86_64" in compiled.name
+    assert compiled.name.startswith(f"shoal-{VERSION}-cp311-cp311-manylinux")
+    assert compiled.name.endswith("manylinux_2_17_x86_64.whl")
     assert pure.name == f"shoal-{VERSION}-py3-none-any.whl"
     modules = [
         sorted(Path(name).name.split(".")[0] for name in wheel.namelist() if name.endswith(".so"))

@@ -131,9 +131,7 @@ def test_a_bad_key_is_refused_before_anything_is_built(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_release_of_charts(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_release_of_charts(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the same each time, its checksums hold, and the signature is theirs."""
     monkeypatch.setattr(tool, "ROOT", folder)
     key = Ed25519PrivateKey.generate()

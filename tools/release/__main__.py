@@ -19,7 +19,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make release")
     parser.add_argument("version", help="version of the release, such as 0.1.0")
     parser.add_argument("--key", type=Path, help="PEM file with the Ed25519 key that signs")
-    parser.add_argument("--only", default=",".join(PARTS), help=f"parts to build: {', '.join(PARTS)}")
+    parser.add_argument(
+        "--only", default=",".join(PARTS), help=f"parts to build: {', '.join(PARTS)}"
+    )
     parser.add_argument("--into", type=Path, help="folder of the artifacts; default dist/VERSION")
     given = parser.parse_args()
     try:
@@ -42,7 +44,9 @@ def release(version: str, key_file: Path | None, parts: list[str], into: Path | 
     key = None if key_file is None else summary.load_key(key_file)
     target = into or ROOT / "dist" / version
     if target.exists() and not (target / summary.SUMS).exists():
-        raise ReleaseError(f"{target} exists and is not a release. Remove it, or name another folder.")
+        raise ReleaseError(
+            f"{target} exists and is not a release. Remove it, or name another folder."
+        )
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as work:
         sources, made = Path(work) / "sources", Path(work) / "made"
