@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.log.validation import RECORD_ERRORS_MAX
-from shoal.metadata.controller import SECURITY_FEATURE, SUPPORTED_FEATURES
+from shoal.metadata.controller import SUPPORTED_FEATURES
 from shoal.protocol.api import ApiKey
+from shoal.protocol.feature_levels import SECURITY_FEATURE
 from shoal.record.compression import EXPANDED_BYTES_MAX
 from shoal.server.cluster_config import Listeners
 from shoal.server.handlers import HANDLERS, api_versions

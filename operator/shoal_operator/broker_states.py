@@ -109,8 +109,9 @@ NO_QUORUM = Quorum(frozenset(), frozenset())
 class ClusterState:
     """A cluster. `registered` and `fenced` are broker ids.
 
-    `racks`, `versions` and `advertised` (`advertised.listeners`) are by broker id. Brokers that did
-    not answer or were not asked are absent.
+    `features` are the finalized levels. `racks`, `versions` and `advertised`
+    (`advertised.listeners`) are by broker id. Brokers that did not answer or were not asked are
+    absent.
     """
 
     cluster_id: str
@@ -123,6 +124,7 @@ class ClusterState:
     disks: tuple[Disk, ...] = ()
     versions: Mapping[int, str] = field(default_factory=dict)
     advertised: Mapping[int, str] = field(default_factory=dict)
+    features: Mapping[str, int] = field(default_factory=dict)
 
 
 def group_state(

@@ -179,7 +179,13 @@ class Brokers:
             tuple([await self._disk(broker) for broker in ids if broker in known]),
             await self._versions(),
             await self._advertised(sorted(known)) if advertised else {},
+            await self._client.admin.features(),
         )
+
+    async def upgrade_features(self, levels: Mapping[str, int]) -> None:
+        """Raise features to these levels, all or none. Raises `ClientError`."""
+        self._count("UpdateFeatures")
+        await self._client.admin.upgrade_features(levels)
 
     async def _disk(self, broker_id: int) -> Disk:
         self._count("DescribeLogDirs")

@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from conditions import eventually
 from identity_providers import IdentityProvider
 from kube.secured_pods import NOW, OWN, OWN_CA, SCRAPE_TOKEN, LocalBrokers, SecuredPods
 from shoal.client.client import SyncClient
@@ -20,6 +21,7 @@ from shoal.client.exposition import samples
 from shoal.client.secret import Secret
 from shoal.client.security_admin import ScramMechanism, ScramUpsertion
 from shoal.client.topics import NewTopic
+from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.security.acls import Acl, Operation, PatternType, Permission, ResourceType
 from shoal_operator import certificates
@@ -113,6 +115,17 @@ def produce(client: SyncClient) -> None:
     client.run(send())
 
 
+def is_permitted(client: SyncClient) -> bool:
+    """Whether the brokers have heard of a permission: produce a record."""
+    try:
+        produce(client)
+    except KafkaError as refused:
+        if refused.code != ErrorCode.topic_authorization_failed:
+            raise
+        return False
+    return True
+
+
 def principal(client: SyncClient) -> str:
     found = client.run(client.admin.tokens.identity())
     assert found is not None
@@ -177,7 +190,7 @@ def test_a_user_with_a_certificate_may_do_what_its_entries_permit(
             produce(client)
         assert refused.value.code == ErrorCode.topic_authorization_failed
         permit(admin, "User:CN=eve")
-        produce(client)
+        eventually(lambda: is_permitted(client))
 
 
 def test_a_user_with_a_password_may_do_what_its_entries_permit(
@@ -189,7 +202,7 @@ def test_a_user_with_a_password_may_do_what_its_entries_permit(
             produce(client)
         assert refused.value.code == ErrorCode.topic_authorization_failed
         permit(admin, "User:ann")
-        produce(client)
+        eventually(lambda: is_permitted(client))
     with (
         connect(pods, SCRAM, {**with_password("ann", trusted), "sasl.password": "x"}) as other,
         pytest.raises(SecurityError, match="invalid credentials"),
@@ -366,3 +379,30 @@ def test_readers_of_metrics_need_tls_and_the_token(pods: SecuredPods) -> None:
     with pytest.raises(OSError, match="alert unknown ca"):
         pods.metrics(0, token=SCRAPE_TOKEN, pair=issued(pods, CLIENTS, "ann"))
     assert pods.metrics(0, scheme="http", path="readyz") == (200, "ready\n")
+
+
+def test_features_are_finalized_when_asked(pods: SecuredPods, admin: SyncClient) -> None:
+    """`spec.metadataVersion` raises what an earlier release left."""
+    lower = {"feature": "share.version", "max_version_level": 1, "upgrade_type": 2}
+    body = {"timeout_ms": 10_000, "feature_updates": [lower]}
+    cluster = admin.client.cluster
+    answer = admin.run(cluster.ask(ApiKey.UPDATE_FEATURES, body))
+    assert answer.error_code is ErrorCode.none, answer
+
+    def status() -> dict[str, Any]:
+        asyncio.run(pods.reconcile())
+        return pods.kube.find("QueueCluster", "main")["status"]
+
+    eventually(lambda: status()["metadataVersion"] == "", what="all brokers have the lower level")
+    spec = pods.kube.find("QueueCluster", "main")["spec"]
+    spec["metadataVersion"] = "0.1"
+    try:
+        assert status()["metadataVersion"] == "0.1"
+        assert admin.run(admin.client.admin.features())["share.version"] == 2
+        status()
+        events = [e for e in pods.kube.all("Event") if e["reason"] == "FeaturesFinalized"]
+        assert [e["message"] for e in events] == [
+            "Features of 0.1: share.version 2. Earlier releases can no longer run."
+        ]
+    finally:
+        del spec["metadataVersion"]

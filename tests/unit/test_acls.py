@@ -8,9 +8,10 @@ from uuid import UUID
 import pytest
 from shoal.metadata import acls, controller, delta, security_feature
 from shoal.metadata.acls import AclFilter, Deletion
-from shoal.metadata.controller import SECURITY_FEATURE, Decision
+from shoal.metadata.controller import Decision
 from shoal.metadata.image import BrokerImage, MetadataImage
 from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.protocol.feature_levels import SECURITY_FEATURE
 from shoal.security.acls import Acl, Operation, PatternType, Permission, ResourceType
 
 READ_T = Acl(

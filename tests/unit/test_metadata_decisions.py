@@ -361,6 +361,31 @@ def test_refused_features(
     assert not decision.records
 
 
+@pytest.mark.parametrize(
+    ("supported", "before", "part"),
+    [
+        ((0, 1), 1, "Broker 2 only supports versions 0-1."),
+        (None, 0, "Broker 2 does not support this feature."),
+    ],
+)
+@pytest.mark.parametrize("fenced", [False, True])
+def test_a_level_needs_the_support_of_each_broker(
+    image: MetadataImage, supported: tuple[int, int] | None, before: int, part: str, fenced: bool
+) -> None:
+    """Also of one that is down: it could not read the metadata when it returns."""
+    lower = controller.update_features(image, [("share.version", before, 2)], validate_only=False)
+    lowered = follow(image, lower)
+    features = dict(controller.SUPPORTED_FEATURES)
+    del features["share.version"]
+    if supported is not None:
+        features["share.version"] = supported
+    other = broker(2, fenced=fenced)._replace(features=features)
+    both = follow(lowered, controller.register_broker(lowered, other, clean=True))
+    decision = controller.update_features(both, [("share.version", 2, 1)], validate_only=False)
+    assert decision.response["share.version"][1].endswith(part)
+    assert not decision.records
+
+
 def test_features_move(image: MetadataImage) -> None:
     decision = controller.update_features(image, [("share.version", 0, 2)], validate_only=False)
     assert "share.version" not in follow(image, decision).features

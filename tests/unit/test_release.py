@@ -148,7 +148,7 @@ def test_a_release_of_charts(folder: Path, tmp_path: Path, monkeypatch: pytest.M
     }
     sums = made[0]["SHA256SUMS"].read_text()
     key.public_key().verify(made[0]["SHA256SUMS.sig"].read_bytes(), sums.encode())
-    listed = dict(reversed(line.split("  ")) for line in sums.splitlines())
+    listed = {name: digest for digest, name in (line.split("  ") for line in sums.splitlines())}
     assert set(listed) == {"NOTES.md", "charts/shoal-1.2.3.tgz", "charts/shoal-crds-1.2.3.tgz"}
     for name, digest in listed.items():
         assert hashlib.sha256(made[0][name].read_bytes()).hexdigest() == digest

@@ -32,6 +32,9 @@ from shoal.protocol.api import ApiKey
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+#: The upgrade type of UpdateFeatures that never lowers a level.
+UPGRADE = 1
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterDescription:
@@ -125,6 +128,22 @@ class Admin:
             },
         )
         return {f.name: f.max_version_level for f in answer.finalized_features}
+
+    async def upgrade_features(self, levels: Mapping[str, int]) -> None:
+        """Raise features to these levels, all or none.
+
+        Raises `KafkaError` with INVALID_UPDATE_VERSION if a broker does not support a level, or if
+        the level is lower than now.
+        """
+        updates = [
+            {"feature": name, "max_version_level": level, "upgrade_type": UPGRADE}
+            for name, level in levels.items()
+        ]
+        body = {"timeout_ms": OPERATION_TIMEOUT_MS, "feature_updates": updates}
+        answer = await self.cluster.retrying(lambda: self.cluster.ask(ApiKey.UPDATE_FEATURES, body))
+        check(answer.error_code, answer.error_message)
+        for row in getattr(answer, "results", None) or ():
+            check(row.error_code, row.error_message)
 
     async def log_dirs(
         self, nodes: Iterable[int], *, partitions: bool = True

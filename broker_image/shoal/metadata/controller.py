@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.metadata.records import MetadataRecord
 from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.protocol.feature_levels import RELEASE_FEATURES, SECURITY_FEATURE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from shoal.metadata.image import BrokerImage, MetadataImage
 
 METADATA_VERSION = 30
-#: The feature that guards the records of security (`security_feature`).
-SECURITY_FEATURE = "shoal.security.version"
 #: Number of producer ids that a broker allocates at a time (KIP-730).
 PRODUCER_ID_BLOCK_SIZE = 1000
 #: Supported features: feature -> (min, max) level. They are those of Kafka 4.3.1, except
@@ -37,15 +36,8 @@ SUPPORTED_FEATURES: Mapping[str, tuple[int, int]] = {
     SECURITY_FEATURE: (0, 1),
     "transaction.version": (0, 2),
 }
-#: Levels of a new cluster. Kafka's kraft.version is left out: it concerns changes of voters.
-INITIAL_FEATURES: Mapping[str, int] = {
-    "metadata.version": METADATA_VERSION,
-    "eligible.leader.replicas.version": 1,
-    "group.version": 1,
-    "share.version": 2,
-    SECURITY_FEATURE: 1,
-    "transaction.version": 2,
-}
+#: Levels of a new cluster.
+INITIAL_FEATURES = [*RELEASE_FEATURES.values()][-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,4 +173,18 @@ def _refuse(image: MetadataImage, name: str, level: int, upgrade_type: int) -> s
             return f"Can't downgrade from {now} without setting the upgrade type to a downgrade."
         if name in ("metadata.version", SECURITY_FEATURE):
             return "The records of this cluster's metadata cannot be written at an older level."
+    if level not in (now, 0):
+        return _unsupported(image, name, level)
+    return None
+
+
+def _unsupported(image: MetadataImage, name: str, level: int) -> str | None:
+    """Return a registered broker that lacks a feature's level, or None. A fenced one counts too: it
+    could not read the metadata when it returns."""
+    for broker_id, broker in sorted(image.brokers.items()):
+        low, high = broker.features.get(name, (0, 0))
+        if high == 0:
+            return f"Broker {broker_id} does not support this feature."
+        if not low <= level <= high:
+            return f"Broker {broker_id} only supports versions {low}-{high}."
     return None

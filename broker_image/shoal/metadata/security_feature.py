@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.metadata.controller import SECURITY_FEATURE, Decision
+from shoal.metadata.controller import Decision
 from shoal.metadata.records import MetadataRecord
 from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.protocol.feature_levels import SECURITY_FEATURE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -186,11 +186,13 @@ def verdict(
     scaling_down: Diagnosis | None,
     not_grown: Diagnosis | None,
     renewal: Diagnosis | None = None,
+    not_finalized: Diagnosis | None = None,
 ) -> Verdict:
     """Return the conditions of a cluster whose objects are applied.
 
     `scaling_down` is why brokers that the spec no longer has still run, `not_grown` a volume that
-    the API server refuses to grow, and `renewal` what the renewal of an authority waits for.
+    the API server refuses to grow, `renewal` what the renewal of an authority waits for, and
+    `not_finalized` why features are not raised.
     """
     state = seen.state
     disk, low_disk = diagnostics.diagnose_disks(state.disks) if state else (None, None)
@@ -208,7 +210,9 @@ def verdict(
         found = Verdict(True, *growing, progressing=True)
     if renewal and found.ready and not found.progressing:
         found = Verdict(True, *renewal, progressing=True)
-    return found.warned(scaling_down or not_grown or infeasible or low_disk or version)
+    return found.warned(
+        scaling_down or not_grown or infeasible or low_disk or version or not_finalized
+    )
 
 
 def _roll_verdict(seen: Observation, step: Step, disk: Diagnosis | None) -> Verdict:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 from typing import TYPE_CHECKING
 
 from shoal.client.errors import ClientError, KafkaError
 
 from shoal_operator import clock, metrics, pods, roller
-from shoal_operator.cluster import decision, metrics_token
+from shoal_operator.cluster import decision, metadata_version, metrics_token
 from shoal_operator.cluster.authorities import Authorities, AuthorityLost
 from shoal_operator.cluster.listener_secrets import ListenerSecrets, NoListenerCertificate
 from shoal_operator.cluster.objects import ClusterObjects
@@ -151,12 +152,17 @@ class Clusters:
         if isinstance(step, roller.Done) and state and not is_ready(cluster):
             state = state if await self._brokers.is_reachable() else None
             seen = self._observer.observe(cluster, effective, state)
+        not_finalized = None
+        if isinstance(step, roller.Done) and state:
+            not_finalized, state = await self._finalize(cluster, state)
+            seen = self._observer.observe(cluster, effective, state)
         verdict = refused or decision.verdict(
             seen,
             step,
             scale_down.diagnosis,
             self._objects.not_grown or self._listener_secrets.problem or self._no_token,
             self._renewal,
+            not_finalized,
         )
         # The status comes before the restart: after a crash in between, the next operator reads
         # that this one restarted the broker, and reports when the broker is ready again.
@@ -256,6 +262,28 @@ class Clusters:
         except KafkaError as error:
             return Verdict.refused("ConfigRefused", f"spec.config: {error}")
         return None
+
+    async def _finalize(
+        self, cluster: Manifest, state: ClusterState
+    ) -> tuple[Diagnosis | None, ClusterState]:
+        """Raise the features to those of `spec.metadataVersion`; return what is in the way, and the
+        new state."""
+        wanted = cluster["spec"].get("metadataVersion", "")
+        if not wanted:
+            return None, state
+        levels, problem = metadata_version.plan(wanted, state.versions, state.features)
+        if problem or not levels:
+            return problem, state
+        raised = ", ".join(f"{name} {level}" for name, level in sorted(levels.items()))
+        try:
+            await self._brokers.upgrade_features(levels)
+        except ClientError as error:
+            text = f"The features of {wanted} cannot be finalized ({raised}): {error}."
+            return Diagnosis("MetadataVersionRefused", text), state
+        once = broker_config.digest(f"{wanted} {raised}")
+        text = f"Features of {wanted}: {raised}. Earlier releases can no longer run."
+        await self._kube.event(cluster, "FeaturesFinalized", text, once=once)
+        return None, dataclasses.replace(state, features={**state.features, **levels})
 
     async def _next_step(self, seen: Observation) -> Step:
         partitions = None

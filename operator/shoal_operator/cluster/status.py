@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shoal_operator import pods
+from shoal_operator.cluster import metadata_version
 from shoal_operator.conditions import Verdict, is_ready
 from shoal_operator.model import broker_config, listeners, names, pod_layout, security
 from shoal_operator.model import cluster as model
@@ -51,6 +52,7 @@ def fields(seen: Observation, default_image: str) -> dict[str, Any]:
             "quorumVoters": sorted(state.quorum.voters),
             "appliedConfig": sorted(broker_config.dynamic(cluster["spec"].get("config", {}))),
         }
+        found["metadataVersion"] = metadata_version.finalized(state.features)
         if state.versions:
             found["version"] = ", ".join(sorted(set(state.versions.values())))
     return found

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.client.errors import ClientError
 from shoal.metadata import security_feature
-from shoal.metadata.controller import SECURITY_FEATURE
+from shoal.protocol.feature_levels import SECURITY_FEATURE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
