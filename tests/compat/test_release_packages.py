@@ -78,7 +78,7 @@ def installed(packages: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def bootstrap(installed: Path, tmp_path: Path) -> Iterator[str]:
     """The address of a server that runs from the environment."""
-    command = [installed / "shoal", "server", "--listener=127.0.0.1:0", "--data-dir=data"]
+    command = [str(installed / "shoal"), "server", "--listener=127.0.0.1:0", "--data-dir=data"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         said = server.stdout.readline()

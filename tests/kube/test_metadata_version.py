@@ -55,7 +55,7 @@ def test_missing_levels_are_raised(
 @pytest.mark.parametrize(
     ("wanted", "versions", "features", "reason", "words"),
     [
-        ("0.11", ["0.10.0"], {}, "MetadataVersionUnknown", "knows 0.9, 0.10"),
+        ("0.11", ["0.10.0"], {}, "MetadataVersionUnknown", "has 0.9, 0.10"),
         ("0.10", ["0.10.0", "0.9.7"], {}, "MetadataVersionWaits", "broker 1 runs 0.9.7"),
         ("0.9", [], RELEASES["0.10"], "MetadataVersionNotLowered", "Set 0.10."),
     ],

@@ -35,7 +35,7 @@ def plan(wanted: str, versions: Mapping[int, str], features: Mapping[str, int]) 
     """
     if wanted not in RELEASE_FEATURES:
         known = ", ".join(RELEASE_FEATURES)
-        text = f"spec.metadataVersion is {wanted}, and this operator knows {known}. Upgrade it."
+        text = f"spec.metadataVersion is {wanted}, and this operator has {known}. Upgrade it."
         return Plan(problem=Diagnosis("MetadataVersionUnknown", text))
     if _order(finalized(features)) > _order(wanted):
         return Plan(
