@@ -16,6 +16,7 @@ from shoal.client.cluster import TopicPartition
 from shoal.client.configs import AlterOperation, ConfigChange, ConfigSource, Resource, ResourceType
 from shoal.client.connection import connect
 from shoal.client.errors import ClientError, KafkaError
+from shoal.client.redrive import Plan, Redrive
 from shoal.client.settings import Settings
 from shoal.client.topics import NewTopic, OffsetSpec
 from shoal.protocol.errors import ErrorCode
@@ -181,6 +182,10 @@ class Brokers:
             await self._advertised(sorted(known)) if advertised else {},
             await self._client.admin.features(),
         )
+
+    def redrive(self, plan: Plan) -> Redrive:
+        """Return a redrive of dead letters. Raises `ValueError` for a plan that cannot work."""
+        return Redrive(self._client.cluster, plan)
 
     async def upgrade_features(self, levels: Mapping[str, int]) -> None:
         """Raise features to these levels, all or none. Raises `ClientError`."""

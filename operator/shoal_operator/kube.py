@@ -45,6 +45,7 @@ PLURALS = {
     "QueueUser": "queueusers",
     "ShareGroup": "sharegroups",
     "ShareConsumer": "shareconsumers",
+    "Redrive": "redrives",
 }
 TIMEOUT_SECONDS = 20.0
 PAGE_OBJECTS = 500

@@ -26,6 +26,7 @@ from shoal_operator.kube import Kube, KubeError
 from shoal_operator.model import cluster as cluster_model
 from shoal_operator.model import names, security
 from shoal_operator.reconcile_loop import ReconcileLoop
+from shoal_operator.redrives import Redrives
 from shoal_operator.statuses import Statuses
 from shoal_operator.store import Store
 from shoal_operator.users import Users
@@ -49,7 +50,9 @@ LOAD_RETRY_SECONDS = 2.0
 #: The fields that `/scale` returns for a ShareConsumer, where they are known.
 SIGNALS = ("lag", "workable", "due", "inFlight", "partitions", "desiredReplicas", "ceiling")
 _MANAGED = {"app.kubernetes.io/managed-by": names.FIELD_MANAGER}
-CUSTOM = ("QueueCluster", "QueueTopic", "QueueUser", "ShareGroup", "ShareConsumer")
+CUSTOM = ("QueueCluster", "QueueTopic", "QueueUser", "ShareGroup", "ShareConsumer", "Redrive")
+#: The kinds whose resources name their cluster.
+OF_CLUSTER = ("QueueTopic", "QueueUser", "ShareGroup", "Redrive")
 SPARK_CRD = "sparkapplications.sparkoperator.k8s.io"
 #: What kopf watches: API version, kind, labels. `SPARK` has its own watch since it may be absent.
 WATCHED: tuple[tuple[str, str, Mapping[str, str]], ...] = (
@@ -75,12 +78,14 @@ class ClusterLoops:
 
     brokers: Brokers
     share_consumers: Consumers
+    redriving: Redrives
     cluster: ReconcileLoop
     topics: ReconcileLoop
     groups: ReconcileLoop
     watch: ReconcileLoop
     consumers: ReconcileLoop
     users: ReconcileLoop
+    redrives: ReconcileLoop
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     def start(self, name: str) -> None:
@@ -93,6 +98,7 @@ class ClusterLoops:
                 self.watch,
                 self.consumers,
                 self.users,
+                self.redrives,
             )
         ]
 
@@ -100,6 +106,7 @@ class ClusterLoops:
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
+        await self.redriving.close()
         await self.brokers.close()
 
 
@@ -263,6 +270,7 @@ class Operator:
             "QueueTopic": loops.topics,
             "ShareGroup": loops.groups,
             "QueueUser": loops.users,
+            "Redrive": loops.redrives,
         }
         if kind in of_kinds:
             self._enqueue_with_rivals(of_kinds[kind], manifest, deleted=deleted)
@@ -321,6 +329,7 @@ class Operator:
             (loops.topics, "QueueTopic"),
             (loops.groups, "ShareGroup"),
             (loops.users, "QueueUser"),
+            (loops.redrives, "Redrive"),
         )
         for loop, kind in of_kinds:
             for other in self.store.of_cluster(kind, *key):
@@ -332,7 +341,7 @@ class Operator:
         kind, meta = manifest["kind"], manifest["metadata"]
         if kind == "QueueCluster":
             return str(meta["name"])
-        if kind in ("QueueTopic", "QueueUser", "ShareGroup"):
+        if kind in OF_CLUSTER:
             return str(manifest["spec"]["cluster"])
         if kind == "ShareConsumer":
             group = self.store.get("ShareGroup", meta["namespace"], manifest["spec"]["shareGroup"])
@@ -349,7 +358,7 @@ class Operator:
 
     def _is_used(self, key: ClusterKey) -> bool:
         return self.store.get("QueueCluster", *key) is not None or any(
-            self.store.of_cluster(kind, *key) for kind in ("QueueTopic", "QueueUser", "ShareGroup")
+            self.store.of_cluster(kind, *key) for kind in OF_CLUSTER
         )
 
     async def _report_orphans(self, wanted: list[str]) -> float | None:
@@ -396,10 +405,12 @@ class Operator:
         monitor.subscribe(lambda changed: self._enqueue_consumers(key, changed))
         groups = Groups(*parts, monitor=monitor)
         users = Users(*parts)
+        redrives = Redrives(*parts)
         consumers = Consumers(*parts[:2], monitor, namespace, name, self._settings)
         loops = ClusterLoops(
             brokers,
             consumers,
+            redrives,
             ReconcileLoop("QueueCluster", clusters.reconcile, clusters.list_names, RESYNC_SECONDS),
             ReconcileLoop(
                 "QueueTopic", topics.reconcile, topics.list_names, RESYNC_SECONDS, SETTLE_SECONDS
@@ -414,6 +425,7 @@ class Operator:
             ReconcileLoop(
                 "QueueUser", users.reconcile, users.list_names, RESYNC_SECONDS, SETTLE_SECONDS
             ),
+            ReconcileLoop("Redrive", redrives.reconcile, redrives.list_names, RESYNC_SECONDS),
         )
         self._loops[key] = loops
         loops.start(f"{namespace}/{name}")

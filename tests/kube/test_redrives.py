@@ -1,0 +1,285 @@
+"""Redrives against a real broker, with an API server in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from kube.api_server import ApiServer, CrashPoint
+from servers import ShoalProcess
+from shoal.client.client import Client
+from shoal.client.cluster import TopicPartition
+from shoal.client.dead_letters import ERRORS, NOTE
+from shoal.client.topics import NewTopic, OffsetSpec
+from shoal_operator import redrives as module
+from shoal_operator.brokers import Brokers
+from shoal_operator.redrives import Redrives
+from shoal_operator.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from shoal.record.records import Record
+
+Manifest = dict[str, Any]
+LETTERS = 30
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalProcess]:
+    process = ShoalProcess(tmp_path_factory.mktemp("broker") / "data").start()
+    yield process
+    process.stop()
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.01)
+
+
+class World:
+    """A broker with the topics `NAME` and `NAME.dlq`, and an operator's Redrives."""
+
+    def __init__(self, broker: ShoalProcess, name: str) -> None:
+        self.bootstrap, self.name = broker.bootstrap, name
+        self.kube, self.store = ApiServer(CrashPoint()), Store()
+        self.kube.add(_resource("QueueCluster", "main", {}))
+
+    async def prepare(self) -> None:
+        async with Client(self.bootstrap) as client:
+            await client.admin.topics.create([NewTopic(self.name, 2), NewTopic(self.dlq, 1)])
+
+    @property
+    def dlq(self) -> str:
+        return f"{self.name}.dlq"
+
+    async def write_letters(self, count: int, first: int = 0, message: str = "") -> None:
+        async with Client(self.bootstrap) as client, client.producer() as producer:
+            for number in range(first, first + count):
+                about = {
+                    "topic": self.name,
+                    "partition": number % 2,
+                    "offset": number,
+                    "group": "g",
+                    "message": message or "Offset rejected by client",
+                }
+                headers = [(f"{ERRORS}{k}", str(v).encode()) for k, v in about.items()]
+                await producer.send(self.dlq, b"%d" % number, headers=headers)
+
+    async def redriven(self) -> list[Record]:
+        async with Client(self.bootstrap) as client:
+            where = [TopicPartition(self.name, index) for index in range(2)]
+            ends = await client.admin.topics.offsets(dict.fromkeys(where, int(OffsetSpec.LATEST)))
+            return [
+                record
+                for one in where
+                if ends[one].offset
+                for fetched in await client.fetch_range(*one, 0, ends[one].offset - 1)
+                for record in fetched.records()
+            ]
+
+    def add(self, **spec: Any) -> None:
+        self.kube.add(_resource("Redrive", "r", {"cluster": "main", "topic": self.dlq, **spec}))
+
+    @property
+    def resource(self) -> Manifest:
+        return self.kube.find("Redrive", "r")
+
+    @property
+    def status(self) -> Manifest:
+        return self.resource["status"]
+
+    def change(self, **spec: Any) -> None:
+        self.resource["spec"] |= spec
+        self.resource["metadata"]["generation"] += 1
+
+    @asynccontextmanager
+    async def operator(self, cluster: str = "main") -> AsyncIterator[Redrives]:
+        """A new operator, which ends without a word at the end of the block."""
+        brokers = Brokers(self.bootstrap)
+        self.store = Store()
+        redrives = Redrives(self.kube, self.store, brokers, "n", cluster)
+        try:
+            yield redrives
+        finally:
+            await redrives.close()
+            await brokers.close()
+
+    def watch(self) -> None:
+        """Pass all objects to the operator's store."""
+        for found in self.kube.objects.values():
+            self.store.put(copy.deepcopy(found))
+
+    async def pass_until(self, redrives: Redrives, *reasons: str, sent: int = 0) -> None:
+        """Reconcile until `Ready` has one of these reasons, and `sent` letters are sent."""
+        async with asyncio.timeout(60):
+            while True:
+                self.watch()
+                await redrives.reconcile([])
+                if self.condition()["reason"] in reasons and self.status.get("sent", 0) >= sent:
+                    return
+                await asyncio.sleep(0.02)
+
+    def condition(self, kind: str = "Ready") -> Manifest:
+        return next(c for c in self.status["conditions"] if c["type"] == kind)
+
+    def run(self, *reasons: str) -> None:
+        """Run a new operator until `Ready` has one of these reasons."""
+
+        async def run() -> None:
+            async with self.operator() as redrives:
+                await self.pass_until(redrives, *reasons)
+
+        asyncio.run(run())
+
+    def values(self) -> list[int]:
+        return sorted(int(r.value or b"") for r in asyncio.run(self.redriven()))
+
+
+def _resource(kind: str, name: str, spec: Manifest) -> Manifest:
+    meta = {"name": name, "namespace": "n", "uid": f"{kind}-{name}", "generation": 1}
+    return {"apiVersion": "shoal.dev/v1alpha1", "kind": kind, "metadata": meta, "spec": spec}
+
+
+@pytest.fixture
+def world(broker: ShoalProcess, request: pytest.FixtureRequest) -> World:
+    world = World(broker, request.node.name.replace("[", ".").replace("]", ""))
+    asyncio.run(world.prepare())
+    return world
+
+
+def test_all_letters_are_sent_once(world: World) -> None:
+    asyncio.run(world.write_letters(LETTERS))
+    world.add(note="after the fix")
+    world.run("Reconciled")
+    assert world.values() == list(range(LETTERS))
+    notes = {dict(r.headers)[NOTE] for r in asyncio.run(world.redriven())}
+    assert notes == {b"after the fix"}
+    assert world.condition()["status"] == "True"
+    assert (world.status["total"], world.status["lookedAt"], world.status["sent"]) == (LETTERS,) * 3
+    assert world.status["completionTime"]
+    # Later letters wait for another id.
+    asyncio.run(world.write_letters(5, LETTERS))
+    world.run("Reconciled")
+    assert len(world.values()) == LETTERS
+    world.change(id="second")
+    world.run("Reconciled")
+    assert world.values() == list(range(LETTERS + 5))
+    assert (world.status["id"], world.status["sent"]) == ("second", 5)
+
+
+def test_an_operator_that_ends_is_followed_by_one_that_continues(world: World) -> None:
+    asyncio.run(world.write_letters(LETTERS))
+    world.add(lettersPerSecond=10)
+
+    async def begin() -> None:
+        async with world.operator() as redrives:
+            await world.pass_until(redrives, "Redriving", sent=1)
+
+    asyncio.run(begin())
+    sent = world.status["sent"]
+    assert 0 < sent < LETTERS
+    # A letter that comes later, such as one of a record that failed again, is not part of it.
+    start = world.status["startTime"]
+    world.change(lettersPerSecond=10_000)
+    world.run("Reconciled")
+    assert world.values() == list(range(LETTERS))
+    assert world.status["startTime"] == start
+    assert world.status["lookedAt"] == LETTERS
+
+
+def test_a_pause_stops_it(world: World) -> None:
+    asyncio.run(world.write_letters(LETTERS))
+    world.add(lettersPerSecond=10)
+
+    async def stop_and_go() -> int:
+        async with world.operator() as redrives:
+            await world.pass_until(redrives, "Redriving", sent=1)
+            world.change(paused=True)
+            await world.pass_until(redrives, "Paused")
+            paused_at = len(await world.redriven())
+            world.change(paused=False, lettersPerSecond=10_000)
+            await world.pass_until(redrives, "Reconciled")
+            return paused_at
+
+    assert 0 < asyncio.run(stop_and_go()) < LETTERS
+    assert world.values() == list(range(LETTERS))
+
+
+def test_a_dry_run_is_followed_by_the_real_one(world: World) -> None:
+    asyncio.run(world.write_letters(3))
+    asyncio.run(world.write_letters(2, 3, "Offset delivery count exceeded"))
+    world.add(dryRun=True, letters={"reasons": ["limit"]})
+    world.run("Reconciled")
+    assert world.condition()["message"] == "5 of 5 records looked at, 2 letters would be sent."
+    assert world.values() == []
+    world.change(dryRun=False)
+    world.run("Reconciled")
+    assert world.values() == [3, 4]
+
+
+def test_letters_that_come_after_the_start_are_left_out(world: World) -> None:
+    """An operator that continues does not redrive in circles."""
+    asyncio.run(world.write_letters(2))
+    world.add()
+    world.resource["status"] |= {"startTime": "2026-01-01T00:00:00Z", "id": "", "sent": 7}
+    world.run("Reconciled")
+    assert world.values() == []
+    assert world.status["sent"] == 7
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason", "words"),
+    [
+        ({"topic": "no.such.topic"}, "TopicNotFound", "no.such.topic"),
+        ({"to": "no.such.topic"}, "TopicNotFound", "spec.to"),
+        ({"letters": {"partitions": [9]}}, "TopicNotFound", "partition"),
+        ({"cluster": "other"}, "ClusterNotFound", "other"),
+    ],
+)
+def test_a_mistake_is_named(world: World, spec: Manifest, reason: str, words: str) -> None:
+    world.add(**spec)
+
+    async def run() -> None:
+        async with world.operator(spec.get("cluster", "main")) as redrives:
+            await world.pass_until(redrives, reason)
+
+    asyncio.run(run())
+    assert words in world.condition()["message"]
+    assert world.condition()["status"] == "False"
+
+
+def test_letters_that_stay_are_a_warning(world: World) -> None:
+    asyncio.run(world.write_letters(2))
+
+    async def drop() -> None:
+        async with Client(world.bootstrap) as client:
+            await client.admin.topics.delete([world.name])
+
+    asyncio.run(drop())
+    world.add()
+    world.run("Reconciled")
+    assert world.condition("Degraded")["reason"] == "LettersLeft"
+    assert "2 letters have lost their topic" in world.condition("Degraded")["message"]
+
+
+def test_it_ends_with_its_resource(world: World) -> None:
+    asyncio.run(world.write_letters(LETTERS))
+    world.add(lettersPerSecond=1)
+
+    async def delete() -> None:
+        async with world.operator() as redrives:
+            await world.pass_until(redrives, "Redriving")
+            sent = world.status["sent"]
+            world.store.drop(world.resource)
+            assert await redrives.reconcile([]) is None
+            # The run has left the group of redrives, so another one starts at once.
+            world.store.put(copy.deepcopy(world.resource))
+            world.change(lettersPerSecond=10_000, id="again")
+            await world.pass_until(redrives, "Reconciled")
+            assert sent < LETTERS
+
+    asyncio.run(delete())
