@@ -14,7 +14,7 @@ from kube.kstatus import results
 from shoal_operator.conditions import Verdict, conditions
 from shoal_operator.model.names import API_VERSION
 
-KINDS = ("QueueCluster", "QueueTopic", "QueueUser", "ShareConsumer", "ShareGroup")
+KINDS = ("QueueCluster", "QueueTopic", "QueueUser", "Redrive", "ShareConsumer", "ShareGroup")
 #: Reasons of the condition Ready, by kstatus result. `test_no_reason_is_missing` compares.
 READY = ("Reconciled", "NotManaged", "ScaledToZero")
 AT_WORK_AND_READY = ("RollWaits", "ResetWaits", "ResetRefused", "Suspending")
@@ -40,6 +40,9 @@ AT_WORK = (
     "UserRefused",
     "UserNotFound",
     "UserNotReady",
+    "Redriving",
+    "RedriveFailed",
+    "Queued",
 )
 STALLED = (
     "NoMajority",
@@ -55,6 +58,7 @@ STALLED = (
     "PartitionsNeverShrink",
     "ReplicasNotChanged",
     "TopicClaimed",
+    "TopicNotAllowed",
     "GroupClaimed",
     "OtherGroupType",
     "ResetNeedsTopics",

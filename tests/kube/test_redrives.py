@@ -8,14 +8,17 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from conditions import eventually_async
 from kube.api_server import ApiServer, CrashPoint
 from servers import ShoalProcess
 from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
 from shoal.client.dead_letters import ERRORS, NOTE
+from shoal.client.errors import expect
 from shoal.client.topics import NewTopic, OffsetSpec
 from shoal_operator import redrives as module
 from shoal_operator.brokers import Brokers
+from shoal_operator.reconcile_loop import ReconcileLoop
 from shoal_operator.redrives import Redrives
 from shoal_operator.store import Store
 
@@ -38,6 +41,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalProcess]:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(module, "PROGRESS_SECONDS", 0.01)
 
 
 class World:
@@ -72,7 +76,8 @@ class World:
     async def redriven(self) -> list[Record]:
         async with Client(self.bootstrap) as client:
             where = [TopicPartition(self.name, index) for index in range(2)]
-            ends = await client.admin.topics.offsets(dict.fromkeys(where, int(OffsetSpec.LATEST)))
+            latest = dict.fromkeys(where, int(OffsetSpec.LATEST))
+            ends = expect(await client.admin.topics.offsets(latest))
             return [
                 record
                 for one in where
@@ -115,13 +120,26 @@ class World:
 
     async def pass_until(self, redrives: Redrives, *reasons: str, sent: int = 0) -> None:
         """Reconcile until `Ready` has one of these reasons, and `sent` letters are sent."""
-        async with asyncio.timeout(60):
-            while True:
-                self.watch()
-                await redrives.reconcile([])
-                if self.condition()["reason"] in reasons and self.status.get("sent", 0) >= sent:
-                    return
-                await asyncio.sleep(0.02)
+
+        async def one_pass(names: list[str]) -> float | None:
+            self.watch()
+            return await redrives.reconcile(names)
+
+        def is_there() -> bool:
+            return self.condition()["reason"] in reasons and self.status.get("sent", 0) >= sent
+
+        loop = asyncio.create_task(
+            ReconcileLoop("Redrive", one_pass, lambda: ["r"], 0.02).run(), name="reconcile"
+        )
+        try:
+            # At least one pass has seen what the test has changed.
+            generation = self.resource["metadata"]["generation"]
+            await eventually_async(
+                lambda: self.status["observedGeneration"] == generation and is_there()
+            )
+        finally:
+            loop.cancel()
+            await asyncio.gather(loop, return_exceptions=True)
 
     def condition(self, kind: str = "Ready") -> Manifest:
         return next(c for c in self.status["conditions"] if c["type"] == kind)
