@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from shoal.record import finished_offsets
 from shoal.record.finished_offsets import EMPTY, FinishedOffsets
 from shoal.record.offset_set import ranges_of
@@ -43,12 +42,12 @@ def test_chunks_are_bounded_and_combined() -> None:
     found = EMPTY
     for offset in range(0, 4_000, 2):
         found = found.merged([(offset, offset)])
-    sizes = [chunk.count for chunk in found._chunks]
+    sizes = [chunk.ranges for chunk in found.chunks]
     assert sum(sizes) == 2_000
     assert max(sizes) <= finished_offsets.CHUNK_RANGES_MAX
     for offset in range(1, 4_000, 2):
         found = found.merged([(offset, offset)])
-    assert [(chunk.first, chunk.last) for chunk in found._chunks] == [(0, 3_999)]
+    assert [(chunk.first, chunk.last) for chunk in found.chunks] == [(0, 3_999)]
 
 
 def test_distant_offsets() -> None:
@@ -59,21 +58,29 @@ def test_distant_offsets() -> None:
     assert found.first_missing(2**63 - 2) == 2**63
 
 
-HEADER = finished_offsets._HEADER.pack
+HEADER = finished_offsets.HEADER.pack
+FIVE = HEADER(5, 5, 1, 1, 1) + b"\x01"
 
 
 @pytest.mark.parametrize(
     ("data", "named"),
     [
-        (HEADER(9, 5, 1, 1) + b"\x01", "9-5 ends before it starts"),
-        (HEADER(-4, 5, 1, 1) + b"\x0a", "-4-5 starts below 0"),
-        (HEADER(5, 5, 1, 1) + b"\x01" + HEADER(5, 5, 1, 1) + b"\x01", "5-5 overlaps or touches"),
-        (HEADER(5, 5, 1, 1) + b"\x01" + HEADER(6, 6, 1, 1) + b"\x01", "6-6 overlaps or touches"),
-        (HEADER(5, 9, 2, 3) + b"\x01\x00\x04", "5-9 has a range or a gap without offsets"),
-        (HEADER(5, 9, 1, 1) + b"\x04", "5-9 does not have the lengths"),
-        (HEADER(5, 9, 2, 1) + b"\x05", "5-9 does not have the lengths"),
-        (HEADER(5, 9, 1, 2) + b"\x05", "a chunk of 2 bytes of which 1 are left"),
-        (HEADER(5, 9, 1, 11) + b"\x80" * 11, "beyond 64 bits"),
+        (HEADER(9, 5, 1, 1, 1) + b"\x01", "9-5 ends before it starts"),
+        (HEADER(-4, 5, 10, 1, 1) + b"\x0a", "-4-5 starts below 0"),
+        (
+            HEADER(5, 5, 1, 1, 1) + b"\x01" + HEADER(5, 5, 1, 1, 1) + b"\x01",
+            "5-5 overlaps or touches",
+        ),
+        (
+            HEADER(5, 5, 1, 1, 1) + b"\x01" + HEADER(6, 6, 1, 1, 1) + b"\x01",
+            "6-6 overlaps or touches",
+        ),
+        (HEADER(5, 9, 5, 2, 3) + b"\x01\x00\x04", "5-9 has a range or a gap without offsets"),
+        (HEADER(5, 9, 5, 1, 1) + b"\x04", "5-9 does not have the lengths"),
+        (HEADER(5, 9, 4, 1, 1) + b"\x05", "5-9 does not have the lengths"),
+        (HEADER(5, 9, 5, 2, 1) + b"\x05", "5-9 does not have the lengths"),
+        (HEADER(5, 9, 5, 1, 2) + b"\x05", "a chunk of 2 bytes of which 1 are left"),
+        (HEADER(5, 9, 5, 1, 11) + b"\x80" * 11, "beyond 64 bits"),
         (b"\0" * 7, "end within the header"),
     ],
 )

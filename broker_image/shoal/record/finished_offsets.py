@@ -5,10 +5,11 @@ A group that commits records individually may have many ranges of finished offse
 and its gap. A change decodes only the chunks that it touches. The other chunks are shared with the
 value before it, in memory and in the encoding.
 
-The encoding is used in `__consumer_offsets`, in OffsetCommit, in TxnOffsetCommit and in OffsetFetch.
-A chunk is a header with first offset (int64), last offset (int64), number of ranges (uint16) and
-size of the lengths in bytes (uint16), followed by the lengths as unsigned varints: a range, a gap,
-a range, and so on. It starts and ends with a range. Chunks ascend and do not touch.
+`__consumer_offsets`, OffsetCommit, TxnOffsetCommit and OffsetFetch have the encoding: chunk after
+chunk, ascending, without two that touch. A chunk is a header with first offset, last offset and
+number of offsets (int64 each), number of ranges and size of the lengths in bytes (uint16 each). The
+lengths follow as unsigned varints: a range, a gap, a range, and so on. A chunk starts and ends with
+a range.
 
 `offset_set.OffsetSet` is the mutable form with Python's integers, for clients.
 """
@@ -31,33 +32,36 @@ _CHUNK_RANGES = 96
 #: Chunks up to this size are combined with a neighbour that changes.
 _CHUNK_RANGES_SMALL = 32
 OFFSET_MAX = 2**63 - 1
-_HEADER = struct.Struct(">qqHH")
+#: Of a chunk, before its lengths.
+HEADER = struct.Struct(">qqqHH")
 _CONTINUED = bytes(range(0x80, 0x100))
 #: A range as its first and its last offset, both included.
 Range = tuple[int, int]
 
 
-class _Chunk(NamedTuple):
+class Chunk(NamedTuple):
+    """Up to `CHUNK_RANGES_MAX` ranges in encoded form."""
+
     first: int
     last: int
-    #: Number of ranges.
-    count: int
+    #: Number of offsets, and of ranges.
+    offsets: int
+    ranges: int
     lengths: bytes
 
 
-_first = attrgetter("first")
 _last = attrgetter("last")
 
 
 class FinishedOffsets:
     """An immutable set of offsets. `EMPTY` has none."""
 
-    __slots__ = ("_chunks", "count")
+    __slots__ = ("chunks", "count")
 
-    def __init__(self, chunks: tuple[_Chunk, ...] = ()) -> None:
-        self._chunks = chunks
+    def __init__(self, chunks: tuple[Chunk, ...] = ()) -> None:
+        self.chunks = chunks
         #: Number of ranges.
-        self.count = sum(chunk.count for chunk in chunks)
+        self.count = sum(chunk.ranges for chunk in chunks)
 
     @classmethod
     def of(cls, ranges: Iterable[Range]) -> FinishedOffsets:
@@ -73,14 +77,14 @@ class FinishedOffsets:
         chunks = []
         at = 0
         while at < len(data):
-            if at + _HEADER.size > len(data):
+            if at + HEADER.size > len(data):
                 raise ValueError("the finished offsets end within the header of a chunk")
-            first, last, count, size = _HEADER.unpack_from(data, at)
-            at += _HEADER.size
+            first, last, offsets, count, size = HEADER.unpack_from(data, at)
+            at += HEADER.size
             lengths = data[at : at + size]
             if len(lengths) < size:
                 raise ValueError(f"a chunk of {size} bytes of which {len(lengths)} are left")
-            chunks.append(_Chunk(first, last, count, lengths))
+            chunks.append(Chunk(first, last, offsets, count, lengths))
             at += size
         return cls(tuple(chunks)) if chunks else EMPTY
 
@@ -89,7 +93,7 @@ class FinishedOffsets:
         """Decode bytes of a client. Raises `ValueError`, which names the ranges that are wrong."""
         found = cls.decode(data)
         previous = -2
-        for chunk in found._chunks:
+        for chunk in found.chunks:
             named = f"the range of finished offsets {chunk.first}-{chunk.last}"
             if chunk.last < chunk.first:
                 raise ValueError(f"{named} ends before it starts")
@@ -100,7 +104,9 @@ class FinishedOffsets:
             bounds = _bounds(chunk)
             if any(low >= high for low, high in pairwise(bounds)):
                 raise ValueError(f"{named} has a range or a gap without offsets")
-            if len(bounds) != 2 * chunk.count or bounds[-1] != chunk.last + 1:
+            offsets = sum(bounds[1::2]) - sum(bounds[::2])
+            described = (len(bounds), bounds[-1] - 1, offsets)
+            if described != (2 * chunk.ranges, chunk.last, chunk.offsets):
                 raise ValueError(f"{named} does not have the lengths that its header has")
             previous = chunk.last
         return found
@@ -109,21 +115,21 @@ class FinishedOffsets:
         """Return the encoding that the module describes; empty without offsets."""
         return b"".join(
             part
-            for chunk in self._chunks
+            for chunk in self.chunks
             for part in (
-                _HEADER.pack(chunk.first, chunk.last, chunk.count, len(chunk.lengths)),
+                HEADER.pack(*chunk[:-1], len(chunk.lengths)),
                 chunk.lengths,
             )
         )
 
     def __len__(self) -> int:
         """Number of finished offsets."""
-        return sum(last - first + 1 for first, last in self.ranges())
+        return sum(chunk.offsets for chunk in self.chunks)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, FinishedOffsets):
             return NotImplemented
-        return self._chunks == other._chunks or list(self.ranges()) == list(other.ranges())
+        return self.chunks == other.chunks or list(self.ranges()) == list(other.ranges())
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -136,33 +142,33 @@ class FinishedOffsets:
     @property
     def first(self) -> int:
         """The lowest finished offset; -1 without one."""
-        return self._chunks[0].first if self._chunks else -1
+        return self.chunks[0].first if self.chunks else -1
 
     @property
     def last(self) -> int:
         """The highest finished offset; -1 without one."""
-        return self._chunks[-1].last if self._chunks else -1
+        return self.chunks[-1].last if self.chunks else -1
 
     def ranges(self) -> Iterator[Range]:
         """Yield the ranges in ascending order."""
-        for chunk in self._chunks:
+        for chunk in self.chunks:
             bounds = _bounds(chunk)
             for first, end in zip(bounds[::2], bounds[1::2], strict=True):
                 yield first, end - 1
 
     def first_missing(self, offset: int) -> int:
         """Return the lowest offset that is at least `offset` and not in the set."""
-        at = bisect_left(self._chunks, offset, key=_last)
-        if at == len(self._chunks) or self._chunks[at].first > offset:
+        at = bisect_left(self.chunks, offset, key=_last)
+        if at == len(self.chunks) or self.chunks[at].first > offset:
             return offset
-        bounds = _bounds(self._chunks[at])
+        bounds = _bounds(self.chunks[at])
         below = bisect_right(bounds, offset)
         return bounds[below] if below % 2 else offset
 
     def above(self, offset: int) -> FinishedOffsets:
         """Return the set without the offsets below `offset`."""
-        at = bisect_left(self._chunks, offset, key=_last)
-        kept = self._chunks[at:]
+        at = bisect_left(self.chunks, offset, key=_last)
+        kept = self.chunks[at:]
         if kept and kept[0].first < offset:
             bounds = _bounds(kept[0])
             below = bisect_right(bounds, offset)
@@ -174,7 +180,8 @@ class FinishedOffsets:
 
     def merged(self, ranges: Sequence[Range]) -> FinishedOffsets:
         """Return the union with `ranges`, which ascend. Ranges that touch become one."""
-        old, chunks = self._chunks, []
+        old = self.chunks
+        chunks: list[Chunk] = []
         at = given = 0
         while given < len(ranges):
             end = ranges[given][0]
@@ -182,7 +189,7 @@ class FinishedOffsets:
             chunks += old[at:before]
             at = before
             bounds: list[list[int]] = []
-            if chunks and chunks[-1].count <= _CHUNK_RANGES_SMALL:
+            if chunks and chunks[-1].ranges <= _CHUNK_RANGES_SMALL:
                 bounds.append(_bounds(chunks.pop()))
             added = given
             while True:
@@ -190,7 +197,7 @@ class FinishedOffsets:
                 if given < len(ranges) and ranges[given][0] < ahead:
                     end = max(end, ranges[given][1] + 1)
                     given += 1
-                elif at < len(old) and (ahead <= end or old[at].count <= _CHUNK_RANGES_SMALL):
+                elif at < len(old) and (ahead <= end or old[at].ranges <= _CHUNK_RANGES_SMALL):
                     end = max(end, old[at].last + 1)
                     bounds.append(_bounds(old[at]))
                     at += 1
@@ -217,7 +224,7 @@ def _union(spans: Iterable[Range]) -> list[int]:
     return bounds
 
 
-def _divided(bounds: list[int]) -> list[_Chunk]:
+def _divided(bounds: list[int]) -> list[Chunk]:
     """Return the chunks of the ranges with these bounds."""
     count = len(bounds) // 2
     if count <= CHUNK_RANGES_MAX:
@@ -227,7 +234,7 @@ def _divided(bounds: list[int]) -> list[_Chunk]:
     ]
 
 
-def _chunk(bounds: list[int]) -> _Chunk:
+def _chunk(bounds: list[int]) -> Chunk:
     lengths = [high - low for low, high in pairwise(bounds)]
     if max(lengths) < 0x80:
         encoded = bytes(lengths)
@@ -239,10 +246,10 @@ def _chunk(bounds: list[int]) -> _Chunk:
                 length >>= 7
             out.append(length)
         encoded = bytes(out)
-    return _Chunk(bounds[0], bounds[-1] - 1, len(bounds) // 2, encoded)
+    return Chunk(bounds[0], bounds[-1] - 1, sum(lengths[::2]), len(bounds) // 2, encoded)
 
 
-def _bounds(chunk: _Chunk) -> list[int]:
+def _bounds(chunk: Chunk) -> list[int]:
     """Return the bounds of the ranges of a chunk: start, end (excluded), start, end."""
     lengths: Iterable[int] = chunk.lengths
     if len(chunk.lengths.translate(None, _CONTINUED)) < len(chunk.lengths):
