@@ -66,6 +66,11 @@ class OffsetSet:
         """Yield the ranges, as first and last offset, in ascending order."""
         return zip(self._firsts, self._lasts, strict=True)
 
+    @property
+    def range_count(self) -> int:
+        """Number of ranges."""
+        return len(self._firsts)
+
     def add(self, first: int, last: int | None = None) -> None:
         """Add one offset or a range. Raises `ValueError` if the range ends before it starts."""
         last = first if last is None else last

@@ -230,9 +230,10 @@ class Offsets:
                 if answer["error_code"]:
                     raise ApiError(
                         answer["error_code"],
-                        f"Member {draft.request.member_id} has not owned {topic.name}-{p.partition} "
-                        f"since epoch {draft.request.generation_id_or_member_epoch}. Commit with "
-                        "the epoch of the last heartbeat.",
+                        f"Member {draft.request.member_id} has not owned "
+                        f"{topic.name}-{p.partition} since epoch "
+                        f"{draft.request.generation_id_or_member_epoch}. Commit with the epoch of "
+                        "the last heartbeat.",
                     )
                 committed["stable_offset"] = self._commit_individually(draft, topic, p)
             except ApiError as refused:
