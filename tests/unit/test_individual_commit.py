@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 from coordinator_sim import Simulation
-from shoal.coordinator.contract import Record
+from shoal.coordinator.contract import ProducerIdAndEpoch, Record
 from shoal.coordinator.group import individual_commit
 from shoal.coordinator.group.consumer_membership import HeartbeatRequest
 from shoal.coordinator.group.individual_commit import KeyRange, Progress
@@ -34,6 +34,7 @@ def commit(
     sim: Simulation[GroupShard],
     *rows: PartitionCommit,
     topic_id: UUID = TOPIC,
+    producer: ProducerIdAndEpoch | None = None,
 ) -> list[Mapping[str, Any]]:
     beat = HeartbeatRequest(
         "g",
@@ -46,7 +47,8 @@ def commit(
     joined, committed = object(), object()
     sim.submit(joined, lambda s, now_ms, t: s.consumer.heartbeat(beat, now_ms, t))
     epoch = sim.delivered[joined]["member_epoch"]
-    request = CommitRequest("g", "m", None, epoch, [TopicCommit("t", topic_id, rows)], 9)
+    topics = [TopicCommit("t", topic_id, rows)]
+    request = CommitRequest("g", "m", None, epoch, topics, 9, producer=producer)
     sim.submit(committed, lambda s, now_ms, t: s.offsets.commit(request, now_ms, t))
     found: list[Mapping[str, Any]] = sim.delivered[committed]["topics"][0]["partitions"]
     return found
@@ -104,6 +106,19 @@ def test_records_of_one_request_fit_into_a_batch(sim: Simulation[GroupShard]) ->
     message = refused["individual_commit"]["error_message"]
     assert message.endswith("Commit t-19 in another request.")
     assert [committed(sim, p)[0] for p in range(20)] == [2 if ok else 1 for ok in fit]
+
+
+def test_a_transaction_adds_to_a_plain_commit_that_overtook_it(
+    sim: Simulation[GroupShard],
+) -> None:
+    producer = ProducerIdAndEpoch(17, 0)
+    commit(sim, individual(5, (7, 9)), producer=producer)
+    commit(sim, PartitionCommit(0, 2, -1, None))
+    (row,) = commit(sim, individual(0, (4, 4)), producer=producer)
+    assert row["individual_commit"]["stable_offset"] == 2
+    sim.mark(17, committed=True)
+    assert committed(sim)[:2] == (2, "4")
+    assert sim.rebuilt().hard_state() == sim.shard.hard_state()
 
 
 def test_long_metadata(sim: Simulation[GroupShard]) -> None:

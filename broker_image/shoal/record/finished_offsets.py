@@ -131,7 +131,8 @@ class FinishedOffsets:
             return NotImplemented
         return self.chunks == other.chunks or list(self.ranges()) == list(other.ranges())
 
-    __hash__ = None  # type: ignore[assignment]
+    def __hash__(self) -> int:
+        return hash((self.first, self.last, self.count, len(self)))
 
     def __repr__(self) -> str:
         return f"FinishedOffsets({self})"

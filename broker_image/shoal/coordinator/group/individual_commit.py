@@ -137,8 +137,7 @@ def advanced(
     if current is None:
         current = Progress(commit.position)
     at_least = max(current.stable_offset, commit.position)
-    new = commit.finished.above(at_least)
-    finished = current.finished.above(at_least).merged(list(new.ranges()))
+    finished = current.finished.merged(list(commit.finished.ranges()))
     stable_offset = finished.first_missing(at_least)
     finished = finished.above(stable_offset)
     limit = settings.shoal_group_consumer_individual_commit_max_ranges
