@@ -49,7 +49,6 @@ class Members(RuleBasedStateMachine):
         self.log_start = start
         self.stored: individual_commit.Progress | None = None
         self.finished: set[int] = set()
-        self.unfinished_deliveries: set[int] = set()
         self._start()
 
     def _start(self) -> None:
