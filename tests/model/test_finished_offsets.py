@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -48,6 +50,21 @@ def test_chunks_are_bounded_and_combined() -> None:
     for offset in range(1, 4_000, 2):
         found = found.merged([(offset, offset)])
     assert [(chunk.first, chunk.last) for chunk in found.chunks] == [(0, 3_999)]
+
+
+def test_memory_and_the_cost_of_a_change() -> None:
+    """Every other offset: at most 24 bytes each, and a change replaces at most three chunks."""
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    found = [FinishedOffsets.of((o, o) for o in range(1, 20_001, 2)) for _ in range(10)]
+    used = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert sum(map(len, found)) == 100_000
+    assert used <= 24 * 100_000
+    for offset in range(0, 20_000, 1_000):
+        changed = found[0].merged([(offset, offset)])
+        kept = {id(chunk) for chunk in found[0].chunks}
+        assert sum(id(chunk) not in kept for chunk in changed.chunks) <= 3
 
 
 def test_distant_offsets() -> None:

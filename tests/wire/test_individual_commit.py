@@ -218,6 +218,7 @@ def test_two_key_ranges_are_refused(member: Member) -> None:
 
 
 def test_a_partition_at_its_limit_accepts_only_what_closes_gaps(member: Member) -> None:
+    """shoal.group.consumer.individual.commit.max.ranges"""
     member.commit(key_range(0, *[(o, o) for o in range(1, 2 * MAX_RANGES, 2)]))
     row = member.commit(key_range(0, (50, 50)))
     assert row.error_code == ErrorCode.invalid_commit_offset_size

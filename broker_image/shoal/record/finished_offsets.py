@@ -129,10 +129,16 @@ class FinishedOffsets:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, FinishedOffsets):
             return NotImplemented
-        return self.chunks == other.chunks or list(self.ranges()) == list(other.ranges())
+        if self.chunks == other.chunks:
+            return True
+        # Chunks are compared in encoded form. They are read only if the sets may still be equal.
+        return self._size() == other._size() and list(self.ranges()) == list(other.ranges())
 
     def __hash__(self) -> int:
-        return hash((self.first, self.last, self.count, len(self)))
+        return hash(self._size())
+
+    def _size(self) -> tuple[int, int, int, int]:
+        return self.first, self.last, self.count, len(self)
 
     def __repr__(self) -> str:
         return f"FinishedOffsets({self})"
