@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from cluster.test_replication import CONFIGS
@@ -11,13 +11,17 @@ from clusters import ShoalCluster, running
 from conditions import eventually
 from confluent_kafka import Producer
 from individual_worker import Member
+from servers import ShoalProcess
 from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
-from shoal.client.errors import expect
+from shoal.client.consumer import ConsumedRecord, GroupConsumer, IndividualCommit, Reset
+from shoal.client.errors import KafkaError, expect
 from shoal.client.topics import NewTopic, OffsetSpec
+from wireclient import WireClient
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Coroutine, Iterator
+    from pathlib import Path
 
     from shoal.client.groups import CommittedOffset
 
@@ -153,3 +157,134 @@ def test_members_are_killed_at_any_moment(cluster: ShoalCluster) -> None:
         last.stop()
     assert not committed & set(last.got)
     assert {p: o.offset for p, o in progress(cluster, "h").items()} == ends(cluster, "payments")
+
+
+ENABLE = "shoal.group.consumer.individual.commit.enable"
+MAX_RANGES = 5
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[ShoalProcess]:
+    configs = SESSION | {
+        "group.initial.rebalance.delay.ms": "0",
+        "shoal.group.consumer.individual.commit.max.ranges": str(MAX_RANGES),
+    }
+    process = ShoalProcess(tmp_path / "data", configs=configs).start()
+    with WireClient(process.bootstrap) as client:
+        client.create_topic("t", 2)
+        for value in range(40):
+            client.produce("t", b"%d" % value, partition=0)
+    yield process
+    process.kill9()
+
+
+def joined(client: Client) -> Coroutine[Any, Any, GroupConsumer]:
+    return GroupConsumer.join(
+        client.cluster,
+        "g",
+        ["t"],
+        reset=Reset.EARLIEST,
+        individual_commit=IndividualCommit(interval_ms=1),
+    )
+
+
+async def polled(consumer: GroupConsumer, count: int) -> list[ConsumedRecord]:
+    """Poll until there are `count` records."""
+    found: list[ConsumedRecord] = []
+    async with asyncio.timeout(60):
+        while len(found) < count:
+            found.extend(await consumer.poll(100))
+    return found
+
+
+def committed(broker: ShoalProcess) -> tuple[int, str]:
+    """Stable offset and finished offsets of partition 0."""
+
+    async def main() -> tuple[int, str]:
+        async with Client(broker.bootstrap) as client:
+            found = expect(await client.admin.groups.offsets(["g"], finished=True))["g"]
+            offset = found[TopicPartition("t", 0)]
+            return offset.offset, str(offset.finished)
+
+    return asyncio.run(main())
+
+
+def test_a_member_at_the_limit_takes_nothing_new(broker: ShoalProcess) -> None:
+    async def main() -> None:
+        async with Client(broker.bootstrap) as client, await joined(client) as consumer:
+            records = await polled(consumer, 40)
+            for record in records[1:30:2]:
+                consumer.finished(record)
+            await consumer.commit()
+            await asyncio.to_thread(limited)
+            with WireClient(broker.bootstrap) as wire:
+                wire.produce("t", b"new", partition=0)
+                wire.produce("t", b"other", partition=1)
+            # Another partition continues.
+            (other,) = await polled(consumer, 1)
+            assert other.partition == 1
+            assert list(await consumer.poll(300)) == []
+            for record in records[:24:2]:
+                consumer.finished(record)
+            (new,) = await polled(consumer, 1)
+            assert (new.partition, new.offset) == (0, 40)
+            for record in (*records, other, new):
+                consumer.finished(record)
+
+    def limited() -> None:
+        assert committed(broker) == (0, "1,3,5,7,9")
+
+    asyncio.run(main())
+    assert committed(broker) == (41, "")
+
+
+def test_a_coordinator_without_individual_commits(broker: ShoalProcess) -> None:
+    """As in a rolling upgrade: the coordinator is a broker that has the position alone, and then
+    again one that has individual commits."""
+
+    def restarted(enabled: str) -> None:
+        broker.kill9()
+        broker.configs[ENABLE] = enabled
+        broker.start()
+
+    async def main() -> None:
+        async with Client(broker.bootstrap) as client:
+            consumer = await joined(client)
+            records = await polled(consumer, 40)
+            for record in (records[0], records[4]):
+                consumer.finished(record)
+            await consumer.commit()
+            assert await asyncio.to_thread(committed, broker) == (1, "4")
+
+            await asyncio.to_thread(restarted, "false")
+            consumer.finished(records[6])
+            consumer.finished(records[1])
+            await consumer.commit()
+            assert await asyncio.to_thread(committed, broker) == (2, "")
+            with pytest.raises(KafkaError, match=f"set {ENABLE}=true"):
+                await joined(client)
+
+            await asyncio.to_thread(restarted, "true")
+            consumer.finished(records[8])
+            await consumer.commit()
+            assert await asyncio.to_thread(committed, broker) == (2, "4,6,8")
+            await consumer.close()
+
+    asyncio.run(main())
+
+
+def test_finished_checks_its_record(broker: ShoalProcess) -> None:
+    async def main() -> None:
+        async with Client(broker.bootstrap) as client, await joined(client) as consumer:
+            (record, *_) = await polled(consumer, 40)
+            with pytest.raises(ValueError, match="offset 99 of t-0 was not delivered"):
+                consumer.finished(record._replace(offset=99))
+            consumer.finished(record._replace(topic="revoked", offset=99))
+            with pytest.raises(ValueError, match="cannot rewind"):
+                consumer.rewind(TopicPartition("t", 0), 0)
+            plain = await GroupConsumer.join(client.cluster, "other", ["t"])
+            with pytest.raises(ValueError, match="join the group with individual_commit"):
+                plain.finished(record)
+            await plain.close()
+
+    asyncio.run(main())
