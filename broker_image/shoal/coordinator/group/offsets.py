@@ -116,20 +116,16 @@ class _CommitDraft:
         self.records: list[Record] = []
         self._finished_bytes = 0
 
-    def add(self, topic: TopicCommit, p: PartitionCommit, progress: Progress) -> None:
-        """Add the record of one partition. Raises `ApiError` if it has finished offsets that do
-        not fit into the batch."""
-        key_ranges = individual_commit.on_wire(progress)
-        added = sum(len(stored["finished"]) for stored in key_ranges)
-        if self._finished_bytes and self._finished_bytes + added > _FINISHED_BYTES_MAX:
-            raise ApiError(
-                ErrorCode.invalid_commit_offset_size,
-                f"The partitions of the request have more than {_FINISHED_BYTES_MAX} bytes of "
-                f"finished offsets. Commit {topic.name}-{p.partition} in another request.",
-            )
-        self._finished_bytes += added
+    def add(
+        self,
+        topic: TopicCommit,
+        p: PartitionCommit,
+        offset: int,
+        key_ranges: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """Add the record of one partition."""
         value = {
-            "offset": progress.stable_offset,
+            "offset": offset,
             "leader_epoch": p.leader_epoch,
             "metadata": p.metadata or "",
             "commit_timestamp": self.now_ms,
@@ -141,6 +137,20 @@ class _CommitDraft:
         version = None if self.expire_ms < 0 else 1
         key = {"group": self.request.group_id, "topic": topic.name, "partition": p.partition}
         self.records.append(record(RecordType.OFFSET_COMMIT, key, value, version))
+
+    def add_progress(self, topic: TopicCommit, p: PartitionCommit, progress: Progress) -> None:
+        """Add the record of an individual commit. Raises `ApiError` if the finished offsets do not
+        fit into the batch."""
+        key_ranges = individual_commit.on_wire(progress)
+        added = sum(len(stored["finished"]) for stored in key_ranges)
+        if self._finished_bytes and self._finished_bytes + added > _FINISHED_BYTES_MAX:
+            raise ApiError(
+                ErrorCode.invalid_commit_offset_size,
+                f"The partitions of the request have more than {_FINISHED_BYTES_MAX} bytes of "
+                f"finished offsets. Commit {topic.name}-{p.partition} in another request.",
+            )
+        self._finished_bytes += added
+        self.add(topic, p, progress.stable_offset, key_ranges)
 
 
 class TopicQuery(NamedTuple):
@@ -214,32 +224,40 @@ class Offsets:
         self, draft: _CommitDraft, topic: TopicCommit, p: PartitionCommit
     ) -> dict[str, Any]:
         """Add the record of one partition to the draft. Returns its row of the response."""
-        answer: dict[str, Any] = {"partition_index": p.partition, "error_code": ErrorCode.none}
+        error = ErrorCode.none
         if len(p.metadata or "") > self._context.settings.offset_metadata_max_bytes:
-            answer["error_code"] = ErrorCode.offset_metadata_too_large
+            error = ErrorCode.offset_metadata_too_large
         elif draft.check is not None:
-            answer["error_code"] = draft.check(topic.name, topic.topic_id, p.partition)
-        if answer["error_code"] is ErrorCode.none and not p.key_ranges:
-            draft.add(topic, p, Progress(p.offset))
-        elif p.key_ranges:
-            committed: dict[str, Any] = {"stable_offset": -1, "error_message": None}
-            answer["individual_commit"] = committed
-            try:
-                if answer["error_code"] is ErrorCode.offset_metadata_too_large:
-                    raise ApiError(answer["error_code"], "The metadata of the offset is too long.")
-                if answer["error_code"]:
-                    raise ApiError(
-                        answer["error_code"],
-                        f"Member {draft.request.member_id} has not owned "
-                        f"{topic.name}-{p.partition} since epoch "
-                        f"{draft.request.generation_id_or_member_epoch}. Commit with the epoch of "
-                        "the last heartbeat.",
-                    )
-                committed["stable_offset"] = self._commit_individually(draft, topic, p)
-            except ApiError as refused:
-                answer["error_code"] = refused.code
-                committed["error_message"] = refused.message
-        return answer
+            error = draft.check(topic.name, topic.topic_id, p.partition)
+        if p.key_ranges:
+            return self._commit_key_ranges(draft, topic, p, error)
+        if error is ErrorCode.none:
+            draft.add(topic, p, p.offset)
+        return {"partition_index": p.partition, "error_code": error}
+
+    def _commit_key_ranges(
+        self, draft: _CommitDraft, topic: TopicCommit, p: PartitionCommit, error: ErrorCode
+    ) -> dict[str, Any]:
+        """Commit one partition individually, unless there is an `error`. Returns its row."""
+        stable_offset, message = -1, None
+        try:
+            if error is ErrorCode.offset_metadata_too_large:
+                raise ApiError(error, "The metadata of the offset is too long. Shorten it.")
+            if error:
+                raise ApiError(
+                    error,
+                    f"Member {draft.request.member_id} has not owned {topic.name}-{p.partition} "
+                    f"since epoch {draft.request.generation_id_or_member_epoch}. Commit with the "
+                    "epoch of the last heartbeat.",
+                )
+            stable_offset = self._commit_individually(draft, topic, p)
+        except ApiError as refused:
+            error, message = refused.code, refused.message
+        return {
+            "partition_index": p.partition,
+            "error_code": error,
+            "individual_commit": {"stable_offset": stable_offset, "error_message": message},
+        }
 
     def _check_individual(self, request: CommitRequest) -> None:
         """Raise `ApiError` unless a member of a consumer group commits, and not too many ranges."""
@@ -289,7 +307,7 @@ class Offsets:
         if after == before:
             self.repeated_commits += 1
         else:
-            draft.add(topic, p, after)
+            draft.add_progress(topic, p, after)
         return after.stable_offset
 
     def _group_of(self, request: CommitRequest) -> Group | None:
@@ -481,7 +499,11 @@ class Offsets:
             return
         if self._context.groups.get(group_id) is None:
             self._context.groups.add(ClassicGroup(group_id))
-        progress = individual_commit.from_record(value["offset"], value.get("key_ranges", ()))
+        finished, gap_timestamp_ms = EMPTY, -1
+        if value.get("key_ranges"):
+            _, finished, gap_timestamp_ms = individual_commit.from_record(
+                value["offset"], value["key_ranges"]
+            )
         offset = Offset(
             value["offset"],
             value.get("leader_epoch", -1),
@@ -490,8 +512,8 @@ class Offsets:
             value.get("expire_timestamp", -1),
             value.get("topic_id"),
             at.offset,
-            progress.finished,
-            progress.gap_timestamp_ms,
+            finished,
+            gap_timestamp_ms,
         )
         target = self._committed
         if at.transactional:
