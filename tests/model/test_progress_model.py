@@ -188,3 +188,14 @@ def test_only_changes_are_committed_again() -> None:
     commit = member.to_commit(100)
     assert commit is not None
     assert len(commit.ranges) == 19
+
+
+def test_a_lower_limit_divides_a_commit() -> None:
+    """A request never has more ranges than the limit, even if the coordinator has more."""
+    member = Progress(0, [(o, o) for o in range(1, 20, 4)], committed=True)
+    for first in range(2, 20, 4):
+        member.finish(first, first)
+    commit = member.to_commit(2)
+    assert commit == (0, ((1, 2), (5, 6)), False)
+    member.committed(commit, 0)
+    assert member.to_commit(2) == (0, ((9, 10), (13, 14)), False)

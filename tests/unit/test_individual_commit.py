@@ -15,7 +15,7 @@ from shoal.coordinator.group.offsets import CommitRequest, PartitionCommit, Topi
 from shoal.coordinator.group.settings import GroupSettings
 from shoal.coordinator.group.shard import GroupShard
 from shoal.protocol.codec import KEY_HASH_MAX
-from shoal.protocol.errors import ErrorCode
+from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.record.finished_offsets import EMPTY, FinishedOffsets
 
 if TYPE_CHECKING:
@@ -81,6 +81,22 @@ def test_a_gap_has_the_age_of_its_own_first_commit(sim: Simulation[GroupShard]) 
     sim.advance(1_000)
     commit(sim, individual(7))
     assert committed(sim) == (8, "9", sim.now_ms)
+
+
+def test_a_lower_limit_still_accepts_what_closes_gaps() -> None:
+    """The limit was lowered below the number of ranges that are stored."""
+    settings = GroupSettings(shoal_group_consumer_individual_commit_max_ranges=2)
+    current = Progress(0, FinishedOffsets.of((o, o) for o in range(1, 12, 2)), 1)
+
+    def after(position: int, *ranges: tuple[int, int]) -> str:
+        done = individual_commit.Commit(position, FinishedOffsets.of(ranges))
+        progress = individual_commit.advanced(current, done, 2, settings)
+        return f"{progress.stable_offset}: {progress.finished}"
+
+    assert after(0, (4, 4)) == "0: 1,3-5,7,9,11"
+    assert after(1) == "2: 3,5,7,9,11"
+    with pytest.raises(ApiError, match="would have 7 ranges"):
+        after(0, (13, 13))
 
 
 def test_a_recreated_topic_starts_again(sim: Simulation[GroupShard]) -> None:

@@ -115,7 +115,7 @@ class Progress:
     def to_commit(self, ranges_max: int) -> Commit | None:
         """Return what is finished and not committed; None if there is nothing.
 
-        The coordinator stores `ranges_max` ranges. The highest ones of more wait.
+        The coordinator stores and accepts `ranges_max` ranges. The highest ones of more wait.
         """
         if self._replaces:
             return Commit(self.position, plain=True)
@@ -127,7 +127,7 @@ class Progress:
                 new.append((first, last))
             elif not all(covered):
                 sent.append((first, last))
-        sent = sorted(sent + new[: max(0, ranges_max - held)])
+        sent = sorted(sent + new[: max(0, ranges_max - held)])[:ranges_max]
         if not sent and self.position <= self._committed_position:
             return None
         return Commit(self.position, tuple(sent))

@@ -132,7 +132,8 @@ def advanced(
 ) -> Progress:
     """Return the progress after a commit, which equals `current` if all of it was finished before.
 
-    Raises `ApiError` if too many ranges would be left above the stable offset.
+    Raises `ApiError` if too many ranges would be left above the stable offset. A commit that leaves
+    no more than before is accepted, in case the limit was lowered.
     """
     if current is None:
         current = Progress(commit.position)
@@ -141,7 +142,7 @@ def advanced(
     stable_offset = finished.first_missing(at_least)
     finished = finished.above(stable_offset)
     limit = settings.shoal_group_consumer_individual_commit_max_ranges
-    if finished.count > limit:
+    if finished.count > max(limit, current.finished.count):
         raise ApiError(
             ErrorCode.invalid_commit_offset_size,
             f"The partition would have {finished.count} ranges of finished offsets above its "
