@@ -199,3 +199,23 @@ def test_a_lower_limit_divides_a_commit() -> None:
     assert commit == (0, ((1, 2), (5, 6)), False)
     member.committed(commit, 0)
     assert member.to_commit(2) == (0, ((9, 10), (13, 14)), False)
+
+
+def test_a_lost_answer_counts_against_the_limit() -> None:
+    """The coordinator may have stored what was not answered, so lower ranges wait."""
+    member = Progress(0, committed=True)
+    for offset in (5, 7, 9):
+        member.finish(offset, offset)
+    sent = (0, ((5, 5), (7, 7), (9, 9)), False)
+    assert member.to_commit(3) == sent
+    for offset in (1, 3):
+        member.finish(offset, offset)
+    assert member.to_commit(3) == sent
+    member.forget_commits()
+    commit = member.to_commit(3)
+    assert commit == sent
+    assert commit is not None
+    member.committed(commit, 0)
+    assert member.to_commit(3) is None
+    member.finish(6, 6)
+    assert member.to_commit(3) == (0, ((1, 1), (5, 7)), False)

@@ -55,12 +55,15 @@ class Progress:
         self.position = position
         self._finished = OffsetSet()
         self._committed = OffsetSet()
+        #: All that was sent. The coordinator may have stored it although its answer was lost.
+        self._sent = OffsetSet()
         self._committed_position = position if committed else -1
         #: The coordinator may have more than is finished here, so the next commit replaces it.
         self._replaces = False
         for first, last in finished:
             self._finished.add(first, last)
             self._committed.add(first, last)
+            self._sent.add(first, last)
 
     @property
     def ranges(self) -> int:
@@ -86,7 +89,7 @@ class Progress:
             self._pass(old, new)
         else:
             self.position = new
-            self._finished = OffsetSet()
+            self._finished, self._sent = OffsetSet(), OffsetSet()
             self.forget_commits()
             self._replaces = True
 
@@ -106,6 +109,7 @@ class Progress:
             self.position = position
             self._finished.forget(position)
             self._committed.forget(position)
+            self._sent.forget(position)
 
     def forget_commits(self) -> None:
         """Commit everything again: another coordinator may lack it."""
@@ -121,13 +125,15 @@ class Progress:
             return Commit(self.position, plain=True)
         new, sent, held = [], [], 0
         for first, last in self._finished.ranges():
-            covered = [inside for _, _, inside in self._committed.cut(first, last)]
-            held += any(covered)
-            if not any(covered):
+            if not any(inside for _, _, inside in self._sent.cut(first, last)):
                 new.append((first, last))
-            elif not all(covered):
+                continue
+            held += 1
+            if not all(inside for _, _, inside in self._committed.cut(first, last)):
                 sent.append((first, last))
         sent = sorted(sent + new[: max(0, ranges_max - held)])[:ranges_max]
+        for first, last in sent:
+            self._sent.add(first, last)
         if not sent and self.position <= self._committed_position:
             return None
         return Commit(self.position, tuple(sent))
