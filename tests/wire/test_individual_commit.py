@@ -211,11 +211,6 @@ def test_bad_input_is_named(
     assert member.committed() == (1, "50")
 
 
-def test_null_stands_for_no_finished_offsets(member: Member) -> None:
-    row = member.commit(key_range(4, finished=None))
-    assert (row.error_code, row.individual_commit.stable_offset) == (0, 4)
-
-
 def test_two_key_ranges_are_refused(member: Member) -> None:
     row = member.commit(key_range(0, last_hash=9), key_range(0, first_hash=10))
     assert row.error_code == ErrorCode.invalid_request

@@ -186,8 +186,26 @@ def _with_own_tags(api_key: int, version: int, kind: Kind, buf: memoryview, at: 
     names = {f.name for (key, _), fields in OWN_TAGS.items() if key == api_key for f in fields}
     if not names:
         return None
-    body, _ = compiler.reader(struct_of(entity(api_key, version, kind)))(buf, at)
-    return _as_attributes(body) if _has(body, names) else None
+    struct = struct_of(entity(api_key, version, kind))
+    body, _ = compiler.reader(struct)(buf, at)
+    if not _has(body, names):
+        return None
+    _check_nulls(struct, body)
+    return _as_attributes(body)
+
+
+def _check_nulls(struct: Struct, body: Mapping[str, Any]) -> None:
+    """Raise `WireError` for a null string or bytes where the schema has none, as kio does."""
+    for field in struct.fields:
+        value = body[field.name]
+        if isinstance(field.type, Struct):
+            for item in value if field.array else (value,):
+                if item is not None:
+                    _check_nulls(field.type, item)
+        elif field.type in ("string", "bytes"):
+            absent = value is None or (field.array and None in value)
+            if absent and not field.nullable:
+                raise WireError(f"{field.name} is null")
 
 
 def _has(value: Any, names: set[str]) -> bool:

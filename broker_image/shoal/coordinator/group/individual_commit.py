@@ -62,7 +62,7 @@ class Commit(NamedTuple):
 def ranges_of(asked: Any) -> tuple[KeyRange, ...]:
     """Return the key ranges of a partition in a request; () for a plain commit."""
     return tuple(
-        KeyRange(r.first_hash, r.last_hash, r.position, r.finished or b"")
+        KeyRange(r.first_hash, r.last_hash, r.position, r.finished)
         for r in getattr(asked, "key_ranges", ())
     )
 
