@@ -69,7 +69,7 @@ class Members(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 8))
     def fetch(self, count: int) -> None:
-        if self.at >= LOG_END or self.member.ranges >= MAX_RANGES:
+        if self.at >= LOG_END or not self.member.takes(self.at, MAX_RANGES):
             return
         end = min(LOG_END, self.at + count)
         rows = [Row(o) for o in range(self.at, end) if o not in self.holes]
@@ -157,7 +157,7 @@ class Members(RuleBasedStateMachine):
         assert everything <= self.finished
 
 
-Members.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Members.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestMembers = Members.TestCase
 
 
@@ -220,3 +220,10 @@ def test_a_lost_answer_counts_against_the_limit() -> None:
     assert member.to_commit(3) is None
     member.finish(6, 6)
     assert member.to_commit(3) == (0, ((1, 1), (5, 7)), False)
+
+
+def test_a_restart_at_the_limit_fetches_what_is_unfinished() -> None:
+    member = Progress(1, [(2, 2), (4, 4), (19, 19)], committed=True)
+    assert [member.takes(at, 3) for at in (1, 3, 19, 20)] == [True, True, True, False]
+    member.finish(1, 1)
+    assert member.takes(20, 3)

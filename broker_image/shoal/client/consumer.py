@@ -295,7 +295,7 @@ class GroupConsumer:
         before = {
             where: position
             for where, position in self._reader.positions.items()
-            if self._progress[where].ranges < self._ranges_max
+            if self._progress[where].takes(position, self._ranges_max)
         }
         if not before:
             self._room.clear()

@@ -70,6 +70,14 @@ class Progress:
         """Number of finished ranges above the position."""
         return self._finished.range_count
 
+    def takes(self, at: int, ranges_max: int) -> bool:
+        """Return whether to fetch at offset `at`.
+
+        At the limit of ranges nothing new is fetched. What is between finished offsets is fetched
+        in any case: after a restart, only that closes the gaps.
+        """
+        return self.ranges < ranges_max or at <= self._finished.last
+
     def deliver(self, fetched: Fetched) -> Iterator[Record]:
         """Yield the fetched records that are not finished. Finish the holes between records."""
         at = fetched.first

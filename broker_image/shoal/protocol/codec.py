@@ -199,12 +199,12 @@ def _check_nulls(struct: Struct, body: Mapping[str, Any]) -> None:
     for field in struct.fields:
         value = body[field.name]
         if isinstance(field.type, Struct):
-            for item in value if field.array else (value,):
+            for item in (value or ()) if field.array else (value,):
                 if item is not None:
                     _check_nulls(field.type, item)
         elif field.type in ("string", "bytes"):
-            absent = value is None or (field.array and None in value)
-            if absent and not field.nullable:
+            absent = None in (value or ()) if field.array else value is None and not field.nullable
+            if absent:
                 raise WireError(f"{field.name} is null")
 
 
