@@ -247,6 +247,11 @@ sim/test_settings_scenes.py
 test_cold_share_partitions_get_snapshots
     share.coordinator.cold.partition.snapshot.interval.ms
 
+wire/test_individual_commit.py
+test_the_switch shoal.group.consumer.individual.commit.enable
+test_a_partition_at_its_limit_accepts_only_what_closes_gaps
+    shoal.group.consumer.individual.commit.max.ranges
+
 wire/test_client_quotas.py
 test_connections_of_an_address quota.window.num quota.window.size.seconds
 test_connections_wait_for_their_turn max.connection.creation.rate

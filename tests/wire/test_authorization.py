@@ -14,8 +14,10 @@ from conditions import eventually
 from permissions import ADMIN, CONFIGS, entry, everything, grant, withdraw
 from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
+from shoal.protocol.codec import KEY_HASH_MAX
 from shoal.protocol.errors import ErrorCode
 from shoal.quorum import wire
+from shoal.record.finished_offsets import FinishedOffsets
 from shoal.security.acls import Operation, PatternType, ResourceType
 from wireclient import WireClient
 
@@ -438,3 +440,56 @@ def test_a_shared_listener_hides_the_metadata_log(
         records = fetch("records", max_wait_ms=0)
         records["topics"][0]["topic_id"] = topic_id
         assert code_of(client.call(ApiKey.FETCH, 18, records)) == ErrorCode.none
+
+
+def test_individual_commits_need_what_plain_ones_need(guest: Guest, admin: WireClient) -> None:
+    """READ on the group and on the topic; DESCRIBE on both to fetch what is committed."""
+    admin.create_topic("individual")
+    admin.produce("individual", *[b"v"] * 10)
+    finished = FinishedOffsets.of([(5, 8)]).encode()
+    key_range = {
+        "first_hash": 0,
+        "last_hash": KEY_HASH_MAX,
+        "position": 3,
+        "finished": finished,
+    }
+    part = {"partition_index": 0, "committed_metadata": None, "key_ranges": [key_range]}
+    commit = {
+        "group_id": "individual",
+        "member_id": "m",
+        "topics": [{"name": "individual", "partitions": [part]}],
+    }
+    beat = {
+        "group_id": "individual",
+        "member_id": "m",
+        "member_epoch": 0,
+        "rebalance_timeout_ms": 60_000,
+        "subscribed_topic_names": ["individual"],
+        "topic_partitions": [],
+    }
+    joined = eventually(
+        lambda: (
+            (answer := admin.call(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, beat)).member_epoch and answer
+        )
+    )
+    commit["generation_id_or_member_epoch"] = joined.member_epoch
+
+    def committed(client: WireClient) -> int:
+        answer = client.call(ApiKey.OFFSET_COMMIT, 9, commit)
+        return int(answer.topics[0].partitions[0].error_code)
+
+    def fetched(client: WireClient) -> list[Any]:
+        asked = {"group_id": "individual", "topics": None, "member_epoch": -1}
+        groups = {"groups": [{**asked, "key_ranges_wanted": True}]}
+        (group,) = client.call(ApiKey.OFFSET_FETCH, 9, groups).groups
+        return [group.error_code, *(p.key_ranges for t in group.topics for p in t.partitions)]
+
+    assert committed(guest.client) == ErrorCode.group_authorization_failed
+    assert fetched(guest.client) == [ErrorCode.group_authorization_failed]
+    guest.may(READ, GROUP, "individual")
+    assert committed(guest.client) == ErrorCode.topic_authorization_failed
+    assert fetched(admin) == [0]
+    guest.may(READ, TOPIC, "individual")
+    assert committed(guest.client) == ErrorCode.none
+    (_, (stored,)) = fetched(guest.client)
+    assert (stored.position, stored.finished) == (3, finished)

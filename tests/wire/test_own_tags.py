@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
+import pytest
 from kio.serial import entity_reader
 from kio.static.constants import EntityType
 from shoal.coordinator.share.backoff import Delay
 from shoal.protocol import codec
 from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import WireError
 from shoal.server.share.persister import delay_entries, delays_of
 
 WRITE, READ = ApiKey.WRITE_SHARE_GROUP_STATE, ApiKey.READ_SHARE_GROUP_STATE
@@ -73,3 +75,23 @@ def test_a_forwarded_request_has_an_id() -> None:
     assert (found.request_data, found.request_id) == (b"r", b"i" * 16)
     plain = codec.write_request(ApiKey.ENVELOPE, 0, fields)
     assert entity_reader(codec.entity(ApiKey.ENVELOPE, 0, EntityType.request))(bytes(plain), 0)[0]
+
+
+def test_null_is_refused_beside_an_own_field() -> None:
+    """A body with a field of ours has the same limits as one that kio reads."""
+    wanted = {"group_id": "g", "topics": None, "key_ranges_wanted": True}
+    for group_id in ("h", None):
+        body = {"groups": [wanted, {"group_id": group_id, "topics": None}]}
+        data = bytes(codec.write_request(ApiKey.OFFSET_FETCH, 9, body))
+        if group_id is None:
+            with pytest.raises(WireError, match="group_id is null"):
+                codec.read_request(ApiKey.OFFSET_FETCH, 9, data)
+        else:
+            assert codec.read_request(ApiKey.OFFSET_FETCH, 9, data).groups[0].key_ranges_wanted
+
+    key_range = {"finished": None, "last_hash": 1}
+    part = {"partition_index": 0, "committed_metadata": None, "key_ranges": [key_range]}
+    commit = {"group_id": "g", "topics": [{"name": "t", "partitions": [part]}]}
+    data = bytes(codec.write_request(ApiKey.OFFSET_COMMIT, 9, commit))
+    with pytest.raises(WireError, match="finished is null"):
+        codec.read_request(ApiKey.OFFSET_COMMIT, 9, data)

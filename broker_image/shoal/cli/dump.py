@@ -34,6 +34,7 @@ from shoal.protocol.errors import WireError
 from shoal.record.batch import BatchHeader, Buffer, CorruptBatch, check_crc, headers
 from shoal.record.compression import Compression
 from shoal.record.control import ControlType
+from shoal.record.finished_offsets import FinishedOffsets
 from shoal.record.records import Record, read_records
 
 app = new_app("Print log segments and internal topics as JSON.")
@@ -264,7 +265,19 @@ def _offsets(record: Record) -> dict[str, Any]:
         found = None
     if found is None:
         return _raw(record)
-    return {"type": found.type.name, "key": found.key, "value": found.value}
+    value = found.value
+    if value is not None and value.get("key_ranges"):
+        value = value | {"key_ranges": [_key_range(one) for one in value["key_ranges"]]}
+    return {"type": found.type.name, "key": found.key, "value": value}
+
+
+def _key_range(stored: dict[str, Any]) -> dict[str, Any]:
+    """Return a key range with its finished offsets as text, such as `7-9,11`."""
+    try:
+        finished = str(FinishedOffsets.decode(stored["finished"]))
+    except ValueError:
+        finished = output.text_or_hex(stored["finished"]) or ""
+    return stored | {"finished": finished}
 
 
 def _share_state(record: Record) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from shoal.cli import lag, output, remedies, scrape, timestamps
+from shoal.cli.gaps import Gap, gaps
 from shoal.cli.held_keys import HeldKey, held_keys
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, new_app, warn
@@ -22,6 +23,8 @@ from shoal.protocol.errors import ErrorCode
 
 #: Number of held keys that `describe` prints.
 HELD_SHOWN = 20
+#: Number of partitions with a gap that `describe` prints.
+GAPS_SHOWN = 20
 app = new_app("List, describe, reset and delete groups; show their lag.")
 
 Id = Annotated[str, typer.Argument(metavar="GROUP", help="The group's id.")]
@@ -125,12 +128,17 @@ async def describe(
     numbers = await _numbers(admin, described, metrics)
     paused = await scrape.paused(admin, described.values())
     held = {group: await held_keys(client, found) for group, found in positions.items()}
+    unfinished = await gaps(admin, described.values())
     if format is Format.JSON:
         output.rows(
             format,
             [
                 _as_json(one, positions.get(g, []), _share(numbers, one))
-                | {"paused": g in paused, "held_keys": [key.row() for key in held.get(g, ())]}
+                | {
+                    "paused": g in paused,
+                    "held_keys": [key.row() for key in held.get(g, ())],
+                    "gaps": [gap.row() for gap in unfinished.get(g, ())],
+                }
                 for g, one in described.items()
             ],
         )
@@ -141,6 +149,18 @@ async def describe(
         _print_group(one, positions.get(group, []), _share(numbers, one), paused=group in paused)
         if held.get(group):
             await _print_held(client, group, held[group])
+        _print_gaps(unfinished.get(group, []))
+
+
+def _print_gaps(found: list[Gap]) -> None:
+    """Print the unfinished records below finished ones, the oldest gap first."""
+    if not found:
+        return
+    print("\nUnfinished records below finished ones (individual commits):")
+    columns = ["topic", "partition", "gap", "age_s", "finished_above", "ranges", "member"]
+    output.print_table([gap.row() for gap in found[:GAPS_SHOWN]], columns)
+    if len(found) > GAPS_SHOWN:
+        print(f"... and {len(found) - GAPS_SHOWN} more. --format json shows all.")
 
 
 def _as_json(

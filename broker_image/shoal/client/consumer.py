@@ -3,28 +3,54 @@
 The group uses KIP-848: the broker assigns, and the member reports its owned partitions. A member
 commits its position in a revoked partition before it gives the partition up. The next owner starts
 after that position.
+
+With `individual_commit` the application finishes records in any order, and the member commits the
+finished ones. The next owner gets only the others.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from shoal.client import message_fields
 from shoal.client.cluster import Cluster, TopicPartition
-from shoal.client.errors import ClientError, KafkaError
-from shoal.client.fetcher import Fetcher, Isolation
-from shoal.client.groups import CommittedOffset, commit_body
-from shoal.client.membership import Assignment, Membership
+from shoal.client.errors import ClientError, KafkaError, transient
+from shoal.client.fetcher import Fetched, Fetcher, Isolation
+from shoal.client.groups import CommittedOffset, commit_body, finished_above
+from shoal.client.membership import FENCED, Assignment, Membership
+from shoal.client.progress import Commit, Progress
 from shoal.client.topics import OffsetSpec, Topics
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
+from shoal.protocol.features import INDIVIDUAL_COMMIT_FEATURE
+from shoal.record.finished_offsets import EMPTY, FinishedOffsets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from shoal.client.connection import Connection
+
 #: Milliseconds that a member may take to give up partitions.
 REBALANCE_TIMEOUT_MS = 60_000
+#: Milliseconds to commit finished records before partitions are given up.
+REVOKE_COMMIT_MS = 5_000
+
+
+#: Ranges of finished offsets of a partition, if the broker does not report its limit.
+RANGES_MAX = 10_000
+#: Codes of a commit that a later one may not get: the member moves to another epoch or group.
+_NOT_NOW = frozenset({*FENCED, ErrorCode.stale_member_epoch})
+
+
+class IndividualCommit(NamedTuple):
+    """When `GroupConsumer.poll` commits finished records: after this time, or after this number of
+    records, whichever comes first."""
+
+    interval_ms: int = 1_000
+    records: int = 10_000
 
 
 class Reset(Enum):
@@ -68,8 +94,19 @@ class Reader:
 
         Raises `KafkaError`; OFFSET_OUT_OF_RANGE only if `reset` is NONE.
         """
+        found = await self.fetch(self.positions, max_wait_ms)
+        return (
+            ConsumedRecord(fetched.topic, fetched.partition, *record)
+            for fetched in found
+            for record in fetched.records()
+        )
+
+    async def fetch(
+        self, positions: Mapping[TopicPartition, int], max_wait_ms: int
+    ) -> list[Fetched]:
+        """Return what is new at some of the positions, and advance them. Raises as `poll` does."""
         results = await self._fetcher.poll(
-            self.positions, max_wait_ms=max_wait_ms, isolation=self.isolation
+            positions, max_wait_ms=max_wait_ms, isolation=self.isolation
         )
         out_of_range = []
         found = []
@@ -86,11 +123,7 @@ class Reader:
             found.append(result)
         if out_of_range:
             self.positions.update(await starts(self.cluster, out_of_range, self.reset))
-        return (
-            ConsumedRecord(fetched.topic, fetched.partition, *record)
-            for fetched in found
-            for record in fetched.records()
-        )
+        return found
 
 
 async def starts(
@@ -174,9 +207,20 @@ class GroupConsumer:
         *,
         reset: Reset,
         isolation: Isolation,
+        individual_commit: IndividualCommit | None = None,
     ) -> None:
         self.cluster = cluster
         self.membership = membership
+        self._individual = individual_commit
+        #: By owned partition, with individual commits.
+        self._progress: dict[TopicPartition, Progress] = {}
+        self._ranges_max = RANGES_MAX
+        self._finished_count = 0
+        self._next_commit_s = 0.0
+        self._commit_lock = asyncio.Lock()
+        self._room = asyncio.Event()
+        #: The connection of the last commit: another coordinator may lack what was committed.
+        self._committed_over: Connection | None = None
         self._reader = Reader(cluster, {}, isolation=isolation, reset=reset)
         self._reset = reset
         self._committed: dict[TopicPartition, int] = {}
@@ -190,15 +234,33 @@ class GroupConsumer:
         *,
         reset: Reset = Reset.LATEST,
         isolation: Isolation = Isolation.READ_UNCOMMITTED,
+        individual_commit: IndividualCommit | None = None,
     ) -> GroupConsumer:
-        """Become a member of `group`.
+        """Become a member of `group`, which finishes records individually with `individual_commit`.
 
         Raises the coordinator's refusal, such as GROUP_ID_NOT_FOUND or INVALID_GROUP_ID for a group
-        of another type.
+        of another type, and UNSUPPORTED_VERSION if it does not offer individual commits.
         """
         membership = ConsumerMembership(cluster, group, topics)
         await membership.join()
-        return cls(cluster, membership, reset=reset, isolation=isolation)
+        if individual_commit is not None:
+            node = await cluster.coordinator(group)
+            link = await cluster.connection(node, "coordinator")
+            if INDIVIDUAL_COMMIT_FEATURE not in link.features:
+                await membership.leave()
+                raise KafkaError(
+                    ErrorCode.unsupported_version,
+                    f"broker {node}, the coordinator of group {group!r}, does not offer individual "
+                    "commits; upgrade it, or set "
+                    "shoal.group.consumer.individual.commit.enable=true on it",
+                )
+        return cls(
+            cluster,
+            membership,
+            reset=reset,
+            isolation=isolation,
+            individual_commit=individual_commit,
+        )
 
     async def __aenter__(self) -> GroupConsumer:
         return self
@@ -211,26 +273,90 @@ class GroupConsumer:
         return self._reader.positions
 
     async def poll(self, max_wait_ms: int = 500) -> Iterator[ConsumedRecord]:
-        """Return new records of the partitions that this member owns."""
+        """Return new records of the partitions that this member owns.
+
+        With individual commits, commit first if the time or the number of finished records is
+        reached. Records that the group has finished are left out, and a partition at the limit of
+        ranges has no new records. Pass each returned record to `finished`.
+        """
         self.membership.check()
         await self._reconcile()
+        if self._individual is not None:
+            await self._commit_when_due()
         if not self._reader.positions:
             await self.membership.changed(max_wait_ms / 1000)
             return iter(())
+        if self._individual is not None:
+            return iter(await self._poll_unfinished(max_wait_ms))
         return await self._reader.poll(max_wait_ms)
 
+    async def _poll_unfinished(self, max_wait_ms: int) -> list[ConsumedRecord]:
+        """Return the new records that are not finished."""
+        before = {
+            where: position
+            for where, position in self._reader.positions.items()
+            if self._progress[where].takes(position, self._ranges_max)
+        }
+        if not before:
+            self._room.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max_wait_ms / 1000):
+                    await self._room.wait()
+            return []
+        fetched = await self._reader.fetch(before, max_wait_ms)
+        records = [
+            ConsumedRecord(one.topic, one.partition, *record)
+            for one in fetched
+            for record in self._progress[TopicPartition(one.topic, one.partition)].deliver(one)
+        ]
+        read = {TopicPartition(one.topic, one.partition) for one in fetched}
+        for where, position in before.items():
+            now = self._reader.positions.get(where, position)
+            if where not in read and now != position:
+                self._progress[where].jump(position, now)
+        return records
+
+    def finished(self, record: ConsumedRecord) -> None:
+        """Finish a record that `poll` returned, in any order. A later `poll`, `commit` or `close`
+        commits it. Records of partitions that were revoked are ignored: their new owner has them.
+
+        Raises `ValueError` for a record that `poll` has not returned, and without
+        `individual_commit`.
+        """
+        if self._individual is None:
+            raise ValueError("join the group with individual_commit to finish records individually")
+        where = TopicPartition(record.topic, record.partition)
+        progress = self._progress.get(where)
+        if progress is None:
+            return
+        if record.offset >= self._reader.positions[where]:
+            raise ValueError(f"offset {record.offset} of {where} was not delivered")
+        progress.finish(record.offset, record.offset)
+        self._finished_count += 1
+        if progress.ranges < self._ranges_max:
+            self._room.set()
+
     def rewind(self, where: TopicPartition, offset: int) -> None:
-        """Move a position back to `offset` if it is ahead; `commit` then commits that."""
+        """Move a position back to `offset` if it is ahead; `commit` then commits that.
+
+        Raises `ValueError` with individual commits, which keep what is finished.
+        """
+        if self._individual is not None:
+            raise ValueError("a member with individual commits cannot rewind; reset the group")
         positions = self._reader.positions
         if where in positions:
             positions[where] = min(positions[where], offset)
 
     async def commit(self) -> None:
-        """Commit the positions after all records that `poll` returned. Raises `KafkaError`.
+        """Commit the positions after all records that `poll` returned; with individual commits,
+        what is finished. Raises `KafkaError`.
 
         FENCED_MEMBER_EPOCH means that the coordinator removed the member. Other members then own
         its partitions and start at the last commit. `poll` continues with the next assignment.
         """
+        if self._individual is not None:
+            await self._commit_finished(None)
+            return
         self._check_not_lost()
         moved = {
             p: CommittedOffset(o)
@@ -260,6 +386,93 @@ class GroupConsumer:
 
         await self.cluster.retrying(attempt)
 
+    async def _commit_when_due(self) -> None:
+        """Commit if the time or the number of records is reached. Errors that a later commit may
+        not have are ignored: records that stay uncommitted are at most delivered again."""
+        assert self._individual is not None
+        now_s = self.cluster.now()
+        due = now_s >= self._next_commit_s or self._finished_count >= self._individual.records
+        if not due:
+            return
+        self._next_commit_s = now_s + self._individual.interval_ms / 1000
+        try:
+            await self._commit_finished(self._individual.interval_ms)
+        except ClientError as error:
+            if not (transient(error) or getattr(error, "code", None) in _NOT_NOW):
+                raise
+
+    async def _commit_finished(self, timeout_ms: int | None) -> None:
+        """Commit what is finished, in requests with at most the broker's number of ranges."""
+        async with self._commit_lock:
+            self._finished_count = 0
+            while True:
+                self._check_not_lost()
+                if not await self.cluster.retrying(self._commit_some, timeout_ms):
+                    return
+
+    async def _commit_some(self) -> bool:
+        """Send one commit. Return whether there was something to commit."""
+        member = self.membership
+        node = await self.cluster.coordinator(member.group)
+        link = await self.cluster.connection(node, "coordinator")
+        self._check_coordinator(link)
+        commits = self._to_commit(individually=INDIVIDUAL_COMMIT_FEATURE in link.features)
+        if not commits:
+            return False
+        version = link.version(ApiKey.OFFSET_COMMIT, 9)
+        self._check_not_lost()
+        offsets = {where: CommittedOffset(commit.position) for where, commit in commits.items()}
+        body = commit_body(member.group, member.member_id, member.member_epoch, offsets)
+        for topic in body["topics"]:
+            for row in topic["partitions"]:
+                row |= commits[TopicPartition(topic["name"], row["partition_index"])].fields()
+        answer = await link.request(ApiKey.OFFSET_COMMIT, body, version=version)
+        self._answered(commits, answer)
+        return True
+
+    def _check_coordinator(self, link: Connection) -> None:
+        """Commit everything again over a new connection: another coordinator may lack it."""
+        if link is not self._committed_over:
+            self._committed_over = link
+            for progress in self._progress.values():
+                progress.forget_commits()
+
+    def _answered(self, commits: Mapping[TopicPartition, Commit], answer: Any) -> None:
+        """Note what is committed. Raises the first error."""
+        group = self.membership.group
+        failures = []
+        for where, part in message_fields.each_partition(answer.topics):
+            detail = getattr(part, "individual_commit", None)
+            about = getattr(detail, "error_message", None)
+            error = message_fields.error_of(part, about or f"offset of {where} in group {group!r}")
+            if error is not None:
+                failures.append(error)
+            elif where in self._progress:
+                stable_offset = commits[where].position if detail is None else detail.stable_offset
+                self._progress[where].committed(commits[where], stable_offset)
+        for error in failures:
+            if error.code == ErrorCode.not_coordinator:
+                self.cluster.forget_coordinator(group)
+            raise error
+
+    def _to_commit(self, *, individually: bool) -> dict[TopicPartition, Commit]:
+        """Return the commits of one request. A coordinator without individual commits, such as one
+        that is not upgraded yet, gets the positions alone."""
+        commits: dict[TopicPartition, Commit] = {}
+        ranges = 0
+        for where, progress in self._progress.items():
+            if individually:
+                commit = progress.to_commit(self._ranges_max)
+            else:
+                commit = progress.to_commit_plainly()
+            if commit is None:
+                continue
+            ranges += progress.ranges
+            if commits and ranges > self._ranges_max:
+                break
+            commits[where] = commit
+        return commits
+
     async def close(self) -> None:
         """Commit, leave the group, and give up its partitions."""
         try:
@@ -278,6 +491,7 @@ class GroupConsumer:
                 member.lost = False
                 self._reader.positions.clear()
                 self._committed.clear()
+                self._progress.clear()
                 continue
             wanted = dict(member.assignment)
             await self._take_over(wanted)
@@ -305,13 +519,17 @@ class GroupConsumer:
         positions = self._reader.positions
         if set(positions) - target and self.membership.member_epoch > 0:
             try:
-                await self.commit()
+                if self._individual is None:
+                    await self.commit()
+                else:
+                    await self._commit_finished(REVOKE_COMMIT_MS)
             except ClientError as error:
                 if not isinstance(error, KafkaError):
                     raise
         for where in [p for p in positions if p not in target]:
             del positions[where]
             self._committed.pop(where, None)
+            self._progress.pop(where, None)
         new = sorted(target - set(positions))
         if new:
             positions.update(await self._start_positions(new))
@@ -326,6 +544,7 @@ class GroupConsumer:
                         "group_id": member.group,
                         "member_id": member.member_id,
                         "member_epoch": member.member_epoch,
+                        "key_ranges_wanted": self._individual is not None,
                         "topics": [
                             {
                                 "name": entry["name"],
@@ -343,19 +562,24 @@ class GroupConsumer:
             }
             node = await self.cluster.coordinator(member.group)
             link = await self.cluster.connection(node, "coordinator")
+            self._check_coordinator(link)
             version = link.version(ApiKey.OFFSET_FETCH, 9)
             answer = await link.request(ApiKey.OFFSET_FETCH, body, version=version)
             group = answer.groups[0]
             if group.error_code:
                 raise KafkaError(group.error_code, f"offsets of group {member.group!r}")
             found = {}
+            finished.clear()
             for where, part in message_fields.each_partition(group.topics):
                 if part.error_code:
                     raise KafkaError(part.error_code, f"offset of {where}")
                 if part.committed_offset >= 0:
                     found[where] = part.committed_offset
+                    finished[where] = finished_above(part)
+            self._ranges_max = getattr(group, "ranges_max", 0) or RANGES_MAX
             return found
 
+        finished: dict[TopicPartition, FinishedOffsets] = {}
         found = await self.cluster.retrying(attempt)
         self._committed.update(found)
         missing = [p for p in new if p not in found]
@@ -366,4 +590,8 @@ class GroupConsumer:
             )
         if missing:
             found |= await starts(self.cluster, missing, self._reset)
+        if self._individual is not None:
+            for where, position in found.items():
+                above = finished.get(where, EMPTY).ranges()
+                self._progress[where] = Progress(position, above, committed=where in finished)
         return found

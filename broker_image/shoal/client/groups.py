@@ -15,7 +15,9 @@ from shoal.client import message_fields
 from shoal.client.cluster import Cluster, TopicPartition
 from shoal.client.errors import KafkaError, check
 from shoal.protocol.api import ApiKey
+from shoal.protocol.codec import KEY_HASH_MAX
 from shoal.protocol.errors import ErrorCode
+from shoal.record.finished_offsets import EMPTY, FinishedOffsets
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -72,6 +74,10 @@ class CommittedOffset:
     offset: int
     leader_epoch: int = -1
     metadata: str = ""
+    #: Finished offsets above `offset`, if they were wanted, and when the lowest gap appeared (-1
+    #: without one).
+    finished: FinishedOffsets = EMPTY
+    gap_timestamp_ms: int = -1
 
 
 class Groups:
@@ -166,15 +172,24 @@ class Groups:
     # Committed offsets of classic and consumer groups
 
     async def offsets(
-        self, group_ids: Iterable[str], *, require_stable: bool = False
+        self, group_ids: Iterable[str], *, require_stable: bool = False, finished: bool = False
     ) -> dict[str, dict[TopicPartition, CommittedOffset] | KafkaError]:
-        """Return all committed offsets of groups."""
+        """Return all committed offsets of groups, and with `finished` the finished offsets above
+        them."""
 
         async def call(
             node: int, some: list[str]
         ) -> dict[str, dict[TopicPartition, CommittedOffset] | KafkaError]:
             body = {
-                "groups": [{"group_id": g, "topics": None, "member_epoch": -1} for g in some],
+                "groups": [
+                    {
+                        "group_id": g,
+                        "topics": None,
+                        "member_epoch": -1,
+                        "key_ranges_wanted": finished,
+                    }
+                    for g in some
+                ],
                 "require_stable": require_stable,
             }
             # Version 10 names topics by id only, and committed offsets of deleted topics need the
@@ -293,12 +308,26 @@ def commit_body(
 def _committed(entry: Any) -> dict[TopicPartition, CommittedOffset]:
     return {
         TopicPartition(topic.name, part.partition_index): CommittedOffset(
-            part.committed_offset, part.committed_leader_epoch, part.metadata or ""
+            part.committed_offset,
+            part.committed_leader_epoch,
+            part.metadata or "",
+            finished_above(part),
+            max((r.gap_timestamp for r in getattr(part, "key_ranges", ())), default=-1),
         )
         for topic in entry.topics
         for part in topic.partitions
         if not part.error_code
     }
+
+
+def finished_above(part: Any) -> FinishedOffsets:
+    """Return the finished offsets above the committed one of a partition in an OffsetFetch."""
+    whole = [
+        r
+        for r in getattr(part, "key_ranges", ())
+        if (r.first_hash, r.last_hash, r.position) == (0, KEY_HASH_MAX, part.committed_offset)
+    ]
+    return FinishedOffsets.decode(whole[0].finished) if whole else EMPTY
 
 
 def _absent(result: Group | KafkaError) -> bool:

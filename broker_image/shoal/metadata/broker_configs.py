@@ -323,6 +323,11 @@ errors.deadletterqueue.auto.create.topics.enable boolean false - cluster-wide
     Whether the first dead letter of a share group creates the dead-letter topic (KIP-1191).
 errors.deadletterqueue.topic.name.prefix string dlq. - cluster-wide
     Required prefix of the names of dead-letter topics.
+shoal.group.consumer.individual.commit.enable boolean true -
+    Whether members of consumer groups may commit records individually.
+shoal.group.consumer.individual.commit.max.ranges int 10000 1..30000
+    Maximum number of ranges of finished offsets above the stable offset of a partition, and in one
+    request. A member at the limit takes no new records until it has finished the lowest one.
 shoal.group.share.connection.lost.grace.ms int 300 0..
     Time that a share member may be without a connection. Its locks are then released.
 shoal.group.share.takeover.heartbeat.interval.ms int 400 0..

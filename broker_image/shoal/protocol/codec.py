@@ -72,10 +72,46 @@ _HELD = Struct(
 #: Dead-lettered offsets that hold their keys; in requests, those whose keys are released.
 _HELD_OFFSETS = (Field("held_offsets", _HELD, array=True, tag=1000, default=[]),)
 _FREED_OFFSETS = (Field("freed_offsets", _HELD, array=True, tag=1000, default=[]),)
+#: The highest hash of a key. A whole partition is the key range 0 to this hash.
+KEY_HASH_MAX = 2**63 - 1
+#: Progress of a group in the records of a partition whose keys have a hash in a range: all records
+#: below the position are finished, and those in `finished` (`record.finished_offsets`).
+_KEY_RANGE = Struct(
+    "KeyRange",
+    True,
+    (
+        Field("first_hash", "int64", default=0),
+        Field("last_hash", "int64", default=0),
+        Field("position", "int64", default=0),
+        Field("finished", "bytes", default=b""),
+        Field("gap_timestamp", "int64", default=-1),
+    ),
+)
+_KEY_RANGES = (Field("key_ranges", _KEY_RANGE, array=True, tag=1000, default=[]),)
+#: The answer to a commit of key ranges. All records below the stable offset are finished.
+_INDIVIDUAL_COMMIT = Struct(
+    "IndividualCommit",
+    True,
+    (
+        Field("stable_offset", "int64", default=-1),
+        Field("error_message", "string", nullable=True, default=None),
+    ),
+)
+_COMMITTED = (
+    Field("individual_commit", _INDIVIDUAL_COMMIT, nullable=True, tag=1000, default=None),
+)
 #: Fields of Shoal's brokers and client beyond Kafka's schemas, by API and struct. Their tags are
 #: far above Kafka's, which count up from 0; other readers ignore them. A body without them is read
 #: like Kafka's, without these attributes.
 OWN_TAGS: dict[tuple[int, str], tuple[Field, ...]] = {
+    (8, "OffsetCommitRequestPartition"): _KEY_RANGES,
+    (8, "OffsetCommitResponsePartition"): _COMMITTED,
+    # OffsetFetch: whether the response has key ranges, and the most ranges of a partition.
+    (9, "OffsetFetchRequestGroup"): (Field("key_ranges_wanted", "bool", tag=1000, default=False),),
+    (9, "OffsetFetchResponseGroup"): (Field("ranges_max", "int32", tag=1000, default=0),),
+    (9, "OffsetFetchResponsePartitions"): _KEY_RANGES,
+    (28, "TxnOffsetCommitRequestPartition"): _KEY_RANGES,
+    (28, "TxnOffsetCommitResponsePartition"): _COMMITTED,
     # Envelope: 16 bytes that stay the same when the request is retried.
     (58, "EnvelopeRequest"): (Field("request_id", "bytes", tag=1000, default=b""),),
     (84, "PartitionResult"): _DELAYS,  # ReadShareGroupState response
@@ -150,8 +186,26 @@ def _with_own_tags(api_key: int, version: int, kind: Kind, buf: memoryview, at: 
     names = {f.name for (key, _), fields in OWN_TAGS.items() if key == api_key for f in fields}
     if not names:
         return None
-    body, _ = compiler.reader(struct_of(entity(api_key, version, kind)))(buf, at)
-    return _as_attributes(body) if _has(body, names) else None
+    struct = struct_of(entity(api_key, version, kind))
+    body, _ = compiler.reader(struct)(buf, at)
+    if not _has(body, names):
+        return None
+    _check_nulls(struct, body)
+    return _as_attributes(body)
+
+
+def _check_nulls(struct: Struct, body: Mapping[str, Any]) -> None:
+    """Raise `WireError` for a null string or bytes where the schema has none, as kio does."""
+    for field in struct.fields:
+        value = body[field.name]
+        if isinstance(field.type, Struct):
+            for item in (value or ()) if field.array else (value,):
+                if item is not None:
+                    _check_nulls(field.type, item)
+        elif field.type in ("string", "bytes"):
+            absent = None in (value or ()) if field.array else value is None and not field.nullable
+            if absent:
+                raise WireError(f"{field.name} is null")
 
 
 def _has(value: Any, names: set[str]) -> bool:

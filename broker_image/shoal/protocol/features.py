@@ -15,5 +15,13 @@ RELEASE_DELAY_FEATURE = "shoal.share.release.delay"
 #: AlterShareGroupOffsets releases keys that dead-lettered records hold. A broker without the
 #: feature would reset offsets.
 HELD_KEYS_FEATURE = "shoal.share.held.keys"
+#: OffsetCommit, TxnOffsetCommit and OffsetFetch have key ranges with finished offsets. A broker
+#: without the feature would commit only the position.
+INDIVIDUAL_COMMIT_FEATURE = "shoal.group.individual.commit"
 #: All features.
-FEATURES = (HEADERS_ONLY_FEATURE, RELEASE_DELAY_FEATURE, HELD_KEYS_FEATURE)
+FEATURES = (
+    HEADERS_ONLY_FEATURE,
+    RELEASE_DELAY_FEATURE,
+    HELD_KEYS_FEATURE,
+    INDIVIDUAL_COMMIT_FEATURE,
+)

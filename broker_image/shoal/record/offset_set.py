@@ -66,6 +66,16 @@ class OffsetSet:
         """Yield the ranges, as first and last offset, in ascending order."""
         return zip(self._firsts, self._lasts, strict=True)
 
+    @property
+    def range_count(self) -> int:
+        """Number of ranges."""
+        return len(self._firsts)
+
+    @property
+    def last(self) -> int:
+        """The highest offset; -1 without one."""
+        return self._lasts[-1] if self._lasts else -1
+
     def add(self, first: int, last: int | None = None) -> None:
         """Add one offset or a range. Raises `ValueError` if the range ends before it starts."""
         last = first if last is None else last

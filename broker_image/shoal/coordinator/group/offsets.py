@@ -7,6 +7,11 @@ the two.
 
 An offset belongs to the topic, by id, for which it was committed. If the topic was deleted and
 created again, the old offset is ignored (KIP-848).
+
+A member of a consumer group may also commit finished offsets above its position
+(`individual_commit`). Such a commit adds to the state of the partition, so its record has all of
+that state. While the partition has a pending offset of another transaction, it is refused: one of
+the two records would hide what the other one added.
 """
 
 from __future__ import annotations
@@ -21,21 +26,28 @@ from shoal.coordinator.contract import (
     Result,
     Token,
 )
+from shoal.coordinator.group import individual_commit
 from shoal.coordinator.group.classic import ClassicGroup
+from shoal.coordinator.group.groups import GroupType
+from shoal.coordinator.group.individual_commit import KeyRange, Progress
 from shoal.coordinator.group.records import RecordType, record, tombstone
 from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.record.finished_offsets import EMPTY, FinishedOffsets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from uuid import UUID
 
     from shoal.coordinator.deadlines import Key
-    from shoal.coordinator.group.groups import Context, Group
+    from shoal.coordinator.group.groups import CommitCheck, Context, Group
 
 #: About the most tombstones that one step of expiry writes, and the pause before the next step.
 EXPIRY_RECORDS_MAX = 1_000
 EXPIRY_PAUSE_MS = 10
 _EXPIRY: Key = ("offsets", "expiry")
+#: The most bytes of finished offsets that the records of one request have together, so that they
+#: fit into one batch.
+_FINISHED_BYTES_MAX = 512 << 10
 
 
 class Offset(NamedTuple):
@@ -48,13 +60,23 @@ class Offset(NamedTuple):
     expire_timestamp_ms: int
     topic_id: UUID | None
     record_offset: int
+    #: Finished offsets above `offset`, and when the gap below them appeared (`Progress`).
+    finished: FinishedOffsets = EMPTY
+    gap_timestamp_ms: int = -1
+
+    @property
+    def progress(self) -> Progress:
+        return Progress(self.offset, self.finished, self.gap_timestamp_ms)
 
 
 class PartitionCommit(NamedTuple):
+    """The commit of one partition. With `key_ranges` it is individual, and `offset` is ignored."""
+
     partition: int
     offset: int
     leader_epoch: int
     metadata: str | None
+    key_ranges: Sequence[KeyRange] = ()
 
 
 class TopicCommit(NamedTuple):
@@ -78,6 +100,57 @@ class CommitRequest(NamedTuple):
     @property
     def transactional(self) -> bool:
         return self.producer is not None
+
+    @property
+    def individual(self) -> bool:
+        return any(p.key_ranges for topic in self.topics for p in topic.partitions)
+
+
+class _CommitDraft:
+    """The records of a commit that is being decided."""
+
+    def __init__(
+        self, request: CommitRequest, check: CommitCheck | None, now_ms: int, expire_ms: int
+    ) -> None:
+        self.request, self.check, self.now_ms, self.expire_ms = request, check, now_ms, expire_ms
+        self.records: list[Record] = []
+        self._finished_bytes = 0
+
+    def add(
+        self,
+        topic: TopicCommit,
+        p: PartitionCommit,
+        offset: int,
+        key_ranges: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """Add the record of one partition."""
+        value = {
+            "offset": offset,
+            "leader_epoch": p.leader_epoch,
+            "metadata": p.metadata or "",
+            "commit_timestamp": self.now_ms,
+            "expire_timestamp": self.expire_ms,
+            "topic_id": topic.topic_id,
+            "key_ranges": key_ranges,
+        }
+        # Only version 1 has an expiry of its own, for clients before KIP-211.
+        version = None if self.expire_ms < 0 else 1
+        key = {"group": self.request.group_id, "topic": topic.name, "partition": p.partition}
+        self.records.append(record(RecordType.OFFSET_COMMIT, key, value, version))
+
+    def add_progress(self, topic: TopicCommit, p: PartitionCommit, progress: Progress) -> None:
+        """Add the record of an individual commit. Raises `ApiError` if the finished offsets do not
+        fit into the batch."""
+        key_ranges = individual_commit.on_wire(progress)
+        added = sum(len(stored["finished"]) for stored in key_ranges)
+        if self._finished_bytes and self._finished_bytes + added > _FINISHED_BYTES_MAX:
+            raise ApiError(
+                ErrorCode.invalid_commit_offset_size,
+                f"The partitions of the request have more than {_FINISHED_BYTES_MAX} bytes of "
+                f"finished offsets. Commit {topic.name}-{p.partition} in another request.",
+            )
+        self._finished_bytes += added
+        self.add(topic, p, progress.stable_offset, key_ranges)
 
 
 class TopicQuery(NamedTuple):
@@ -105,6 +178,8 @@ class Offsets:
         self._to_expire: list[str] = []
         #: Offsets committed, expired and deleted since the shard was loaded, for metrics.
         self.commits = self.expirations = self.deletions = 0
+        #: Individual commits of partitions in which everything was finished before, for metrics.
+        self.repeated_commits = 0
         self.replays = {
             RecordType.OFFSET_COMMIT: self._replay,
             RecordType.LEGACY_OFFSET_COMMIT: self._replay,
@@ -120,6 +195,8 @@ class Offsets:
 
     def commit(self, request: CommitRequest, now_ms: int, token: Token) -> Result:
         """OffsetCommit v2-10 and TxnOffsetCommit. Raises `ApiError` to refuse the request."""
+        if request.individual:
+            self._check_individual(request)
         group = self._group_of(request)
         check = None
         if group is not None:
@@ -135,23 +212,103 @@ class Offsets:
         expire_ms = -1
         if request.retention_time_ms >= 0 and not request.transactional:
             expire_ms = now_ms + request.retention_time_ms
-        records: list[Record] = []
+        draft = _CommitDraft(request, check, now_ms, expire_ms)
         topics = []
         for topic in request.topics:
-            answers = []
-            for p in topic.partitions:
-                if len(p.metadata or "") > self._context.settings.offset_metadata_max_bytes:
-                    error = ErrorCode.offset_metadata_too_large
-                else:
-                    error = ErrorCode.none
-                    if check is not None:
-                        error = check(topic.name, topic.topic_id, p.partition)
-                if error is ErrorCode.none:
-                    records.append(_offset_record(request.group_id, topic, p, now_ms, expire_ms))
-                answers.append({"partition_index": p.partition, "error_code": error})
+            answers = [self._commit_partition(draft, topic, p) for p in topic.partitions]
             topics.append({"name": topic.name, "topic_id": topic.topic_id, "partitions": answers})
-        self.commits += len(records)
-        return Result(records, (Reply(token, {"topics": topics}),), producer=request.producer)
+        self.commits += len(draft.records)
+        return Result(draft.records, (Reply(token, {"topics": topics}),), producer=request.producer)
+
+    def _commit_partition(
+        self, draft: _CommitDraft, topic: TopicCommit, p: PartitionCommit
+    ) -> dict[str, Any]:
+        """Add the record of one partition to the draft. Returns its row of the response."""
+        error = ErrorCode.none
+        if len(p.metadata or "") > self._context.settings.offset_metadata_max_bytes:
+            error = ErrorCode.offset_metadata_too_large
+        elif draft.check is not None:
+            error = draft.check(topic.name, topic.topic_id, p.partition)
+        if p.key_ranges:
+            return self._commit_key_ranges(draft, topic, p, error)
+        if error is ErrorCode.none:
+            draft.add(topic, p, p.offset)
+        return {"partition_index": p.partition, "error_code": error}
+
+    def _commit_key_ranges(
+        self, draft: _CommitDraft, topic: TopicCommit, p: PartitionCommit, error: ErrorCode
+    ) -> dict[str, Any]:
+        """Commit one partition individually, unless there is an `error`. Returns its row."""
+        stable_offset, message = -1, None
+        try:
+            if error is ErrorCode.offset_metadata_too_large:
+                raise ApiError(error, "The metadata of the offset is too long. Shorten it.")
+            if error:
+                raise ApiError(
+                    error,
+                    f"Member {draft.request.member_id} has not owned {topic.name}-{p.partition} "
+                    f"since epoch {draft.request.generation_id_or_member_epoch}. Commit with the "
+                    "epoch of the last heartbeat.",
+                )
+            stable_offset = self._commit_individually(draft, topic, p)
+        except ApiError as refused:
+            error, message = refused.code, refused.message
+        return {
+            "partition_index": p.partition,
+            "error_code": error,
+            "individual_commit": {"stable_offset": stable_offset, "error_message": message},
+        }
+
+    def _check_individual(self, request: CommitRequest) -> None:
+        """Raise `ApiError` unless a member of a consumer group commits, and not too many ranges."""
+        group = self._context.groups.get(request.group_id)
+        if group is None or group.type is not GroupType.CONSUMER:
+            kind = "does not exist" if group is None else f"is a {group.type} group"
+            raise ApiError(
+                ErrorCode.group_id_not_found,
+                f"Group {request.group_id} {kind}. Individual commits need a member of a consumer "
+                "group (group.protocol=consumer).",
+            )
+        if not request.member_id or request.generation_id_or_member_epoch < 0:
+            raise ApiError(
+                ErrorCode.unknown_member_id,
+                f"The commit names no member of group {request.group_id}. Join the group, and "
+                "commit with the member's id and epoch.",
+            )
+        individual = [p for topic in request.topics for p in topic.partitions if p.key_ranges]
+        individual_commit.check_size([p.key_ranges for p in individual], self._context.settings)
+
+    def _commit_individually(
+        self, draft: _CommitDraft, topic: TopicCommit, p: PartitionCommit
+    ) -> int:
+        """Add the record of an individual commit, unless it changes nothing. Returns the stable
+        offset. Raises `ApiError`."""
+        settings = self._context.settings
+        commit = individual_commit.checked(p.key_ranges, settings)
+        group_id, producer = draft.request.group_id, draft.request.producer
+        current = self.get(group_id, topic.name, p.partition)
+        for producer_id in self._open.get(group_id, ()):
+            pending = self._pending[producer_id].get(group_id, {}).get(topic.name, {})
+            if p.partition not in pending:
+                continue
+            if producer is None or producer_id != producer.producer_id:
+                raise ApiError(
+                    ErrorCode.concurrent_transactions,
+                    f"Partition {topic.name}-{p.partition} has an offset in the open transaction "
+                    f"of producer {producer_id}. Repeat the commit once that transaction ends.",
+                )
+            own = pending[p.partition]
+            if current is None or own.record_offset > current.record_offset:
+                current = own
+        if current is not None and _of_another_topic(current, topic.topic_id):
+            current = None
+        before = None if current is None else current.progress
+        after = individual_commit.advanced(before, commit, draft.now_ms, settings)
+        if after == before:
+            self.repeated_commits += 1
+        else:
+            draft.add_progress(topic, p, after)
+        return after.stable_offset
 
     def _group_of(self, request: CommitRequest) -> Group | None:
         """The group that commits; None for a new group without members ("simple")."""
@@ -172,10 +329,12 @@ class Offsets:
         member_id: str | None,
         member_epoch: int,
         require_stable: bool,
+        key_ranges_wanted: bool = False,
     ) -> Mapping[str, Any]:
         """One group of an OffsetFetch; without `topics`, all of its offsets.
 
         With `require_stable` an offset that is pending in a transaction is UNSTABLE (KIP-447).
+        With `key_ranges_wanted` the response has the finished offsets above the committed ones.
         Raises `ApiError` for a refused member. A group that does not exist has no offsets.
         """
         group = self._context.groups.get(group_id)
@@ -191,13 +350,19 @@ class Offsets:
             partitions = [
                 _unstable(p)
                 if unstable and self._is_pending(group_id, topic.name, p)
-                else _fetched(p, offsets.get(p), topic.topic_id)
+                else _fetched(
+                    p, offsets.get(p), topic.topic_id, key_ranges_wanted=key_ranges_wanted
+                )
                 for p in topic.partitions
             ]
             answers.append(
                 {"name": topic.name, "topic_id": topic.topic_id, "partitions": partitions}
             )
-        return {"group_id": group_id, "topics": answers, "error_code": ErrorCode.none}
+        response = {"group_id": group_id, "topics": answers, "error_code": ErrorCode.none}
+        if key_ranges_wanted:
+            settings = self._context.settings
+            response["ranges_max"] = settings.shoal_group_consumer_individual_commit_max_ranges
+        return response
 
     def delete(
         self, group_id: str, topics: Sequence[tuple[str, Sequence[int]]], token: Token
@@ -247,6 +412,14 @@ class Offsets:
         yield self._committed.get(group_id, {})
         for producer_id in self._open.get(group_id, ()):
             yield self._pending[producer_id].get(group_id, {})
+
+    def gaps(self) -> Iterator[Offset]:
+        """The committed offsets that have finished offsets above them."""
+        for topics in self._committed.values():
+            for partitions in topics.values():
+                for offset in partitions.values():
+                    if offset.finished.count:
+                        yield offset
 
     # Time and metadata.
 
@@ -326,6 +499,11 @@ class Offsets:
             return
         if self._context.groups.get(group_id) is None:
             self._context.groups.add(ClassicGroup(group_id))
+        finished, gap_timestamp_ms = EMPTY, -1
+        if value.get("key_ranges"):
+            _, finished, gap_timestamp_ms = individual_commit.from_record(
+                value["offset"], value["key_ranges"]
+            )
         offset = Offset(
             value["offset"],
             value.get("leader_epoch", -1),
@@ -334,6 +512,8 @@ class Offsets:
             value.get("expire_timestamp", -1),
             value.get("topic_id"),
             at.offset,
+            finished,
+            gap_timestamp_ms,
         )
         target = self._committed
         if at.transactional:
@@ -363,23 +543,6 @@ class Offsets:
             del self._open[group_id]
 
 
-def _offset_record(
-    group_id: str, topic: TopicCommit, p: PartitionCommit, now_ms: int, expire_ms: int
-) -> Record:
-    value = {
-        "offset": p.offset,
-        "leader_epoch": p.leader_epoch,
-        "metadata": p.metadata or "",
-        "commit_timestamp": now_ms,
-        "expire_timestamp": expire_ms,
-        "topic_id": topic.topic_id,
-    }
-    # Only version 1 has an expiry of its own, for clients before KIP-211.
-    version = None if expire_ms < 0 else 1
-    key = {"group": group_id, "topic": topic.name, "partition": p.partition}
-    return record(RecordType.OFFSET_COMMIT, key, value, version)
-
-
 def _offset_tombstone(group_id: str, topic: str, partition: int) -> Record:
     return tombstone(RecordType.OFFSET_COMMIT, group=group_id, topic=topic, partition=partition)
 
@@ -395,16 +558,21 @@ def _remove(offsets: dict[str, ByTopic], group_id: str, topic: str, partition: i
         offsets.pop(group_id, None)
 
 
-def _fetched(partition: int, offset: Offset | None, topic_id: UUID | None) -> Mapping[str, Any]:
+def _fetched(
+    partition: int, offset: Offset | None, topic_id: UUID | None, *, key_ranges_wanted: bool
+) -> Mapping[str, Any]:
     if offset is None or _of_another_topic(offset, topic_id):
         return _no_offset(partition, ErrorCode.none)
-    return {
+    fetched = {
         "partition_index": partition,
         "committed_offset": offset.offset,
         "committed_leader_epoch": offset.leader_epoch,
         "metadata": offset.metadata,
         "error_code": ErrorCode.none,
     }
+    if key_ranges_wanted:
+        fetched["key_ranges"] = list(individual_commit.on_wire(offset.progress))
+    return fetched
 
 
 def _of_another_topic(offset: Offset, topic_id: UUID | None) -> bool:

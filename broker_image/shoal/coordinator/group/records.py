@@ -91,6 +91,13 @@ _NAMED_PARTITIONS = (
     Column("topic_name", "string"),
     Column("partitions", "[]int32"),
 )
+_KEY_RANGE = (
+    Column("first_hash", "int64"),
+    Column("last_hash", "int64"),
+    Column("position", "int64"),
+    Column("finished", "bytes"),
+    Column("gap_timestamp", "int64", default=-1),
+)
 _OFFSET_KEY = _key(*_names("group", "topic"), Column("partition", "int32"))
 _ASSIGNMENT_METADATA = _value(
     Column("assignment_epoch", "int32"),
@@ -170,6 +177,8 @@ LAYOUTS: Mapping[RecordType, Layout] = {
                 Column("commit_timestamp", "int64"),
                 Column("expire_timestamp", "int64", "1", default=-1),
                 Column("topic_id", "uuid", "4+", tagged="4+", tag=0),
+                # Shoal's own, which Kafka ignores (`individual_commit`).
+                Column("key_ranges", _KEY_RANGE, "4+", tagged="4+", tag=1000),
             ),
             flexible="4+",
         ),

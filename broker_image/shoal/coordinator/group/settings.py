@@ -33,6 +33,10 @@ class GroupSettings:
     group_consumer_assignors: tuple[str, ...] = ("uniform", "range")
     group_consumer_regex_refresh_interval_ms: int = 600_000
     group_consumer_migration_policy: str = "bidirectional"
+    #: Individual commit: whether it is on, and the most ranges of finished offsets of a partition
+    #: and of a request.
+    shoal_group_consumer_individual_commit_enable: bool = True
+    shoal_group_consumer_individual_commit_max_ranges: int = 10_000
     #: Share groups (KIP-932): their size, and when an unanswered initialization is repeated.
     group_share_max_size: int = 200
     group_share_initialize_retry_interval_ms: int = 30_000

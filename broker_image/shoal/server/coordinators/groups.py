@@ -195,6 +195,34 @@ class GroupService(CoordinatorService[GroupShard]):
                 partial(self._count_offsets, attribute),
             )
 
+        metrics.gauge(
+            "shoal_group_coordinator_individual_commit_finished_offsets",
+            "Finished offsets above the stable offsets of their partitions.",
+            lambda: sum(
+                len(o.finished) for _, shard in self.shards() for o in shard.offsets.gaps()
+            ),
+        )
+        metrics.gauge(
+            "shoal_group_coordinator_individual_commit_oldest_gap_seconds",
+            "Age of the oldest gap below finished offsets; 0 without one.",
+            self._oldest_gap_s,
+        )
+        metrics.add(
+            "shoal_group_coordinator_individual_commit_repeated_count_total",
+            "counter",
+            "Individual commits of partitions in which everything was finished before.",
+            partial(self._count_offsets, "repeated_commits"),
+        )
+
+    def _oldest_gap_s(self) -> float:
+        now_ms = self._node.clock.now_ms()
+        ages = (
+            now_ms - offset.gap_timestamp_ms
+            for _, shard in self.shards()
+            for offset in shard.offsets.gaps()
+        )
+        return max(ages, default=0) / 1000
+
     def _count_offsets(self, attribute: str) -> list[tuple[Labels, float]]:
         return [((), sum(getattr(shard.offsets, attribute) for _, shard in self.shards()))]
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from shoal.coordinator.group import individual_commit
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
-from shoal.protocol.features import FEATURES, OWN_CLIENT
+from shoal.protocol.features import FEATURES, INDIVIDUAL_COMMIT_FEATURE, OWN_CLIENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,6 +33,8 @@ def handle(broker: Broker, request: Request) -> Answer:
     supported = features.supported
     if request.version >= 3 and body.client_software_name == OWN_CLIENT:
         supported |= dict.fromkeys(FEATURES, (1, 1))
+        if not broker.node.config[individual_commit.ENABLE]:
+            del supported[INDIVIDUAL_COMMIT_FEATURE]
     if request.version < 4:  # Clients before KIP-1022 reject features that start at 0.
         supported = {name: span for name, span in supported.items() if span[0] > 0}
     return {

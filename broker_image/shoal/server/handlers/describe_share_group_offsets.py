@@ -14,20 +14,17 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from shoal.client.errors import ClientError
 from shoal.coordinator.contract import Reply, Result, Token
 from shoal.coordinator.share.state_store import NONE
-from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.security.acls import ResourceType
 from shoal.server.handlers import authorization
-from shoal.server.handlers.list_offsets import LATEST
+from shoal.server.handlers.log_ends import high_watermarks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from shoal.coordinator.group.shard import GroupShard
-    from shoal.metadata.image import TopicImage
     from shoal.server.broker import Broker
     from shoal.server.handlers.authorization import Permits
     from shoal.server.network.api import Answer, Body, Request
@@ -130,38 +127,9 @@ async def _topic(broker: Broker, group_id: str, name: str, indexes: list[int]) -
     found = await broker.share.admin.summaries(
         group_id, [(topic.topic_id, index) for index in indexes]
     )
-    ends = await _ends(broker, topic, indexes)
+    ends = await high_watermarks(broker, topic, indexes)
     rows = [_partition(i, found[(topic.topic_id, i)], ends.get(i, NONE)) for i in indexes]
     return {"topic_name": name, "topic_id": topic.topic_id, "partitions": rows}
-
-
-async def _ends(broker: Broker, topic: TopicImage, indexes: Iterable[int]) -> dict[int, int]:
-    """Return the high watermarks of a topic's partitions, as their leaders have them. Partitions
-    whose leader does not answer, or does not have it yet (KIP-207), are left out."""
-    ends: dict[int, int] = {}
-    elsewhere: dict[int, list[int]] = {}
-    for index in indexes:
-        partition = broker.partitions.get(topic.topic_id, index)
-        if partition is not None and partition.is_leader:
-            if not partition.is_behind:
-                ends[index] = partition.high_watermark
-        elif 0 <= index < len(topic.partitions) and topic.partitions[index].leader >= 0:
-            elsewhere.setdefault(topic.partitions[index].leader, []).append(index)
-    asked = (_ask(broker, leader, topic.name, some) for leader, some in elsewhere.items())
-    for found in await asyncio.gather(*asked):
-        ends |= found
-    return ends
-
-
-async def _ask(broker: Broker, leader: int, topic: str, indexes: list[int]) -> dict[int, int]:
-    asked = [{"partition_index": index, "timestamp": LATEST} for index in indexes]
-    fields = {"replica_id": -1, "topics": [{"name": topic, "partitions": asked}]}
-    try:
-        answer = await broker.peers.request(leader, ApiKey.LIST_OFFSETS, fields)
-    except ClientError:
-        return {}
-    rows = answer.topics[0].partitions
-    return {row.partition_index: row.offset for row in rows if not row.error_code}
 
 
 def _partition(index: int, summary: Mapping[str, Any], end: int) -> _Entry:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
+from shoal.coordinator.group import individual_commit
 from shoal.coordinator.group.offsets import CommitRequest, PartitionCommit, TopicCommit
 from shoal.protocol import codec
 from shoal.protocol.errors import ErrorCode
 from shoal.security.acls import ResourceType
-from shoal.server.handlers import authorization
+from shoal.server.handlers import authorization, individual_commits
 from shoal.server.network.responses import mapped
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from uuid import UUID
 
     from shoal.metadata.image import MetadataImage, TopicImage
@@ -46,8 +48,31 @@ def handle(broker: Broker, request: Request) -> Answer:
         taken = [_partition(p) for p in asked.partitions if p.partition_index in known]
         if topic is not None and taken:
             commits.append(TopicCommit(topic.name, topic.topic_id, taken))
+    if individual_commits.contained(commits):
+        return asyncio.ensure_future(_commit_individually(broker, request, rows, commits))
+    return _commit(broker, request, rows, commits)
+
+
+async def _commit_individually(
+    broker: Broker, request: Request, rows: list[Row], commits: list[TopicCommit]
+) -> Body:
+    taken, refused = await individual_commits.within_log(broker, commits)
+    by_id = {topic.name: topic.topic_id for topic in commits}
+    answered = [
+        {"name": name, "topic_id": by_id[name], "partitions": found}
+        for name, found in refused.items()
+    ]
+    return await individual_commits.settled(
+        _commit(broker, request, _merged(rows, answered), taken)
+    )
+
+
+def _commit(
+    broker: Broker, request: Request, rows: list[Row], commits: list[TopicCommit]
+) -> Answer:
     if not commits:
         return {"topics": rows}
+    body = request.body
     commit = CommitRequest(
         body.group_id,
         body.member_id,
@@ -60,7 +85,7 @@ def handle(broker: Broker, request: Request) -> Answer:
     reply = broker.groups.submit(
         body.group_id, lambda shard, now_ms, token: shard.offsets.commit(commit, now_ms, token)
     )
-    return mapped(reply, lambda response: _merged(rows, response["topics"]))
+    return mapped(reply, lambda response: {"topics": _merged(rows, response["topics"])})
 
 
 def find_topic(
@@ -79,10 +104,11 @@ def _partition(asked: Any) -> PartitionCommit:
         asked.committed_offset,
         getattr(asked, "committed_leader_epoch", -1),
         asked.committed_metadata,
+        individual_commit.ranges_of(asked),
     )
 
 
-def _merged(rows: list[Row], answered: list[Mapping[str, Any]]) -> Body:
+def _merged(rows: list[Row], answered: Sequence[Mapping[str, Any]]) -> list[Row]:
     """Add the shard's results to the topics with refused partitions."""
     by_topic: dict[tuple[str, UUID | None], Row] = {}
     for row in rows:
@@ -90,18 +116,17 @@ def _merged(rows: list[Row], answered: list[Mapping[str, Any]]) -> Body:
     for topic in answered:
         row = by_topic.get((topic["name"], None)) or by_topic[("", topic["topic_id"])]
         row["partitions"] += topic["partitions"]
-    return {"topics": rows}
+    return rows
 
 
-def refuse(request: Request, error: ErrorCode, _message: str | None) -> Body:
+def refuse(request: Request, error: ErrorCode, message: str | None) -> Body:
     return {
         "topics": [
             {
                 "name": getattr(topic, "name", ""),
                 "topic_id": getattr(topic, "topic_id", None),
                 "partitions": [
-                    {"partition_index": p.partition_index, "error_code": error}
-                    for p in topic.partitions
+                    individual_commits.refused_row(p, error, message) for p in topic.partitions
                 ],
             }
             for topic in request.body.topics

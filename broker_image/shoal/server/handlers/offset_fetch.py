@@ -67,6 +67,7 @@ def _ask(
             member_id=member_id,
             member_epoch=member_epoch,
             require_stable=stable,
+            key_ranges_wanted=getattr(group, "key_ranges_wanted", False),
         )
         return Result((), (Reply(token, fetched),))
 

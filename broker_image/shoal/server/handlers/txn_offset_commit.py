@@ -6,20 +6,20 @@ AddOffsetsToTxn must have added it, which is verified (KIP-890).
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from shoal.coordinator.contract import ProducerIdAndEpoch, Result, Token
+from shoal.coordinator.group import individual_commit
 from shoal.coordinator.group.offsets import CommitRequest, PartitionCommit, TopicCommit
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.security.acls import ResourceType
 from shoal.server.coordinators import groups
 from shoal.server.coordinators.transactions import Errors, is_open, write_error
-from shoal.server.handlers import authorization
+from shoal.server.handlers import authorization, individual_commits
 from shoal.transaction.shard import Writer
 
 if TYPE_CHECKING:
-    import asyncio
-
     from shoal.coordinator.group.shard import GroupShard
     from shoal.server.broker import Broker
     from shoal.server.network.api import Answer, Body, Request
@@ -31,8 +31,26 @@ Row = dict[str, Any]
 
 
 def handle(broker: Broker, request: Request) -> Answer:
-    body = request.body
     rows, commits = _checked(broker, request)
+    if individual_commits.contained(commits):
+        return asyncio.ensure_future(_commit_individually(broker, request, rows, commits))
+    return _enlist(broker, request, rows, commits)
+
+
+async def _commit_individually(
+    broker: Broker, request: Request, rows: list[Row], commits: list[TopicCommit]
+) -> Body:
+    taken, refused = await individual_commits.within_log(broker, commits)
+    for row in rows:
+        row["partitions"] += refused.get(row["name"], ())
+    return await individual_commits.settled(_enlist(broker, request, rows, taken))
+
+
+def _enlist(
+    broker: Broker, request: Request, rows: list[Row], commits: list[TopicCommit]
+) -> Answer:
+    """Commit once the group's partition belongs to the transaction."""
+    body = request.body
     if not commits:
         return {"topics": rows}
     index = broker.groups.partition_for(body.group_id)
@@ -134,6 +152,7 @@ def _partition(asked: Any) -> PartitionCommit:
         asked.committed_offset,
         getattr(asked, "committed_leader_epoch", -1),
         asked.committed_metadata,
+        individual_commit.ranges_of(asked),
     )
 
 
@@ -142,7 +161,7 @@ def _finish(answer: asyncio.Future[Body], body: Body) -> None:
         answer.set_result(body)
 
 
-def refuse(request: Request, error: ErrorCode, _message: str | None) -> Body:
+def refuse(request: Request, error: ErrorCode, message: str | None) -> Body:
     """The error of the whole request, for every partition."""
     if error is ErrorCode.coordinator_load_in_progress and request.version < LOADING_SINCE:
         error = ErrorCode.coordinator_not_available
@@ -151,8 +170,7 @@ def refuse(request: Request, error: ErrorCode, _message: str | None) -> Body:
             {
                 "name": topic.name,
                 "partitions": [
-                    {"partition_index": p.partition_index, "error_code": error}
-                    for p in topic.partitions
+                    individual_commits.refused_row(p, error, message) for p in topic.partitions
                 ],
             }
             for topic in request.body.topics

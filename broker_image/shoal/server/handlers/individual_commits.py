@@ -1,0 +1,90 @@
+"""The key ranges of OffsetCommit and TxnOffsetCommit (`coordinator.group.individual_commit`)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, cast
+
+from shoal.coordinator.group import individual_commit
+from shoal.protocol.errors import ErrorCode
+from shoal.server.handlers.log_ends import high_watermarks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from shoal.coordinator.group.offsets import PartitionCommit, TopicCommit
+    from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Body
+
+#: The partitions that are refused, by topic name.
+Refused = dict[str, list[dict[str, Any]]]
+
+
+def contained(commits: Iterable[TopicCommit]) -> bool:
+    """Whether a partition has key ranges."""
+    return any(p.key_ranges for topic in commits for p in topic.partitions)
+
+
+async def within_log(
+    broker: Broker, commits: Sequence[TopicCommit]
+) -> tuple[list[TopicCommit], Refused]:
+    """Return the commits without offsets past the log end, and the rows of the refused partitions.
+
+    Such an offset would skip records that are not written yet. The leaders have the log ends.
+    """
+    taken: list[TopicCommit] = []
+    refused: Refused = {}
+    ends = await asyncio.gather(*(_ends(broker, topic) for topic in commits))
+    for topic, by_partition in zip(commits, ends, strict=True):
+        kept = []
+        for p in topic.partitions:
+            row = _past_end(topic.name, p, by_partition.get(p.partition))
+            if row is None:
+                kept.append(p)
+            else:
+                refused.setdefault(topic.name, []).append(row)
+        if kept:
+            taken.append(topic._replace(partitions=kept))
+    return taken, refused
+
+
+async def _ends(broker: Broker, commit: TopicCommit) -> dict[int, int]:
+    topic = broker.image.topics.get(commit.name)
+    individual = [p.partition for p in commit.partitions if p.key_ranges]
+    if topic is None or not individual:
+        return {}
+    return await high_watermarks(broker, topic, individual)
+
+
+def _past_end(topic: str, p: PartitionCommit, log_end: int | None) -> dict[str, Any] | None:
+    """Return the row of a partition whose commit is refused; None if it may be committed."""
+    end = individual_commit.end_of(p.key_ranges)
+    if not p.key_ranges or (log_end is not None and end <= log_end):
+        return None
+    if log_end is None:
+        code = ErrorCode.leader_not_available
+        message = f"The leader of {topic}-{p.partition} does not report its end. Repeat the commit."
+    else:
+        code = ErrorCode.offset_out_of_range
+        message = (
+            f"Offset {end - 1} of {topic}-{p.partition} cannot be finished: the log ends at "
+            f"offset {log_end}. Commit only offsets of delivered records."
+        )
+    return {
+        "partition_index": p.partition,
+        "error_code": code,
+        "individual_commit": {"stable_offset": -1, "error_message": message},
+    }
+
+
+async def settled(answer: Answer) -> Body:
+    """Return the body of an answer once it is complete."""
+    return cast("Body", await answer if isinstance(answer, asyncio.Future) else answer)
+
+
+def refused_row(asked: Any, error: ErrorCode, message: str | None) -> dict[str, Any]:
+    """Return the row of a partition in a request that is refused as a whole."""
+    row: dict[str, Any] = {"partition_index": asked.partition_index, "error_code": error}
+    if individual_commit.ranges_of(asked):
+        row["individual_commit"] = {"stable_offset": -1, "error_message": message}
+    return row

@@ -1,0 +1,229 @@
+"""A member's progress over a log with holes, against the coordinator's rules and a set of records.
+
+Records are delivered and finished in random order, and commits are lost, repeated or go to a broker
+without individual commits. Members die, and the next one starts at what is committed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from shoal.client.progress import Progress
+from shoal.coordinator.group import individual_commit
+from shoal.coordinator.group.individual_commit import KeyRange
+from shoal.coordinator.group.settings import GroupSettings
+
+if TYPE_CHECKING:
+    from shoal.client.fetcher import Fetched
+    from shoal.client.progress import Commit
+
+MAX_RANGES = 3
+SETTINGS = GroupSettings(shoal_group_consumer_individual_commit_max_ranges=MAX_RANGES)
+LOG_END = 40
+
+
+class Row(NamedTuple):
+    """A record, as far as `Progress` reads it."""
+
+    offset: int
+
+
+class Batch(NamedTuple):
+    """A fetch of the offsets from `first` below `next_offset`."""
+
+    first: int
+    next_offset: int
+    rows: list[Row]
+
+    def records(self) -> list[Row]:
+        return self.rows
+
+
+class Members(RuleBasedStateMachine):
+    @initialize(holes=st.sets(st.integers(0, LOG_END - 1)), start=st.integers(0, 5))
+    def begin(self, holes: set[int], start: int) -> None:
+        self.holes = holes
+        self.log_start = start
+        self.stored: individual_commit.Progress | None = None
+        self.finished: set[int] = set()
+        self._start()
+
+    def _start(self) -> None:
+        """A new member starts where the committed progress is."""
+        stored = self.stored
+        if stored is None:
+            self.member = Progress(self.log_start, committed=False)
+            self.at = self.log_start
+        else:
+            ranges = stored.finished.ranges()
+            self.member = Progress(stored.stable_offset, ranges, committed=True)
+            self.at = stored.stable_offset
+        if self.at < self.log_start:
+            self.member.jump(self.at, self.log_start)
+            self.at = self.log_start
+        self.in_flight: set[int] = set()
+        self.sent: list[Commit] = []
+
+    @rule(count=st.integers(1, 8))
+    def fetch(self, count: int) -> None:
+        if self.at >= LOG_END or not self.member.takes(self.at, MAX_RANGES):
+            return
+        end = min(LOG_END, self.at + count)
+        rows = [Row(o) for o in range(self.at, end) if o not in self.holes]
+        fetched = cast("Fetched", Batch(self.at, end, rows))
+        delivered = [record.offset for record in self.member.deliver(fetched)]
+        committed = self._committed()
+        assert delivered == [row.offset for row in rows if row.offset not in committed]
+        self.in_flight |= set(delivered)
+        self.at = end
+
+    def _committed(self) -> set[int]:
+        if self.stored is None:
+            return set()
+        done = {o for first, last in self.stored.finished.ranges() for o in range(first, last + 1)}
+        return done | set(range(self.stored.stable_offset))
+
+    @precondition(lambda self: self.in_flight)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        offset = data.draw(st.sampled_from(sorted(self.in_flight)))
+        self.in_flight.remove(offset)
+        self.finished.add(offset)
+        self.member.finish(offset, offset)
+
+    @rule(reaches=st.booleans(), answered=st.booleans(), individually=st.integers(0, 4).map(bool))
+    def commit(self, reaches: bool, answered: bool, individually: bool) -> None:
+        member = self.member
+        if individually:
+            commit = member.to_commit(MAX_RANGES)
+        else:
+            member.forget_commits()
+            commit = member.to_commit_plainly()
+        if commit is None or not reaches:
+            return
+        self._store(commit)
+        if answered:
+            assert self.stored is not None
+            member.committed(commit, self.stored.stable_offset)
+        if not individually:
+            member.forget_commits()
+
+    def _store(self, commit: Commit) -> None:
+        """The coordinator stores a commit; it refuses none."""
+        if commit.plain:
+            self.stored = individual_commit.Progress(commit.position)
+            return
+        (fields,) = commit.fields()["key_ranges"]
+        checked = individual_commit.checked([KeyRange(**fields)], SETTINGS)
+        self.stored = individual_commit.advanced(self.stored, checked, 1, SETTINGS)
+
+    @rule()
+    def die(self) -> None:
+        self._start()
+
+    @rule(count=st.integers(1, 5))
+    def retain(self, count: int) -> None:
+        """Retention deletes the oldest records that were delivered; the members restart."""
+        self.log_start = min(self.log_start + count, self.at)
+        self.finished |= set(range(self.log_start))
+        self._start()
+
+    @invariant()
+    def nothing_unfinished_is_committed(self) -> None:
+        assert self._committed() <= self.finished | self.holes | set(range(self.log_start))
+
+    def teardown(self) -> None:
+        """A last member finishes the rest, and the stable offset reaches the end."""
+        if not hasattr(self, "member"):
+            return
+        self._start()
+        for _ in range(3 * LOG_END):
+            self.fetch(5)
+            for offset in sorted(self.in_flight):
+                self.finished.add(offset)
+                self.member.finish(offset, offset)
+            self.in_flight.clear()
+            commit = self.member.to_commit(MAX_RANGES)
+            if commit is not None:
+                self._store(commit)
+                assert self.stored is not None
+                self.member.committed(commit, self.stored.stable_offset)
+        assert self.stored == individual_commit.Progress(LOG_END)
+        assert self.member.to_commit(MAX_RANGES) is None
+        everything = set(range(self.log_start, LOG_END)) - self.holes
+        assert everything <= self.finished
+
+
+Members.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestMembers = Members.TestCase
+
+
+def test_an_earlier_start_replaces_the_commit() -> None:
+    """The log was truncated below the position: what is committed must not skip new records."""
+    member = Progress(20, [(25, 29)], committed=True)
+    member.jump(30, 4)
+    commit = member.to_commit(MAX_RANGES)
+    assert commit is not None
+    assert (commit.position, commit.plain, commit.fields()) == (4, True, {})
+    member.committed(commit, 4)
+    assert member.to_commit(MAX_RANGES) is None
+    member.finish(6, 6)
+    assert member.to_commit(MAX_RANGES) == (4, ((6, 6),), False)
+
+
+def test_only_changes_are_committed_again() -> None:
+    member = Progress(0, committed=True)
+    for first in range(1, 40, 2):
+        member.finish(first, first)
+    commit = member.to_commit(100)
+    assert commit is not None
+    assert len(commit.ranges) == 20
+    member.committed(commit, 0)
+    member.finish(10, 10)
+    assert member.to_commit(100) == (0, ((9, 11),), False)
+    member.forget_commits()
+    commit = member.to_commit(100)
+    assert commit is not None
+    assert len(commit.ranges) == 19
+
+
+def test_a_lower_limit_divides_a_commit() -> None:
+    """A request never has more ranges than the limit, even if the coordinator has more."""
+    member = Progress(0, [(o, o) for o in range(1, 20, 4)], committed=True)
+    for first in range(2, 20, 4):
+        member.finish(first, first)
+    commit = member.to_commit(2)
+    assert commit is not None
+    assert commit.ranges == ((1, 2), (5, 6))
+    member.committed(commit, 0)
+    assert member.to_commit(2) == (0, ((9, 10), (13, 14)), False)
+
+
+def test_a_lost_answer_counts_against_the_limit() -> None:
+    """The coordinator may have stored what was not answered, so lower ranges wait."""
+    member = Progress(0, committed=True)
+    for offset in (5, 7, 9):
+        member.finish(offset, offset)
+    sent = (0, ((5, 5), (7, 7), (9, 9)), False)
+    assert member.to_commit(3) == sent
+    for offset in (1, 3):
+        member.finish(offset, offset)
+    assert member.to_commit(3) == sent
+    member.forget_commits()
+    commit = member.to_commit(3)
+    assert commit is not None
+    assert commit.ranges == sent[1]
+    member.committed(commit, 0)
+    assert member.to_commit(3) is None
+    member.finish(6, 6)
+    assert member.to_commit(3) == (0, ((1, 1), (5, 7)), False)
+
+
+def test_a_restart_at_the_limit_fetches_what_is_unfinished() -> None:
+    member = Progress(1, [(2, 2), (4, 4), (19, 19)], committed=True)
+    assert [member.takes(at, 3) for at in (1, 3, 19, 20)] == [True, True, True, False]
+    member.finish(1, 1)
+    assert member.takes(20, 3)
