@@ -28,6 +28,7 @@ from shoal.server.listener_security import ListenerSecurity, SecurityProtocol
 from shoal.server.network.api import Answer, Api, Body, Request
 from shoal.server.network.authentication import DispatchPort, ListenerAuthentication
 from shoal.server.network.sasl import ListenerSasl, Mechanism, Mechanisms
+from shoal.server.network.scram_sessions import ScramSessions
 from shoal.server.node import Node
 from unit.test_scram_server import Client as ScramClient
 
@@ -116,6 +117,7 @@ class Sasl:
             dispatch=self.server.dispatcher,
             before_login=self.server.dispatcher,
             audit_log=self.audit,  # type: ignore[arg-type]
+            scram_sessions=ScramSessions(self.server.node, self.server.cache, self.audit),  # type: ignore[arg-type]
         )
 
     def connect(self) -> Wire:

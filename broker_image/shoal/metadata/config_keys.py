@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any, NamedTuple
 
+from shoal.security import revocations
 from shoal.security.principal_mapping import PrincipalMapper
 
 #: A check of a typed value that returns the reason for a refusal, or None.
@@ -194,6 +195,18 @@ def principal_rules(value: Any) -> str | None:
     return None
 
 
+def revoked_subjects(value: Any) -> str | None:
+    """FROM/UNTIL/SUBJECT,FROM/UNTIL/SUBJECT…"""
+    try:
+        revocations.by_subject(value)
+    except ValueError as error:
+        return (
+            f"{error}. An entry is FROM/UNTIL/SUBJECT, such as"
+            " 2026-11-25T00:00:00Z/2027-11-25T00:00:00Z/CN=ann%2CO=example"
+        )
+    return None
+
+
 def offset_reset(value: Any) -> str | None:
     """latest, earliest, by_duration:PnDTnHnMn.nS"""
     kind, _, duration = value.partition(":")
@@ -247,6 +260,7 @@ _CHECKS: dict[str, Check] = {
     "@offset-reset": offset_reset,
     "@per-ip": per_ip,
     "@principal-rules": principal_rules,
+    "@revoked-subjects": revoked_subjects,
     "@token-handler": token_handler,
 }
 

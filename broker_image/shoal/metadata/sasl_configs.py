@@ -24,6 +24,9 @@ connection.failed.authentication.delay.ms int 100 0..
 connections.max.reauth.ms long 0 -
     Time after which a client must log in again on its connection (KIP-368). 0 means never, except
     for bearer tokens and delegation tokens, which expire.
+shoal.sasl.scram.disconnect.removed.users boolean true -
+    Whether to close the connections of a user when its SCRAM credential is removed. With false, as
+    in Kafka, they stay open until connections.max.reauth.ms. A new password closes none.
 sasl.server.callback.handler.class class - @token-handler
     How bearer tokens are verified: OAuthBearerValidatorCallbackHandler verifies signatures, and
     OAuthBearerUnsecuredValidatorCallbackHandler accepts tokens that anyone can make, for tests. The
