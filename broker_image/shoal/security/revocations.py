@@ -1,8 +1,8 @@
 """Certificates that are refused by their subject, as `shoal.ssl.revoked.subjects` has them.
 
-An entry revokes all certificates of one subject that are older than a time. Whoever removes a user
-therefore need not know the serial numbers of its certificates. A user of the same name that is made
-again gets a newer certificate, which is accepted.
+An entry revokes all certificates of one subject that are older than a time, so that the serial
+numbers of its certificates need not be known. A user of the same name that is made again gets a
+newer certificate, which is accepted.
 
 The text of an entry is `FROM/UNTIL/SUBJECT`, with two times in UTC (`2026-11-25T21:50:00Z`) and the
 subject as Java writes it (RFC 2253). Entries stand in a list with commas, so a comma in the subject

@@ -75,7 +75,7 @@ class Listener:
         self.authentication = authentication
         self._tls = tls
         if tls is not None:
-            tls.on_revoked.append(self._close_revoked)
+            tls.on_revoked(self._close_revoked)
         self._connections: dict[Connection, None] = {}
         self._connections_by_host: dict[str, int] = {}
         self._socket: socket.socket | None = None

@@ -67,9 +67,9 @@ class ListenerTls:
         #: What was tried last, so that a failure is reported once.
         self._tried: object = None
         self._is_checking = self._check_again = False
-        #: Called after other certificates came into force, and after others were revoked.
+        #: Called after other certificates came into force.
         self.on_loaded: list[Callable[[], None]] = []
-        self.on_revoked: list[Callable[[], None]] = []
+        self._revoked_calls: list[Callable[[], None]] = []
         self._revoked_subjects = self._subjects()
         try:
             sources = certificates.read(security)
@@ -249,8 +249,12 @@ class ListenerTls:
         if loaded.revoked:
             self._revoked()
 
+    def on_revoked(self, call: Callable[[], None]) -> None:
+        """Call `call` after other certificates were revoked."""
+        self._revoked_calls.append(call)
+
     def _revoked(self) -> None:
-        for call in self.on_revoked:
+        for call in self._revoked_calls:
             call()
 
     async def refusal(self, layers: Layers) -> str | None:
