@@ -16,6 +16,7 @@ from kube.api_server import resource
 from kube.test_due import Shop
 from ports import free_ports
 from shoal_operator import endpoint, http_access, scale_secret
+from shoal_operator.certificates import KeyPair
 from shoal_operator.http_access import TLS_DIR, TOKEN_FILE, BadAccess, HttpAccess
 from shoal_operator.runtime import Operator
 from shoal_operator.settings import Settings
@@ -144,7 +145,7 @@ def test_the_certificate_is_read_again(folder: Folder) -> None:
             assert await here.serial() == first
             folder.certify(renewed)
 
-            wanted = http_access.KeyPair(renewed.chain_pem.encode(), renewed.key_pem().encode())
+            wanted = KeyPair(renewed.chain_pem.encode(), renewed.key_pem().encode())
             await eventually_async(lambda: here.access.pair == wanted)
             assert await here.serial() == renewed.certificate.serial_number
             assert (await here.get(METRICS, "first"))[0] == 200
