@@ -234,6 +234,15 @@ def split(pem: bytes) -> list[bytes]:
         raise BadCertificate("there is no certificate in PEM format") from None
 
 
+def root(chain: bytes) -> bytes:
+    """Return the last certificate of a chain if it signs itself, else nothing: clients have the
+    authority already. Raises `BadCertificate`."""
+    if not chain:
+        raise BadCertificate("has no tls.crt")
+    last = split(chain)[-1]
+    return last if is_signed_by(last, last) else b""
+
+
 def issued(pem: bytes) -> datetime.datetime:
     """Return when the first certificate was made."""
     return load(pem).not_valid_before_utc + EARLIER

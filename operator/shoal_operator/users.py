@@ -19,7 +19,7 @@ from shoal.protocol.errors import ErrorCode
 from shoal_operator import certificates, revoked_users
 from shoal_operator.batch_reconciler import BatchReconciler, Outcome, live_cluster
 from shoal_operator.certificates import BadCertificate, KeyPair
-from shoal_operator.cluster.authorities import parse_authority
+from shoal_operator.cluster.authorities import OWN_CERTIFICATE, parse_authority
 from shoal_operator.conditions import Verdict
 from shoal_operator.model import listeners, names, secret, security
 from shoal_operator.model import users as model
@@ -264,16 +264,10 @@ class Users(BatchReconciler):
                 )
             )
         have = await self._own_secret(name)
-        ca = self._store.get(
-            "Secret", self._namespace, security.ca_cert(self._cluster, security.CLUSTER)
-        )
-        if ca is None:
-            text = f"QueueCluster {self._cluster!r} has no certificate authority yet."
-            raise Refused(Verdict.waiting("ClusterNotSecured", text))
         data = model.secret_data(
             user,
             listeners.bootstrap_servers(cluster, listener),
-            secret.data_of(ca)["ca.crt"],
+            await self._authority_of(listener),
             await self._credentials(cluster, user, secret.data_of(have) if have else {}),
         )
         template = user["spec"].get("secretTemplate", {})
@@ -284,11 +278,38 @@ class Users(BatchReconciler):
             template.get("labels", {}) | own,
             secret.encoded(data),
             owner=user,
-            annotations=template.get("annotations"),
+            annotations={
+                **template.get("annotations", {}),
+                **({OWN_CERTIFICATE: "true"} if security.secret_name(listener) else {}),
+            },
         )
         if have is None or _differs(want, have):
             made = await self._kube.apply(_with_applied(want, have))
             self._store.put(made)
+
+    async def _authority_of(self, listener: Mapping[str, Any]) -> bytes:
+        """Return the authorities that clients of a listener have to trust, in PEM; empty if they
+        are those of the system. Raises `Refused`, `KubeError`."""
+        name = security.secret_name(listener)
+        if not name:
+            own = security.ca_cert(self._cluster, security.CLUSTER)
+            found = self._store.get("Secret", self._namespace, own)
+            if found is None:
+                text = f"QueueCluster {self._cluster!r} has no certificate authority yet."
+                raise Refused(Verdict.waiting("ClusterNotSecured", text))
+            return secret.data_of(found)["ca.crt"]
+        found = await self._kube.get("v1", "Secret", name, self._namespace)
+        try:
+            if found is None:
+                raise BadCertificate("does not exist")
+            data = secret.data_of(found)
+            return data.get("ca.crt") or certificates.root(data.get("tls.crt", b""))
+        except BadCertificate as error:
+            text = (
+                f"The certificate of listener {listener['name']!r} cannot be used: Secret {name!r} "
+                f"{error}. Correct the Secret."
+            )
+            raise Refused(Verdict.waiting("ListenerCertificateInvalid", text)) from None
 
     async def _own_secret(self, name: str) -> Manifest | None:
         """Return the Secret of a user if there is one. Raises `Refused` if it is not ours."""

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any, NamedTuple
 
-from shoal.security import revocations
+from shoal.security import jaas, revocations
 from shoal.security.principal_mapping import PrincipalMapper
 
 #: A check of a typed value that returns the reason for a refusal, or None.
@@ -186,6 +186,16 @@ def token_handler(value: Any) -> str | None:
     return f"Java classes cannot be loaded. It is {SIGNED_TOKENS[0]} or {UNSECURED_TOKENS}"
 
 
+def jaas_config(value: Any) -> str | None:
+    """module.Class required name="value";"""
+    try:
+        if value:
+            jaas.parse(value)
+    except jaas.JaasError as error:
+        return f'{error}. It is a text such as: module.Class required name="value";'
+    return None
+
+
 def principal_rules(value: Any) -> str | None:
     """RULE:pattern/replacement/[LU] or DEFAULT, separated by commas"""
     try:
@@ -255,6 +265,7 @@ def split_principals(text: str) -> list[str]:
 _CHECKS: dict[str, Check] = {
     "@authorizer": authorizer,
     "@principals": principals,
+    "@jaas": jaas_config,
     "@gzip-level": gzip_level,
     "@throttled": throttled,
     "@offset-reset": offset_reset,

@@ -13,7 +13,7 @@ SASL = table(
 sasl.enabled.mechanisms list GSSAPI - per-broker
     SASL mechanisms of a listener: SCRAM-SHA-512, SCRAM-SHA-256, OAUTHBEARER, PLAIN. A listener with
     SASL needs at least one. Kafka's default GSSAPI is not supported.
-sasl.jaas.config password - - per-broker
+sasl.jaas.config password - @jaas per-broker
     Login module of a mechanism, with its options. For PLAIN, the users and passwords, as
     user_alice="secret". It is set for one listener and mechanism, as
     listener.name.external.plain.sasl.jaas.config.
