@@ -372,8 +372,8 @@ def test_readers_of_metrics_need_tls_and_the_token(pods: SecuredPods) -> None:
 
 
 def test_a_renewal_rests_while_the_cluster_is_paused(pods: SecuredPods, admin: SyncClient) -> None:
-    """In each of its phases: nothing changes, however long the pause lasts, and clients go on with
-    what they have. Afterwards it continues to its end."""
+    """In each of its phases: nothing changes, however long the pause lasts, and new clients are
+    served. Afterwards it continues to its end."""
     permit(admin, "User:CN=pat")
     cluster = pods.kube.find("QueueCluster", "main")
     cluster["metadata"].setdefault("annotations", {})[RENEW] = "once"

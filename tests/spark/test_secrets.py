@@ -121,7 +121,7 @@ def test_a_token_that_cannot_be_extended_is_replaced(tmp_path: Path) -> None:
             eventually(lambda: login.current() != first, timeout_s=30)
             second = login.current()
             assert second is not None
-            # Tasks with the previous token go on.
+            # The previous token still works for its tasks.
             executor.run(executor.admin.topics.list())
             newer = range_reader.client(broker.connection.with_token(second))
             newer.run(newer.admin.topics.list())
