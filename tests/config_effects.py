@@ -110,6 +110,10 @@ compat/test_delegation_tokens.py
 test_a_listener_without_a_secret_key delegation.token.secret.key
 test_creations delegation.token.max.lifetime.ms delegation.token.expiry.time.ms
 
+compat/test_removed_users.py
+test_connections_stay_open_as_in_kafka shoal.sasl.scram.disconnect.removed.users
+test_revoked_subjects shoal.ssl.revoked.subjects
+
 wire/test_delegation_tokens.py
 test_expired_tokens_are_removed_at_an_interval delegation.token.expiry.check.interval.ms
 

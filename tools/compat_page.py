@@ -118,6 +118,11 @@ released records only within the limit; Kafka does not bound them.
 
 Kafka lists DescribeUserScramCredentials and DescribeDelegationToken on listeners of controllers. It
 does not answer the first, and answers the second with `UNKNOWN_SERVER_ERROR`. Shoal answers both.
+
+## Sessions of removed users
+
+In Kafka, removing a SCRAM credential only refuses new logins. Shoal also closes the connections of
+the user, unless `shoal.sasl.scram.disconnect.removed.users` is `false`.
 """
 
 

@@ -1,7 +1,7 @@
 """`python -m shoal_operator`: check the access to the API server, then run the operator.
 
-A wrong set-up (no kubeconfig, no API server, no rights) ends the process with exit code 1 and one
-line on standard error before any watch starts.
+A wrong set-up (no kubeconfig, no API server, no rights, a bad certificate of the HTTP server) ends
+the process with exit code 1 and one line on standard error before any watch starts.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from lightkube.config.kubeconfig import KubeConfig, SingleConfig
 from lightkube.core.exceptions import ConfigError, LoadResourceError
 
 from shoal_operator import logs
+from shoal_operator.http_access import BadAccess, HttpAccess
 from shoal_operator.kube import Kube, KubeError
 from shoal_operator.main import Environment
 from shoal_operator.model import names
@@ -41,13 +42,17 @@ def main() -> None:
     options = parser.parse_args()
     logs.configure(options.log_level)
     config = _config()
+    try:
+        http_access = HttpAccess.of(os.environ)
+    except BadAccess as error:
+        _fail(str(error))
     asyncio.run(_reach(config))
     kopf.run(
         standalone=True,
         clusterwide=options.all_namespaces,
         namespaces=options.namespace,
         liveness_endpoint=options.liveness,
-        memo=Environment(config, tuple(options.namespace)),
+        memo=Environment(config, tuple(options.namespace), http_access),
     )
 
 

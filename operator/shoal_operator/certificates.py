@@ -221,6 +221,28 @@ def expires(pem: bytes) -> datetime.datetime:
     return load(pem).not_valid_after_utc
 
 
+def begins(pem: bytes) -> datetime.datetime:
+    """Return when the first certificate becomes valid."""
+    return load(pem).not_valid_before_utc
+
+
+def split(pem: bytes) -> list[bytes]:
+    """Return each of several certificates. Raises `BadCertificate`."""
+    try:
+        return [_pem(one) for one in x509.load_pem_x509_certificates(pem)] if pem else []
+    except ValueError:
+        raise BadCertificate("there is no certificate in PEM format") from None
+
+
+def root(chain: bytes) -> bytes:
+    """Return the last certificate of a chain if it signs itself, else nothing: clients have the
+    authority already. Raises `BadCertificate`."""
+    if not chain:
+        raise BadCertificate("has no tls.crt")
+    last = split(chain)[-1]
+    return last if is_signed_by(last, last) else b""
+
+
 def issued(pem: bytes) -> datetime.datetime:
     """Return when the first certificate was made."""
     return load(pem).not_valid_before_utc + EARLIER

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal_operator import clock, consumer_users, metrics, scaling
+from shoal_operator import clock, consumer_users, metrics, scale_secret, scaling
 from shoal_operator.conditions import Verdict
+from shoal_operator.drift import has_drifted
 from shoal_operator.group_monitor import GroupMonitor, consumer_groups, due_time
 from shoal_operator.kube import Kube, KubeError, now
 from shoal_operator.model import groups as group_model
@@ -204,11 +205,36 @@ class Consumers:
             self._settings.driver_role,
             self._settings.spark_pull_policy,
             login.secret,
+            scale_secret.name(consumer) if self._settings.http_access else "",
         )
+        if refused := await self._write_scale_secret(consumer):
+            await self._statuses.write(consumer, refused)
+            return False
         decision = self._decide(consumer, group)
         workload = await self._workloads.apply(consumer, context, decision.replicas)
         await self._write_status(consumer, group, decision, workload, login)
         return workload.verdict.progressing
+
+    async def _write_scale_secret(self, consumer: Manifest) -> Verdict | None:
+        """Write what a reader of the scale signal needs, if the operator asks for it. Return the
+        verdict if a Secret of its name is not ours."""
+        access = self._settings.http_access
+        if access is None:
+            return None
+        name = scale_secret.name(consumer)
+        want = scale_secret.manifest(consumer, self._cluster, access)
+        have = self._store.get("Secret", self._namespace, name)
+        have = have or await self._kube.get("v1", "Secret", name, self._namespace)
+        own = consumer["metadata"]["name"]
+        if have and have["metadata"].get("labels", {}).get(names.CONSUMER_LABEL) != own:
+            return Verdict.refused(
+                "SecretNotOwned",
+                f"Secret {name!r} exists and does not belong to this ShareConsumer. Rename the "
+                "ShareConsumer, or delete the Secret.",
+            )
+        if have is None or has_drifted(want, have):
+            self._store.put(await self._kube.apply(want))
+        return None
 
     def _decide(self, consumer: Manifest, group: Manifest) -> scaling.Decision:
         spec, status = consumer["spec"], consumer.get("status", {})

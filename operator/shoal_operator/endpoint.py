@@ -3,28 +3,45 @@
 GET /metrics                                     Prometheus text
 GET /scale/NAMESPACE/SHARECONSUMER               {"lag": …, "due": …, "desiredReplicas": …}
 
+With `HttpAccess`, the server speaks TLS and asks for a bearer token: one of the operator's, or the
+ShareConsumer's own for its scale signal.
+
 The status is 503 while the group's lag is unknown, so that KEDA uses its fallback.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from shoal_operator.http_access import HttpAccess
     from shoal_operator.runtime import Operator
 
 
-async def serve(operator: Operator, port: int) -> web.AppRunner:
-    """Serve on all addresses; `cleanup()` of the returned runner stops the server."""
+async def serve(operator: Operator, port: int, access: HttpAccess | None = None) -> web.AppRunner:
+    """Serve on all addresses; `cleanup()` of the returned runner stops the server. Without
+    `access`, it serves everyone without TLS."""
 
-    async def metrics(_: web.Request) -> web.Response:
+    def check(request: web.Request, consumer: tuple[str, str] | None = None) -> None:
+        header = request.headers.get("Authorization", "")
+        if access is not None and not access.allows(header, consumer):
+            raise web.HTTPUnauthorized(
+                text="A bearer token is needed.\n", headers={"WWW-Authenticate": "Bearer"}
+            )
+
+    async def metrics(request: web.Request) -> web.Response:
+        check(request)
         return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def scale(request: web.Request) -> web.Response:
         namespace, name = request.match_info["namespace"], request.match_info["name"]
+        check(request, (namespace, name))
         found = operator.signal(namespace, name)
         if found is None:
             text = f"ShareConsumer {namespace}/{name} does not exist"
@@ -37,7 +54,22 @@ async def serve(operator: Operator, port: int) -> web.AppRunner:
     app = web.Application()
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/scale/{namespace}/{name}", scale)
+    if access is not None:
+        app.cleanup_ctx.append(_following(access))
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, "0.0.0.0", port).start()
+    context = None if access is None else access.context
+    await web.TCPSite(runner, "0.0.0.0", port, ssl_context=context).start()
     return runner
+
+
+def _following(access: HttpAccess) -> Callable[[web.Application], AsyncIterator[None]]:
+    """Return a context of the application in which the certificate is reloaded."""
+
+    async def follow(_: web.Application) -> AsyncIterator[None]:
+        task = asyncio.create_task(access.follow(), name="certificate of the HTTP server")
+        yield
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    return follow

@@ -11,6 +11,7 @@ SHOAL_BROKER_PULL_POLICY, SHOAL_SPARK_PULL_POLICY: their pull policies; default 
 SHOAL_DRIVER_ROLE: the ClusterRole of Spark drivers.
 SHOAL_SCALE_URL: the URL at which drivers reach this operator.
 SHOAL_HTTP_PORT: the port of metrics and scale signals; default 8080.
+SHOAL_HTTP_TLS_DIR, SHOAL_HTTP_TOKEN_FILE: its certificate and its tokens; see `http_access`.
 POD_NAME: the identity in the leader election.
 """
 
@@ -35,6 +36,8 @@ from shoal_operator.settings import Settings
 if TYPE_CHECKING:
     from lightkube.config.kubeconfig import SingleConfig
 
+    from shoal_operator.http_access import HttpAccess
+
 log = structlog.get_logger()
 #: kopf's back-off for requests that the API server refuses, as it does while a definition changes.
 API_BACKOFFS_SECONDS = (0.5, *[1.0] * 20, *[5.0] * 10)
@@ -46,20 +49,23 @@ class Environment:
 
     config: SingleConfig
     namespaces: tuple[str, ...] = ()
+    http_access: HttpAccess | None = None
     operator: Operator = field(init=False)
     close: Any = field(init=False)
 
 
-def _settings() -> Settings:
+def _settings(http_access: HttpAccess | None) -> Settings:
     given = os.environ.get
+    scheme = "http" if http_access is None else "https"
     return Settings(
         broker_image=given("SHOAL_BROKER_IMAGE", f"localhost/shoal/broker:{__version__}"),
         spark_image=given("SHOAL_SPARK_IMAGE", f"localhost/shoal/spark:{__version__}"),
         driver_role=given("SHOAL_DRIVER_ROLE", "shoal-spark-driver"),
-        scale_url=given("SHOAL_SCALE_URL", f"http://{socket.gethostname()}:8080"),
+        scale_url=given("SHOAL_SCALE_URL", f"{scheme}://{socket.gethostname()}:8080"),
         broker_pull_policy=given("SHOAL_BROKER_PULL_POLICY", "IfNotPresent"),
         spark_pull_policy=given("SHOAL_SPARK_PULL_POLICY", "IfNotPresent"),
         namespace=given("SHOAL_OPERATOR_NAMESPACE", ""),
+        http_access=http_access,
     )
 
 
@@ -70,7 +76,7 @@ async def start(memo: Environment, settings: kopf.OperatorSettings, **_: Any) ->
     # `__main__` has waited until all kinds exist.
     settings.scanning.disabled = True
     settings.networking.error_backoffs = API_BACKOFFS_SECONDS
-    operator_settings = _settings()
+    operator_settings = _settings(memo.http_access)
     kube = Kube(memo.config)
     namespace = os.environ.get("SHOAL_OPERATOR_NAMESPACE", "default")
     identity = os.environ.get("POD_NAME", socket.gethostname())
@@ -82,7 +88,8 @@ async def start(memo: Environment, settings: kopf.OperatorSettings, **_: Any) ->
         another_leads=lambda: election.another_leads,
     )
     election.subscribe(memo.operator.set_leading)
-    web = await endpoint.serve(memo.operator, int(os.environ.get("SHOAL_HTTP_PORT", "8080")))
+    port = int(os.environ.get("SHOAL_HTTP_PORT", "8080"))
+    web = await endpoint.serve(memo.operator, port, memo.http_access)
     campaign = asyncio.create_task(election.run(), name="election")
 
     async def close() -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shoal_operator.http_access import HttpAccess
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +25,5 @@ class Settings:
     broker_pull_policy: str = "IfNotPresent"
     spark_pull_policy: str = "IfNotPresent"
     namespace: str = ""
+    #: TLS and tokens of the scale signals, None without.
+    http_access: HttpAccess | None = None

@@ -6,10 +6,12 @@ import asyncio
 import secrets
 from typing import TYPE_CHECKING, Any
 
+from shoal.client.configs import AlterOperation, ConfigChange, Resource, ResourceType
 from shoal.client.errors import KafkaError
 from shoal.client.quotas import USER, of_user
 from shoal.client.secret import Secret
 from shoal.client.security_admin import SALT_SIZE, AclFilter, ScramMechanism, ScramUpsertion
+from shoal.security import revocations
 
 from shoal_operator.batches import chunks
 
@@ -18,6 +20,11 @@ if TYPE_CHECKING:
 
     from shoal.client.admin import Admin
     from shoal.security.acls import Acl
+    from shoal.security.revocations import Revocation
+
+#: The brokers' config with the revoked certificates.
+REVOKED = "shoal.ssl.revoked.subjects"
+_EVERYONE = Resource(ResourceType.BROKER, "")
 
 
 class UserCalls:
@@ -68,6 +75,30 @@ class UserCalls:
             done = await self._admin.quotas.alter(wanted)
             failures |= {str(entity[0][1]): error for entity, error in done.items() if error}
         return failures
+
+    async def revocations(self) -> dict[str, Revocation]:
+        """Return the revoked certificates by subject; none if the brokers' release has no such
+        list. Raises `KafkaError`."""
+        self._count("DescribeConfigs")
+        found = (await self._admin.configs.describe([_EVERYONE], keys=[REVOKED]))[_EVERYONE]
+        if isinstance(found, KafkaError):
+            raise found
+        text = found[REVOKED].value if REVOKED in found else ""
+        return revocations.by_subject(text.split(",")) if text else {}
+
+    async def change_revocations(
+        self, *, add: Collection[Revocation], remove: Collection[Revocation]
+    ) -> None:
+        """Add entries to the list of revoked certificates, then remove others. Raises
+        `KafkaError`."""
+        for operation, some in ((AlterOperation.APPEND, add), (AlterOperation.SUBTRACT, remove)):
+            if some:
+                self._count("IncrementalAlterConfigs")
+                text = ",".join(map(str, some))
+                change = ConfigChange(REVOKED, text, operation)
+                done = await self._admin.configs.alter({_EVERYONE: [change]})
+                if error := done[_EVERYONE]:
+                    raise error
 
     async def with_passwords(self, users: Sequence[str]) -> set[str]:
         """Return those users that have a credential for SCRAM-SHA-512."""

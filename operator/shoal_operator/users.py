@@ -9,15 +9,17 @@ from __future__ import annotations
 import datetime
 import hashlib
 import secrets
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import structlog
 from shoal.client.errors import KafkaError
 from shoal.protocol.errors import ErrorCode
 
-from shoal_operator import certificates
+from shoal_operator import certificates, revoked_users
 from shoal_operator.batch_reconciler import BatchReconciler, Outcome, live_cluster
 from shoal_operator.certificates import BadCertificate, KeyPair
-from shoal_operator.cluster.authorities import parse_authority
+from shoal_operator.cluster.authorities import OWN_CERTIFICATE, parse_authority
 from shoal_operator.conditions import Verdict
 from shoal_operator.model import listeners, names, secret, security
 from shoal_operator.model import users as model
@@ -26,9 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shoal.security.acls import Acl
+    from shoal.security.revocations import Revocation
 
     from shoal_operator.model.names import Manifest
 
+log = structlog.get_logger()
 KIND = "QueueUser"
 #: Bytes of a generated password before they are encoded.
 PASSWORD_BYTES = 24
@@ -48,6 +52,8 @@ class Users(BatchReconciler):
     """The reconciler of all QueueUsers of one cluster."""
 
     kind, noun, retry_seconds = KIND, "user", 5.0
+    #: The certificates that the brokers refuse, by subject, as the newest pass has read them.
+    _revoked: Mapping[str, Revocation] = MappingProxyType({})
 
     def name_of(self, resource: Manifest) -> str:
         """Return the user's principal."""
@@ -75,7 +81,8 @@ class Users(BatchReconciler):
         scram = [p.removeprefix("User:") for p in wanted if not p.startswith("User:CN=")]
         found = await self._brokers.users.with_passwords(scram)
         errors = await self._brokers.users.delete_passwords([u for u in scram if u in found])
-        return failures | {f"User:{user}": error for user, error in errors.items()}
+        failures |= {f"User:{user}": error for user, error in errors.items()}
+        return failures | await self._revoke(wanted)
 
     async def apply(self, owned: Sequence[Manifest]) -> list[Outcome]:
         """Bring Secrets, credentials, permissions and quotas to the specs. Raises `ClientError`."""
@@ -83,6 +90,7 @@ class Users(BatchReconciler):
         assert cluster is not None, "the caller has checked it"
         refused: dict[str, Verdict] = {}
         ready: dict[str, Manifest] = {}
+        self._revoked = await self._tidy_revocations(owned)
         for user in owned:
             try:
                 await self._write_secret(cluster, user)
@@ -102,6 +110,65 @@ class Users(BatchReconciler):
                 fields["certificateNotAfter"] = self._not_after(user)
             outcomes.append(Outcome(user, verdict, fields))
         return outcomes
+
+    # Certificates of deleted users.
+
+    def _trusted(self) -> list[bytes]:
+        """Return the clients' authorities; none if the cluster has none."""
+        name = security.ca_cert(self._cluster, security.CLIENTS)
+        found = self._store.get("Secret", self._namespace, name)
+        pem = secret.data_of(found).get("ca.crt", b"") if found else b""
+        return certificates.split(pem)
+
+    async def _revoke(self, principals: Sequence[str]) -> dict[str, KafkaError]:
+        """Revoke the certificates of principals whose QueueUsers are deleted; return the errors by
+        principal."""
+        trusted, now = self._trusted(), datetime.datetime.now(datetime.UTC)
+        cluster = live_cluster(self._store, self._namespace, self._cluster)
+        assert cluster is not None, "the caller has checked it"
+        days = security.settings(cluster, security.CLIENTS).validity_days
+        wanted = {
+            entry.subject: entry
+            for user in self._resources()
+            if trusted and model.principal(user) in principals and revoked_users.subject(user)
+            for entry in [
+                revoked_users.of_deleted(
+                    user,
+                    now=now,
+                    validity=datetime.timedelta(days=days),
+                    trusted=trusted,
+                    own=self._certificate(user),
+                )
+            ]
+        }
+        if not wanted:
+            return {}
+        have = await self._brokers.users.revocations()
+        room = max(0, revoked_users.ENTRIES_MAX - len(have.keys() - wanted.keys()))
+        fits = dict(sorted(wanted.items())[:room])
+        old = [have[subject] for subject in fits if subject in have]
+        try:
+            await self._brokers.users.change_revocations(
+                add=fits.values(), remove=[one for one in old if one not in fits.values()]
+            )
+        except KafkaError as error:
+            if error.code != ErrorCode.invalid_config:
+                raise
+            log.warning("the brokers' release does not revoke certificates", error=str(error))
+            return {}
+        full = KafkaError(ErrorCode.policy_violation, revoked_users.FULL)
+        return {f"User:{subject}": full for subject in wanted.keys() - fits.keys()}
+
+    async def _tidy_revocations(self, owned: Sequence[Manifest]) -> Mapping[str, Revocation]:
+        """Remove the entries that are not needed any more; return the others by subject."""
+        have = await self._brokers.users.revocations()
+        trusted = self._trusted()
+        if not have or not trusted:
+            return have
+        now = datetime.datetime.now(datetime.UTC)
+        gone = revoked_users.to_remove(have, owned, now=now, trusted=trusted)
+        await self._brokers.users.change_revocations(add=(), remove=gone)
+        return {subject: one for subject, one in have.items() if one not in gone}
 
     # Permissions.
 
@@ -169,8 +236,18 @@ class Users(BatchReconciler):
         assert found is not None, "it was written before"
         return {**found, "apiVersion": "v1", "kind": "Secret"}
 
+    def _certificate(self, user: Manifest) -> bytes:
+        """Return the certificate in a user's Secret; empty without one that can be read."""
+        found = self._store.get("Secret", self._namespace, user["metadata"]["name"])
+        pem = secret.data_of(found).get("user.crt", b"") if found else b""
+        try:
+            certificates.load(pem)
+        except BadCertificate:
+            return b""
+        return pem
+
     def _not_after(self, user: Manifest) -> str:
-        pem = secret.data_of(self._secret(user)).get("user.crt")
+        pem = self._certificate(user)
         return certificates.not_after(pem) if pem else ""
 
     async def _write_secret(self, cluster: Manifest, user: Manifest) -> None:
@@ -187,16 +264,10 @@ class Users(BatchReconciler):
                 )
             )
         have = await self._own_secret(name)
-        ca = self._store.get(
-            "Secret", self._namespace, security.ca_cert(self._cluster, security.CLUSTER)
-        )
-        if ca is None:
-            text = f"QueueCluster {self._cluster!r} has no certificate authority yet."
-            raise Refused(Verdict.waiting("ClusterNotSecured", text))
         data = model.secret_data(
             user,
             listeners.bootstrap_servers(cluster, listener),
-            secret.data_of(ca)["ca.crt"],
+            await self._authority_of(listener),
             await self._credentials(cluster, user, secret.data_of(have) if have else {}),
         )
         template = user["spec"].get("secretTemplate", {})
@@ -207,11 +278,38 @@ class Users(BatchReconciler):
             template.get("labels", {}) | own,
             secret.encoded(data),
             owner=user,
-            annotations=template.get("annotations"),
+            annotations={
+                **template.get("annotations", {}),
+                **({OWN_CERTIFICATE: "true"} if security.secret_name(listener) else {}),
+            },
         )
         if have is None or _differs(want, have):
             made = await self._kube.apply(_with_applied(want, have))
             self._store.put(made)
+
+    async def _authority_of(self, listener: Mapping[str, Any]) -> bytes:
+        """Return the authorities that clients of a listener have to trust, in PEM; empty if they
+        are those of the system. Raises `Refused`, `KubeError`."""
+        name = security.secret_name(listener)
+        if not name:
+            own = security.ca_cert(self._cluster, security.CLUSTER)
+            found = self._store.get("Secret", self._namespace, own)
+            if found is None:
+                text = f"QueueCluster {self._cluster!r} has no certificate authority yet."
+                raise Refused(Verdict.waiting("ClusterNotSecured", text))
+            return secret.data_of(found)["ca.crt"]
+        found = await self._kube.get("v1", "Secret", name, self._namespace)
+        try:
+            if found is None:
+                raise BadCertificate("does not exist")
+            data = secret.data_of(found)
+            return data.get("ca.crt") or certificates.root(data.get("tls.crt", b""))
+        except BadCertificate as error:
+            text = (
+                f"The certificate of listener {listener['name']!r} cannot be used: Secret {name!r} "
+                f"{error}. Correct the Secret."
+            )
+            raise Refused(Verdict.waiting("ListenerCertificateInvalid", text)) from None
 
     async def _own_secret(self, name: str) -> Manifest | None:
         """Return the Secret of a user if there is one. Raises `Refused` if it is not ours."""
@@ -275,8 +373,12 @@ class Users(BatchReconciler):
         settings = security.settings(cluster, security.CLIENTS)
         try:
             authority = parse_authority(self._clients_ca()).current
+            revoked = self._revoked.get(revoked_users.subject(user))
+            if revoked is not None:
+                now = max(now, revoked_users.first_valid(revoked))
             if (
                 certificates.may_stay(have, authority.certificate, now, settings.renewal)
+                and not (revoked and revoked.revokes(certificates.begins(have.certificate)))
                 and certificates.subject(have.certificate) == f"CN={model.username(user)}"
             ):
                 return None

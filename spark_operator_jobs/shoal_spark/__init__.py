@@ -21,6 +21,8 @@ _applications: set[str] = set()
 def register(spark: SparkSession) -> None:
     """Register `sharegroup` and its companion formats with a session.
 
+    Options with secrets are redacted in what Spark shows of this session (`redaction`).
+
     Once for each application it also publishes the queries' counts as Spark metrics (`metrics`) and
     writes a fatal error into the pod's termination message (`termination_message`). If a number of
     executors is published, the application follows it (`allocation`).
@@ -35,10 +37,12 @@ def register(spark: SparkSession) -> None:
         allocation.follow(spark)
         metrics.publish(spark)
         termination_message.install()
+    from shoal_spark import redaction
     from shoal_spark.groups import DeadLetterSource, LagSource
     from shoal_spark.outcomes import OutcomeSink
     from shoal_spark.source import ShareGroupSource
     from shoal_spark.topics import TopicSink
 
+    redaction.extend(spark)
     for source in (ShareGroupSource, OutcomeSink, LagSource, DeadLetterSource, TopicSink):
         spark.dataSource.register(source)

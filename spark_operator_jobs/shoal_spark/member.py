@@ -64,7 +64,7 @@ class Member:
         self._lost: list[Range] = []
         self._failing_since: float | None = None
         self._positions_at = 0.0
-        self._client = SyncClient(options.connection.settings)
+        self.client = SyncClient(options.connection.settings)
         self._joined: ShareSession | None = None
         self._renewal: Future[None] | None = None
         self._check_topics()
@@ -91,15 +91,15 @@ class Member:
     @property
     def timeout_s(self) -> float:
         """Seconds that transient errors may last (`default.api.timeout.ms`)."""
-        return self._client.cluster.settings.retry_timeout_ms / 1000
+        return self.client.cluster.settings.retry_timeout_ms / 1000
 
     def join(self, member_id: str) -> None:
         """Join the group once, under the id of an earlier driver unless it is empty."""
         if self._joined is None:
             renews = self.options.renew is not False and self._may_renew()
-            self._joined = self._client.run(self._join(member_id))
+            self._joined = self.client.run(self._join(member_id))
             if renews:
-                self._renewal = self._client.submit(self._renewing())
+                self._renewal = self.client.submit(self._renewing())
 
     @property
     def renews(self) -> bool:
@@ -109,9 +109,9 @@ class Member:
     def _may_renew(self) -> bool:
         """Whether the group allows renewals. A refused renewal looks like a lost lock."""
         group = Resource(ResourceType.GROUP, self.options.group_id)
-        asked = self._client.admin.configs.describe([group], keys=[_RENEWAL])
+        asked = self.client.admin.configs.describe([group], keys=[_RENEWAL])
         try:
-            found = self._client.run(asked)[group]
+            found = self.client.run(asked)[group]
         except ClientError as error:
             if not transient(error):
                 raise
@@ -137,14 +137,14 @@ class Member:
         """Fail for a missing topic. A member may subscribe to it and would wait for ever."""
         for topic in self.options.topics:
             try:
-                self._client.run(self._client.cluster.topic(topic))
+                self.client.run(self.client.cluster.topic(topic))
             except KafkaError as error:
                 raise _refused("subscribe", error) from None
             except SecurityError as error:
                 raise InvalidOption(f"options 'kafka.*': {error}; {_LOGIN}") from None
 
     async def _join(self, member_id: str) -> ShareSession:
-        cluster = self._client.cluster
+        cluster = self.client.cluster
         membership = ShareMembership(cluster, self.options.group_id, self.options.topics, None)
         membership.member_id = member_id or membership.member_id
         try:
@@ -166,7 +166,7 @@ class Member:
             AcquireMode.RECORD_LIMIT if self.options.strict_limit else AcquireMode.BATCH_OPTIMIZED
         )
         try:
-            found = self._client.run(
+            found = self.client.run(
                 self._session.acquire(
                     max_records=max_records,
                     max_bytes=max_bytes,
@@ -205,7 +205,7 @@ class Member:
         wanted = list(ranges)
         if not wanted:
             return [], []
-        refused = self._client.run(self._settle(wanted, kind))
+        refused = self.client.run(self._settle(wanted, kind))
         taken = [r for r in wanted if r not in refused]
         self.counts[_PAST[kind]] += sets.count(taken)
         self.counts["lost"] += sets.count(refused)
@@ -264,7 +264,7 @@ class Member:
         self._positions_at = time.monotonic()
         group = self.options.group_id
         try:
-            found = self._client.run(self._client.admin.share_groups.offsets([group]))[group]
+            found = self.client.run(self.client.admin.share_groups.offsets([group]))[group]
         except ClientError as error:
             log.warning("share group %s: asking for its start offsets: %s", group, error)
             return self.starts
@@ -291,17 +291,17 @@ class Member:
         async def ask() -> dict[tuple[str, int], int]:
             wanted = {}
             for name in self.options.topics:
-                topic = await self._client.cluster.topic(name)
+                topic = await self.client.cluster.topic(name)
                 for index in range(len(topic.partitions)):
                     wanted[TopicPartition(name, index)] = int(OffsetSpec.LATEST)
             found = {}
-            for where, offset in (await self._client.admin.topics.offsets(wanted)).items():
+            for where, offset in (await self.client.admin.topics.offsets(wanted)).items():
                 if isinstance(offset, KafkaError):
                     raise offset
                 found[(where.topic, where.partition)] = offset.offset
             return found
 
-        return self._client.run(ask())
+        return self.client.run(ask())
 
     def close(self) -> None:
         """Release every lock and leave the group."""
@@ -309,10 +309,10 @@ class Member:
             self._renewal.cancel()
         try:
             if self._joined is not None:
-                self._client.run(self._joined.close(undelivered=True), CLOSE_TIMEOUT_S)
+                self.client.run(self._joined.close(undelivered=True), CLOSE_TIMEOUT_S)
         except (ClientError, TimeoutError) as error:
             log.warning("share group %s: leaving: %s", self.options.group_id, error)
-        self._client.close()
+        self.client.close()
 
 
 _PAST = {

@@ -12,7 +12,7 @@ import os
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.client.properties import properties
 from shoal.client.settings import Settings
@@ -73,6 +73,9 @@ _PROTOCOLS = {
 }
 
 
+_TOKEN_ID = "shoal.delegation.token.id"
+#: The mechanisms of delegation tokens, and the one that is used if the query logs in by another.
+SCRAM_MECHANISMS, TOKENS_BY = ("SCRAM-SHA-256", "SCRAM-SHA-512"), "SCRAM-SHA-512"
 #: The variable that names a file with client properties, as for `shoal`.
 COMMAND_CONFIG = "SHOAL_COMMAND_CONFIG"
 
@@ -93,12 +96,58 @@ class InvalidOption(ValueError):
     """An option is unknown, missing, contradictory or out of bounds; the message names it."""
 
 
+class TokenLogin(NamedTuple):
+    """A delegation token as a login: SASL mechanism, id and password."""
+
+    mechanism: str
+    token_id: str
+    password: str
+
+    def __repr__(self) -> str:
+        return f"TokenLogin({self.mechanism}, {self.token_id})"
+
+
 @dataclass(frozen=True)
 class Connection:
     """The cluster's address, and the client properties from `kafka.` options."""
 
     bootstrap: str
     properties: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+    def may_use_tokens(self, required: bool | None) -> bool:
+        """Whether executors may log in by delegation tokens: with SASL, and unless it is `required`
+        only if this login is by SCRAM, which the brokers thus have."""
+        security = self.settings.security
+        return security.sasl and (bool(required) or security.mechanism in SCRAM_MECHANISMS)
+
+    @property
+    def token_mechanism(self) -> str:
+        """The mechanism by which delegation tokens log in."""
+        return self.settings.security.mechanism if self.may_use_tokens(None) else TOKENS_BY
+
+    def with_token(self, login: TokenLogin) -> Connection:
+        """Return the connection of a client that logs in by a delegation token."""
+        kept = self.without_login().properties
+        own = (
+            ("sasl.mechanism", login.mechanism),
+            ("shoal.delegation.token.hmac", login.password),
+            (_TOKEN_ID, login.token_id),
+        )
+        return Connection(self.bootstrap, tuple(sorted((*kept, *own))))
+
+    @property
+    def token_id(self) -> str:
+        """The id of the delegation token; empty without one."""
+        return dict(self.properties).get(_TOKEN_ID, "")
+
+    def without_login(self) -> Connection:
+        """Return the connection without the user of SASL and the user's secrets."""
+        kept = (
+            (name, value)
+            for name, value in self.properties
+            if not name.startswith(("sasl.", "shoal.delegation.token."))
+        )
+        return Connection(self.bootstrap, tuple(kept))
 
     @property
     def settings(self) -> Settings:
@@ -113,7 +162,8 @@ class Connection:
 class SourceOptions:
     """Options of `readStream.format("sharegroup")`. Counts are records, sizes are bytes.
 
-    `renew` is None if it was not set: locks are then renewed if the group allows it.
+    `renew` is None if it was not set: locks are then renewed if the group allows it. `tokens` is
+    None if it was not set: executors then log in by delegation tokens if the cluster issues them.
     """
 
     connection: Connection
@@ -130,6 +180,7 @@ class SourceOptions:
     max_wait_ms: int
     fail_on_data_loss: bool
     outcomes_dir: str
+    tokens: bool | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> SourceOptions:
@@ -149,8 +200,16 @@ class SourceOptions:
             "fetch.max.wait.ms",
             "failOnDataLoss",
             "outcomes.dir",
+            "delegation.token.enable",
         )
         connection = words.connection()
+        tokens = words.optional_flag("delegation.token.enable")
+        if tokens and not connection.settings.security.sasl:
+            raise InvalidOption(
+                "option 'delegation.token.enable' is true, and 'kafka.security.protocol' is "
+                f"{connection.settings.security.protocol}: tokens log in by SASL; set it to "
+                "SASL_SSL, or leave the option out"
+            )
         group = words.required("group.id")
         topics = words.names("subscribe")
         mode = words.one_of("share.acquire.mode", "record_limit", "batch_optimized")
@@ -171,11 +230,12 @@ class SourceOptions:
             max_bytes=words.number("maxBytesPerTrigger", 256 << 20, 1024, 2**31 - 1),
             target_ms=words.number("batch.target.ms", 0, 0, 3_600_000),
             max_delivery_count=words.number("maxDeliveryCount", 0, 1, 1000),
-            renew=words.flag("share.renew", True) if words.get("share.renew") else None,
+            renew=words.optional_flag("share.renew"),
             strict_limit=mode == "record_limit",
             max_wait_ms=words.number("fetch.max.wait.ms", 500, 0, 60_000),
             fail_on_data_loss=words.flag("failOnDataLoss", True),
             outcomes_dir=words.get("outcomes.dir") or outcomes_dir(connection.bootstrap, group),
+            tokens=tokens,
         )
 
 
@@ -300,6 +360,10 @@ class Words:
 
     def flag(self, name: str, default: bool) -> bool:
         return self.one_of(name, str(default).lower(), "true", "false") == "true"
+
+    def optional_flag(self, name: str) -> bool | None:
+        """Return None if it is not set."""
+        return self.flag(name, True) if self.get(name) else None
 
     def one_of(self, name: str, default: str, *others: str) -> str:
         text = self.get(name).lower() or default

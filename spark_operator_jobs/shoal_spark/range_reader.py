@@ -43,8 +43,15 @@ def client(connection: Connection) -> SyncClient:
     """Return this process's client of a cluster."""
     found = _clients.get(connection)
     if found is None:
+        for other in [one for one in _clients if _is_superseded(one, connection)]:
+            _clients.pop(other).close()
         found = _clients[connection] = SyncClient(connection.settings)
     return found
+
+
+def _is_superseded(one: Connection, by: Connection) -> bool:
+    """Whether two connections differ in their delegation tokens only."""
+    return bool(one.token_id) and bool(by.token_id) and one.without_login() == by.without_login()
 
 
 def read(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:

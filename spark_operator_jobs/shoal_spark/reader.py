@@ -23,7 +23,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -38,7 +38,7 @@ from shoal_spark import ranges as sets
 from shoal_spark.batch_size import BatchSize
 from shoal_spark.drain import Drain, NotAssigned, patience_s
 from shoal_spark.offsets import Offset, from_json, to_json
-from shoal_spark.options import InvalidOption, SourceOptions
+from shoal_spark.options import InvalidOption, SourceOptions, TokenLogin
 from shoal_spark.outcome_files import DELAY_MS_MAX, Inbox, Kind
 from shoal_spark.reader_state import ReaderState
 
@@ -71,6 +71,8 @@ class Task(InputPartition):  # type: ignore[misc]
     """The ranges that one task fetches."""
 
     ranges: tuple[Range, ...]
+    #: The executors' login, None for the query's own.
+    login: TokenLogin | None = field(default=None, repr=False)
 
 
 class ShareGroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
@@ -87,7 +89,11 @@ class ShareGroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         self._driver: Driver | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"options": self.options, "_columns": [], "_driver": None}
+        """Return what executors get: without the query's login if they have tokens for sure."""
+        options = self.options
+        if options.tokens:
+            options = replace(options, connection=options.connection.without_login())
+        return {"options": options, "_columns": [], "_driver": None}
 
     @property
     def driver(self) -> Driver:
@@ -131,13 +137,18 @@ class ShareGroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         self.driver.run(batch)
         places = len({r[:2] for r in batch.ranges})
         wanted = max(self.options.min_partitions, places)
-        return [Task(some) for some in sets.tasks(batch.ranges, wanted)]
+        login = self.driver.login.current()
+        return [Task(some, login) for some in sets.tasks(batch.ranges, wanted)]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         from shoal_spark import range_reader
 
         assert isinstance(partition, Task)
-        return range_reader.read(self.options, partition.ranges)
+        options = self.options
+        if partition.login is not None:
+            connection = options.connection.with_token(partition.login)
+            options = replace(options, connection=connection)
+        return range_reader.read(options, partition.ranges)
 
     def commit(self, end: dict) -> None:
         self.driver.complete(self._typed(end).seq)
@@ -164,6 +175,7 @@ class Driver:
 
     def __init__(self, options: SourceOptions) -> None:
         # Imported here: executors unpickle this module and need no member.
+        from shoal_spark.delegation import ExecutorLogin
         from shoal_spark.member import Member
 
         self.options = options
@@ -172,6 +184,7 @@ class Driver:
         least = max(options.min_partitions, 1) * RECORDS_PER_TASK_MIN
         self.pace = BatchSize(options.target_ms / 1000, least)
         self.member: Member = Member(options, lambda: self.state.locked)
+        self.login = ExecutorLogin(self.member.client, options.connection, options.tokens)
         self._end: Offset | None = None
         self._due: list[tuple[float, list[Range]]] = []
         self._drain: Drain | None = None
@@ -240,6 +253,7 @@ class Driver:
     def stop(self) -> None:
         self._complete.set()
         self._thread.shutdown(wait=False, cancel_futures=True)
+        self.login.close()
         self.member.close()
 
     def progress(self) -> dict[str, Any]:

@@ -3,12 +3,16 @@
 The operator computes it from the share group's lag. It publishes it over HTTP (SHOAL_SCALE_URL,
 JSON with `desiredReplicas`) or in a file such as a mounted ConfigMap (SHOAL_EXECUTORS_FILE, the
 number or the same JSON). The application follows it (`allocation`).
+
+SHOAL_SCALE_CA_FILE names the certificates to trust for a URL with https, and SHOAL_SCALE_TOKEN_FILE
+a bearer token. Both files are read for each request.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import ssl
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 URL, FILE = "SHOAL_SCALE_URL", "SHOAL_EXECUTORS_FILE"
+CA_FILE, TOKEN_FILE = "SHOAL_SCALE_CA_FILE", "SHOAL_SCALE_TOKEN_FILE"
 EXECUTORS_MAX = 1000
 TIMEOUT_S = 5.0
 
@@ -36,7 +41,8 @@ class Executor(NamedTuple):
 def published(environment: Mapping[str, str] = os.environ) -> Callable[[], int] | None:
     """Return a function that reads the number, or None if none is published."""
     if url := environment.get(URL):
-        return lambda: parse(_get(url))
+        ca, token = environment.get(CA_FILE), environment.get(TOKEN_FILE)
+        return lambda: parse(_get(url, ca, token))
     if path := environment.get(FILE):
         return lambda: parse(_read(path))
     return None
@@ -65,9 +71,23 @@ def _age(executor_id: str) -> int:
     return int(executor_id) if executor_id.isdigit() else 0
 
 
-def _get(url: str) -> str:
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirect is an error, because it would carry the token to another address."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+def _get(url: str, ca_file: str | None, token_file: str | None) -> str:
     try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
+        request = urllib.request.Request(url)
+        if token := token_file and Path(token_file).read_text().strip():
+            request.add_unredirected_header("Authorization", f"Bearer {token}")
+        context = ssl.create_default_context(cafile=ca_file)
+        opener = urllib.request.build_opener(
+            urllib.request.HTTPSHandler(context=context), _NoRedirects
+        )
+        with opener.open(request, timeout=TIMEOUT_S) as answer:
             return str(answer.read(65536).decode())
     except urllib.error.HTTPError as error:
         # The operator does not have the lag, but the body has the wanted number.

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import datetime
+import json
 import random
 import subprocess
+import time
 from typing import TYPE_CHECKING, Any
 
 import kafka_tools
@@ -512,6 +514,121 @@ def test_passwords(users: QueueUsers, tmp_path: Path) -> None:
         return produced(servers, given, "jobs") == "_AUTHENTICATION"
 
     eventually(is_locked_out, timeout_s=10, what="no broker accepts the password")
+
+
+def delete(users: QueueUsers, name: str) -> None:
+    """Delete a QueueUser, and wait for its finalizer."""
+    users.api.find("QueueUser", name)["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    users.reconcile()
+    assert ("QueueUser", name) not in users.api.objects
+    users.api.objects.pop(("Secret", name))  # as the garbage collector does
+
+
+@pytest.mark.parametrize("kind", ["tls", "scram-sha-512"])
+def test_the_sessions_of_a_deleted_user_end(users: QueueUsers, tmp_path: Path, kind: str) -> None:
+    """Within 30 s, on every broker. Neither the certificate nor the password opens another one,
+    also if the user exists again, with others."""
+    users.add("eve", kind, acls=[PRODUCER])
+    users.add("bob", kind, acls=[PRODUCER])
+    users.reconcile()
+    clients = {name: librdkafka_in(users.mounted(name, tmp_path / name)) for name in ("eve", "bob")}
+    sessions = {name: Session(given) for name, given in clients.items()}
+    assert all(one.connections() == 3 for one in sessions.values())
+    begun = time.monotonic()
+    delete(users, "eve")
+    # librdkafka connects again at once, and is refused.
+    eventually(lambda: sessions["eve"].connections() == 0, timeout_s=30, what="sessions end")
+    assert time.monotonic() - begun < 30
+    assert sessions["bob"].disconnects == 0
+    assert produced(clients["eve"]["bootstrap.servers"], clients["eve"], "jobs") != ""
+
+    users.add("eve", kind, acls=[PRODUCER])
+    users.reconcile()
+    again = librdkafka_in(users.mounted("eve", tmp_path / "again"))
+    for given, works in ((again, True), (clients["eve"], False)):
+        assert (produced(given["bootstrap.servers"], given, "jobs") == "") is works
+
+
+def test_a_password_changes_under_load(users: QueueUsers, tmp_path: Path) -> None:
+    """Each record is written, although the Secret that the client reads changes later. Open
+    connections stay, and the client of a new one has read the new password."""
+    users.add("eve", "scram-sha-512", acls=[PRODUCER], authentication=own_password(users, "0"))
+    users.reconcile()
+    folder = users.mounted("eve", tmp_path / "user")
+    given = librdkafka_in(folder)
+    failures: list[str] = []
+    done = 0
+
+    def delivered(error: Any, _: Any) -> None:
+        nonlocal done
+        done += 1
+        failures.extend([error.name()] if error else [])
+
+    errors: list[str] = []
+    producer = Producer(
+        given | {"acks": "all", "error_cb": lambda e: errors.append(e.name()), "linger.ms": 1}
+    )
+    sent = 0
+
+    def write(count: int) -> None:
+        nonlocal sent
+        goal = done + count
+        while done < goal:
+            producer.produce("jobs", b"v", on_delivery=delivered)
+            sent += 1
+            producer.poll(0.001)
+
+    write(500)
+    for number in range(1, 4):
+        users.add(
+            "eve", "scram-sha-512", acls=[PRODUCER], authentication=own_password(users, str(number))
+        )
+        assert users.reconcile()["eve"][0] == "Reconciled"
+        write(500)
+        fresh = librdkafka_in(users.mounted("eve", tmp_path / str(number)))
+        assert produced(fresh["bootstrap.servers"], fresh, "jobs") == ""
+    assert producer.flush(30) == 0
+    assert (failures, errors, done) == ([], [], sent)
+    assert produced(given["bootstrap.servers"], given, "jobs") == "_AUTHENTICATION"
+
+
+def own_password(users: QueueUsers, word: str) -> dict[str, Any]:
+    """Write a password into a Secret. Return the authentication that names it."""
+    text = base64.b64encode(f"password-{word}".encode()).decode()
+    users.api.add({**resource("Secret", "mine"), "apiVersion": "v1", "data": {"word": text}})
+    reference = {"secretKeyRef": {"name": "mine", "key": "word"}}
+    return {"type": "scram-sha-512", "password": reference}
+
+
+def librdkafka_in(folder: Path) -> dict[str, Any]:
+    """Return the properties in a mounted Secret for a client that reconnects quickly."""
+    given: dict[str, Any] = {**properties_in(folder / "librdkafka.properties")}
+    return given | {"reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 200, "log_level": 2}
+
+
+class Session:
+    """A producer that is connected to all brokers, and its connections as statistics show them."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self._states: dict[str, str] = {}
+        self.disconnects = 0
+        stats = {
+            "statistics.interval.ms": 100,
+            "stats_cb": self._seen,
+            "topic.metadata.refresh.interval.ms": 500,
+        }
+        self._producer = Producer({**given, **stats, "enable.sparse.connections": False})
+        eventually(lambda: self.connections() == 3, timeout_s=30, what="connections to all brokers")
+
+    def _seen(self, text: str) -> None:
+        brokers = [b for b in json.loads(text)["brokers"].values() if b["nodeid"] >= 0]
+        self._states = {b["name"]: b["state"] for b in brokers}
+        self.disconnects = sum(b["disconnects"] for b in brokers)
+
+    def connections(self) -> int:
+        """Return how many brokers it is connected to."""
+        self._producer.poll(0.2)
+        return list(self._states.values()).count("UP")
 
 
 def test_users_that_cannot_be_made(users: QueueUsers) -> None:

@@ -68,7 +68,7 @@ def queue_cluster(jwks_url: str) -> dict[str, Any]:
         "main",
         replicas=3,
         storage={"size": "1Gi"},
-        config={},
+        config={"shoal.ssl.reload.interval.ms": "200"},
         listeners=[*LISTENERS, {**bearer, "authentication": tokens}],
         metrics={
             "port": 9404,
@@ -76,6 +76,8 @@ def queue_cluster(jwks_url: str) -> dict[str, Any]:
             "token": {"secretKeyRef": {"name": "scrape", "key": "token"}},
         },
         superUsers=["User:root"],
+        clusterCa={"overlap": "1s"},
+        clientsCa={"overlap": "1s"},
     )
 
 
@@ -122,15 +124,16 @@ class SecuredPods:
         self.ports = {(broker, port): next(free) for broker in range(3) for port in PORTS}
         self.brokers: list[ShoalProcess] = []
 
-    async def reconcile(self) -> None:
-        """Run a new operator for one pass."""
+    async def reconcile(self, passes: int = 1) -> None:
+        """Run a new operator. From its second pass on, it knows the brokers' certificates."""
         brokers = LocalBrokers(self.bootstrap(security.REPLICATION_PORT), self.metrics_urls())
         store = self.kube.store()
         clusters = Clusters(
             self.kube, store, brokers, "n", "main", "i:1", on_reachable=lambda: None
         )
         try:
-            await clusters.reconcile(["main"])
+            for _ in range(passes):
+                await clusters.reconcile(["main"])
         finally:
             await brokers.close()
 

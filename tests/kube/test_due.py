@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from kube.api_server import ApiServer, CrashPoint, resource
@@ -18,6 +18,9 @@ from shoal_operator.group_metrics import GroupMetrics, parse_group_metrics
 from shoal_operator.group_monitor import LAG_AGE_MS_MAX, GroupMonitor, due_time
 from shoal_operator.runtime import Operator
 from shoal_operator.settings import Settings
+
+if TYPE_CHECKING:
+    from shoal_operator.http_access import HttpAccess
 
 LABELS = 'group="g",topic="t",partition="0"'
 PAGE = f"""\
@@ -107,7 +110,7 @@ class FixedGroup(Brokers):
 class Shop:
     """One ShareConsumer, its group, and its scaler."""
 
-    def __init__(self, **scaling: Any) -> None:
+    def __init__(self, http_access: HttpAccess | None = None, **scaling: Any) -> None:
         self.kube = ApiServer(CrashPoint())
         self.kube.add(CLUSTER)
         self.kube.add(resource("ShareGroup", "workers", cluster="main", maxRecordLocks=2000))
@@ -116,7 +119,7 @@ class Shop:
         self.store, self.brokers = self.kube.store(), FixedGroup()
         place = (self.kube, self.store, self.brokers, "n", "main")
         self.monitor = GroupMonitor(*place)
-        settings = Settings("b:1", "s:1", "role", "http://o")
+        settings = Settings("b:1", "s:1", "role", "http://o", http_access=http_access)
         self.consumers = Consumers(*place[:2], self.monitor, "n", "main", settings)
 
     async def look(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from shoal.protocol.errors import ErrorCode
 from shoal.security.acls import Acl, Operation, PatternType, Permission, ResourceType
 from shoal_operator import certificates
 from shoal_operator.brokers import Brokers
+from shoal_operator.cluster.authorities import RENEW
 from shoal_operator.model import security
 from shoal_operator.model.security import CLIENTS, CLUSTER
 
@@ -406,3 +408,62 @@ def test_features_are_finalized_when_asked(pods: SecuredPods, admin: SyncClient)
         ]
     finally:
         del spec["metadataVersion"]
+
+
+def test_a_renewal_rests_while_the_cluster_is_paused(pods: SecuredPods, admin: SyncClient) -> None:
+    """In each of its phases: nothing changes, however long the pause lasts, and new clients are
+    served. Afterwards it continues to its end."""
+    permit(admin, "User:CN=pat")
+    cluster = pods.kube.find("QueueCluster", "main")
+    cluster["metadata"].setdefault("annotations", {})[RENEW] = "once"
+    before = {kind: pods.authority(kind) for kind in security.KINDS}
+
+    def look() -> tuple[str, ...]:
+        """Reconcile, and mount what the operator has written. Return the phases."""
+        asyncio.run(pods.reconcile(passes=2))
+        pods.mount("main-broker-tls", "tls")
+        found = pods.kube.find("QueueCluster", "main")["status"]["certificates"]
+        return tuple(one["phase"] for one in found)
+
+    def secrets() -> dict[str, Any]:
+        every = pods.kube.all("Secret")
+        return {one["metadata"]["name"]: one["metadata"]["resourceVersion"] for one in every}
+
+    def is_served() -> bool:
+        """Whether a new client with a certificate of the authority that signs now can produce."""
+        try:
+            with connect(pods, MTLS, with_tls(pods, issued(pods, CLIENTS, "pat"))) as client:
+                produce(client)
+        except SecurityError:
+            return False
+        return True
+
+    phases = [look()]
+    while phases[-1] != ("", ""):
+        cluster = pods.kube.find("QueueCluster", "main")
+        cluster["spec"]["paused"] = True
+        known = secrets()
+        # The brokers load the files within this time, and the overlap ends.
+        over = time.monotonic() + 1.5
+        eventually(lambda over=over: time.monotonic() > over and is_served(), timeout_s=60)
+        look()
+        assert secrets() == known
+        del pods.kube.find("QueueCluster", "main")["spec"]["paused"]
+
+        def next_phase() -> tuple[str, ...] | None:
+            found = look()
+            assert is_served()
+            return found if found != phases[-1] else None
+
+        phases.append(eventually(next_phase, timeout_s=60, what="the next phase"))
+    both = ["TrustNext", "DropPrevious", ""]
+    for index, kind in enumerate(security.KINDS):
+        assert list(dict.fromkeys(phase[index] for phase in phases)) == both
+        assert pods.authority(kind) != before[kind]
+    asyncio.run(pods.reconcile())
+    (ready,) = (
+        c
+        for c in pods.kube.find("QueueCluster", "main")["status"]["conditions"]
+        if c["type"] == "Ready"
+    )
+    assert ready["status"] == "True"

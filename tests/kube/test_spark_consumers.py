@@ -1,6 +1,7 @@
 """A ShareConsumer as a SparkApplication: rendered objects, and the meaning of its states."""
 
 import copy
+import dataclasses
 from typing import Any
 
 import pytest
@@ -72,6 +73,19 @@ def test_the_driver_gets_the_connection_settings() -> None:
     assert driver_env["SHOAL_TOPICS"] == "t,u"
     assert driver_env["SHOAL_CHECKPOINT"] == where
     assert "env" not in spec["executor"]["template"]["spec"]["containers"][0]
+
+
+def test_the_driver_gets_what_opens_its_scale_signal() -> None:
+    """Executors do not."""
+    context = dataclasses.replace(CONTEXT, scale_secret="c-scale")
+    spec = spark.application(CONSUMER, context, suspend=False)["spec"]
+    pod = spec["driver"]["template"]["spec"]
+    assert {"name": "shoal-scale", "secret": {"secretName": "c-scale"}} in pod["volumes"]
+    mounts = {one["name"]: one["mountPath"] for one in pod["containers"][0]["volumeMounts"]}
+    assert mounts["shoal-scale"] == "/etc/shoal/scale"
+    assert env(spec["driver"])["SHOAL_SCALE_TOKEN_FILE"] == "/etc/shoal/scale/token"
+    assert env(spec["driver"])["SHOAL_SCALE_CA_FILE"] == "/etc/shoal/scale/ca.crt"
+    assert "c-scale" not in str(spec["executor"])
 
 
 def test_settings_of_the_user_lie_over_ours() -> None:

@@ -14,6 +14,7 @@ import pytest
 import uvloop
 from conditions import eventually_async
 from connections import LISTENER, Server, Wire, request_frame
+from shoal.metadata.config_keys import ConfigError
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
@@ -28,6 +29,7 @@ from shoal.server.listener_security import ListenerSecurity, SecurityProtocol
 from shoal.server.network.api import Answer, Api, Body, Request
 from shoal.server.network.authentication import DispatchPort, ListenerAuthentication
 from shoal.server.network.sasl import ListenerSasl, Mechanism, Mechanisms
+from shoal.server.network.scram_sessions import ScramSessions
 from shoal.server.node import Node
 from unit.test_scram_server import Client as ScramClient
 
@@ -116,6 +118,7 @@ class Sasl:
             dispatch=self.server.dispatcher,
             before_login=self.server.dispatcher,
             audit_log=self.audit,  # type: ignore[arg-type]
+            scram_sessions=ScramSessions(self.server.node, self.server.cache, self.audit),  # type: ignore[arg-type]
         )
 
     def connect(self) -> Wire:
@@ -541,7 +544,6 @@ def test_configs_of_a_listener() -> None:
             {f"{PREFIX}plain.sasl.jaas.config": f"{PLAIN_MODULE} username=x;"},
             f"no user is: set {PREFIX}plain.sasl.jaas.config to {PLAIN_MODULE} user_NAME=",
         ),
-        ({f"{PREFIX}plain.sasl.jaas.config": f"{PLAIN_MODULE} user_a=hush"}, "semi-colon"),
         (
             {f"{PREFIX}plain.sasl.jaas.config": "x.ScramLoginModule required user_a=hush;"},
             f"for PLAIN it is {PLAIN_MODULE.split()[0]}",
@@ -614,6 +616,26 @@ def test_configs_that_cannot_work(configs: dict[str, str], problem: str) -> None
         assert "hush" not in str(refused.value)
 
     in_loop(main)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["sasl.jaas.config", f"{PREFIX}sasl.jaas.config", f"{PREFIX}plain.sasl.jaas.config"],
+)
+def test_malformed_jaas_is_named(name: str) -> None:
+    """Wherever it is set, also where no login uses it."""
+    for text, said in (
+        (f"{PLAIN_MODULE} user_a=hush", "not terminated by semi-colon"),
+        (f'{PLAIN_MODULE} user_a="hush" junk;', "Value not specified for key 'junk'"),
+        ("hush", "control flag not specified"),
+    ):
+        with pytest.raises((InvalidConfig, ConfigError)) as refused:
+            resolve(
+                {"listener.security.protocol.map": f"{LISTENER}:SASL_PLAINTEXT", name: text}, {}
+            )
+        assert name in str(refused.value)
+        assert said in str(refused.value)
+        assert "hush" not in str(refused.value)
 
 
 def test_every_mechanism_has_an_exchange() -> None:

@@ -63,7 +63,8 @@ def test_oauth_of_java() -> None:
             "sasl.oauthbearer.token.endpoint.url": URL,
             "sasl.oauthbearer.client.credentials.client.id": "me",
             "sasl.oauthbearer.scope": "a b",
-            "sasl.jaas.config": 'x required clientId="other" clientSecret="pw\\"q" scope="c"'
+            "sasl.jaas.config": "x.OAuthBearerLoginModule required"
+            ' clientId="other" clientSecret="pw\\"q" scope="c"'
             " extension_traceId='1 2';",
             "https.ca.location": "/ca.pem",
         }
@@ -128,6 +129,27 @@ def test_jaas_that_cannot_be(text: str) -> None:
         assert PLANTED not in shown(caught.value)
 
 
+SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('com.sun.security.auth.module.Krb5LoginModule required x="y";', "Krb5LoginModule is none"),
+        (f'{SCRAM} required username="ann";', "has the option username and no option password"),
+        (f'{SCRAM} maybe username="ann";', "Invalid login module control flag 'maybe'"),
+        (f'{SCRAM} required username="ann"', "not terminated by semi-colon"),
+        (f"{SCRAM} required username=ann password;", "Value not specified for key 'password'"),
+        (f"{SCRAM} required;{SCRAM} required;", "2 login modules, should be 1"),
+        ("", "needs a user: set sasl.username and sasl.password, or sasl.jaas.config"),
+    ],
+)
+def test_malformed_jaas_is_named(text: str, said: str) -> None:
+    with pytest.raises(SecurityError, match=said) as caught:
+        parsed(SASL | {"sasl.jaas.config": text})
+    assert "sasl.jaas.config" in str(caught.value)
+
+
 def test_gssapi_names_its_alternatives() -> None:
     with pytest.raises(
         SecurityError, match="'GSSAPI' is not one of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHB"
@@ -142,7 +164,8 @@ def test_values_in_files_and_variables(tmp_path: Path, monkeypatch: pytest.Monke
     properties = {
         "security.protocol": "SASL_PLAINTEXT",
         "sasl.mechanism": "${env:MECHANISM}",
-        "sasl.jaas.config": f'x required username="${{file:{tmp_path}/client.properties:user}}"'
+        "sasl.jaas.config": "x.PlainLoginModule required"
+        f' username="${{file:{tmp_path}/client.properties:user}}"'
         f' password="${{directory:{tmp_path}:password}}";',
         "client.id": "${unknown:x}${",
     }
@@ -219,7 +242,7 @@ PLANTS = {
     "ssl.keystore.key": {"security.protocol": "SSL", "ssl.certificate.location": "/none"},
 }
 VALUES = {
-    "sasl.jaas.config": f'x required username="ann" password="{PLANTED}";',
+    "sasl.jaas.config": f'x.ScramLoginModule required username="ann" password="{PLANTED}";',
     "ssl.key.pem": KEY,
     "ssl.keystore.key": KEY,
 }

@@ -75,7 +75,10 @@ def test_librdkafka_properties() -> None:
             "keytool -importkeystore -srckeystore x.jks -destkeystore x.p12 -deststoretype PKCS12",
         ),
         (
-            {"sasl.username": "ann", "sasl.jaas.config": 'x required username="bob";'},
+            {
+                "sasl.username": "ann",
+                "sasl.jaas.config": 'x.PlainLoginModule required username="bob" password="p";',
+            },
             "sasl.jaas.config and sasl.username differ. Set one",
         ),
         ({"ssl.ca.pem": "x", "ssl.ca.location": "/y"}, "ssl.ca.location and ssl.ca.pem differ"),

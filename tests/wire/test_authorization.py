@@ -23,6 +23,7 @@ from wireclient import WireClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
     from uuid import UUID
 
     from shoal.security.acls import Acl
@@ -493,3 +494,34 @@ def test_individual_commits_need_what_plain_ones_need(guest: Guest, admin: WireC
     assert committed(guest.client) == ErrorCode.none
     (_, (stored,)) = fetched(guest.client)
     assert (stored.position, stored.finished) == (3, finished)
+
+
+def test_entries_in_a_metadata_snapshot_are_in_force_after_a_restart(tmp_path: Path) -> None:
+    """The first image comes from the snapshot, without a delta. Without an entry for a resource,
+    everyone may use it here: so a broker that loses its entries serves strangers."""
+    snapshots = {"metadata.log.max.record.bytes.between.snapshots": "1"}
+    broker = ShoalProcess(tmp_path, configs=CONFIGS | snapshots).start()
+    guest, stranger = "127.0.1.9", "127.0.1.10"
+
+    def describes(who: str = guest) -> bool:
+        with WireClient(broker.bootstrap, source=who) as client:
+            found = client.call(ApiKey.METADATA, 12, {"topics": [{"name": "jobs"}]})
+            return bool(found.topics[0].error_code == ErrorCode.none)
+
+    def ends() -> list[int]:
+        found = tmp_path.glob("__cluster_metadata-0/*.checkpoint")
+        return [int(path.name.split("-")[0]) for path in found]
+
+    try:
+        with WireClient(broker.bootstrap) as admin:
+            grant(admin, [*everything(ADMIN), entry(guest, DESCRIBE, TOPIC, "jobs")])
+            admin.create_topic("jobs")
+            eventually(describes)
+            before = max(ends(), default=0)
+            admin.create_topic("later")
+        eventually(lambda: max(ends(), default=0) > before, what="a snapshot")
+        broker.restart()
+        assert describes()
+        assert not describes(stranger)
+    finally:
+        broker.kill9()

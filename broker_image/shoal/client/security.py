@@ -178,6 +178,8 @@ _TEXTS = {
     "urlencode": ("sasl.oauthbearer.header.urlencode",),
     "token_timeout_ms": ("sasl.login.read.timeout.ms", "sasl.login.connect.timeout.ms"),
 }
+#: The login modules of `sasl.jaas.config`. Distributions of Spark have Kafka's in other packages.
+_MODULES = ("PlainLoginModule", "ScramLoginModule", "OAuthBearerLoginModule")
 #: The options of `sasl.jaas.config` that set the same texts.
 _JAAS_OPTIONS = {
     "username": "username",
@@ -245,11 +247,17 @@ def _jaas(text: Secret) -> dict[str, Secret]:
     if not text:
         return {}
     try:
-        options = jaas.parse(text.reveal()).options
+        module = jaas.parse(text.reveal())
     except jaas.JaasError as error:
         problem = str(error)
     else:
-        return {name: Secret(value) for name, value in options.items()}
+        options = module.options
+        if module.name.rpartition(".")[2] not in _MODULES:
+            problem = f"the login module {module.name} is none of {', '.join(_MODULES)}"
+        elif "username" in options and "password" not in options:
+            problem = f"{module.name} has the option username and no option password"
+        else:
+            return {name: Secret(value) for name, value in options.items()}
     raise SecurityError(f"{_JAAS_CONFIG}: {problem}")
 
 

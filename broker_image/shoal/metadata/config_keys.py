@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any, NamedTuple
 
+from shoal.security import jaas, revocations
 from shoal.security.principal_mapping import PrincipalMapper
 
 #: A check of a typed value that returns the reason for a refusal, or None.
@@ -185,12 +186,34 @@ def token_handler(value: Any) -> str | None:
     return f"Java classes cannot be loaded. It is {SIGNED_TOKENS[0]} or {UNSECURED_TOKENS}"
 
 
+def jaas_config(value: Any) -> str | None:
+    """module.Class required name="value";"""
+    try:
+        if value:
+            jaas.parse(value)
+    except jaas.JaasError as error:
+        return f'{error}. It is a text such as: module.Class required name="value";'
+    return None
+
+
 def principal_rules(value: Any) -> str | None:
     """RULE:pattern/replacement/[LU] or DEFAULT, separated by commas"""
     try:
         PrincipalMapper(value)
     except ValueError as error:
         return str(error)
+    return None
+
+
+def revoked_subjects(value: Any) -> str | None:
+    """FROM/UNTIL/SUBJECT,FROM/UNTIL/SUBJECT…"""
+    try:
+        revocations.by_subject(value)
+    except ValueError as error:
+        return (
+            f"{error}. An entry is FROM/UNTIL/SUBJECT, such as"
+            " 2026-11-25T00:00:00Z/2027-11-25T00:00:00Z/CN=ann%2CO=example"
+        )
     return None
 
 
@@ -242,11 +265,13 @@ def split_principals(text: str) -> list[str]:
 _CHECKS: dict[str, Check] = {
     "@authorizer": authorizer,
     "@principals": principals,
+    "@jaas": jaas_config,
     "@gzip-level": gzip_level,
     "@throttled": throttled,
     "@offset-reset": offset_reset,
     "@per-ip": per_ip,
     "@principal-rules": principal_rules,
+    "@revoked-subjects": revoked_subjects,
     "@token-handler": token_handler,
 }
 

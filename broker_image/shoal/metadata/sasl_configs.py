@@ -13,7 +13,7 @@ SASL = table(
 sasl.enabled.mechanisms list GSSAPI - per-broker
     SASL mechanisms of a listener: SCRAM-SHA-512, SCRAM-SHA-256, OAUTHBEARER, PLAIN. A listener with
     SASL needs at least one. Kafka's default GSSAPI is not supported.
-sasl.jaas.config password - - per-broker
+sasl.jaas.config password - @jaas per-broker
     Login module of a mechanism, with its options. For PLAIN, the users and passwords, as
     user_alice="secret". It is set for one listener and mechanism, as
     listener.name.external.plain.sasl.jaas.config.
@@ -24,6 +24,9 @@ connection.failed.authentication.delay.ms int 100 0..
 connections.max.reauth.ms long 0 -
     Time after which a client must log in again on its connection (KIP-368). 0 means never, except
     for bearer tokens and delegation tokens, which expire.
+shoal.sasl.scram.disconnect.removed.users boolean true -
+    Whether to close the connections of a user when its SCRAM credential is removed. With false, as
+    in Kafka, they stay open until connections.max.reauth.ms. A new password closes none.
 sasl.server.callback.handler.class class - @token-handler
     How bearer tokens are verified: OAuthBearerValidatorCallbackHandler verifies signatures, and
     OAuthBearerUnsecuredValidatorCallbackHandler accepts tokens that anyone can make, for tests. The

@@ -32,7 +32,13 @@ ssl.truststore.certificates password - - per-broker
     Certificates of authorities in PEM, instead of a truststore file.
 shoal.ssl.crl.location string - - per-broker
     File in PEM with lists of revoked certificates. Clients need a certificate that is not on the
-    list of its authority, and each authority of clients needs a list that has not expired.
+    list of its authority, and each authority of clients needs a list that has not expired. The
+    broker reads the file again when it changes, and closes connections of revoked certificates.
+shoal.ssl.revoked.subjects list "" @revoked-subjects cluster-wide
+    Subjects of certificates that clients may no longer use, as FROM/UNTIL/SUBJECT. A certificate of
+    the subject whose validity begins before FROM is refused, and its open connections are closed.
+    All such certificates have expired at UNTIL; the entry can then be removed. Times are
+    2026-11-25T21:50:00Z, subjects as in RFC 2253 with %2C for a comma.
 ssl.client.auth string none required|requested|none per-broker
     Whether clients must show a certificate (required), or may (requested). A listener with SASL
     takes it only from its own listener.name config.

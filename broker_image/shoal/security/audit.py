@@ -1,4 +1,5 @@
-"""The audit log: failed logins, refused requests, and changes of ACLs, users, tokens and quotas.
+"""The audit log: failed logins, refused requests, sessions that the broker ends, and changes of
+ACLs, users, tokens and quotas.
 
 Each is one line with named values. A value comes from the network, so it is escaped and shortened:
 no input can begin a line, or look like another value. Changes are always logged. Of similar failed
@@ -23,6 +24,7 @@ LINES_MAX = 1_000
 VALUE_SIZE_MAX = 256
 LOGIN_FAILED, REFUSED, CHANGED = "login failed", "request refused", "security changed"
 LOGGED_IN, ALLOWED = "logged in", "request allowed"
+SESSIONS_ENDED = "sessions ended"
 OTHERS = "others"
 
 Value = str | int
@@ -96,6 +98,13 @@ def logged_in(*, listener: str, mechanism: str, principal: str, host: str) -> En
     """Return the entry of a login, for the debug level."""
     values = _clean(listener=listener, mechanism=mechanism, principal=principal, host=host)
     return Entry(LOGGED_IN, values)
+
+
+def sessions_ended(*, principal: str, reason: str, connections: int) -> Entry:
+    """Return the entry of connections that the broker closes because their user may no longer log
+    in."""
+    values: dict[str, Value] = _clean(principal=principal, reason=reason)
+    return Entry(SESSIONS_ENDED, values | {"connections": connections})
 
 
 def clean(text: str, size_max: int = VALUE_SIZE_MAX) -> str:

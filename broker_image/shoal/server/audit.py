@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.security.audit import ALLOWED, CHANGED, LOGGED_IN, AuditTrail, Entry
+from shoal.security.audit import ALLOWED, CHANGED, LOGGED_IN, SESSIONS_ENDED, AuditTrail, Entry
 
 if TYPE_CHECKING:
     from shoal.server.node import Node
@@ -29,7 +29,7 @@ class Audit:
         """Log an entry, or count it for the summary of the interval."""
         if entry.event in _AT_DEBUG:
             self._log.debug(entry.event, **entry.values)
-        elif entry.event == CHANGED:
+        elif entry.event in (CHANGED, SESSIONS_ENDED):
             self._log.info(entry.event, **entry.values)
         elif self._trail.note(entry, self._clock.now_ms()):
             self._log.warning(entry.event, **entry.values)

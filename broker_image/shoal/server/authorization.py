@@ -108,6 +108,12 @@ class Access:
             )
             cache.subscribe(self._changed)
 
+    def start(self, image: MetadataImage) -> None:
+        """Take over the entries of the first image, which is loaded from a snapshot and comes
+        without a delta."""
+        if isinstance(self.authorizer, Authorizer):
+            self.authorizer.change(image.acls.values())
+
     def on_change(self, call: Callable[[], None]) -> None:
         """Call `call` after each change of the entries."""
         self._change_calls.append(call)

@@ -445,6 +445,8 @@ class Broker:
         self._first_users.start()
         self.quorum.open()
         self.metadata.open()
+        self.access.start(self.image)
+        self.tls.check_all()
         self._voter_checks.start()
         self._voter_checks.check_listener(formed=self.quorum.raft.voters.latest_offset >= 0)
         self.served.start()

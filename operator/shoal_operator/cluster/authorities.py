@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 #: Annotations of an authority's Secret: when its phase began, and the request for a renewal that
 #: was handled last.
 BEGAN, HANDLED = f"{names.GROUP}/phase-began", f"{names.GROUP}/renewed"
+#: Annotation of a user's Secret whose `ca.crt` belongs to a listener with its own certificate.
+OWN_CERTIFICATE = f"{names.GROUP}/own-certificate"
 #: Annotations of a QueueCluster: a new value asks for new authorities, and the fingerprint of an
 #: authority that was lost permits to make a new one.
 RENEW, REPLACE = f"{names.GROUP}/renew", f"{names.GROUP}/replace-lost-ca"
@@ -220,7 +222,9 @@ class Authorities:
                 continue
             data = secret.data_of(found)
             if kind == CLUSTER:
-                is_late = data.get("ca.crt") != have.trusted
+                # Clients of a listener with its own certificate do not trust the cluster's CA.
+                is_own = OWN_CERTIFICATE in meta.get("annotations", {})
+                is_late = not is_own and data.get("ca.crt") != have.trusted
             elif have.old and (pem := data.get("user.crt")):
                 is_late = (
                     not certificates.is_signed_by(pem, have.current.certificate)

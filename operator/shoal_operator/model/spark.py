@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 USER_ID = 185
 CHECKPOINT_DIR = "/var/lib/shoal/checkpoint"
 CHECKPOINT_SIZE = "1Gi"
+#: Where the driver finds what it needs to read the scale signal.
+SCALE_DIR = "/etc/shoal/scale"
 #: Spark's container names.
 DRIVER, EXECUTOR = "spark-kubernetes-driver", "spark-kubernetes-executor"
 UI_PORT = 4040
@@ -71,6 +73,8 @@ class WorkloadContext:
     pull_policy: str = PULL_POLICY
     #: The Secret of the user that driver and executors log in as, empty without one.
     user_secret: str = ""
+    #: The Secret with which the driver reads the scale signal, empty if it needs none.
+    scale_secret: str = ""
 
 
 def manifests(consumer: Mapping[str, Any], context: WorkloadContext) -> list[Manifest]:
@@ -235,6 +239,9 @@ def _template(
             "prometheus.io/path": "/metrics/prometheus",
             **annotations,
         }
+        if context.scale_secret:
+            volumes.append({"name": "shoal-scale", "secret": {"secretName": context.scale_secret}})
+            mounts.append({"name": "shoal-scale", "mountPath": SCALE_DIR, "readOnly": True})
         if claim := _claim(consumer):
             volumes.append({"name": "checkpoint", "persistentVolumeClaim": {"claimName": claim}})
             mounts.append({"name": "checkpoint", "mountPath": CHECKPOINT_DIR})
@@ -287,4 +294,9 @@ def _environment(consumer: Mapping[str, Any], context: WorkloadContext) -> list[
         "SHOAL_MAX_EXECUTORS": str(spark["maxExecutors"]),
         "SHOAL_SCALE_URL": f"{context.scale_url}/scale/{meta['namespace']}/{meta['name']}",
     }
+    if context.scale_secret:
+        values |= {
+            "SHOAL_SCALE_CA_FILE": f"{SCALE_DIR}/ca.crt",
+            "SHOAL_SCALE_TOKEN_FILE": f"{SCALE_DIR}/token",
+        }
     return [{"name": name, "value": value} for name, value in values.items()]

@@ -166,16 +166,17 @@ class Credentials(NamedTuple):
 
 
 def secret_data(
-    user: Mapping[str, Any], servers: str, cluster_ca: bytes, own: Credentials
+    user: Mapping[str, Any], servers: str, authority: bytes, own: Credentials
 ) -> dict[str, bytes]:
-    """Return the content of a user's Secret. `servers` are the bootstrap servers."""
-    data = {"ca.crt": cluster_ca}
-    java = {
-        "bootstrap.servers": servers,
-        "ssl.truststore.type": "PEM",
-        "ssl.truststore.location": f"{MOUNT}/ca.crt",
-    }
-    librdkafka = {"bootstrap.servers": servers, "ssl.ca.location": f"{MOUNT}/ca.crt"}
+    """Return the content of a user's Secret. `servers` are the bootstrap servers, and `authority`
+    is what clients trust; empty for the authorities of their system."""
+    data: dict[str, bytes] = {}
+    java = {"bootstrap.servers": servers}
+    librdkafka = {"bootstrap.servers": servers}
+    if authority:
+        data["ca.crt"] = authority
+        java |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": f"{MOUNT}/ca.crt"}
+        librdkafka["ssl.ca.location"] = f"{MOUNT}/ca.crt"
     if authentication(user) == SCRAM:
         jaas = (
             "org.apache.kafka.common.security.scram.ScramLoginModule required "

@@ -9,7 +9,7 @@ The state machine is that of Kafka's SaslServerAuthenticator (KIP-43, KIP-152, K
 * A session ends with the credential (a bearer token, a delegation token) and after
   `connections.max.reauth.ms`, whichever is first. The client may log in again before that, with the
   same mechanism and as the same user, at most once a second. A request after the end of the session
-  closes the connection.
+  closes the connection. A session by SCRAM also ends with its credential (`scram_sessions`).
 
 The authenticator takes the place of the dispatcher of its connection. After a login without an end,
 it hands the connection over to the dispatcher and is gone, so it costs requests nothing.
@@ -32,7 +32,9 @@ from shoal.protocol.compiler import Gather
 from shoal.protocol.errors import ErrorCode
 from shoal.security import audit
 from shoal.security.sasl import Login, LoginRefused
+from shoal.security.scram import SCRAM_MECHANISMS
 from shoal.server.network.sasl import Mechanisms
+from shoal.server.network.scram_sessions import ScramSessions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -114,6 +116,7 @@ class ListenerAuthentication:
         dispatch: DispatchPort,
         before_login: DispatchPort,
         audit_log: Audit,
+        scram_sessions: ScramSessions,
     ) -> None:
         """`before_login` is a dispatcher without quotas, since a client that has not logged in is
         no user."""
@@ -123,6 +126,7 @@ class ListenerAuthentication:
         self.dispatch = dispatch
         self.before_login = before_login
         self.audit = audit_log
+        self.scram_sessions = scram_sessions
         self.counts = LoginCounts()
         self.request_size_max: int = node.config["socket.request.max.bytes"]
 
@@ -154,6 +158,7 @@ class Authentications:
         ]
         if guarded:
             mechanisms = Mechanisms(node, cache)
+            scram_sessions = ScramSessions(node, cache, audit_log)
             for security in guarded:
                 self._by_listener[security.name] = ListenerAuthentication(
                     node,
@@ -161,6 +166,7 @@ class Authentications:
                     dispatch=dispatch,
                     before_login=before_login,
                     audit_log=audit_log,
+                    scram_sessions=scram_sessions,
                 )
             self._key_sets = list(mechanisms.key_sets)
 
@@ -347,6 +353,10 @@ class SaslAuthenticator:
                     f" {_dotted(peer.principal)}: {_dotted(login.principal)}"
                 )
                 raise LoginRefused(text, text)
+        if mechanism.name in SCRAM_MECHANISMS and not login.by_token:
+            user = login.principal.removeprefix("User:")
+            self._listener.scram_sessions.begin(mechanism.name, user, self._connection, peer)
+        if self._is_reauth:
             counts.reauth_succeeded += 1
         else:
             counts.succeeded += 1

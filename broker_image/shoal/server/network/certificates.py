@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 
 from shoal.security.principal_mapping import PrincipalMapper
 from shoal.server.listener_security import PREFIX, ListenerSecurity, SecurityProtocol
@@ -34,6 +35,8 @@ _VERIFY_MODES = {
     "required": ssl.CERT_REQUIRED,
 }
 _NAMES = x509.SubjectAlternativeName
+#: It comes into force without files, so that a bad file cannot delay it.
+REVOKED_SUBJECTS = "shoal.ssl.revoked.subjects"
 
 
 class Sources(NamedTuple):
@@ -48,13 +51,17 @@ class Sources(NamedTuple):
         values = tuple(
             (name, self.security.value(name))
             for name in sorted(self.security.values)
-            if is_tls(name)
+            if is_tls(name) and name != REVOKED_SUBJECTS
         )
         return values, tuple(sorted(self.files.items()))
 
 
 class Certificates(NamedTuple):
-    """TLS of a listener. `context` is None if this node only connects to such listeners."""
+    """TLS of a listener. `context` is None if this node only connects to such listeners.
+
+    `revoked` has issuer (DER) and serial number of each certificate on a list of the file
+    shoal.ssl.crl.location that a trusted authority has signed.
+    """
 
     context: ssl.SSLContext | None
     keys: KeyStore | None
@@ -62,6 +69,7 @@ class Certificates(NamedTuple):
     mapper: PrincipalMapper
     #: Properties of a client for connections to such listeners of other nodes.
     client: Mapping[str, str]
+    revoked: frozenset[tuple[bytes, int]] = frozenset()
 
     @property
     def expires_at(self) -> datetime | None:
@@ -121,7 +129,8 @@ def build(sources: Sources, *, serves: bool, linked: bool) -> Certificates:
     if linked and context is not None and keys is not None and trusted is not None:
         _check_trusts_itself(context, keys, trusted)
     client = _client_properties(security, keys, trusted)
-    return Certificates(context if serves else None, keys, trusted, mapper, client)
+    revoked = _revoked(sources, trusted)
+    return Certificates(context if serves else None, keys, trusted, mapper, client, revoked)
 
 
 def _client_auth(security: ListenerSecurity) -> str:
@@ -159,6 +168,28 @@ def _server_context(
             context.load_verify_locations(copy)
         context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     return context
+
+
+def _revoked(sources: Sources, trusted: TrustStore | None) -> frozenset[tuple[bytes, int]]:
+    """Return issuer and serial number of the revoked certificates. Raises `BadStore`."""
+    path = sources.security.value("shoal.ssl.crl.location")
+    if path is None or trusted is None:
+        return frozenset()
+    return frozenset(
+        (found.issuer.public_bytes(), one.serial_number)
+        for found in keystores.revocations(path, sources.files[path])
+        if any(_has_signed(authority, found) for authority in trusted.certificates)
+        for one in found
+    )
+
+
+def _has_signed(authority: x509.Certificate, found: x509.CertificateRevocationList) -> bool:
+    if authority.subject != found.issuer:
+        return False
+    try:
+        return found.is_signature_valid(authority.public_key())  # type: ignore[arg-type]
+    except (TypeError, UnsupportedAlgorithm):
+        return False  # A key of a kind that signs no lists.
 
 
 def _limit_versions(context: ssl.SSLContext, security: ListenerSecurity) -> None:

@@ -409,6 +409,11 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     @property
+    def peer_certificate(self) -> bytes | None:
+        """The client's certificate (DER) on a listener with TLS; None without one."""
+        return getattr(self._transport, "peer_certificate", None)
+
+    @property
     def is_paused(self) -> bool:
         """Whether the connection has stopped reading."""
         return self._paused

@@ -74,6 +74,8 @@ class Listener:
         self._dispatch = dispatch
         self.authentication = authentication
         self._tls = tls
+        if tls is not None:
+            tls.on_revoked(self._close_revoked)
         self._connections: dict[Connection, None] = {}
         self._connections_by_host: dict[str, int] = {}
         self._socket: socket.socket | None = None
@@ -199,6 +201,20 @@ class Listener:
             connection.close()
         # In this turn of the loop, transports without unsent bytes close.
         await asyncio.sleep(0)
+
+    def _close_revoked(self) -> None:
+        """Close the connections of clients whose certificates are revoked."""
+        assert self._tls is not None
+        ended: dict[tuple[str, str], int] = {}
+        for connection in list(self._connections):
+            certificate = connection.peer_certificate
+            reason = None if certificate is None else self._tls.revocation(certificate)
+            if reason is not None and connection.peer is not None:
+                connection.close()
+                key = connection.peer.principal, reason
+                ended[key] = ended.get(key, 0) + 1
+        for (principal, reason), count in ended.items():
+            self._tls.sessions_ended(principal, reason, count)
 
     def _close_idle(self) -> None:
         since = self.loop.time() - self._idle_max_ms / 1000

@@ -4,6 +4,9 @@ Files are read again at an interval, and when configs of a listener are altered.
 builds everything from the new files and configs. If all of it can be used, new connections get it,
 and open ones stay as they are. Otherwise the certificates in force stay, and log and metrics report
 the failure once for each state of the files.
+
+Certificates can be revoked, by a list of their authority or by their subject. Open connections of a
+revoked certificate are closed.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import TYPE_CHECKING
 from cryptography import x509
 
 from shoal.metadata.config_keys import ConfigError
-from shoal.security import audit, distinguished_names
+from shoal.security import audit, distinguished_names, revocations
 from shoal.security.principal_mapping import NoMatchingRule
 from shoal.server.config import InvalidConfig
 from shoal.server.listener_security import SecurityProtocol, with_layers
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shoal.metadata.configs import Layers
+    from shoal.security.revocations import Revocation
     from shoal.server.audit import Audit
     from shoal.server.listener_security import ListenerSecurity
     from shoal.server.network.api import Peer
@@ -65,6 +69,8 @@ class ListenerTls:
         self._is_checking = self._check_again = False
         #: Called after other certificates came into force.
         self.on_loaded: list[Callable[[], None]] = []
+        self._revoked_calls: list[Callable[[], None]] = []
+        self._revoked_subjects = self._subjects()
         try:
             sources = certificates.read(security)
             self.certificates = self._built(sources)
@@ -92,9 +98,11 @@ class ListenerTls:
     def authenticate(self, peer: Peer, tls: ssl.SSLObject) -> str | None:
         """Set the principal of a client whose handshake is complete. Return why it is refused, or
         None."""
+        certificate = tls.getpeercert(binary_form=True)
+        if certificate is not None and (why := self.revocation(certificate)) is not None:
+            return why
         if peer.security_protocol is not SecurityProtocol.SSL:
             return None  # It logs in by SASL.
-        certificate = tls.getpeercert(binary_form=True)
         if certificate is not None:
             if tls.session_reused:
                 problem = self._expired(certificate)
@@ -117,12 +125,36 @@ class ListenerTls:
             )
         return None
 
+    def revocation(self, certificate: bytes) -> str | None:
+        """Return why a client's certificate (DER) is revoked, or None."""
+        if not self.certificates.revoked and not self._revoked_subjects:
+            return None
+        parsed = x509.load_der_x509_certificate(certificate)
+        if (parsed.issuer.public_bytes(), parsed.serial_number) in self.certificates.revoked:
+            return "the client's certificate is on a list of shoal.ssl.crl.location"
+        try:
+            subject = distinguished_names.subject(certificate)
+        except distinguished_names.Malformed:
+            return None  # It names no user either.
+        found = self._revoked_subjects.get(subject)
+        if found is not None and found.revokes(parsed.not_valid_before_utc):
+            return "the subject of the client's certificate is in shoal.ssl.revoked.subjects"
+        return None
+
+    def _subjects(self) -> dict[str, Revocation]:
+        return revocations.by_subject(self._security.value(certificates.REVOKED_SUBJECTS))
+
     def _expired(self, certificate: bytes) -> str | None:
         """Return why the certificate of a resumed session is not valid, or None. OpenSSL has
         checked it when the session began."""
         return certificates.outside_validity(
             x509.load_der_x509_certificate(certificate), self.now()
         )
+
+    def sessions_ended(self, principal: str, reason: str, connections: int) -> None:
+        """Log connections that are closed because of a revocation."""
+        entry = audit.sessions_ended(principal=principal, reason=reason, connections=connections)
+        self._audit.note(entry)
 
     def handshake_failed(self, connection: Upper, reason: str) -> None:
         """Count and log a handshake that failed."""
@@ -161,6 +193,10 @@ class ListenerTls:
     async def check(self, layers: Layers) -> None:
         """Load the certificates if files or configs have changed. Does not raise."""
         self._security = with_layers(self._security, layers)
+        subjects = self._subjects()
+        if subjects != self._revoked_subjects:
+            self._revoked_subjects = subjects
+            self._revoked()
         if self._is_checking:
             self._check_again = True
             return
@@ -209,6 +245,16 @@ class ListenerTls:
             expires=str(loaded.expires_at),
         )
         for call in self.on_loaded:
+            call()
+        if loaded.revoked:
+            self._revoked()
+
+    def on_revoked(self, call: Callable[[], None]) -> None:
+        """Call `call` after other certificates were revoked."""
+        self._revoked_calls.append(call)
+
+    def _revoked(self) -> None:
+        for call in self._revoked_calls:
             call()
 
     async def refusal(self, layers: Layers) -> str | None:

@@ -59,7 +59,7 @@ class NodeTls:
         if self.listeners:
             self._cache.subscribe(self._image_changed)
             interval_ms = self._node.config["shoal.ssl.reload.interval.ms"]
-            self._node.timers.every(interval_ms, self._check_all)
+            self._node.timers.every(interval_ms, self.check_all)
 
     async def refusal(self, layers: Layers) -> str | None:
         """Return why the listeners could not use the configs in `layers`, or None."""
@@ -75,9 +75,10 @@ class NodeTls:
 
     def _image_changed(self, _image: MetadataImage, delta: MetadataDelta) -> None:
         if any((ResourceType.BROKER, name) in delta.configs for name in (str(self._node.id), "")):
-            self._check_all()
+            self.check_all()
 
-    def _check_all(self) -> None:
+    def check_all(self) -> None:
+        """Look for changes of files and configs in the background."""
         for listener in self.listeners.values():
             task = self._node.loop.create_task(listener.check(self._cache.image.layers))
             self._checks.add(task)

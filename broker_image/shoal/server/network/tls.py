@@ -509,6 +509,13 @@ class TlsTransport(asyncio.BufferedProtocol):
             self._socket.abort()
 
     @property
+    def peer_certificate(self) -> bytes | None:
+        """The client's certificate (DER), once the handshake is complete; None without one."""
+        if self._tls is None or self._handshaking:
+            return None
+        return self._tls.getpeercert(binary_form=True)
+
+    @property
     def socket_transport(self) -> asyncio.Transport:
         """The transport below, for options of its socket."""
         assert self._socket is not None

@@ -1,0 +1,98 @@
+"""Certificates of deleted QueueUsers, which brokers must refuse until they expire. Pure.
+
+The brokers keep the list in their dynamic config `shoal.ssl.revoked.subjects`, by the name of the
+user. So the operator need not remember serial numbers, and the list reaches all brokers at once.
+
+* The certificates of a user with type `tls` come from the operator. Those that it made before the
+  deletion are revoked. A QueueUser of the same name that is made later gets a newer one.
+* Certificates of type `tls-external` come from elsewhere. All of them are revoked until there is
+  such a QueueUser again.
+
+An entry is removed when all certificates that it revokes have expired, or when the authorities that
+could have signed them are no longer trusted.
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING, NamedTuple
+
+from shoal.security.revocations import Revocation
+
+from shoal_operator import certificates
+from shoal_operator.model import users as model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from shoal_operator.model.names import Manifest
+
+#: Entries in the list, about 60 bytes each. Each change of it writes all of them.
+ENTRIES_MAX = 10_000
+#: What to do when the list is full.
+FULL = (
+    f"The brokers revoke the certificates of {ENTRIES_MAX:,} deleted QueueUsers already. Renew the "
+    "clients CA by the annotation shoal.dev/renew, which empties the list"
+)
+_SECOND = datetime.timedelta(seconds=1)
+
+
+class Change(NamedTuple):
+    """A change of the list: entries to add, then entries to remove."""
+
+    add: tuple[Revocation, ...] = ()
+    remove: tuple[Revocation, ...] = ()
+
+
+def subject(user: Manifest) -> str:
+    """Return the subject of a user's certificates; empty for users without."""
+    return model.principal(user).removeprefix("User:") if _has_certificates(user) else ""
+
+
+def _has_certificates(user: Manifest) -> bool:
+    return model.authentication(user) in (model.TLS, model.TLS_EXTERNAL)
+
+
+def of_deleted(
+    user: Manifest,
+    *,
+    now: datetime.datetime,
+    validity: datetime.timedelta,
+    trusted: Sequence[bytes],
+    own: bytes,
+) -> Revocation:
+    """Return the entry of a user with certificates that is deleted.
+
+    `trusted` are the clients' authorities. `validity` is that of new certificates, and `own` is the
+    user's certificate in PEM; empty if it is not known.
+    """
+    ends = max(map(certificates.expires, trusted))
+    if model.authentication(user) == model.TLS_EXTERNAL:
+        return Revocation(subject(user), ends, ends)
+    last = max(now + validity, certificates.expires(own) if own else now)
+    # A certificate that was made in this second is revoked, too.
+    before = now.replace(microsecond=0) - certificates.EARLIER + _SECOND
+    return Revocation(subject(user), before, min(last, ends))
+
+
+def first_valid(entry: Revocation) -> datetime.datetime:
+    """Return the earliest time at which a new certificate of the subject is not revoked."""
+    return entry.issued_before + certificates.EARLIER
+
+
+def to_remove(
+    entries: Mapping[str, Revocation],
+    users: Iterable[Manifest],
+    *,
+    now: datetime.datetime,
+    trusted: Sequence[bytes],
+) -> list[Revocation]:
+    """Return the entries that are no longer needed. `users` are those that exist."""
+    external = {subject(one) for one in users if model.authentication(one) == model.TLS_EXTERNAL}
+    begins = min(certificates.begins(pem) for pem in trusted)
+    return sorted(
+        one
+        for one in entries.values()
+        # An authority signs no certificate that begins before its own.
+        if one.until <= now or one.issued_before <= begins or one.subject in external
+    )
