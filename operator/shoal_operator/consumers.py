@@ -204,6 +204,7 @@ class Consumers:
             self._settings.driver_role,
             self._settings.spark_pull_policy,
             login.secret,
+            openshift=self._settings.openshift,
         )
         decision = self._decide(consumer, group)
         workload = await self._workloads.apply(consumer, context, decision.replicas)

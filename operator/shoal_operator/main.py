@@ -46,11 +46,12 @@ class Environment:
 
     config: SingleConfig
     namespaces: tuple[str, ...] = ()
+    openshift: bool = False
     operator: Operator = field(init=False)
     close: Any = field(init=False)
 
 
-def _settings() -> Settings:
+def _settings(memo: Environment) -> Settings:
     given = os.environ.get
     return Settings(
         broker_image=given("SHOAL_BROKER_IMAGE", f"localhost/shoal/broker:{__version__}"),
@@ -60,6 +61,7 @@ def _settings() -> Settings:
         broker_pull_policy=given("SHOAL_BROKER_PULL_POLICY", "IfNotPresent"),
         spark_pull_policy=given("SHOAL_SPARK_PULL_POLICY", "IfNotPresent"),
         namespace=given("SHOAL_OPERATOR_NAMESPACE", ""),
+        openshift=memo.openshift,
     )
 
 
@@ -70,7 +72,7 @@ async def start(memo: Environment, settings: kopf.OperatorSettings, **_: Any) ->
     # `__main__` has waited until all kinds exist.
     settings.scanning.disabled = True
     settings.networking.error_backoffs = API_BACKOFFS_SECONDS
-    operator_settings = _settings()
+    operator_settings = _settings(memo)
     kube = Kube(memo.config)
     namespace = os.environ.get("SHOAL_OPERATOR_NAMESPACE", "default")
     identity = os.environ.get("POD_NAME", socket.gethostname())
@@ -97,6 +99,7 @@ async def start(memo: Environment, settings: kopf.OperatorSettings, **_: Any) ->
         "started",
         version=__version__,
         broker_image=operator_settings.broker_image,
+        openshift=operator_settings.openshift,
         identity=identity,
     )
 

@@ -390,6 +390,7 @@ class Operator:
             on_reachable=lambda: self._enqueue_all(key),
             pull_policy=self._settings.broker_pull_policy,
             operator_namespace=self._settings.namespace,
+            openshift=self._settings.openshift,
         )
         topics = topics_module.Topics(*parts)
         monitor = GroupMonitor(*parts)

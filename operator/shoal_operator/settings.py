@@ -12,6 +12,7 @@ class Settings:
     `driver_role` is the ClusterRole of Spark drivers. `scale_url` is the URL of this operator's
     scale signals. The pull policies are for pods with `broker_image` or `spark_image` whose
     resource sets none. `namespace` is that of the operator's pods, empty if it runs elsewhere.
+    `openshift` means that the platform assigns user, group and seccomp profile to pods (ADR 73).
     """
 
     broker_image: str
@@ -21,3 +22,4 @@ class Settings:
     broker_pull_policy: str = "IfNotPresent"
     spark_pull_policy: str = "IfNotPresent"
     namespace: str = ""
+    openshift: bool = False

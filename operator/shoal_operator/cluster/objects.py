@@ -28,10 +28,12 @@ class ClusterObjects:
         image: str,
         pull_policy: str,
         operator_namespace: str = "",
+        *,
+        openshift: bool = False,
     ) -> None:
         self._kube, self._store, self._observer = kube, store, observer
         self._image, self._pull_policy = image, pull_policy
-        self._operator_namespace = operator_namespace
+        self._operator_namespace, self._openshift = operator_namespace, openshift
         #: Digest of the manifest and the resourceVersion of its last apply, by kind and name.
         self._applied: dict[tuple[str, str], tuple[str, str]] = {}
         #: A volume that the API server refuses to grow.
@@ -50,7 +52,12 @@ class ClusterObjects:
         if pending:
             return pending
         wanted = model.manifests(
-            cluster, self._image, services, self._pull_policy, self._operator_namespace
+            cluster,
+            self._image,
+            services,
+            self._pull_policy,
+            self._operator_namespace,
+            openshift=self._openshift,
         )
         for want in wanted:
             await self._apply(cluster, want)

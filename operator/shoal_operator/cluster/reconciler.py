@@ -19,8 +19,7 @@ from shoal_operator.conditions import Verdict, is_ready, is_seen
 from shoal_operator.diagnostics import Diagnosis
 from shoal_operator.kube import Kube, KubeError
 from shoal_operator.membership import Membership, ScaleDown
-from shoal_operator.model import broker_config, names, pod_layout, security
-from shoal_operator.model import cluster as model
+from shoal_operator.model import broker_config, broker_pod, names, pod_layout, security
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,7 +65,7 @@ class Clusters:
     """The reconciler of one QueueCluster.
 
     `on_reachable` is called when its brokers begin to answer. `image` and `pull_policy` are the
-    chart's defaults.
+    chart's defaults. `openshift`: see `broker_pod.template`.
     """
 
     def __init__(
@@ -79,14 +78,21 @@ class Clusters:
         image: str,
         *,
         on_reachable: Callable[[], None],
-        pull_policy: str = model.PULL_POLICY,
+        pull_policy: str = broker_pod.PULL_POLICY,
         operator_namespace: str = "",
+        openshift: bool = False,
     ) -> None:
         self._kube, self._store, self._brokers = kube, store, brokers
         self._namespace, self._name = namespace, name
         self._observer = Observer(store, brokers, namespace, name, on_reachable)
         self._objects = ClusterObjects(
-            kube, store, self._observer, image, pull_policy, operator_namespace
+            kube,
+            store,
+            self._observer,
+            image,
+            pull_policy,
+            operator_namespace,
+            openshift=openshift,
         )
         self._listener_secrets = ListenerSecrets(kube, store, namespace, name)
         self._status = ClusterStatus(kube, store, image)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal_operator import pods
 from shoal_operator.conditions import Verdict, is_ready
-from shoal_operator.model import broker_config, listeners, names, pod_layout, security
+from shoal_operator.model import broker_config, broker_pod, listeners, names, pod_layout, security
 from shoal_operator.model import cluster as model
 from shoal_operator.statuses import Statuses, transition_key
 
@@ -27,7 +27,7 @@ def fields(seen: Observation, default_image: str) -> dict[str, Any]:
         "readyReplicas": sum(map(pods.is_ready, seen.pods)),
         "brokersReady": f"{ready}/{len(pod_layout.brokers(cluster))}",
         "selector": names.selector_text(names.selector(cluster["metadata"]["name"])),
-        "image": model.image(cluster, default_image),
+        "image": broker_pod.image(cluster, default_image),
         "bootstrapServers": model.bootstrap_servers(cluster),
         "listeners": _listeners(seen),
         "brokers": [

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: User id in the project's Spark image and in Spark's image.
 USER_ID = 185
+#: What pods get on Kubernetes, and what OpenShift assigns.
+IDS = {"fsGroup": USER_ID, "seccompProfile": {"type": "RuntimeDefault"}}
 CHECKPOINT_DIR = "/var/lib/shoal/checkpoint"
 CHECKPOINT_SIZE = "1Gi"
 #: Spark's container names.
@@ -71,6 +73,8 @@ class WorkloadContext:
     pull_policy: str = PULL_POLICY
     #: The Secret of the user that driver and executors log in as, empty without one.
     user_secret: str = ""
+    #: Whether the platform assigns user, group and seccomp profile.
+    openshift: bool = False
 
 
 def manifests(consumer: Mapping[str, Any], context: WorkloadContext) -> list[Manifest]:
@@ -252,11 +256,7 @@ def _template(
     if mounts:
         container["volumeMounts"] = mounts
     pod: Manifest = {
-        "securityContext": {
-            "runAsNonRoot": True,
-            "fsGroup": USER_ID,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": {"runAsNonRoot": True, **({} if context.openshift else IDS)},
         "enableServiceLinks": False,
         "containers": [container],
     }
