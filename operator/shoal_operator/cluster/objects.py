@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal_operator.diagnostics import Diagnosis
-from shoal_operator.drift import has_drifted
+from shoal_operator.drift import APPLIED, has_drifted, marked
 from shoal_operator.kube import Kube, KubeError
-from shoal_operator.model import broker_config, listeners
 from shoal_operator.model import cluster as model
+from shoal_operator.model import listeners
 from shoal_operator.quantities import size_bytes
 
 if TYPE_CHECKING:
@@ -70,9 +70,9 @@ class ClusterObjects:
         return []
 
     async def _apply(self, cluster: Manifest, want: Manifest) -> None:
-        meta = want["metadata"]
+        want, meta = marked(want), want["metadata"]
         have = self._store.get(want["kind"], meta["namespace"], meta["name"])
-        digest = broker_config.digest(repr(want))
+        digest = want["metadata"]["annotations"][APPLIED]
         key = (want["kind"], meta["name"])
         version = have["metadata"]["resourceVersion"] if have else ""
         if have and (not has_drifted(want, have) or self._applied.get(key) == (digest, version)):
