@@ -45,6 +45,7 @@ STALLED = (
     "NoMajority",
     "ConfigNotAllowed",
     "ConfigTwice",
+    "TemplateNotAllowed",
     "RackNotSupported",
     "SecurityNotSupported",
     "ListenerNotAllowed",

@@ -42,7 +42,7 @@ def test_inside_a_broker_is_its_pod() -> None:
 
 def test_a_node_port_is_the_brokers_own() -> None:
     wanted = queue_cluster(INSIDE, NODES)
-    made = {name for name, _ in listeners.services(wanted)}
+    made = {one.name for one in listeners.services(wanted)}
     own = {"main-outside-bootstrap", "main-outside-0", "main-outside-1"}
     assert made == {"main-brokers", "main-bootstrap", *own}
     assert set(listeners.pending(wanted, {})) == own

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from shoal_operator import __version__, diagnostics, pods, roller
 from shoal_operator.conditions import Verdict, ready_reason
 from shoal_operator.maintenance_windows import is_open
-from shoal_operator.model import broker_config, names, pod_layout, security
+from shoal_operator.model import broker_config, names, pod_layout, reserved_fields, security
 from shoal_operator.model import cluster as model
 
 if TYPE_CHECKING:
@@ -46,6 +46,9 @@ def refusal(cluster: Manifest) -> Verdict | None:
             "spec.rack requires spec.brokersPerPod 1: the rack of brokers that share a pod is the "
             "pod. Remove spec.rack.",
         )
+    if found := reserved_fields.first(cluster):
+        where, why = found
+        return Verdict.refused("TemplateNotAllowed", f"{where} is not allowed: {why}")
     return _refused_config(spec) or _refused_security(cluster)
 
 

@@ -12,6 +12,8 @@ from shoal_operator.model import listeners
 from shoal_operator.quantities import size_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shoal_operator.cluster.observation import Observer
     from shoal_operator.model.names import Manifest
     from shoal_operator.store import Store
@@ -70,21 +72,54 @@ class ClusterObjects:
         return []
 
     async def _apply(self, cluster: Manifest, want: Manifest) -> None:
-        want, meta = marked(want), want["metadata"]
+        meta = want["metadata"]
         have = self._store.get(want["kind"], meta["namespace"], meta["name"])
+        if want["kind"] == "StatefulSet" and have:
+            # Claim templates are immutable, so the claims themselves are changed.
+            await self._grow_claims(cluster)
+            await self._label_claims(cluster, have["spec"]["volumeClaimTemplates"])
+            kept = {"volumeClaimTemplates": have["spec"]["volumeClaimTemplates"]}
+            want = {**want, "spec": {**want["spec"], **kept}}
+        want = marked(want)
         digest = want["metadata"]["annotations"][APPLIED]
         key = (want["kind"], meta["name"])
         version = have["metadata"]["resourceVersion"] if have else ""
         if have and (not has_drifted(want, have) or self._applied.get(key) == (digest, version)):
             return
-        if want["kind"] == "StatefulSet" and have:
-            await self._grow_claims(cluster)
-            # Claim templates are immutable, so the claims themselves are grown.
-            kept = {"volumeClaimTemplates": have["spec"]["volumeClaimTemplates"]}
-            want = {**want, "spec": {**want["spec"], **kept}}
         made = await self._kube.apply(want)
         self._applied[key] = (digest, made["metadata"]["resourceVersion"])
         self._store.put(made)
+
+    async def _label_claims(self, cluster: Manifest, templates: Sequence[Manifest]) -> None:
+        """Give the volume claims the labels and annotations of the spec.
+
+        `templates` are the claim templates, whose labels and annotations new claims have.
+        """
+        wanted = model.claim_metadata(cluster)
+        for claim in self._observer.claims(cluster):
+            identity = {key: claim["metadata"][key] for key in ("name", "namespace")}
+            want = marked(
+                {
+                    "apiVersion": "v1",
+                    "kind": "PersistentVolumeClaim",
+                    "metadata": {**identity, **wanted},
+                }
+            )
+            if not has_drifted(want, claim):
+                continue
+            # The controller that created the claim owns these, so that apply does not remove them.
+            stale = {
+                field: {
+                    key: None
+                    for template in templates
+                    for key in template["metadata"].get(field, {})
+                    if key not in wanted.get(field, {}) and key in claim["metadata"].get(field, {})
+                }
+                for field in ("labels", "annotations")
+            }
+            if any(stale.values()):
+                await self._kube.merge(claim, {"metadata": stale})
+            self._store.put(await self._kube.apply(want))
 
     async def _grow_claims(self, cluster: Manifest) -> None:
         """Raise the requests of the volume claims to `spec.storage.size`."""

@@ -26,6 +26,25 @@ NODE_ID, POD_INDEX = "SHOAL_NODE_ID", "POD_INDEX"
 PULL_POLICY = "IfNotPresent"
 #: Only the brokers' user and group read the certificates.
 SECRET_MODE = 0o440
+TMP_DIR = "/tmp"
+CONTAINER_SECURITY_CONTEXT = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+#: Fields of `template.pod` that the pod's spec has under the same name.
+FIELDS = (
+    "nodeSelector",
+    "affinity",
+    "tolerations",
+    "priorityClassName",
+    "schedulerName",
+    "runtimeClassName",
+    "hostAliases",
+    "dnsPolicy",
+    "dnsConfig",
+    "initContainers",
+)
 
 
 def image(cluster: Mapping[str, Any], default_image: str) -> str:
@@ -62,7 +81,8 @@ def template(
         "prometheus.io/scrape": str(spec["metrics"].get("enabled", True)).lower(),
         "prometheus.io/port": str(spec["metrics"]["port"]),
     }
-    if pod_layout.per_pod(cluster) > 1:
+    sidecars = over.get("containers", [])
+    if pod_layout.per_pod(cluster) > 1 or sidecars:
         annotations["kubectl.kubernetes.io/default-container"] = pod_layout.container(0)
     restart = cluster["metadata"].get("annotations", {}).get(names.RESTART)
     if restart:
@@ -73,11 +93,14 @@ def template(
         # The variable SHOAL_…_PORT of a Service named shoal-… would be read as a broker config.
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": over.get("terminationGracePeriodSeconds", 60),
-        "securityContext": _security_context(openshift=openshift),
+        "securityContext": over.get("securityContext", _security_context(openshift=openshift)),
         "topologySpreadConstraints": over.get("topologySpreadConstraints") or _spread(cluster),
         "containers": [
-            _container(cluster, default_image, pull_policy, slot)
-            for slot in range(pod_layout.per_pod(cluster))
+            *(
+                _container(cluster, default_image, pull_policy, slot)
+                for slot in range(pod_layout.per_pod(cluster))
+            ),
+            *sidecars,
         ],
         "volumes": [
             {"name": "config", "configMap": {"name": names.stateful_set(name)}},
@@ -90,7 +113,8 @@ def template(
             # Brokers start without it, and then show their metrics to nobody.
             source["optional"] = True
         pod["volumes"].append({"name": volume, "secret": source})
-    for key in ("nodeSelector", "affinity", "tolerations", "priorityClassName"):
+    pod["volumes"] += over.get("volumes", [])
+    for key in FIELDS:
         if over.get(key):
             pod[key] = over[key]
     if spec.get("imagePullSecrets"):
@@ -127,15 +151,13 @@ def _container(
     cluster: Mapping[str, Any], default_image: str, pull_policy: str, slot: int
 ) -> Manifest:
     spec = cluster["spec"]
+    over = spec.get("template", {}).get("pod", {})
     # The chart's pull policy applies to the chart's image only.
     policy = PULL_POLICY if spec.get("image") else pull_policy
     ready_port = pod_layout.port_name(READY_PORT_NAME, slot)
     number = POD_INDEX if slot else NODE_ID
     # Kubernetes replaces the reference to the variable.
     config = f"{names.CONFIG_DIR}/{config_file(f'$({number})', slot)}"
-    ports = {n["name"]: n["port"] for n in spec["listeners"]}
-    own = {n.name: n.port for n in security.controllers(cluster)} if not slot else {}
-    metrics = {READY_PORT_NAME: spec["metrics"]["port"]}
 
     def probe(path: str, **timing: int) -> Manifest:
         return {"httpGet": {"path": path, "port": ready_port}, "timeoutSeconds": 3, **timing}
@@ -147,21 +169,16 @@ def _container(
         "args": ["server", "--log-json", "--config", config],
         "env": _environment(cluster, number, slot),
         "ports": [
-            {"name": pod_layout.port_name(name, slot), "containerPort": pod_layout.port(port, slot)}
-            for name, port in {**ports, **own, **metrics}.items()
+            {"name": name, "containerPort": port} for name, port in ports(cluster, slot).items()
         ],
         "volumeMounts": [
             {"name": pod_layout.volume(slot), "mountPath": names.DATA_DIR},
             {"name": "config", "mountPath": names.CONFIG_DIR, "readOnly": True},
-            {"name": "tmp", "mountPath": "/tmp"},
+            {"name": "tmp", "mountPath": TMP_DIR},
         ],
         # The last line of a failed broker's log goes into the pod's status and our condition.
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": over.get("containerSecurityContext", CONTAINER_SECURITY_CONTEXT),
         "startupProbe": probe("/healthz", periodSeconds=1, failureThreshold=600),
         "readinessProbe": probe("/readyz", periodSeconds=2, failureThreshold=2),
         "livenessProbe": probe("/healthz", periodSeconds=10, failureThreshold=6),
@@ -169,6 +186,7 @@ def _container(
     for volume, _, path in security.volumes(cluster):
         mount = {"name": volume, "mountPath": path, "readOnly": True}
         container["volumeMounts"].append(mount)
+    container["volumeMounts"] += over.get("volumeMounts", [])
     if spec.get("resources"):
         container["resources"] = spec["resources"]
     others = range(1, pod_layout.per_pod(cluster))
@@ -178,6 +196,19 @@ def _container(
         pre_stop = ["python3", "-m", "shoal.server.host.pre_stop", *metrics_ports]
         container["lifecycle"] = {"preStop": {"exec": {"command": pre_stop}}}
     return container
+
+
+def ports(cluster: Mapping[str, Any], slot: int) -> dict[str, int]:
+    """Return the ports of the container in a slot by name."""
+    spec = cluster["spec"]
+    given = {n["name"]: n["port"] for n in spec["listeners"]}
+    # Only brokers in slot 0 are controllers.
+    own = {n.name: n.port for n in security.controllers(cluster)} if not slot else {}
+    metrics = {READY_PORT_NAME: spec["metrics"]["port"]}
+    return {
+        pod_layout.port_name(name, slot): pod_layout.port(port, slot)
+        for name, port in {**given, **own, **metrics}.items()
+    }
 
 
 def _environment(cluster: Mapping[str, Any], number: str, slot: int) -> list[Manifest]:

@@ -51,7 +51,7 @@ def manifests(
 
 def service_manifests(cluster: Mapping[str, Any]) -> list[Manifest]:
     """Return the Services, which are applied first: they get the external addresses."""
-    return [_service(cluster, name, spec) for name, spec in listeners.services(cluster)]
+    return [_service(cluster, one) for one in listeners.services(cluster)]
 
 
 def bootstrap_servers(cluster: Mapping[str, Any]) -> str:
@@ -88,7 +88,8 @@ def _object(
 def _service_account(cluster: Mapping[str, Any]) -> Manifest:
     name = names.stateful_set(cluster["metadata"]["name"])
     body = {"automountServiceAccountToken": False}
-    return _object(cluster, "v1", "ServiceAccount", name, body)
+    made = _object(cluster, "v1", "ServiceAccount", name, body)
+    return _with_metadata(made, cluster["spec"].get("template", {}).get("serviceAccount", {}))
 
 
 def _config_map(cluster: Mapping[str, Any], services: listeners.Services) -> Manifest:
@@ -107,13 +108,17 @@ def _config_map(cluster: Mapping[str, Any], services: listeners.Services) -> Man
     return _object(cluster, "v1", "ConfigMap", name, {"data": data})
 
 
-def _service(cluster: Mapping[str, Any], name: str, spec: Mapping[str, Any]) -> Manifest:
-    made = _object(cluster, "v1", "Service", name, {"spec": dict(spec)})
-    over = cluster["spec"].get("template", {}).get("service", {})
-    made["metadata"]["labels"] |= over.get("labels", {})
+def _service(cluster: Mapping[str, Any], one: listeners.Service) -> Manifest:
+    made = _object(cluster, "v1", "Service", one.name, {"spec": one.spec})
+    return _with_metadata(made, one.metadata)
+
+
+def _with_metadata(made: Manifest, over: Mapping[str, Any]) -> Manifest:
+    """Return an object or claim template with the user's labels and annotations, too."""
+    meta = {**made["metadata"], "labels": over.get("labels", {}) | made["metadata"]["labels"]}
     if over.get("annotations"):
-        made["metadata"]["annotations"] = dict(over["annotations"])
-    return made
+        meta["annotations"] = dict(over["annotations"])
+    return {**made, "metadata": meta}
 
 
 def _disruption_budget(cluster: Mapping[str, Any]) -> Manifest:
@@ -158,6 +163,13 @@ def _network_policy(cluster: Mapping[str, Any], operator_namespace: str) -> Mani
     return _object(cluster, "networking.k8s.io/v1", "NetworkPolicy", names.stateful_set(name), body)
 
 
+def claim_metadata(cluster: Mapping[str, Any]) -> Manifest:
+    """Return the labels and annotations of the brokers' volume claims."""
+    own = {"metadata": {"labels": names.labels(cluster["metadata"]["name"])}}
+    over = cluster["spec"].get("template", {}).get("persistentVolumeClaim", {})
+    return dict(_with_metadata(own, over)["metadata"])
+
+
 def _stateful_set(cluster: Mapping[str, Any], template: Manifest) -> Manifest:
     name, spec = cluster["metadata"]["name"], cluster["spec"]
     every = range(pod_layout.per_pod(cluster))
@@ -179,7 +191,7 @@ def _stateful_set(cluster: Mapping[str, Any], template: Manifest) -> Manifest:
             "template": template,
             "volumeClaimTemplates": [
                 {
-                    "metadata": {"name": pod_layout.volume(slot), "labels": names.labels(name)},
+                    "metadata": {"name": pod_layout.volume(slot), **claim_metadata(cluster)},
                     "spec": claim_spec,
                 }
                 for slot in every
