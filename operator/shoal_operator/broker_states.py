@@ -123,6 +123,8 @@ class ClusterState:
     disks: tuple[Disk, ...] = ()
     versions: Mapping[int, str] = field(default_factory=dict)
     advertised: Mapping[int, str] = field(default_factory=dict)
+    #: The levels in effect for the loggers that were asked for, by broker id.
+    log_levels: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
 
 
 def group_state(

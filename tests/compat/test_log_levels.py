@@ -23,8 +23,10 @@ SET, DELETE, APPEND, SUBTRACT = range(4)
 TOPIC, LOGGER = 2, 8
 KAFKAS, OURS = "kafka.server.ControllerServer", "shoal.server.audit"
 ONE = "LOGGER"
+#: Logger, operation, level.
+Change = tuple[str, int, str | None]
 #: (resource name, changes); `ONE` stands for a logger of either.
-ALTERATIONS: dict[str, tuple[str, list[tuple[str, int, str | None]]]] = {
+ALTERATIONS: dict[str, tuple[str, list[Change]]] = {
     "set": ("1", [(ONE, SET, "DEBUG")]),
     "lower case": ("1", [(ONE, SET, "debug")]),
     "another word": ("1", [(ONE, SET, "LOUD")]),
@@ -67,7 +69,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProcess]:
 
 def alter(
     bootstrap: str,
-    *resources: tuple[int, str, list[tuple[str, int, str | None]]],
+    *resources: tuple[int, str, list[Change]],
     validate_only: bool = False,
 ) -> list[tuple[int, str | None]]:
     """Send IncrementalAlterConfigs; return code and message of each row."""
@@ -127,7 +129,7 @@ def levels(bootstrap: str, *loggers: str) -> dict[str, str]:
 def test_alterations_are_those_of_kafka(
     kafka: KafkaProcess, shoal: ShoalProcess, *, validate_only: bool
 ) -> None:
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     for bootstrap, logger in ((kafka.bootstrap, KAFKAS), (shoal.bootstrap, OURS)):
         alter(bootstrap, (LOGGER, "1", [("root", SET, "WARN")]))
         said = found[logger] = {}
@@ -156,7 +158,7 @@ def test_descriptions_are_those_of_kafka(
 
 @pytest.mark.java
 def test_a_resource_may_appear_once(kafka: KafkaProcess, shoal: ShoalProcess) -> None:
-    twice = [(LOGGER, "1", [("root", SET, "INFO")])] * 2
+    twice: list[tuple[int, str, list[Change]]] = [(LOGGER, "1", [("root", SET, "INFO")])] * 2
     rows = [alter(process.bootstrap, *twice) for process in (kafka, shoal)]
     assert rows[0] == rows[1]
     assert rows[0][0][0] == ErrorCode.invalid_request

@@ -152,6 +152,7 @@ class Clusters:
         """Change the brokers: their dynamic configs, restarts, and the placement of replicas."""
         state = await self._observer.cluster_state(effective)
         refused = await self._change_config(cluster, state)
+        refused = await self._change_levels(cluster, state) or refused
         seen = self._observer.observe(cluster, effective, state)
         step = await self._next_step(seen)
         if isinstance(step, roller.Done) and state and not is_ready(cluster):
@@ -261,6 +262,17 @@ class Clusters:
             await self._brokers.alter_broker_config(changes)
         except KafkaError as error:
             return Verdict.refused("ConfigRefused", f"spec.config: {error}")
+        return None
+
+    async def _change_levels(self, cluster: Manifest, state: ClusterState | None) -> Verdict | None:
+        """Set the log levels; return a verdict if a broker refuses them."""
+        changes = decision.level_changes(cluster, state) if state else {}
+        if not changes:
+            return None
+        for broker, error in (await self._brokers.alter_log_levels(changes)).items():
+            return Verdict.refused(
+                "ConfigRefused", f"spec.logging.loggers: broker {broker}: {error}"
+            )
         return None
 
     async def _next_step(self, seen: Observation) -> Step:

@@ -49,6 +49,7 @@ def fields(seen: Observation, default_image: str) -> dict[str, Any]:
             "clusterId": state.cluster_id,
             "controllerId": state.controller_id,
             "quorumVoters": sorted(state.quorum.voters),
+            "appliedLoggers": sorted(broker_config.log_levels(cluster)),
             "appliedConfig": sorted(broker_config.dynamic(cluster["spec"].get("config", {}))),
         }
         if state.versions:
