@@ -19,9 +19,10 @@ from lightkube.core.exceptions import ConfigError, LoadResourceError
 
 from shoal_operator import logs
 from shoal_operator.kube import Kube, KubeError
-from shoal_operator.main import Environment
+from shoal_operator.main import Environment, register
 from shoal_operator.model import names
 from shoal_operator.runtime import CUSTOM
+from shoal_operator.settings import WORKLOADS
 
 #: Time limit for the API server to answer; on a node that boots, it may start after the operator.
 REACH_SECONDS_MAX = 30.0
@@ -47,9 +48,19 @@ def main() -> None:
         help="whether the platform assigns user, group and seccomp profile to pods; auto asks the "
         "API server for OpenShift's SecurityContextConstraints",
     )
+    parser.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        choices=WORKLOADS,
+        help="refuse ShareConsumers with this workload, whose permissions the operator then does "
+        "not need; repeatable",
+    )
     options = parser.parse_args()
     logs.configure(options.log_level)
     config = _config()
+    workloads = frozenset(WORKLOADS) - set(options.without)
+    register(workloads)
     found = asyncio.run(_reach(config))
     kopf.run(
         standalone=True,
@@ -60,6 +71,7 @@ def main() -> None:
             config,
             tuple(options.namespace),
             openshift=found if options.openshift == "auto" else options.openshift == "enabled",
+            workloads=workloads,
         ),
     )
 

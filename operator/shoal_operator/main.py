@@ -29,8 +29,8 @@ from shoal_operator import __version__, endpoint
 from shoal_operator.election import Election
 from shoal_operator.kube import PLURALS, Kube
 from shoal_operator.model import names
-from shoal_operator.runtime import SPARK_CRD, WATCHED, Operator
-from shoal_operator.settings import Settings
+from shoal_operator.runtime import SPARK_CRD, Operator, watched
+from shoal_operator.settings import WORKLOADS, Settings
 
 if TYPE_CHECKING:
     from lightkube.config.kubeconfig import SingleConfig
@@ -47,6 +47,7 @@ class Environment:
     config: SingleConfig
     namespaces: tuple[str, ...] = ()
     openshift: bool = False
+    workloads: frozenset[str] = frozenset(WORKLOADS)
     operator: Operator = field(init=False)
     close: Any = field(init=False)
 
@@ -62,6 +63,7 @@ def _settings(memo: Environment) -> Settings:
         spark_pull_policy=given("SHOAL_SPARK_PULL_POLICY", "IfNotPresent"),
         namespace=given("SHOAL_OPERATOR_NAMESPACE", ""),
         openshift=memo.openshift,
+        workloads=memo.workloads,
     )
 
 
@@ -119,20 +121,23 @@ async def watch(event: Any, memo: Environment, **_: Any) -> None:
         memo.operator.on_update(manifest)
 
 
-for _api_version, _kind, _labels in WATCHED:
-    _group, _, _version = _api_version.rpartition("/")
-    kopf.on.event(_group, _version, PLURALS[_kind], labels=_labels or None, id=f"watch-{_kind}")(
-        watch
-    )
-
-
-@kopf.on.event(
-    "apiextensions.k8s.io",
-    "v1",
-    "customresourcedefinitions",
-    field="metadata.name",
-    value=SPARK_CRD,
-)
 async def watch_definitions(memo: Environment, **_: Any) -> None:
     """Report that the definition of SparkApplications was installed or removed."""
     memo.operator.spark_changed()
+
+
+def register(workloads: frozenset[str]) -> None:
+    """Register the watches that an operator for these workloads needs."""
+    for api_version, kind, labels in watched(workloads):
+        group, _, version = api_version.rpartition("/")
+        kopf.on.event(group, version, PLURALS[kind], labels=labels or None, id=f"watch-{kind}")(
+            watch
+        )
+    if "spark" in workloads:
+        kopf.on.event(
+            "apiextensions.k8s.io",
+            "v1",
+            "customresourcedefinitions",
+            field="metadata.name",
+            value=SPARK_CRD,
+        )(watch_definitions)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+#: The fields of a ShareConsumer that describe its workload.
+WORKLOADS = ("deployment", "spark")
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -13,6 +16,7 @@ class Settings:
     scale signals. The pull policies are for pods with `broker_image` or `spark_image` whose
     resource sets none. `namespace` is that of the operator's pods, empty if it runs elsewhere.
     `openshift` means that the platform assigns user, group and seccomp profile to pods (ADR 73).
+    `workloads` are those that ShareConsumers may have; for others, permissions may be missing.
     """
 
     broker_image: str
@@ -23,3 +27,4 @@ class Settings:
     spark_pull_policy: str = "IfNotPresent"
     namespace: str = ""
     openshift: bool = False
+    workloads: frozenset[str] = frozenset(WORKLOADS)

@@ -46,6 +46,7 @@ STALLED = (
     "ConfigNotAllowed",
     "ConfigTwice",
     "TemplateNotAllowed",
+    "WorkloadDisabled",
     "RackNotSupported",
     "SecurityNotSupported",
     "ListenerNotAllowed",
