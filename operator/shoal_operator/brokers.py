@@ -271,6 +271,12 @@ class Brokers:
             done |= {str(p): error for p, error in found.items()}
         return done
 
+    async def racks(self) -> dict[int, str]:
+        """Return the racks of the brokers that run, by broker id; empty for one without a rack."""
+        self._count("DescribeCluster")
+        about = await self._client.admin.describe_cluster(fenced=True)
+        return {b.node_id: b.rack or "" for b in about.brokers if b.node_id not in about.fenced}
+
     async def unregister(self, broker_id: int) -> None:
         """Unregister a broker that no longer runs. Raises `KafkaError`."""
         self._count("UnregisterBroker")
@@ -314,6 +320,7 @@ class Brokers:
                     len(topic.partitions),
                     max((len(p.replicas) for p in topic.partitions), default=0),
                     config.get(name, {}),
+                    min((len(p.replicas) for p in topic.partitions), default=0),
                 )
         return found
 

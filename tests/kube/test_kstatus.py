@@ -17,7 +17,7 @@ from shoal_operator.model.names import API_VERSION
 KINDS = ("QueueCluster", "QueueTopic", "QueueUser", "ShareConsumer", "ShareGroup")
 #: Reasons of the condition Ready, by kstatus result. `test_no_reason_is_missing` compares.
 READY = ("Reconciled", "NotManaged", "ScaledToZero")
-AT_WORK_AND_READY = ("RollWaits", "ResetWaits", "ResetRefused", "Suspending")
+AT_WORK_AND_READY = ("Reassigning", "RollWaits", "ResetWaits", "ResetRefused", "Suspending")
 AT_WORK = (
     "ClusterNotFound",
     "BrokersUnreachable",
@@ -40,6 +40,7 @@ AT_WORK = (
     "UserRefused",
     "UserNotFound",
     "UserNotReady",
+    "BrokersMissing",
 )
 STALLED = (
     "NoMajority",
@@ -55,7 +56,8 @@ STALLED = (
     "SecretNotOwned",
     "NotAuthorized",
     "PartitionsNeverShrink",
-    "ReplicasNotChanged",
+    "ReplicasNotPlaceable",
+    "ReplicasBelowMinIsr",
     "TopicClaimed",
     "GroupClaimed",
     "OtherGroupType",
