@@ -244,6 +244,24 @@ def test_claims_get_labels_and_annotations_when_they_exist_already() -> None:
     assert objects.kube.crash_point.changes == before
 
 
+def test_claims_grow_and_the_claim_template_stays() -> None:
+    objects = Objects()
+    objects.apply()
+    before = copy.deepcopy(objects.kube.find("StatefulSet", "main-broker"))
+    (made,) = before["spec"]["volumeClaimTemplates"]
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", **copy.deepcopy(made)}
+    claim["metadata"] |= {"name": "data-main-broker-0", "namespace": "n"}
+    objects.kube.add(claim)
+    objects.apply(storage={"size": "2Gi"})
+    grown = objects.kube.find("PersistentVolumeClaim", "data-main-broker-0")
+    assert grown["spec"]["resources"]["requests"]["storage"] == "2Gi"
+    after = objects.kube.find("StatefulSet", "main-broker")
+    assert after["spec"] == before["spec"]
+    changes = objects.kube.crash_point.changes
+    objects.apply(storage={"size": "2Gi"})
+    assert objects.kube.crash_point.changes == changes
+
+
 def test_only_a_change_of_the_pods_restarts_brokers() -> None:
     least = rendered.clusters()["least"]
     least["spec"]["listeners"].append({"name": "outside", "port": 9094, "type": "LoadBalancer"})
