@@ -20,13 +20,16 @@ from lightkube.core.exceptions import ConfigError, LoadResourceError
 from shoal_operator import logs
 from shoal_operator.http_access import BadAccess, HttpAccess
 from shoal_operator.kube import Kube, KubeError
-from shoal_operator.main import Environment
+from shoal_operator.main import Environment, register
 from shoal_operator.model import names
 from shoal_operator.runtime import CUSTOM
+from shoal_operator.settings import WORKLOADS
 
 #: Time limit for the API server to answer; on a node that boots, it may start after the operator.
 REACH_SECONDS_MAX = 30.0
 RETRY_SECONDS = 1.0
+#: The API group of SecurityContextConstraints.
+OPENSHIFT_GROUP = "security.openshift.io"
 
 
 def main() -> None:
@@ -39,6 +42,21 @@ def main() -> None:
     )
     parser.add_argument("--liveness", help="URL to serve the liveness probe at")
     parser.add_argument("--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING"))
+    parser.add_argument(
+        "--openshift",
+        default="auto",
+        choices=("auto", "enabled", "disabled"),
+        help="whether the platform assigns user, group and seccomp profile to pods; auto asks the "
+        "API server for OpenShift's SecurityContextConstraints",
+    )
+    parser.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        choices=WORKLOADS,
+        help="refuse ShareConsumers with this workload, whose permissions the operator then does "
+        "not need; repeatable",
+    )
     options = parser.parse_args()
     logs.configure(options.log_level)
     config = _config()
@@ -46,13 +64,21 @@ def main() -> None:
         http_access = HttpAccess.of(os.environ)
     except BadAccess as error:
         _fail(str(error))
-    asyncio.run(_reach(config))
+    workloads = frozenset(WORKLOADS) - set(options.without)
+    register(workloads)
+    found = asyncio.run(_reach(config))
     kopf.run(
         standalone=True,
         clusterwide=options.all_namespaces,
         namespaces=options.namespace,
         liveness_endpoint=options.liveness,
-        memo=Environment(config, tuple(options.namespace), http_access),
+        memo=Environment(
+            config,
+            tuple(options.namespace),
+            http_access,
+            openshift=found if options.openshift == "auto" else options.openshift == "enabled",
+            workloads=workloads,
+        ),
     )
 
 
@@ -74,8 +100,10 @@ def _config() -> SingleConfig:
     return config
 
 
-async def _reach(config: SingleConfig) -> None:
+async def _reach(config: SingleConfig) -> bool:
     """Wait until the API server serves the project's kinds; exit if it refuses the requests.
+
+    Return whether the API server is one of OpenShift.
 
     kopf scans for kinds at its start only: after a later scan, it would stop watching a kind that
     is absent for a moment while its definition changes.
@@ -89,7 +117,7 @@ async def _reach(config: SingleConfig) -> None:
             try:
                 missing = await kube.missing_kinds(CUSTOM)
                 if not missing:
-                    return
+                    return await kube.serves_group(OPENSHIFT_GROUP)
                 if loop.time() > deadline:
                     _fail(
                         f"the API server {server} does not serve {', '.join(missing)} of "

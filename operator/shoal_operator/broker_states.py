@@ -21,12 +21,21 @@ NO_GROUP = frozenset({ErrorCode.group_id_not_found})
 
 @dataclass(frozen=True, slots=True)
 class TopicState:
-    """A topic on the brokers. `config` has the topic's own configs, without defaults."""
+    """A topic on the brokers. `config` has the topic's own configs, without defaults.
+
+    `replicas` is the highest number of replicas of a partition, and `replicas_min` the lowest.
+    While a partition is reassigned, replicas that come and those that go count.
+    """
 
     topic_id: str
     partitions: int
     replicas: int
     config: Mapping[str, str] = field(default_factory=dict)
+    replicas_min: int | None = None
+
+    def has_replicas(self, wanted: int) -> bool:
+        """Return whether every partition has this number of replicas."""
+        return self.replicas == wanted and self.replicas_min in (None, wanted)
 
 
 #: A topic and a partition index.
@@ -125,6 +134,8 @@ class ClusterState:
     versions: Mapping[int, str] = field(default_factory=dict)
     advertised: Mapping[int, str] = field(default_factory=dict)
     features: Mapping[str, int] = field(default_factory=dict)
+    #: The levels in effect for the loggers that were asked for, by broker id.
+    log_levels: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
 
 
 def group_state(

@@ -151,11 +151,13 @@ class Brokers:
     def _count(self, api: str) -> None:
         metrics.BROKER_CALLS.labels(api).inc()
 
-    async def cluster_state(self, ids: Iterable[int], *, advertised: bool) -> ClusterState:
+    async def cluster_state(
+        self, ids: Iterable[int], *, advertised: bool, loggers: Sequence[str] = ()
+    ) -> ClusterState:
         """Return the cluster with its brokers' configs, disks and versions.
 
         `ids` are the brokers whose disks are read. `advertised` asks for the brokers' advertised
-        listeners too. Raises `ClientError`.
+        listeners too, and `loggers` for the levels of these loggers. Raises `ClientError`.
         """
         self._count("DescribeCluster")
         about = await self._client.admin.describe_cluster(fenced=True)
@@ -181,6 +183,7 @@ class Brokers:
             await self._versions(),
             await self._advertised(sorted(known)) if advertised else {},
             await self._client.admin.features(),
+            await self._log_levels(sorted(known & set(ids)), loggers) if loggers else {},
         )
 
     def redrive(self, plan: Plan) -> Redrive:
@@ -224,6 +227,27 @@ class Brokers:
             if not isinstance(entries, KafkaError) and "advertised.listeners" in entries
         }
 
+    async def _log_levels(
+        self, ids: Sequence[int], loggers: Sequence[str]
+    ) -> dict[int, dict[str, str]]:
+        """Return the levels in effect, by broker id and logger; unknown loggers are absent."""
+        self._count("DescribeConfigs")
+        asked = [Resource(ResourceType.BROKER_LOGGER, str(broker)) for broker in ids]
+        found = await self._client.admin.configs.describe(asked, keys=loggers)
+        return {
+            int(resource.name): {e.name: e.value or "" for e in entries.values()}
+            for resource, entries in found.items()
+            if not isinstance(entries, KafkaError)
+        }
+
+    async def alter_log_levels(
+        self, changes: Mapping[int, Mapping[str, str | None]]
+    ) -> dict[int, KafkaError]:
+        """Set, or with None unset, the levels of loggers; return the errors by broker id."""
+        texts = {str(broker): levels for broker, levels in changes.items()}
+        failures = await self._alter(ResourceType.BROKER_LOGGER, texts)
+        return {int(broker): error for broker, error in failures.items()}
+
     async def partitions(self) -> tuple[PartitionState, ...]:
         """Return all partitions with replicas, ISR and min ISR."""
         self._count("Metadata")
@@ -257,6 +281,12 @@ class Brokers:
             found = await self._client.admin.reassign(asked)
             done |= {str(p): error for p, error in found.items()}
         return done
+
+    async def racks(self) -> dict[int, str]:
+        """Return the racks of the brokers that run, by broker id; empty for one without a rack."""
+        self._count("DescribeCluster")
+        about = await self._client.admin.describe_cluster(fenced=True)
+        return {b.node_id: b.rack or "" for b in about.brokers if b.node_id not in about.fenced}
 
     async def unregister(self, broker_id: int) -> None:
         """Unregister a broker that no longer runs. Raises `KafkaError`."""
@@ -301,6 +331,7 @@ class Brokers:
                     len(topic.partitions),
                     max((len(p.replicas) for p in topic.partitions), default=0),
                     config.get(name, {}),
+                    min((len(p.replicas) for p in topic.partitions), default=0),
                 )
         return found
 

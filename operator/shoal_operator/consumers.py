@@ -17,11 +17,12 @@ from shoal_operator.kube import Kube, KubeError, now
 from shoal_operator.model import groups as group_model
 from shoal_operator.model import names, spark
 from shoal_operator.quantities import duration_ms
+from shoal_operator.settings import WORKLOADS
 from shoal_operator.statuses import Statuses
 from shoal_operator.workloads import Workload, Workloads
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from shoal_operator.consumer_users import Login
     from shoal_operator.model.names import Manifest
@@ -191,6 +192,9 @@ class Consumers:
             text = f"QueueCluster {self._cluster!r} does not exist in this namespace."
             await self._statuses.write(consumer, Verdict.waiting("ClusterNotFound", text))
             return False
+        if disabled := _disabled(consumer, self._settings.workloads):
+            await self._statuses.write(consumer, disabled)
+            return False
         login = consumer_users.login(self._store, cluster, consumer)
         if login.problem and not login.secret:
             await self._statuses.write(consumer, login.problem)
@@ -206,6 +210,7 @@ class Consumers:
             self._settings.spark_pull_policy,
             login.secret,
             scale_secret.name(consumer) if self._settings.http_access else "",
+            openshift=self._settings.openshift,
         )
         if refused := await self._write_scale_secret(consumer):
             await self._statuses.write(consumer, refused)
@@ -316,3 +321,14 @@ class Consumers:
         if changed and "desiredReplicas" in before:
             text = f"{before['desiredReplicas']} to {decision.replicas}: {decision.reason}."
             await self._kube.event(consumer, "Scaled", text)
+
+
+def _disabled(consumer: Manifest, workloads: Collection[str]) -> Verdict | None:
+    """Return the verdict on a workload that this operator does not run, else None."""
+    for off in (w for w in WORKLOADS if w in consumer["spec"] and w not in workloads):
+        text = (
+            f"spec.{off} is off in this installation of the operator. Install the chart with "
+            f"workloads.{off}=true."
+        )
+        return Verdict.refused("WorkloadDisabled", text)
+    return None

@@ -2,8 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from shoal_operator.model import names
+
+if TYPE_CHECKING:
+    from shoal_operator.model.names import Manifest
+
+#: Annotation of an object with the digest of the manifest that was applied last.
+APPLIED = f"{names.GROUP}/applied"
+
+
+def marked(want: Manifest) -> Manifest:
+    """Return the manifest with its digest in an annotation.
+
+    `has_drifted` then also finds a field that the manifest no longer has; server-side apply removes
+    it.
+    """
+    digest = hashlib.sha256(json.dumps(want, sort_keys=True).encode()).hexdigest()[:16]
+    meta = want["metadata"]
+    notes = {**meta.get("annotations", {}), APPLIED: digest}
+    return {**want, "metadata": {**meta, "annotations": notes}}
 
 
 def has_drifted(want: Any, have: Any) -> bool:

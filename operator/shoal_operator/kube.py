@@ -139,6 +139,16 @@ class Kube:
         served = {r["kind"] for r in found.get("resources", []) if "watch" in r["verbs"]}
         return [kind for kind in wanted if kind not in served]
 
+    async def serves_group(self, group: str) -> bool:
+        """Return whether the API server has an API group."""
+        try:
+            await self._call("get", f"/apis/{group}")
+        except KubeError as error:
+            if error.status != 404:
+                raise
+            return False
+        return True
+
     async def get(self, api_version: str, kind: str, name: str, namespace: str) -> Manifest | None:
         """Return the object, None if it does not exist."""
         try:

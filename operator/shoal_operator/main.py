@@ -30,8 +30,8 @@ from shoal_operator import __version__, endpoint
 from shoal_operator.election import Election
 from shoal_operator.kube import PLURALS, Kube
 from shoal_operator.model import names
-from shoal_operator.runtime import SPARK_CRD, WATCHED, Operator
-from shoal_operator.settings import Settings
+from shoal_operator.runtime import SPARK_CRD, Operator, watched
+from shoal_operator.settings import WORKLOADS, Settings
 
 if TYPE_CHECKING:
     from lightkube.config.kubeconfig import SingleConfig
@@ -50,13 +50,15 @@ class Environment:
     config: SingleConfig
     namespaces: tuple[str, ...] = ()
     http_access: HttpAccess | None = None
+    openshift: bool = False
+    workloads: frozenset[str] = frozenset(WORKLOADS)
     operator: Operator = field(init=False)
     close: Any = field(init=False)
 
 
-def _settings(http_access: HttpAccess | None) -> Settings:
+def _settings(memo: Environment) -> Settings:
     given = os.environ.get
-    scheme = "http" if http_access is None else "https"
+    scheme = "http" if memo.http_access is None else "https"
     return Settings(
         broker_image=given("SHOAL_BROKER_IMAGE", f"localhost/shoal/broker:{__version__}"),
         spark_image=given("SHOAL_SPARK_IMAGE", f"localhost/shoal/spark:{__version__}"),
@@ -65,7 +67,9 @@ def _settings(http_access: HttpAccess | None) -> Settings:
         broker_pull_policy=given("SHOAL_BROKER_PULL_POLICY", "IfNotPresent"),
         spark_pull_policy=given("SHOAL_SPARK_PULL_POLICY", "IfNotPresent"),
         namespace=given("SHOAL_OPERATOR_NAMESPACE", ""),
-        http_access=http_access,
+        http_access=memo.http_access,
+        openshift=memo.openshift,
+        workloads=memo.workloads,
     )
 
 
@@ -76,7 +80,7 @@ async def start(memo: Environment, settings: kopf.OperatorSettings, **_: Any) ->
     # `__main__` has waited until all kinds exist.
     settings.scanning.disabled = True
     settings.networking.error_backoffs = API_BACKOFFS_SECONDS
-    operator_settings = _settings(memo.http_access)
+    operator_settings = _settings(memo)
     kube = Kube(memo.config)
     namespace = os.environ.get("SHOAL_OPERATOR_NAMESPACE", "default")
     identity = os.environ.get("POD_NAME", socket.gethostname())
@@ -104,6 +108,7 @@ async def start(memo: Environment, settings: kopf.OperatorSettings, **_: Any) ->
         "started",
         version=__version__,
         broker_image=operator_settings.broker_image,
+        openshift=operator_settings.openshift,
         identity=identity,
     )
 
@@ -123,20 +128,23 @@ async def watch(event: Any, memo: Environment, **_: Any) -> None:
         memo.operator.on_update(manifest)
 
 
-for _api_version, _kind, _labels in WATCHED:
-    _group, _, _version = _api_version.rpartition("/")
-    kopf.on.event(_group, _version, PLURALS[_kind], labels=_labels or None, id=f"watch-{_kind}")(
-        watch
-    )
-
-
-@kopf.on.event(
-    "apiextensions.k8s.io",
-    "v1",
-    "customresourcedefinitions",
-    field="metadata.name",
-    value=SPARK_CRD,
-)
 async def watch_definitions(memo: Environment, **_: Any) -> None:
     """Report that the definition of SparkApplications was installed or removed."""
     memo.operator.spark_changed()
+
+
+def register(workloads: frozenset[str]) -> None:
+    """Register the watches that an operator for these workloads needs."""
+    for api_version, kind, labels in watched(workloads):
+        group, _, version = api_version.rpartition("/")
+        kopf.on.event(group, version, PLURALS[kind], labels=labels or None, id=f"watch-{kind}")(
+            watch
+        )
+    if "spark" in workloads:
+        kopf.on.event(
+            "apiextensions.k8s.io",
+            "v1",
+            "customresourcedefinitions",
+            field="metadata.name",
+            value=SPARK_CRD,
+        )(watch_definitions)

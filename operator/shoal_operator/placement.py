@@ -1,4 +1,5 @@
-"""Places replicas when brokers are added or removed. Pure.
+"""Places replicas when brokers are added or removed, and when topics get other numbers of them.
+Pure.
 
 Replicas move one by one, so that a partition keeps their order and most of its data. A replica
 moves to a broker in a pod without a replica of the partition. Brokers in a new rack come first,
@@ -52,6 +53,55 @@ def drain(
             if tuple(replicas) != partition.replicas:
                 moves[partition.name] = tuple(replicas)
     return Plan(moves, tuple(unplaceable))
+
+
+def resize(
+    partitions: Sequence[PartitionState],
+    wanted: Mapping[str, int],
+    brokers: Iterable[int],
+    racks: Racks | None = None,
+) -> Plan:
+    """Return the moves that give these partitions the wanted numbers of replicas.
+
+    `wanted` is by the partition's name; `partitions` are all of the cluster. The preferred leader
+    stays. Replicas that are not in sync go first, then those whose rack has another one.
+    """
+    places = sorted(brokers)
+    loads = _loads(partitions, places)
+    moves: dict[str, tuple[int, ...]] = {}
+    unplaceable = []
+    for partition in sorted(partitions, key=lambda p: p.name):
+        count = wanted.get(partition.name, len(partition.replicas))
+        replicas = list(partition.replicas)
+        while len(replicas) > count:
+            at = _least_needed(replicas, partition.isr, loads, racks or {})
+            loads[replicas.pop(at)] -= 1
+        while len(replicas) < count:
+            # A place for one more replica, at the end.
+            place = _place([*replicas, -1], len(replicas), loads, racks or {})
+            if place is None:
+                unplaceable.append(partition.name)
+                break
+            replicas.append(place)
+            loads[place] += 1
+        else:
+            if tuple(replicas) != partition.replicas:
+                moves[partition.name] = tuple(replicas)
+    return Plan(moves, tuple(unplaceable))
+
+
+def _least_needed(
+    replicas: Sequence[int], isr: Sequence[int], loads: Counter[int], racks: Racks
+) -> int:
+    """Return the index of the replica to remove, never that of the preferred leader."""
+
+    def rank(at: int) -> tuple[bool, bool, int, int]:
+        broker = replicas[at]
+        others = {racks.get(b) for i, b in enumerate(replicas) if i != at}
+        crowded = broker in racks and racks[broker] in others
+        return broker not in isr, crowded, loads[broker], at
+
+    return max(range(1, len(replicas)), key=rank)
 
 
 def balance(

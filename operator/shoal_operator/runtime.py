@@ -64,12 +64,20 @@ WATCHED: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     ("v1", "PersistentVolumeClaim", _MANAGED),
     ("v1", "Pod", _MANAGED),
     ("apps/v1", "StatefulSet", _MANAGED),
-    ("apps/v1", "Deployment", _MANAGED),
     ("policy/v1", "PodDisruptionBudget", _MANAGED),
     ("networking.k8s.io/v1", "NetworkPolicy", _MANAGED),
-    ("rbac.authorization.k8s.io/v1", "RoleBinding", _MANAGED),
 )
+#: What kopf watches for each kind of workload, too.
+WATCHED_FOR: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
+    "deployment": ("apps/v1", "Deployment", _MANAGED),
+    "spark": ("rbac.authorization.k8s.io/v1", "RoleBinding", _MANAGED),
+}
 SPARK = (names.SPARK_API, "SparkApplication", _MANAGED)
+
+
+def watched(workloads: frozenset[str]) -> list[tuple[str, str, Mapping[str, str]]]:
+    """Return what kopf watches for an operator of these workloads."""
+    return [*WATCHED, *(WATCHED_FOR[one] for one in sorted(workloads))]
 
 
 @dataclass(slots=True)
@@ -138,7 +146,7 @@ class Operator:
                 on_update=self.on_update,
                 on_delete=self.on_delete,
             )
-            for namespace in namespaces or (None,)
+            for namespace in (namespaces or (None,) if "spark" in settings.workloads else ())
         ]
         self._watching = [asyncio.create_task(w.run(), name="watch of Spark") for w in self._spark]
         self._retiring: set[asyncio.Task[None]] = set()
@@ -172,7 +180,10 @@ class Operator:
         await self._orphans.run()
 
     async def _list_all(self) -> None:
-        for api_version, kind, labels in (*WATCHED, SPARK):
+        every = watched(self._settings.workloads)
+        if "spark" in self._settings.workloads:
+            every.append(SPARK)
+        for api_version, kind, labels in every:
             for namespace in self._namespaces or (None,):
                 try:
                     found, _ = await self._kube.snapshot(api_version, kind, namespace, labels)
@@ -399,6 +410,7 @@ class Operator:
             on_reachable=lambda: self._enqueue_all(key),
             pull_policy=self._settings.broker_pull_policy,
             operator_namespace=self._settings.namespace,
+            openshift=self._settings.openshift,
         )
         topics = topics_module.Topics(*parts)
         monitor = GroupMonitor(*parts)

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from shoal_operator.http_access import HttpAccess
 
+#: The fields of a ShareConsumer that describe its workload.
+WORKLOADS = ("deployment", "spark")
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -16,6 +19,8 @@ class Settings:
     `driver_role` is the ClusterRole of Spark drivers. `scale_url` is the URL of this operator's
     scale signals. The pull policies are for pods with `broker_image` or `spark_image` whose
     resource sets none. `namespace` is that of the operator's pods, empty if it runs elsewhere.
+    `openshift` means that the platform assigns user, group and seccomp profile to pods (ADR 73).
+    `workloads` are those that ShareConsumers may have; for others, permissions may be missing.
     """
 
     broker_image: str
@@ -27,3 +32,5 @@ class Settings:
     namespace: str = ""
     #: TLS and tokens of the scale signals, None without.
     http_access: HttpAccess | None = None
+    openshift: bool = False
+    workloads: frozenset[str] = frozenset(WORKLOADS)

@@ -1,4 +1,4 @@
-"""QueueTopics: create topics, add partitions, set topic configs, delete topics."""
+"""QueueTopics: create topics, add partitions, change replicas, set topic configs, delete topics."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ErrorCode
 
+from shoal_operator import topic_replicas
 from shoal_operator.batch_reconciler import BatchReconciler, Outcome
 from shoal_operator.conditions import Verdict
 from shoal_operator.model import pod_layout
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from shoal.client.errors import KafkaError
 
@@ -28,6 +29,7 @@ class Actions:
 
     create: bool = False
     partitions: int | None = None
+    replicas: int | None = None
     config: Mapping[str, str | None] = field(default_factory=dict)
     refusal: Verdict | None = None
 
@@ -40,8 +42,11 @@ def topic_name(resource: Mapping[str, Any]) -> str:
     return str(resource["spec"].get("topicName") or resource["metadata"]["name"])
 
 
-def decide(resource: Manifest, have: TopicState | None) -> Actions:
-    """Return what brings the topic to its spec; `have` is None if it does not exist. Pure."""
+def decide(resource: Manifest, have: TopicState | None, under_way: Collection[str] = ()) -> Actions:
+    """Return what brings the topic to its spec; `have` is None if it does not exist. Pure.
+
+    `under_way` are the topics with partitions that are being reassigned.
+    """
     spec, status = resource["spec"], resource.get("status", {})
     config = spec.get("config", {})
     if not spec.get("managed", True):
@@ -57,17 +62,15 @@ def decide(resource: Manifest, have: TopicState | None) -> Actions:
             f"{spec['partitions']}. Set spec.partitions to {have.partitions} or more."
         )
         return Actions(refusal=Verdict.refused("PartitionsNeverShrink", text))
-    if spec.get("replicas") and spec["replicas"] != have.replicas:
-        text = (
-            f"The topic has {have.replicas} replicas and spec.replicas is {spec['replicas']}. The "
-            f"number of replicas of an existing topic cannot change; set it to {have.replicas}."
-        )
-        return Actions(refusal=Verdict.refused("ReplicasNotChanged", text))
     changed: dict[str, str | None] = {k: v for k, v in config.items() if have.config.get(k) != v}
     removed = [k for k in status.get("appliedConfig", []) if k not in config and k in have.config]
     changed |= dict.fromkeys(removed)
     more = spec["partitions"] if spec["partitions"] > have.partitions else None
-    return Actions(partitions=more, config=changed)
+    resized = spec.get("replicas") or None
+    # A partition that is being reassigned shows its coming replicas already.
+    if resized and have.has_replicas(resized) and topic_name(resource) not in under_way:
+        resized = None
+    return Actions(partitions=more, replicas=resized, config=changed)
 
 
 class Topics(BatchReconciler):
@@ -101,12 +104,17 @@ class Topics(BatchReconciler):
     async def apply(self, owned: Sequence[Manifest]) -> list[Outcome]:
         """Create and change topics. Raises `ClientError`."""
         have = await self._brokers.describe_topics([topic_name(o) for o in owned])
-        plan = {topic_name(o): (o, decide(o, have.get(topic_name(o)))) for o in owned}
+        moving: frozenset[str] = frozenset()
+        if any(o["spec"].get("replicas") for o in owned):
+            moving = await self._brokers.reassignments()
+        under_way = {partition.rpartition("-")[0] for partition in moving}
+        plan = {topic_name(o): (o, decide(o, have.get(topic_name(o)), under_way)) for o in owned}
         failures = await self._change(plan)
+        resizes = await self._resize(plan, moving, failures)
         if changed := [name for name, (_, actions) in plan.items() if actions]:
             have |= await self._brokers.describe_topics(changed)
         return [
-            self._outcome(o, actions, have.get(name), failures.get(name))
+            self._outcome(o, actions, have.get(name), failures.get(name), resizes.get(name))
             for name, (o, actions) in plan.items()
         ]
 
@@ -122,20 +130,50 @@ class Topics(BatchReconciler):
             failures |= await self._brokers.alter_topic_configs(config)
         return failures
 
+    async def _resize(
+        self,
+        plan: Mapping[str, tuple[Manifest, Actions]],
+        moving: Collection[str],
+        failures: dict[str, KafkaError],
+    ) -> dict[str, topic_replicas.Resize]:
+        """Reassign partitions of topics whose number of replicas is not the wanted one.
+
+        Adds the errors by topic to `failures`; returns how far each of the other topics is.
+        """
+        wanted = {n: a.replicas for n, (_, a) in plan.items() if a.replicas and n not in failures}
+        cluster = self._store.get("QueueCluster", self._namespace, self._cluster)
+        if not wanted or cluster is None:
+            return {}
+        found = topic_replicas.plan(
+            wanted,
+            await self._brokers.partitions(),
+            moving,
+            pod_layout.brokers(cluster),
+            await self._brokers.racks(),
+        )
+        moves = {p: replicas for one in found.values() for p, replicas in one.moves.items()}
+        done = await self._brokers.reassign(moves) if moves else {}
+        errors = {p.rpartition("-")[0]: e for p, e in done.items() if e}
+        failures |= errors
+        return {name: one for name, one in found.items() if name not in errors}
+
     def _outcome(
         self,
         resource: Manifest,
         actions: Actions,
         state: TopicState | None,
         error: KafkaError | None,
+        resize: topic_replicas.Resize | None,
     ) -> Outcome:
         fields: dict[str, Any] = {"topicName": topic_name(resource)}
         if state:
             fields |= {
                 "topicId": state.topic_id,
                 "partitions": state.partitions,
-                "replicas": state.replicas,
+                "reassignment": resize.progress if resize else None,
             }
+            if resize is None:
+                fields["replicas"] = state.replicas
         if error:
             return Outcome(resource, self._refused(resource, error), fields)
         if actions.refusal:
@@ -147,6 +185,8 @@ class Topics(BatchReconciler):
             text = "The topic exists, and spec.managed is false."
             return Outcome(resource, Verdict(True, "NotManaged", text), fields)
         fields["appliedConfig"] = sorted(resource["spec"].get("config", {}))
+        if resize:
+            return Outcome(resource, resize.verdict, fields)
         return Outcome(resource, Verdict.fine("The topic matches its spec."), fields)
 
     def _refused(self, resource: Manifest, error: KafkaError) -> Verdict:

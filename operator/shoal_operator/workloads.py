@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal_operator import clock
 from shoal_operator.conditions import Verdict
-from shoal_operator.drift import has_drifted
+from shoal_operator.drift import has_drifted, marked
 from shoal_operator.kube import Kube, KubeError
 from shoal_operator.model import deployment, spark
 
@@ -127,7 +127,7 @@ class Workloads:
         return Workload(status.get("replicas", 0), ready, selector, verdict)
 
     async def _apply_manifest(self, want: Manifest) -> Manifest:
-        meta = want["metadata"]
+        want, meta = marked(want), want["metadata"]
         have = self._store.get(want["kind"], meta["namespace"], meta["name"])
         if have is None or has_drifted(want, have):
             have = await self._kube.apply(want)

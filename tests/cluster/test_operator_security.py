@@ -38,8 +38,8 @@ from shoal_operator import certificates
 from shoal_operator.brokers import Brokers
 from shoal_operator.cluster.authorities import RENEW, Authorities, Issued
 from shoal_operator.cluster.decision import refusal
+from shoal_operator.model import broker_pod, listeners, names, security
 from shoal_operator.model import cluster as model
-from shoal_operator.model import listeners, names, security
 from shoal_operator.model import users as users_model
 from shoal_operator.users import Users
 
@@ -122,7 +122,7 @@ class Secured(ShoalCluster):
     def _node(self, id: int) -> ShoalProcess:
         """A broker with the file that the operator writes for it."""
         (found,) = [m for m in model.manifests(self.resource, "image") if m["kind"] == "ConfigMap"]
-        text = found["data"][model.config_file(id, 0)]
+        text = found["data"][broker_pod.config_file(id, 0)]
         text = text.replace(security.TLS_DIR, str(self.tls))
         text = text.replace(f"${{env:{listeners.POD_NAME}}}", names.pod("main", id))
         for other, host in self.hosts.items():

@@ -143,3 +143,39 @@ def test_an_annotation_of_a_service_rolls_nothing(queue: Resources) -> None:
     queue.wait("queuecluster/main")
     eventually(lambda: queue.get("service/main-bootstrap")["metadata"]["annotations"], timeout_s=20)
     assert broker(queue) == before
+
+
+READ_LEVEL = """
+import asyncio
+from shoal.client.client import Client
+from shoal.client.configs import Resource, ResourceType
+from shoal.client.settings import Settings
+
+async def main():
+    own = Resource(ResourceType.BROKER_LOGGER, "0")
+    async with Client(Settings.from_environment()) as client:
+        found = await client.admin.configs.describe([own], keys=["shoal.server.audit"])
+        print(found[own]["shoal.server.audit"].value)
+
+asyncio.run(main())
+"""
+
+
+def test_a_log_level_changes_without_a_restart_and_outlives_one(queue: Resources) -> None:
+    def has(level: str) -> bool:
+        run = ("exec", "main-broker-0", "--", "python3", "-c", READ_LEVEL)
+        found = queue.kubectl(*run, check=False)
+        return found.stdout.strip() == level
+
+    queue.apply(queue_cluster())
+    queue.wait("queuecluster/main")
+    before = queue.uid("pod/main-broker-0")
+    queue.apply(queue_cluster(logging={"loggers": {"shoal.server.audit": "DEBUG"}}))
+    eventually(lambda: has("DEBUG"), timeout_s=30)
+    assert queue.uid("pod/main-broker-0") == before
+    queue.kubectl("delete", "pod/main-broker-0", "--wait=false")
+    queue.wait_replaced("pod/main-broker-0", before)
+    eventually(lambda: has("DEBUG"), timeout_s=60)
+    queue.apply(queue_cluster())
+    eventually(lambda: has("INFO"), timeout_s=30)
+    queue.wait("queuecluster/main")

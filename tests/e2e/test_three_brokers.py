@@ -203,3 +203,20 @@ def test_a_lone_broker_grows_into_three(resources: Resources) -> None:
     resources.apply(queue_topic("wide", replicas=3))
     resources.wait("queuetopic/wide")
     assert_taken_once(resources, 50)
+
+
+def test_a_topic_gets_another_number_of_replicas(three: Resources) -> None:
+    three.apply(queue_topic("few", partitions=6, replicas=1))
+    three.wait("queuetopic/few")
+    three.produce("few", 100)
+    for count in (3, 2):
+        three.patch("queuetopic/few", {"spec": {"replicas": count}})
+        three.wait_reason("queuetopic/few", "Reconciled", timeout_s=90)
+        assert [len(r) for r in replicas_of(three, "few")] == [count] * 6
+        three.wait_status("queuetopic/few", replicas=count)
+        assert "reassignment" not in three.status("queuetopic/few")
+    wait_in_sync(three)
+    three.patch("queuetopic/few", {"spec": {"replicas": 4}})
+    said = three.wait_reason("queuetopic/few", "ReplicasNotPlaceable")
+    assert "the cluster has 3 broker pods" in said
+    three.kubectl("delete", "queuetopic/few")

@@ -75,6 +75,8 @@ class ApiServer(Kube):
         #: Pods that are not ready when they appear.
         self.unready: set[str] = set()
         self.numbers = itertools.count(1)
+        #: The last applied manifest of each object, by kind and name.
+        self.applied: dict[tuple[str, str], Manifest] = {}
 
     def store(self) -> Store:
         """Return what a new operator's watches contain."""
@@ -124,9 +126,18 @@ class ApiServer(Kube):
             made = self._delete(kind, name)
         else:
             of_status, merge = more[-1] == "status", "merge" in content_type
+            if "apply-patch" in content_type:
+                self._disown(kind, name, body)
             made = self._write(kind, name, body, status=of_status, merge=merge)
         self.crash_point.count()
         return copy.deepcopy(made)
+
+    def _disown(self, kind: str, name: str, body: Manifest) -> None:
+        """Remove the fields that the previous apply had and this one no longer has."""
+        before = self.applied.get((kind, name), {})
+        self.applied[kind, name] = copy.deepcopy(body)
+        if have := self.objects.get((kind, name)):
+            _remove(have, before, body)
 
     def _write(
         self,
@@ -220,7 +231,7 @@ def _version(manifest: Manifest) -> str:
 
 
 def _merge(into: Manifest, patch: Mapping[str, Any]) -> None:
-    """Merge as RFC 7386; for our manifests, server-side apply by one manager is the same."""
+    """Merge as RFC 7386; together with `_remove`, it is server-side apply by one manager."""
     for key, value in patch.items():
         if value is None:
             into.pop(key, None)
@@ -230,6 +241,15 @@ def _merge(into: Manifest, patch: Mapping[str, Any]) -> None:
             _merge(into[key], value)
         else:
             into[key] = copy.deepcopy(value)
+
+
+def _remove(have: Manifest, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Remove the keys of `before` that `now` lacks."""
+    for key, value in before.items():
+        if key not in now:
+            have.pop(key, None)
+        elif isinstance(value, Mapping) and isinstance(have.get(key), dict):
+            _remove(have[key], value, now[key])
 
 
 def resource(kind: str, name: str, **spec: Any) -> Manifest:

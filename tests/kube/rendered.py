@@ -49,7 +49,7 @@ def clusters() -> dict[str, dict[str, Any]]:
 def services(resource: dict[str, Any]) -> listeners.Services:
     """Return those Services as an API server would, with ports and addresses."""
     have = {}
-    for number, (name, spec) in enumerate(listeners.services(resource)):
+    for number, (name, spec, _) in enumerate(listeners.services(resource)):
         ports = [{**port, "nodePort": 31000 + number} for port in spec["ports"]]
         ingress = [{"ip": f"192.0.2.{number}"}]
         have[name] = {

@@ -520,7 +520,12 @@ def test_variables_of_a_brokers_pod_are_kept_and_no_setting_has_two_sources() ->
     own = [{"name": "SHOAL_LOG_RETENTION_MS", "value": "5"}, {"name": "PASSWORD", "value": "x"}]
     template = {"pod": {"env": own}}
     assert _brokers(template=template)["env"][-2:] == own
-    spec = {"listeners": [], "template": template, "config": {"log.retention.ms": "7"}}
+    spec = {
+        "listeners": [],
+        "metrics": {"port": 9404},
+        "template": template,
+        "config": {"log.retention.ms": "7"},
+    }
     refused = refusal({"metadata": {"name": "main"}, "spec": {"replicas": 1, **spec}})
     assert refused is not None
     assert refused.reason == "ConfigTwice"

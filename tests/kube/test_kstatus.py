@@ -17,7 +17,7 @@ from shoal_operator.model.names import API_VERSION
 KINDS = ("QueueCluster", "QueueTopic", "QueueUser", "Redrive", "ShareConsumer", "ShareGroup")
 #: Reasons of the condition Ready, by kstatus result. `test_no_reason_is_missing` compares.
 READY = ("Reconciled", "NotManaged", "ScaledToZero")
-AT_WORK_AND_READY = ("RollWaits", "ResetWaits", "ResetRefused", "Suspending")
+AT_WORK_AND_READY = ("Reassigning", "RollWaits", "ResetWaits", "ResetRefused", "Suspending")
 AT_WORK = (
     "ClusterNotFound",
     "BrokersUnreachable",
@@ -43,11 +43,14 @@ AT_WORK = (
     "Redriving",
     "RedriveFailed",
     "Queued",
+    "BrokersMissing",
 )
 STALLED = (
     "NoMajority",
     "ConfigNotAllowed",
     "ConfigTwice",
+    "TemplateNotAllowed",
+    "WorkloadDisabled",
     "RackNotSupported",
     "SecurityNotSupported",
     "ListenerNotAllowed",
@@ -56,7 +59,8 @@ STALLED = (
     "SecretNotOwned",
     "NotAuthorized",
     "PartitionsNeverShrink",
-    "ReplicasNotChanged",
+    "ReplicasNotPlaceable",
+    "ReplicasBelowMinIsr",
     "TopicClaimed",
     "TopicNotAllowed",
     "GroupClaimed",

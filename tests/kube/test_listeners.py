@@ -2,7 +2,7 @@
 
 from shoal.server.cluster_config import Listeners, cluster_config
 from shoal.server.config import resolve
-from shoal_operator.model import cluster, listeners
+from shoal_operator.model import broker_pod, cluster, listeners
 
 INSIDE = {"name": "plain", "port": 9092, "type": "Internal"}
 NODES = {"name": "outside", "port": 9094, "type": "NodePort"}
@@ -42,7 +42,7 @@ def test_inside_a_broker_is_its_pod() -> None:
 
 def test_a_node_port_is_the_brokers_own() -> None:
     wanted = queue_cluster(INSIDE, NODES)
-    made = {name for name, _ in listeners.services(wanted)}
+    made = {one.name for one in listeners.services(wanted)}
     own = {"main-outside-bootstrap", "main-outside-0", "main-outside-1"}
     assert made == {"main-brokers", "main-bootstrap", *own}
     assert set(listeners.pending(wanted, {})) == own
@@ -145,9 +145,9 @@ def test_the_image_of_a_version() -> None:
         "r:5000/shoal/broker@sha256:12",
         "r:5000/shoal/broker",
     ):
-        assert cluster.image(wanted, default) == "r:5000/shoal/broker:0.2.0"
+        assert broker_pod.image(wanted, default) == "r:5000/shoal/broker:0.2.0"
     wanted["spec"]["image"] = "mine:1"
-    assert cluster.image(wanted, "x") == "mine:1"
+    assert broker_pod.image(wanted, "x") == "mine:1"
 
 
 def test_brokers_spread_over_nodes_and_zones_and_may_have_a_rack() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.security.audit import ALLOWED, CHANGED, LOGGED_IN, SESSIONS_ENDED, AuditTrail, Entry
+from shoal.server import logs
 
 if TYPE_CHECKING:
     from shoal.server.node import Node
@@ -21,9 +22,15 @@ class Audit:
         self._timers = node.timers
         self._trail = AuditTrail()
         self._is_armed = False
-        is_enabled = getattr(self._log, "is_enabled_for", None)
         #: Whether entries at the level debug are logged: callers need not make others.
-        self.logs_successes: bool = is_enabled is None or is_enabled(10)
+        self.logs_successes = False
+        self.levels_changed()
+        logs.LEVELS.subscribe(self)
+
+    def levels_changed(self) -> None:
+        """Follow the level of this module's logger."""
+        is_enabled = getattr(self._log, "is_enabled_for", None)
+        self.logs_successes = is_enabled is None or is_enabled(logs.Level.DEBUG)
 
     def note(self, entry: Entry) -> None:
         """Log an entry, or count it for the summary of the interval."""

@@ -97,7 +97,6 @@ class Access:
         self.authorizer: Authorizer | AllowAll = AllowAll()
         #: Whether there is an authorizer. Without one, all is allowed and nothing is checked.
         self.enabled = bool(config["authorizer.class.name"])
-        self._logs_allowed = self.enabled and audit_log.logs_successes
         #: The number of changes of the entries.
         self.generation = 0
         self._change_calls: list[Callable[[], None]] = []
@@ -142,7 +141,7 @@ class Access:
         """
         peer = request.peer
         allowed = self.authorizer.allows(peer.principal, peer.host, operation, resource_type, name)
-        if self._logs_allowed if allowed else audited:
+        if (self.enabled and self._audit.logs_successes) if allowed else audited:
             make = audit.allowed if allowed else audit.refused
             entry = make(
                 principal=peer.principal,

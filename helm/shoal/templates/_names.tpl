@@ -21,3 +21,13 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- $separator := ternary "@" ":" (hasPrefix "sha256:" $tag) -}}
 {{ with $registry }}{{ . }}/{{ end }}{{ .image.repository }}{{ $separator }}{{ $tag }}
 {{- end }}
+
+{{- /* The security context of pods that run as user 1000, unless the platform assigns the user. */}}
+{{- define "shoal.podSecurityContext" -}}
+runAsNonRoot: true
+{{- if not (or (eq .Values.openshift "enabled") (and (eq .Values.openshift "auto") (.Capabilities.APIVersions.Has "security.openshift.io/v1"))) }}
+runAsUser: 1000
+runAsGroup: 1000
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+{{- end }}

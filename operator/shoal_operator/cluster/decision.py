@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from shoal_operator import __version__, diagnostics, pods, roller
 from shoal_operator.conditions import Verdict, ready_reason
 from shoal_operator.maintenance_windows import is_open
-from shoal_operator.model import broker_config, names, pod_layout, security
+from shoal_operator.model import broker_config, names, pod_layout, reserved_fields, security
 from shoal_operator.model import cluster as model
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 REACHABLE_SECONDS_MAX = 15.0
 #: How long the StatefulSet controller may take to observe a change; it takes milliseconds.
 OBSERVED_SECONDS_MAX = 15.0
+#: The logger of all others, and its level at the start of a broker.
+ROOT_LOGGER, ROOT_LEVEL = "root", "INFO"
 #: Reasons of `Ready` while the operator restarts brokers.
 _ROLL_REASONS = ("Rolling", "RollWaits", "Restarting")
 
@@ -46,6 +48,9 @@ def refusal(cluster: Manifest) -> Verdict | None:
             "spec.rack requires spec.brokersPerPod 1: the rack of brokers that share a pod is the "
             "pod. Remove spec.rack.",
         )
+    if found := reserved_fields.first(cluster):
+        where, why = found
+        return Verdict.refused("TemplateNotAllowed", f"{where} is not allowed: {why}")
     return _refused_config(spec) or _refused_security(cluster)
 
 
@@ -156,6 +161,28 @@ def config_changes(cluster: Manifest, state: ClusterState) -> dict[str, str | No
     }
     applied = cluster.get("status", {}).get("appliedConfig", [])
     return changes | {k: None for k in applied if k not in want and k in state.dynamic_config}
+
+
+def level_changes(cluster: Manifest, state: ClusterState) -> dict[int, dict[str, str | None]]:
+    """Return the log levels to set, or to unset with None, by broker id.
+
+    A broker with another level gets all of them: one that is right may only follow from the level
+    of a package above.
+    """
+    want = broker_config.log_levels(cluster)
+    # The level of the root logger cannot be unset.
+    unset = {
+        logger: ROOT_LEVEL if logger == ROOT_LOGGER else None
+        for logger in broker_config.loggers(cluster)
+        if logger not in want
+    }
+    found: dict[int, dict[str, str | None]] = {}
+    for broker, have in state.log_levels.items():
+        # A broker does not have a logger that it refused.
+        stale = {logger: level for logger, level in unset.items() if logger in have}
+        if stale or any(have.get(logger) != level for logger, level in want.items()):
+            found[broker] = {**want, **stale}
+    return found
 
 
 def broker_pods(seen: Observation) -> list[roller.BrokerPod]:

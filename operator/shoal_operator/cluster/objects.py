@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal_operator.diagnostics import Diagnosis
-from shoal_operator.drift import has_drifted
+from shoal_operator.drift import APPLIED, has_drifted, marked
 from shoal_operator.kube import Kube, KubeError
-from shoal_operator.model import broker_config, listeners
 from shoal_operator.model import cluster as model
+from shoal_operator.model import listeners
 from shoal_operator.quantities import size_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shoal_operator.cluster.observation import Observer
     from shoal_operator.model.names import Manifest
     from shoal_operator.store import Store
@@ -28,10 +30,12 @@ class ClusterObjects:
         image: str,
         pull_policy: str,
         operator_namespace: str = "",
+        *,
+        openshift: bool = False,
     ) -> None:
         self._kube, self._store, self._observer = kube, store, observer
         self._image, self._pull_policy = image, pull_policy
-        self._operator_namespace = operator_namespace
+        self._operator_namespace, self._openshift = operator_namespace, openshift
         #: Digest of the manifest and the resourceVersion of its last apply, by kind and name.
         self._applied: dict[tuple[str, str], tuple[str, str]] = {}
         #: A volume that the API server refuses to grow.
@@ -50,7 +54,12 @@ class ClusterObjects:
         if pending:
             return pending
         wanted = model.manifests(
-            cluster, self._image, services, self._pull_policy, self._operator_namespace
+            cluster,
+            self._image,
+            services,
+            self._pull_policy,
+            self._operator_namespace,
+            openshift=self._openshift,
         )
         for want in wanted:
             await self._apply(cluster, want)
@@ -65,19 +74,52 @@ class ClusterObjects:
     async def _apply(self, cluster: Manifest, want: Manifest) -> None:
         meta = want["metadata"]
         have = self._store.get(want["kind"], meta["namespace"], meta["name"])
-        digest = broker_config.digest(repr(want))
+        if want["kind"] == "StatefulSet" and have:
+            # Claim templates are immutable, so the claims themselves are changed.
+            await self._grow_claims(cluster)
+            await self._label_claims(cluster, have["spec"]["volumeClaimTemplates"])
+            kept = {"volumeClaimTemplates": have["spec"]["volumeClaimTemplates"]}
+            want = {**want, "spec": {**want["spec"], **kept}}
+        want = marked(want)
+        digest = want["metadata"]["annotations"][APPLIED]
         key = (want["kind"], meta["name"])
         version = have["metadata"]["resourceVersion"] if have else ""
         if have and (not has_drifted(want, have) or self._applied.get(key) == (digest, version)):
             return
-        if want["kind"] == "StatefulSet" and have:
-            await self._grow_claims(cluster)
-            # Claim templates are immutable, so the claims themselves are grown.
-            kept = {"volumeClaimTemplates": have["spec"]["volumeClaimTemplates"]}
-            want = {**want, "spec": {**want["spec"], **kept}}
         made = await self._kube.apply(want)
         self._applied[key] = (digest, made["metadata"]["resourceVersion"])
         self._store.put(made)
+
+    async def _label_claims(self, cluster: Manifest, templates: Sequence[Manifest]) -> None:
+        """Give the volume claims the labels and annotations of the spec.
+
+        `templates` are the claim templates, whose labels and annotations new claims have.
+        """
+        wanted = model.claim_metadata(cluster)
+        for claim in self._observer.claims(cluster):
+            identity = {key: claim["metadata"][key] for key in ("name", "namespace")}
+            want = marked(
+                {
+                    "apiVersion": "v1",
+                    "kind": "PersistentVolumeClaim",
+                    "metadata": {**identity, **wanted},
+                }
+            )
+            if not has_drifted(want, claim):
+                continue
+            # The controller that created the claim owns these, so that apply does not remove them.
+            stale = {
+                field: {
+                    key: None
+                    for template in templates
+                    for key in template["metadata"].get(field, {})
+                    if key not in wanted.get(field, {}) and key in claim["metadata"].get(field, {})
+                }
+                for field in ("labels", "annotations")
+            }
+            if any(stale.values()):
+                await self._kube.merge(claim, {"metadata": stale})
+            self._store.put(await self._kube.apply(want))
 
     async def _grow_claims(self, cluster: Manifest) -> None:
         """Raise the requests of the volume claims to `spec.storage.size`."""

@@ -9,8 +9,8 @@ from shoal.client.errors import ClientError
 
 from shoal_operator import pods
 from shoal_operator.drift import has_drifted
+from shoal_operator.model import broker_config, listeners, names, pod_layout
 from shoal_operator.model import cluster as model
-from shoal_operator.model import listeners, names, pod_layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -149,7 +149,9 @@ class Observer:
         )
         try:
             state = await self._brokers.cluster_state(
-                ids, advertised=bool(listeners.external(cluster))
+                ids,
+                advertised=bool(listeners.external(cluster)),
+                loggers=broker_config.loggers(cluster),
             )
         except ClientError:
             self._reachable = False

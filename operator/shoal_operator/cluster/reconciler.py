@@ -20,8 +20,7 @@ from shoal_operator.conditions import Verdict, is_ready, is_seen
 from shoal_operator.diagnostics import Diagnosis
 from shoal_operator.kube import Kube, KubeError
 from shoal_operator.membership import Membership, ScaleDown
-from shoal_operator.model import broker_config, names, pod_layout, security
-from shoal_operator.model import cluster as model
+from shoal_operator.model import broker_config, broker_pod, names, pod_layout, security
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +66,7 @@ class Clusters:
     """The reconciler of one QueueCluster.
 
     `on_reachable` is called when its brokers begin to answer. `image` and `pull_policy` are the
-    chart's defaults.
+    chart's defaults. `openshift`: see `broker_pod.template`.
     """
 
     def __init__(
@@ -80,14 +79,21 @@ class Clusters:
         image: str,
         *,
         on_reachable: Callable[[], None],
-        pull_policy: str = model.PULL_POLICY,
+        pull_policy: str = broker_pod.PULL_POLICY,
         operator_namespace: str = "",
+        openshift: bool = False,
     ) -> None:
         self._kube, self._store, self._brokers = kube, store, brokers
         self._namespace, self._name = namespace, name
         self._observer = Observer(store, brokers, namespace, name, on_reachable)
         self._objects = ClusterObjects(
-            kube, store, self._observer, image, pull_policy, operator_namespace
+            kube,
+            store,
+            self._observer,
+            image,
+            pull_policy,
+            operator_namespace,
+            openshift=openshift,
         )
         self._listener_secrets = ListenerSecrets(kube, store, namespace, name)
         self._status = ClusterStatus(kube, store, image)
@@ -147,6 +153,7 @@ class Clusters:
         """Change the brokers: their dynamic configs, restarts, and the placement of replicas."""
         state = await self._observer.cluster_state(effective)
         refused = await self._change_config(cluster, state)
+        refused = await self._change_levels(cluster, state) or refused
         seen = self._observer.observe(cluster, effective, state)
         step = await self._next_step(seen)
         if isinstance(step, roller.Done) and state and not is_ready(cluster):
@@ -284,6 +291,17 @@ class Clusters:
         text = f"Features of {wanted}: {raised}. Earlier releases can no longer run."
         await self._kube.event(cluster, "FeaturesFinalized", text, once=once)
         return None, dataclasses.replace(state, features={**state.features, **levels})
+
+    async def _change_levels(self, cluster: Manifest, state: ClusterState | None) -> Verdict | None:
+        """Set the log levels; return a verdict if a broker refuses them."""
+        changes = decision.level_changes(cluster, state) if state else {}
+        if not changes:
+            return None
+        for broker, error in (await self._brokers.alter_log_levels(changes)).items():
+            return Verdict.refused(
+                "ConfigRefused", f"spec.logging.loggers: broker {broker}: {error}"
+            )
+        return None
 
     async def _next_step(self, seen: Observation) -> Step:
         partitions = None

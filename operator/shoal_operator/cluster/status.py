@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from shoal_operator import pods
 from shoal_operator.cluster import metadata_version
 from shoal_operator.conditions import Verdict, is_ready
-from shoal_operator.model import broker_config, listeners, names, pod_layout, security
+from shoal_operator.model import broker_config, broker_pod, listeners, names, pod_layout, security
 from shoal_operator.model import cluster as model
 from shoal_operator.statuses import Statuses, transition_key
 
@@ -28,7 +28,7 @@ def fields(seen: Observation, default_image: str) -> dict[str, Any]:
         "readyReplicas": sum(map(pods.is_ready, seen.pods)),
         "brokersReady": f"{ready}/{len(pod_layout.brokers(cluster))}",
         "selector": names.selector_text(names.selector(cluster["metadata"]["name"])),
-        "image": model.image(cluster, default_image),
+        "image": broker_pod.image(cluster, default_image),
         "bootstrapServers": model.bootstrap_servers(cluster),
         "listeners": _listeners(seen),
         "brokers": [
@@ -50,6 +50,7 @@ def fields(seen: Observation, default_image: str) -> dict[str, Any]:
             "clusterId": state.cluster_id,
             "controllerId": state.controller_id,
             "quorumVoters": sorted(state.quorum.voters),
+            "appliedLoggers": sorted(broker_config.log_levels(cluster)),
             "appliedConfig": sorted(broker_config.dynamic(cluster["spec"].get("config", {}))),
         }
         found["metadataVersion"] = metadata_version.finalized(state.features)

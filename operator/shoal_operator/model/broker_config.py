@@ -147,6 +147,17 @@ def dynamic(config: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in sorted(config.items()) if k in DYNAMIC}
 
 
+def log_levels(cluster: Mapping[str, Any]) -> dict[str, str]:
+    """Return the wanted levels by logger."""
+    return dict((cluster["spec"].get("logging") or {}).get("loggers", {}))
+
+
+def loggers(cluster: Mapping[str, Any]) -> list[str]:
+    """Return the loggers whose levels the spec has, or had when it was applied last."""
+    applied = cluster.get("status", {}).get("appliedLoggers", [])
+    return sorted({*log_levels(cluster), *applied})
+
+
 def variable(name: str) -> str:
     """Return the environment variable by which a broker reads a setting."""
     return "SHOAL_" + re.sub(r"[.\-]", "_", name.removeprefix("shoal.")).upper()

@@ -1,50 +1,40 @@
 """The Kubernetes objects of a QueueCluster.
 
-Pods meet the pod security standard `restricted`: no root, a read-only root file system, no
-capabilities. The StatefulSet's update strategy is OnDelete: only the operator's roller restarts
-brokers.
+The StatefulSet's update strategy is OnDelete: only the operator's roller restarts brokers.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal_operator.model import broker_config, listeners, names, pod_layout, security
+from shoal_operator.model import broker_config, broker_pod, listeners, names, pod_layout, security
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shoal_operator.model.names import Manifest
 
-#: User and group of the broker image.
-USER_ID = 1000
-READY_PORT_NAME = "metrics"
-ZONE, REGION = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"
-#: Node labels that Kubernetes copies to pods (Kubernetes, "Pod topology labels").
-POD_TOPOLOGY_LABELS = (ZONE, REGION)
-#: Variables with the pod's number: in slot 0 it is the broker id.
-NODE_ID, POD_INDEX = "SHOAL_NODE_ID", "POD_INDEX"
 #: The port of the default listener.
 PORT = 9092
-PULL_POLICY = "IfNotPresent"
 #: Label that Kubernetes gives to namespaces.
 NAMESPACE = "kubernetes.io/metadata.name"
-#: Only the brokers' user and group read the certificates.
-SECRET_MODE = 0o440
 
 
 def manifests(
     cluster: Mapping[str, Any],
     default_image: str,
     services: listeners.Services | None = None,
-    pull_policy: str = PULL_POLICY,
+    pull_policy: str = broker_pod.PULL_POLICY,
     operator_namespace: str = "",
+    *,
+    openshift: bool = False,
 ) -> list[Manifest]:
     """Return all objects of a cluster in the order in which they are applied.
 
     `cluster` has the schema's defaults filled in. `services` are its existing Services by name,
     which have the external addresses. `pull_policy` belongs to `default_image`. The operator's pods
-    may be in any namespace if `operator_namespace` is empty.
+    may be in any namespace if `operator_namespace` is empty. With `openshift`, the platform assigns
+    user, group and seccomp profile.
     """
     objects = [
         _service_account(cluster),
@@ -54,26 +44,14 @@ def manifests(
     ]
     if cluster["spec"].get("networkPolicy", {}).get("enabled", True):
         objects.append(_network_policy(cluster, operator_namespace))
-    objects.append(_stateful_set(cluster, default_image, pull_policy))
+    template = broker_pod.template(cluster, default_image, pull_policy, openshift=openshift)
+    objects.append(_stateful_set(cluster, template))
     return objects
 
 
 def service_manifests(cluster: Mapping[str, Any]) -> list[Manifest]:
     """Return the Services, which are applied first: they get the external addresses."""
-    return [_service(cluster, name, spec) for name, spec in listeners.services(cluster)]
-
-
-def image(cluster: Mapping[str, Any], default_image: str) -> str:
-    """Return the image of the brokers."""
-    spec = cluster["spec"]
-    if spec.get("image"):
-        return str(spec["image"])
-    if spec.get("version"):
-        # The default has a digest or a tag: `repository@sha256:…`, `registry:5000/repository:tag`.
-        repository = default_image.partition("@")[0]
-        path, slash, last = repository.rpartition("/")
-        return f"{path}{slash}{last.partition(':')[0]}:{spec['version']}"
-    return default_image
+    return [_service(cluster, one) for one in listeners.services(cluster)]
 
 
 def bootstrap_servers(cluster: Mapping[str, Any]) -> str:
@@ -110,7 +88,8 @@ def _object(
 def _service_account(cluster: Mapping[str, Any]) -> Manifest:
     name = names.stateful_set(cluster["metadata"]["name"])
     body = {"automountServiceAccountToken": False}
-    return _object(cluster, "v1", "ServiceAccount", name, body)
+    made = _object(cluster, "v1", "ServiceAccount", name, body)
+    return _with_metadata(made, cluster["spec"].get("template", {}).get("serviceAccount", {}))
 
 
 def _config_map(cluster: Mapping[str, Any], services: listeners.Services) -> Manifest:
@@ -120,7 +99,7 @@ def _config_map(cluster: Mapping[str, Any], services: listeners.Services) -> Man
         broker_config.properties(cluster, slot) for slot in range(pod_layout.per_pod(cluster))
     ]
     data = {
-        config_file(pod_layout.pod_of(broker), pod_layout.slot_of(broker)): common[
+        broker_pod.config_file(pod_layout.pod_of(broker), pod_layout.slot_of(broker)): common[
             pod_layout.slot_of(broker)
         ]
         + broker_config.of_broker(cluster, broker, listeners.advertised(cluster, broker, services))
@@ -129,18 +108,17 @@ def _config_map(cluster: Mapping[str, Any], services: listeners.Services) -> Man
     return _object(cluster, "v1", "ConfigMap", name, {"data": data})
 
 
-def config_file(pod: int | str, slot: int) -> str:
-    """Return the name of a broker's file; `pod` may be a reference to a variable."""
-    return f"broker-{pod}-{slot}.properties" if slot else f"broker-{pod}.properties"
+def _service(cluster: Mapping[str, Any], one: listeners.Service) -> Manifest:
+    made = _object(cluster, "v1", "Service", one.name, {"spec": one.spec})
+    return _with_metadata(made, one.metadata)
 
 
-def _service(cluster: Mapping[str, Any], name: str, spec: Mapping[str, Any]) -> Manifest:
-    made = _object(cluster, "v1", "Service", name, {"spec": dict(spec)})
-    over = cluster["spec"].get("template", {}).get("service", {})
-    made["metadata"]["labels"] |= over.get("labels", {})
+def _with_metadata(made: Manifest, over: Mapping[str, Any]) -> Manifest:
+    """Return an object or claim template with the user's labels and annotations, too."""
+    meta = {**made["metadata"], "labels": over.get("labels", {}) | made["metadata"]["labels"]}
     if over.get("annotations"):
-        made["metadata"]["annotations"] = dict(over["annotations"])
-    return made
+        meta["annotations"] = dict(over["annotations"])
+    return {**made, "metadata": meta}
 
 
 def _disruption_budget(cluster: Mapping[str, Any]) -> Manifest:
@@ -185,7 +163,14 @@ def _network_policy(cluster: Mapping[str, Any], operator_namespace: str) -> Mani
     return _object(cluster, "networking.k8s.io/v1", "NetworkPolicy", names.stateful_set(name), body)
 
 
-def _stateful_set(cluster: Mapping[str, Any], default_image: str, pull_policy: str) -> Manifest:
+def claim_metadata(cluster: Mapping[str, Any]) -> Manifest:
+    """Return the labels and annotations of the brokers' volume claims."""
+    own = {"metadata": {"labels": names.labels(cluster["metadata"]["name"])}}
+    over = cluster["spec"].get("template", {}).get("persistentVolumeClaim", {})
+    return dict(_with_metadata(own, over)["metadata"])
+
+
+def _stateful_set(cluster: Mapping[str, Any], template: Manifest) -> Manifest:
     name, spec = cluster["metadata"]["name"], cluster["spec"]
     every = range(pod_layout.per_pod(cluster))
     claim_spec: Manifest = {
@@ -203,10 +188,10 @@ def _stateful_set(cluster: Mapping[str, Any], default_image: str, pull_policy: s
             "updateStrategy": {"type": "OnDelete"},
             "selector": {"matchLabels": names.selector(name)},
             "persistentVolumeClaimRetentionPolicy": {"whenDeleted": keep, "whenScaled": "Retain"},
-            "template": _pod_template(cluster, default_image, pull_policy),
+            "template": template,
             "volumeClaimTemplates": [
                 {
-                    "metadata": {"name": pod_layout.volume(slot), "labels": names.labels(name)},
+                    "metadata": {"name": pod_layout.volume(slot), **claim_metadata(cluster)},
                     "spec": claim_spec,
                 }
                 for slot in every
@@ -219,152 +204,3 @@ def _stateful_set(cluster: Mapping[str, Any], default_image: str, pull_policy: s
             security.INTERNAL_TLS: str(security.internal_tls(cluster))
         }
     return made
-
-
-def _pod_template(cluster: Mapping[str, Any], default_image: str, pull_policy: str) -> Manifest:
-    name, spec = cluster["metadata"]["name"], cluster["spec"]
-    over = spec.get("template", {}).get("pod", {})
-    annotations = {
-        **over.get("annotations", {}),
-        names.CONFIG_HASH: broker_config.digest(broker_config.properties(cluster)),
-        "prometheus.io/scrape": str(spec["metrics"].get("enabled", True)).lower(),
-        "prometheus.io/port": str(spec["metrics"]["port"]),
-    }
-    if pod_layout.per_pod(cluster) > 1:
-        annotations["kubectl.kubernetes.io/default-container"] = pod_layout.container(0)
-    restart = cluster["metadata"].get("annotations", {}).get(names.RESTART)
-    if restart:
-        annotations[names.RESTART] = restart
-    pod: Manifest = {
-        "serviceAccountName": names.stateful_set(name),
-        "automountServiceAccountToken": False,
-        # The variable SHOAL_…_PORT of a Service named shoal-… would be read as a broker config.
-        "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": over.get("terminationGracePeriodSeconds", 60),
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": USER_ID,
-            "runAsGroup": USER_ID,
-            "fsGroup": USER_ID,
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        "topologySpreadConstraints": over.get("topologySpreadConstraints") or _spread(cluster),
-        "containers": [
-            _container(cluster, default_image, pull_policy, slot)
-            for slot in range(pod_layout.per_pod(cluster))
-        ],
-        "volumes": [
-            {"name": "config", "configMap": {"name": names.stateful_set(name)}},
-            {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
-        ],
-    }
-    for volume, secret, _ in security.volumes(cluster):
-        source: Manifest = {"secretName": secret, "defaultMode": SECRET_MODE}
-        if volume == security.METRICS_TOKEN:
-            # Brokers start without it, and then show their metrics to nobody.
-            source["optional"] = True
-        pod["volumes"].append({"name": volume, "secret": source})
-    for key in ("nodeSelector", "affinity", "tolerations", "priorityClassName"):
-        if over.get(key):
-            pod[key] = over[key]
-    if spec.get("imagePullSecrets"):
-        pod["imagePullSecrets"] = spec["imagePullSecrets"]
-    labels = {**over.get("labels", {}), **names.labels(name)}
-    return {"metadata": {"labels": labels, "annotations": annotations}, "spec": pod}
-
-
-def _spread(cluster: Mapping[str, Any]) -> list[Manifest]:
-    keys = ["kubernetes.io/hostname", ZONE]
-    rack = cluster["spec"].get("rack")
-    if rack and rack["topologyKey"] not in keys:
-        keys.append(rack["topologyKey"])
-    return [
-        {
-            "maxSkew": 1,
-            "topologyKey": key,
-            "whenUnsatisfiable": "ScheduleAnyway",
-            "labelSelector": {"matchLabels": names.selector(cluster["metadata"]["name"])},
-        }
-        for key in keys
-    ]
-
-
-def _container(
-    cluster: Mapping[str, Any], default_image: str, pull_policy: str, slot: int
-) -> Manifest:
-    spec = cluster["spec"]
-    # The chart's pull policy applies to the chart's image only.
-    policy = PULL_POLICY if spec.get("image") else pull_policy
-    ready_port = pod_layout.port_name(READY_PORT_NAME, slot)
-    number = POD_INDEX if slot else NODE_ID
-    # Kubernetes replaces the reference to the variable.
-    config = f"{names.CONFIG_DIR}/{config_file(f'$({number})', slot)}"
-    ports = {n["name"]: n["port"] for n in spec["listeners"]}
-    own = {n.name: n.port for n in security.controllers(cluster)} if not slot else {}
-    metrics = {READY_PORT_NAME: spec["metrics"]["port"]}
-
-    def probe(path: str, **timing: int) -> Manifest:
-        return {"httpGet": {"path": path, "port": ready_port}, "timeoutSeconds": 3, **timing}
-
-    container: Manifest = {
-        "name": pod_layout.container(slot),
-        "image": image(cluster, default_image),
-        "imagePullPolicy": spec.get("imagePullPolicy") or policy,
-        "args": ["server", "--log-json", "--config", config],
-        "env": _environment(cluster, number, slot),
-        "ports": [
-            {"name": pod_layout.port_name(name, slot), "containerPort": pod_layout.port(port, slot)}
-            for name, port in {**ports, **own, **metrics}.items()
-        ],
-        "volumeMounts": [
-            {"name": pod_layout.volume(slot), "mountPath": names.DATA_DIR},
-            {"name": "config", "mountPath": names.CONFIG_DIR, "readOnly": True},
-            {"name": "tmp", "mountPath": "/tmp"},
-        ],
-        # The last line of a failed broker's log goes into the pod's status and our condition.
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
-        "startupProbe": probe("/healthz", periodSeconds=1, failureThreshold=600),
-        "readinessProbe": probe("/readyz", periodSeconds=2, failureThreshold=2),
-        "livenessProbe": probe("/healthz", periodSeconds=10, failureThreshold=6),
-    }
-    for volume, _, path in security.volumes(cluster):
-        mount = {"name": volume, "mountPath": path, "readOnly": True}
-        container["volumeMounts"].append(mount)
-    if spec.get("resources"):
-        container["resources"] = spec["resources"]
-    others = range(1, pod_layout.per_pod(cluster))
-    if others and not slot:
-        # This broker may be the controller, which the others need to hand over: it stops last.
-        metrics_ports = [str(pod_layout.port(spec["metrics"]["port"], other)) for other in others]
-        pre_stop = ["python3", "-m", "shoal.server.host.pre_stop", *metrics_ports]
-        container["lifecycle"] = {"preStop": {"exec": {"command": pre_stop}}}
-    return container
-
-
-def _environment(cluster: Mapping[str, Any], number: str, slot: int) -> list[Manifest]:
-    """Return a container's environment; `number` is the variable with the pod's number."""
-    fields = {
-        listeners.POD_NAME: "metadata.name",
-        listeners.NODE_IP: "status.hostIP",
-        number: "metadata.labels['apps.kubernetes.io/pod-index']",
-    }
-    key = cluster["spec"].get("rack", {}).get("topologyKey", "")
-    if key in POD_TOPOLOGY_LABELS:
-        # Kubernetes 1.35 copies this label from the node to its pods; before, it is empty.
-        fields["SHOAL_BROKER_RACK"] = f"metadata.labels['{key}']"
-    given = [
-        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
-        for name, path in fields.items()
-    ]
-    own = cluster["spec"].get("template", {}).get("pod", {}).get("env", [])
-    # `kubectl exec` runs `shoal` as the brokers, which are super users.
-    client = security.shoal_environment(cluster, slot).items()
-    given += [{"name": name, "value": value} for name, value in client]
-    taken = {e["name"] for e in given}
-    return [*given, *(e for e in own if e["name"] not in taken)]

@@ -8,7 +8,7 @@ the address of its node, from its environment, and the node port of its Service.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from shoal_operator.model import names, pod_layout
 from shoal_operator.model.names import Manifest
@@ -18,6 +18,16 @@ INTERNAL = "Internal"
 POD_NAME, NODE_IP = "POD_NAME", "NODE_IP"
 #: The existing Services of a cluster by name.
 Services = Mapping[str, Manifest]
+#: Fields of a listener that the specs of its Services have under the same name.
+FIELDS = ("externalTrafficPolicy", "loadBalancerSourceRanges")
+
+
+class Service(NamedTuple):
+    """A Service: its name, its spec, and the labels and annotations that the user adds."""
+
+    name: str
+    spec: Manifest
+    metadata: Manifest
 
 
 def external(cluster: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -31,30 +41,48 @@ def internal(cluster: Mapping[str, Any]) -> Mapping[str, Any]:
     return next(filter(is_internal, every), every[0])
 
 
-def services(cluster: Mapping[str, Any]) -> list[tuple[str, Manifest]]:
-    """Return the names and specs of all Services of the cluster."""
+def services(cluster: Mapping[str, Any]) -> list[Service]:
+    """Return all Services of the cluster."""
     name = cluster["metadata"]["name"]
     ports = [_port(n) for n in cluster["spec"]["listeners"]]
     selector = names.selector(name)
     headless = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": selector}
-    made: list[tuple[str, Manifest]] = [
-        (names.headless(name), {**headless, "ports": ports}),
-        (names.bootstrap(name), {"type": "ClusterIP", "selector": selector, "ports": ports}),
+    every = cluster["spec"].get("template", {}).get("service", {})
+    made = [
+        Service(names.headless(name), {**headless, "ports": ports}, _metadata(every)),
+        Service(
+            names.bootstrap(name),
+            {"type": "ClusterIP", "selector": selector, "ports": ports},
+            _metadata(every),
+        ),
     ]
     for listener in external(cluster):
-        spec = {"type": listener["type"], "ports": [_port(listener)]}
-        made.append((service(cluster, listener), {**spec, "selector": selector}))
-        for broker in pod_layout.brokers(cluster):
-            only = {
-                "statefulset.kubernetes.io/pod-name": names.pod(name, pod_layout.pod_of(broker))
+        of_brokers = {one["broker"]: one for one in listener.get("brokers", [])}
+        for broker in (None, *pod_layout.brokers(cluster)):
+            own = listener.get("bootstrap", {}) if broker is None else of_brokers.get(broker, {})
+            spec = {
+                "type": listener["type"],
+                "ports": [_port(listener, pod_layout.slot_of(broker or 0), own.get("nodePort"))],
+                "selector": selector if broker is None else selector | _only(name, broker),
             }
-            own = {
-                **spec,
-                "ports": [_port(listener, pod_layout.slot_of(broker))],
-                "selector": selector | only,
-            }
-            made.append((service(cluster, listener, broker), own))
+            spec |= {key: listener[key] for key in FIELDS if listener.get(key)}
+            metadata = _metadata(every, listener, own)
+            made.append(Service(service(cluster, listener, broker), spec, metadata))
     return made
+
+
+def _only(cluster: str, broker: int) -> dict[str, str]:
+    """Return the label of a broker's pod."""
+    pod = names.pod(cluster, pod_layout.pod_of(broker))
+    return {"statefulset.kubernetes.io/pod-name": pod}
+
+
+def _metadata(*parts: Mapping[str, Any]) -> Manifest:
+    """Return the labels and annotations of these parts of the spec; the last part wins."""
+    return {
+        field: {k: v for part in parts for k, v in part.get(field, {}).items()}
+        for field in ("labels", "annotations")
+    }
 
 
 def service(
@@ -129,10 +157,12 @@ def is_internal(listener: Mapping[str, Any]) -> bool:
     return bool(listener.get("type", INTERNAL) == INTERNAL)
 
 
-def _port(listener: Mapping[str, Any], slot: int = 0) -> Manifest:
-    """Return a Service port that routes to the brokers in a slot."""
+def _port(listener: Mapping[str, Any], slot: int = 0, node_port: int | None = None) -> Manifest:
+    """Return a Service port that routes to the brokers in a slot; Kubernetes chooses the node port
+    if none is given."""
     name, target = listener["name"], pod_layout.port_name(listener["name"], slot)
-    return {"name": name, "port": listener["port"], "targetPort": target, "protocol": "TCP"}
+    made = {"name": name, "port": listener["port"], "targetPort": target, "protocol": "TCP"}
+    return made | ({"nodePort": node_port} if node_port else {})
 
 
 def _address(listener: Mapping[str, Any], have: Mapping[str, Any] | None) -> tuple[str, int] | None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: User id in the project's Spark image and in Spark's image.
 USER_ID = 185
+#: What pods get on Kubernetes, and what OpenShift assigns.
+IDS = {"fsGroup": USER_ID, "seccompProfile": {"type": "RuntimeDefault"}}
 CHECKPOINT_DIR = "/var/lib/shoal/checkpoint"
 CHECKPOINT_SIZE = "1Gi"
 #: Where the driver finds what it needs to read the scale signal.
@@ -75,6 +77,8 @@ class WorkloadContext:
     user_secret: str = ""
     #: The Secret with which the driver reads the scale signal, empty if it needs none.
     scale_secret: str = ""
+    #: Whether the platform assigns user, group and seccomp profile.
+    openshift: bool = False
 
 
 def manifests(consumer: Mapping[str, Any], context: WorkloadContext) -> list[Manifest]:
@@ -259,11 +263,7 @@ def _template(
     if mounts:
         container["volumeMounts"] = mounts
     pod: Manifest = {
-        "securityContext": {
-            "runAsNonRoot": True,
-            "fsGroup": USER_ID,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": {"runAsNonRoot": True, **({} if context.openshift else IDS)},
         "enableServiceLinks": False,
         "containers": [container],
     }

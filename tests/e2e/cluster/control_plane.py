@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from .layout import KUBERNETES_VERSION, Layout
+from .layout import KUBERNETES_VERSION, POLICIES, POLICIES_API, Layout
 
 NODE_STATE = Path("/run/shoal")
 PKI = NODE_STATE / "pki"
@@ -237,6 +237,8 @@ def _apiserver_flags(layout: Layout, etcd: str) -> list[str]:
         "--allow-privileged=true",
         "--authorization-mode=Node,RBAC",
         "--enable-admission-plugins=NodeRestriction",
+        f"--feature-gates={POLICIES}=true",
+        f"--runtime-config={POLICIES_API}=true",
         f"--etcd-servers={etcd}",
         f"--service-cluster-ip-range={layout.service_network}",
         f"--client-ca-file={PKI}/ca.crt",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from typing import TYPE_CHECKING
 
 from .backend import Cluster, docker_answers, tool
 from .commands import run
-from .layout import KUBERNETES_VERSION, ClusterError
+from .layout import KUBERNETES_VERSION, POLICIES, POLICIES_API, ClusterError
 from .programs import program
 
 if TYPE_CHECKING:
@@ -15,6 +16,12 @@ if TYPE_CHECKING:
 
 #: kind's own release notes list the node image of each Kubernetes version.
 NODE_IMAGE = f"kindest/node:{KUBERNETES_VERSION}"
+CONFIG = {
+    "kind": "Cluster",
+    "apiVersion": "kind.x-k8s.io/v1alpha4",
+    "featureGates": {POLICIES: True},
+    "runtimeConfig": {POLICIES_API: "true"},
+}
 
 
 class Kind(Cluster):
@@ -48,7 +55,9 @@ class Kind(Cluster):
 
     def _up(self) -> None:
         self._provide()
-        create = ("create", "cluster", f"--image={NODE_IMAGE}", "--wait=180s")
+        config = self.state / "kind.json"
+        config.write_text(json.dumps(CONFIG))
+        create = ("create", "cluster", f"--image={NODE_IMAGE}", "--wait=180s", f"--config={config}")
         self._kind(*create, f"--kubeconfig={self.kubeconfig}")
         self.laps("the node is Ready")
 

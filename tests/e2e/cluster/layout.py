@@ -15,6 +15,8 @@ from pathlib import Path
 NAME = "shoal"
 INDEX_MAX = 15
 KUBERNETES_VERSION = "v1.35.4"
+#: The feature gate and the API of MutatingAdmissionPolicies, with which tests imitate platforms.
+POLICIES, POLICIES_API = "MutatingAdmissionPolicy", "admissionregistration.k8s.io/v1beta1"
 #: The cluster binary's helm, kind and CoreDNS versions are in go/go.mod.
 SPARK_OPERATOR_VERSION = "v2.5.0"
 REPOSITORY = Path(__file__).resolve().parents[3]

@@ -42,8 +42,8 @@ def check_tls(
     if not broker.access.allows_cluster(request, Operation.ALTER_CONFIGS, audited=False):
         return None
     own = ResourceType.BROKER, str(broker.node_id)
-    asked = [_alteration(resource, incremental=incremental) for resource in request.body.resources]
-    keys = [alteration.key for alteration in asked]
+    asked = [alteration(resource, incremental=incremental) for resource in request.body.resources]
+    keys = [one.key for one in asked]
     if keys.count(own) != 1:
         return None  # The controller refuses a resource that appears twice.
     index = keys.index(own)
@@ -70,19 +70,19 @@ async def _refusal(
     reason = await found
     if reason is None:
         return None
-    row = _row(request.body.resources[index], ErrorCode.invalid_request, reason)
+    refused = row(request.body.resources[index], ErrorCode.invalid_request, reason)
     del asked[index]
     if not asked:
-        return {"responses": [row]}
+        return {"responses": [refused]}
 
     def complete(body: Body) -> Body:
-        rows = _rows(request, body)
-        return {"responses": [*rows[:index], row, *rows[index:]]}
+        others = rows(request, body)
+        return {"responses": [*others[:index], refused, *others[index:]]}
 
-    return _remainder(request, asked, complete)
+    return remainder(request, asked, complete)
 
 
-def _remainder(
+def remainder(
     request: Request, asked: list[Alteration], complete: Callable[[Body], Body]
 ) -> Remainder:
     """Return a request with these alterations only."""
@@ -108,16 +108,17 @@ def _remainder(
     return Remainder(head + encoded, remaining, complete)
 
 
-def _rows(request: Request, body: Body) -> list[dict[str, Any]]:
+def rows(request: Request, body: Body) -> list[dict[str, Any]]:
     """Return the rows of a response body, which is encoded if it is the controller's."""
     if isinstance(body, Mapping):
         return list(body["responses"])
     header = request.header
     found = codec.read_response(header.api_key, header.api_version, b"".join(body))
-    return [_row(row, row.error_code, row.error_message) for row in found.responses]
+    return [row(one, one.error_code, one.error_message) for one in found.responses]
 
 
-def _alteration(resource: Any, *, incremental: bool) -> Alteration:
+def alteration(resource: Any, *, incremental: bool) -> Alteration:
+    """Return the changes that a request wants of one resource."""
     return Alteration(
         resource.resource_type,
         resource.resource_name,
@@ -133,23 +134,24 @@ def alter(broker: Broker, request: Request, *, incremental: bool) -> Answer:
     body = request.body
     codes = [authorization.of_config(broker, request, resource) for resource in body.resources]
     asked = list(zip(body.resources, codes, strict=True))
-    refused = [_row(resource, code, None) for resource, code in asked if code is not None]
+    refused = [row(resource, code, None) for resource, code in asked if code is not None]
     alterations = [
-        _alteration(resource, incremental=incremental) for resource, code in asked if code is None
+        alteration(resource, incremental=incremental) for resource, code in asked if code is None
     ]
     return broker.metadata.submit(
         lambda image: alter_configs(
             image, alterations, incremental=incremental, validate_only=body.validate_only
         ),
-        lambda rows: {"responses": [*rows, *refused]},
+        lambda altered_rows: {"responses": [*altered_rows, *refused]},
     )
 
 
 def refuse(request: Request, code: int, message: str | None) -> dict[str, Any]:
-    return {"responses": [_row(resource, code, message) for resource in request.body.resources]}
+    return {"responses": [row(resource, code, message) for resource in request.body.resources]}
 
 
-def _row(resource: Any, code: int, message: str | None) -> dict[str, Any]:
+def row(resource: Any, code: int, message: str | None) -> dict[str, Any]:
+    """Return a row of the response."""
     return {
         "error_code": code,
         "error_message": message,

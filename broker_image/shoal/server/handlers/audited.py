@@ -1,4 +1,4 @@
-"""Lines of the audit log for committed changes of ACLs, users, tokens and quotas."""
+"""Lines of the audit log for changes of ACLs, users, tokens, quotas and log levels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""DescribeConfigs: the configs of topics, brokers, groups and client metrics, with their sources.
+"""DescribeConfigs: the configs of topics, brokers, groups, client metrics and loggers, with their
+sources.
 
 If requested, each config has its synonyms, in the order of precedence, and its documentation
 (KIP-133, KIP-226, KIP-569, KIP-1240).
@@ -15,7 +16,7 @@ from shoal.metadata.config_keys import ConfigKey, Scope, text_of
 from shoal.metadata.configs import BROKER, GROUP, TOPIC, Origin, Source
 from shoal.metadata.image import MetadataImage, ResourceType
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.handlers import authorization
+from shoal.server.handlers import authorization, broker_loggers
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -52,7 +53,11 @@ def _describe(
 ) -> dict[str, Any]:
     row = {"resource_type": resource.resource_type, "resource_name": resource.resource_name}
     look = _LOOKS.get(resource.resource_type)
+    wanted = resource.configuration_keys
     try:
+        if resource.resource_type == ResourceType.BROKER_LOGGER:
+            levels = broker_loggers.describe(image.scope.node_id, resource.resource_name, wanted)
+            return row | {"error_code": ErrorCode.none, "configs": list(levels)}
         if look is None:
             raise ApiError(
                 ErrorCode.invalid_request, f"Unsupported resource type: {resource.resource_type}"
@@ -60,7 +65,6 @@ def _describe(
         found = look(image, resource.resource_name)
     except ApiError as error:
         return row | {"error_code": error.code, "error_message": error.message}
-    wanted = resource.configuration_keys
     return row | {
         "error_code": ErrorCode.none,
         "configs": [

@@ -1,0 +1,234 @@
+"""The template of the brokers' pods.
+
+Pods meet the pod security standard `restricted`: no root, a read-only root file system, no
+capabilities.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shoal_operator.model import broker_config, listeners, names, pod_layout, security
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shoal_operator.model.names import Manifest
+
+#: User and group of the broker image.
+USER_ID = 1000
+READY_PORT_NAME = "metrics"
+ZONE, REGION = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"
+#: Node labels that Kubernetes copies to pods (Kubernetes, "Pod topology labels").
+POD_TOPOLOGY_LABELS = (ZONE, REGION)
+#: Variables with the pod's number: in slot 0 it is the broker id.
+NODE_ID, POD_INDEX = "SHOAL_NODE_ID", "POD_INDEX"
+PULL_POLICY = "IfNotPresent"
+#: Only the brokers' user and group read the certificates.
+SECRET_MODE = 0o440
+TMP_DIR = "/tmp"
+CONTAINER_SECURITY_CONTEXT = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+#: Fields of `template.pod` that the pod's spec has under the same name.
+FIELDS = (
+    "nodeSelector",
+    "affinity",
+    "tolerations",
+    "priorityClassName",
+    "schedulerName",
+    "runtimeClassName",
+    "hostAliases",
+    "dnsPolicy",
+    "dnsConfig",
+    "initContainers",
+)
+
+
+def image(cluster: Mapping[str, Any], default_image: str) -> str:
+    """Return the image of the brokers."""
+    spec = cluster["spec"]
+    if spec.get("image"):
+        return str(spec["image"])
+    if spec.get("version"):
+        # The default has a digest or a tag: `repository@sha256:…`, `registry:5000/repository:tag`.
+        repository = default_image.partition("@")[0]
+        path, slash, last = repository.rpartition("/")
+        return f"{path}{slash}{last.partition(':')[0]}:{spec['version']}"
+    return default_image
+
+
+def config_file(pod: int | str, slot: int) -> str:
+    """Return the name of a broker's file; `pod` may be a reference to a variable."""
+    return f"broker-{pod}-{slot}.properties" if slot else f"broker-{pod}.properties"
+
+
+def template(
+    cluster: Mapping[str, Any], default_image: str, pull_policy: str, *, openshift: bool
+) -> Manifest:
+    """Return the template of the brokers' pods.
+
+    `pull_policy` belongs to `default_image`. With `openshift`, the platform assigns user, group and
+    seccomp profile.
+    """
+    name, spec = cluster["metadata"]["name"], cluster["spec"]
+    over = spec.get("template", {}).get("pod", {})
+    annotations = {
+        **over.get("annotations", {}),
+        names.CONFIG_HASH: broker_config.digest(broker_config.properties(cluster)),
+        "prometheus.io/scrape": str(spec["metrics"].get("enabled", True)).lower(),
+        "prometheus.io/port": str(spec["metrics"]["port"]),
+    }
+    sidecars = over.get("containers", [])
+    if pod_layout.per_pod(cluster) > 1 or sidecars:
+        annotations["kubectl.kubernetes.io/default-container"] = pod_layout.container(0)
+    restart = cluster["metadata"].get("annotations", {}).get(names.RESTART)
+    if restart:
+        annotations[names.RESTART] = restart
+    pod: Manifest = {
+        "serviceAccountName": names.stateful_set(name),
+        "automountServiceAccountToken": False,
+        # The variable SHOAL_…_PORT of a Service named shoal-… would be read as a broker config.
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": over.get("terminationGracePeriodSeconds", 60),
+        "securityContext": over.get("securityContext", _security_context(openshift=openshift)),
+        "topologySpreadConstraints": over.get("topologySpreadConstraints") or _spread(cluster),
+        "containers": [
+            *(
+                _container(cluster, default_image, pull_policy, slot)
+                for slot in range(pod_layout.per_pod(cluster))
+            ),
+            *sidecars,
+        ],
+        "volumes": [
+            {"name": "config", "configMap": {"name": names.stateful_set(name)}},
+            {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
+        ],
+    }
+    for volume, secret, _ in security.volumes(cluster):
+        source: Manifest = {"secretName": secret, "defaultMode": SECRET_MODE}
+        if volume == security.METRICS_TOKEN:
+            # Brokers start without it, and then show their metrics to nobody.
+            source["optional"] = True
+        pod["volumes"].append({"name": volume, "secret": source})
+    pod["volumes"] += over.get("volumes", [])
+    for key in FIELDS:
+        if over.get(key):
+            pod[key] = over[key]
+    if spec.get("imagePullSecrets"):
+        pod["imagePullSecrets"] = spec["imagePullSecrets"]
+    labels = {**over.get("labels", {}), **names.labels(name)}
+    return {"metadata": {"labels": labels, "annotations": annotations}, "spec": pod}
+
+
+def _security_context(*, openshift: bool) -> Manifest:
+    common: Manifest = {"runAsNonRoot": True, "fsGroupChangePolicy": "OnRootMismatch"}
+    if openshift:
+        return common
+    ids = dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), USER_ID)
+    return {**common, **ids, "seccompProfile": {"type": "RuntimeDefault"}}
+
+
+def _spread(cluster: Mapping[str, Any]) -> list[Manifest]:
+    keys = ["kubernetes.io/hostname", ZONE]
+    rack = cluster["spec"].get("rack")
+    if rack and rack["topologyKey"] not in keys:
+        keys.append(rack["topologyKey"])
+    return [
+        {
+            "maxSkew": 1,
+            "topologyKey": key,
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": names.selector(cluster["metadata"]["name"])},
+        }
+        for key in keys
+    ]
+
+
+def _container(
+    cluster: Mapping[str, Any], default_image: str, pull_policy: str, slot: int
+) -> Manifest:
+    spec = cluster["spec"]
+    over = spec.get("template", {}).get("pod", {})
+    # The chart's pull policy applies to the chart's image only.
+    policy = PULL_POLICY if spec.get("image") else pull_policy
+    ready_port = pod_layout.port_name(READY_PORT_NAME, slot)
+    number = POD_INDEX if slot else NODE_ID
+    # Kubernetes replaces the reference to the variable.
+    config = f"{names.CONFIG_DIR}/{config_file(f'$({number})', slot)}"
+
+    def probe(path: str, **timing: int) -> Manifest:
+        return {"httpGet": {"path": path, "port": ready_port}, "timeoutSeconds": 3, **timing}
+
+    container: Manifest = {
+        "name": pod_layout.container(slot),
+        "image": image(cluster, default_image),
+        "imagePullPolicy": spec.get("imagePullPolicy") or policy,
+        "args": ["server", "--log-json", "--config", config],
+        "env": _environment(cluster, number, slot),
+        "ports": [
+            {"name": name, "containerPort": port} for name, port in ports(cluster, slot).items()
+        ],
+        "volumeMounts": [
+            {"name": pod_layout.volume(slot), "mountPath": names.DATA_DIR},
+            {"name": "config", "mountPath": names.CONFIG_DIR, "readOnly": True},
+            {"name": "tmp", "mountPath": TMP_DIR},
+        ],
+        # The last line of a failed broker's log goes into the pod's status and our condition.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": over.get("containerSecurityContext", CONTAINER_SECURITY_CONTEXT),
+        "startupProbe": probe("/healthz", periodSeconds=1, failureThreshold=600),
+        "readinessProbe": probe("/readyz", periodSeconds=2, failureThreshold=2),
+        "livenessProbe": probe("/healthz", periodSeconds=10, failureThreshold=6),
+    }
+    for volume, _, path in security.volumes(cluster):
+        mount = {"name": volume, "mountPath": path, "readOnly": True}
+        container["volumeMounts"].append(mount)
+    container["volumeMounts"] += over.get("volumeMounts", [])
+    if spec.get("resources"):
+        container["resources"] = spec["resources"]
+    others = range(1, pod_layout.per_pod(cluster))
+    if others and not slot:
+        # This broker may be the controller, which the others need to hand over: it stops last.
+        metrics_ports = [str(pod_layout.port(spec["metrics"]["port"], other)) for other in others]
+        pre_stop = ["python3", "-m", "shoal.server.host.pre_stop", *metrics_ports]
+        container["lifecycle"] = {"preStop": {"exec": {"command": pre_stop}}}
+    return container
+
+
+def ports(cluster: Mapping[str, Any], slot: int) -> dict[str, int]:
+    """Return the ports of the container in a slot by name."""
+    spec = cluster["spec"]
+    given = {n["name"]: n["port"] for n in spec["listeners"]}
+    # Only brokers in slot 0 are controllers.
+    own = {n.name: n.port for n in security.controllers(cluster)} if not slot else {}
+    metrics = {READY_PORT_NAME: spec["metrics"]["port"]}
+    return {
+        pod_layout.port_name(name, slot): pod_layout.port(port, slot)
+        for name, port in {**given, **own, **metrics}.items()
+    }
+
+
+def _environment(cluster: Mapping[str, Any], number: str, slot: int) -> list[Manifest]:
+    """Return a container's environment; `number` is the variable with the pod's number."""
+    fields = {
+        listeners.POD_NAME: "metadata.name",
+        listeners.NODE_IP: "status.hostIP",
+        number: "metadata.labels['apps.kubernetes.io/pod-index']",
+    }
+    key = cluster["spec"].get("rack", {}).get("topologyKey", "")
+    if key in POD_TOPOLOGY_LABELS:
+        # Kubernetes 1.35 copies this label from the node to its pods; before, it is empty.
+        fields["SHOAL_BROKER_RACK"] = f"metadata.labels['{key}']"
+    given = [
+        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+        for name, path in fields.items()
+    ]
+    own = cluster["spec"].get("template", {}).get("pod", {}).get("env", [])
+    # `kubectl exec` runs `shoal` as the brokers, which are super users.
+    client = security.shoal_environment(cluster, slot).items()
+    given += [{"name": name, "value": value} for name, value in client]
+    taken = {e["name"] for e in given}
+    return [*given, *(e for e in own if e["name"] not in taken)]

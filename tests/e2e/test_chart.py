@@ -1,0 +1,204 @@
+"""The chart: every combination of its values renders, and permissions fit what is on."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from conditions import eventually
+from e2e.cluster.backend import tool
+from e2e.cluster.commands import run
+from e2e.release import CHART, KUBE, OPERATOR, Release
+from e2e.resources import Resources, queue_cluster, queue_topic, share_consumer, share_group
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Manifest = dict[str, Any]
+BOTH = (True, False)
+#: Values of which every combination is rendered, by the path of the value.
+VALUES: dict[str, tuple[Any, ...]] = {
+    "openshift": ("auto", "enabled", "disabled"),
+    "watchNamespaces": ([], ["one", "two"]),
+    "workloads.deployment": BOTH,
+    "workloads.spark": BOTH,
+    "aggregatedRoles.enabled": BOTH,
+    "networkPolicy": ({"enabled": True, "from": [{"podSelector": {}}]}, {"enabled": False}),
+    "replicas": (1, 2),
+}
+
+
+def template(**values: Any) -> list[Manifest]:
+    """Return the rendered objects, among them the hook of `helm test`."""
+    words = [f"--set-json={name}={json.dumps(value)}" for name, value in values.items()]
+    where = ("--namespace=shoal-system", KUBE)
+    text = run(tool("helm"), "template", "shoal", CHART, *where, *words).stdout
+    return [made for made in yaml.safe_load_all(text) if made]
+
+
+def named(manifests: list[Manifest]) -> dict[tuple[str, str, str], Manifest]:
+    found = {}
+    for made in manifests:
+        meta = made["metadata"]
+        key = (made["kind"], meta.get("namespace", ""), meta["name"])
+        assert key not in found, f"{key} is rendered twice"
+        found[key] = made
+    return found
+
+
+def permissions(manifests: list[Manifest], kind: str) -> set[tuple[str, str]]:
+    """Return the resources and verbs of the operator's roles of this kind."""
+    aggregated = ("-view", "-edit", "-admin", "-spark-driver")
+    return {
+        (resource, verb)
+        for made in manifests
+        if made["kind"] == kind and not made["metadata"]["name"].endswith(aggregated)
+        for rule in made["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+@pytest.mark.parametrize("values", list(itertools.product(*VALUES.values())))
+def test_every_combination_renders(values: tuple[Any, ...]) -> None:
+    given = dict(zip(VALUES, values, strict=True))
+    made = template(**given)
+    kinds = named(made)
+    (operator,) = (m for m in made if m["kind"] == "Deployment")
+    pod = operator["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert ("runAsUser" in pod["securityContext"]) == (given["openshift"] != "enabled")
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert f"--openshift={given['openshift']}" in container["args"]
+    namespaced, everywhere = permissions(made, "Role"), permissions(made, "ClusterRole")
+    granted = namespaced | everywhere
+    for workload, resource in (("deployment", "deployments"), ("spark", "sparkapplications")):
+        on = given[f"workloads.{workload}"]
+        assert ((resource, "create") in granted) == on
+        assert (f"--without={workload}" in container["args"]) == (not on)
+    for resource in ("rolebindings", "clusterroles", "customresourcedefinitions"):
+        assert any(r == resource for r, _ in granted) == given["workloads.spark"]
+    if given["watchNamespaces"]:
+        assert everywhere <= {("customresourcedefinitions", v) for v in ("get", "list", "watch")}
+        roles = {n for kind, n, _ in kinds if kind == "Role"}
+        assert roles == {"one", "two", "shoal-system"}
+    assert {r for r, verb in granted if verb == "delete"} == {"pods", "services", "networkpolicies"}
+    assert any(m["kind"] == "NetworkPolicy" for m in made) == given["networkPolicy"]["enabled"]
+    shared = [m for m in made if "aggregat" in str(m["metadata"].get("labels", {}))]
+    assert len(shared) == 3 * given["aggregatedRoles.enabled"]
+
+
+def test_the_readme_describes_every_value() -> None:
+    text = (CHART / "README.md").read_text()
+    rows = re.findall(r"^\| (`.*?) \|", text.partition("## Permissions")[0], re.MULTILINE)
+    described = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+
+    def leaves(value: Any, path: str) -> Iterator[str]:
+        if isinstance(value, dict) and value:
+            for key, inner in value.items():
+                yield from leaves(inner, f"{path}.{key}" if path else key)
+        else:
+            yield path
+
+    every = set(leaves(values, ""))
+    missing = {
+        leaf
+        for leaf in every
+        if not any(leaf == name or leaf.startswith(f"{name}.") for name in described)
+    }
+    assert missing == set()
+    stale = {n for n in described if not any(leaf.startswith(n) for leaf in every)}
+    assert stale == set()
+
+
+def test_artifact_hub_shows_the_icon_and_the_definitions() -> None:
+    about = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    head, _, encoded = about["icon"].partition(",")
+    assert head == "data:image/svg+xml;base64"
+    assert base64.b64decode(encoded) == (CHART / "icon.svg").read_bytes()
+    shown = yaml.safe_load(about["annotations"]["artifacthub.io/crds"])
+    crds = [yaml.safe_load(f.read_text()) for f in (CHART / "crds").glob("*.yaml")]
+    made = {(c["metadata"]["name"], c["spec"]["names"]["kind"]) for c in crds}
+    assert {(c["name"], c["kind"]) for c in shown} == made
+    examples = yaml.safe_load(about["annotations"]["artifacthub.io/crdsExamples"])
+    assert {e["kind"] for e in examples} <= {kind for _, kind in made}
+
+
+# -- on the cluster
+
+
+def refusals(release: Release) -> list[str]:
+    """Return the lines of the operator's log about requests that the API server refused."""
+    text = release.cluster.kubectl("logs", OPERATOR, f"--namespace={release.namespace}").stdout
+    return [line for line in text.splitlines() if re.search("forbidden|HTTP 403|Forbidden", line)]
+
+
+def test_nothing_is_refused_with_all_permissions(queue: Resources, release: Release) -> None:
+    queue.apply(queue_topic(), share_group(), share_consumer(scaling={"targetLagPerReplica": 5}))
+    queue.wait("queuetopic/jobs", "sharegroup/workers", "shareconsumer/eaters")
+    queue.produce("jobs", 10)
+    eventually(lambda: queue.status("sharegroup/workers")["lag"] == 0, timeout_s=60)
+    queue.apply(queue_cluster(listeners=[INSIDE, OUTSIDE], networkPolicy={"enabled": False}))
+    queue.wait("queuecluster/main", timeout_s=120)
+    queue.apply(queue_cluster())
+    queue.wait("queuecluster/main", timeout_s=120)
+    assert refusals(release) == []
+
+
+SECURE = {"tls": {}, "authentication": {"type": "tls"}}
+INSIDE = {"name": "tls", "port": 9092, "type": "Internal", **SECURE}
+OUTSIDE = {"name": "outside", "port": 9094, "type": "NodePort", **SECURE}
+
+
+def test_nothing_is_refused_in_one_namespace_without_workloads(
+    resources: Resources, release: Release
+) -> None:
+    release.install(
+        watchNamespaces=[resources.namespace],
+        workloads={"deployment": False, "spark": False},
+    )
+    try:
+        resources.apply(queue_cluster(), queue_topic(), share_group(), share_consumer(user=""))
+        resources.wait("queuecluster/main", timeout_s=120)
+        resources.wait("queuetopic/jobs", "sharegroup/workers")
+        said = resources.wait_reason("shareconsumer/eaters", "WorkloadDisabled")
+        assert "workloads.deployment=true" in said
+        assert resources.find_all("deployments") == []
+        assert refusals(release) == []
+    finally:
+        release.install()
+    resources.patch("shareconsumer/eaters", {"spec": {"user": "client"}})
+    resources.start_client()
+    resources.wait("shareconsumer/eaters", timeout_s=60)
+
+
+def test_kubernetes_roles_have_shoals_resources(resources: Resources) -> None:
+    def may(role: str, verb: str, resource: str) -> bool:
+        who = f"--as=system:serviceaccount:{resources.namespace}:{role}"
+        asked = ("auth", "can-i", verb, f"{resource}.shoal.dev", who)
+        return resources.kubectl(*asked, check=False).stdout.strip() == "yes"
+
+    for role in ("view", "edit", "admin"):
+        resources.kubectl("create", "serviceaccount", role)
+        bound = (f"--clusterrole={role}", f"--serviceaccount={resources.namespace}:{role}")
+        resources.kubectl("create", "rolebinding", role, *bound)
+    eventually(lambda: may("admin", "create", "queueusers"), timeout_s=30)
+    allowed = {
+        role: (
+            may(role, "list", "queueusers"),
+            may(role, "patch", "sharegroups"),
+            may(role, "create", "queueusers"),
+        )
+        for role in ("view", "edit", "admin")
+    }
+    assert allowed == {
+        "view": (True, False, False),
+        "edit": (True, True, False),
+        "admin": (True, True, True),
+    }
