@@ -59,9 +59,9 @@ class Shoal:
         """Start a command that runs until it is interrupted."""
         return RunningCommand([*SHOAL, *words], self.environment)
 
-    def at_a_terminal(self, *words: str) -> Terminal:
-        """Start an interactive command."""
-        return Terminal([*SHOAL, *words], self.environment)
+    def at_a_terminal(self, *words: str, columns: int = 80) -> Terminal:
+        """Start an interactive command at a terminal with this number of columns."""
+        return Terminal([*SHOAL, *words], self.environment, columns)
 
 
 class RunningCommand:
@@ -115,8 +115,9 @@ def _own_terminal() -> None:
 class Terminal:
     """A command at a pseudo-terminal."""
 
-    def __init__(self, words: list[str], environment: dict[str, str]) -> None:
+    def __init__(self, words: list[str], environment: dict[str, str], columns: int = 80) -> None:
         self._master, slave = pty.openpty()
+        termios.tcsetwinsize(slave, (24, columns))
         self._process = subprocess.Popen(
             words,
             stdin=slave,

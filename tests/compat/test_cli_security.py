@@ -51,14 +51,16 @@ def entries(shoal: Shoal, *words: str) -> set[tuple[str, ...]]:
 def test_entries_are_added_listed_and_removed(shoal_as: Callable[..., Shoal]) -> None:
     shoal, user = shoal_as(), new("user")
     who = f"User:{user}"
-    said = shoal.says("acls", "add", "-p", user, "-o", "read", "-o", "ALTER", "-t", "jobs")
+    said = shoal.says(
+        "acls", "add", "-p", user, "--operation", "read", "--operation", "ALTER", "-t", "jobs"
+    )
     assert said.splitlines() == [
         f"Added: allow read on topic jobs for {who}.",
         f"Added: allow alter on topic jobs for {who}.",
     ]
-    deny = ("--deny", "-o", "all", "--host", "10.0.0.1", "--prefixed")
+    deny = ("--deny", "--operation", "all", "--host", "10.0.0.1", "--prefixed")
     shoal.run("acls", "add", "-p", who, *deny, "-t", "job", "-g", "job")
-    shoal.run("acls", "add", "-p", who, "-o", "describe-configs", "--cluster")
+    shoal.run("acls", "add", "-p", who, "--operation", "describe-configs", "--cluster")
     literal = {
         (who, "allow", "read", "topic", "jobs", "literal", "*"),
         (who, "allow", "alter", "topic", "jobs", "literal", "*"),
@@ -190,7 +192,7 @@ def test_tokens_for_others(shoal_as: Callable[..., Shoal], tmp_path: Path) -> No
     admin, ann, other = shoal_as(), shoal_as("ann"), new("job")
     words = ("tokens", "create", "--output", str(tmp_path / "token"), "--owner", other)
     assert "DELEGATION_TOKEN_AUTHORIZATION_FAILED" in ann.refusal(*words)
-    admin.run("acls", "add", "-p", "ann", "-o", "create-tokens", "--user", other)
+    admin.run("acls", "add", "-p", "ann", "--operation", "create-tokens", "--user", other)
     (created,) = eventually(lambda: json.loads(ann.run(*words, "--format", "json").stdout))
     assert (created["owner"], created["requester"]) == (f"User:{other}", "User:ann")
     assert admin.json("tokens", "list", "--owner", other)[0]["requester"] == "User:ann"
@@ -246,7 +248,7 @@ def test_explain_names_the_rule(shoal_as: Callable[..., Shoal]) -> None:
     assert "User:ann may send Produce." in shoal.says("explain", "ann", "produce", f"topic:{topic}")
     describe = explained(shoal, "ann", "ListOffsets", topic)
     assert describe[0][2], "WRITE implies DESCRIBE"
-    shoal.run("acls", "add", "-p", "*", "--deny", "-o", "all", "-t", topic)
+    shoal.run("acls", "add", "-p", "*", "--deny", "--operation", "all", "-t", topic)
     eventually(lambda: "AUTHORIZATION_FAILED" in refused(ann, "produce", topic))
     assert explained(shoal, "User:ann", "Produce", f"topic:{topic}")[0] == (
         "write",

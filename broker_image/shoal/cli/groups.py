@@ -91,7 +91,7 @@ async def show_lag(
         }
         for group, one in described.items()
     ]
-    output.rows(format, rows, empty="There are no groups.")
+    output.rows(format, rows, empty="There are no groups.", expendable=["type", "members", "state"])
 
 
 async def _numbers(
@@ -258,10 +258,16 @@ def _print_group(
         columns = ["topic", "partition", offset, "log_end_offset", "lag"]
         columns += [] if group.type == SHARE else ["member"]
         print()
-        output.print_table(_position_rows(group, found), columns)
+        output.print_table(
+            _position_rows(group, found), columns, expendable=["log_end_offset", offset]
+        )
     if group.members:
         print()
-        output.print_table(_member_rows(group), ["member", "client", "host", "partitions"])
+        output.print_table(
+            _member_rows(group),
+            ["member", "client", "host", "partitions"],
+            expendable=["host", "client"],
+        )
     else:
         print("\nThe group has no members.")
 

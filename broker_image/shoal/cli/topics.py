@@ -135,6 +135,7 @@ async def describe(
             one["partitions"],
             ["partition", "leader", "replicas", "isr", "log_start_offset", "log_end_offset"],
             title + ("" if configs_text == "-" else f"   {configs_text}"),
+            expendable=["log_start_offset"],
         )
 
 
