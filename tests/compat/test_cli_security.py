@@ -12,6 +12,10 @@ import pytest
 from commands import Shoal
 from conditions import eventually
 from secured_clusters import PASSWORDS, Secured, pem_pair
+from shoal.client.client import SyncClient
+from shoal.client.settings import Settings
+from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +41,34 @@ def shoal_as(secured: Secured, tmp_path: Path) -> Callable[..., Shoal]:
         return found
 
     return make
+
+
+def test_records_in_flight_are_listed_to_users_who_may_describe_group_and_topic(
+    shoal_as: Callable[..., Shoal], secured: Secured
+) -> None:
+    admin, ann, topic = shoal_as(), shoal_as("ann"), new("listed")
+    if secured.is_kafka:
+        assert "this cluster is Apache Kafka" in ann.refusal("share", "inspect", "g", topic)
+        return
+    group = new("lister")
+    admin.run("topics", "create", topic, "-p", "1")
+    admin.run("produce", topic, stdin="one\n")
+    admin.run("share-consume", topic, "-g", group, "--from-beginning", "-n", "1", "-a", "release")
+    words = ("share", "inspect", group, topic, "--state", "available")
+    assert "GROUP_AUTHORIZATION_FAILED" in ann.refusal(*words)
+    admin.run("acls", "add", "-p", "ann", "--operation", "describe", "-g", group)
+    eventually(lambda: "TOPIC_AUTHORIZATION_FAILED" in ann.refusal(*words))
+    # The command stops at Metadata. The broker checks its own request as well.
+    properties = secured.properties("BOTH", "PLAIN", "ann")
+    with SyncClient(Settings.of(secured.addresses["BOTH"], properties)) as client:
+        part = {"topic_name": topic, "partitions": [0], "in_flight_from": [0]}
+        body = {"groups": [{"group_id": group, "topics": [part]}]}
+        asked = client.cluster.request(1, ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, body)
+        (found,) = client.run(asked).groups[0].topics[0].partitions
+    assert found.error_code == ErrorCode.topic_authorization_failed
+    assert not getattr(found, "in_flight", ())
+    admin.run("acls", "add", "-p", "ann", "--operation", "describe", "-t", topic)
+    assert eventually(lambda: ann.run(*words, "-o", "json", status=0).stdout.count('"offset"')) == 1
 
 
 def new(kind: str) -> str:

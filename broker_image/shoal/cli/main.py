@@ -39,7 +39,9 @@ COMMANDS: dict[str, Command] = {
         "shoal.cli.groups", "List, describe, reset and delete groups; show their lag."
     ),
     "dlq": Command("shoal.cli.dlq", "List, show, redrive and delete dead letters."),
-    "share": Command("shoal.cli.share", "Other names of `shoal dlq redrive` and `shoal dlq skip`."),
+    "share": Command(
+        "shoal.cli.share", "Show records in flight, and pause or resume delivery to a group."
+    ),
     "configs": Command(
         "shoal.cli.configs", "Show and change configs of topics, groups and brokers."
     ),

@@ -15,5 +15,13 @@ RELEASE_DELAY_FEATURE = "shoal.share.release.delay"
 #: AlterShareGroupOffsets releases keys that dead-lettered records hold. A broker without the
 #: feature would reset offsets.
 HELD_KEYS_FEATURE = "shoal.share.held.keys"
+#: DescribeShareGroupOffsets lists records in flight in the partitions that the broker leads. A
+#: broker without the feature would only describe offsets.
+IN_FLIGHT_FEATURE = "shoal.share.in.flight"
 #: All features.
-FEATURES = (HEADERS_ONLY_FEATURE, RELEASE_DELAY_FEATURE, HELD_KEYS_FEATURE)
+FEATURES = (
+    HEADERS_ONLY_FEATURE,
+    RELEASE_DELAY_FEATURE,
+    HELD_KEYS_FEATURE,
+    IN_FLIGHT_FEATURE,
+)
