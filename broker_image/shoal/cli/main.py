@@ -28,7 +28,7 @@ COMMANDS: dict[str, Command] = {
     "cluster": Command("shoal.cli.cluster", "Run a test cluster here, or describe any cluster."),
     "topics": Command(
         "shoal.cli.topics",
-        "Manage topics and delete old records.",
+        "Manage topics, move their replicas, and delete old records.",
     ),
     "produce": Command("shoal.cli.produce", "Send records from standard input or a file."),
     "consume": Command("shoal.cli.consume", "Read records, by offset or in a consumer group."),
@@ -41,6 +41,9 @@ COMMANDS: dict[str, Command] = {
     "dlq": Command("shoal.cli.dlq", "List, show, redrive and delete dead letters."),
     "share": Command(
         "shoal.cli.share", "Show records in flight, and pause or resume delivery to a group."
+    ),
+    "transactions": Command(
+        "shoal.cli.transactions", "List and describe transactions; find and end those that hang."
     ),
     "configs": Command(
         "shoal.cli.configs", "Show and change configs of topics, groups and brokers."

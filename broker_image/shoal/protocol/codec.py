@@ -110,10 +110,10 @@ OWN_TAGS: dict[tuple[int, str], tuple[Field, ...]] = {
     ),
     (91, "AlterShareGroupOffsetsRequestPartition"): _FREED_OFFSETS,
 }
-#: APIs of delegation tokens with durations and timestamps of 64 bits. kio refuses those below 0 and
-#: above its types' limits. These bodies are read as the writers take them: milliseconds under names
-#: with the suffix `_ms`.
-_PLAIN_TIMES = frozenset({38, 39, 40})
+#: APIs with durations and timestamps that kio refuses, because they are below 0 or above its types'
+#: limits: those of delegation tokens, and DescribeTransactions. These bodies are read as writers
+#: take them: milliseconds under names with the suffix `_ms`.
+_PLAIN_TIMES = frozenset({38, 39, 40, 65})
 _MALFORMED = (SerialError, ValueError, IndexError, OverflowError, _struct.error)
 
 
