@@ -124,7 +124,7 @@ def test_a_throttled_move_is_cancelled(cluster: ShoalCluster, shoal: Shoal, tmp_
 @pytest.mark.parametrize(
     ("text", "status", "said"),
     [
-        ("{", 2, "is no JSON"),
+        ("{", 2, "is not JSON"),
         ('{"version": 2, "partitions": []}', 2, 'needs "version": 1'),
         ('{"version": 1, "partitions": [{"topic": "bad"}]}', 2, "an entry needs topic"),
         (

@@ -95,7 +95,7 @@ def test_an_open_transaction_is_shown_and_terminated(shoal: Shoal, name: str) ->
 def test_a_hanging_transaction_is_found_and_aborted(
     shoal: Shoal, bootstrap: str, name: str
 ) -> None:
-    """A write of transaction version 1 that no coordinator was told of, while brokers do not
+    """A write of transaction version 1 that no coordinator received, while brokers do not
     verify."""
     setting = "transaction.partition.verification.enable"
     shoal.run("configs", "set", "broker", "default", f"{setting}=false")

@@ -45,6 +45,7 @@ COMMANDS: dict[str, Command] = {
     "transactions": Command(
         "shoal.cli.transactions", "List and describe transactions; find and end those that hang."
     ),
+    "profile": Command("shoal.cli.profile", "Create, choose, show and delete named clusters."),
     "configs": Command(
         "shoal.cli.configs", "Show and change configs of topics, groups and brokers."
     ),

@@ -250,9 +250,9 @@ def _read(file: Path) -> Plan:
     except OSError as error:
         raise Failed(f"cannot read {file}: {error.strerror}.", USAGE) from None
     except ValueError as error:
-        raise Failed(f"{file} is no JSON: {error}.", USAGE) from None
+        raise Failed(f"{file} is not JSON: {error}.", USAGE) from None
     if not isinstance(found, dict) or found.get("version") != 1 or not found.get("partitions"):
-        raise Failed(f'{file} is no plan: it needs "version": 1 and "partitions".', USAGE)
+        raise Failed(f'{file} is not a plan: it needs "version": 1 and "partitions".', USAGE)
     wanted: Plan = {}
     for row in found["partitions"]:
         where, ids = _entry(row, file)
