@@ -1,7 +1,7 @@
 """The records of a share partition that are in flight, and what each of them waits for.
 
-An admin request reads them page by page. Nothing changes meanwhile on purpose, but the window
-moves between two pages. Called by the shell's `ShareAdmin`.
+An admin request reads them page by page. Reading changes nothing. The window may move between two
+pages. Called by the leader of the share partition, in the shell.
 """
 
 from __future__ import annotations
