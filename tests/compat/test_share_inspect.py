@@ -221,6 +221,12 @@ def test_partitions_of_one_request_share_the_limit(broker: ShoalProcess) -> None
         found = [p for p in pages.values() if isinstance(p, InFlightPage)]
         assert [len(page.entries) for page in found] == [600, 400]
         assert [page.next_offset for page in found] == [None, 1_000]
+        pages = client.run(
+            client.admin.share_groups.in_flight(queue.group, dict.fromkeys(starts, 0))
+        )
+        found = [p for p in pages.values() if isinstance(p, InFlightPage)]
+        assert [len(page.entries) for page in found] == [1_000, 0]
+        assert [page.next_offset for page in found] == [1_000, 0]
         queue.close()
 
 

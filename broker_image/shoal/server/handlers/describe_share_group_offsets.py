@@ -132,6 +132,8 @@ class _Pages:
         row: _Entry = {"partition_index": index, "start_offset": NONE, "lag": NONE}
         if topic is None:
             return row | {"error_code": ErrorCode.unknown_topic_or_partition}
+        if not self._left:  # Load no share partition in vain.
+            return row | {"next_offset": max(0, first)}
         try:
             found, next_offset = await self._broker.share.admin.in_flight(
                 group_id, topic.topic_id, index, first, self._left
