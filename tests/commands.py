@@ -29,6 +29,12 @@ class Shoal:
         self, *words: str, stdin: str = "", status: int = 0
     ) -> subprocess.CompletedProcess[str]:
         """Run to the end. Expect this exit status, and no traceback."""
+        done = self.start_to_end(*words, stdin=stdin)
+        assert done.returncode == status, (words, done.returncode, done.stdout, done.stderr)
+        return done
+
+    def start_to_end(self, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        """Run to the end, with any exit status. Expect no traceback."""
         done = subprocess.run(
             [*SHOAL, *words],
             input=stdin,
@@ -39,7 +45,6 @@ class Shoal:
             check=False,
         )
         assert "Traceback" not in done.stderr, done.stderr
-        assert done.returncode == status, (words, done.returncode, done.stdout, done.stderr)
         return done
 
     def says(self, *words: str, stdin: str = "") -> str:
@@ -59,9 +64,9 @@ class Shoal:
         """Start a command that runs until it is interrupted."""
         return RunningCommand([*SHOAL, *words], self.environment)
 
-    def at_a_terminal(self, *words: str) -> Terminal:
-        """Start an interactive command."""
-        return Terminal([*SHOAL, *words], self.environment)
+    def at_a_terminal(self, *words: str, columns: int = 80) -> Terminal:
+        """Start an interactive command at a terminal with this number of columns."""
+        return Terminal([*SHOAL, *words], self.environment, columns)
 
 
 class RunningCommand:
@@ -115,8 +120,9 @@ def _own_terminal() -> None:
 class Terminal:
     """A command at a pseudo-terminal."""
 
-    def __init__(self, words: list[str], environment: dict[str, str]) -> None:
+    def __init__(self, words: list[str], environment: dict[str, str], columns: int = 80) -> None:
         self._master, slave = pty.openpty()
+        termios.tcsetwinsize(slave, (24, columns))
         self._process = subprocess.Popen(
             words,
             stdin=slave,

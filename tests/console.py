@@ -22,7 +22,7 @@ from conditions import eventually
 
 TIMEOUT_S = 120
 _BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_LOOKS = re.compile(r"(shoal \w+ (describe|status|list|lag|health|peek)|sort)( |$)")
+_LOOKS = re.compile(r"(shoal \w+ (describe|status|list|lag|health|peek|inspect)|sort)( |$)")
 
 
 class Step(NamedTuple):

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 from shoal.log.validation import RECORD_ERRORS_MAX
 from shoal.metadata.controller import SUPPORTED_FEATURES
+from shoal.protocol import features
 from shoal.protocol.api import ApiKey
 from shoal.protocol.feature_levels import SECURITY_FEATURE
 from shoal.record.compression import EXPANDED_BYTES_MAX
 from shoal.server.cluster_config import Listeners
-from shoal.server.handlers import HANDLERS, api_versions
+from shoal.server.handlers import HANDLERS, api_versions, describe_share_group_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -126,6 +127,33 @@ the user, unless `shoal.sasl.scram.disconnect.removed.users` is `false`.
 """
 
 
+_EXTENSIONS = """\
+## Requests that only Shoal has
+
+Shoal's brokers and Shoal's client extend some requests by tagged fields with tags from 1000 on. A
+broker lists each extension as a feature in ApiVersions to Shoal's client only, and the client uses
+only listed ones. `shoal` reports it if a cluster lacks one. Permissions are those of the request.
+
+| feature | request | what it adds |
+|---|---|---|"""
+_ADDED = {
+    features.HEADERS_ONLY_FEATURE: ("ShareFetch", "acquires records without sending them"),
+    features.RELEASE_DELAY_FEATURE: (
+        "ShareFetch, ShareAcknowledge",
+        "a release may have a delay",
+    ),
+    features.HELD_KEYS_FEATURE: (
+        "AlterShareGroupOffsets",
+        "releases keys that dead-lettered records hold (`shoal dlq skip`)",
+    ),
+    features.IN_FLIGHT_FEATURE: (
+        "DescribeShareGroupOffsets",
+        "lists the records in flight of the partitions that the broker leads, at most"
+        f" {describe_share_group_offsets.IN_FLIGHT_MAX:,} ranges an answer (`shoal share inspect`)",
+    ),
+}
+
+
 def page(rows: Iterable[Api] = tuple(HANDLERS.values())) -> str:
     """Return the whole page."""
     served = {
@@ -164,6 +192,8 @@ def page(rows: Iterable[Api] = tuple(HANDLERS.values())) -> str:
         f"| {feature} | {_span(SUPPORTED_FEATURES.get(feature))} | {_span(span)} |"
         for feature, span in {**KAFKA_FEATURES, SECURITY_FEATURE: None}.items()
     ]
+    lines += ["", _EXTENSIONS]
+    lines += [f"| `{name}` | {' | '.join(_ADDED[name])} |" for name in features.FEATURES]
     return "\n".join(lines) + "\n"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -317,8 +318,9 @@ REFUSALS = [
     (["share-consume", "task", "-g", "g", "-a", "maybe"], 2, "not 'maybe'"),
     (["share-consume", "task", "-g", "g", "-a", "ask"], 2, "needs a terminal"),
     (["consume", "task", "-f", "{nosuch}"], 2, "must be text, json or a template"),
-    (["consume", "task", "--from-beginning", "-o", "1"], 2, "use only one of"),
-    (["consume", "task", "-g", "g", "-o", "1"], 2, "do not work with --group"),
+    (["consume", "task", "--from-beginning", "--offset", "1"], 2, "use only one of"),
+    (["consume", "task", "-g", "g", "--offset", "1"], 2, "do not work with --group"),
+    (["consume", "task", "-o", "-1"], 2, "An offset needs --offset"),
     (["consume", "task", "-p", "7", "-n", "1"], 1, "has 1 partitions, no partition 7"),
     (["produce", "task", "--file", "no such file"], 2, "cannot read no such file"),
     (["dump"], 2, "give either paths of segments, or --topic"),
@@ -345,6 +347,27 @@ def test_no_broker_there(shoal: Shoal) -> None:
     said = shoal.refusal("topics", "list", "-b", f"127.0.0.1:{port}", status=3)
     assert f"no broker at 127.0.0.1:{port}: connection refused" in said
     assert "Start a broker with `shoal server`" in said
+
+
+def test_a_short_form_of_format(shoal: Shoal, topic: str) -> None:
+    assert json.loads(shoal.says("topics", "describe", topic, "-o", "json"))[0]["topic"] == topic
+    line = shoal.says("consume", topic, "--from-beginning", "-n", "1", "-o", "json")
+    assert json.loads(line)["topic"] == topic
+
+
+def test_a_table_fits_the_terminal(shoal: Shoal) -> None:
+    name = "long-" + "n" * 40
+    shoal.run("topics", "create", name, "-p", "1")
+    narrow = shoal.at_a_terminal("topics", "list", columns=50)
+    assert narrow.ended() == 0
+    shown, _, left_out = re.sub(r"\x1b\[\d*m", "", narrow.text).partition("Too narrow for ")
+    assert name in shown
+    assert all(len(line) <= 50 for line in shown.splitlines()), shown
+    assert "TOPIC ID" in left_out
+    wide = shoal.at_a_terminal("topics", "list", columns=150)
+    assert wide.ended() == 0
+    assert "TOPIC ID" in wide.text
+    assert "Too narrow" not in wide.text
 
 
 def test_a_group_of_another_type(shoal: Shoal, topic: str) -> None:

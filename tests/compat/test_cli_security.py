@@ -12,6 +12,10 @@ import pytest
 from commands import Shoal
 from conditions import eventually
 from secured_clusters import PASSWORDS, Secured, pem_pair
+from shoal.client.client import SyncClient
+from shoal.client.settings import Settings
+from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +43,34 @@ def shoal_as(secured: Secured, tmp_path: Path) -> Callable[..., Shoal]:
     return make
 
 
+def test_records_in_flight_are_listed_to_users_who_may_describe_group_and_topic(
+    shoal_as: Callable[..., Shoal], secured: Secured
+) -> None:
+    admin, ann, topic = shoal_as(), shoal_as("ann"), new("listed")
+    if secured.is_kafka:
+        assert "this cluster is Apache Kafka" in ann.refusal("share", "inspect", "g", topic)
+        return
+    group = new("lister")
+    admin.run("topics", "create", topic, "-p", "1")
+    admin.run("produce", topic, stdin="one\n")
+    admin.run("share-consume", topic, "-g", group, "--from-beginning", "-n", "1", "-a", "release")
+    words = ("share", "inspect", group, topic, "--state", "available")
+    assert "GROUP_AUTHORIZATION_FAILED" in ann.refusal(*words)
+    admin.run("acls", "add", "-p", "ann", "--operation", "describe", "-g", group)
+    eventually(lambda: "TOPIC_AUTHORIZATION_FAILED" in ann.refusal(*words))
+    # The command stops at Metadata. The broker checks its own request as well.
+    properties = secured.properties("BOTH", "PLAIN", "ann")
+    with SyncClient(Settings.of(secured.addresses["BOTH"], properties)) as client:
+        part = {"topic_name": topic, "partitions": [0], "in_flight_from": [0]}
+        body = {"groups": [{"group_id": group, "topics": [part]}]}
+        asked = client.cluster.request(1, ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, body)
+        (found,) = client.run(asked).groups[0].topics[0].partitions
+    assert found.error_code == ErrorCode.topic_authorization_failed
+    assert not getattr(found, "in_flight", ())
+    admin.run("acls", "add", "-p", "ann", "--operation", "describe", "-t", topic)
+    assert eventually(lambda: ann.run(*words, "-o", "json", status=0).stdout.count('"offset"')) == 1
+
+
 def new(kind: str) -> str:
     return f"{kind}-{next(_numbers)}"
 
@@ -51,14 +83,16 @@ def entries(shoal: Shoal, *words: str) -> set[tuple[str, ...]]:
 def test_entries_are_added_listed_and_removed(shoal_as: Callable[..., Shoal]) -> None:
     shoal, user = shoal_as(), new("user")
     who = f"User:{user}"
-    said = shoal.says("acls", "add", "-p", user, "-o", "read", "-o", "ALTER", "-t", "jobs")
+    said = shoal.says(
+        "acls", "add", "-p", user, "--operation", "read", "--operation", "ALTER", "-t", "jobs"
+    )
     assert said.splitlines() == [
         f"Added: allow read on topic jobs for {who}.",
         f"Added: allow alter on topic jobs for {who}.",
     ]
-    deny = ("--deny", "-o", "all", "--host", "10.0.0.1", "--prefixed")
+    deny = ("--deny", "--operation", "all", "--host", "10.0.0.1", "--prefixed")
     shoal.run("acls", "add", "-p", who, *deny, "-t", "job", "-g", "job")
-    shoal.run("acls", "add", "-p", who, "-o", "describe-configs", "--cluster")
+    shoal.run("acls", "add", "-p", who, "--operation", "describe-configs", "--cluster")
     literal = {
         (who, "allow", "read", "topic", "jobs", "literal", "*"),
         (who, "allow", "alter", "topic", "jobs", "literal", "*"),
@@ -190,7 +224,7 @@ def test_tokens_for_others(shoal_as: Callable[..., Shoal], tmp_path: Path) -> No
     admin, ann, other = shoal_as(), shoal_as("ann"), new("job")
     words = ("tokens", "create", "--output", str(tmp_path / "token"), "--owner", other)
     assert "DELEGATION_TOKEN_AUTHORIZATION_FAILED" in ann.refusal(*words)
-    admin.run("acls", "add", "-p", "ann", "-o", "create-tokens", "--user", other)
+    admin.run("acls", "add", "-p", "ann", "--operation", "create-tokens", "--user", other)
     (created,) = eventually(lambda: json.loads(ann.run(*words, "--format", "json").stdout))
     assert (created["owner"], created["requester"]) == (f"User:{other}", "User:ann")
     assert admin.json("tokens", "list", "--owner", other)[0]["requester"] == "User:ann"
@@ -246,7 +280,7 @@ def test_explain_names_the_rule(shoal_as: Callable[..., Shoal]) -> None:
     assert "User:ann may send Produce." in shoal.says("explain", "ann", "produce", f"topic:{topic}")
     describe = explained(shoal, "ann", "ListOffsets", topic)
     assert describe[0][2], "WRITE implies DESCRIBE"
-    shoal.run("acls", "add", "-p", "*", "--deny", "-o", "all", "-t", topic)
+    shoal.run("acls", "add", "-p", "*", "--deny", "--operation", "all", "-t", topic)
     eventually(lambda: "AUTHORIZATION_FAILED" in refused(ann, "produce", topic))
     assert explained(shoal, "User:ann", "Produce", f"topic:{topic}")[0] == (
         "write",

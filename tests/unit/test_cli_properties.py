@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from shoal.cli.client_properties import client_settings, from_environment, from_flags
+from shoal.cli.client_properties import Cluster, client_settings, from_environment, from_flags
 from shoal.client import security
 from shoal.client.settings import Settings, variable
 from shoal.server import config
@@ -24,14 +24,14 @@ def test_flags_then_the_environment_then_the_file(
     )
     monkeypatch.setenv("SHOAL_CLIENT_CLIENT_ID", "environment")
     monkeypatch.setenv("SHOAL_CLIENT_SASL_USERNAME", "environment")
-    found = client_settings(None, file, ["client.id=flag"])
+    found = client_settings(Cluster(None, file), ["client.id=flag"])
     assert found.bootstrap == (("a", 1),)
     assert found.client_id == "flag"
     assert (found.security.username, found.security.password) == ("environment", "of the file")
     file.write_text(file.read_text().replace("of the file", "new"))
     assert found.security.current().password == "new"
-    assert client_settings("b:2", file, None).bootstrap == (("b", 2),)
-    assert client_settings(None, None, None).bootstrap == (("127.0.0.1", 9092),)
+    assert client_settings(Cluster("b:2", file), None).bootstrap == (("b", 2),)
+    assert client_settings(Cluster(), None).bootstrap == (("127.0.0.1", 9092),)
 
 
 def test_a_program_reads_what_a_command_reads(tmp_path: Path) -> None:

@@ -380,7 +380,7 @@ def test_transactions_are_listed_by_every_filter(
     assert ids(state_filters=["Nonsense"]) == set()
     row = writer.described()
     assert (row.transaction_state, row.producer_id) == ("Ongoing", writer.producer_id)
-    assert [(t.topic, t.partitions) for t in row.topics] == [(topic, (0,))]
+    assert [(t.topic, t.partitions) for t in row.topics] == [(topic, [0])]
 
 
 def test_an_operator_ends_a_transaction_with_a_marker(

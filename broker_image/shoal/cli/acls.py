@@ -56,7 +56,6 @@ class OperationOptions(NamedTuple):
         list[OperationName] | None,
         typer.Option(
             "--operation",
-            "-o",
             metavar="OPERATION",
             case_sensitive=False,
             help=f"{', '.join(OperationName)}. May be repeated.",

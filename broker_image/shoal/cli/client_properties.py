@@ -1,7 +1,8 @@
-"""The client properties of a command: from --property, the environment, and a file.
+"""The client properties of a command: from --property, the environment, and a file or a profile.
 
-A flag has priority over the environment, which has priority over the file. The variable of a
-property is `SHOAL_CLIENT_` and its name in capitals, with `_` for `.` (SHOAL_CLIENT_SASL_PASSWORD).
+A flag has priority over the environment, which has priority over the file or the profile. The
+variable of a property is `SHOAL_CLIENT_` and its name in capitals, with `_` for `.`
+(SHOAL_CLIENT_SASL_PASSWORD).
 Flags may not contain secrets: all users of a machine can read them in the list of processes.
 """
 
@@ -9,19 +10,67 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
+from shoal.cli import profiles
 from shoal.client import config_providers, security, settings
 from shoal.client.properties import CLIENT_PREFIX
 from shoal.client.settings import Settings, variable
 
 
-def client_settings(
-    bootstrap: str | None, file: Path | None, flags: Iterable[str] | None
-) -> Settings:
-    """Return the settings of a command; see `Settings.of_file`."""
-    return Settings.of_file(bootstrap, file, from_environment(os.environ) | from_flags(flags))
+class Cluster(NamedTuple):
+    """What names the cluster of a command: addresses, a file of client properties, a profile."""
+
+    bootstrap_server: str | None = None
+    command_config: Path | None = None
+    profile: str | None = None
+
+    def without(self, variables: Collection[str]) -> Cluster:
+        """Return what applies; `variables` are the fields that environment variables set.
+
+        A profile is a whole cluster, so it is never mixed with another source of the same rank:
+        credentials must not reach another cluster. A flag --profile overrides the variables, and
+        the flags of the other fields override SHOAL_PROFILE; --bootstrap-server changes only the
+        address. Raises `ValueError` if two sources of the same rank name a cluster.
+        """
+        has_file = self.command_config is not None and "command_config" not in variables
+        if self.profile is None:
+            return self
+        if "profile" not in variables:
+            if has_file:
+                raise ValueError("--profile and --command-config name two clusters. Use one")
+            return self._replace(**dict.fromkeys(variables))
+        if has_file:
+            return self._replace(profile=None)
+        rivals = [name for name in ("bootstrap_server", "command_config") if name in variables]
+        if rivals:
+            raise ValueError(
+                f"SHOAL_PROFILE and {_VARIABLES[rivals[0]]} name two clusters. Unset one of them"
+            )
+        return self
+
+
+#: The variables of the fields of `Cluster`.
+_VARIABLES = {
+    "bootstrap_server": "SHOAL_BOOTSTRAP_SERVERS",
+    "command_config": "SHOAL_COMMAND_CONFIG",
+}
+
+
+def client_settings(cluster: Cluster, flags: Iterable[str] | None) -> Settings:
+    """Return the settings of a command; see `Settings.of_file`. The profile in use applies if
+    nothing names a cluster. Raises `Failed` for a profile that does not exist.
+    """
+    fixed = from_environment(os.environ) | from_flags(flags)
+    profile = cluster.profile
+    if cluster == (None, None, None):
+        profile = profiles.load().current
+    if profile is None:
+        return Settings.of_file(cluster.bootstrap_server, cluster.command_config, fixed)
+    name = profile
+    return Settings.of_properties(cluster.bootstrap_server, lambda: profiles.load()[name] | fixed)
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, str]:

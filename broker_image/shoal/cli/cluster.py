@@ -118,7 +118,7 @@ def status(dir: Folder = _FOLDER, format: FormatOption = Format.TABLE) -> None:
             }
             for node in cluster.nodes
         ]
-        output.rows(format, found)
+        output.rows(format, found, expendable=["log", "pid"])
 
     guarded(run)
 
@@ -205,7 +205,7 @@ async def describe(client: Client, format: FormatOption = Format.TABLE) -> None:
         output.rows(format, whole)
         return
     print(f"Cluster {cluster.cluster_id}, controller {cluster.controller_id}")
-    output.rows(format, rows)
+    output.rows(format, rows, expendable=["rack", "leads", "replicas", "in_sync"])
     print(
         f"\n{len(partitions)} partitions, {sum(r['state'] == 'offline' for r in lacking)} offline,"
         f" {sum(r['state'] != 'offline' for r in lacking)} under-replicated"

@@ -100,7 +100,12 @@ async def describe(
         for _, entry in sorted(found.items())
         if not (changed and entry.is_default)
     ]
-    output.rows(format, rows, empty="All configs have their default values.")
+    output.rows(
+        format,
+        rows,
+        empty="All configs have their default values.",
+        expendable=["read_only", "source"],
+    )
 
 
 def _row(entry: ConfigEntry, documentation: bool) -> dict[str, str | bool | None]:

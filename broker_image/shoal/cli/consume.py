@@ -37,9 +37,7 @@ async def consume(
     ] = False,
     offset: Annotated[
         int | None,
-        typer.Option(
-            "--offset", "-o", help="Start at this offset; -N starts N records before the end."
-        ),
+        typer.Option(help="Start at this offset; -N starts N records before the end."),
     ] = None,
     timestamp: Annotated[
         str | None,

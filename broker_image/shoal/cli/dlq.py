@@ -31,8 +31,8 @@ app = new_app("List, show, redrive and delete dead letters.")
 #: The config of topics that hold dead letters, and that of groups which names the topic.
 _ENABLED = "errors.deadletterqueue.group.enable"
 _TOPIC = "errors.deadletterqueue.topic.name"
-#: Characters of a value in a table.
-_VALUE_SHOWN = 60
+#: Columns of letters that a narrow terminal leaves out first.
+_EXPENDABLE = ("group", "written", "deliveries", "source")
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The dead-letter topic.")]
 To = Annotated[
     str | None,
@@ -163,7 +163,12 @@ async def peek(
     if format is Format.JSON:
         output.rows(format, [_whole(letter) for letter in found])
         return
-    output.rows(format, [_row(letter) for letter in found], empty=f"{topic} has no such letters.")
+    output.rows(
+        format,
+        [_row(letter) for letter in found],
+        empty=f"{topic} has no such letters.",
+        expendable=_EXPENDABLE,
+    )
 
 
 @command(app, "purge")
@@ -338,7 +343,7 @@ async def _choose(
     async for letter in _letters(client, topic):
         if not wanted.matches(letter):
             continue
-        output.rows(Format.TABLE, [_row(letter)])
+        output.rows(Format.TABLE, [_row(letter)], expendable=_EXPENDABLE)
         answer = typer.prompt("Redrive it? yes, no, or quit", default="no", err=True).lower()
         if answer.startswith("q"):
             break
@@ -397,7 +402,7 @@ def _row(letter: DeadLetter) -> dict[str, Any]:
         "source": f"{letter.source_topic}-{letter.source_partition}@{letter.source_offset}",
         "deliveries": letter.delivery_count,
         "key": None if record.key is None else record.key.decode(errors="replace"),
-        "value": value if len(value) <= _VALUE_SHOWN else value[: _VALUE_SHOWN - 1] + "…",
+        "value": value,
     }
 
 

@@ -94,7 +94,7 @@ async def show_lag(
         }
         for group, one in described.items()
     ]
-    output.rows(format, rows, empty="There are no groups.")
+    output.rows(format, rows, empty="There are no groups.", expendable=["type", "members", "state"])
 
 
 async def _numbers(
@@ -217,8 +217,7 @@ async def _print_held(client: Client, group: str, held: list[HeldKey]) -> None:
 
 #: Why delivery to a group stops or its dead letters are not written, and the remedy.
 _STOP_REASONS = {
-    "paused": "Delivery is paused. Resume it with "
-    "`shoal configs set group {group} share.delivery.paused=false`.",
+    "paused": "Delivery is paused. Resume it with `shoal share resume {group}`.",
     "flood": "Delivery has stopped: the group wrote more dead letters in a minute than "
     "shoal.errors.deadletterqueue.flood.per.minute allows. It resumes when the rate is lower.",
     "held-keys": "Delivery has stopped: the dead-lettered records that hold their keys have "
@@ -278,10 +277,16 @@ def _print_group(
         columns = ["topic", "partition", offset, "log_end_offset", "lag"]
         columns += [] if group.type == SHARE else ["member"]
         print()
-        output.print_table(_position_rows(group, found), columns)
+        output.print_table(
+            _position_rows(group, found), columns, expendable=["log_end_offset", offset]
+        )
     if group.members:
         print()
-        output.print_table(_member_rows(group), ["member", "client", "host", "partitions"])
+        output.print_table(
+            _member_rows(group),
+            ["member", "client", "host", "partitions"],
+            expendable=["host", "client"],
+        )
     else:
         print("\nThe group has no members.")
 
@@ -376,21 +381,21 @@ async def reset_offsets(
             f"--by-duration must be like 15m, 2h, 7d or PT15M, not {by_duration!r}.", USAGE
         )
     kind, members = await _kind_to_reset(admin, group, type)
-    partitions = await _partitions(client, topic)
+    places = await partitions(client, topic)
     current = {p.where: p.offset for p in (await lag.positions(admin, {group: kind}))[group]}
-    starts = await _listed(admin, partitions, int(OffsetSpec.EARLIEST))
-    ends = await _listed(admin, partitions, int(OffsetSpec.LATEST))
+    starts = await _listed(admin, places, int(OffsetSpec.EARLIEST))
+    ends = await _listed(admin, places, int(OffsetSpec.LATEST))
     if to_earliest:
         wanted: Mapping[TopicPartition, int] = starts
     elif to_latest:
         wanted = ends
     elif time is not None:
-        found = await _listed(admin, partitions, timestamps.timestamp(time))
+        found = await _listed(admin, places, timestamps.timestamp(time))
         wanted = {p: ends[p] if o < 0 else o for p, o in found.items()}
     elif to_offset is not None:
-        wanted = dict.fromkeys(partitions, to_offset)
+        wanted = dict.fromkeys(places, to_offset)
     else:
-        wanted = _shifted(group, partitions, current, shift_by or 0)
+        wanted = _shifted(group, places, current, shift_by or 0)
     plan = {p: min(max(o, starts[p]), ends[p]) for p, o in wanted.items()}
     output.rows(format, _plan_rows(plan, current))
     if not execute:
@@ -469,8 +474,10 @@ async def _listed_kind(admin: Admin, group: str) -> str:
     return listed[group].type
 
 
-async def _partitions(client: Client, words: list[str]) -> list[TopicPartition]:
-    """Return the existing partitions of `topic` or `topic:0,1`."""
+async def partitions(
+    client: Client, words: list[str], option: str = "--topic"
+) -> list[TopicPartition]:
+    """Return the existing partitions of `topic` or `topic:0,1`, the value of an option."""
     found: list[TopicPartition] = []
     for word in words:
         name, colon, numbers = word.partition(":")
@@ -478,7 +485,7 @@ async def _partitions(client: Client, words: list[str]) -> list[TopicPartition]:
         indexes = [p.index for p in topic.partitions]
         if colon:
             if not all(n.isdigit() for n in numbers.split(",")):
-                raise Failed(f"--topic must be TOPIC or TOPIC:0,1, not {word!r}.", USAGE)
+                raise Failed(f"{option} must be TOPIC or TOPIC:0,1, not {word!r}.", USAGE)
             indexes = [topic.partition(int(n)).index for n in numbers.split(",")]
         found += [TopicPartition(name, i) for i in indexes]
     return found

@@ -28,7 +28,7 @@ COMMANDS: dict[str, Command] = {
     "cluster": Command("shoal.cli.cluster", "Run a test cluster here, or describe any cluster."),
     "topics": Command(
         "shoal.cli.topics",
-        "Manage topics and delete old records.",
+        "Manage topics, move their replicas, and delete old records.",
     ),
     "produce": Command("shoal.cli.produce", "Send records from standard input or a file."),
     "consume": Command("shoal.cli.consume", "Read records, by offset or in a consumer group."),
@@ -39,7 +39,13 @@ COMMANDS: dict[str, Command] = {
         "shoal.cli.groups", "List, describe, reset and delete groups; show their lag."
     ),
     "dlq": Command("shoal.cli.dlq", "List, show, redrive and delete dead letters."),
-    "share": Command("shoal.cli.share", "Other names of `shoal dlq redrive` and `shoal dlq skip`."),
+    "share": Command(
+        "shoal.cli.share", "Show records in flight, and pause or resume delivery to a group."
+    ),
+    "transactions": Command(
+        "shoal.cli.transactions", "List and describe transactions; find and end those that hang."
+    ),
+    "profile": Command("shoal.cli.profile", "Create, choose, show and delete named clusters."),
     "configs": Command(
         "shoal.cli.configs", "Show and change configs of topics, groups and brokers."
     ),
@@ -51,6 +57,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "whoami": Command("shoal.cli.whoami", "Show how the cluster has authenticated you."),
     "explain": Command("shoal.cli.explain", "Show the rule that decides what a user may do."),
+    "debug": Command("shoal.cli.debug", "Collect a support bundle without secrets."),
     "top": Command("shoal.cli.top", "Watch throughput, lag, records in flight and redeliveries."),
     "demo": Command("shoal.cli.demo", "Run the image pipeline with Spark on this machine."),
     "dump": Command("shoal.cli.dump", "Print log segments and internal topics as JSON."),

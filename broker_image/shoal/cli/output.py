@@ -14,10 +14,12 @@ from uuid import UUID
 
 import typer
 
+from shoal.cli import table_width
+
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: Columns of a piped table: a pipe has no width, so the table may be as wide as it needs.
+#: Columns of a pipe, which has no width. A wider table gets what it needs.
 PIPE_WIDTH = 4_000
 #: Characters that do not occur in text: control characters except tab, newline, carriage return.
 _CONTROL = frozenset(map(chr, {*range(32), 127} - {9, 10, 13}))
@@ -30,17 +32,19 @@ class Format(StrEnum):
     JSON = "json"
 
 
-FormatOption = Annotated[Format, typer.Option("--format", help="table or json.")]
+FormatOption = Annotated[Format, typer.Option("--format", "-o", help="table or json.")]
 Row = Mapping[str, Any]
 
 
-def console(*, stderr: bool = False) -> Console:
-    """Return a console: with colours on a terminal, wide and without colours in a pipe."""
+def console(*, stderr: bool = False, width: int = 0) -> Console:
+    """Return a console: with colours on a terminal; without colours in a pipe, `width` wide or
+    more.
+    """
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else PIPE_WIDTH
-    return Console(file=stream, width=width, highlight=False, soft_wrap=False)
+    columns = None if stream.isatty() else max(width, PIPE_WIDTH)
+    return Console(file=stream, width=columns, highlight=False, soft_wrap=False)
 
 
 def rows(
@@ -50,6 +54,7 @@ def rows(
     *,
     empty: str = "",
     title: str = "",
+    expendable: Sequence[str] = (),
 ) -> None:
     """Print rows. A table shows the keys in `columns`; JSON shows all of them."""
     if format is Format.JSON:
@@ -59,27 +64,60 @@ def rows(
         if empty:
             print(empty)
         return
-    print_table(found, columns or list(found[0]), title)
+    print_table(found, columns or list(found[0]), title, expendable)
 
 
-def print_table(found: Sequence[Row], columns: Sequence[str], title: str = "") -> None:
+def print_table(
+    found: Sequence[Row],
+    columns: Sequence[str],
+    title: str = "",
+    expendable: Sequence[str] = (),
+) -> None:
+    """Print a table. On a terminal it fits the width: text is shortened, then columns are left out,
+    those in `expendable` first and then the last ones. Anything else gets the whole table.
+    """
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
-    for name in columns:
-        numbers = all(isinstance(row.get(name), int | float | None) for row in found)
-        table.add_column(
-            name.replace("_", " ").upper(),
-            justify="right" if numbers else "left",
-            overflow="fold",
-        )
-    for row in found:
-        table.add_row(*(Text(cell(row.get(name))) for name in columns))
-    out = console()
+    texts = {name: [cell(row.get(name)) for row in found] for name in columns}
+    wide = [_column(name, texts[name], _is_number(found, name)) for name in columns]
+    out = console(width=sum(column.width + table_width.GAP for column in wide))
+    widths = table_width.fit(wide, out.width, expendable)
+    table = Table(box=None, pad_edge=False, padding=(0, table_width.GAP, 0, 0), header_style="bold")
+    for at, column in enumerate(wide):
+        width = widths.get(column.name)
+        if width is not None:
+            table.add_column(
+                _heading(column.name),
+                justify="left" if column.shortens else "right",
+                # The first column names the row: a long name is wrapped, not cut.
+                no_wrap=at > 0,
+                overflow="ellipsis" if at else "fold",
+                width=width,
+            )
+    for row in zip(*(texts[name] for name in widths), strict=True):
+        table.add_row(*map(Text, row))
     if title:
         out.print(Text(title, style="bold"))
     out.print(table)
+    left_out = [_heading(name) for name in columns if name not in widths]
+    if left_out:
+        print(f"Too narrow for {', '.join(left_out)}. -o json shows everything.", file=sys.stderr)
+
+
+def _is_number(found: Sequence[Row], name: str) -> bool:
+    return all(isinstance(row.get(name), int | float | None) for row in found)
+
+
+def _heading(name: str) -> str:
+    return name.replace("_", " ").upper()
+
+
+def _column(name: str, texts: Sequence[str], is_number: bool) -> table_width.Column:
+    from rich.cells import cell_len
+
+    lines = (line for text in (_heading(name), *texts) for line in text.split("\n"))
+    return table_width.Column(name, max(map(cell_len, lines)), not is_number)
 
 
 def cell(value: Any) -> str:

@@ -28,6 +28,7 @@ RecordFormat = Annotated[
     str,
     typer.Option(
         "--format",
+        "-o",
         "-f",
         metavar="text|json|TEMPLATE",
         help="text, json, or a template such as '{partition}@{offset} {key}: {value}'.",
@@ -48,9 +49,10 @@ def printer(format: str) -> Callable[[AnyRecord], str]:
         raise Failed(f"--format {format!r}: {error}.", USAGE) from None
     unknown = [name for name in names if name not in FIELDS]
     if unknown or not names:
+        is_offset = format.lstrip("-").isdigit()
         raise Failed(
             f"--format must be text, json or a template, not {format!r}. A template has fields "
-            f"in braces: {', '.join(FIELDS)}.",
+            f"in braces: {', '.join(FIELDS)}." + " An offset needs --offset." * is_offset,
             USAGE,
         )
     template = format.replace("\\t", "\t").replace("\\n", "\n")

@@ -23,6 +23,7 @@ _REMEDIES = {
     "another id; `shoal groups list` shows those in use",
     ErrorCode.group_max_size_reached: "the group is full. Raise the broker config "
     "`group.share.max.size` or `group.consumer.max.size`",
+    ErrorCode.transactional_id_not_found: "list them with `shoal transactions list`",
     ErrorCode.offset_out_of_range: "`shoal topics describe` shows each partition's start and end "
     "offsets",
     ErrorCode.invalid_config: "list the configs and their values with `shoal configs describe`",

@@ -125,7 +125,7 @@ async def addresses(admin: Admin) -> list[str]:
             continue
         value = described[LISTENER_CONFIG].value or ""
         host, _, port = value.rpartition("://")[2].rpartition(":")
-        if port.isdigit():
+        if port.isdigit() and int(port):  # A free port that the broker chose is not known.
             everywhere = host.strip("[]") in ("", "0.0.0.0", "::")
             protocol = described.get(PROTOCOL_CONFIG)
             scheme = "https://" if protocol is not None and protocol.value == "SSL" else ""
@@ -158,6 +158,19 @@ async def share_numbers(
         elif not isinstance(result, OSError | TimeoutError | ValueError):
             raise result
     return _by_group(pages) if pages else None
+
+
+async def pages(admin: Admin) -> dict[str, str | Exception]:
+    """Return the metrics pages of all brokers by address, or why a page cannot be read."""
+    where = await addresses(admin)
+    settings = admin.cluster.settings
+    results = await asyncio.gather(*(_read(a, settings) for a in where), return_exceptions=True)
+    found: dict[str, str | Exception] = {}
+    for address, result in zip(where, results, strict=True):
+        if not isinstance(result, str | Exception):
+            raise result
+        found[address] = result
+    return found
 
 
 def _by_group(pages: list[list[Sample]]) -> dict[str, ShareNumbers]:

@@ -19,13 +19,16 @@ from typing import Annotated, Any, NoReturn, get_type_hints
 import typer
 
 from shoal.cli import remedies
-from shoal.cli.client_properties import client_settings
+from shoal.cli.client_properties import Cluster, client_settings
+from shoal.cli.failures import INTERRUPTED as INTERRUPTED
+from shoal.cli.failures import REFUSED as REFUSED
+from shoal.cli.failures import UNREACHABLE as UNREACHABLE
+from shoal.cli.failures import USAGE as USAGE
+from shoal.cli.failures import Failed as Failed
 from shoal.client.client import Client
 from shoal.client.errors import ClientError, Unreachable
 from shoal.client.settings import DEFAULT_BOOTSTRAP
 from shoal.record.batch import CorruptBatch
-
-REFUSED, USAGE, UNREACHABLE, INTERRUPTED = 1, 2, 3, 130
 
 Bootstrap = Annotated[
     str | None,
@@ -48,6 +51,15 @@ CommandConfig = Annotated[
         " as variables: SHOAL_CLIENT_SASL_PASSWORD sets sasl.password.",
     ),
 ]
+Profile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        envvar="SHOAL_PROFILE",
+        help="A named cluster; see `shoal profile`. Default: the one in use, if the command names"
+        " no cluster.",
+    ),
+]
 Property = Annotated[
     list[str] | None,
     typer.Option(
@@ -56,12 +68,8 @@ Property = Annotated[
 ]
 
 
-class Failed(Exception):
-    """A command's own failure: a sentence and the exit code."""
-
-    def __init__(self, sentence: str, code: int = REFUSED) -> None:
-        super().__init__(sentence)
-        self.code = code
+#: Typer gives its context to this parameter.
+_CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 
 
 def new_app(help: str) -> typer.Typer:
@@ -88,14 +96,21 @@ def command(
         groups = {p.name: p.annotation for p in own if hasattr(p.annotation, "_fields")}
         shared = inspect.signature(_connection, eval_str=True).parameters.values()
         options = [one for p in own for one in (_fields(p) if p.name in groups else [p])]
-        parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in (*options, *shared)]
+        parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in (*options, *shared, _CONTEXT)]
 
         @functools.wraps(function)
         def run(**given: Any) -> None:
             connection = {p.name: given.pop(p.name) for p in shared}
             for group, kind in groups.items():
                 given[group] = kind(**{name: given.pop(name) for name in kind._fields})
-            perform(lambda client: function(client, **given), **connection)
+            cluster = Cluster(**{name: connection[name] for name in Cluster._fields})
+            variables = _of_variables(given.pop(_CONTEXT.name))
+            perform(
+                lambda client: function(client, **given),
+                cluster,
+                variables,
+                connection["property"],
+            )
 
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
@@ -125,6 +140,7 @@ def _fields(group: inspect.Parameter) -> list[inspect.Parameter]:
 def _connection(
     bootstrap_server: Bootstrap = None,
     command_config: CommandConfig = None,
+    profile: Profile = None,
     property: Property = None,
 ) -> None:
     """Define the options that every command has; only the signature is used."""
@@ -132,18 +148,22 @@ def _connection(
 
 def perform(
     call: Callable[[Client], Awaitable[None]],
-    *,
-    bootstrap_server: str | None,
-    command_config: Path | None,
-    property: list[str] | None,
+    cluster: Cluster,
+    variables: frozenset[str],
+    properties: list[str] | None,
 ) -> None:
-    """Run one command against a cluster; end the process on failure."""
+    """Run one command against a cluster; end the process on failure. `variables` are the fields of
+    `cluster` that environment variables set.
+    """
     try:
-        settings = client_settings(bootstrap_server, command_config, property)
+        cluster = cluster.without(variables)
+        settings = client_settings(cluster, properties)
+    except Failed as error:
+        fail(str(error), error.code)
     except (ValueError, ClientError) as error:
         fail(f"{error}.", USAGE)
     except OSError as error:
-        fail(f"cannot read {command_config}: {error.strerror}.", USAGE)
+        fail(f"cannot read {cluster.command_config}: {error.strerror}.", USAGE)
 
     async def main() -> None:
         async with Client(settings) as client:
@@ -155,6 +175,12 @@ def perform(
                 ) from error
 
     guarded(lambda: asyncio.run(main()))
+
+
+def _of_variables(context: typer.Context) -> frozenset[str]:
+    """Return the fields of `Cluster` that environment variables set."""
+    sources = {name: context.get_parameter_source(name) for name in Cluster._fields}
+    return frozenset(n for n, source in sources.items() if source and source.name == "ENVIRONMENT")
 
 
 def guarded(call: Callable[[], None]) -> None:

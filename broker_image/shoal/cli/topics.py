@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.cli import output, remedies, timestamps
+from shoal.cli import output, reassign, remedies, timestamps
 from shoal.cli.client_properties import pairs
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, new_app
@@ -18,7 +18,8 @@ from shoal.client.errors import KafkaError, expect
 from shoal.client.topics import NewTopic, OffsetSpec
 from shoal.protocol.errors import ErrorCode
 
-app = new_app("Manage topics and delete old records.")
+app = new_app("Manage topics, move their replicas, and delete old records.")
+app.add_typer(reassign.app, name="reassign")
 
 Name = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")]
 Names = Annotated[list[str], typer.Argument(metavar="TOPIC", help="Names of topics.")]
@@ -135,6 +136,7 @@ async def describe(
             one["partitions"],
             ["partition", "leader", "replicas", "isr", "log_start_offset", "log_end_offset"],
             title + ("" if configs_text == "-" else f"   {configs_text}"),
+            expendable=["log_start_offset"],
         )
 
 

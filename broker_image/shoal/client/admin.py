@@ -8,6 +8,7 @@
     admin.users         describe, set and delete SCRAM credentials
     admin.tokens        create, renew, end and describe delegation tokens
     admin.quotas        describe and alter client quotas
+    admin.transactions  list, describe and end transactions
 
 Calls on many objects return a result for each. `shoal.client.errors.expect` raises the first error.
 """
@@ -27,6 +28,7 @@ from shoal.client.redrive import Plan, Redrive, Redriven
 from shoal.client.security_admin import Acls, Tokens, Users
 from shoal.client.share_groups import ShareGroups
 from shoal.client.topics import OPERATION_TIMEOUT_MS, Topics
+from shoal.client.transactions import Transactions
 from shoal.protocol.api import ApiKey
 
 if TYPE_CHECKING:
@@ -93,6 +95,7 @@ class Admin:
         self.users = Users(cluster)
         self.tokens = Tokens(cluster)
         self.quotas = Quotas(cluster)
+        self.transactions = Transactions(cluster)
 
     async def redrive(
         self,

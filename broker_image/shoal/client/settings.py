@@ -95,11 +95,21 @@ class Settings:
             found = dict(properties(file.read_text())) if file is not None else {}
             return found | dict(fixed or {})
 
-        def without_bootstrap() -> dict[str, str]:
-            return {name: text for name, text in load().items() if name != _BOOTSTRAP}
+        return cls.of_properties(bootstrap, load if file is not None else load())
 
-        where = bootstrap or load().get(_BOOTSTRAP) or DEFAULT_BOOTSTRAP
-        return cls.of(where, without_bootstrap if file is not None else without_bootstrap())
+    @classmethod
+    def of_properties(cls, bootstrap: str | None, given: Properties) -> Settings:
+        """Parse properties that name the brokers themselves, unless `bootstrap` does. Raises as
+        `of` does.
+        """
+
+        def without_bootstrap() -> dict[str, str]:
+            found = given() if callable(given) else given
+            return {name: text for name, text in found.items() if name != _BOOTSTRAP}
+
+        named = given() if callable(given) else given
+        where = bootstrap or named.get(_BOOTSTRAP) or DEFAULT_BOOTSTRAP
+        return cls.of(where, without_bootstrap if callable(given) else without_bootstrap())
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:

@@ -4,25 +4,27 @@ The broker computes the lag: log end offset, minus start offset, minus settled r
 start offset. Records in flight count as lag. -1 means unknown.
 
 If dead-lettered records block their keys (`share.ordering.key.dead.letter=hold`), `offsets` returns
-these records and `free` releases their keys.
+these records and `free` releases their keys. `in_flight` lists the records in flight.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.client import message_fields
+from shoal.client.cluster import TopicPartition
 from shoal.client.errors import KafkaError
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
-from shoal.protocol.features import HELD_KEYS_FEATURE
+from shoal.protocol.features import HELD_KEYS_FEATURE, IN_FLIGHT_FEATURE
+from shoal.protocol.share import InFlight, InFlightState
 
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from shoal.client.cluster import Cluster, TopicPartition
+    from shoal.client.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,13 @@ class ShareOffset:
     lag: int
     topic_id: UUID | None = None
     key_holder_offsets: tuple[tuple[int, int], ...] = ()
+
+
+class InFlightPage(NamedTuple):
+    """Records in flight in one partition, and the offset of the next page; None after the last."""
+
+    entries: Sequence[InFlight]
+    next_offset: int | None
 
 
 class ShareGroups:
@@ -137,6 +146,45 @@ class ShareGroups:
         wanted = {where: ranges for where, ranges in offsets.items() if ranges}
         return await self.cluster.on_leaders(wanted, call)
 
+    async def in_flight(
+        self, group_id: str, starts: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, InFlightPage | KafkaError]:
+        """Return a page of the records in flight of each partition, from the given offset on.
+        Sends requests to the partition leaders; UNSUPPORTED_VERSION if they do not support it.
+        """
+
+        async def call(
+            node: int, some: list[TopicPartition]
+        ) -> dict[TopicPartition, InFlightPage | KafkaError]:
+            link = await self.cluster.connection(node)
+            if IN_FLIGHT_FEATURE not in link.features:
+                error = KafkaError(
+                    ErrorCode.unsupported_version,
+                    f"broker {node} does not list records in flight",
+                )
+                return dict.fromkeys(some, error)
+            topics = [
+                {
+                    **topic,
+                    "in_flight_from": [
+                        starts[TopicPartition(topic["topic_name"], p)] for p in topic["partitions"]
+                    ],
+                }
+                for topic in _topics(some) or ()
+            ]
+            body = {"groups": [{"group_id": group_id, "topics": topics}]}
+            answer = await self.cluster.request(node, ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, body)
+            (entry,) = answer.groups
+            if refused := message_fields.error_of(entry, f"share group {group_id!r}"):
+                return dict.fromkeys(some, refused)
+            return {
+                where: message_fields.error_of(part, f"{where} in share group {group_id!r}")
+                or _page(part)
+                for where, part in message_fields.each_partition(entry.topics, "topic_name")
+            }
+
+        return await self.cluster.on_leaders(starts, call)
+
     async def delete_offsets(
         self, group_id: str, topics: Iterable[str]
     ) -> dict[str, KafkaError | None]:
@@ -168,6 +216,22 @@ def _topics(partitions: Iterable[TopicPartition] | None) -> Sequence[Mapping[str
     for where in partitions:
         found.setdefault(where.topic, []).append(where.partition)
     return [{"topic_name": t, "partitions": sorted(p)} for t, p in found.items()]
+
+
+def _page(part: Any) -> InFlightPage:
+    next_offset = getattr(part, "next_offset", -1)
+    entries = [
+        InFlight(
+            one.first_offset,
+            one.last_offset,
+            InFlightState(one.state),
+            one.delivery_count,
+            one.member_id,
+            one.time_left_ms,
+        )
+        for one in getattr(part, "in_flight", ())
+    ]
+    return InFlightPage(entries, next_offset if next_offset >= 0 else None)
 
 
 def _offsets(entry: Any) -> dict[TopicPartition, ShareOffset | KafkaError]:

@@ -100,6 +100,18 @@ _INDIVIDUAL_COMMIT = Struct(
 _COMMITTED = (
     Field("individual_commit", _INDIVIDUAL_COMMIT, nullable=True, tag=1000, default=None),
 )
+_IN_FLIGHT = Struct(
+    "InFlight",
+    True,
+    (
+        Field("first_offset", "int64", default=0),
+        Field("last_offset", "int64", default=0),
+        Field("state", "int8", default=0),
+        Field("delivery_count", "int16", default=0),
+        Field("member_id", "string", default=""),
+        Field("time_left_ms", "int64", default=-1),
+    ),
+)
 #: Fields of Shoal's brokers and client beyond Kafka's schemas, by API and struct. Their tags are
 #: far above Kafka's, which count up from 0; other readers ignore them. A body without them is read
 #: like Kafka's, without these attributes.
@@ -122,13 +134,22 @@ OWN_TAGS: dict[tuple[int, str], tuple[Field, ...]] = {
         Field("undelivered", "bool", tag=UNDELIVERED_TAG, default=False),
     ),
     (87, "PartitionResult"): _DELAYS,  # ReadShareGroupStateSummary response
-    (90, "DescribeShareGroupOffsetsResponsePartition"): _HELD_OFFSETS,
+    # The offset in each partition from which the records in flight are listed.
+    (90, "DescribeShareGroupOffsetsRequestTopic"): (
+        Field("in_flight_from", "int64", array=True, tag=1000, default=[]),
+    ),
+    # `next_offset` is where the next page of records in flight begins, -1 after the last one.
+    (90, "DescribeShareGroupOffsetsResponsePartition"): (
+        *_HELD_OFFSETS,
+        Field("in_flight", _IN_FLIGHT, array=True, tag=1001, default=[]),
+        Field("next_offset", "int64", tag=1002, default=-1),
+    ),
     (91, "AlterShareGroupOffsetsRequestPartition"): _FREED_OFFSETS,
 }
-#: APIs of delegation tokens with durations and timestamps of 64 bits. kio refuses those below 0 and
-#: above its types' limits. These bodies are read as the writers take them: milliseconds under names
-#: with the suffix `_ms`.
-_PLAIN_TIMES = frozenset({38, 39, 40})
+#: APIs with durations and timestamps that kio refuses, because they are below 0 or above its types'
+#: limits: those of delegation tokens, and DescribeTransactions. These bodies are read as writers
+#: take them: milliseconds under names with the suffix `_ms`.
+_PLAIN_TIMES = frozenset({38, 39, 40, 65})
 _MALFORMED = (SerialError, ValueError, IndexError, OverflowError, _struct.error)
 
 

@@ -18,10 +18,14 @@ HELD_KEYS_FEATURE = "shoal.share.held.keys"
 #: OffsetCommit, TxnOffsetCommit and OffsetFetch have key ranges with finished offsets. A broker
 #: without the feature would commit only the position.
 INDIVIDUAL_COMMIT_FEATURE = "shoal.group.individual.commit"
+#: DescribeShareGroupOffsets lists records in flight in the partitions that the broker leads. A
+#: broker without the feature would only describe offsets.
+IN_FLIGHT_FEATURE = "shoal.share.in.flight"
 #: All features.
 FEATURES = (
     HEADERS_ONLY_FEATURE,
     RELEASE_DELAY_FEATURE,
     HELD_KEYS_FEATURE,
     INDIVIDUAL_COMMIT_FEATURE,
+    IN_FLIGHT_FEATURE,
 )

@@ -9,6 +9,7 @@ ShareAcknowledgeRequest and ShareAcknowledgeResponse JSON, versions 1 and 2.
 from __future__ import annotations
 
 import struct
+from enum import IntEnum
 from functools import lru_cache
 from itertools import starmap
 from typing import TYPE_CHECKING, NamedTuple
@@ -50,6 +51,40 @@ _TOPIC_SIZE_MIN, _PARTITION_SIZE_MIN, _BATCH_SIZE_MIN = 18, 6, 18
 
 #: Up to this number of batches it is faster to parse them one by one.
 _FEW = 4
+
+
+class InFlightState(IntEnum):
+    """What a record in flight waits for, in Shoal's extension of DescribeShareGroupOffsets."""
+
+    AVAILABLE = 0
+    #: A member holds it.
+    ACQUIRED = 1
+    #: Its dead letter is being written.
+    ARCHIVING = 3
+    #: Its retry back-off ends at a time.
+    BACKING_OFF = 5
+    #: Its dead letter is written, and it blocks the records of its key.
+    HOLDS_KEY = 6
+    #: Its delay ends at a time.
+    DELAYED = 7
+    #: An earlier record of its key is in flight.
+    BEHIND_KEY = 8
+
+
+class InFlight(NamedTuple):
+    """Consecutive records in flight that wait for the same.
+
+    `member_id` is empty unless a member holds them. `time_left_ms` is the time until the lock, the
+    back-off or the delay ends; -1 for none.
+    """
+
+    first_offset: int
+    last_offset: int
+    state: InFlightState
+    delivery_count: int
+    member_id: str
+    time_left_ms: int
+
 
 uuid_of = lru_cache(4096)(lambda data: UUID(bytes=data))
 _text_of = lru_cache(4096)(lambda data: str(data, "utf-8"))

@@ -38,6 +38,7 @@ FLAG_VARIABLES = (
     "SHOAL_CONFIG",
     "SHOAL_DATA_DIR",
     "SHOAL_LISTENER",
+    "SHOAL_PROFILE",
 )
 #: A variable of an override: `listener.name.my-listener.ssl.key.password` is
 #: SHOAL_LISTENER_NAME_MY_LISTENER_SSL_KEY_PASSWORD.

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 Range = tuple[int, int, int]
 #: Up to this many entries of the heap are checked one by one for an exact count.
 QUEUED_CHECKED_MAX = 100
-#: Delayed records that one scrape counts as due: a few milliseconds of work.
+#: Delayed records whose due times one scrape or admin request reads: a few milliseconds of work.
 DUE_COUNTED_MAX = 20_000
 #: Up to this many delayed records, those behind them with the same key are counted too.
 NOT_DUE_FOLLOWED_MAX = 1000
@@ -142,6 +142,18 @@ class Selection:
         """Whether a record was scanned and has no key."""
         return self.policy.key_order and offset < self.cursor and self.keys.key_of(offset) is None
 
+    def is_delayed(self, offset: int) -> bool:
+        """Whether a record is not due."""
+        return offset in self._delayed
+
+    def due_times(self) -> dict[int, int]:
+        """Return the due times (epoch ms) of the delayed records by offset; none if there are more
+        than `DUE_COUNTED_MAX`."""
+        heap = self._delayed_heap
+        if len(heap) > DUE_COUNTED_MAX:
+            return {}
+        return {e & OFFSET_MASK: e >> OFFSET_BITS for e in heap if e & OFFSET_MASK in self._delayed}
+
     @property
     def next_due_ms(self) -> int | None:
         """The time when the next delay ends."""
@@ -201,8 +213,7 @@ class Selection:
     def _followers_not_due(self) -> list[tuple[int, int]]:
         """Return the due times (epoch ms) of records that block their key, and the number of
         records behind each that are neither delayed nor in back-off."""
-        due_ms_of = {e & OFFSET_MASK: e >> OFFSET_BITS for e in self._delayed_heap}
-        due_ms_of = {at: due_ms for at, due_ms in due_ms_of.items() if at in self._delayed}
+        due_ms_of = self.due_times()
         for lock in self._share.waits.live.values():
             due_ms_of |= dict.fromkeys(range(lock.first, lock.last + 1), lock.deadline_ms)
         keys = self.keys

@@ -6,12 +6,14 @@ does not answer. The high watermark is the leader's, since the group's coordinat
 replica, or one that is behind.
 
 A tagged field of Shoal has the dead-lettered records that block their keys. Other clients ignore
-it.
+it. Shoal's client may also ask a partition's leader, in a tagged field, for its records in flight.
 """
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 from shoal.coordinator.contract import Reply, Result, Token
@@ -22,7 +24,7 @@ from shoal.server.handlers import authorization
 from shoal.server.handlers.log_ends import high_watermarks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from shoal.coordinator.group.shard import GroupShard
     from shoal.server.broker import Broker
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from shoal.server.network.api import Answer, Body, Request
 
 _Entry = dict[str, Any]
+#: Ranges of records in flight in one answer, about 50 bytes each. The client asks for more.
+IN_FLIGHT_MAX = 1_000
 
 
 def handle(broker: Broker, request: Request) -> Answer:
@@ -37,9 +41,11 @@ def handle(broker: Broker, request: Request) -> Answer:
         permits = authorization.each(broker, request, ResourceType.GROUP)
         describes = authorization.each(broker, request, ResourceType.TOPIC)
         unauthorized = ApiError(ErrorCode.group_authorization_failed)
+        lists = any(_in_flight_from(t) for g in request.body.groups for t in g.topics or ())
+        answer = _Pages(broker, describes).group if lists else partial(_group, broker, describes)
         return {
             "groups": [
-                await _group(broker, group, describes)
+                await answer(group)
                 if permits(group.group_id)
                 else _refused(group.group_id, unauthorized)
                 for group in request.body.groups
@@ -63,7 +69,7 @@ def _refused(group_id: str, error: ApiError) -> _Entry:
     }
 
 
-async def _group(broker: Broker, asked: Any, describes: Permits) -> _Entry:
+async def _group(broker: Broker, describes: Permits, asked: Any) -> _Entry:
     group_id = asked.group_id
     unauthorized: list[_Entry] = []
     try:
@@ -88,6 +94,58 @@ async def _group(broker: Broker, asked: Any, describes: Permits) -> _Entry:
         "topics": topics + unauthorized,
         "error_code": ErrorCode.none,
     }
+
+
+class _Pages:
+    """Lists records in flight, for all groups of one request within one limit."""
+
+    def __init__(self, broker: Broker, describes: Permits) -> None:
+        self._broker = broker
+        self._describes = describes
+        self._left = IN_FLIGHT_MAX
+
+    async def group(self, asked: Any) -> _Entry:
+        return {
+            "group_id": asked.group_id,
+            "topics": [await self._topic(asked.group_id, topic) for topic in asked.topics or ()],
+            "error_code": ErrorCode.none,
+        }
+
+    async def _topic(self, group_id: str, asked: Any) -> _Entry:
+        if not self._describes(asked.topic_name):
+            return _unauthorized(asked)
+        topic = self._broker.image.topics.get(asked.topic_name)
+        starts = chain(_in_flight_from(asked), repeat(0))
+        rows = [
+            await self._partition(group_id, topic, index, first)
+            for index, first in zip(asked.partitions, starts, strict=False)
+        ]
+        topic_id = None if topic is None else topic.topic_id
+        return {"topic_name": asked.topic_name, "topic_id": topic_id, "partitions": rows}
+
+    async def _partition(
+        self, group_id: str, topic: TopicImage | None, index: int, first: int
+    ) -> _Entry:
+        row: _Entry = {"partition_index": index, "start_offset": NONE, "lag": NONE}
+        if topic is None:
+            return row | {"error_code": ErrorCode.unknown_topic_or_partition}
+        if not self._left:  # Load no share partition in vain.
+            return row | {"next_offset": max(0, first)}
+        try:
+            found, next_offset = await self._broker.share.admin.in_flight(
+                group_id, topic.topic_id, index, first, self._left
+            )
+        except ApiError as refused:
+            return row | {"error_code": refused.code, "error_message": refused.message}
+        self._left -= len(found)
+        return row | {
+            "in_flight": [one._asdict() for one in found],
+            "next_offset": NONE if next_offset is None else next_offset,
+        }
+
+
+def _in_flight_from(topic: Any) -> Sequence[int]:
+    return getattr(topic, "in_flight_from", ())
 
 
 def _unauthorized(asked: Any) -> _Entry:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from shoal.coordinator.group.shard import GroupShard
+    from shoal.protocol.share import InFlight
     from shoal.server.coordinators.groups import GroupService
     from shoal.server.network.purgatory import Purgatory
     from shoal.server.node import Node
@@ -148,6 +149,37 @@ class ShareAdmin:
             summary = await self._persister.summary(ShareKey(group_id, topic_id, index))
             if not summary["error_code"] and not summary["delays"]:
                 return  # No record holds a key.
+        leader = await self._active(group_id, topic_id, index)
+        done: asyncio.Future[Failure | None] = self._node.loop.create_future()
+
+        def written(failure: Failure | None) -> None:
+            if not done.done():
+                done.set_result(failure)
+
+        leader.free(ranges, written)
+        failure = await done
+        if failure is not None:
+            raise ApiError(failure.code, failure.message or "")
+
+    async def in_flight(
+        self, group_id: str, topic_id: UUID, index: int, first: int, entries_max: int
+    ) -> tuple[list[InFlight], int | None]:
+        """Return the records in flight from offset `first` on, at most `entries_max` ranges, and
+        the offset where the next page begins, or None after the last one.
+
+        Raises `ApiError`: NOT_LEADER_OR_FOLLOWER, and the refusals of the share coordinator.
+        """
+        if self._partitions.find(group_id, topic_id, index) is None:
+            summary = await self._persister.summary(ShareKey(group_id, topic_id, index))
+            if summary["error_code"]:
+                raise ApiError(summary["error_code"], summary.get("error_message") or "")
+            if summary["start_offset"] == NONE:
+                return [], None  # The group has not begun to read.
+        leader = await self._active(group_id, topic_id, index)
+        return leader.in_flight(first, entries_max)
+
+    async def _active(self, group_id: str, topic_id: UUID, index: int) -> ShareLeader:
+        """Return a share partition once it is loaded. Raises `ApiError`."""
         leader = self._partitions.lead(group_id, topic_id, index)
         if isinstance(leader, Failure):
             raise ApiError(leader.code, leader.message or "")
@@ -161,16 +193,7 @@ class ShareAdmin:
         if leader.phase is not Phase.ACTIVE:
             refusal = leader.failure or Failure(ErrorCode.coordinator_load_in_progress)
             raise ApiError(refusal.code, refusal.message or "")
-        done: asyncio.Future[Failure | None] = self._node.loop.create_future()
-
-        def written(failure: Failure | None) -> None:
-            if not done.done():
-                done.set_result(failure)
-
-        leader.free(ranges, written)
-        failure = await done
-        if failure is not None:
-            raise ApiError(failure.code, failure.message or "")
+        return leader
 
     async def summaries(
         self, group_id: str, partitions: Iterable[_Partition]

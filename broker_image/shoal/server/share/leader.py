@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shoal.coordinator.share.acquisition import NOTHING, Acquired, Wanted, acquire
 from shoal.coordinator.share.batches import AbortedTransaction, scan
 from shoal.coordinator.share.delivery_failure import DeadLetterRange, FailurePolicy
+from shoal.coordinator.share.in_flight import in_flight
 from shoal.coordinator.share.key_holders import hold_keys
 from shoal.coordinator.share.share_partition import (
     Acknowledgement,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from shoal.coordinator.share.records import ShareKey
     from shoal.coordinator.share.selection import Selection
     from shoal.coordinator.share.settings import ShareSettings
+    from shoal.protocol.share import InFlight
     from shoal.replication.partition import Partition
     from shoal.server.share.ports import Cancellable, LeaderPorts
 
@@ -222,7 +224,7 @@ class ShareLeader:
         self.partition.forget(self.moved)
         (self._ports.wake if served else self._ports.wake_later)(self.wake_key)
 
-    # Requests of members.
+    # Requests of members and admins.
 
     def limit(self, settings: ShareSettings) -> int:
         """Return the offset below which records may be delivered."""
@@ -306,6 +308,14 @@ class ShareLeader:
             if not got.changes:
                 break
         return Fetched((), NOTHING)
+
+    def in_flight(self, first: int, entries_max: int) -> tuple[list[InFlight], int | None]:
+        """Return the records in flight from an offset on, and where the next page begins; see
+        `in_flight.in_flight`."""
+        now_ms = self.now_ms()
+        self.expire(now_ms)
+        self._arm()
+        return in_flight(self.share, self.selection, now_ms, first, entries_max)
 
     def needs_scan(self) -> bool:
         """Whether records are left to scan, within the group's limits."""
