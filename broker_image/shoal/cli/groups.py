@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.cli import output, remedies, timestamps
+from shoal.cli import output, timestamps
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, new_app, warn
-from shoal.client import lag, scrape, stop_reasons
+from shoal.client import lag, remedies, scrape, stop_reasons
 from shoal.client.admin import Admin
 from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition

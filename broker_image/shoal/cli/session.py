@@ -18,8 +18,8 @@ from typing import Annotated, Any, NoReturn, get_type_hints
 
 import typer
 
-from shoal.cli import remedies
 from shoal.cli.client_properties import client_settings
+from shoal.client import remedies
 from shoal.client.client import Client
 from shoal.client.errors import ClientError, Unreachable
 from shoal.client.settings import DEFAULT_BOOTSTRAP

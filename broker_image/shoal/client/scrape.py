@@ -94,6 +94,13 @@ class ShareNumbers:
         elif (name := _COUNTS.get(sample.name)) is not None:
             setattr(self, name, getattr(self, name) + int(sample.value))
 
+    def add(self, other: ShareNumbers) -> None:
+        """Add the numbers of other share partitions."""
+        for name in _COUNTS.values():
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.oldest_lock_age_s = max(self.oldest_lock_age_s, other.oldest_lock_age_s)
+        self.stop_reasons |= other.stop_reasons
+
 
 class Refused(Exception):
     """A broker does not show its metrics to this client."""
