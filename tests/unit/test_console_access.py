@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
+
 import pytest
+from shoal.cli import console as cli
+from shoal.cli.session import Failed
+from shoal.client.client import Client
 from shoal.console.live import event
 from shoal.console.security import Access, InvalidAccess, is_loopback, parse_address, parse_users
 
@@ -59,6 +65,20 @@ def test_users() -> None:
         assert "secret" not in str(raised.value)
     with pytest.raises(InvalidAccess, match="f has no users"):
         parse_users("# none\n", "f")
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("shoal.console")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    remedy = r"needs the Python package jinja2\. Install it with `pip install 'shoal\[console\]'`"
+
+    async def command() -> None:
+        async with Client("127.0.0.1:1") as client:
+            await cli.console(client)
+
+    with pytest.raises(Failed, match=remedy):
+        asyncio.run(command())
 
 
 def test_events_have_no_other_line_breaks() -> None:

@@ -13,6 +13,7 @@ from shoal.client.dead_letter_topics import bounds
 from shoal.client.dead_letters import DeadLetter, DeadLetterFilter, parse_dead_letter
 from shoal.client.errors import ClientError
 from shoal.client.redrive_ledger import RedriveLedger
+from shoal.console import records
 
 if TYPE_CHECKING:
     from shoal.client.client import Client
@@ -106,8 +107,5 @@ async def redriven(client: Client, topic: str) -> dict[int, OffsetSet]:
 
 async def read(client: Client, where: TopicPartition, offset: int) -> DeadLetter | None:
     """Return one letter; None if there is no dead letter at this offset. Raises `KafkaError`."""
-    async for fetched in client.fetcher.range(*where, offset, offset, chunk_bytes=1):
-        for record in fetched.records():
-            if record.offset == offset:
-                return parse_dead_letter(*where, record)
-    return None
+    record = await records.read(client, where, offset)
+    return None if record is None else parse_dead_letter(*where, record)

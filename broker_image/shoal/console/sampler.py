@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from shoal.client.lag import Position
 
 T = TypeVar("T")
+log = logging.getLogger("shoal.console")
 #: Seconds after which the brokers' metrics listeners, their disks, and the dead-letter topics of
 #: groups are read again. They rarely change.
 SLOW_S = 30.0
@@ -80,9 +82,11 @@ class Sampler:
         try:
             self.sample = await self._read()
         except (ClientError, OSError) as error:
-            if self.error is None:
-                self.error_since_ms = int(time.time() * 1000)
-            self.error = str(error)
+            self._failed(str(error))
+        except Exception:
+            # A fault of the console. The pages state it, and the next sample may succeed.
+            log.exception("sample")
+            self._failed("the console failed; its error output has the reason")
         else:
             self.error = None
             points = queues.points(self.sample)
@@ -92,6 +96,11 @@ class Sampler:
             self.queues = queues.queues(self.sample, self.history)
         self._changed.set()
         self._changed = asyncio.Event()
+
+    def _failed(self, why: str) -> None:
+        if self.error is None:
+            self.error_since_ms = int(time.time() * 1000)
+        self.error = why
 
     async def _part(self, what: str, call: Awaitable[T], otherwise: T) -> T:
         """Return a call's result. If it fails, note the problem and return its earlier result."""
