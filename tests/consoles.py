@@ -48,7 +48,13 @@ class _Words(HTMLParser):
 class Console:
     """A console. Its sampler reads only when a test calls `sample`."""
 
-    def __init__(self, sampler: Sampler, browser: TestClient[web.Request, web.Application]) -> None:
+    def __init__(
+        self,
+        client: Client,
+        sampler: Sampler,
+        browser: TestClient[web.Request, web.Application],
+    ) -> None:
+        self.client = client
         self.sampler = sampler
         self.browser = browser
 
@@ -93,4 +99,4 @@ async def console(
         sampler = Sampler(client, metrics=metrics, interval_s=5.0)
         app = application(Pages(client, sampler), Streams(sampler), access)
         async with TestClient(TestServer(app)) as browser:
-            yield Console(sampler, browser)
+            yield Console(client, sampler, browser)

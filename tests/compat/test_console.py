@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 from aiohttp import encode_basic_auth
 from commands import Shoal
-from conditions import eventually
+from conditions import ceiling, eventually, stopwatch
 from consoles import Console, Opened, console
 from kafkas import KafkaProcess
 from ports import free_ports
@@ -608,6 +608,37 @@ def test_a_broker_that_dies_while_a_page_is_open(tmp_path: Path) -> None:
 
     try:
         asyncio.run(whole())
+    finally:
+        broker.kill9()
+
+
+@pytest.mark.nightly
+def test_the_first_content_of_a_large_cluster(tmp_path: Path) -> None:
+    """1,000 topics and 200 groups: the overview is there within 100 ms."""
+    broker = ShoalProcess(tmp_path / "data").start()
+
+    async def whole() -> float:
+        async with console(broker.bootstrap) as page:
+            admin = page.client.admin
+            names = [f"t{n:04}" for n in range(1_000)]
+            for at in range(0, 1_000, 100):
+                some = [NewTopic(name, 1) for name in names[at : at + 100]]
+                expect(await admin.topics.create(some))
+            for n, name in enumerate(names[:200]):
+                offsets = {TopicPartition(name, 0): 0}
+                expect(await admin.share_groups.alter_offsets(f"g{n:03}", offsets))
+            await page.sample()
+            assert len(page.sampler.queues) == 200
+            took_s = []
+            for _ in range(5):
+                with stopwatch() as passed_s:
+                    found = await page.get("/")
+                    took_s.append(passed_s())
+            assert "Page 1 of 2, 200 rows" in found.words
+            return min(took_s)
+
+    try:
+        assert asyncio.run(whole()) < ceiling(0.1)
     finally:
         broker.kill9()
 

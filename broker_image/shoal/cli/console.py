@@ -33,7 +33,6 @@ async def console(
         str,
         typer.Option(
             metavar="HOST:PORT",
-            envvar="SHOAL_CONSOLE_LISTEN",
             help="Address of the page. Port 0 uses a free port.",
         ),
     ] = "127.0.0.1:9080",
@@ -44,7 +43,6 @@ async def console(
         Path | None,
         typer.Option(
             metavar="FILE",
-            envvar="SHOAL_CONSOLE_LOGIN",
             help="Users of the page, a line USER:PASSWORD for each. Default: no login.",
         ),
     ] = None,
@@ -52,7 +50,6 @@ async def console(
         Path | None,
         typer.Option(
             metavar="FILE",
-            envvar="SHOAL_CONSOLE_CERTIFICATE",
             help="A PEM file with the certificate chain and its key, to serve HTTPS.",
         ),
     ] = None,
