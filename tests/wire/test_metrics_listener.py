@@ -11,7 +11,7 @@ from urllib.error import HTTPError, URLError
 import pytest
 from certificates import Authority, Stores
 from conditions import eventually
-from shoal.cli import scrape
+from shoal.client import scrape
 from shoal.client.client import Client
 from shoal.client.settings import Settings
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
 import typer
 
-from shoal.cli import output, remedies
+from shoal.cli import output
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.resources import (
     OperationName,
@@ -21,6 +21,7 @@ from shoal.cli.resources import (
     word,
 )
 from shoal.cli.session import USAGE, Failed, command, new_app
+from shoal.client import remedies
 from shoal.client.client import Client
 from shoal.client.errors import KafkaError
 from shoal.client.security_admin import AclFilter

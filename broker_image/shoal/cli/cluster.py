@@ -8,11 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.cli import cluster_health, local_cluster, output
+from shoal.cli import local_cluster, output
 from shoal.cli.client_properties import pairs
 from shoal.cli.local_cluster import STOP_TIMEOUT_S, LocalCluster
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, guarded, new_app
+from shoal.client import cluster_health
 from shoal.client.admin import ClusterDescription
 from shoal.client.client import Client
 from shoal.client.cluster import Partition, TopicPartition

@@ -7,32 +7,29 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import AsyncIterator
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from shoal.cli import lag, output, timestamps
-from shoal.cli.held_keys import KEYS_MAX, held_keys
+from shoal.cli import output, timestamps
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, new_app, warn
+from shoal.client import dead_letter_topics, lag
 from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
-from shoal.client.configs import Resource, ResourceType
-from shoal.client.dead_letters import REASONS, DeadLetter, DeadLetterFilter, parse_dead_letter
-from shoal.client.errors import KafkaError, expect
+from shoal.client.dead_letters import REASONS, DeadLetter, DeadLetterFilter
+from shoal.client.errors import expect
 from shoal.client.groups import SHARE
+from shoal.client.held_keys import KEYS_MAX, held_keys
 from shoal.client.redrive import Plan, Redrive, Redriven
-from shoal.client.topics import OffsetSpec
 from shoal.record.offset_set import OffsetSet
 
 app = new_app("List, show, redrive and delete dead letters.")
 
-#: The config of topics that hold dead letters, and that of groups which names the topic.
-_ENABLED = "errors.deadletterqueue.group.enable"
-_TOPIC = "errors.deadletterqueue.topic.name"
 #: Columns of letters that a narrow terminal leaves out first.
 _EXPENDABLE = ("group", "written", "deliveries", "source")
+#: Characters of a value in a table.
+_VALUE_SHOWN = 60
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The dead-letter topic.")]
 To = Annotated[
     str | None,
@@ -118,25 +115,15 @@ async def list_topics(client: Client, format: FormatOption = Format.TABLE) -> No
 
     Letters that were redriven stay in their topic until its retention or `purge` deletes them.
     """
-    topics = await client.admin.topics.list()
-    wanted = [Resource(ResourceType.TOPIC, name) for name in sorted(topics)]
-    configs = await client.admin.configs.describe(wanted, keys=[_ENABLED]) if wanted else {}
-    groups = await _groups_by_topic(client)
-    found = {
-        resource.name
-        for resource, entries in configs.items()
-        if not isinstance(entries, KafkaError)
-        and _ENABLED in entries
-        and entries[_ENABLED].value == "true"
-    } | (groups.keys() & topics.keys())
+    found = await dead_letter_topics.dead_letter_topics(client.admin)
     rows = []
-    for name in sorted(found):
-        bounds = await _bounds(client, name)
+    for name, groups in found.items():
+        bounds = await dead_letter_topics.bounds(client.admin, name)
         rows.append(
             {
                 "topic": name,
                 "records": sum(end - start for start, end in bounds.values()),
-                "groups": groups.get(name, []),
+                "groups": groups,
             }
         )
     output.rows(format, rows, empty="There are no topics of dead letters.")
@@ -155,7 +142,7 @@ async def peek(
     """Show dead letters and why they are dead, oldest first; the JSON has all headers."""
     wanted = letters.filter()
     found = []
-    async for letter in _letters(client, topic):
+    async for letter in dead_letter_topics.letters(client, topic):
         if wanted.matches(letter):
             found.append(letter)
             if len(found) == max_letters:
@@ -185,7 +172,7 @@ async def purge(
 
     Keys that the letters hold stay held: release them with `skip`.
     """
-    bounds = await _bounds(client, topic)
+    bounds = await dead_letter_topics.bounds(client.admin, topic)
     ends = {where: end for where, (_, end) in bounds.items()}
     if until:
         listed = expect(
@@ -340,7 +327,7 @@ async def _choose(
     """Ask about each letter; return the offsets of the chosen ones by partition."""
     chosen: dict[int, OffsetSet] = {}
     count = 0
-    async for letter in _letters(client, topic):
+    async for letter in dead_letter_topics.letters(client, topic):
         if not wanted.matches(letter):
             continue
         output.rows(Format.TABLE, [_row(letter)], expendable=_EXPENDABLE)
@@ -353,42 +340,6 @@ async def _choose(
             if count == letters_max:
                 break
     return chosen
-
-
-async def _letters(client: Client, topic: str) -> AsyncIterator[DeadLetter]:
-    """Yield the dead letters that the topic has now, partition by partition."""
-    for where, (start, end) in (await _bounds(client, topic)).items():
-        if start == end:
-            continue
-        async for fetched in client.fetcher.range(topic, where.partition, start, end - 1):
-            for record in fetched.records():
-                letter = parse_dead_letter(topic, where.partition, record)
-                if letter is not None:
-                    yield letter
-
-
-async def _bounds(client: Client, topic: str) -> dict[TopicPartition, tuple[int, int]]:
-    """Return the start and end offsets of a topic's partitions."""
-    found = expect(await client.admin.topics.describe([topic]))[topic]
-    where = [TopicPartition(topic, p.index) for p in found.partitions]
-    starts = expect(
-        await client.admin.topics.offsets(dict.fromkeys(where, int(OffsetSpec.EARLIEST)))
-    )
-    ends = expect(await client.admin.topics.offsets(dict.fromkeys(where, int(OffsetSpec.LATEST))))
-    return {one: (starts[one].offset, ends[one].offset) for one in where}
-
-
-async def _groups_by_topic(client: Client) -> dict[str, list[str]]:
-    """Return the share groups by the topic of their dead letters."""
-    groups = sorted(await client.admin.groups.list(types=["share"]))
-    wanted = [Resource(ResourceType.GROUP, name) for name in groups]
-    configs = await client.admin.configs.describe(wanted, keys=[_TOPIC]) if wanted else {}
-    found: dict[str, list[str]] = {}
-    for resource, entries in configs.items():
-        if not isinstance(entries, KafkaError) and _TOPIC in entries:
-            if topic := entries[_TOPIC].value:
-                found.setdefault(topic, []).append(resource.name)
-    return found
 
 
 def _row(letter: DeadLetter) -> dict[str, Any]:

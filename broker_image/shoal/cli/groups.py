@@ -7,17 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.cli import lag, output, remedies, scrape, timestamps
+from shoal.cli import output, timestamps
 from shoal.cli.gaps import Gap, gaps
-from shoal.cli.held_keys import HeldKey, held_keys
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, new_app, warn
+from shoal.client import lag, remedies, scrape, stop_reasons
 from shoal.client.admin import Admin
 from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
 from shoal.client.configs import Resource, ResourceType
 from shoal.client.errors import KafkaError, expect
 from shoal.client.groups import CLASSIC, SHARE, STREAMS, TYPES, Group
+from shoal.client.held_keys import HeldKey, held_keys
 from shoal.client.topics import OffsetSpec
 from shoal.protocol.errors import ErrorCode
 
@@ -215,30 +216,6 @@ async def _print_held(client: Client, group: str, held: list[HeldKey]) -> None:
         print(f"... and {len(held) - HELD_SHOWN} more. --format json shows all.")
 
 
-#: Why delivery to a group stops or its dead letters are not written, and the remedy.
-_STOP_REASONS = {
-    "paused": "Delivery is paused. Resume it with `shoal share resume {group}`.",
-    "flood": "Delivery has stopped: the group wrote more dead letters in a minute than "
-    "shoal.errors.deadletterqueue.flood.per.minute allows. It resumes when the rate is lower.",
-    "held-keys": "Delivery has stopped: the dead-lettered records that hold their keys have "
-    "reached share.ordering.key.dead.letter.max.held. Redrive or skip some; see below.",
-    "window-full": "Delivery has partly stopped: the records in flight have reached "
-    "share.partition.max.record.locks. It resumes when records are settled, locks or delays end, "
-    "or dead letters are written.",
-    "look-ahead": "Delivery has partly stopped: the records that wait for their key or their delay "
-    "have reached a limit (share.ordering.key.lookahead, share.delay.max.records).",
-    "topic-name": "Dead letters cannot be written: the brokers do not allow the dead-letter "
-    "topic's name. It must start with errors.deadletterqueue.topic.name.prefix.",
-    "topic-missing": "Dead letters cannot be written: the dead-letter topic does not exist. Create "
-    "it with errors.deadletterqueue.group.enable=true.",
-    "topic-forbidden": "Dead letters cannot be written: set "
-    "errors.deadletterqueue.group.enable=true on the dead-letter topic.",
-}
-_OTHER_STOP_REASON = (
-    "Dead letters cannot be written ({why}). The broker's log has the error. The broker retries."
-)
-
-
 def _numbers_of(share: scrape.ShareNumbers) -> list[str]:
     """Return a share group's numbers other than 0, as text."""
     counts = {
@@ -271,7 +248,7 @@ def _print_group(
     print(f"{group.group_id}   {', '.join(facts)}")
     stops = share.stop_reasons if share else frozenset()
     for why in sorted(stops | {"paused"} if paused else stops):
-        print(_STOP_REASONS.get(why, _OTHER_STOP_REASON).format(group=group.group_id, why=why))
+        print(stop_reasons.sentence(why, group.group_id))
     if found:
         offset = "start_offset" if group.type == SHARE else "committed_offset"
         columns = ["topic", "partition", offset, "log_end_offset", "lag"]

@@ -59,6 +59,7 @@ COMMANDS: dict[str, Command] = {
     "explain": Command("shoal.cli.explain", "Show the rule that decides what a user may do."),
     "debug": Command("shoal.cli.debug", "Collect a support bundle without secrets."),
     "top": Command("shoal.cli.top", "Watch throughput, lag, records in flight and redeliveries."),
+    "console": Command("shoal.cli.console", "Serve a web page that shows the queues of a cluster."),
     "demo": Command("shoal.cli.demo", "Run the image pipeline with Spark on this machine."),
     "dump": Command("shoal.cli.dump", "Print log segments and internal topics as JSON."),
 }

@@ -6,11 +6,11 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from shoal.cli import output, remedies
+from shoal.cli import output
 from shoal.cli.client_properties import pairs
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, new_app
-from shoal.client import quotas
+from shoal.client import quotas, remedies
 from shoal.client.client import Client
 from shoal.client.quotas import CLIENT_ID, IP, IP_KEYS, KEYS, USER, Entity
 

@@ -18,13 +18,13 @@ from typing import Annotated, Any, NoReturn, get_type_hints
 
 import typer
 
-from shoal.cli import remedies
 from shoal.cli.client_properties import Cluster, client_settings
 from shoal.cli.failures import INTERRUPTED as INTERRUPTED
 from shoal.cli.failures import REFUSED as REFUSED
 from shoal.cli.failures import UNREACHABLE as UNREACHABLE
 from shoal.cli.failures import USAGE as USAGE
 from shoal.cli.failures import Failed as Failed
+from shoal.client import remedies
 from shoal.client.client import Client
 from shoal.client.errors import ClientError, Unreachable
 from shoal.client.settings import DEFAULT_BOOTSTRAP

@@ -1,45 +1,15 @@
-"""Times as users type them: `2026-01-31T12:00`, epoch milliseconds, or `15m` for 15 minutes ago."""
+"""Times as users type them, with the errors of commands; see `shoal.client.timestamps`."""
 
 from __future__ import annotations
 
-import re
-import time
-from datetime import datetime
-
 from shoal.cli.session import USAGE, Failed
-
-_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_ISO_DURATION = re.compile(
-    r"P(?:(?P<d>\d+)D)?(?:T(?:(?P<h>\d+)H)?(?:(?P<m>\d+)M)?(?:(?P<s>\d+(?:\.\d+)?)S)?)?"
-)
-
-
-def duration_ms(text: str) -> int | None:
-    """Parse `90s`, `15m`, `2h`, `7d`, or ISO 8601 such as `PT15M`; None if it is not a duration."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)", text.strip())
-    if match:
-        return int(float(match[1]) * _UNITS_MS[match[2]])
-    iso = _ISO_DURATION.fullmatch(text.strip().upper())
-    if iso and any(iso.groups()):
-        return int(sum(float(v) * _UNITS_MS[u] for u, v in iso.groupdict().items() if v))
-    return None
+from shoal.client import timestamps
+from shoal.client.timestamps import duration_ms as duration_ms
 
 
 def timestamp(text: str, now_ms: int | None = None) -> int:
-    """Return epoch milliseconds of a date and time (local unless it has a time zone), of a number
-    of milliseconds, or of a duration before now. Raises `Failed` with the text.
-    """
-    if text.isdigit():
-        return int(text)
-    ago = duration_ms(text)
-    if ago is not None:
-        return (int(time.time() * 1000) if now_ms is None else now_ms) - ago
+    """Return epoch milliseconds. Raises `Failed` with the text."""
     try:
-        instant = datetime.fromisoformat(text)
-    except ValueError:
-        raise Failed(
-            f"{text!r} is not a time. Use 2026-01-31T12:00, 2026-01-31T12:00Z, epoch "
-            "milliseconds, or a duration ago such as 15m, 2h or 7d.",
-            USAGE,
-        ) from None
-    return int(instant.timestamp() * 1000)
+        return timestamps.timestamp(text, now_ms)
+    except ValueError as error:
+        raise Failed(str(error), USAGE) from None

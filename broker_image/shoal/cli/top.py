@@ -1,9 +1,9 @@
 """`shoal top`: a live view of throughput, lag, records in flight, redeliveries and dead letters.
 
 Rates are differences of two samples: of log ends for topics, of positions for groups. Records in
-flight, redeliveries, waiting records (in retry back-off or before their dead letter is written) and
-dead letters come from the brokers' metrics; see `shoal.cli.scrape`. Without metrics these columns
-show dashes. The state of a group shows why its delivery stops.
+flight, redeliveries, waiting records (in retry back-off or before their dead letter is written)
+and dead letters come from the brokers' metrics; see `shoal.client.scrape`. Without metrics these
+columns show dashes. The state of a group shows why its delivery stops.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from shoal.cli import lag, output, scrape
+from shoal.cli import output
 from shoal.cli.groups import Metrics
 from shoal.cli.session import command, new_app
+from shoal.client import lag, scrape
 from shoal.client.admin import Admin
 from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition

@@ -7,10 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.cli import output, reassign, remedies, timestamps
+from shoal.cli import output, reassign, timestamps
 from shoal.cli.client_properties import pairs
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, new_app
+from shoal.client import remedies
 from shoal.client.client import Client
 from shoal.client.cluster import Topic, TopicPartition
 from shoal.client.configs import AlterOperation, ConfigChange, Resource, ResourceType

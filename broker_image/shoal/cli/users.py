@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.cli import output, passwords, remedies
+from shoal.cli import output, passwords
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, new_app
+from shoal.client import remedies
 from shoal.client.client import Client
 from shoal.client.errors import KafkaError
 from shoal.client.scram import ITERATIONS_MAX, ITERATIONS_MIN

@@ -149,12 +149,23 @@ class Admin:
             check(row.error_code, row.error_message)
 
     async def log_dirs(
-        self, nodes: Iterable[int], *, partitions: bool = True
+        self,
+        nodes: Iterable[int],
+        *,
+        partitions: bool = True,
+        only: Iterable[TopicPartition] | None = None,
     ) -> dict[int, tuple[LogDir, ...]]:
-        """Return the data directories of brokers; with `partitions` also each partition's bytes."""
+        """Return the data directories of brokers; with `partitions` also each partition's bytes, or
+        those of `only` these.
+        """
+        topics: dict[str, list[int]] = {}
+        for where in only or ():
+            topics.setdefault(where.topic, []).append(where.partition)
+        some = [{"topic": t, "partitions": p} for t, p in topics.items()]
         found = {}
         for node in nodes:
-            body: dict[str, object] = {"topics": None if partitions else []}
+            wanted = None if partitions and only is None else some
+            body: dict[str, object] = {"topics": wanted}
             answer = await self.cluster.request(node, ApiKey.DESCRIBE_LOG_DIRS, body)
             check(getattr(answer, "error_code", 0), f"log dirs of broker {node}")
             found[node] = tuple(_log_dir(row) for row in answer.results)

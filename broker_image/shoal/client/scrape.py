@@ -14,21 +14,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from shoal.client.admin import Admin
+from shoal.client.cluster import TopicPartition
 from shoal.client.configs import Resource, ResourceType
 from shoal.client.errors import ClientError, KafkaError, SecurityError
 from shoal.client.exposition import samples
 from shoal.client.groups import SHARE, Group
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
     from prometheus_client.samples import Sample
 
+    from shoal.client.admin import Admin
     from shoal.client.settings import Settings
 
 LISTENER_CONFIG, PROTOCOL_CONFIG = "shoal.metrics.listener", "shoal.metrics.security.protocol"
@@ -92,6 +94,13 @@ class ShareNumbers:
         elif (name := _COUNTS.get(sample.name)) is not None:
             setattr(self, name, getattr(self, name) + int(sample.value))
 
+    def add(self, other: ShareNumbers) -> None:
+        """Add the numbers of other share partitions."""
+        for name in _COUNTS.values():
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.oldest_lock_age_s = max(self.oldest_lock_age_s, other.oldest_lock_age_s)
+        self.stop_reasons |= other.stop_reasons
+
 
 class Refused(Exception):
     """A broker does not show its metrics to this client."""
@@ -133,10 +142,26 @@ async def addresses(admin: Admin) -> list[str]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """The numbers of all share groups, and those of each share partition by group and partition."""
+
+    groups: Mapping[str, ShareNumbers]
+    partitions: Mapping[tuple[str, TopicPartition], ShareNumbers]
+
+
 async def share_numbers(
     admin: Admin, given: list[str] | None, warn: Callable[[str], None]
 ) -> dict[str, ShareNumbers] | None:
-    """Return the numbers by group id, or None if no broker shows metrics to this client.
+    """Return the numbers by group id; see `numbers`."""
+    found = await numbers(admin, given, warn)
+    return None if found is None else dict(found.groups)
+
+
+async def numbers(
+    admin: Admin, given: list[str] | None, warn: Callable[[str], None]
+) -> Numbers | None:
+    """Return the numbers, or None if no broker shows metrics to this client.
 
     `given` are addresses of metrics listeners; the default is those of all brokers. `warn` gets a
     sentence for each broker that shows its metrics to others only.
@@ -157,7 +182,7 @@ async def share_numbers(
             warn(f"{address} shows no metrics to this client: {result}.")
         elif not isinstance(result, OSError | TimeoutError | ValueError):
             raise result
-    return _by_group(pages) if pages else None
+    return _numbers(pages) if pages else None
 
 
 async def pages(admin: Admin) -> dict[str, str | Exception]:
@@ -173,13 +198,19 @@ async def pages(admin: Admin) -> dict[str, str | Exception]:
     return found
 
 
-def _by_group(pages: list[list[Sample]]) -> dict[str, ShareNumbers]:
-    found: dict[str, ShareNumbers] = {}
+def _numbers(pages: list[list[Sample]]) -> Numbers:
+    groups: dict[str, ShareNumbers] = {}
+    partitions: dict[tuple[str, TopicPartition], ShareNumbers] = {}
     for page in pages:
         for sample in page:
-            if "group" in sample.labels:
-                found.setdefault(sample.labels["group"], ShareNumbers()).note(sample)
-    return found
+            labels = sample.labels
+            if "group" not in labels:
+                continue
+            groups.setdefault(labels["group"], ShareNumbers()).note(sample)
+            if "topic" in labels and labels.get("partition", "").isdigit():
+                where = TopicPartition(labels["topic"], int(labels["partition"]))
+                partitions.setdefault((labels["group"], where), ShareNumbers()).note(sample)
+    return Numbers(groups, partitions)
 
 
 async def _read(address: str, settings: Settings) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from shoal.cli.lag import Position
-from shoal.client.client import Client
-from shoal.client.cluster import TopicPartition
 from shoal.client.errors import ClientError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shoal.client.client import Client
+    from shoal.client.cluster import TopicPartition
+    from shoal.client.lag import Position
 
 #: Number of records whose keys are read. Of the others only the offset is shown.
 KEYS_MAX = 100

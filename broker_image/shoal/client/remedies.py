@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import difflib
 import re
+from typing import TYPE_CHECKING
 
-from shoal.client.cluster import Cluster
 from shoal.client.errors import ClientError, KafkaError, Unreachable
 from shoal.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from shoal.client.cluster import Cluster
 
 _ASK = "ask an administrator for access to"
 _SHOW = "`shoal whoami` shows who you are"

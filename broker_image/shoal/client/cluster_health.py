@@ -1,4 +1,4 @@
-"""`shoal cluster health`: whether a cluster serves all it should, with an exit code for scripts."""
+"""Whether a cluster serves all its partitions, with sentences about what is wrong."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from shoal.client.configs import Resource, ResourceType
 from shoal.client.errors import KafkaError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
+    from shoal.client.admin import ClusterDescription
     from shoal.client.client import Client
-    from shoal.client.cluster import Partition
+    from shoal.client.cluster import Partition, Topic
 
 _MIN_ISR = "min.insync.replicas"
 
@@ -64,7 +65,11 @@ def _some(names: Iterable[str]) -> str:
 async def examine(client: Client) -> Health:
     """Return the health of a cluster. Raises `ClientError`."""
     cluster = await client.admin.describe_cluster(fenced=True)
-    topics = await client.admin.topics.list(internal=True)
+    return await judge(client, cluster, await client.admin.topics.list(internal=True))
+
+
+async def judge(client: Client, cluster: ClusterDescription, topics: Mapping[str, Topic]) -> Health:
+    """Return the health of a cluster with these brokers and topics, internal ones included."""
     partitions = [(topic.name, p) for topic in topics.values() for p in topic.partitions]
     lacking = [(name, p) for name, p in partitions if len(p.isr) < len(p.replicas)]
     least = await _min_isr(client, {name for name, _ in lacking})

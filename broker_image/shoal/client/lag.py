@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from shoal.client.admin import Admin
-from shoal.client.cluster import TopicPartition
 from shoal.client.errors import KafkaError
 from shoal.client.groups import SHARE, GroupListing
 from shoal.client.topics import OffsetSpec
+
+if TYPE_CHECKING:
+    from shoal.client.admin import Admin
+    from shoal.client.cluster import TopicPartition
 
 Ranges = tuple[tuple[int, int], ...]
 #: Position, lag, and offset ranges of key holders.

@@ -1,0 +1,178 @@
+"""The console's web application: routes, errors as pages, and its life."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import asynccontextmanager
+from functools import partial
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from shoal.client.client import Client
+from shoal.client.errors import ClientError, KafkaError, transient
+from shoal.client.remedies import remedy
+from shoal.console import sampler as samplers
+from shoal.console.live import Streams
+from shoal.console.pages import Page, Pages
+from shoal.console.render import STATIC, compile_templates, render
+from shoal.console.security import Access, guard, with_headers
+from shoal.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from aiohttp.typedefs import Handler, Middleware
+
+    from shoal.client.settings import Settings
+
+    PageHandler = Callable[[web.Request], Awaitable[Page]]
+
+log = logging.getLogger("shoal.console")
+#: Seconds until open event streams are cut when the console ends.
+SHUTDOWN_S = 1.0
+#: The longest request line and header. Group ids in an address may be long.
+LINE_BYTES_MAX = 16 << 10
+_NO_RIGHT = frozenset(
+    {
+        ErrorCode.topic_authorization_failed,
+        ErrorCode.group_authorization_failed,
+        ErrorCode.cluster_authorization_failed,
+    }
+)
+_ABSENT = frozenset(
+    {
+        ErrorCode.unknown_topic_or_partition,
+        ErrorCode.unknown_topic_id,
+        ErrorCode.group_id_not_found,
+        ErrorCode.offset_out_of_range,
+        ErrorCode.invalid_topic_exception,
+    }
+)
+
+
+def application(pages: Pages, streams: Streams, access: Access) -> web.Application:
+    """Return the application."""
+    compile_templates()
+    app = web.Application(
+        middlewares=[with_headers, _errors_as_pages(pages), guard(access)],
+        client_max_size=0,
+        handler_args={"max_line_size": LINE_BYTES_MAX, "max_field_size": LINE_BYTES_MAX},
+    )
+    live: dict[str, PageHandler] = {"": pages.overview, "group": pages.group}
+    still: dict[str, PageHandler] = {
+        "topics": pages.topics,
+        "topic": pages.topic,
+        "record": pages.record,
+        "letters": pages.letters,
+        "letter": pages.letter,
+    }
+    for name, handler in live.items():
+        app.router.add_get(f"/{name}", partial(_page, handler, True))
+        app.router.add_get(f"/live/{name}", partial(_stream, streams, handler))
+    for name, handler in still.items():
+        app.router.add_get(f"/{name}", partial(_page, handler, False))
+    app.router.add_get("/payload", pages.payload)
+    app.router.add_get("/static/{name}", _static)
+    return app
+
+
+async def _page(handler: PageHandler, is_live: bool, request: web.Request) -> web.Response:
+    page = await handler(request)
+    text = render(f"{page.template}.html", {**page.context, "is_live": is_live})
+    response = web.Response(text=text, content_type="text/html")
+    response.enable_compression()
+    return response
+
+
+async def _stream(
+    streams: Streams, handler: PageHandler, request: web.Request
+) -> web.StreamResponse:
+    async def part() -> str:
+        page = await handler(request)
+        return render(f"{page.template}_live.html", page.context)
+
+    return await streams.serve(request, part)
+
+
+async def _static(request: web.Request) -> web.StreamResponse:
+    name = request.match_info["name"]
+    if name not in {path.name for path in STATIC.iterdir()}:
+        raise web.HTTPNotFound(text=f"There is no file {name[:100]}.")
+    response = web.FileResponse(STATIC / name)
+    response.headers["Cache-Control"] = "max-age=31536000, immutable"
+    return response
+
+
+def _errors_as_pages(pages: Pages) -> Middleware:
+    """Return the middleware that answers an error with a page, which has the remedy."""
+
+    @web.middleware
+    async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+        headers = {}
+        try:
+            return await handler(request)
+        except web.HTTPException as error:
+            status, text = HTTPStatus(error.status), error.text or error.reason
+            kept = ("WWW-Authenticate", "Allow")
+            headers = {name: error.headers[name] for name in kept if name in error.headers}
+        except ClientError as error:
+            status, text = _status(error), _sentence(error)
+        except Exception:
+            log.exception("page %s", request.path)
+            status = HTTPStatus.INTERNAL_SERVER_ERROR
+            text = "The console failed. Its error output has the reason."
+        context = {**pages.base(request), "status": int(status), "text": text}
+        if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.MISDIRECTED_REQUEST):
+            # Without a login, nothing of the cluster is shown.
+            context |= {"sample": None, "problem": None}
+        page = render("error.html", {**context, "title": status.phrase})
+        return web.Response(text=page, status=status, content_type="text/html", headers=headers)
+
+    return answer
+
+
+def _status(error: ClientError) -> HTTPStatus:
+    if isinstance(error, KafkaError):
+        if error.code in _NO_RIGHT:
+            return HTTPStatus.FORBIDDEN
+        if error.code in _ABSENT:
+            return HTTPStatus.NOT_FOUND
+    return HTTPStatus.SERVICE_UNAVAILABLE if transient(error) else HTTPStatus.BAD_GATEWAY
+
+
+def _sentence(error: ClientError) -> str:
+    return remedy(error) if isinstance(error, KafkaError) else f"{error}."
+
+
+@asynccontextmanager
+async def serving(
+    settings: Settings,
+    access: Access,
+    *,
+    metrics: list[str] | None = None,
+    interval_s: float = 5.0,
+    ssl_context: ssl.SSLContext | None = None,
+) -> AsyncIterator[str]:
+    """Serve the console of a cluster; yield its URL.
+
+    `metrics` are addresses of the brokers' metrics listeners; the default is what they report.
+    Raises `OSError` if the address is in use.
+    """
+    async with Client(settings) as client:
+        sampler = samplers.Sampler(client, metrics=metrics, interval_s=interval_s)
+        app = application(Pages(client, sampler), Streams(sampler), access)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, access.host, access.port, ssl_context=ssl_context)
+            await site.start()
+            async with samplers.running(sampler):
+                port = runner.addresses[0][1]
+                host = f"[{access.host}]" if ":" in access.host else access.host
+                scheme = "http" if ssl_context is None else "https"
+                yield f"{scheme}://{host}:{port}/"
+        finally:
+            await runner.cleanup()

@@ -1,0 +1,145 @@
+"""Keys, values and headers as text that is safe to show.
+
+A payload is any bytes: scripts, control characters, text that runs right to left, a broken
+encoding, many megabytes. Templates escape HTML. Here control and format characters become visible,
+and at most `SHOWN_BYTES_MAX` are shown.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from dataclasses import dataclass
+
+#: Bytes of a payload on its own page. The whole payload can be downloaded.
+SHOWN_BYTES_MAX = 64 << 10
+#: Bytes of a payload that is formatted as JSON. A longer one is shown as text.
+JSON_BYTES_MAX = 64 << 10
+#: Characters of a payload in a row of a table.
+PREVIEW_CHARS = 120
+#: Categories of characters that are invisible or change how others are shown: control, format,
+#: surrogate, private use, unassigned, and separators of lines and paragraphs.
+_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+FORMATS = ("auto", "text", "json", "hex")
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
+#: Characters of indentation. JSON that needs more, because it is deep, is shown as text.
+_INDENTATION_MAX = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A payload as text. `format` is text, json, hex, empty or null; `size_bytes` is all of it."""
+
+    format: str
+    text: str
+    size_bytes: int
+    is_cut: bool = False
+
+
+def show(payload: bytes | None, wanted: str = "auto") -> Shown:
+    """Return a payload in one of `FORMATS`. Auto is JSON if it is that, else text, else hex."""
+    if payload is None:
+        return Shown("null", "", 0)
+    if not payload:
+        return Shown("empty", "", 0)
+    size, cut = len(payload), len(payload) > SHOWN_BYTES_MAX
+    head = payload[:SHOWN_BYTES_MAX]
+    if wanted in ("auto", "json") and size <= JSON_BYTES_MAX:
+        if (text := _indented(payload)) is not None:
+            return Shown("json", text, size)
+    if wanted == "hex":
+        return Shown("hex", hex_dump(head), size, cut)
+    text = _decoded(head, is_cut=cut)
+    if text is None and wanted == "auto":
+        return Shown("hex", hex_dump(head), size, cut)
+    if text is None:
+        text = head.decode(errors="replace")
+    return Shown("text", visible(text), size, cut)
+
+
+def preview(payload: bytes | None, chars: int = PREVIEW_CHARS) -> str:
+    """Return the start of a payload in one line, or its size if it is not text."""
+    if payload is None:
+        return "null"
+    if not payload:
+        return "empty"
+    head = payload[: chars * 4]
+    text = _decoded(head, is_cut=len(head) < len(payload))
+    if text is None:
+        return f"{len(payload):,} bytes: {head[:16].hex(' ')}{' …' if len(payload) > 16 else ''}"
+    line = visible(text, lines=False)
+    return line if len(line) <= chars and len(head) == len(payload) else line[: chars - 1] + "…"
+
+
+def visible(text: str, *, lines: bool = True) -> str:
+    """Replace characters that are invisible or change the direction of others.
+
+    Control characters become their pictures (U+2400), others `\\u{…}`. `lines` keeps line feeds and
+    tabs.
+    """
+    kept = "\n\t" if lines else ""
+    return "".join(
+        c if c in kept or unicodedata.category(c) not in _HIDDEN else _picture(c) for c in text
+    )
+
+
+def _picture(character: str) -> str:
+    code = ord(character)
+    if code < 0x20:
+        return chr(0x2400 + code)
+    return "\u2421" if code == 0x7F else f"\\u{{{code:x}}}"
+
+
+def hex_dump(data: bytes) -> str:
+    """Return offset, 16 bytes in hexadecimal, and their ASCII characters, a line each."""
+    return "\n".join(
+        f"{at:08x}  {row.hex(' '):<47}  "
+        + "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in row)
+        for at in range(0, len(data), 16)
+        for row in [data[at : at + 16]]
+    )
+
+
+def _decoded(data: bytes, *, is_cut: bool) -> str | None:
+    """Return UTF-8 text, or None. The last character may be cut off."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        if not (is_cut and error.start >= len(data) - 3 and error.reason.startswith("unexpected")):
+            return None
+        text = data[: error.start].decode()
+    # A byte 0 is valid UTF-8, but almost never in a text.
+    return None if "\0" in text else text
+
+
+def _indented(payload: bytes) -> str | None:
+    """Return JSON with line breaks, or None if it is not an object or array.
+
+    The tokens stay as they are: numbers keep their digits, and objects their duplicate names.
+    """
+    try:
+        text = payload.decode()
+        if text.lstrip()[:1] not in ("{", "["):
+            return None
+        # Only validated. A number with many digits need not become one.
+        json.loads(text, parse_int=len, parse_float=len)
+    except (ValueError, RecursionError):
+        return None
+    out: list[str] = []
+    depth = indentation = 0
+    before = ""
+    for token in _TOKEN.findall(text):
+        if token in "}]":
+            depth -= 1
+        if (token in "}]" and before not in ("{", "[")) or (
+            token not in "}]" and before in ("{", "[", ",")
+        ):
+            out.append("\n" + "  " * depth)
+            indentation += depth * 2
+            if indentation > _INDENTATION_MAX:
+                return None
+        out.append(token + " " if token == ":" else token)
+        depth += token in "{["
+        before = token
+    return visible("".join(out))

@@ -1,0 +1,292 @@
+"""Queues as the pages show them: numbers, a state in one or two words, and causes with remedies.
+
+A queue is one share group on one topic. All functions are pure.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from shoal.client import stop_reasons
+from shoal.client.scrape import ShareNumbers
+from shoal.console import figures
+from shoal.console.history import Point
+from shoal.console.sample import Metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from shoal.client.lag import Position
+    from shoal.console.history import History, Series
+    from shoal.console.sample import Sample
+
+_NAN = float("nan")
+#: Without any completed record for this period, a queue with consumers makes no progress.
+NO_PROGRESS_S = 60.0
+#: Only a consumer that renews a lock keeps it for this long: it works slowly, or it hangs. Without
+#: a renewal a lock ends after a minute at most (group.share.max.record.lock.duration.ms).
+LOCK_AGE_S_MAX = 300.0
+
+
+class Level(IntEnum):
+    """How urgent a state is."""
+
+    IDLE = 0
+    GOOD = 1
+    WARNING = 2
+    BAD = 3
+
+
+class State(NamedTuple):
+    level: Level
+    words: str
+
+
+class Part(NamedTuple):
+    """One segment of a queue's bar: records in one state."""
+
+    name: str
+    label: str
+    records: int
+    meaning: str
+
+
+_STOPS = {
+    "flood": State(Level.BAD, "Stopped: flood"),
+    "held-keys": State(Level.BAD, "Stopped: keys held"),
+    "paused": State(Level.WARNING, "Paused"),
+    "window-full": State(Level.WARNING, "Window full"),
+    "look-ahead": State(Level.WARNING, "Look-ahead full"),
+}
+_KEYS_HELD = State(Level.WARNING, "Keys held")
+_LETTERS_FAIL = State(Level.BAD, "Letters fail")
+#: A partition has no leader, or the group's first member has just joined.
+_UNKNOWN = State(Level.IDLE, "Unknown")
+_IDLE, _MOVING = State(Level.IDLE, "Empty"), State(Level.GOOD, "Moving")
+#: Words in place of the state while a queue has too short a history.
+_WAITING = State(Level.GOOD, "Waiting")
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """One share group on one topic.
+
+    Counts are records and None if unknown. `depth` is the lag: all records that are not settled.
+    It is a lower bound if `is_partial`: the lag of some partitions is unknown.
+    `letters` counts the group's dead-letter topic. `numbers` is None without metrics.
+    """
+
+    group: str
+    topic: str
+    members: int
+    depth: int | None
+    is_partial: bool
+    oldest_ms: int | None
+    numbers: ShareNumbers | None
+    letters: int | None
+    rate_in: float | None
+    rate_out: float | None
+    states: tuple[State, ...]
+
+    @property
+    def state(self) -> State:
+        """The most urgent state."""
+        return max(self.states, key=lambda one: one.level)
+
+    @property
+    def held(self) -> int | None:
+        """Records that wait for their key or for a dead letter."""
+        one = self.numbers
+        return None if one is None else one.held_by_key + one.archiving + one.keys_held
+
+    @property
+    def parts(self) -> list[Part]:
+        """The records of `depth` by state; empty without metrics."""
+        return parts(self.depth, self.numbers)
+
+
+def parts(depth: int | None, numbers: ShareNumbers | None) -> list[Part]:
+    """Divide a number of records by state. Metrics and lag are read one after the other, so the
+    available records are what the others leave, and at least 0."""
+    if numbers is None or depth is None:
+        return []
+    others = [
+        Part("in-flight", "In flight", numbers.in_flight, "locked by a consumer"),
+        Part("delayed", "Delayed", numbers.delayed, "not due yet"),
+        Part("backing-off", "Backing off", numbers.backing_off, "released; waits for its retry"),
+        Part("held", "Held by key", numbers.held_by_key, "waits for an earlier record of its key"),
+        Part("holds", "Holds its key", numbers.keys_held, "dead-lettered, and blocks its key"),
+        Part("archiving", "Letter pending", numbers.archiving, "waits for its dead letter"),
+    ]
+    left = max(0, depth - sum(one.records for one in others))
+    return [Part("available", "Available", left, "can be acquired now"), *others]
+
+
+def queues(sample: Sample, history: History) -> list[Queue]:
+    """Return all queues, the most troubled first, then the deepest."""
+    by_topic = _numbers_by_topic(sample)
+    found = []
+    for group in sample.groups:
+        topics: dict[str, list[Position]] = {}
+        for one in sample.positions.get(group, ()):
+            topics.setdefault(one.where.topic, []).append(one)
+        for topic, positions in topics.items():
+            series = history.of(group, topic)
+            found.append(_queue(sample, group, topic, positions, by_topic, series))
+    return sorted(found, key=_urgency)
+
+
+def _urgency(queue: Queue) -> tuple[int, int, str, str]:
+    return -queue.state.level, -(queue.depth or 0), queue.group, queue.topic
+
+
+def _queue(
+    sample: Sample,
+    group: str,
+    topic: str,
+    positions: list[Position],
+    by_topic: Mapping[tuple[str, str], ShareNumbers],
+    series: Series,
+) -> Queue:
+    depth = _total(p.lag for p in positions)
+    numbers = None
+    if sample.metrics is Metrics.REPORTED:
+        numbers = by_topic.get((group, topic), ShareNumbers())
+    ages = [
+        sample.oldest_ms[p.where, p.offset]
+        for p in positions
+        if p.lag and p.offset is not None and (p.where, p.offset) in sample.oldest_ms
+    ]
+    letters_of = sample.letter_topics.get(group)
+    found = Queue(
+        group,
+        topic,
+        len(sample.groups[group].members),
+        depth,
+        depth is not None and any(p.lag is None for p in positions),
+        min(ages, default=None),
+        numbers,
+        sample.letters.get(letters_of) if letters_of else None,
+        series.rate("produced"),
+        series.rate("done"),
+        (),
+    )
+    return _with_states(found, _stops(sample, group), series)
+
+
+def _with_states(queue: Queue, stops: Iterable[str], series: Series) -> Queue:
+    states = [_STOPS.get(why, _LETTERS_FAIL) for why in stops]
+    if queue.numbers is not None and queue.numbers.keys_held and queue.numbers.held_by_key:
+        states.append(_KEYS_HELD)
+    if queue.depth is None:
+        states.append(_UNKNOWN)
+    elif not queue.depth:
+        states.append(_IDLE)
+    elif not queue.members:
+        states.append(State(Level.WARNING, "No consumers"))
+    else:
+        if queue.numbers is not None and queue.numbers.oldest_lock_age_s > LOCK_AGE_S_MAX:
+            states.append(State(Level.WARNING, "Old lock"))
+        if series.unchanged_s("done") >= NO_PROGRESS_S and _may_progress(queue):
+            states.append(State(Level.WARNING, "No progress"))
+        elif queue.rate_out:
+            states.append(_MOVING)
+        else:
+            states.append(_WAITING)
+    fields = {name: getattr(queue, name) for name in Queue.__slots__}
+    return Queue(**{**fields, "states": tuple(states)})
+
+
+def _may_progress(queue: Queue) -> bool:
+    """Whether records could be delivered now; a queue of delayed records only waits."""
+    if queue.numbers is None:
+        return True
+    return any(part.records for part in queue.parts if part.name in ("available", "in-flight"))
+
+
+def _stops(sample: Sample, group: str) -> list[str]:
+    numbers = sample.numbers.groups.get(group) if sample.numbers else None
+    found = set(numbers.stop_reasons if numbers else ())
+    return sorted(found | {"paused"} if group in sample.paused else found)
+
+
+def causes(sample: Sample, group: str, found: Iterable[Queue]) -> list[str]:
+    """Return sentences on why records of a group are not delivered, each with its remedy.
+
+    Commands are in backquotes. Empty if nothing is wrong.
+    """
+    every = list(found)
+    # Readers paste the commands into a shell, and a group may have any name.
+    quoted = shlex.quote(group)
+    letters = shlex.quote(sample.letter_topics.get(group, "TOPIC"))
+    sentences = [stop_reasons.sentence(why, quoted) for why in _stops(sample, group)]
+    depth = sum(queue.depth or 0 for queue in every)
+    wait = "waits" if depth == 1 else "wait"
+    if depth and not sample.groups[group].members:
+        sentences.append(
+            f"The group has no consumers, and {figures.plural(depth, 'record')} {wait}. Start"
+            f" one, for example with `shoal share-consume {every[0].topic} --group {quoted}`."
+        )
+    for queue in every:
+        words = {state.words for state in queue.states}
+        if _KEYS_HELD.words in words and queue.numbers is not None:
+            behind = figures.plural(queue.numbers.held_by_key, "record")
+            sentences.append(
+                f"{behind} of {queue.topic} {'waits' if queue.numbers.held_by_key == 1 else 'wait'}"
+                f" behind dead letters of the same keys (share.ordering.key.dead.letter=hold)."
+                f" `shoal dlq redrive {letters} --group {quoted}` sends the dead letters back;"
+                f" `shoal dlq skip {quoted} --key KEY` releases one key."
+            )
+        if "Old lock" in words and queue.numbers is not None:
+            age = figures.duration(queue.numbers.oldest_lock_age_s)
+            sentences.append(
+                f"A consumer has locked a record of {queue.topic} for {age}, and renews the lock."
+                " If the consumer hangs, end its process. The record is then delivered to another"
+                " consumer."
+            )
+        if "No progress" in words:
+            sentences.append(
+                f"No record of {queue.topic} was completed in the last minute, although consumers"
+                " are connected and records can be delivered. See the consumers' logs."
+            )
+    return sentences
+
+
+def points(sample: Sample) -> dict[tuple[str, str], Point]:
+    """Return the sample's point for the history of each queue."""
+    by_topic = _numbers_by_topic(sample)
+    found = {}
+    for group in sample.groups:
+        topics: dict[str, list[Position]] = {}
+        for one in sample.positions.get(group, ()):
+            topics.setdefault(one.where.topic, []).append(one)
+        letters_of = sample.letter_topics.get(group)
+        letters = sample.letters.get(letters_of, _NAN) if letters_of else _NAN
+        for topic, positions in topics.items():
+            known = [p for p in positions if p.lag is not None and p.log_end_offset is not None]
+            whole = len(known) == len(positions)
+            produced = sum(p.log_end_offset or 0 for p in known) if whole else _NAN
+            depth = sum(p.lag or 0 for p in known) if known else _NAN
+            numbers = by_topic.get((group, topic), ShareNumbers())
+            in_flight = numbers.in_flight if sample.metrics is Metrics.REPORTED else _NAN
+            found[group, topic] = Point(
+                sample.at_s, depth, in_flight, produced, produced - depth, letters
+            )
+    return found
+
+
+def _numbers_by_topic(sample: Sample) -> dict[tuple[str, str], ShareNumbers]:
+    found: dict[tuple[str, str], ShareNumbers] = {}
+    if sample.numbers is None:
+        return found
+    for (group, where), numbers in sample.numbers.partitions.items():
+        found.setdefault((group, where.topic), ShareNumbers()).add(numbers)
+    return found
+
+
+def _total(numbers: Iterable[int | None]) -> int | None:
+    known = [number for number in numbers if number is not None]
+    return sum(known) if known else None

@@ -1,0 +1,154 @@
+"""Who may reach the console: addresses, host names, a login, and the headers of all responses."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import hmac
+import ipaddress
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from aiohttp.typedefs import Handler, Middleware
+
+log = logging.getLogger("shoal.console")
+#: Nothing from elsewhere, nothing inline, no frame around the page.
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self';"
+    " img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none';"
+    " frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    # Without the versions of Python and aiohttp.
+    "Server": "shoal console",
+}
+#: Seconds until the answer to a wrong password.
+REFUSAL_DELAY_S = 0.5
+
+
+class InvalidAccess(ValueError):
+    """The console may not listen like this, or its users cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Where the console listens and who may use it. `users` maps names to hashed passwords; without
+    users there is no login."""
+
+    host: str = "127.0.0.1"
+    port: int = 9080
+    is_encrypted: bool = False
+    users: Mapping[str, bytes] = field(default_factory=dict)
+
+    def check(self, *, insecure: bool) -> None:
+        """Raise `InvalidAccess` if other hosts could reach the console without encryption or login.
+
+        `insecure` allows it.
+        """
+        if is_loopback(self.host) or insecure or (self.users and self.is_encrypted):
+            return
+        raise InvalidAccess(
+            f"other hosts reach {self.host}, and the console shows records. Give it --login and"
+            " --certificate, or allow everyone with --insecure, for example behind a proxy that"
+            " logs users in"
+        )
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Split HOST:PORT. Raises `InvalidAccess`."""
+    try:
+        parts = urlsplit(f"//{text}")
+        if parts.hostname and parts.port is not None and not parts.path:
+            return parts.hostname, parts.port
+    except ValueError:
+        pass
+    raise InvalidAccess(f"--listen must be HOST:PORT, not {text!r}")
+
+
+def parse_users(text: str, name: str) -> dict[str, bytes]:
+    """Parse lines of USER:PASSWORD; empty lines and those with # are skipped.
+
+    Raises `InvalidAccess` without the passwords.
+    """
+    users = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        user, colon, password = line.partition(":")
+        if not colon or not user or not password:
+            raise InvalidAccess(f"line {number} of {name} must be USER:PASSWORD")
+        users[user] = _hash(password)
+    if not users:
+        raise InvalidAccess(f"{name} has no users. Add a line USER:PASSWORD for each")
+    return users
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this host reaches an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _hash(password: str) -> bytes:
+    return hashlib.sha256(password.encode()).digest()
+
+
+def guard(access: Access) -> Middleware:
+    """Return the middleware that refuses foreign host names and users without a login."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        # A page of another site, whose name its DNS server maps to 127.0.0.1, has that site's name.
+        name = urlsplit(f"//{request.host}").hostname or ""
+        if is_loopback(access.host) and not is_loopback(name):
+            raise web.HTTPMisdirectedRequest(
+                text=f"The console listens on {access.host} only, not as {name[:100]}."
+            )
+        if access.users and not _is_login(access.users, request.headers.get("Authorization", "")):
+            if "Authorization" in request.headers:
+                log.warning("login from %s failed", request.remote)
+                await asyncio.sleep(REFUSAL_DELAY_S)
+            raise web.HTTPUnauthorized(
+                text="Log in to see the console.",
+                headers={"WWW-Authenticate": 'Basic realm="Shoal console", charset="UTF-8"'},
+            )
+        return await handler(request)
+
+    return check
+
+
+def _is_login(users: Mapping[str, bytes], header: str) -> bool:
+    scheme, _, text = header.partition(" ")
+    try:
+        user, _, password = base64.b64decode(text, validate=True).decode().partition(":")
+    except (binascii.Error, ValueError):
+        return False
+    # Compare also for an unknown user, so that the time does not show which users exist.
+    expected = users.get(user, b"\0" * 32)
+    return hmac.compare_digest(expected, _hash(password)) and scheme.lower() == "basic"
+
+
+@web.middleware
+async def with_headers(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Add `HEADERS` to each response. An event stream, which is sent already, has them."""
+    response = await handler(request)
+    if not response.prepared:
+        response.headers.update(HEADERS)
+        response.headers.setdefault("Cache-Control", "no-store")
+    return response

@@ -1,0 +1,87 @@
+"""Where the console may listen, and who may open it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+from shoal.cli import console as cli
+from shoal.cli.session import Failed
+from shoal.client.client import Client
+from shoal.console.live import event
+from shoal.console.security import Access, InvalidAccess, is_loopback, parse_address, parse_users
+
+USERS = parse_users("ann:secret\n", "users")
+
+
+@pytest.mark.parametrize(
+    ("host", "wanted"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("[::1]", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("console.example", False),
+        ("localhost.example", False),
+        ("", False),
+    ],
+)
+def test_loopback(host: str, wanted: bool) -> None:
+    assert is_loopback(host) is wanted
+
+
+def test_other_hosts_need_a_login_and_encryption_or_a_flag() -> None:
+    Access("127.0.0.1").check(insecure=False)
+    Access("0.0.0.0", users=USERS, is_encrypted=True).check(insecure=False)
+    Access("0.0.0.0").check(insecure=True)
+    for access in (
+        Access("0.0.0.0"),
+        Access("0.0.0.0", users=USERS),
+        Access("0.0.0.0", is_encrypted=True),
+    ):
+        remedy = r"Give it --login and --certificate, or .*--insecure"
+        with pytest.raises(InvalidAccess, match=remedy):
+            access.check(insecure=False)
+
+
+def test_addresses() -> None:
+    assert parse_address("127.0.0.1:9080") == ("127.0.0.1", 9080)
+    assert parse_address("[::1]:0") == ("::1", 0)
+    for text in ("9080", "127.0.0.1", "h:x", "h:99999", ":9080", "h:1/x"):
+        with pytest.raises(InvalidAccess, match="--listen must be HOST:PORT"):
+            parse_address(text)
+
+
+def test_users() -> None:
+    assert parse_users("# users\n\nann:se:cret\nbob:x\n", "f").keys() == {"ann", "bob"}
+    for text in ("ann", "ann:", ":secret"):
+        with pytest.raises(InvalidAccess, match="line 1 of f must be USER:PASSWORD") as raised:
+            parse_users(text, "f")
+        assert "secret" not in str(raised.value)
+    with pytest.raises(InvalidAccess, match="f has no users"):
+        parse_users("# none\n", "f")
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("shoal.console")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    remedy = r"needs the Python package jinja2\. Install it with `pip install 'shoal\[console\]'`"
+
+    async def command() -> None:
+        async with Client("127.0.0.1:1") as client:
+            await cli.console(client)
+
+    with pytest.raises(Failed, match=remedy):
+        asyncio.run(command())
+
+
+def test_events_have_no_other_line_breaks() -> None:
+    assert event("state", "a\nb\r\nc\rd") == (
+        b"event: state\ndata: a\ndata: b\ndata: c\ndata: d\n\n"
+    )

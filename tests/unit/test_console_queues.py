@@ -1,0 +1,219 @@
+"""The states of queues, and the sentences on why records are not delivered."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from shoal.client.admin import ClusterDescription
+from shoal.client.cluster import TopicPartition
+from shoal.client.cluster_health import Health
+from shoal.client.groups import SHARE, Group, Member
+from shoal.client.lag import Position
+from shoal.client.scrape import Numbers, ShareNumbers
+from shoal.console.history import History, Point
+from shoal.console.queues import LOCK_AGE_S_MAX, NO_PROGRESS_S, Level, causes, points, queues
+from shoal.console.sample import Metrics, Sample
+
+GROUP, TOPIC = "g", "t"
+WHERE = TopicPartition(TOPIC, 0)
+
+
+def sample(
+    *,
+    lag: int | None = 10,
+    members: int = 1,
+    numbers: ShareNumbers | None = None,
+    paused: bool = False,
+    group: str = GROUP,
+) -> Sample:
+    """A cluster with one queue of one partition."""
+    found = Group(
+        group,
+        SHARE,
+        "Stable",
+        "",
+        1,
+        tuple(Member(f"m{i}", "c", "/127.0.0.1", (WHERE,)) for i in range(members)),
+    )
+    return Sample(
+        at_ms=100_000,
+        at_s=100.0,
+        cluster=ClusterDescription("id", 1, ()),
+        health=Health(1, 1, 1, [], [], [], []),
+        topics={},
+        listed={},
+        groups={group: found},
+        positions={group: [Position(WHERE, 5, 100, lag)]},
+        numbers=None if numbers is None else Numbers({group: numbers}, {(group, WHERE): numbers}),
+        metrics=Metrics.UNSUPPORTED if numbers is None else Metrics.REPORTED,
+        paused=frozenset({group} if paused else ()),
+        letter_topics={group: "dlq.t"},
+        letters={"dlq.t": 3},
+        disks={},
+        oldest_ms={(WHERE, 5): 40_000},
+        problems=(),
+    )
+
+
+OLD_LOCK = ShareNumbers(oldest_lock_age_s=LOCK_AGE_S_MAX + 1)
+
+
+def stopped(why: str) -> Sample:
+    return sample(numbers=ShareNumbers(stop_reasons=frozenset({why})))
+
+
+def words(taken: Sample, history: History | None = None) -> list[str]:
+    (queue,) = queues(taken, history or History())
+    return [state.words for state in queue.states]
+
+
+def standing(seconds: float) -> History:
+    """A history in which nothing was completed for a time."""
+    history = History()
+    history.add((GROUP, TOPIC), Point(100.0 - seconds, 10, 0, 100, 90, 0))
+    history.add((GROUP, TOPIC), Point(100.0, 10, 0, 100, 90, 0))
+    return history
+
+
+def test_numbers_of_a_queue() -> None:
+    numbers = ShareNumbers(in_flight=2, delayed=1, backing_off=1, held_by_key=3, archiving=1)
+    (queue,) = queues(sample(numbers=numbers), History())
+    assert (queue.group, queue.topic, queue.depth, queue.members) == (GROUP, TOPIC, 10, 1)
+    assert (queue.oldest_ms, queue.letters, queue.held) == (40_000, 3, 4)
+    assert {part.name: part.records for part in queue.parts} == {
+        "available": 2,
+        "in-flight": 2,
+        "delayed": 1,
+        "backing-off": 1,
+        "held": 3,
+        "holds": 0,
+        "archiving": 1,
+    }
+
+
+def test_a_lag_older_than_the_metrics_leaves_no_negative_part() -> None:
+    (queue,) = queues(sample(lag=1, numbers=ShareNumbers(in_flight=5)), History())
+    assert queue.parts[0].records == 0
+
+
+def test_without_metrics_parts_are_unknown() -> None:
+    (queue,) = queues(sample(), History())
+    assert (queue.parts, queue.held, queue.numbers) == ([], None, None)
+
+
+@pytest.mark.parametrize(
+    ("taken", "wanted"),
+    [
+        (sample(lag=0), ["Empty"]),
+        (sample(lag=0, members=0), ["Empty"]),
+        (sample(lag=None), ["Unknown"]),
+        (sample(members=0), ["No consumers"]),
+        (sample(), ["Waiting"]),
+        (sample(paused=True), ["Paused", "Waiting"]),
+        (
+            sample(numbers=ShareNumbers(stop_reasons=frozenset({"flood"}))),
+            ["Stopped: flood", "Waiting"],
+        ),
+        (
+            sample(numbers=ShareNumbers(stop_reasons=frozenset({"topic-missing"}))),
+            ["Letters fail", "Waiting"],
+        ),
+        (sample(numbers=ShareNumbers(keys_held=1, held_by_key=2)), ["Keys held", "Waiting"]),
+        (
+            sample(numbers=ShareNumbers(oldest_lock_age_s=LOCK_AGE_S_MAX + 1)),
+            ["Old lock", "Waiting"],
+        ),
+    ],
+)
+def test_states(taken: Sample, wanted: list[str]) -> None:
+    assert words(taken) == wanted
+
+
+def test_the_worst_state_is_shown() -> None:
+    numbers = ShareNumbers(stop_reasons=frozenset({"paused", "flood", "window-full"}))
+    (queue,) = queues(sample(numbers=numbers, members=0), History())
+    assert queue.state.words == "Stopped: flood"
+    assert queue.state.level is Level.BAD
+
+
+@pytest.mark.parametrize(
+    ("numbers", "seconds", "wanted"),
+    [
+        (None, NO_PROGRESS_S, "No progress"),
+        (None, NO_PROGRESS_S - 1, "Waiting"),
+        (ShareNumbers(in_flight=10), NO_PROGRESS_S, "No progress"),
+        (ShareNumbers(delayed=10), NO_PROGRESS_S, "Waiting"),
+        (ShareNumbers(held_by_key=10), NO_PROGRESS_S, "Waiting"),
+    ],
+)
+def test_no_progress(numbers: ShareNumbers | None, seconds: float, wanted: str) -> None:
+    assert words(sample(numbers=numbers), standing(seconds)) == [wanted]
+
+
+def test_a_queue_moves_while_records_are_completed() -> None:
+    history = History()
+    history.add((GROUP, TOPIC), Point(40.0, 10, 0, 100, 80, 0))
+    history.add((GROUP, TOPIC), Point(60.0, 10, 0, 110, 90, 0))
+    (queue,) = queues(sample(), history)
+    assert [state.words for state in queue.states] == ["Moving"]
+    assert (queue.rate_in, queue.rate_out) == (0.5, 0.5)
+
+
+def test_a_depth_without_some_partitions_is_a_lower_bound() -> None:
+    taken = sample()
+    other = Position(TopicPartition(TOPIC, 1), None, 7, None)
+    taken = replace(taken, positions={GROUP: [*taken.positions[GROUP], other]})
+    (queue,) = queues(taken, History())
+    assert (queue.depth, queue.is_partial) == (10, True)
+    (queue,) = queues(sample(), History())
+    assert not queue.is_partial
+
+
+def test_trouble_comes_first_then_depth() -> None:
+    calm = sample(lag=1_000, group="calm")
+    paused = sample(lag=5, paused=True, group="paused")
+    small = sample(lag=1, group="small")
+    every = replace(
+        calm,
+        groups={**small.groups, **calm.groups, **paused.groups},
+        positions={**small.positions, **calm.positions, **paused.positions},
+        paused=paused.paused,
+    )
+    assert [queue.group for queue in queues(every, History())] == ["paused", "calm", "small"]
+
+
+def sentences(taken: Sample, history: History | None = None) -> list[str]:
+    (group,) = taken.groups
+    return causes(taken, group, queues(taken, history or History()))
+
+
+def test_each_cause_has_a_remedy() -> None:
+    assert sentences(sample()) == []
+    assert sentences(sample(paused=True)) == [
+        "Delivery is paused. Resume it with"
+        " `shoal configs set group g share.delivery.paused=false`."
+    ]
+    assert sentences(sample(lag=1, members=0)) == [
+        "The group has no consumers, and 1 record waits. Start one, for example with"
+        " `shoal share-consume t --group g`."
+    ]
+    (held,) = sentences(sample(numbers=ShareNumbers(keys_held=1, held_by_key=2)))
+    assert held.startswith("2 records of t wait behind dead letters of the same keys")
+    assert "`shoal dlq redrive dlq.t --group g`" in held
+    (lock,) = sentences(sample(numbers=ShareNumbers(oldest_lock_age_s=600)))
+    assert lock.startswith("A consumer has locked a record of t for 10 min, and renews the lock.")
+    (still,) = sentences(sample(), standing(NO_PROGRESS_S))
+    assert still.startswith("No record of t was completed in the last minute")
+
+
+def test_commands_quote_names_for_a_shell() -> None:
+    (text,) = sentences(sample(paused=True, group="x; rm -rf ~"))
+    assert "`shoal configs set group 'x; rm -rf ~' share.delivery.paused=false`" in text
+
+
+def test_points_of_the_history() -> None:
+    numbers = ShareNumbers(in_flight=4)
+    assert points(sample(numbers=numbers)) == {(GROUP, TOPIC): Point(100.0, 10, 4, 100, 90, 3)}
+    unknown = points(sample(lag=None))[GROUP, TOPIC]
+    assert [value == value for value in unknown] == [True, False, False, False, False, True]
