@@ -103,6 +103,7 @@ nightly: venv java kcat     ## long tests: marked nightly, simulations, fuzzing,
 docs: venv                  ## generate pages of docs/ from tables
 	$(BIN)/python tools/config_page.py > docs/configs.md
 	$(BIN)/python tools/compat_page.py > docs/compat.md
+	$(BIN)/python tools/metrics_page.py > docs/metrics.md
 	$(BIN)/python tools/crd_reference.py crds docs/reference
 	$(BIN)/python bench/pages.py
 lock: venv       ## pin all dependencies
