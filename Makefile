@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 # Tests start hundreds of brokers. Without cached bytecode, each start takes three times as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv release compiled check lint types imports unit model sim wire fuzz java kcat compat spark brokers kube cluster image e2e demo bench bench-cluster bench-security bench-queues bench-spark test test-clients test-clusters test-alone test-all nightly docs lock clean
+.PHONY: help venv release compiled check lint types imports unit model sim wire fuzz java kcat compat spark brokers kube cluster image e2e demo bench bench-cluster bench-security bench-queues bench-spark test test-clients test-clusters test-alone test-all nightly docs site lock clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z0-9-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 12
@@ -103,8 +103,12 @@ nightly: venv java kcat     ## long tests: marked nightly, simulations, fuzzing,
 docs: venv                  ## generate pages of docs/ from tables
 	$(BIN)/python tools/config_page.py > docs/configs.md
 	$(BIN)/python tools/compat_page.py > docs/compat.md
+	$(BIN)/python tools/metrics_page.py > docs/metrics.md
 	$(BIN)/python tools/crd_reference.py crds docs/reference
 	$(BIN)/python bench/pages.py
+site: venv                  ## build the documentation site into build/site, with all links checked
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --config-file tools/site/mkdocs.yml
+	@echo "Open build/site/index.html."
 lock: venv       ## pin all dependencies
 	$(BIN)/python -m pip install -q uv
 	$(BIN)/uv pip compile -q --all-extras --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate pyproject.toml lock-extra.in -o requirements.lock

@@ -1,9 +1,15 @@
 """Runs the commands of documentation pages exactly as they are written.
 
-A block marked `console` has commands after `$ `; a backslash at the end of a line continues one.
-The lines below a command are its output on both streams. `...` stands for any text; alone on a
-line, for any lines. The widths of columns are ignored. A command that only reads is repeated until
-its output matches, as a reader would.
+A block of the language `console` has commands after `$ `; a backslash at the end of a line
+continues one. The lines below a command are its output on both streams. `...` stands for any text;
+alone on a line, for any lines. The widths of columns are ignored. A command that only reads is
+repeated until its output matches, as a reader would.
+
+A block with a title (```python title="worker.py") is a file that the reader saves under this name.
+
+A comment `<!-- console: MARK -->` before a block says how to run it. `terminal` means a terminal of
+its own, where the last command keeps running. Other marks are for the tests that call `steps`; a
+page is not run without its unmarked blocks.
 """
 
 from __future__ import annotations
@@ -16,12 +22,21 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from conditions import eventually
 
-TIMEOUT_S = 120
-_BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+#: Ends a hang; it is not a limit on speed.
+TIMEOUT_S = 500
+#: How long a command that keeps running may take until it has printed what the page shows.
+STARTED_WITHIN_S = 60.0
+_BLOCK = re.compile(
+    r"^(?:<!-- console: (?P<mark>\S+) -->\n+)?```console\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+_FILE = re.compile(r'^```\w+ title="(?P<name>[^"]+)"\n(?P<text>.*?)^```$', re.MULTILINE | re.DOTALL)
+#: The mark of a block that runs in a terminal of its own.
+TERMINAL = "terminal"
 _LOOKS = re.compile(r"(shoal \w+ (describe|status|list|lag|health|peek|inspect)|sort)( |$)")
 
 
@@ -30,32 +45,51 @@ class Step(NamedTuple):
 
     command: str
     prints: str
+    mark: str = ""
 
-    def matches(self, printed: str) -> bool:
+    def check(self, printed: str) -> None:
+        """Raise `AssertionError` if the command has printed anything else than the page shows."""
         wanted = re.escape(_narrow(self.prints)).replace(re.escape("..."), ".*")
-        return re.fullmatch(wanted, _narrow(printed), re.DOTALL) is not None
+        assert re.fullmatch(wanted, _narrow(printed), re.DOTALL), (
+            f"$ {self.command}\n--- the page shows\n{self.prints}\n--- the output is\n{printed}"
+        )
 
 
 def _narrow(text: str) -> str:
     return "\n".join(" ".join(line.split()) for line in text.splitlines())
 
 
-def steps(text: str) -> list[Step]:
-    """Return all commands of a page, in their order."""
+def steps(text: str, *marks: str) -> list[Step]:
+    """Return the commands in the blocks of a page with these marks, in their order; without marks,
+    in those that a plain broker and its clients can run."""
     found: list[Step] = []
-    for block in _BLOCK.findall(text):
-        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+    for block in _BLOCK.finditer(text):
+        mark = block["mark"] or ""
+        if mark not in (marks or ("", TERMINAL)):
+            continue
+        for part in re.split(r"^\$ ", block["text"], flags=re.MULTILINE)[1:]:
             command, _, prints = part.replace("\\\n", "").partition("\n")
-            found.append(Step(re.sub(r"\s+", " ", command), prints.strip("\n")))
+            found.append(Step(re.sub(r"\s+", " ", command), prints.strip("\n"), mark))
     return found
+
+
+def marks(text: str) -> set[str]:
+    """Return the marks of a page's blocks; "" for blocks without a mark."""
+    return {block["mark"] or "" for block in _BLOCK.finditer(text)}
+
+
+def files(text: str) -> dict[str, str]:
+    """Return the files that a page asks its reader to save, by their names."""
+    return {block["name"]: block["text"] for block in _FILE.finditer(text)}
 
 
 class Console:
     """A user's shell in a folder, with the project's commands on its PATH. As a context manager it
     ends background jobs on exit."""
 
-    def __init__(self, folder: Path, bootstrap: str) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, bootstrap: str, timeout_s: float = TIMEOUT_S) -> None:
+        """`timeout_s` limits each command."""
+        self._folder, self._timeout_s = folder, timeout_s
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self._environment = {**os.environ, "PATH": path, "SHOAL_BOOTSTRAP_SERVERS": bootstrap}
         self._sessions: list[int] = []
@@ -68,33 +102,54 @@ class Console:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(session, signal.SIGKILL)
 
+    def try_page(self, page: str) -> None:
+        """Save the files of a page, and check its commands."""
+        for name, content in files(page).items():
+            (self._folder / name).write_text(content)
+        self.try_all(steps(page))
+
     def try_all(self, tried: list[Step]) -> None:
         """Check that each command prints what the page shows."""
         for step in tried:
-            if _LOOKS.match(f"{step.command} "):
+            if step.mark == TERMINAL:
+                self._start(step)
+            elif _LOOKS.match(f"{step.command} "):
                 eventually(lambda step=step: self._tried(step))
             else:
                 self._tried(step)
 
     def _tried(self, step: Step) -> bool:
-        printed = self.run(step.command)
-        assert step.matches(printed), (
-            f"$ {step.command}\n--- the page shows\n{step.prints}\n--- the output is\n{printed}"
-        )
+        step.check(self.run(step.command))
         return True
 
     def run(self, command: str) -> str:
         """Return what a command prints, on both streams."""
         with tempfile.TemporaryFile("w+") as printed:
-            process = subprocess.Popen(
-                ["bash", "-c", command],
-                cwd=self._folder,
-                env=self._environment,
-                stdout=printed,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            self._sessions.append(process.pid)
-            process.wait(TIMEOUT_S)
+            self._popen(command, printed).wait(self._timeout_s)
             printed.seek(0)
             return printed.read().strip("\n")
+
+    def _start(self, step: Step) -> None:
+        """Start a command that keeps running, and wait until it has printed what the page shows."""
+        path = self._folder / f".terminal-{len(self._sessions)}"
+        with path.open("w") as printed:
+            process = self._popen(step.command, printed)
+
+        def shown() -> bool:
+            assert process.poll() is None, f"$ {step.command} has ended:\n{path.read_text()}"
+            step.check(path.read_text().strip("\n"))
+            return True
+
+        eventually(shown, timeout_s=STARTED_WITHIN_S)
+
+    def _popen(self, command: str, printed: IO[str]) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            ["bash", "-c", command],
+            cwd=self._folder,
+            env=self._environment,
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self._sessions.append(process.pid)
+        return process

@@ -97,6 +97,21 @@ def test_alerts_fire_when_they_should(case: str, rendered: dict[str, Any], tmp_p
     run(promtool(), "test", "rules", file)
 
 
+def test_alerts_link_to_their_runbooks(cluster: Cluster) -> None:
+    url = "https://docs.example/runbooks.html"
+    shown = "templates/monitoring.yaml"
+    command = ("template", "shoal", CHART, KUBE, f"--show-only={shown}")
+    on = "--set=metrics.prometheusRule.enabled=true"
+    for value, wanted in ((url, "{}#{}"), ("", None)):
+        given = f"--set=metrics.prometheusRule.runbookUrl={value}"
+        rule = yaml.safe_load(cluster.helm(*command, on, given).stdout)
+        rules = [r for g in rule["spec"]["groups"] for r in g["rules"]]
+        assert len(rules) == 3
+        for found in rules:
+            link = wanted and wanted.format(url, found["alert"].lower())
+            assert found["annotations"].get("runbook_url") == link
+
+
 def test_scraping_keeps_the_labels_of_the_operator(rendered: dict[str, Any]) -> None:
     endpoints = rendered["PodMonitor"]["spec"]["podMetricsEndpoints"]
     assert [e["port"] for e in endpoints] == ["metrics", "metrics-1"]

@@ -1,0 +1,121 @@
+"""Hooks of MkDocs: pages from outside of `docs/`, and the links to them.
+
+The documents link to each other relative to the repository, so that they also work in a
+repository browser. The site has the contributors' documents at the top of the tree, a page with
+the manifests of `examples/` and a list of the decisions. A link to any other file of the
+repository leads to a copy of that file under `files/`.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mkdocs.structure.files import File, Files
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[2]
+ASSETS = Path(__file__).parent / "assets"
+#: Documents at the top of the tree, with their pages.
+DOCUMENTS = {
+    "ARCHITECTURE.md": "architecture.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+}
+#: Folders that have a page, by their path in the repository.
+FOLDERS = {
+    "docs/adr": "decisions.md",
+    "examples": "examples.md",
+    "examples/security": "examples.md#examplessecurity",
+}
+_LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
+_FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages and assets that are not in `docs/`."""
+    for path, page in DOCUMENTS.items():
+        files.append(File.generated(config, page, abs_src_path=str(ROOT / path)))
+    files.append(File.generated(config, "examples.md", content=examples()))
+    files.append(File.generated(config, "decisions.md", content=decisions()))
+    for asset in sorted(ASSETS.iterdir()):
+        folder = "images" if asset.suffix == ".svg" else "site"
+        files.append(File.generated(config, f"{folder}/{asset.name}", abs_src_path=str(asset)))
+    known = {file.src_uri for file in files}
+    for file in [f for f in files if f.is_documentation_page()]:
+        for path in _linked_files(file.content_string, repository_path(file.src_uri)):
+            if f"files/{path}" not in known:
+                known.add(f"files/{path}")
+                source = str(ROOT / path)
+                files.append(File.generated(config, f"files/{path}", abs_src_path=source))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+    """Replace links that are relative to the repository by those of the site."""
+    here = repository_path(page.file.src_uri)
+
+    def replaced(link: re.Match[str]) -> str:
+        target = site_path(link[2], here)
+        if target is None:
+            return link[0]
+        relative = posixpath.relpath(target, posixpath.dirname(page.file.src_uri) or ".")
+        return f"{link[1]}{relative}{link[3] or ''}{link[4]}"
+
+    parts = _FENCE.split(markdown)
+    return "".join(p if p.startswith("```") else _LINK.sub(replaced, p) for p in parts)
+
+
+def repository_path(page: str) -> str:
+    """Return where the source of a page is in the repository."""
+    return next((path for path, name in DOCUMENTS.items() if name == page), f"docs/{page}")
+
+
+def site_path(link: str, source: str) -> str | None:
+    """Return the path in the site of a link in a document, or None if MkDocs finds it."""
+    if ":" in link:
+        return None
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
+    if path in DOCUMENTS:
+        return DOCUMENTS[path]
+    if path in FOLDERS:
+        return FOLDERS[path]
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/")
+    return f"files/{path}" if (ROOT / path).is_file() else None
+
+
+def _linked_files(markdown: str, source: str) -> list[str]:
+    text = _FENCE.sub("", markdown)
+    targets = [site_path(link[2], source) for link in _LINK.finditer(text)]
+    return [t.removeprefix("files/") for t in targets if t is not None and t.startswith("files/")]
+
+
+def decisions() -> str:
+    """Return the page that lists the architecture decision records."""
+    lines = [
+        "# Decisions",
+        "",
+        "Choices that others may question, each with what was rejected.",
+        "",
+    ]
+    for path in sorted((ROOT / "docs/adr").glob("*.md")):
+        title = path.read_text().split("\n", 1)[0].removeprefix("# ")
+        number, _, words = title.partition(". ")
+        lines.append(f"* {number}: [{words}](adr/{path.name})")
+    return "\n".join(lines) + "\n"
+
+
+def examples() -> str:
+    """Return the page with the manifests of `examples/`."""
+    lines = ["# Examples", "", "Apply the manifests of a folder in the order of their numbers."]
+    for folder in ("examples", "examples/security"):
+        lines += ["", f"## {folder}"]
+        for path in sorted((ROOT / folder).glob("[0-9]*.yaml")):
+            lines += ["", f"### {path.name}", "", "```yaml", path.read_text().rstrip(), "```"]
+    return "\n".join(lines) + "\n"
