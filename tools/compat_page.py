@@ -151,6 +151,10 @@ _ADDED = {
         "lists the records in flight of the partitions that the broker leads, at most"
         f" {describe_share_group_offsets.IN_FLIGHT_MAX:,} ranges an answer (`shoal share inspect`)",
     ),
+    features.INDIVIDUAL_COMMIT_FEATURE: (
+        "OffsetCommit, TxnOffsetCommit, OffsetFetch",
+        "commit and return finished offsets above the position ([cooperative.md](cooperative.md))",
+    ),
 }
 
 

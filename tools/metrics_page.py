@@ -70,7 +70,7 @@ SECTIONS = (
     Section("Replication throttles", r"kafka_server_(Leader|Follower)Replication_"),
     Section(
         "Coordinators",
-        r"kafka_server_(group|share|transaction)_coordinator_|kafka_coordinator_",
+        r"(kafka_server|shoal)_(group|share|transaction)_coordinator_|kafka_coordinator_",
     ),
     Section(
         "Requests",

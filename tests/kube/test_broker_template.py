@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from kube import rendered
 from kube.api_server import ApiServer, CrashPoint, resource
-from kube.test_spark_consumers import CONTEXT
+from kube.test_spark_consumers import CONTEXT, SETTINGS
 from shoal_operator.brokers import Brokers
 from shoal_operator.cluster.decision import refusal
 from shoal_operator.cluster.objects import ClusterObjects
@@ -75,7 +75,7 @@ def test_a_field_that_is_removed_from_a_consumers_template_is_removed_from_its_p
         spec = {"shareGroup": "g", "deployment": {"template": {"spec": copy.deepcopy(pod)}}}
         kube.add(resource("ShareConsumer", "eaters", **spec))
         consumer = kube.find("ShareConsumer", "eaters")
-        asyncio.run(Workloads(kube, kube.store()).apply(consumer, CONTEXT, 1))
+        asyncio.run(Workloads(kube, kube.store(), SETTINGS).apply(consumer, CONTEXT, 1))
         return kube.find("Deployment", "eaters")["spec"]["template"]["spec"]
 
     assert apply()["nodeSelector"] == {"disk": "fast"}

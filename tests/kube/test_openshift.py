@@ -71,6 +71,8 @@ def test_consumers_run_as_the_assigned_user(first_id: int) -> None:
         bootstrap_servers="b:9092",
         group_id="g",
         topics=["jobs"],
+        default_image="r/broker:1",
+        pull_policy="IfNotPresent",
         user_secret="worker",
     )
     pod = admitted(made["spec"]["template"]["spec"], first_id)

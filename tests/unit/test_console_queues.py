@@ -191,8 +191,7 @@ def sentences(taken: Sample, history: History | None = None) -> list[str]:
 def test_each_cause_has_a_remedy() -> None:
     assert sentences(sample()) == []
     assert sentences(sample(paused=True)) == [
-        "Delivery is paused. Resume it with"
-        " `shoal configs set group g share.delivery.paused=false`."
+        "Delivery is paused. Resume it with `shoal share resume g`."
     ]
     assert sentences(sample(lag=1, members=0)) == [
         "The group has no consumers, and 1 record waits. Start one, for example with"
@@ -209,7 +208,7 @@ def test_each_cause_has_a_remedy() -> None:
 
 def test_commands_quote_names_for_a_shell() -> None:
     (text,) = sentences(sample(paused=True, group="x; rm -rf ~"))
-    assert "`shoal configs set group 'x; rm -rf ~' share.delivery.paused=false`" in text
+    assert "`shoal share resume 'x; rm -rf ~'`" in text
 
 
 def test_points_of_the_history() -> None:

@@ -12,7 +12,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from shoal import __version__
-from shoal.cli import cluster_health, lag, output, redaction, scrape
+from shoal.cli import output, redaction
+from shoal.client import cluster_health, lag, scrape
 from shoal.client.cluster import TopicPartition
 from shoal.client.configs import Resource, ResourceType
 from shoal.client.errors import ClientError, KafkaError

@@ -14,9 +14,10 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.cli import output, remedies, replica_plan
+from shoal.cli import output, replica_plan
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import REFUSED, USAGE, Failed, command, new_app, warn
+from shoal.client import remedies
 from shoal.client.admin import Reassignment
 from shoal.client.client import Client
 from shoal.client.cluster import Partition, TopicPartition

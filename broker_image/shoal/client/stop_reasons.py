@@ -7,8 +7,7 @@ from __future__ import annotations
 
 #: By reason: what happened, and the remedy.
 _SENTENCES = {
-    "paused": "Delivery is paused. Resume it with "
-    "`shoal configs set group {group} share.delivery.paused=false`.",
+    "paused": "Delivery is paused. Resume it with `shoal share resume {group}`.",
     "flood": "Delivery has stopped: the group wrote more dead letters in a minute than "
     "shoal.errors.deadletterqueue.flood.per.minute allows. It resumes when the rate is lower.",
     "held-keys": "Delivery has stopped: the dead-lettered records that hold their keys have "

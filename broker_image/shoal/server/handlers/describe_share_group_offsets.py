@@ -24,9 +24,10 @@ from shoal.server.handlers import authorization
 from shoal.server.handlers.log_ends import high_watermarks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from shoal.coordinator.group.shard import GroupShard
+    from shoal.metadata.image import TopicImage
     from shoal.server.broker import Broker
     from shoal.server.handlers.authorization import Permits
     from shoal.server.network.api import Answer, Body, Request
