@@ -1,4 +1,4 @@
-"""Shoal's sticky task assignor and Kafka's assign the same tasks, over random groups that change."""
+"""Shoal's sticky task assignor and Kafka's assign the same tasks, in random groups that change."""
 
 from __future__ import annotations
 
@@ -55,9 +55,7 @@ def test_both_assign_the_same_tasks(seed: int) -> None:
         large = number % LARGE_EVERY == 0
         material = StreamsMaterial(rng, members_max=60 if large else 12)
         for _ in range(CHANGES):
-            targets = assign(
-                material.members, material.subtopologies, material.standby_replicas
-            )
+            targets = assign(material.members, material.subtopologies, material.standby_replicas)
             questions += _question(material)
             expected += _answer(targets)
             material.assigned(targets)

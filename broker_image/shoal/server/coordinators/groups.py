@@ -13,6 +13,7 @@ from shoal.coordinator.group import classic, consumer_group, share_group
 from shoal.coordinator.group.groups import GroupType
 from shoal.coordinator.group.settings import GroupSettings
 from shoal.coordinator.group.shard import GroupShard
+from shoal.coordinator.group.streams import streams_group
 from shoal.log.appends import Origin
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server.coordinators.service import (
@@ -43,6 +44,7 @@ _STATES = {
     GroupType.CLASSIC: classic.State,
     GroupType.CONSUMER: consumer_group.State,
     GroupType.SHARE: share_group.State,
+    GroupType.STREAMS: streams_group.State,
 }
 
 
@@ -181,6 +183,12 @@ class GroupService(CoordinatorService[GroupShard]):
             "counter",
             "Assignments of share groups.",
             lambda: (((), sum(s.share.rebalances for _, s in self.shards())),),
+        )
+        metrics.add(
+            "kafka_server_group_coordinator_metrics_streams_group_rebalance_count_total",
+            "counter",
+            "Assignments of streams groups.",
+            lambda: (((), sum(s.streams.rebalances for _, s in self.shards())),),
         )
 
         for name, attribute, description in (
