@@ -1,4 +1,4 @@
-"""`shoal groups`: groups of every type (classic, consumer, share), their members and positions."""
+"""`shoal groups`: groups of every type, their members and positions."""
 
 from __future__ import annotations
 
@@ -75,8 +75,7 @@ async def show_lag(
     if groups:
         described = expect(await admin.groups.describe(groups))
     else:
-        listed = await admin.groups.list()
-        found = await admin.groups.describe(g for g, one in listed.items() if one.type != STREAMS)
+        found = await admin.groups.describe(await admin.groups.list())
         described = {g: one for g, one in found.items() if isinstance(one, Group)}
     positions = await lag.positions(admin, {g: one.type for g, one in described.items()})
     numbers = await _numbers(admin, described, metrics)
@@ -261,7 +260,8 @@ def _print_group(
         output.print_table(_position_rows(group, found), columns)
     if group.members:
         print()
-        output.print_table(_member_rows(group), ["member", "client", "host", "partitions"])
+        what = ["tasks", "standby_tasks"] if group.type == STREAMS else ["partitions"]
+        output.print_table(_member_rows(group), ["member", "client", "host", *what])
     else:
         print("\nThe group has no members.")
 
@@ -291,6 +291,11 @@ def _member_rows(group: Group) -> list[dict[str, Any]]:
             "client": m.client_id,
             "host": m.client_host.lstrip("/"),
             "partitions": [str(p) for p in m.assignment],
+            **(
+                {"tasks": m.tasks, "standby_tasks": m.standby_tasks}
+                if group.type == STREAMS
+                else {}
+            ),
         }
         for m in sorted(group.members, key=lambda m: m.member_id)
     ]

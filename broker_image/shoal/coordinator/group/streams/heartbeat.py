@@ -59,6 +59,11 @@ class HeartbeatRequest(NamedTuple):
         return TaskSets(active, standby, warmup)
 
     @property
+    def is_full(self) -> bool:
+        """Whether the member sends all fields, as it does when it joins and after an error."""
+        return self.rebalance_timeout_ms != -1
+
+    @property
     def leaves(self) -> bool:
         return self.member_epoch in (LEAVE_EPOCH, LEFT_STATIC_MEMBER_EPOCH)
 

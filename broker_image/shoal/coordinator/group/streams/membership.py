@@ -253,7 +253,8 @@ class StreamsGroups(ModernGroups[StreamsGroup, TargetAssignments]):
     ) -> dict[str, Any]:
         """The fields for interactive queries."""
         soft = self._soft_of(group)
-        if _has_new_tasks(request, known, member) and member.user_endpoint is not None:
+        changed = request.member_epoch == 0 or known.current.assigned != member.current.assigned
+        if changed and member.user_endpoint is not None:
             soft.endpoint_epoch += 1
         fields: dict[str, Any] = {}
         if group.group_id in self.context.groups:
@@ -355,5 +356,6 @@ def _shutdown(soft: SoftState) -> Status | None:
 
 
 def _has_new_tasks(request: HeartbeatRequest, known: Member, member: Member) -> bool:
-    joins = request.member_epoch == 0
-    return joins or known.current.assigned != member.current.assigned
+    """Whether the response has the member's tasks. A member sends all fields after an error: it may
+    have missed a response with tasks (docs/adr/0081)."""
+    return request.is_full or known.current.assigned != member.current.assigned
