@@ -259,18 +259,3 @@ def test_at_least_once_through_a_kill(cluster: ShoalCluster, tmp_path: Path) -> 
     finally:
         application.stop()
         counts.close()
-
-
-def test_the_streams_protocol_is_refused(cluster: ShoalCluster, tmp_path: Path) -> None:
-    """KIP-1071 is not served; the application ends with a message that says so."""
-    lines, counts = prepare(cluster, "kip-1071")
-    application = Application(
-        cluster, "kip-1071", tmp_path / "state", {"group.protocol": "streams"}
-    )
-    lines.write(1)
-    try:
-        eventually(lambda: application.died, timeout_s=60, what="the application ends")
-        assert "does not support the STREAMS group protocol" in application.died[0]
-    finally:
-        application.kill9()
-        counts.close()

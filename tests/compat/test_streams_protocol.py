@@ -116,7 +116,7 @@ class Dialogue:
         self.owned: dict[str, dict[str, Any]] = {}
 
     def topic(self, name: str, partitions: int = 1) -> None:
-        """Create a topic, and wait until the coordinator knows it."""
+        """Create a topic, and wait until the coordinator has its metadata."""
         self.wire.create_topic(name, partitions)
         probe = Dialogue(self.bootstrap, f"probe-{name}")
         with probe.wire:

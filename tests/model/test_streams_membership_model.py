@@ -71,9 +71,11 @@ class StreamsMachine(RuleBasedStateMachine):
         if client.epoch:
             self.streams.heartbeat(client, active_tasks=None, standby_tasks=None, warmup_tasks=None)
 
-    @rule(n=clients)
-    def lose_a_response(self, n: int) -> None:
+    @rule(n=clients, other=clients)
+    def lose_a_response(self, n: int, other: int) -> None:
+        """Another member must not get what this one has not noticed to have lost."""
         self.streams.heartbeat(self.clients[n], follow=False)
+        self.streams.heartbeat(self.clients[other])
 
     @rule(n=clients)
     def revoke_nothing_yet(self, n: int) -> None:

@@ -252,7 +252,7 @@ class _Assignment:
 
     def _least_loaded(self, candidates: Sequence[str], task: TaskId | None = None) -> str:
         """The first candidate, or a later one that is less loaded and whose process is, too. With a
-        `task`, a process that has it is passed over."""
+        `task`, later candidates whose process has it do not count."""
         chosen = candidates[0]
         process = self._process_of[chosen]
         load, count = process.load, process.counts[chosen]
