@@ -10,18 +10,23 @@ from __future__ import annotations
 import dataclasses
 import datetime
 from collections.abc import Callable
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+import permissions
 import pytest
 from conditions import eventually
 from kafkas import KafkaProcess
+from permissions import ADMIN, entry, everything, grant
 from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
+from shoal.security.acls import Operation, ResourceType
 from wireclient import WireClient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
 pytestmark = pytest.mark.java
 
@@ -36,10 +41,22 @@ NOTHING: dict[str, Any] = {"active_tasks": [], "standby_tasks": [], "warmup_task
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The addresses of both servers."""
-    directory = tmp_path_factory.mktemp("servers")
+    with both_servers(tmp_path_factory.mktemp("servers"), CONFIGS) as found:
+        yield found
+
+
+@pytest.fixture
+def authorizing_servers(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The addresses of servers that authorize clients by their addresses."""
+    with both_servers(tmp_path, CONFIGS | permissions.CONFIGS) as found:
+        yield found
+
+
+@contextmanager
+def both_servers(directory: Path, configs: dict[str, str]) -> Iterator[dict[str, str]]:
     one_shard = {"offsets.topic.num.partitions": "1"}
-    kafka = KafkaProcess(directory / "kafka", configs=CONFIGS | one_shard).start()
-    shoal = ShoalProcess(directory / "shoal", configs=CONFIGS).start()
+    kafka = KafkaProcess(directory / "kafka", configs=configs | one_shard).start()
+    shoal = ShoalProcess(directory / "shoal", configs=configs).start()
     for bootstrap in (kafka.bootstrap, shoal.bootstrap):
         with WireClient(bootstrap) as wire:
             eventually(lambda: _has_coordinators(wire), what="coordinators of all groups")
@@ -106,9 +123,9 @@ Compare = Callable[[Callable[["Dialogue"], object]], list[Any]]
 class Dialogue:
     """The requests of one test to one server, and the responses as plain values."""
 
-    def __init__(self, bootstrap: str, group: str) -> None:
+    def __init__(self, bootstrap: str, group: str, source: str = "") -> None:
         self.bootstrap = bootstrap
-        self.wire = WireClient(bootstrap)
+        self.wire = WireClient(bootstrap, source=source)
         self.group = group
         self.transcript: list[Any] = []
         #: Member epoch, endpoint epoch and owned tasks of each member, by its name.
@@ -654,3 +671,35 @@ def test_a_new_group_waits_for_members(compare: Compare) -> None:
 
     transcript = compare(talk)
     assert transcript[0][2]["status"][0]["status_code"] == 5
+
+
+def gain_permissions(bootstrap: str) -> list[Any]:
+    """Join with one permission after the other. Return the responses without CREATE, and the topic
+    that was created with it."""
+    host, topic = "127.0.0.5", ResourceType.TOPIC
+    admin, member = Dialogue(bootstrap, "admin"), Dialogue(bootstrap, "permitted", host)
+    with admin.wire, member.wire:
+        admin.topic("allowed", 2)
+        grant(admin.wire, everything(ADMIN))
+        sent = topology(subtopology("0", ["allowed"], changelogs=[internal("kept-log")]))
+        assert member.join("a", sent)["error_code"] != 0
+        grant(admin.wire, [entry(host, Operation.READ, ResourceType.GROUP)])
+        eventually(lambda: member.join("a", sent)["error_code"] == 29, what="READ on the group")
+        grant(admin.wire, [entry(host, Operation.DESCRIBE, topic)])
+        eventually(lambda: member.join("a", sent)["status"], what="DESCRIBE on the topics")
+        member.describe()
+        refused = member.transcript[-2:]
+        grant(admin.wire, [entry(host, Operation.CREATE, topic, "kept-log")])
+        eventually(lambda: not member.heartbeat("a", **NOTHING)["status"], what="CREATE")
+        admin.topics("kept-log")
+    return [*refused, admin.transcript[-1]]
+
+
+def test_internal_topics_need_the_permission_to_create(
+    authorizing_servers: dict[str, str],
+) -> None:
+    found = {name: gain_permissions(address) for name, address in authorizing_servers.items()}
+    assert found["shoal"] == found["kafka"]
+    (status,) = found["shoal"][0][2]["status"]
+    assert status["status_detail"].endswith("Unauthorized to CREATE on topics kept-log.")
+    assert found["shoal"][-1] == [("kept-log", 2)]
