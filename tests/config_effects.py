@@ -239,6 +239,7 @@ test_a_policy_may_forbid_the_upgrade group.consumer.migration.policy
 
 unit/test_streams_membership.py
 test_the_size_of_a_group_is_limited group.streams.max.size
+test_a_member_without_a_connection_is_fenced shoal.group.streams.connection.lost.grace.ms
 
 unit/test_share_membership.py
 test_a_group_takes_no_more_members_than_it_may group.share.max.size

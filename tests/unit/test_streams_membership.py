@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 from coordinator_sim import Simulation
+from shoal.coordinator.contract import Reply, Result, Token
 from shoal.coordinator.group.offsets import CommitRequest, PartitionCommit, TopicCommit
 from shoal.coordinator.group.settings import GroupSettings
 from shoal.coordinator.group.shard import GroupShard
@@ -49,6 +50,40 @@ def test_a_silent_member_is_fenced_and_its_tasks_move() -> None:
     group.settle(b)
     assert b.active == {"0": {0, 1, 2, 3}}
     assert group.heartbeat(a) is ErrorCode.unknown_member_id
+
+
+def lose(group: Streams, member: str, connection: str) -> None:
+    def decide(shard: GroupShard, now_ms: int, token: Token) -> Result:
+        shard.streams.connection_lost("g", member, connection, now_ms)
+        return Result((), (Reply(token, {}),))
+
+    group.sim.submit(object(), decide)
+
+
+@pytest.mark.parametrize(("grace_ms", "fenced_after_ms"), [(3_000, 8_000), (0, SESSION_MS)])
+def test_a_member_without_a_connection_is_fenced(grace_ms: int, fenced_after_ms: int) -> None:
+    group = Streams(
+        image_of({"in": 2}), PLAIN, shoal_group_streams_connection_lost_grace_ms=grace_ms
+    )
+    a = Client("a", "pa")
+    group.heartbeat(a, connection_id="first")
+    lose(group, "a", "first")
+    group.sim.advance(fenced_after_ms - 1)
+    assert group.group.members
+    group.sim.advance(1)
+    assert not group.group.members
+
+
+def test_a_member_may_connect_again() -> None:
+    group = streams()
+    a = Client("a", "pa")
+    group.heartbeat(a, connection_id="first")
+    lose(group, "a", "first")
+    group.sim.advance(5_000)
+    group.heartbeat(a, connection_id="second")
+    lose(group, "a", "first")
+    group.sim.advance(SESSION_MS - 1)
+    assert group.group.members
 
 
 def test_a_member_that_does_not_revoke_in_time_is_fenced() -> None:

@@ -348,6 +348,9 @@ share.coordinator.write.timeout.ms int 5000 1..
 # applied: Streams groups (KIP-1071)
 group.streams.max.size int int-max 1..
     Maximum number of members of a streams group.
+shoal.group.streams.connection.lost.grace.ms int 2000 0..
+    Time after the heartbeat interval at which a streams member that has lost its connection is
+    removed. 0 means that only the session timeout applies.
 group.streams.session.timeout.ms int 45000 1..
     Time without a heartbeat after which the group removes a member.
 group.streams.min.session.timeout.ms int 45000 1..

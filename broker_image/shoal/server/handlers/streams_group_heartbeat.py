@@ -39,6 +39,7 @@ def handle(broker: Broker, request: Request) -> Answer:
         body.group_id,
         lambda shard, now_ms, token: shard.streams.heartbeat(heartbeat, now_ms, token),
     )
+    broker.groups.watch_streams_member(request.peer, heartbeat, reply)
     return mapped(reply, lambda response: _with_topics_created(broker, request, response))
 
 
@@ -69,6 +70,7 @@ def _heartbeat(request: Request) -> HeartbeatRequest:
         body.shutdown_application,
         request.header.client_id or "",
         f"/{request.peer.host}",
+        request.peer.connection_id,
     )
 
 

@@ -4,8 +4,9 @@ A heartbeat has five steps, and each may write records. It updates the member. I
 of a new group, and compares it with the topics of the cluster. It bumps the group epoch if members,
 topics or assignment configs have changed. It computes a target assignment if that is behind the
 group epoch (`target_assignment`). It moves the member one step towards its target
-(`reconciliation`). A member is fenced when its session expires, or when it does not revoke tasks
-within its rebalance timeout.
+(`reconciliation`). A member is fenced when its session expires, when it does not revoke tasks
+within its rebalance timeout, or when its connection was lost and no heartbeat comes over another
+one within the heartbeat interval and `shoal.group.streams.connection.lost.grace.ms`.
 
 The response names the internal topics that are missing; the server creates them.
 """
@@ -13,7 +14,7 @@ The response names the internal topics that are missing; the server creates them
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from shoal.coordinator.group.classic import ClassicGroup
@@ -60,6 +61,8 @@ class SoftState:
     shutdown_by: str | None = None
     #: Increments when the tasks of a member with an endpoint change.
     endpoint_epoch: int = 0
+    #: The connection of each member's last heartbeat.
+    connections: dict[str, str] = field(default_factory=dict)
 
 
 class StreamsGroups(ModernGroups[StreamsGroup, TargetAssignments]):
@@ -99,6 +102,8 @@ class StreamsGroups(ModernGroups[StreamsGroup, TargetAssignments]):
         self._targets.compared(group, configured)
         timeout_ms = self._config(group, "streams.session.timeout.ms")
         self.extend_session(group, member.member_id, timeout_ms, now_ms)
+        self.context.deadlines.cancel(self.key("lost", group, member.member_id))
+        self._soft[group.group_id].connections[member.member_id] = request.connection_id
         soft = self._soft_of(group)
         if request.shutdown_application:
             soft.shutdown_by = soft.shutdown_by or member.member_id
@@ -127,6 +132,20 @@ class StreamsGroups(ModernGroups[StreamsGroup, TargetAssignments]):
         }
         draft.reply(token, response)
         return draft.result()
+
+    def connection_lost(
+        self, group_id: str, member_id: str, connection_id: str, now_ms: int
+    ) -> None:
+        """The connection of a member's last heartbeat was lost: fence the member unless its next
+        heartbeat comes over another one in time. A client connects again for its next heartbeat."""
+        grace_ms = self.context.settings.shoal_group_streams_connection_lost_grace_ms
+        group = self.context.groups.get(group_id)
+        if not grace_ms or not isinstance(group, StreamsGroup) or member_id not in group.members:
+            return
+        if self._soft[group_id].connections.get(member_id) == connection_id:
+            interval_ms = self._config(group, "streams.heartbeat.interval.ms")
+            key = self.key("lost", group, member_id)
+            self.context.deadlines.set(key, now_ms + interval_ms + grace_ms)
 
     # The steps of a heartbeat.
 
@@ -277,8 +296,9 @@ class StreamsGroups(ModernGroups[StreamsGroup, TargetAssignments]):
 
     def expire(self, group: StreamsGroup, member_id: str, draft: Draft, _now_ms: int) -> None:
         """Remove a member. The next heartbeat computes a new target assignment."""
-        for what in ("session", "rebalance"):
+        for what in ("session", "rebalance", "lost"):
             self.context.deadlines.cancel(self.key(what, group, member_id))
+        self._soft[group.group_id].connections.pop(member_id, None)
         draft.records += group.member_tombstones(member_id)
         draft.records.append(
             group.metadata_record(
