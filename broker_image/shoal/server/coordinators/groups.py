@@ -49,6 +49,8 @@ _STATES = {
     GroupType.SHARE: share_group.State,
     GroupType.STREAMS: streams_group.State,
 }
+#: States whose label is not their name in lower case.
+_STATE_LABELS: dict[str, str] = {streams_group.State.NOT_READY: "not_ready"}
 
 
 class GroupService(CoordinatorService[GroupShard]):
@@ -239,4 +241,7 @@ class GroupService(CoordinatorService[GroupShard]):
             for group in shard.context.groups
             if group.type is kind
         )
-        return [(label(state=state.lower()), counts[state]) for state in _STATES[kind]]
+        return [
+            (label(state=_STATE_LABELS.get(state, state.lower())), counts[state])
+            for state in _STATES[kind]
+        ]
