@@ -241,6 +241,10 @@ test_how_many_have_to_be_in_sync_grows_too transaction.state.log.min.isr
 unit/test_group_migration.py
 test_a_policy_may_forbid_the_upgrade group.consumer.migration.policy
 
+unit/test_streams_membership.py
+test_the_size_of_a_group_is_limited group.streams.max.size
+test_a_member_without_a_connection_is_fenced shoal.group.streams.connection.lost.grace.ms
+
 unit/test_share_membership.py
 test_a_group_takes_no_more_members_than_it_may group.share.max.size
 test_a_lost_connection_ends_a_membership_after_the_grace
@@ -394,6 +398,15 @@ sim/test_settings_scenes.py
 test_unclean_elections_are_looked_for unclean.leader.election.enable
 """),
     "group": _proofs("""
+unit/test_streams_membership.py
+test_a_silent_member_is_fenced_and_its_tasks_move streams.session.timeout.ms
+test_the_heartbeat_interval_is_configured_and_shorter_while_a_member_waits
+    streams.heartbeat.interval.ms
+test_assignments_are_spaced streams.assignment.interval.ms
+test_a_new_group_waits_for_members_and_then_assigns_without_a_heartbeat
+    streams.initial.rebalance.delay.ms
+test_standby_tasks_are_elsewhere streams.num.standby.replicas
+
 sim/test_settings_scenes.py
 test_a_member_that_is_silent_is_out consumer.session.timeout.ms share.session.timeout.ms
 test_assignments_are_spaced consumer.assignment.interval.ms share.assignment.interval.ms

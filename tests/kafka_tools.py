@@ -39,6 +39,7 @@ CLASSES = {
     "kafka-reassign-partitions": "reassign.ReassignPartitionsCommand",
     "kafka-share-consumer-perf-test": "ShareConsumerPerformance",
     "kafka-share-groups": "consumer.group.ShareGroupCommand",
+    "kafka-streams-groups": "streams.StreamsGroupCommand",
     "kafka-topics": "TopicCommand",
     "kafka-transactions": "TransactionsCommand",
     "kafka-verifiable-consumer": "VerifiableConsumer",

@@ -88,9 +88,10 @@ made of the table of handlers, from which ApiVersions answers too.
 `make compat` holds real clients against a real broker: librdkafka (confluent-kafka and kcat),
 kafka-python, aiokafka, the Java clients, Kafka Streams and Kafka's command-line tools.
 
-Kafka Streams works with its classic protocol, which is its default, with
-`at_least_once` and `exactly_once_v2`. An application with `group.protocol=streams` (KIP-1071) ends
-at its start: "The cluster does not support the STREAMS group protocol".
+Kafka Streams works with both of its protocols, `classic` (the default) and `streams` (KIP-1071),
+with `at_least_once` and `exactly_once_v2`. As in Kafka {KAFKA_VERSION}, streams groups have no
+static members, no regular expressions for source topics, no warm-up tasks, and a topology that
+never changes.
 """
 
 

@@ -415,6 +415,7 @@ def _by_group() -> Iterator[Probe]:
         (ApiKey.CONSUMER_GROUP_DESCRIBE, GROUPS[1]),
         (ApiKey.SHARE_GROUP_DESCRIBE, SHARERS),
         (ApiKey.SHARE_GROUP_DESCRIBE, GROUPS[1]),
+        (ApiKey.STREAMS_GROUP_DESCRIBE, GROUPS[1]),
     ):
         body = {"group_ids": [group], "include_authorized_operations": True}
         yield _probe(f"{api.name} {group}", api, _always(body))
@@ -459,8 +460,31 @@ def _by_group_and_topic(group: str, topic: str) -> Iterator[Probe]:
     for api in (ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.SHARE_GROUP_HEARTBEAT):
         body = member | {"subscribed_topic_names": [topic], "topic_partitions": []}
         yield _probe(f"{api.name} {where}", api, _always(body))
+    yield _probe(
+        f"STREAMS_GROUP_HEARTBEAT {where}", ApiKey.STREAMS_GROUP_HEARTBEAT, _streams(member, topic)
+    )
     yield from _share(group, topic)
     yield from _transactional(TRANSACTIONS[GROUPS.index(group)], group, topic)
+
+
+def _streams(member: dict[str, Any], topic: str) -> Callable[[Ids], dict[str, Any]]:
+    subtopology = {
+        "subtopology_id": "0",
+        "source_topics": [topic],
+        "source_topic_regex": [],
+        "state_changelog_topics": [],
+        "repartition_sink_topics": [],
+        "repartition_source_topics": [],
+        "copartition_groups": [],
+    }
+    unset = ("active_tasks", "standby_tasks", "warmup_tasks", "client_tags")
+    return _always(
+        {
+            **member,
+            "topology": {"epoch": 0, "subtopologies": [subtopology]},
+            **dict.fromkeys((*unset, "task_offsets", "task_end_offsets")),
+        }
+    )
 
 
 def _share(group: str, topic: str) -> Iterator[Probe]:

@@ -28,8 +28,6 @@ NOT_SERVED = {
     ApiKey.ALTER_REPLICA_LOG_DIRS: _DIRECTORIES,
     ApiKey.CONTROLLER_REGISTRATION: "Shoal's controllers support what their brokers support",
     ApiKey.ASSIGN_REPLICAS_TO_DIRS: _DIRECTORIES,
-    ApiKey.STREAMS_GROUP_HEARTBEAT: "Shoal has no groups of Kafka Streams (KIP-1071)",
-    ApiKey.STREAMS_GROUP_DESCRIBE: "Shoal has no groups of Kafka Streams (KIP-1071)",
 }
 #: Versions of an API that Shoal does not serve, with the reason.
 OTHER_VERSIONS = {

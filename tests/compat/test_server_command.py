@@ -169,7 +169,6 @@ def test_it_names_settings_without_effect(start_broker: Callable[..., ShoalProce
         for kind, name, config in (
             (2, "t", "local.retention.ms"),
             (4, "", "background.threads"),
-            (32, "g", "streams.num.standby.replicas"),
             (2, "t", "retention.ms"),
         ):
             change = {"name": config, "config_operation": 0, "value": "1"}
@@ -185,7 +184,6 @@ def test_it_names_settings_without_effect(start_broker: Callable[..., ShoalProce
     for logged_type, name in (
         ("topic", "local.retention.ms"),
         ("broker", "background.threads"),
-        ("group", "streams.num.standby.replicas"),
     ):
         eventually(
             lambda name=name, type=logged_type: any(name in line for line in logged_of(type))

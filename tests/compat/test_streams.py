@@ -33,6 +33,12 @@ PARTITIONS = 4
 SOURCE = Path(__file__).parent / "WordCount.java"
 WORDS = [f"word{n}" for n in range(40)]
 WORDS_A_LINE = 6
+#: Settings of an application, by its group protocol. The session timeout of a streams group is the
+#: broker's.
+PROTOCOLS = {
+    "classic": {"consumer.session.timeout.ms": "6000"},
+    "streams": {"group.protocol": "streams"},
+}
 
 
 class Application:
@@ -49,7 +55,6 @@ class Application:
             "num.stream.threads": "2",
             "replication.factor": "-1",
             "consumer.auto.offset.reset": "earliest",
-            "consumer.session.timeout.ms": "6000",
             **settings,
         }
         words = [str(SOURCE), f"{name}-in", f"{name}-out"]
@@ -205,12 +210,17 @@ def outage(cluster: ShoalCluster, victim: int, lines: Lines, work: Callable[[], 
         eventually(lambda name=topic.name: in_sync(cluster, victim, name))
 
 
-def test_exactly_once_through_kills(cluster: ShoalCluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_exactly_once_through_kills(cluster: ShoalCluster, tmp_path: Path, protocol: str) -> None:
     """The leader of a changelog, the transaction coordinator, and the application are killed."""
-    name, state = "exactly", tmp_path / "state"
+    name, state = f"exactly-{protocol}", tmp_path / "state"
     lines, counts = prepare(cluster, name)
     dirty = Counts(cluster, f"{name}-out", "read_uncommitted")
-    settings = {"processing.guarantee": "exactly_once_v2", "commit.interval.ms": "500"}
+    settings = {
+        "processing.guarantee": "exactly_once_v2",
+        "commit.interval.ms": "500",
+        **PROTOCOLS[protocol],
+    }
     application = Application(cluster, name, state, settings)
 
     def caught_in_a_transaction() -> bool:
@@ -248,7 +258,7 @@ def test_at_least_once_through_a_kill(cluster: ShoalCluster, tmp_path: Path) -> 
     """No word is lost, and the final counts are correct for an application that survives."""
     name = "at-least"
     lines, counts = prepare(cluster, name)
-    application = Application(cluster, name, tmp_path / "state")
+    application = Application(cluster, name, tmp_path / "state", PROTOCOLS["classic"])
     try:
         lines.write(100)
         counts.until(application, lines.counts, at_least=True)
@@ -258,19 +268,4 @@ def test_at_least_once_through_a_kill(cluster: ShoalCluster, tmp_path: Path) -> 
         )
     finally:
         application.stop()
-        counts.close()
-
-
-def test_the_streams_protocol_is_refused(cluster: ShoalCluster, tmp_path: Path) -> None:
-    """KIP-1071 is not served; the application ends with a message that says so."""
-    lines, counts = prepare(cluster, "kip-1071")
-    application = Application(
-        cluster, "kip-1071", tmp_path / "state", {"group.protocol": "streams"}
-    )
-    lines.write(1)
-    try:
-        eventually(lambda: application.died, timeout_s=60, what="the application ends")
-        assert "does not support the STREAMS group protocol" in application.died[0]
-    finally:
-        application.kill9()
         counts.close()

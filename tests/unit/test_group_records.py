@@ -62,7 +62,7 @@ def test_a_classic_group_has_the_fields_of_kafkas_record() -> None:
 
 
 def test_records_of_other_types_and_versions_are_ignored() -> None:
-    assert decode(Record(b"\x00\x11\x00\x01g", b"\x00\x00")) is None
+    assert decode(Record(b"\x00\x12\x00\x01g", b"\x00\x00")) is None
     known = record(RecordType.GROUP_METADATA, {"group": "g"}, {"protocol_type": ""})
     assert decode(Record(known.key, b"\x00\x63" + (known.value or b"")[2:])) is None
 

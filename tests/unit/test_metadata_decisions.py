@@ -64,6 +64,7 @@ def test_a_new_cluster_has_kafkas_features_and_its_own(image: MetadataImage) -> 
         "group.version": 1,
         "share.version": 2,
         "shoal.security.version": 1,
+        "streams.version": 1,
         "transaction.version": 2,
     }
 

@@ -43,6 +43,21 @@ CONSUMER: dict[ApiKey, dict[str, Any]] = {
         "topic_partitions": [],
     },
 }
+STREAMS: dict[str, Any] = {
+    "group_id": "s",
+    "member_id": "m",
+    "member_epoch": 1,
+    **dict.fromkeys(
+        (
+            "active_tasks",
+            "standby_tasks",
+            "warmup_tasks",
+            "client_tags",
+            "task_offsets",
+            "task_end_offsets",
+        )
+    ),
+}
 
 
 def set_level(wire: WireClient, feature: str, level: int) -> None:
@@ -55,8 +70,13 @@ def codes(wire: WireClient) -> set[ErrorCode]:
     """Return the errors of all the requests."""
     found = {wire.call(api, 1 if api < 90 else 0, body).error_code for api, body in SHARE.items()}
     found |= {wire.call(api, 1, body).error_code for api, body in CONSUMER.items()}
-    for api in (ApiKey.SHARE_GROUP_DESCRIBE, ApiKey.CONSUMER_GROUP_DESCRIBE):
-        (group,) = wire.call(api, 1, {"group_ids": ["g"]}).groups
+    found.add(wire.call(ApiKey.STREAMS_GROUP_HEARTBEAT, 0, STREAMS).error_code)
+    for api, version in (
+        (ApiKey.SHARE_GROUP_DESCRIBE, 1),
+        (ApiKey.CONSUMER_GROUP_DESCRIBE, 1),
+        (ApiKey.STREAMS_GROUP_DESCRIBE, 0),
+    ):
+        (group,) = wire.call(api, version, {"group_ids": ["g"]}).groups
         assert group.group_id == "g"
         found.add(group.error_code)
     asked = {"groups": [{"group_id": "g", "topics": None}]}
@@ -73,7 +93,9 @@ def test_requests_of_disabled_features_are_refused(
         assert OFF not in codes(wire)
         set_level(wire, "share.version", 0)
         set_level(wire, "group.version", 0)
+        set_level(wire, "streams.version", 0)
         assert codes(wire) == {OFF}
         set_level(wire, "share.version", 1)
         set_level(wire, "group.version", 1)
+        set_level(wire, "streams.version", 1)
         assert OFF not in codes(wire)

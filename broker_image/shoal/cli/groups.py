@@ -1,4 +1,4 @@
-"""`shoal groups`: groups of every type (classic, consumer, share), their members and positions."""
+"""`shoal groups`: groups of every type, their members and positions."""
 
 from __future__ import annotations
 
@@ -79,8 +79,7 @@ async def show_lag(
     if groups:
         described = expect(await admin.groups.describe(groups))
     else:
-        listed = await admin.groups.list()
-        found = await admin.groups.describe(g for g, one in listed.items() if one.type != STREAMS)
+        found = await admin.groups.describe(await admin.groups.list())
         described = {g: one for g, one in found.items() if isinstance(one, Group)}
     positions = await lag.positions(admin, {g: one.type for g, one in described.items()})
     numbers = await _numbers(admin, described, metrics)
@@ -259,9 +258,10 @@ def _print_group(
         )
     if group.members:
         print()
+        what = ["tasks", "standby_tasks"] if group.type == STREAMS else ["partitions"]
         output.print_table(
             _member_rows(group),
-            ["member", "client", "host", "partitions"],
+            ["member", "client", "host", *what],
             expendable=["host", "client"],
         )
     else:
@@ -293,6 +293,11 @@ def _member_rows(group: Group) -> list[dict[str, Any]]:
             "client": m.client_id,
             "host": m.client_host.lstrip("/"),
             "partitions": [str(p) for p in m.assignment],
+            **(
+                {"tasks": m.tasks, "standby_tasks": m.standby_tasks}
+                if group.type == STREAMS
+                else {}
+            ),
         }
         for m in sorted(group.members, key=lambda m: m.member_id)
     ]

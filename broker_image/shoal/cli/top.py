@@ -28,7 +28,7 @@ from shoal.client.admin import Admin
 from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
 from shoal.client.errors import ClientError, transient
-from shoal.client.groups import SHARE, STREAMS, Group
+from shoal.client.groups import SHARE, Group
 
 app = new_app("Watch throughput, lag, records in flight and redeliveries.")
 
@@ -111,7 +111,7 @@ async def sample(admin: Admin, metrics: list[str] | None = None) -> Sample:
     partitions = [TopicPartition(t.name, p.index) for t in topics.values() for p in t.partitions]
     at_s = time.monotonic()
     ends = {p: end for p, end in (await lag.log_ends(admin, partitions)).items() if end is not None}
-    listed = {g: one for g, one in (await admin.groups.list()).items() if one.type != STREAMS}
+    listed = await admin.groups.list()
     described = await admin.groups.describe(listed) if listed else {}
     positions = await lag.positions(admin, listed.values()) if listed else {}
     refusals: list[str] = []

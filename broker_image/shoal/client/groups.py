@@ -1,4 +1,4 @@
-"""Admin calls on groups of every type: classic, consumer (KIP-848), share (KIP-932), streams.
+"""Admin calls on groups: classic, consumer (KIP-848), share (KIP-932) and streams (KIP-1071).
 
 A group id belongs to one type. `describe` finds the type and returns all groups in one shape, with
 members and their assignments.
@@ -29,7 +29,8 @@ _INT = struct.Struct(">i")
 
 @dataclass(frozen=True, slots=True)
 class GroupListing:
-    """A group as ListGroups returns it. `protocol_type` is "consumer", "share" or a custom name."""
+    """A group as ListGroups returns it. `protocol_type` is "consumer", "share", "streams" or a
+    custom name."""
 
     group_id: str
     type: str
@@ -40,7 +41,11 @@ class GroupListing:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member of a group. `member_epoch` is -1 in classic groups, which have no epochs."""
+    """A member of a group. `member_epoch` is -1 in classic groups, which have no epochs.
+
+    A member of a streams group has `tasks` and `standby_tasks`, as `SUBTOPOLOGY_PARTITION`. Its
+    assignment has the partitions that its active tasks may read.
+    """
 
     member_id: str
     client_id: str
@@ -51,6 +56,8 @@ class Member:
     rack: str | None = None
     subscription: tuple[str, ...] = ()
     target: tuple[TopicPartition, ...] | None = None
+    tasks: tuple[str, ...] = ()
+    standby_tasks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +126,12 @@ class Groups:
         """Describe groups of any type; GROUP_ID_NOT_FOUND for one that does not exist."""
         wanted = list(dict.fromkeys(group_ids))
         results: dict[str, Group | KafkaError] = {}
-        for describe in (self.describe_consumer, self.describe_share, self.describe_classic):
+        for describe in (
+            self.describe_consumer,
+            self.describe_share,
+            self.describe_streams,
+            self.describe_classic,
+        ):
             left = [g for g in wanted if not isinstance(results.get(g), Group)]
             if not left:
                 break
@@ -132,6 +144,10 @@ class Groups:
     async def describe_share(self, group_ids: Iterable[str]) -> dict[str, Group | KafkaError]:
         """Describe share groups; GROUP_ID_NOT_FOUND also for groups of another type."""
         return await self._describe(group_ids, ApiKey.SHARE_GROUP_DESCRIBE, "group_ids", _share)
+
+    async def describe_streams(self, group_ids: Iterable[str]) -> dict[str, Group | KafkaError]:
+        """Describe streams groups; GROUP_ID_NOT_FOUND also for groups of another type."""
+        return await self._describe(group_ids, ApiKey.STREAMS_GROUP_DESCRIBE, "group_ids", _streams)
 
     async def describe_consumer(self, group_ids: Iterable[str]) -> dict[str, Group | KafkaError]:
         """Describe consumer groups (KIP-848); GROUP_ID_NOT_FOUND also for other types of group."""
@@ -169,7 +185,7 @@ class Groups:
 
         return await self.cluster.on_coordinators(group_ids, call)
 
-    # Committed offsets of classic and consumer groups
+    # Committed offsets of classic, consumer and streams groups
 
     async def offsets(
         self, group_ids: Iterable[str], *, require_stable: bool = False, finished: bool = False
@@ -405,6 +421,56 @@ def _consumer(entry: Any, node: int) -> Group:
         entry.group_epoch,
         entry.assignment_epoch,
     )
+
+
+def _streams(entry: Any, node: int) -> Group:
+    topology = entry.topology
+    sources = {
+        s.subtopology_id: sorted(
+            {*s.source_topics, *(topic.name for topic in s.repartition_source_topics)}
+        )
+        for s in (topology.subtopologies if topology is not None else None) or ()
+    }
+    members = tuple(
+        Member(
+            m.member_id,
+            m.client_id,
+            m.client_host,
+            _read_partitions(m.assignment.active_tasks, sources),
+            m.member_epoch,
+            m.instance_id,
+            m.rack_id,
+            target=_read_partitions(m.target_assignment.active_tasks, sources),
+            tasks=_tasks(m.assignment.active_tasks),
+            standby_tasks=_tasks(m.assignment.standby_tasks),
+        )
+        for m in entry.members
+    )
+    return Group(
+        entry.group_id,
+        STREAMS,
+        entry.group_state,
+        "",
+        node,
+        members,
+        entry.group_epoch,
+        entry.assignment_epoch,
+    )
+
+
+def _read_partitions(
+    tasks: Iterable[Any], sources: Mapping[str, Iterable[str]]
+) -> tuple[TopicPartition, ...]:
+    return tuple(
+        TopicPartition(topic, partition)
+        for task in tasks
+        for topic in sources.get(task.subtopology_id, ())
+        for partition in sorted(task.partitions)
+    )
+
+
+def _tasks(tasks: Iterable[Any]) -> tuple[str, ...]:
+    return tuple(f"{t.subtopology_id}_{p}" for t in tasks for p in sorted(t.partitions))
 
 
 def _regex(pattern: str | None) -> tuple[str, ...]:

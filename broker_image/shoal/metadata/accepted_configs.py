@@ -18,7 +18,7 @@ replica.high.watermark.checkpoint.interval.ms long 5000 -
 log.initial.task.delay.ms long 30000 0.. internal
     Delay between the start and the first background work on logs.
 group.coordinator.rebalance.protocols list classic,consumer consumer|classic|share|streams
-    Enabled group protocols. Shoal always enables classic, consumer and share.
+    Enabled group protocols. Shoal always enables all of them.
 group.share.assignors list simple simple
     Assignor of share groups. Shoal uses simple.
 num.network.threads int 3 1.. cluster-wide
@@ -132,33 +132,6 @@ transaction.abort.timed.out.transaction.cleanup.interval.ms int 10000 1..
     Interval of the check for transactions that timed out.
 add.partitions.to.txn.retry.backoff.ms int 20 1..
     First pause before the check of a transaction is retried.
-# accepted: Streams groups
-group.streams.max.size int int-max 1..
-    Maximum number of members of a streams group.
-group.streams.session.timeout.ms int 45000 1..
-    Time without a heartbeat after which the group removes a member.
-group.streams.min.session.timeout.ms int 45000 1..
-    Minimum of a group's streams.session.timeout.ms.
-group.streams.max.session.timeout.ms int 60000 1..
-    Maximum of a group's streams.session.timeout.ms.
-group.streams.heartbeat.interval.ms int 5000 1..
-    Interval of a member's heartbeats.
-group.streams.min.heartbeat.interval.ms int 5000 1..
-    Minimum of a group's streams.heartbeat.interval.ms.
-group.streams.max.heartbeat.interval.ms int 15000 1..
-    Maximum of a group's streams.heartbeat.interval.ms.
-group.streams.assignment.interval.ms int 1000 0.. cluster-wide
-    Minimum time between two assignments of a group.
-group.streams.min.assignment.interval.ms int 0 0..
-    Minimum of a group's streams.assignment.interval.ms.
-group.streams.max.assignment.interval.ms int 15000 0..
-    Maximum of a group's streams.assignment.interval.ms.
-group.streams.initial.rebalance.delay.ms int 3000 0..
-    Milliseconds that a new group waits for more members.
-group.streams.num.standby.replicas int 0 0..
-    Standby replicas of a task.
-group.streams.max.standby.replicas int 2 0..
-    Maximum of a group's streams.num.standby.replicas.
 # accepted: Tiered storage
 log.local.retention.bytes long -2 -2.. cluster-wide
     Maximum size of a tiered partition on local disk. -2 means that log.retention.bytes applies.

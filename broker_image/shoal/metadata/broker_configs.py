@@ -350,6 +350,36 @@ share.coordinator.cold.partition.snapshot.interval.ms int 300000 1.. internal
     Time without writes after which a share partition gets a new snapshot.
 share.coordinator.write.timeout.ms int 5000 1..
     Timeout for a write of share-group state.
+# applied: Streams groups (KIP-1071)
+group.streams.max.size int int-max 1..
+    Maximum number of members of a streams group.
+shoal.group.streams.connection.lost.grace.ms int 2000 0..
+    Time after the heartbeat interval at which a streams member that has lost its connection is
+    removed. 0 means that only the session timeout applies.
+group.streams.session.timeout.ms int 45000 1..
+    Time without a heartbeat after which the group removes a member.
+group.streams.min.session.timeout.ms int 45000 1..
+    Minimum of a group's streams.session.timeout.ms.
+group.streams.max.session.timeout.ms int 60000 1..
+    Maximum of a group's streams.session.timeout.ms.
+group.streams.heartbeat.interval.ms int 5000 1..
+    Interval of a member's heartbeats.
+group.streams.min.heartbeat.interval.ms int 5000 1..
+    Minimum of a group's streams.heartbeat.interval.ms.
+group.streams.max.heartbeat.interval.ms int 15000 1..
+    Maximum of a group's streams.heartbeat.interval.ms.
+group.streams.assignment.interval.ms int 1000 0.. cluster-wide
+    Minimum time between two assignments of a group.
+group.streams.min.assignment.interval.ms int 0 0..
+    Minimum of a group's streams.assignment.interval.ms.
+group.streams.max.assignment.interval.ms int 15000 0..
+    Maximum of a group's streams.assignment.interval.ms.
+group.streams.initial.rebalance.delay.ms int 3000 0..
+    Time that a new group waits for more members.
+group.streams.num.standby.replicas int 0 0..
+    Standby replicas of a task.
+group.streams.max.standby.replicas int 2 0..
+    Maximum of a group's streams.num.standby.replicas.
 # applied: Telemetry
 telemetry.max.bytes int 1048576 1..
     Maximum size of the metrics in one push of a client (KIP-714).

@@ -27,13 +27,13 @@ METADATA_VERSION = 30
 PRODUCER_ID_BLOCK_SIZE = 1000
 #: Supported features: feature -> (min, max) level. They are those of Kafka 4.3.1, except
 #: share.version 2 of Kafka 4.4, which adds dead letters (KIP-1191), and a feature of Shoal's own.
-#: Streams groups are not supported, so their feature stays at 0.
 SUPPORTED_FEATURES: Mapping[str, tuple[int, int]] = {
     "eligible.leader.replicas.version": (0, 1),
     "group.version": (0, 1),
     "metadata.version": (7, METADATA_VERSION),
     "share.version": (0, 2),
     SECURITY_FEATURE: (0, 1),
+    "streams.version": (0, 1),
     "transaction.version": (0, 2),
 }
 #: Levels of a new cluster.

@@ -105,7 +105,7 @@ shoal.errors.deadletterqueue.drop.after.ms long -1 -1..
 shoal.errors.deadletterqueue.flood.per.minute int 0 0..
     Number of the group's dead letters per minute on one broker at which delivery to its members
     stops until the rate is lower. 0 means no limit.
-# accepted: Streams groups
+# applied: Streams groups (KIP-1071)
 streams.session.timeout.ms int 45000 1..
     < group.streams.session.timeout.ms
     [] group.streams.min.session.timeout.ms group.streams.max.session.timeout.ms

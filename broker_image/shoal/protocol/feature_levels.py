@@ -18,6 +18,7 @@ RELEASE_FEATURES: Mapping[str, Mapping[str, int]] = {
         "group.version": 1,
         "share.version": 2,
         SECURITY_FEATURE: 1,
+        "streams.version": 1,
         "transaction.version": 2,
     },
 }

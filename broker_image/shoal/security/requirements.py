@@ -191,6 +191,15 @@ REQUIREMENTS: dict[ApiKey, tuple[Requirement, ...]] = {
     ApiKey.WRITE_SHARE_GROUP_STATE: _NODES,
     ApiKey.DELETE_SHARE_GROUP_STATE: _NODES,
     ApiKey.READ_SHARE_GROUP_STATE_SUMMARY: _NODES,
+    ApiKey.STREAMS_GROUP_HEARTBEAT: (
+        _READ_GROUP,
+        _need(DESCRIBE, TOPIC, "topics of the application's topology"),
+        _need(CREATE, TOPIC, "internal topics that do not exist yet", or_cluster=CREATE),
+    ),
+    ApiKey.STREAMS_GROUP_DESCRIBE: (
+        _DESCRIBE_GROUP,
+        _need(DESCRIBE, TOPIC, "topics of the topology; without it the group is not shown"),
+    ),
     ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS: (_DESCRIBE_GROUP, _DESCRIBE_TOPIC),
     ApiKey.ALTER_SHARE_GROUP_OFFSETS: (_READ_GROUP, _READ_TOPIC),
     ApiKey.DELETE_SHARE_GROUP_OFFSETS: (_DELETE_GROUP, _READ_TOPIC),

@@ -38,6 +38,7 @@ from shoal.server.cluster.voter_update import VoterUpdate
 from shoal.server.cluster_config import Listeners
 from shoal.server.config import METRICS
 from shoal.server.coordinators.groups import GroupService
+from shoal.server.coordinators.streams_topics import StreamsTopics
 from shoal.server.coordinators.transactions import TransactionService
 from shoal.server.metadata_cache import MetadataCache
 from shoal.server.metrics import broker as broker_metrics
@@ -280,6 +281,7 @@ class Broker:
             self.metrics,
         )
         self.groups = GroupService(*shared)
+        self.streams_topics = StreamsTopics(self.node, self.topic_creation)
         self.transactions = TransactionService(
             *shared,
             groups=self.groups,

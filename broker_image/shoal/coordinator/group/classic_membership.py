@@ -404,7 +404,7 @@ class ClassicGroups:
         return (data.record(group_id),)
 
     def give_up(self, group: ClassicGroup, draft: Draft) -> Sequence[Record]:
-        """Remove a classic group that becomes a consumer group. Parked members have to join
+        """Remove a classic group that becomes one of another type. Parked members have to join
         again."""
         for member in group.members.values():
             self._deadlines.cancel(group.session_key(member.member_id))
@@ -422,7 +422,7 @@ class ClassicGroups:
 
 
 def _may_become_classic(group: Group) -> bool:
-    return group.type is GroupType.CONSUMER and group.is_empty
+    return group.type in (GroupType.CONSUMER, GroupType.STREAMS) and group.is_empty
 
 
 def _refuse_join(token: Token, member_id: str, error: ErrorCode) -> Result:

@@ -18,7 +18,12 @@ from shoal.coordinator.group.assignment import (
     TopicIdPartition,
 )
 from shoal.coordinator.group.groups import CommitCheck, GroupType
-from shoal.coordinator.group.modern_group import ModernGroup, ModernMember, RecordTypes, Value
+from shoal.coordinator.group.modern_group import (
+    PartitionGroup,
+    RecordTypes,
+    SubscribedMember,
+    Value,
+)
 from shoal.coordinator.group.reconciliation import (
     NONE,
     CurrentAssignment,
@@ -67,7 +72,7 @@ class Regex(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Member(ModernMember):
+class Member(SubscribedMember):
     """What a member reports of itself, and what it owns (`current`)."""
 
     instance_id: str | None = None
@@ -85,7 +90,7 @@ class Member(ModernMember):
 
 
 @dataclass(slots=True, eq=False)
-class ConsumerGroup(ModernGroup[Member]):
+class ConsumerGroup(PartitionGroup[Member]):
     """Hard state and its indexes; the last two fields are soft."""
 
     type: ClassVar[GroupType] = GroupType.CONSUMER

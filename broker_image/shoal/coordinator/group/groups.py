@@ -1,7 +1,7 @@
 """The registry of groups by id, and the interfaces of groups and of the kinds of a shard.
 
 The first use of a group id fixes its type. Requests of another type then get GROUP_ID_NOT_FOUND.
-The kinds of a shard (offsets, classic, consumer, share) share one `Context`.
+The kinds of a shard (offsets, classic, consumer, share, streams) share one `Context`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class GroupType(StrEnum):
     CLASSIC = "classic"
     CONSUMER = "consumer"
     SHARE = "share"
+    STREAMS = "streams"
 
 
 class Group(Protocol):
@@ -49,7 +50,8 @@ class Group(Protocol):
 
     @property
     def protocol_type(self) -> str | None:
-        """The embedded protocol: `consumer`, `connect`, `share`; None for a simple group."""
+        """The embedded protocol, such as `consumer` or `connect`, or else the type; None for a
+        simple group."""
 
     @property
     def is_empty(self) -> bool:
@@ -106,6 +108,9 @@ class Groups:
 
     def __len__(self) -> int:
         return len(self._by_id)
+
+    def __contains__(self, group_id: str) -> bool:
+        return group_id in self._by_id
 
     def __iter__(self) -> Iterator[Group]:
         return iter(self._by_id.values())

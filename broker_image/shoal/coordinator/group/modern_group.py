@@ -1,7 +1,7 @@
 """A group whose members heartbeat towards a target assignment: Kafka's `ModernGroup`.
 
-Consumer groups (KIP-848) and share groups (KIP-932) have different record types for the same five
-records:
+Consumer groups (KIP-848), share groups (KIP-932) and streams groups (KIP-1071) have different
+record types for the same five records:
 
 * the group's epoch,
 * a member,
@@ -51,21 +51,30 @@ class RecordTypes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModernMember:
-    """What a member of either kind of group reports of itself."""
+    """What a member of any kind of group reports of itself."""
 
     member_id: str
     rack_id: str | None = None
     client_id: str = ""
     client_host: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SubscribedMember(ModernMember):
+    """A member that subscribes to topics."""
+
     subscribed_topic_names: frozenset[str] = frozenset()
 
 
 M = TypeVar("M", bound=ModernMember)
+S = TypeVar("S", bound=SubscribedMember)
+#: The target of a member.
+A = TypeVar("A")
 
 
 @dataclass(slots=True, eq=False)
-class ModernGroup(ABC, Generic[M]):
-    """The hard state of both kinds, by member id where it is of members.
+class ModernGroup(ABC, Generic[M, A]):
+    """The hard state of every kind, by member id where it is of members.
 
     A subclass adds the state of its kind, and overrides the methods below "The kind's own part".
     """
@@ -79,7 +88,7 @@ class ModernGroup(ABC, Generic[M]):
     assignment_epoch: int = 0
     assignment_timestamp_ms: int = 0
     members: dict[str, M] = field(default_factory=dict)
-    target: dict[str, Assignment] = field(default_factory=dict)
+    target: dict[str, A] = field(default_factory=dict)
 
     # What the registry asks of every group.
 
@@ -154,8 +163,8 @@ class ModernGroup(ABC, Generic[M]):
         key = self._member_key(member.member_id)
         return record(self.record_types.member, key, self._member_value(member))
 
-    def target_record(self, member_id: str, assignment: Assignment) -> Record:
-        value = {"topic_partitions": on_wire(assignment)}
+    def target_record(self, member_id: str, target: A) -> Record:
+        value = self._target_value(target)
         return record(self.record_types.target, self._member_key(member_id), value)
 
     def target_metadata_record(self, epoch: int, timestamp_ms: int) -> Record:
@@ -194,7 +203,7 @@ class ModernGroup(ABC, Generic[M]):
         if value is None:
             self.target.pop(member_id, None)
         else:
-            self.target[member_id] = from_wire(value["topic_partitions"])
+            self.target[member_id] = self._read_target(value)
 
     # The kind's own part.
 
@@ -234,9 +243,13 @@ class ModernGroup(ABC, Generic[M]):
     @abstractmethod
     def replay_current(self, member_id: str, value: Value) -> None: ...
 
-    def target_of(self, member: M) -> Assignment:
-        """The target of a member; empty for a new one."""
-        return self.target.get(member.member_id, EMPTY)
+    @abstractmethod
+    def _target_value(self, target: A) -> dict[str, Any]:
+        """The value of the record of a member's target."""
+
+    @abstractmethod
+    def _read_target(self, value: dict[str, Any]) -> A:
+        """Read what `_target_value` wrote."""
 
     @abstractmethod
     def _member_value(self, member: M) -> dict[str, Any]:
@@ -260,3 +273,18 @@ class ModernGroup(ABC, Generic[M]):
     def _own_hard_state(self) -> tuple[Any, ...]:
         """The hard state that only this kind has."""
         return ()
+
+
+@dataclass(slots=True, eq=False)
+class PartitionGroup(ModernGroup[S, Assignment]):
+    """A group whose members are assigned partitions: a consumer group or a share group."""
+
+    def target_of(self, member: S) -> Assignment:
+        """The target of a member; empty for a new one."""
+        return self.target.get(member.member_id, EMPTY)
+
+    def _target_value(self, target: Assignment) -> dict[str, Any]:
+        return {"topic_partitions": on_wire(target)}
+
+    def _read_target(self, value: dict[str, Any]) -> Assignment:
+        return from_wire(value["topic_partitions"])

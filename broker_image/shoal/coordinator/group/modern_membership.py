@@ -1,9 +1,9 @@
-"""Decisions and replay that consumer groups (KIP-848) and share groups (KIP-932) share.
+"""Decisions and replay that consumer, share and streams groups have in common.
 
 `ModernGroups` is the kind (`groups.Kind`) of one class of `ModernGroup` in one shard. It replays
-the five records of both kinds, extends sessions and serves deadlines. The heartbeats are in
-`consumer_membership` and `share_membership`. A record without a value is a tombstone. The tombstone
-of the group's epoch comes last and removes the group.
+the five records of each kind, extends sessions and serves deadlines. The heartbeats are in
+`consumer_membership`, `share_membership` and `streams.membership`. A record without a value is a
+tombstone. The tombstone of the group's epoch comes last and removes the group.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LEAVE_EPOCH = -1
 #: as long as its slowest member, and not a heartbeat interval longer.
 WAITING_HEARTBEAT_INTERVAL_MS = 500
 
-G = TypeVar("G", bound=ModernGroup[Any])
+G = TypeVar("G", bound=ModernGroup[Any, Any])
 T = TypeVar("T", bound=ModernTargetAssignments)
 
 

@@ -1,4 +1,4 @@
-"""When the group epoch is bumped and the target assignment is computed, for both kinds of group.
+"""When the group epoch is bumped and the target assignment is computed, for every kind of group.
 
 The epoch is bumped when a subscription or the metadata of a subscribed topic has changed. The
 target assignment is computed when the group epoch is beyond it, and at most once in each assignment
@@ -35,11 +35,11 @@ class ModernTargetAssignments:
     def catalog(self) -> Catalog:
         return Catalog(self._context.image)
 
-    def waits(self, group: ModernGroup[Any]) -> bool:
+    def waits(self, group: ModernGroup[Any, Any]) -> bool:
         """Whether an assignment is put off until the interval is over."""
         return self._key(group) in self._context.deadlines
 
-    def is_fresh(self, group: ModernGroup[Any]) -> bool:
+    def is_fresh(self, group: ModernGroup[Any, Any]) -> bool:
         """Whether the group's metadata hash was compared since the metadata changed last."""
         return group.group_id in self._fresh
 
@@ -55,7 +55,7 @@ class ModernTargetAssignments:
         self._fresh.discard(group_id)
 
     def bumped_epoch(
-        self, group: ModernGroup[Any], names: Callable[[], frozenset[str]], *, bump: bool
+        self, group: ModernGroup[Any, Any], names: Callable[[], frozenset[str]], *, bump: bool
     ) -> tuple[int, int]:
         """Return the group epoch and the hash of the metadata of the subscribed topics, `names`.
         The epoch is bumped if the hash has changed, or with `bump`."""
@@ -66,10 +66,10 @@ class ModernTargetAssignments:
         changed = bump or metadata_hash != group.metadata_hash
         return group.epoch + changed, metadata_hash
 
-    def _key(self, group: ModernGroup[Any]) -> Key:
+    def _key(self, group: ModernGroup[Any, Any]) -> Key:
         return (self._name, "assignment", group.group_id)
 
-    def _due_ms(self, group: ModernGroup[Any]) -> int:
+    def _due_ms(self, group: ModernGroup[Any, Any]) -> int:
         """When the next assignment may be computed; 0 for the first one."""
         if group.assignment_timestamp_ms == 0:
             return 0

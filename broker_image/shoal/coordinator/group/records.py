@@ -2,8 +2,7 @@
 
 A record's key is an int16 with the type of the record, then the fields of the key. Its value is an
 int16 version, then the fields of that version (Kafka's `coordinator-key` schemas). A null value is
-a tombstone. Types that are not in this table belong to newer brokers or to streams groups. Replay
-ignores them.
+a tombstone. Types that are not in this table belong to other brokers. Replay ignores them.
 """
 
 from __future__ import annotations
@@ -46,6 +45,12 @@ class RecordType(IntEnum):
     SHARE_GROUP_CURRENT_MEMBER_ASSIGNMENT = 14
     SHARE_GROUP_STATE_PARTITION_METADATA = 15
     CONSUMER_GROUP_REGULAR_EXPRESSION = 16
+    STREAMS_GROUP_METADATA = 17
+    STREAMS_GROUP_MEMBER_METADATA = 19
+    STREAMS_GROUP_TARGET_ASSIGNMENT_METADATA = 20
+    STREAMS_GROUP_TARGET_ASSIGNMENT_MEMBER = 21
+    STREAMS_GROUP_CURRENT_MEMBER_ASSIGNMENT = 22
+    STREAMS_GROUP_TOPOLOGY = 23
 
 
 class Decoded(NamedTuple):
@@ -150,6 +155,47 @@ _PARTITION_METADATA = _value(
             ),
         ),
     )
+)
+_KEY_VALUES = (Column("key", "string"), Column("value", "string"))
+_TASKS = (Column("subtopology_id", "string"), Column("partitions", "[]int32"))
+_OWNED_TASKS = _TASKS + (Column("assignment_epochs", "[]int32", nullable="0+", tagged="0+", tag=0),)
+_TASK_ROLES = ("active_tasks", "standby_tasks", "warmup_tasks")
+_STREAMS_MEMBER = _value(
+    Column("instance_id", "string", nullable="0+"),
+    Column("rack_id", "string", nullable="0+"),
+    *_names("client_id", "client_host"),
+    Column("rebalance_timeout_ms", "int32", default=-1),
+    Column("topology_epoch", "int32"),
+    Column("process_id", "string"),
+    Column(
+        "user_endpoint",
+        (Column("host", "string"), Column("port", "uint16")),
+        nullable="0+",
+        struct=True,
+    ),
+    Column("client_tags", _KEY_VALUES),
+)
+_INTERNAL_TOPIC = (
+    Column("name", "string"),
+    Column("partitions", "int32"),
+    Column("replication_factor", "int16"),
+    Column("topic_configs", _KEY_VALUES),
+)
+_SUBTOPOLOGY = (
+    Column("subtopology_id", "string"),
+    Column("source_topics", "[]string"),
+    Column("source_topic_regex", "[]string"),
+    Column("state_changelog_topics", _INTERNAL_TOPIC),
+    Column("repartition_sink_topics", "[]string"),
+    Column("repartition_source_topics", _INTERNAL_TOPIC),
+    Column(
+        "copartition_groups",
+        (
+            Column("source_topics", "[]int16"),
+            Column("source_topic_regex", "[]int16"),
+            Column("repartition_source_topics", "[]int16"),
+        ),
+    ),
 )
 
 LAYOUTS: Mapping[RecordType, Layout] = {
@@ -260,6 +306,34 @@ LAYOUTS: Mapping[RecordType, Layout] = {
             Column("version", "int64"),
             Column("timestamp", "int64"),
         ),
+    ),
+    RecordType.STREAMS_GROUP_METADATA: Layout(
+        _GROUP,
+        _value(
+            Column("epoch", "int32"),
+            Column("metadata_hash", "int64"),
+            Column("validated_topology_epoch", "int32", tagged="0+", tag=0, default=-1),
+            Column("last_assignment_configs", _KEY_VALUES, nullable="0+", tagged="0+", tag=1),
+        ),
+    ),
+    RecordType.STREAMS_GROUP_MEMBER_METADATA: Layout(_MEMBER, _STREAMS_MEMBER),
+    RecordType.STREAMS_GROUP_TARGET_ASSIGNMENT_METADATA: Layout(_GROUP, _ASSIGNMENT_METADATA),
+    RecordType.STREAMS_GROUP_TARGET_ASSIGNMENT_MEMBER: Layout(
+        _MEMBER, _value(*(Column(role, _TASKS) for role in _TASK_ROLES))
+    ),
+    RecordType.STREAMS_GROUP_CURRENT_MEMBER_ASSIGNMENT: Layout(
+        _MEMBER,
+        _value(
+            Column("member_epoch", "int32"),
+            Column("previous_member_epoch", "int32"),
+            Column("state", "int8"),
+            *(Column(role, _OWNED_TASKS) for role in _TASK_ROLES),
+            *(Column(f"{role}_pending_revocation", _OWNED_TASKS) for role in _TASK_ROLES),
+        ),
+    ),
+    RecordType.STREAMS_GROUP_TOPOLOGY: Layout(
+        _GROUP,
+        _value(Column("epoch", "int32"), Column("subtopologies", _SUBTOPOLOGY)),
     ),
 }
 

@@ -40,6 +40,11 @@ class GroupSettings:
     #: Share groups (KIP-932): their size, and when an unanswered initialization is repeated.
     group_share_max_size: int = 200
     group_share_initialize_retry_interval_ms: int = 30_000
+    #: The most members of a streams group (KIP-1071).
+    group_streams_max_size: int = 2**31 - 1
+    #: How long after its heartbeat interval a streams member without a connection is fenced, or 0
+    #: for never.
+    shoal_group_streams_connection_lost_grace_ms: int = 2_000
     #: How long a share member may be without a connection before it is fenced.
     shoal_group_share_connection_lost_grace_ms: int = 300
     #: The heartbeat interval of a group with a partition that has only one member.

@@ -1,8 +1,9 @@
 """The group coordinator's state machine: all groups of one partition of `__consumer_offsets`.
 
-A shard has four kinds, which share one context: the offsets, the classic groups, the consumer
-groups and the share groups. Each kind replays its own record types, has its own deadlines and makes
-its own decisions. The shard dispatches to them. The runtime calls it as `contract` describes.
+A shard has five kinds, which share one context: the offsets, the classic groups, the consumer
+groups, the share groups and the streams groups. Each kind replays its own record types, has its own
+deadlines and makes its own decisions. The shard dispatches to them. The runtime calls it as
+`contract` describes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from shoal.coordinator.group.groups import Context, Draft, Kind, Replay
 from shoal.coordinator.group.offsets import Offsets
 from shoal.coordinator.group.records import RecordType, decode
 from shoal.coordinator.group.share_membership import ShareGroups
+from shoal.coordinator.group.streams.membership import StreamsGroups
 from shoal.metadata.image import MetadataImage
 from shoal.protocol.errors import ApiError, ErrorCode
 
@@ -37,11 +39,13 @@ class GroupShard:
         self.classic = ClassicGroups(self.context)
         self.consumer = ConsumerGroups(self.context)
         self.share = ShareGroups(self.context)
+        self.streams = StreamsGroups(self.context)
+        self.streams.give_up_classic = self.classic.give_up
         self.context.bridge = ClassicMembers(self.consumer, self.classic)
         self.consumer.migration = self.context.bridge
         self.kinds: dict[str, Kind] = {}
         self._replays: dict[RecordType, Replay] = {}
-        for kind in (self.offsets, self.classic, self.consumer, self.share):
+        for kind in (self.offsets, self.classic, self.consumer, self.share, self.streams):
             self.plug(kind)
 
     def plug(self, kind: Kind) -> None:

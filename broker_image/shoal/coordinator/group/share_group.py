@@ -17,7 +17,12 @@ from uuid import UUID
 
 from shoal.coordinator.group.assignment import EMPTY, Assignment, from_wire, on_wire
 from shoal.coordinator.group.groups import CommitCheck, GroupType
-from shoal.coordinator.group.modern_group import ModernGroup, ModernMember, RecordTypes, Value
+from shoal.coordinator.group.modern_group import (
+    PartitionGroup,
+    RecordTypes,
+    SubscribedMember,
+    Value,
+)
 from shoal.coordinator.group.records import RecordType, record
 from shoal.protocol.errors import ApiError, ErrorCode
 
@@ -102,7 +107,7 @@ class Initialization:
 
 
 @dataclass(frozen=True, slots=True)
-class Member(ModernMember):
+class Member(SubscribedMember):
     """What a member reports of itself, its epochs, and its assignment."""
 
     member_epoch: int = 0
@@ -128,7 +133,7 @@ NO_CHANGE = Change()
 
 
 @dataclass(slots=True, eq=False)
-class ShareGroup(ModernGroup[Member]):
+class ShareGroup(PartitionGroup[Member]):
     """Hard state. The soft state is `share_membership.SoftState`."""
 
     type: ClassVar[GroupType] = GroupType.SHARE
@@ -290,7 +295,7 @@ class ShareGroup(ModernGroup[Member]):
 
     def replay_target(self, member_id: str, value: Value) -> None:
         before = self.target.get(member_id, EMPTY)
-        ModernGroup.replay_target(self, member_id, value)
+        PartitionGroup.replay_target(self, member_id, value)
         self.revision += before != self.target.get(member_id, EMPTY)
 
     def replay_initialization(self, value: Mapping[str, Any] | None) -> None:

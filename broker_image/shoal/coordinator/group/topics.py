@@ -45,6 +45,11 @@ class Catalog:
         topic = self._image.topics_by_id.get(topic_id)
         return range(0 if topic is None else len(topic.partitions))
 
+    def partition_count(self, name: str) -> int | None:
+        """The number of partitions of a topic; None for one that does not exist."""
+        topic = self._image.topics.get(name)
+        return None if topic is None else len(topic.partitions)
+
     def names(self) -> list[str]:
         """All topics, in order."""
         return sorted(self._image.topics)

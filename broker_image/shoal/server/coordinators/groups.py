@@ -13,8 +13,10 @@ from shoal.coordinator.group import classic, consumer_group, share_group
 from shoal.coordinator.group.groups import GroupType
 from shoal.coordinator.group.settings import GroupSettings
 from shoal.coordinator.group.shard import GroupShard
+from shoal.coordinator.group.streams import streams_group
 from shoal.log.appends import Origin
 from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.server.coordinators import member_connections
 from shoal.server.coordinators.service import (
     CoordinatorService,
     CreateTopic,
@@ -28,11 +30,13 @@ from shoal.server.metrics.registry import Labels, label
 if TYPE_CHECKING:
     from uuid import UUID
 
+    from shoal.coordinator.group.streams.heartbeat import HeartbeatRequest
     from shoal.metadata.delta import MetadataDelta
     from shoal.metadata.image import MetadataImage
     from shoal.replication.partition import Partition
     from shoal.server.metadata_cache import MetadataCache
     from shoal.server.metrics.registry import Metrics
+    from shoal.server.network.api import Peer
     from shoal.server.node import Node
 
 TOPIC = "__consumer_offsets"
@@ -43,7 +47,10 @@ _STATES = {
     GroupType.CLASSIC: classic.State,
     GroupType.CONSUMER: consumer_group.State,
     GroupType.SHARE: share_group.State,
+    GroupType.STREAMS: streams_group.State,
 }
+#: States whose label is not their name in lower case.
+_STATE_LABELS: dict[str, str] = {streams_group.State.NOT_READY: "not_ready"}
 
 
 class GroupService(CoordinatorService[GroupShard]):
@@ -126,6 +133,25 @@ class GroupService(CoordinatorService[GroupShard]):
             return self.submit(group_id, delete)
         return asyncio.ensure_future(with_state())
 
+    def watch_streams_member(
+        self, peer: Peer, heartbeat: HeartbeatRequest, reply: asyncio.Future[Any]
+    ) -> None:
+        """Report to the streams group when this connection closes, unless the member has left by
+        then."""
+        group_id, member_id = heartbeat.group_id, heartbeat.member_id
+
+        def decide(shard: GroupShard, now_ms: int, token: Token) -> Result:
+            shard.streams.connection_lost(group_id, member_id, heartbeat.connection_id, now_ms)
+            return Result((), (Reply(token, {}),))
+
+        def lost() -> None:
+            # A shard that moved or is loading has lost the connections anyway.
+            done = self.submit(group_id, decide)
+            done.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+        key = ("streams member", group_id, member_id)
+        member_connections.watch(peer, key, reply, lost, leaves=heartbeat.leaves)
+
     def append_marker(
         self, index: int, marker: bytearray, producer_id: int, *, committed: bool
     ) -> Partition:
@@ -182,6 +208,12 @@ class GroupService(CoordinatorService[GroupShard]):
             "Assignments of share groups.",
             lambda: (((), sum(s.share.rebalances for _, s in self.shards())),),
         )
+        metrics.add(
+            "kafka_server_group_coordinator_metrics_streams_group_rebalance_count_total",
+            "counter",
+            "Assignments of streams groups.",
+            lambda: (((), sum(s.streams.rebalances for _, s in self.shards())),),
+        )
 
         for name, attribute, description in (
             ("offset_commit", "commits", "Offsets committed."),
@@ -237,4 +269,7 @@ class GroupService(CoordinatorService[GroupShard]):
             for group in shard.context.groups
             if group.type is kind
         )
-        return [(label(state=state.lower()), counts[state]) for state in _STATES[kind]]
+        return [
+            (label(state=_STATE_LABELS.get(state, state.lower())), counts[state])
+            for state in _STATES[kind]
+        ]

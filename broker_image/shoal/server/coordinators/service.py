@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from shoal.coordinator.contract import ProducerIdAndEpoch, Record, Replayed, Shard
+from shoal.coordinator.java_order import string_hash
 from shoal.coordinator.runtime import AppendFailed, Decide, Phase, Runtime
 from shoal.log.errors import AppendRefused, LogOffline
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
@@ -103,18 +104,9 @@ class Call:
         self._then(error)
 
 
-def key_hash(key: str) -> int:
-    """Java's `String.hashCode`, which maps keys to partitions of internal topics."""
-    value = 0
-    units = key.encode("utf-16-be", "surrogatepass")
-    for at in range(0, len(units), 2):
-        value = (31 * value + (units[at] << 8 | units[at + 1])) & 0xFFFFFFFF
-    return value - (1 << 32) if value >= 1 << 31 else value
-
-
 def partition_of(key: str, count: int) -> int:
     """The partition of `key`. Kafka's `Utils.abs` maps the least integer to 0."""
-    value = key_hash(key)
+    value = string_hash(key)
     return (0 if value == -(1 << 31) else abs(value)) % count
 
 

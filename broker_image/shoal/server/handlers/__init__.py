@@ -88,6 +88,8 @@ from shoal.server.handlers import (
     share_group_describe,
     share_group_heartbeat,
     share_group_state,
+    streams_group_describe,
+    streams_group_heartbeat,
     sync_group,
     token_requests,
     txn_offset_commit,
@@ -142,7 +144,8 @@ EARLY = frozenset(
     }
 )
 
-#: The feature that enables an API: share groups, and the consumer protocol (KIP-848).
+#: The feature that enables an API: share groups, streams groups, and the consumer protocol
+#: (KIP-848).
 OF_FEATURES = {
     ApiKey.CONSUMER_GROUP_HEARTBEAT: "group.version",
     ApiKey.CONSUMER_GROUP_DESCRIBE: "group.version",
@@ -150,6 +153,8 @@ OF_FEATURES = {
     ApiKey.SHARE_GROUP_DESCRIBE: "share.version",
     ApiKey.SHARE_FETCH: "share.version",
     ApiKey.SHARE_ACKNOWLEDGE: "share.version",
+    ApiKey.STREAMS_GROUP_HEARTBEAT: "streams.version",
+    ApiKey.STREAMS_GROUP_DESCRIBE: "streams.version",
     ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS: "share.version",
     ApiKey.ALTER_SHARE_GROUP_OFFSETS: "share.version",
     ApiKey.DELETE_SHARE_GROUP_OFFSETS: "share.version",
@@ -423,6 +428,18 @@ HANDLERS: dict[int, Api] = {
             range(2),
             read_share_group_state_summary.handle,
             share_group_state.refuse,
+        ),
+        Api(
+            ApiKey.STREAMS_GROUP_HEARTBEAT,
+            range(1),
+            streams_group_heartbeat.handle,
+            streams_group_heartbeat.refuse,
+        ),
+        Api(
+            ApiKey.STREAMS_GROUP_DESCRIBE,
+            range(1),
+            streams_group_describe.handle,
+            consumer_group_describe.refuse,
         ),
         Api(
             ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS,

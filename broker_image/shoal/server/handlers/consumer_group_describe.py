@@ -10,6 +10,8 @@ from shoal.server.handlers import authorization, authorized_operations
 from shoal.server.network.responses import Outcome, combined, refused
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from shoal.coordinator.contract import Result, Token
     from shoal.coordinator.group.shard import GroupShard
     from shoal.server.broker import Broker
@@ -26,14 +28,35 @@ def handle(broker: Broker, request: Request) -> Answer:
 
 
 def refuse(request: Request, code: ErrorCode, message: str | None) -> Body:
-    """The error for every group; also for ShareGroupDescribe."""
+    """The error for every group; also for ShareGroupDescribe and StreamsGroupDescribe."""
     error = ApiError(code, message)
     return {"groups": [_row(group_id, error) for group_id in request.body.group_ids]}
 
 
-def described(broker: Broker, request: Request, kind: str) -> Answer:
+def _assigned_topics(row: Mapping[str, Any]) -> set[str]:
+    """The names of the topics in the assignments of a described group."""
+    assignments = [
+        member[which]
+        for member in row.get("members", ())
+        for which in ("assignment", "target_assignment")
+        if member.get(which) is not None
+    ]
+    return {t["topic_name"] for found in assignments for t in found["topic_partitions"]}
+
+
+def described(
+    broker: Broker,
+    request: Request,
+    kind: str,
+    *,
+    topics: Callable[[Mapping[str, Any]], set[str]] = _assigned_topics,
+    hidden: str = HIDDEN,
+) -> Answer:
     """Describe the requested groups, by the kind of that name in their shards; also for
-    ShareGroupDescribe."""
+    ShareGroupDescribe and StreamsGroupDescribe.
+
+    A group is refused with the message `hidden` unless the client may describe all its `topics`.
+    """
     body = request.body
     permits = authorization.each(broker, request, ResourceType.GROUP)
     describes = authorization.each(broker, request, ResourceType.TOPIC)
@@ -46,7 +69,7 @@ def described(broker: Broker, request: Request, kind: str) -> Answer:
 
     def answer(outcomes: list[Outcome]) -> Body:
         rows = [
-            _shown(_row(group_id, outcome), describes)
+            _shown(_row(group_id, outcome), topics, describes, hidden)
             for group_id, outcome in zip(body.group_ids, outcomes, strict=True)
         ]
         for row in rows:
@@ -66,19 +89,16 @@ def _describe(kind: str, group_id: str) -> Any:
     return decide
 
 
-def _shown(row: dict[str, Any], describes: Permits) -> dict[str, Any]:
+def _shown(
+    row: dict[str, Any],
+    topics: Callable[[Mapping[str, Any]], set[str]],
+    describes: Permits,
+    hidden: str,
+) -> dict[str, Any]:
     """Refuse a group with topics that the client may not describe."""
-    assignments = [
-        member[which]
-        for member in row.get("members", ())
-        for which in ("assignment", "target_assignment")
-        if member.get(which) is not None
-    ]
-    names = {t["topic_name"] for found in assignments for t in found["topic_partitions"]}
-    if all(map(describes, sorted(names))):
+    if all(map(describes, sorted(topics(row)))):
         return row
-    error = ApiError(ErrorCode.topic_authorization_failed, HIDDEN)
-    return _row(row["group_id"], error)
+    return _row(row["group_id"], ApiError(ErrorCode.topic_authorization_failed, hidden))
 
 
 def _row(group_id: str, outcome: Outcome) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from shoal.coordinator.group.share_membership import (
     InitializeShareState,
     MemberReassigned,
 )
+from shoal.server.coordinators import member_connections
 from shoal.server.share.admin import ShareAdmin, acknowledged
 
 if TYPE_CHECKING:
@@ -46,12 +47,6 @@ class ShareMembers:
 
     def watch(self, peer: Peer, heartbeat: HeartbeatRequest, reply: asyncio.Future[Any]) -> None:
         """Report to the group when this connection closes, unless the member has left by then."""
-        key = ("share member", heartbeat.group_id, heartbeat.member_id)
-        if heartbeat.member_epoch == LEAVE_EPOCH:
-            peer.closed_calls.drop(key)
-            return
-        if key in peer.closed_calls:
-            return
 
         def lost() -> None:
             self._submit(
@@ -61,12 +56,9 @@ class ShareMembers:
                 ),
             )
 
-        def answered(reply: asyncio.Future[Any]) -> None:
-            if not reply.cancelled() and reply.exception() is not None:
-                peer.closed_calls.drop(key)
-
-        peer.closed_calls.put(key, lost)
-        reply.add_done_callback(answered)
+        key = ("share member", heartbeat.group_id, heartbeat.member_id)
+        leaves = heartbeat.member_epoch == LEAVE_EPOCH
+        member_connections.watch(peer, key, reply, lost, leaves=leaves)
 
     def _initialize(self, effect: InitializeShareState) -> None:
         done = self._admin.initialize(effect.group_id, effect.partitions, effect.state_epoch)

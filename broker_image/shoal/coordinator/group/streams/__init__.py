@@ -1,0 +1,1 @@
+"""Streams groups: Kafka Streams applications whose tasks the coordinator assigns (KIP-1071)."""

@@ -1,0 +1,265 @@
+"""The `sticky` task assignor of streams groups (KIP-1071): exactly the tasks of Kafka 4.3.1.
+
+Active tasks are assigned in three passes, and standby tasks after them:
+
+1. A task stays with the member that had it, while the member is below its quota.
+2. A remaining task goes to a member that had it as a standby, while that is below its quota.
+3. Any other task goes to the least loaded process, and there to the least loaded member. The load
+   of a process is its number of tasks divided by its number of members.
+
+A quota is the number of tasks divided by the number of members, rounded up. Whenever a member
+reaches it, the quota of the others is computed again from what is left. A process never has two
+copies of one task.
+
+Ties are broken as Kafka breaks them, by the orders in `java_order` (docs/adr/0080). The result
+depends on the order of `members` only where ids share a bucket.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, NamedTuple
+
+from shoal.coordinator.group.streams.tasks import NO_TASKS, TaskId, TaskSets, flat, grouped
+from shoal.coordinator.java_order import PriorityQueue, hash_order
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+NAME = "sticky"
+
+_BY_LOAD = attrgetter("load")
+_BY_COUNT = itemgetter(1)
+
+
+class MemberSpec(NamedTuple):
+    """A member: its process, and its last target assignment."""
+
+    process_id: str
+    assigned: TaskSets = NO_TASKS
+
+
+class SubtopologySpec(NamedTuple):
+    """The number of tasks of a subtopology, and whether they have state."""
+
+    tasks: int
+    is_stateful: bool
+
+
+def assign(
+    members: Mapping[str, MemberSpec],
+    subtopologies: Mapping[str, SubtopologySpec],
+    standby_replicas: int = 0,
+) -> dict[str, TaskSets]:
+    """Return the target assignment of every member. `standby_replicas` is the wanted number of
+    standby tasks for each active task with state; there are fewer if there are too few
+    processes."""
+    if not members:
+        return {}
+    assignment = _Assignment(members, subtopologies, standby_replicas)
+    assignment.assign_active(_tasks(subtopologies))
+    if standby_replicas > 0:
+        stateful = {s: spec for s, spec in subtopologies.items() if spec.is_stateful}
+        assignment.assign_standby(_tasks(stateful))
+    return {
+        m: TaskSets(grouped(assignment.active[m]), grouped(assignment.standby[m])) for m in members
+    }
+
+
+def _tasks(subtopologies: Mapping[str, SubtopologySpec]) -> list[TaskId]:
+    return [(s, p) for s, spec in subtopologies.items() for p in range(spec.tasks)]
+
+
+def _by_partition(task: TaskId) -> tuple[int, str]:
+    return task[1], task[0]
+
+
+class _Quota:
+    """The number of tasks that each member may have while tasks are kept where they were."""
+
+    __slots__ = ("_members", "_tasks", "each")
+
+    def __init__(self, tasks: int, members: int) -> None:
+        self._tasks, self._members = tasks, members
+        self._divide()
+
+    def reached(self, count: int) -> None:
+        """A member has `count` tasks. At its quota, it takes part no longer."""
+        if count == self.each:
+            self._members -= 1
+            self._tasks -= count
+            self._divide()
+
+    def _divide(self) -> None:
+        self.each = -(-self._tasks // self._members) if self._members else 0
+
+
+class _Process:
+    """The members of a process, and the tasks that they have been assigned."""
+
+    __slots__ = ("_queue", "_size", "counts", "load", "tasks")
+
+    def __init__(self) -> None:
+        #: The number of tasks of each member.
+        self.counts: dict[str, int] = {}
+        self.tasks: set[TaskId] = set()
+        self.load = 0.0
+        self._size = 0
+        self._queue: PriorityQueue[tuple[str, int]] | None = None
+
+    def add(self, member_id: str, task: TaskId) -> int:
+        """Give a task to a member. Returns the number of its tasks."""
+        self._queue = None
+        return self._add(member_id, task)
+
+    def add_to_least_loaded(self, task: TaskId) -> tuple[str, int]:
+        """Give a task to the member with the fewest. Returns the member and its number of tasks."""
+        if len(self.counts) == 1:
+            (member_id,) = self.counts
+            return member_id, self._add(member_id, task)
+        if self._queue is None:
+            ordered = hash_order(self.counts)
+            self._queue = PriorityQueue(((m, self.counts[m]) for m in ordered), _BY_COUNT)
+        member_id, _ = self._queue.poll()
+        count = self._add(member_id, task)
+        self._queue.add((member_id, count))
+        return member_id, count
+
+    def _add(self, member_id: str, task: TaskId) -> int:
+        self.tasks.add(task)
+        count = self.counts[member_id] = self.counts[member_id] + 1
+        self._size += 1
+        self.load = self._size / len(self.counts)
+        return count
+
+
+class _Assignment:
+    """One run of the assignor."""
+
+    def __init__(
+        self,
+        members: Mapping[str, MemberSpec],
+        subtopologies: Mapping[str, SubtopologySpec],
+        standby_replicas: int,
+    ) -> None:
+        self._replicas = standby_replicas
+        active = sum(spec.tasks for spec in subtopologies.values())
+        stateful = sum(spec.tasks for spec in subtopologies.values() if spec.is_stateful)
+        self._active_quota = _Quota(active, len(members))
+        self._quota = _Quota(active + stateful * standby_replicas, len(members))
+        self.active: dict[str, list[TaskId]] = {m: [] for m in members}
+        self.standby: dict[str, list[TaskId]] = {m: [] for m in members}
+        self._process_of: dict[str, _Process] = {}
+        self._last_active: dict[TaskId, str] = {}
+        self._last_standby: dict[TaskId, list[str]] = {}
+        processes: dict[str, _Process] = {}
+        for member_id in hash_order(members):
+            spec = members[member_id]
+            process = processes.setdefault(spec.process_id, _Process())
+            process.counts[member_id] = 0
+            self._process_of[member_id] = process
+            for task in flat(spec.assigned.active):
+                self._last_active[task] = member_id
+            for task in flat(spec.assigned.standby):
+                self._last_standby.setdefault(task, []).append(member_id)
+        self._processes = [processes[p] for p in hash_order(processes, capacity=len(members))]
+
+    def assign_active(self, tasks: Sequence[TaskId]) -> None:
+        left = []
+        for task in sorted(tasks, key=_by_partition):
+            last = self._last_active.get(task)
+            if last is None or not self._keep_active(last, task):
+                left.append(task)
+        unkept = []
+        for task in left:
+            candidates = self._last_standby.get(task)
+            if not candidates or not self._keep_active(self._least_loaded(candidates), task):
+                unkept.append(task)
+        queue = PriorityQueue(self._processes, _BY_LOAD)
+        for task in sorted(unkept):
+            process = queue.poll()
+            member_id, count = process.add_to_least_loaded(task)
+            self.active[member_id].append(task)
+            self._note_active(count)
+            queue.add(process)
+
+    def _keep_active(self, member_id: str, task: TaskId) -> bool:
+        """Give a task to a member that is below its quota of active tasks."""
+        process = self._process_of[member_id]
+        if process.counts[member_id] >= self._active_quota.each:
+            return False
+        self.active[member_id].append(task)
+        self._note_active(process.add(member_id, task))
+        return True
+
+    def _note_active(self, count: int) -> None:
+        self._active_quota.reached(count)
+        self._quota.reached(count)
+
+    def assign_standby(self, tasks: Sequence[TaskId]) -> None:
+        left: list[tuple[TaskId, int]] = []
+        for task in sorted(tasks, key=_by_partition, reverse=True):
+            for placed in range(self._replicas):
+                if not self._keep_standby(task):
+                    left.append((task, self._replicas - placed))
+                    break
+        queue = PriorityQueue(self._processes, _BY_LOAD)
+        for task, replicas in sorted(left, reverse=True):
+            for _ in range(replicas):
+                if not self._place_standby(queue, task):
+                    break
+
+    def _keep_standby(self, task: TaskId) -> bool:
+        """Give a standby task to a member that had the task, active or standby."""
+        last = self._last_active.get(task)
+        if last is not None and self._add_standby(last, task):
+            return True
+        candidates = self._last_standby.get(task)
+        if not candidates:
+            return False
+        chosen = self._least_loaded(candidates, task)
+        # As in Kafka, the process of the first candidate must not have the task, whichever
+        # candidate is chosen.
+        if task in self._process_of[candidates[0]].tasks:
+            return False
+        return self._add_standby(chosen, task, check_process=False)
+
+    def _add_standby(self, member_id: str, task: TaskId, *, check_process: bool = True) -> bool:
+        process = self._process_of[member_id]
+        if check_process and task in process.tasks:
+            return False
+        if process.counts[member_id] >= self._quota.each:
+            return False
+        self.standby[member_id].append(task)
+        self._quota.reached(process.add(member_id, task))
+        return True
+
+    def _place_standby(self, queue: PriorityQueue[_Process], task: TaskId) -> bool:
+        """Give a standby task to the least loaded process without the task."""
+        passed = []
+        found = False
+        while len(queue) and not found:
+            process = queue.poll()
+            passed.append(process)
+            if task not in process.tasks:
+                member_id, count = process.add_to_least_loaded(task)
+                self.standby[member_id].append(task)
+                self._quota.reached(count)
+                found = True
+        for process in reversed(passed):
+            queue.add(process)
+        return found
+
+    def _least_loaded(self, candidates: Sequence[str], task: TaskId | None = None) -> str:
+        """The first candidate, or a later one that is less loaded and whose process is, too. With a
+        `task`, later candidates whose process has it do not count."""
+        chosen = candidates[0]
+        process = self._process_of[chosen]
+        load, count = process.load, process.counts[chosen]
+        for member_id in candidates[1:]:
+            process = self._process_of[member_id]
+            if process.load >= load or process.counts[member_id] >= count:
+                continue
+            if task is None or task not in process.tasks:
+                chosen, load, count = member_id, process.load, process.counts[member_id]
+        return chosen

@@ -1,0 +1,214 @@
+"""The topology of a Kafka Streams application: its subtopologies and their topics (KIP-1071).
+
+The first member of a group sets its topology. A subtopology reads source topics and repartition
+topics, writes repartition topics, and keeps its state in changelog topics. Topics of one
+co-partition group must have equal numbers of partitions. `internal_topics` decides the numbers of
+partitions of repartition and changelog topics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shoal.coordinator.java_order import hash_order
+from shoal.protocol.errors import ApiError, ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+
+class InternalTopic(NamedTuple):
+    """A repartition or changelog topic.
+
+    `partitions` is 0 until the number is decided, `replication_factor` is 0 for the default of the
+    cluster.
+    """
+
+    name: str
+    partitions: int
+    replication_factor: int
+    configs: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def from_wire(cls, value: Mapping[str, Any]) -> InternalTopic:
+        configs = tuple((c["key"], c["value"]) for c in value["topic_configs"])
+        return cls(value["name"], value["partitions"], value["replication_factor"], configs)
+
+    def on_wire(self) -> dict[str, Any]:
+        """The `TopicInfo` of a record or of StreamsGroupDescribe."""
+        return {
+            "name": self.name,
+            "partitions": self.partitions,
+            "replication_factor": self.replication_factor,
+            "topic_configs": [{"key": k, "value": v} for k, v in self.configs],
+        }
+
+
+class CopartitionGroup(NamedTuple):
+    """Indexes into the topics of the subtopology."""
+
+    source_topics: tuple[int, ...]
+    source_topic_regex: tuple[int, ...]
+    repartition_source_topics: tuple[int, ...]
+
+
+class Subtopology(NamedTuple):
+    """The topics of one subtopology. `source_topic_regex` is always empty: Kafka 4.3.1 refuses
+    regular expressions."""
+
+    subtopology_id: str
+    source_topics: tuple[str, ...]
+    source_topic_regex: tuple[str, ...]
+    state_changelog_topics: tuple[InternalTopic, ...]
+    repartition_sink_topics: tuple[str, ...]
+    repartition_source_topics: tuple[InternalTopic, ...]
+    copartition_groups: tuple[CopartitionGroup, ...]
+
+    @property
+    def is_stateful(self) -> bool:
+        return bool(self.state_changelog_topics)
+
+    @property
+    def sources(self) -> list[str]:
+        """The topics that tasks read, each once."""
+        repartition = (topic.name for topic in self.repartition_source_topics)
+        return list(dict.fromkeys([*self.source_topics, *repartition]))
+
+    @property
+    def internal_topics(self) -> Iterator[InternalTopic]:
+        yield from self.repartition_source_topics
+        yield from self.state_changelog_topics
+
+    def copartitioned(self) -> Iterator[frozenset[str]]:
+        """The names of the topics in each co-partition group."""
+        for group in self.copartition_groups:
+            sources = (self.source_topics[n] for n in group.source_topics)
+            internal = (self.repartition_source_topics[n] for n in group.repartition_source_topics)
+            yield frozenset([*sources, *(topic.name for topic in internal)])
+
+    @classmethod
+    def from_wire(cls, value: Mapping[str, Any]) -> Subtopology:
+        return cls(
+            value["subtopology_id"],
+            tuple(value["source_topics"]),
+            tuple(value["source_topic_regex"]),
+            tuple(map(InternalTopic.from_wire, value["state_changelog_topics"])),
+            tuple(value["repartition_sink_topics"]),
+            tuple(map(InternalTopic.from_wire, value["repartition_source_topics"])),
+            tuple(
+                CopartitionGroup(
+                    tuple(group["source_topics"]),
+                    tuple(group["source_topic_regex"]),
+                    tuple(group["repartition_source_topics"]),
+                )
+                for group in value["copartition_groups"]
+            ),
+        )
+
+    def on_wire(self) -> dict[str, Any]:
+        """The `Subtopology` of a record."""
+        return {
+            **self._asdict(),
+            "state_changelog_topics": [topic.on_wire() for topic in self.state_changelog_topics],
+            "repartition_source_topics": [t.on_wire() for t in self.repartition_source_topics],
+            "copartition_groups": [group._asdict() for group in self.copartition_groups],
+        }
+
+    def described(self) -> dict[str, Any]:
+        """The `Subtopology` of StreamsGroupDescribe. Topics are in order of name."""
+        return {
+            "subtopology_id": self.subtopology_id,
+            "source_topics": sorted(self.source_topics),
+            "repartition_sink_topics": sorted(self.repartition_sink_topics),
+            "state_changelog_topics": [t.on_wire() for t in sorted(self.state_changelog_topics)],
+            "repartition_source_topics": [
+                t.on_wire() for t in sorted(self.repartition_source_topics)
+            ],
+        }
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The subtopologies of an application, by id, and the epoch that it gave this topology."""
+
+    epoch: int
+    subtopologies: Mapping[str, Subtopology]
+
+    @classmethod
+    def from_wire(cls, value: Mapping[str, Any]) -> Topology:
+        """Read the topology of a record or a heartbeat."""
+        found = map(Subtopology.from_wire, value["subtopologies"])
+        return cls(value["epoch"], {one.subtopology_id: one for one in found})
+
+    def on_wire(self) -> dict[str, Any]:
+        """The value of the record."""
+        return {
+            "epoch": self.epoch,
+            "subtopologies": [one.on_wire() for one in self.subtopologies.values()],
+        }
+
+    @cached_property
+    def subtopology_of(self) -> Mapping[str, str]:
+        """The subtopology that reads a topic, by the topic's name."""
+        return {name: s for s, one in self.subtopologies.items() for name in one.sources}
+
+    @cached_property
+    def required_topics(self) -> frozenset[str]:
+        """The names of all topics that tasks read, and of the changelog topics."""
+        changelogs = (
+            topic.name
+            for one in self.subtopologies.values()
+            for topic in one.state_changelog_topics
+        )
+        return frozenset([*self.subtopology_of, *changelogs])
+
+    @cached_property
+    def in_hash_order(self) -> list[Subtopology]:
+        """The subtopologies in the order in which Kafka visits them. The number of partitions of a
+        repartition topic may depend on it."""
+        return [self.subtopologies[s] for s in hash_order(self.subtopologies)]
+
+
+def topic_names(subtopologies: Iterable[Any]) -> list[str]:
+    """The names of all topics in the subtopologies of a heartbeat request, each once."""
+    return list(
+        dict.fromkeys(
+            name
+            for one in subtopologies
+            for name in (
+                *one.source_topics,
+                *one.repartition_sink_topics,
+                *(topic.name for topic in one.repartition_source_topics),
+                *(topic.name for topic in one.state_changelog_topics),
+            )
+        )
+    )
+
+
+def check(value: Mapping[str, Any]) -> None:
+    """Raises STREAMS_INVALID_TOPOLOGY for a topology of a heartbeat that contradicts itself."""
+    seen = set()
+    for one in value["subtopologies"]:
+        for topic in one["state_changelog_topics"]:
+            if topic["partitions"] != 0:
+                raise invalid(
+                    f"Changelog topic {topic['name']} must have an undefined partition count, but "
+                    f"it is set to {topic['partitions']}."
+                )
+        subtopology_id = one["subtopology_id"]
+        if subtopology_id in seen:
+            raise invalid(f"Subtopology {subtopology_id} occurs twice in the topology.")
+        seen.add(subtopology_id)
+        for name in ("source_topics", "repartition_source_topics"):
+            indexes = (n for group in one["copartition_groups"] for n in group[name])
+            if not all(0 <= n < len(one[name]) for n in indexes):
+                raise invalid(
+                    f"A co-partition group of subtopology {subtopology_id} has an index outside "
+                    f"of its {name.replace('_', ' ')}."
+                )
+
+
+def invalid(message: str) -> ApiError:
+    return ApiError(ErrorCode.streams_invalid_topology, message)

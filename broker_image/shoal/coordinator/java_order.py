@@ -1,0 +1,95 @@
+"""The orders of Java's collections, where a client or a comparison with Kafka can see them.
+
+`string_hash` maps a key to its partition of an internal topic. The task assignor of streams groups
+breaks ties by the iteration order of `HashMap` and by the heap of `PriorityQueue`. Both are
+specified by their implementation, which has been stable since Java 8.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+T = TypeVar("T")
+
+#: The number of buckets of a `HashMap` that is created without a capacity.
+DEFAULT_CAPACITY = 16
+
+
+def string_hash(text: str) -> int:
+    """`String.hashCode`: a signed 32-bit integer."""
+    value = 0
+    units = text.encode("utf-16-be", "surrogatepass")
+    for at in range(0, len(units), 2):
+        value = (31 * value + (units[at] << 8 | units[at + 1])) & 0xFFFFFFFF
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
+def hash_order(keys: Iterable[str], capacity: int = DEFAULT_CAPACITY) -> list[str]:
+    """Return the distinct keys in the iteration order of a `HashMap` into which they are put.
+
+    `capacity` is the argument of the map's constructor. The order of keys in one bucket is that of
+    their insertion. `HashMap` turns a bucket of nine keys into a tree, whose order may differ: with
+    random keys, less than one map in a million has such a bucket.
+    """
+    distinct = list(dict.fromkeys(keys))
+    buckets = 1
+    while buckets < capacity:
+        buckets *= 2
+    while len(distinct) > buckets * 3 // 4:
+        buckets *= 2
+
+    def bucket(key: str) -> int:
+        value = string_hash(key) & 0xFFFFFFFF
+        return (value ^ value >> 16) & (buckets - 1)
+
+    return sorted(distinct, key=bucket)
+
+
+class PriorityQueue(Generic[T]):
+    """`java.util.PriorityQueue`. Among items with equal keys, the heap decides which comes first.
+
+    `key` is called when an item is added. The key of a queued item must not change.
+    """
+
+    def __init__(self, items: Iterable[T], key: Callable[[T], Any]) -> None:
+        self._key = key
+        self._heap: list[tuple[Any, T]] = []
+        for item in items:
+            self.add(item)
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, item: T) -> None:
+        heap, key = self._heap, self._key(item)
+        at = len(heap)
+        entry = (key, item)
+        heap.append(entry)
+        while at:
+            parent = (at - 1) // 2
+            if key >= heap[parent][0]:
+                break
+            heap[at] = heap[parent]
+            at = parent
+        heap[at] = entry
+
+    def poll(self) -> T:
+        """Remove and return the first item. Raises `IndexError` if the queue is empty."""
+        heap = self._heap
+        entry = heap.pop()
+        if not heap:
+            return entry[1]
+        first, key, at, size = heap[0], entry[0], 0, len(heap)
+        while at < size // 2:
+            child = 2 * at + 1
+            if child + 1 < size and heap[child][0] > heap[child + 1][0]:
+                child += 1
+            if key <= heap[child][0]:
+                break
+            heap[at] = heap[child]
+            at = child
+        heap[at] = entry
+        return first[1]

@@ -1,0 +1,79 @@
+// Applications of Kafka Streams in several shapes, for tests/compat/test_streams_groups.py; run as a
+// single source file.
+//
+// Arguments: the shape, the prefix of its topics (PREFIX-left, PREFIX-right and PREFIX-out), and
+// settings of the application as name=value. Nothing is cached, so every update is written.
+// Prints each change of state as `state NAME` and the error of a thread as `died CLASS: MESSAGE`.
+// Ends when standard input does.
+
+import java.time.Duration;
+import java.util.Arrays;
+import java.util.Locale;
+import java.util.Properties;
+import org.apache.kafka.common.serialization.Serdes;
+import org.apache.kafka.streams.KafkaStreams;
+import org.apache.kafka.streams.KeyValue;
+import org.apache.kafka.streams.StreamsBuilder;
+import org.apache.kafka.streams.StreamsConfig;
+import org.apache.kafka.streams.errors.StreamsUncaughtExceptionHandler.StreamThreadExceptionResponse;
+import org.apache.kafka.streams.kstream.JoinWindows;
+import org.apache.kafka.streams.kstream.KStream;
+import org.apache.kafka.streams.kstream.TimeWindows;
+
+public class StreamsShapes {
+    static final Duration WINDOW = Duration.ofSeconds(10);
+    static final Duration ALL = Duration.ofHours(1);
+
+    static KStream<String, String> build(String shape, String prefix, StreamsBuilder builder) {
+        KStream<String, String> left = builder.stream(prefix + "-left");
+        return switch (shape) {
+            case "stateless" -> left
+                .filter((key, value) -> !value.endsWith("0"))
+                .mapValues(value -> value.toUpperCase(Locale.ROOT));
+            case "windows" -> left.groupByKey()
+                .windowedBy(TimeWindows.ofSizeWithNoGrace(WINDOW))
+                .count()
+                .toStream((window, count) -> window.key() + "@" + window.window().start())
+                .mapValues(String::valueOf);
+            case "join" -> left.join(
+                builder.stream(prefix + "-right"),
+                (String one, String other) -> one + "/" + other,
+                JoinWindows.ofTimeDifferenceWithNoGrace(ALL));
+            case "repartition" -> left
+                .map((key, value) -> KeyValue.pair("last-" + value.charAt(value.length() - 1), value))
+                .groupByKey()
+                .count()
+                .toStream()
+                .mapValues(String::valueOf);
+            case "global" -> left.join(
+                builder.<String, String>globalTable(prefix + "-right"),
+                (key, value) -> key,
+                (one, other) -> one + "/" + other);
+            default -> throw new IllegalArgumentException(shape);
+        };
+    }
+
+    public static void main(String[] arguments) throws Exception {
+        Properties settings = new Properties();
+        settings.put(StreamsConfig.STATESTORE_CACHE_MAX_BYTES_CONFIG, 0);
+        settings.put(StreamsConfig.DEFAULT_KEY_SERDE_CLASS_CONFIG, Serdes.String().getClass());
+        settings.put(StreamsConfig.DEFAULT_VALUE_SERDE_CLASS_CONFIG, Serdes.String().getClass());
+        for (String pair : Arrays.copyOfRange(arguments, 2, arguments.length)) {
+            String[] parts = pair.split("=", 2);
+            settings.put(parts[0], parts[1]);
+        }
+        StreamsBuilder builder = new StreamsBuilder();
+        build(arguments[0], arguments[1], builder).to(arguments[1] + "-out");
+        KafkaStreams streams = new KafkaStreams(builder.build(), settings);
+        streams.setStateListener((now, before) -> System.out.println("state " + now));
+        streams.setUncaughtExceptionHandler(error -> {
+            for (Throwable cause = error; cause != null; cause = cause.getCause()) {
+                System.out.println("died " + cause);
+            }
+            return StreamThreadExceptionResponse.SHUTDOWN_CLIENT;
+        });
+        streams.start();
+        while (System.in.read() >= 0) { }
+        streams.close();
+    }
+}

@@ -1,0 +1,81 @@
+"""A streams member whose connection ends without a goodbye is replaced before its session ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from conditions import eventually
+from shoal.protocol.api import ApiKey
+from wireclient import WireClient
+
+if TYPE_CHECKING:
+    from servers import ShoalProcess
+
+TASKS = ("active_tasks", "standby_tasks", "warmup_tasks")
+#: The session timeout is 45 s.
+BEFORE_THE_SESSION_ENDS_S = 30
+
+
+def topology(topic: str) -> dict[str, Any]:
+    lists = (
+        "source_topic_regex",
+        "state_changelog_topics",
+        "repartition_sink_topics",
+        "repartition_source_topics",
+        "copartition_groups",
+    )
+    subtopology = {
+        "subtopology_id": "0",
+        "source_topics": [topic],
+        **dict.fromkeys(lists, ()),
+    }
+    return {"epoch": 0, "subtopologies": [subtopology]}
+
+
+class Member:
+    """A member that follows its assignment at once."""
+
+    def __init__(self, bootstrap: str, name: str) -> None:
+        self.wire = WireClient(bootstrap)
+        self.name = name
+        self.epoch = 0
+        self.owned: dict[str, Any] = dict.fromkeys(TASKS, ())
+
+    @property
+    def partitions(self) -> list[int]:
+        return [p for task in self.owned["active_tasks"] for p in task["partitions"]]
+
+    def heartbeat(self) -> list[int]:
+        """Return the partitions of its active tasks."""
+        joins = self.epoch == 0
+        body = {
+            "group_id": "app",
+            "member_id": self.name,
+            "member_epoch": self.epoch,
+            "rebalance_timeout_ms": 60_000 if joins else -1,
+            "topology": topology("in") if joins else None,
+            "process_id": self.name,
+            **dict.fromkeys(("client_tags", "task_offsets", "task_end_offsets")),
+            **self.owned,
+        }
+        answer = self.wire.call(ApiKey.STREAMS_GROUP_HEARTBEAT, 0, body)
+        assert answer.error_code == 0, answer
+        self.epoch = answer.member_epoch
+        if answer.active_tasks is not None:
+            self.owned = {
+                role: [
+                    {"subtopology_id": t.subtopology_id, "partitions": t.partitions}
+                    for t in getattr(answer, role)
+                ]
+                for role in TASKS
+            }
+        return self.partitions
+
+
+def test_a_dead_member_is_replaced_before_its_session_ends(broker: ShoalProcess) -> None:
+    first, second = Member(broker.bootstrap, "first"), Member(broker.bootstrap, "second")
+    with second.wire:
+        with first.wire:
+            second.wire.create_topic("in", 2)
+            eventually(lambda: first.heartbeat() and second.heartbeat())
+        eventually(lambda: len(second.heartbeat()) == 2, timeout_s=BEFORE_THE_SESSION_ENDS_S)
