@@ -229,4 +229,4 @@ def _unpack(packed: bytes) -> RemoteSegment:
     epochs = tuple(
         _EPOCH.unpack_from(packed, _PACKED.size + number * _EPOCH.size) for number in range(count)
     )
-    return RemoteSegment(UUID(bytes=segment_id), *fields, epochs)
+    return RemoteSegment._make((UUID(bytes=segment_id), *fields, epochs))
