@@ -160,14 +160,8 @@ group.streams.num.standby.replicas int 0 0..
 group.streams.max.standby.replicas int 2 0..
     Maximum of a group's streams.num.standby.replicas.
 # accepted: Tiered storage
-log.local.retention.bytes long -2 -2.. cluster-wide
-    Maximum size of a tiered partition on local disk. -2 means that log.retention.bytes applies.
-log.local.retention.ms long -2 -2.. cluster-wide
-    Time that a tiered segment stays on local disk. -2 means that log.retention.ms applies.
 follower.fetch.last.tiered.offset.enable boolean false - cluster-wide
     Whether a new follower starts at the last tiered offset.
-remote.fetch.max.wait.ms int 500 1.. cluster-wide
-    Maximum wait of a fetch for the remote store.
 remote.list.offsets.request.timeout.ms long 30000 1.. cluster-wide
     Maximum wait of ListOffsets for the remote store.
 remote.log.index.file.cache.total.size.bytes long 1073741824 1.. cluster-wide
@@ -192,8 +186,6 @@ remote.log.manager.fetch.quota.window.size.seconds int 1 1..
     Length of a sample of the fetch limit.
 remote.log.manager.follower.thread.pool.size int 2 1.. cluster-wide
     Threads that read remote metadata for followers.
-remote.log.manager.task.interval.ms long 30000 1..
-    Interval of a remote log task.
 remote.log.manager.task.retry.backoff.max.ms long 30000 1.. internal
     Maximum pause before a remote task is retried.
 remote.log.manager.task.retry.backoff.ms long 500 1.. internal
@@ -224,8 +216,6 @@ remote.log.storage.manager.class.path string - -
 remote.log.storage.manager.impl.prefix string rsm.config. -
     Prefix of the configs for remote.log.storage.manager.class.name.
 # refused: Unsupported features
-remote.log.storage.system.enable boolean false -
-    Tiered storage is not supported.
 transaction.two.phase.commit.enable boolean false -
     Two-phase commit (KIP-939) is not supported.
 cordoned.log.dirs list "" - per-broker

@@ -92,8 +92,10 @@ def _found(partition: Partition, timestamp: int, limit: int) -> tuple[int, int, 
     match timestamp:
         case -1:
             return (-1, limit, partition.leader_epoch)
-        case -2 | -4:
+        case -2:
             return (-1, log.log_start_offset, log.epochs.epoch_of(log.log_start_offset))
+        case -4:
+            return (-1, log.local_start_offset, log.epochs.epoch_of(log.local_start_offset))
         case -3:
             return log.max_timestamp_offset() or NOTHING
         case -5 | -6:
