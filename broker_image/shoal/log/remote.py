@@ -26,6 +26,10 @@ class RemoteReads(Protocol):
     def copied_to(self) -> int:
         """The offset below which remote segments have the whole local log."""
 
+    @property
+    def end_offset(self) -> int:
+        """The last offset in remote segments, -1 without any."""
+
     def read(self, offset: int, max_bytes: int, bound: int, min_one: bool) -> Slice:
         """Read whole batches from `offset` on that lie below `bound`. Raises
         `RemoteUnavailable`."""

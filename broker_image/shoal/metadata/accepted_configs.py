@@ -162,8 +162,6 @@ group.streams.max.standby.replicas int 2 0..
 # accepted: Tiered storage
 follower.fetch.last.tiered.offset.enable boolean false - cluster-wide
     Whether a new follower starts at the last tiered offset.
-remote.list.offsets.request.timeout.ms long 30000 1.. cluster-wide
-    Maximum wait of ListOffsets for the remote store.
 remote.log.index.file.cache.total.size.bytes long 1073741824 1.. cluster-wide
     Maximum size of cached remote indexes on local disk.
 remote.log.index.file.cache.ttl.ms long 900000 -1.. internal

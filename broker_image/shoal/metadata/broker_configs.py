@@ -114,6 +114,8 @@ remote.log.manager.task.interval.ms long 30000 1..
     Interval at which a leader copies segments to the store and deletes them there.
 remote.fetch.max.wait.ms int 500 1.. cluster-wide
     Minimum time for which a fetch waits for the store before it returns nothing.
+remote.list.offsets.request.timeout.ms long 30000 1.. cluster-wide
+    Maximum wait of ListOffsets for the store.
 rlmm.config.remote.log.metadata.topic.num.partitions int 50 1..
     Partitions of __remote_log_metadata. The number is fixed once the topic exists.
 rlmm.config.remote.log.metadata.topic.replication.factor short 3 1..

@@ -5,11 +5,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING, NamedTuple
 
+from shoal.log.search import within
 from shoal.record.batch import HEADER_SIZE, headers, read_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from shoal.log.search import TimestampOffset
     from shoal.record.batch import BatchHeader, Buffer
 
 #: Bytes between two entries of the index.
@@ -78,6 +80,24 @@ class ChunkIndex:
                 break
             end, next_offset = place + header.size, header.next_offset
         return Extent(position, end - position, next_offset)
+
+    def since(
+        self, read: Callable[[int, int], bytes], timestamp_ms: int, start: int
+    ) -> TimestampOffset | None:
+        """Return the first record from offset `start` on whose timestamp is at least
+        `timestamp_ms`."""
+        for place, header in self._heads(read, 0):
+            if header.max_timestamp < timestamp_ms or header.next_offset <= start:
+                continue
+            found = within(
+                header,
+                lambda: read(place, header.size),  # noqa: B023
+                timestamp_ms,
+                start,
+            )
+            if found is not None:
+                return found
+        return None
 
     def _heads(
         self, read: Callable[[int, int], bytes], position: int

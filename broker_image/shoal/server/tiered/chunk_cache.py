@@ -14,6 +14,7 @@ from shoal.tiered.chunk import ChunkIndex
 if TYPE_CHECKING:
     from uuid import UUID
 
+    from shoal.log.search import TimestampOffset
     from shoal.log.storage import File, Storage
 
 DIRECTORY = "remote-chunks"
@@ -48,6 +49,10 @@ class CachedChunk:
         if found.size < SLICE_SIZE_MIN or self.file.fileno() < 0:
             return Slice(self.file.read(found.position, found.size), found.next_offset)
         return Slice(FileSlice(self.file, found.position, found.size), found.next_offset)
+
+    def since(self, timestamp_ms: int, start: int) -> TimestampOffset | None:
+        """Return the first record from offset `start` on with at least that timestamp."""
+        return self.index.since(self.file.read, timestamp_ms, start)
 
 
 class ChunkCache:

@@ -1,4 +1,4 @@
-"""`__remote_log_metadata`: who writes it, and the state that every broker replays from it.
+"""`__remote_log_metadata`: how leaders write it, and the state that each broker replays from it.
 
 The records of a partition are in one partition of the topic, by the hash of topic id and partition
 number that Kafka uses. A leader appends to it, at the leader of that partition. Each broker reads

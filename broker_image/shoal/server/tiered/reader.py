@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from shoal.log.log import Log
+    from shoal.log.search import TimestampOffset
     from shoal.server.node import Node
     from shoal.tiered.remote_log import RemoteLog, RemoteSegment
     from shoal.tiered.store import ObjectStore
@@ -90,6 +91,15 @@ class Downloads:
             self._running[part] = task
             task.add_done_callback(partial(self._ended, part))
 
+    async def ended(
+        self, part: ChunkKey | UUID, download: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        """Download a part, and wait for the end. Raises `RemoteUnavailable` if it failed a short
+        time ago."""
+        future: asyncio.Future[None] = self.node.loop.create_future()
+        self.start(part, download, lambda: None if future.done() else future.set_result(None))
+        await future
+
     def _ended(self, part: ChunkKey | UUID, task: asyncio.Task[None]) -> None:
         del self._running[part]
         waiting = self._waiting.pop(part, {})
@@ -143,6 +153,37 @@ class PartitionReader:
         while (found := self._remote.find(at, log.epochs.epoch_of(at))) is not None:
             at = found.end_offset + 1
         return at
+
+    @property
+    def end_offset(self) -> int:
+        return self._remote.end_offset
+
+    async def since(self, timestamp_ms: int, limit: int) -> TimestampOffset | None:
+        """Return the first record below the local log and `limit` whose timestamp is at least
+        `timestamp_ms`. Raises `RemoteUnavailable`."""
+        log = self._log
+        for segment in list(self._remote):
+            start = log.log_start_offset
+            if segment.base_offset >= min(log.bases[0], limit):
+                break
+            if segment.max_timestamp < timestamp_ms or segment.end_offset < start:
+                continue
+            while (opened := self._open(segment)) is None:
+                await self._downloads.ended(
+                    segment.segment_id, partial(self.download_footer, segment)
+                )
+            for number, chunk in enumerate(opened.footer.chunks):
+                if chunk.max_timestamp < timestamp_ms:
+                    continue
+                key = ChunkKey(segment.segment_id, number)
+                while (cached := self._downloads.cache.get(key)) is None:
+                    await self._downloads.ended(
+                        key, partial(self.download_chunk, segment, opened.footer, number)
+                    )
+                found = cached.since(timestamp_ms, start)
+                if found is not None:
+                    return found if found.offset < limit else None
+        return None
 
     def read(self, offset: int, max_bytes: int, bound: int, min_one: bool) -> Slice:
         if offset >= bound:

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 #: Passes of the copier at the same time.
 PASSES_MAX = 4
-#: How long a topic must be unknown before its objects are deleted. The image of this broker may be
-#: behind the one of the leader that has copied.
-DELETED_AFTER_MS = 60_000
+#: Session timeouts for which a topic must be unknown before its objects are deleted. Until then the
+#: image of this broker may be behind that of the leader that has copied.
+DELETED_AFTER_SESSIONS = 2
 
 
 class Session(Protocol):
@@ -172,12 +172,13 @@ class TieredStorage:
         if self._session.is_lost:
             return
         now_ms = self._node.clock.now_ms()
+        wait_ms = DELETED_AFTER_SESSIONS * self._node.config["broker.session.timeout.ms"]
         known = self._image.image.topics_by_id
         for key in self.metadata.led_keys():
             topic_id, _ = key
             if topic_id in known:
                 self._unknown_ms.pop(key, None)
-            elif now_ms - self._unknown_ms.setdefault(key, now_ms) >= DELETED_AFTER_MS:
+            elif now_ms - self._unknown_ms.setdefault(key, now_ms) >= wait_ms:
                 name = self.metadata.names[topic_id]
                 self._start(key, self._copier.delete_partition(key, name))
 
