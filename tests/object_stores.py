@@ -106,5 +106,5 @@ class FaultyStore:
 
     def _damage(self, fault: str, data: bytes) -> bytes:
         if fault == GARBLED and data:
-            return bytes([data[0] ^ 0x40]) + data[1:]
+            return data[:-1] + bytes([data[-1] ^ 0x40])
         return data
