@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import random
 import shutil
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -26,6 +29,9 @@ from confluent_kafka.admin import (
     OffsetSpec,
 )
 from servers import ShoalProcess
+from shoal.client.connection import connect
+from shoal.client.settings import Settings
+from shoal.protocol.api import ApiKey
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -193,12 +199,14 @@ def test_a_topic_with_old_records_becomes_tiered(tiered: Tiered) -> None:
         alter(tiered.admin, {"remote.storage.enable": "false"})
 
 
-def alter(admin: AdminClient, configs: dict[str, str]) -> None:
+def alter(
+    admin: AdminClient, configs: dict[str, str], kind: str = "topic", name: str = "t"
+) -> None:
     entries = [
         ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
         for name, value in configs.items()
     ]
-    resource = ConfigResource("topic", "t", incremental_configs=entries)
+    resource = ConfigResource(kind, name, incremental_configs=entries)
     for future in admin.incremental_alter_configs([resource]).values():
         future.result(TIMEOUT_S)
 
@@ -308,6 +316,99 @@ def test_brokers_without_a_store_refuse_tiered_topics(tmp_path: Path) -> None:
     with pytest.raises(KafkaException, match="Tiered Storage functionality is disabled"):
         create(admin)
     broker.stop()
+
+
+def test_configs_of_copying_and_of_the_metadata_topic(tmp_path: Path) -> None:
+    """Records of an idle topic are copied after an interval, and few chunks stay on the disk."""
+    configs = settings(tmp_path / "store") | {
+        "shoal.remote.copy.interval.ms": "200",
+        "shoal.remote.chunk.cache.bytes": "1",
+        "remote.log.manager.task.interval.ms": "100",
+        "rlmm.config.remote.log.metadata.topic.num.partitions": "2",
+        "rlmm.config.remote.log.metadata.topic.replication.factor": "1",
+    }
+    broker = ShoalProcess(tmp_path / "data", configs=configs).start()
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    tiered = Tiered(broker, tmp_path / "store", admin)
+    create(admin, local_retention_bytes="-2", local_retention_ms="1")
+    for start in range(0, 30, 10):
+        produce(broker.bootstrap, 10, start=start)
+        eventually(lambda end=start + 10: tiered.local_logs() == [end], timeout_s=TIMEOUT_S)
+    assert tiered.bases() == [0, 10, 20]
+    consume(broker.bootstrap, 30)
+    assert len(list((tmp_path / "data/remote-chunks").iterdir())) == 1
+    topic = admin.list_topics(timeout=TIMEOUT_S).topics["__remote_log_metadata"]
+    assert [len(p.replicas) for p in topic.partitions.values()] == [1, 1]
+    broker.stop()
+
+
+def test_a_store_that_hangs(tmp_path: Path) -> None:
+    """Requests to the store, searches by time and fetches end at their own limits."""
+    configs = settings(tmp_path / "store") | {
+        "shoal.remote.store.request.timeout.ms": "400",
+        "remote.fetch.max.wait.ms": "1000",
+    }
+    broker = ShoalProcess(tmp_path / "data", configs=configs).start()
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    tiered = Tiered(broker, tmp_path / "store", admin)
+    create(admin)
+    produce(broker.bootstrap, 2000)
+    eventually(lambda: len(tiered.local_logs()) == 1, timeout_s=TIMEOUT_S)
+    first = tiered.objects()[0]
+    first.unlink()
+    os.mkfifo(first)  # Opening it blocks until it has a writer.
+    try:
+        assert search(tiered) == KafkaError.KAFKA_STORAGE_ERROR
+        eventually(lambda: 0.9 < fetch_s(broker.bootstrap) < 1.4, timeout_s=TIMEOUT_S)
+        limit = {"remote.list.offsets.request.timeout.ms": "1"}
+        alter(admin, limit, kind="broker", name="")
+        eventually(lambda: search(tiered) == KafkaError.REQUEST_TIMED_OUT, timeout_s=TIMEOUT_S)
+    finally:
+        broker.kill9()
+
+
+def search(tiered: Tiered) -> int:
+    """Return the error of a search for the first record by its time."""
+    with pytest.raises(KafkaException) as caught:
+        tiered.offset(OffsetSpec.for_timestamp(BASE_MS + 500))
+    return caught.value.args[0].code()
+
+
+def fetch_s(bootstrap: str) -> float:
+    """Return how long a fetch of the first record takes that itself waits for a millisecond."""
+    host, _, port = bootstrap.rpartition(":")
+    partition = {
+        "partition": 0,
+        "current_leader_epoch": -1,
+        "fetch_offset": 0,
+        "last_fetched_epoch": -1,
+        "log_start_offset": -1,
+        "partition_max_bytes": MB,
+    }
+
+    async def run() -> float:
+        connection = await connect(Settings.of(bootstrap, {}), (host, int(port)))
+        try:
+            metadata = await connection.request(ApiKey.METADATA, {"topics": None})
+            (topic_id,) = [t.topic_id for t in metadata.topics if t.name == "t"]
+            fields = {
+                "max_wait_ms": 1,
+                "min_bytes": 1,
+                "max_bytes": MB,
+                "isolation_level": 0,
+                "session_id": 0,
+                "session_epoch": -1,
+                "topics": [{"topic": "t", "topic_id": topic_id, "partitions": [partition]}],
+                "forgotten_topics_data": [],
+                "rack_id": "",
+            }
+            begun = time.monotonic()
+            await connection.request(ApiKey.FETCH, fields)
+            return time.monotonic() - begun
+        finally:
+            connection.close()
+
+    return asyncio.run(run())
 
 
 def local_starts(cluster: ShoalCluster) -> list[int]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from typing import Any
 
 import object_stores
 import pytest
@@ -9,6 +10,7 @@ from object_stores import FaultyStore
 from shoal.server.tiered import object_store
 from shoal.server.tiered.object_store import InvalidStore, open_store
 from shoal.server.tiered.retrying_store import CallLimits, RetryingStore
+from shoal.server.tiered.service import store_of
 from shoal.tiered.store import (
     BytesSource,
     ObjectMissing,
@@ -177,3 +179,33 @@ def test_a_server_that_does_not_answer_is_unavailable(monkeypatch) -> None:
         assert "\n" not in str(found.value)
 
     asyncio.run(run())
+
+
+def test_requests_go_to_the_endpoint_in_the_region(monkeypatch) -> None:
+    """A broker's configs name the server and the region, which the signature contains."""
+    pytest.importorskip("obstore")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    requests = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        requests.append((await reader.readuntil(b"\r\n\r\n")).decode())
+        writer.write(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async def run() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        config: Any = {
+            "shoal.remote.store.url": "s3://bucket/prefix",
+            "shoal.remote.store.endpoint": f"http://{host}:{port}",
+            "shoal.remote.store.region": "mars-1",
+        }
+        with pytest.raises(StoreDenied):
+            await store_of(config).get("key")
+        server.close()
+
+    asyncio.run(run())
+    assert requests[0].startswith("GET /bucket/prefix/key HTTP/1.1\r\n")
+    assert "/mars-1/s3/aws4_request" in requests[0]
