@@ -361,7 +361,7 @@ def test_a_store_that_hangs(tmp_path: Path) -> None:
         assert search(tiered) == KafkaError.KAFKA_STORAGE_ERROR
         eventually(lambda: 0.9 < fetch_s(broker.bootstrap) < 1.4, timeout_s=TIMEOUT_S)
         limit = {"remote.list.offsets.request.timeout.ms": "1"}
-        alter(admin, limit, kind="broker", name="")
+        alter(admin, limit, kind="broker", name="1")
         eventually(lambda: search(tiered) == KafkaError.REQUEST_TIMED_OUT, timeout_s=TIMEOUT_S)
     finally:
         broker.kill9()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import pytest
 from log_material import NOW_MS, batch, fill, open_log
 from shoal.log.config import LogConfig
@@ -10,6 +12,8 @@ from shoal.log.indexes import AbortedTransaction
 from shoal.log.memory import MemoryStorage
 from shoal.log.remote import RemoteUnavailable
 from shoal.log.slices import Slice
+from shoal.replication.partition import Partition
+from shoal.server.share.dead_letters import _records as dead_letter_records_of
 
 HOUR_MS = 3_600_000
 #: Ten batches of two records, each in a segment of its own.
@@ -21,10 +25,14 @@ class Remote:
 
     def __init__(self, copied_to: int) -> None:
         self.copied_to = copied_to
+        self.end_offset = copied_to - 1
+        self.is_downloading = False
         self.reads: list[tuple[int, int, int, bool]] = []
 
     def read(self, offset: int, max_bytes: int, bound: int, min_one: bool) -> Slice:
         self.reads.append((offset, max_bytes, bound, min_one))
+        if self.is_downloading:
+            return Slice(b"", offset)
         return Slice(b"remote", offset + 1)
 
     def aborted(self, start: int, end: int) -> list[AbortedTransaction]:
@@ -130,3 +138,24 @@ def test_truncation_below_the_local_log_keeps_what_is_remote() -> None:
     assert log.read(9, 50).data == b"remote"
     log.append(BATCHES[0], now_ms=NOW_MS, leader_epoch=1)
     assert log.read(10, 1000).next_offset == 12
+
+
+def test_a_dead_letter_waits_for_its_record() -> None:
+    """A letter without its record would lose it."""
+    log = shortened(MemoryStorage())
+    source = Partition(
+        "t",
+        UUID(int=1),
+        0,
+        log,
+        node_id=1,
+        leader_id=1,
+        leader_epoch=0,
+        isr=(1,),
+        replicas=(1,),
+    )
+    log.remote.is_downloading = True
+    with pytest.raises(RemoteUnavailable, match="offset 3 is being read from the object store"):
+        dead_letter_records_of(source, [3, 18], 10_000)
+    found, end = dead_letter_records_of(source, [18, 19], 10_000)
+    assert (sorted(found), end) == ([18, 19], None)
