@@ -110,7 +110,7 @@ def produce(bootstrap: str, count: int, *, start: int = 0, topic: str = "t") -> 
     assert producer.flush(TIMEOUT_S) == 0
 
 
-def consume(bootstrap: str, count: int, *, start: int = 0, topic: str = "t", **config) -> None:
+def consume(bootstrap: str, count: int, *, start: int = 0, topic: str = "t", **config: str) -> None:
     """Read `count` records from an offset on, and check each."""
     client = Consumer({"bootstrap.servers": bootstrap, "group.id": "g", **config})
     client.assign([TopicPartition(topic, 0, start)])
@@ -305,7 +305,9 @@ def test_an_object_that_is_gone_is_a_retriable_error(tiered: Tiered) -> None:
         ({"remote_log_copy_disable": "true"}, "Copying cannot be switched off"),
     ],
 )
-def test_combinations_that_are_refused(tiered: Tiered, configs, reason) -> None:
+def test_combinations_that_are_refused(
+    tiered: Tiered, configs: dict[str, str], reason: str
+) -> None:
     with pytest.raises(KafkaException, match=reason):
         create(tiered.admin, **configs)
 
