@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import shutil
+import subprocess
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,6 +29,8 @@ from confluent_kafka.admin import (
     NewTopic,
     OffsetSpec,
 )
+from kafka_tools import command
+from ports import free_ports
 from servers import ShoalProcess
 from shoal.client.connection import connect
 from shoal.client.settings import Settings
@@ -318,6 +321,80 @@ def test_brokers_without_a_store_refuse_tiered_topics(tmp_path: Path) -> None:
     with pytest.raises(KafkaException, match="Tiered Storage functionality is disabled"):
         create(admin)
     broker.stop()
+
+
+@pytest.mark.java
+def test_kafkas_clients_read_a_tiered_topic(tiered: Tiered) -> None:
+    create(tiered.admin)
+    produce(tiered.broker.bootstrap, 4000)
+    eventually(lambda: len(tiered.local_logs()) == 1, timeout_s=TIMEOUT_S)
+    (local_start,) = tiered.local_logs()
+    server = ("--bootstrap-server", tiered.broker.bootstrap)
+    for time_, expected in (
+        ("earliest", 0),
+        ("earliest-local", local_start),
+        ("latest-tiered", local_start - 1),
+        ("latest", 4000),
+        (str(BASE_MS + 1_233_500), 1234),
+    ):
+        said = run_tool("kafka-get-offsets", *server, "--topic", "t", "--time", time_)
+        assert said.split() == [f"t:0:{expected}"], time_
+    said = run_tool(
+        "kafka-console-consumer",
+        *server,
+        "--topic=t",
+        "--from-beginning",
+        "--max-messages=4000",
+        "--timeout-ms=30000",
+        "--formatter-property=print.key=true",
+        "--formatter-property=print.value=false",
+    )
+    assert [int(key) for key in said.split()] == list(range(4000))
+
+
+def run_tool(*words: str) -> str:
+    """Return the output of one of Kafka's tools."""
+    done = subprocess.run(command(*words), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_records_are_read_from_an_s3_server(tmp_path: Path) -> None:
+    """versitygw serves a directory by S3's protocol."""
+    gateway = shutil.which("versitygw")
+    if gateway is None:
+        module = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
+        pytest.skip(f"versitygw is missing: go install {module}")
+    bucket = tmp_path / "s3" / "bucket"
+    bucket.mkdir(parents=True)
+    (port,) = free_ports(1)
+    keys = {"ROOT_ACCESS_KEY": "test-id", "ROOT_SECRET_KEY": "test-secret"}
+    server = subprocess.Popen(
+        [gateway, "--port", f"127.0.0.1:{port}", "posix", str(bucket.parent)],
+        env=os.environ | keys,
+        stdout=subprocess.DEVNULL,
+    )
+    configs = settings(tmp_path) | {
+        "shoal.remote.store.url": "s3://bucket/prefix",
+        "shoal.remote.store.endpoint": f"http://127.0.0.1:{port}",
+        "shoal.remote.store.region": "us-east-1",
+    }
+    credentials = {"AWS_ACCESS_KEY_ID": "test-id", "AWS_SECRET_ACCESS_KEY": "test-secret"}
+    broker = ShoalProcess(tmp_path / "data", configs=configs, environment=credentials).start()
+    try:
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        tiered = Tiered(broker, bucket, admin)
+        create(admin, segment_bytes=str(10 * MB))
+        produce(broker.bootstrap, 25_000)
+        eventually(lambda: len(tiered.local_logs()) == 1, timeout_s=TIMEOUT_S)
+        assert len(tiered.objects()) == 2
+        consume(broker.bootstrap, 25_000)
+        admin.delete_records([TopicPartition("t", 0, tiered.bases()[1])])
+        eventually(lambda: len(tiered.objects()) == 1, timeout_s=TIMEOUT_S)
+    finally:
+        broker.kill9()
+        server.kill()
+        server.wait()
 
 
 def test_configs_of_copying_and_of_the_metadata_topic(tmp_path: Path) -> None:
