@@ -97,7 +97,7 @@ def tiered(tmp_path: Path) -> Iterator[Tiered]:
     broker.stop()
 
 
-def create(admin: AdminClient, topic: str = "t", replicas: int = 1, **configs: str) -> None:
+def create(admin: AdminClient, topic: str = "t", *, replicas: int = 1, **configs: str) -> None:
     own = TOPIC | {name.replace("_", "."): value for name, value in configs.items()}
     new = NewTopic(topic, 1, replicas, config=own)
     admin.create_topics([new])[topic].result(TIMEOUT_S)
@@ -312,7 +312,7 @@ def test_combinations_that_are_refused(
     tiered: Tiered, configs: dict[str, str], reason: str
 ) -> None:
     with pytest.raises(KafkaException, match=reason):
-        create(tiered.admin, **configs)
+        create(tiered.admin, replicas=1, **configs)
 
 
 def test_brokers_without_a_store_refuse_tiered_topics(tmp_path: Path) -> None:

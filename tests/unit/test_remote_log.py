@@ -33,7 +33,7 @@ ID_BYTES = "076f7264657273000000000000000100000000000000020000000300" + (
     "0000000000000005000000000000000600"
 )
 #: Values that the RemoteLogMetadataSerde of Kafka 4.3.1 wrote.
-OF_KAFKA = [
+OF_KAFKA: list[tuple[SegmentAdded | SegmentUpdated, str]] = [
     (
         SegmentAdded(
             ORDERS,

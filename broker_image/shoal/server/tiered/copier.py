@@ -7,7 +7,7 @@ are gone, and copies closed segments below the last stable offset. Each step is 
     COPY_SEGMENT_STARTED, put the object, read it back, COPY_SEGMENT_FINISHED
     DELETE_SEGMENT_STARTED, delete the object, DELETE_SEGMENT_FINISHED and tombstones
 
-So after a crash anywhere the next leader knows every object that may exist. A pass that fails is
+So after a crash anywhere the metadata has every object that may exist. A pass that fails is
 repeated with the next interval.
 """
 
@@ -108,7 +108,7 @@ class Copier:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def run(self, partition: Partition) -> None:
-        """Run one pass over a partition that this broker leads.
+        """Run one pass for a partition that this broker leads.
 
         Raises `StoreError`, `MetadataUnavailable`, `LostLeadership`, `DamagedObject`,
         `CorruptBatch`, `OSError`.

@@ -199,7 +199,7 @@ class TieredStorage:
         except (StoreError, MetadataUnavailable, DamagedObject, CorruptBatch, OSError) as error:
             self._log_failure(key, error)
         except Exception:
-            self._node.log.exception("a pass over a tiered partition failed", partition=str(key))
+            self._node.log.exception("a pass of the copier failed", partition=str(key))
         finally:
             work.close()
 
