@@ -113,7 +113,7 @@ class Copier:
         Raises `StoreError`, `MetadataUnavailable`, `LostLeadership`, `DamagedObject`,
         `CorruptBatch`, `OSError`.
         """
-        if not self._metadata.is_loaded(partition.key):
+        if not partition.is_leader or not self._metadata.is_loaded(partition.key):
             return
         epoch = partition.leader_epoch
         remote = self._metadata.remote(partition.key)

@@ -167,8 +167,10 @@ class TieredStorage:
     def _tick(self) -> None:
         assert self._copier is not None
         for partition in self._partitions:
-            if partition.is_leader and partition.key in self.readers:
-                self._start(partition.key, self._pass(partition))
+            if partition.key in self.readers and not partition.log.offline:
+                self._roll(partition)
+                if partition.is_leader:
+                    self._start(partition.key, self._copier.run(partition))
         if self._session.is_lost:
             return
         now_ms = self._node.clock.now_ms()
@@ -212,12 +214,12 @@ class TieredStorage:
             error=str(error),
         )
 
-    async def _pass(self, partition: Partition) -> None:
-        assert self._copier is not None
-        log, now_ms = partition.log, self._node.clock.now_ms()
-        if not partition.is_leader or log.offline:
-            return
+    def _roll(self, partition: Partition) -> None:
+        """Close an old active segment: a leader copies it, and a follower can delete it then."""
         age_ms = self._node.config["shoal.remote.copy.interval.ms"]
-        if age_ms >= 0:
-            log.roll_if_older(now_ms, age_ms)
-        await self._copier.run(partition)
+        if age_ms < 0:
+            return
+        try:
+            partition.log.roll_if_older(self._node.clock.now_ms(), age_ms)
+        except OSError as error:
+            self._log_failure(partition.key, error)
