@@ -302,9 +302,10 @@ def test_an_object_that_is_gone_is_a_retriable_error(tiered: Tiered) -> None:
 @pytest.mark.parametrize(
     ("configs", "reason"),
     [
-        ({"cleanup_policy": "compact"}, "unsupported for the compacted topics"),
+        ({"cleanup_policy": "compact"}, "only supports topics with cleanup.policy=delete"),
         ({"local_retention_ms": "5000", "retention_ms": "4000"}, "retention.ms property value"),
         ({"local_retention_bytes": "2000", "retention_bytes": "1000"}, "retention.bytes property"),
+        ({"local_retention_ms": "-1", "retention_ms": "4000"}, "must not be -1 as retention.ms"),
         ({"remote_log_copy_disable": "true"}, "Copying cannot be switched off"),
     ],
 )

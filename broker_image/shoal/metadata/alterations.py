@@ -218,22 +218,21 @@ def _remote_storage_refusal(image: MetadataImage, values: Mapping[str, Any]) -> 
             "Topic cannot be configured with remote log storage."
         )
     if "compact" in values["cleanup.policy"]:
-        return "Remote log storage is unsupported for the compacted topics"
+        return (
+            "Remote log storage only supports topics with cleanup.policy=delete or cleanup.policy "
+            "being an empty list."
+        )
     for unit in ("ms", "bytes"):
-        name, total = f"local.retention.{unit}", values[f"retention.{unit}"]
-        local = values[name]
+        name, whole = f"local.retention.{unit}", f"retention.{unit}"
+        local, total = values[name], values[whole]
         if local == -2 or total == -1:
             continue
-        if local == -1 or local > total:
-            return str(
-                ConfigError(
-                    name,
-                    local,
-                    f"Value must not be {'-1 as' if local == -1 else 'more than'} "
-                    f"retention.{unit} property value{' is set as' if local == -1 else ''}: "
-                    f"{total}",
-                )
-            )
+        if local == -1:
+            reason = f"Value must not be -1 as {whole} value is set as {total}."
+            return str(ConfigError(name, local, reason))
+        if local > total:
+            reason = f"Value must not be more than {whole} property value: {total}"
+            return str(ConfigError(name, local, reason))
     return None
 
 
