@@ -106,6 +106,19 @@ def _proofs(text: str) -> dict[str, list[Proof]]:
 
 PROOFS = {
     "broker": _proofs("""
+unit/test_object_store.py
+test_requests_go_to_the_endpoint_in_the_region shoal.remote.store.endpoint
+    shoal.remote.store.region
+
+compat/test_tiered_storage.py
+test_records_are_read_from_the_store remote.log.storage.system.enable shoal.remote.store.url
+test_configs_of_copying_and_of_the_metadata_topic shoal.remote.copy.interval.ms
+    shoal.remote.chunk.cache.bytes remote.log.manager.task.interval.ms
+    rlmm.config.remote.log.metadata.topic.num.partitions
+    rlmm.config.remote.log.metadata.topic.replication.factor
+test_a_store_that_hangs shoal.remote.store.request.timeout.ms remote.fetch.max.wait.ms
+    remote.list.offsets.request.timeout.ms
+
 compat/test_delegation_tokens.py
 test_a_listener_without_a_secret_key delegation.token.secret.key
 test_creations delegation.token.max.lifetime.ms delegation.token.expiry.time.ms
@@ -348,6 +361,10 @@ test_nodes_that_do_not_fit_a_running_cluster controller.quorum.voters=--quorum
 test_a_node_that_was_given_another_clusters_id shoal.cluster.id=--cluster-id
 """),
     "topic": _proofs("""
+compat/test_tiered_storage.py
+test_records_are_read_from_the_store remote.storage.enable local.retention.bytes
+test_configs_of_copying_and_of_the_metadata_topic local.retention.ms
+
 compat/test_background_work.py
 test_compaction_leaves_the_last_value_of_each_key cleanup.policy
 test_retention_by_size_and_time retention.ms retention.bytes file.delete.delay.ms segment.bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import pytest
 from kafka_tools import command
@@ -15,6 +16,7 @@ from shoal.log.log import Log
 from shoal.log.storage import DiskStorage
 from shoal.record.control import build_marker
 from shoal.record.records import build_batch
+from shoal.tiered.segment_object import Description, Section, SegmentSource, scan, tail
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,3 +107,41 @@ def test_log_append_time(tmp_path: Path) -> None:
     log.close()
     said = dump(tmp_path / "t-0")
     assert re.findall(r"LogAppendTime: (\d+)", said)[::2] == [str(NOW_MS + i) for i in range(3)]
+
+
+def test_an_object_begins_with_the_log(tmp_path: Path) -> None:
+    """Kafka's tool reads the object of a tiered segment, up to the sections behind the log."""
+    directory = tmp_path / "t-0"
+    config = LogConfig(segment_bytes=1500, index_interval_bytes=300)
+    log = Log.open(DiskStorage(), str(directory), config, now_ms=NOW_MS, clean=False)
+    for _ in range(9):
+        log.append(batch(b"v" * 200, b"w" * 200), now_ms=NOW_MS, leader_epoch=0)
+    segment = log.segments[0]
+    found = scan(segment.read, segment.size)
+    described = Description(
+        cluster_id="c",
+        topic="t",
+        topic_id=UUID(int=1),
+        partition=0,
+        segment_id=UUID(int=2),
+        base_offset=0,
+        end_offset=found.end_offset,
+        max_timestamp=found.max_timestamp,
+        log_size=segment.size,
+        leader_epochs=((0, 0),),
+        broker_id=1,
+        leader_epoch=0,
+        copied_ms=NOW_MS,
+    )
+    end = tail(described, found.chunks, {Section.LEADER_EPOCHS: b"0\n1\n0 0\n"})
+    source = SegmentSource(segment.read, segment.size, end)
+    target = tmp_path / "00000000000000000000.log"
+    target.write_bytes(b"".join(source.chunks()))
+    result = subprocess.run(
+        command("kafka-dump-log", "--deep-iteration", "--files", str(target)),
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert offsets(result.stdout) == list(range(found.end_offset + 1)), result.stderr
+    assert f"Found {len(end)} invalid bytes at the end" in result.stdout

@@ -17,6 +17,7 @@ CONFIGS = {
     "offsets.topic.num.partitions": "6",
     "transaction.state.log.num.partitions": "6",
     "share.coordinator.state.topic.num.partitions": "6",
+    "rlmm.config.remote.log.metadata.topic.num.partitions": "6",
 }
 
 

@@ -140,6 +140,25 @@ def test_a_recreated_log_does_not_take_the_old_ones_recovery_point() -> None:
     assert len(records(with_log(opened(storage)))) <= 12
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_recreated_log_does_not_take_the_old_ones_start(restarts) -> None:
+    storage = MemoryStorage()
+    directory = opened(storage)
+    log = with_log(directory)
+    fill(log, [batch(b"a")] * 9)
+    log.advance_log_start(7)
+    directory.checkpoint_log_starts()
+    directory.delete_log("t", 0)
+    if restarts:
+        storage.crash(lambda n: n - 1)
+        directory = opened(storage)
+    log = with_log(directory)
+    assert (log.log_start_offset, log.log_end_offset) == (0, 0)
+    fill(log, [batch(b"b")] * 3)
+    storage.crash(lambda n: n - 1)
+    assert len(records(with_log(opened(storage)))) == 3
+
+
 @pytest.mark.parametrize(
     "bad", [b"", b"1\n0\n", b"0\n2\nt 0 5\n", b"0\n1\nt 0\n", b"0\n1\nt x 5", b"\xff"]
 )

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _LONG_MAX = 2**63 - 1
+#: local.retention.* that has the value of retention.*.
+_FOLLOWS_RETENTION = -2
 
 
 class BatchRules(NamedTuple):
@@ -44,6 +46,8 @@ class LogConfig:
     flush_messages: int = _LONG_MAX
     flush_ms: int = _LONG_MAX
     index_interval_bytes: int = 4096
+    local_retention_bytes: int = -2
+    local_retention_ms: int = -2
     max_compaction_lag_ms: int = _LONG_MAX
     max_message_bytes: int = 1_048_588
     message_timestamp_after_max_ms: int = 3_600_000
@@ -52,6 +56,7 @@ class LogConfig:
     min_cleanable_dirty_ratio: float = 0.5
     min_compaction_lag_ms: int = 0
     preallocate: bool = False
+    remote_storage_enable: bool = False
     retention_bytes: int = -1
     retention_ms: int = 604_800_000
     segment_bytes: int = 1_073_741_824
@@ -99,6 +104,18 @@ class LogConfig:
         if self.message_timestamp_type == "LogAppendTime":
             return TimestampType.LOG_APPEND_TIME
         return TimestampType.CREATE_TIME
+
+    @property
+    def effective_local_retention_ms(self) -> int:
+        """The age of copied segments that stay on the disk; -2 follows retention.ms."""
+        local = self.local_retention_ms
+        return self.retention_ms if local == _FOLLOWS_RETENTION else local
+
+    @property
+    def effective_local_retention_bytes(self) -> int:
+        """The size of copied segments that stay on the disk; -2 follows retention.bytes."""
+        local = self.local_retention_bytes
+        return self.retention_bytes if local == _FOLLOWS_RETENTION else local
 
     @property
     def roll_ms(self) -> int:

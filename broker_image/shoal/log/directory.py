@@ -201,8 +201,11 @@ class LogDirectory:
         partition = (topic, index)
         log = self.logs.pop(partition, None)
         self.topic_ids.pop(partition, None)
-        for known in (self._recovery_points, self._log_starts, self.high_watermarks, self._cleaned):
+        for known in (self._recovery_points, self.high_watermarks, self._cleaned):
             known.pop(partition, None)
+        if self._log_starts.pop(partition, 0):
+            # Before the files go: a log of the same name must not start there, even after a crash.
+            self._write_log_starts()
         directory = self._file(f"{topic}-{index}")
         if log is None and not self.storage.exists(directory):
             return None

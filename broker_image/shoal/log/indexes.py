@@ -282,6 +282,12 @@ class AbortedTransaction(NamedTuple):
     last_stable_offset: int
 
 
+def parse_aborted(data: bytes) -> list[AbortedTransaction]:
+    """Return the entries in the bytes of a transaction index, without a partial last one."""
+    whole = data[: len(data) // _ABORTED.size * _ABORTED.size]
+    return [AbortedTransaction(*fields) for _, *fields in _ABORTED.iter_unpack(whole)]
+
+
 class TransactionIndex(_Index):
     """The aborted transactions whose markers are in a segment. The first one creates the
     file."""
@@ -295,11 +301,7 @@ class TransactionIndex(_Index):
     def entries(self) -> list[AbortedTransaction]:
         """Return all of them, ordered by the offset of their marker."""
         if not self._loaded:
-            data = self._read()
-            whole = data[: len(data) // _ABORTED.size * _ABORTED.size]
-            self._entries = [
-                AbortedTransaction(*fields) for _, *fields in _ABORTED.iter_unpack(whole)
-            ]
+            self._entries = parse_aborted(self._read())
             self._written = len(self._entries)
             self._loaded = True
             self._trim(self._written * _ABORTED.size)

@@ -146,6 +146,15 @@ class Log(LogState):
         self.roll(self.log_end_offset, now_ms)
         return True
 
+    def roll_if_older(self, now_ms: int, age_ms: int) -> bool:
+        """Roll an active segment whose first append was more than `age_ms` ago. Return whether it
+        did. Raises `OSError`."""
+        active = self.active
+        if not active.size or now_ms - active.created_ms <= age_ms:
+            return False
+        self.roll(self.log_end_offset, now_ms)
+        return True
+
     # Reading
 
     def read(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.log import slices
 from shoal.log.errors import OffsetOutOfRange
+from shoal.log.remote import RemoteUnavailable
 from shoal.record.batch import OVERHEAD, Buffer, headers, read_header
 
 if TYPE_CHECKING:
@@ -36,6 +37,11 @@ class Read(NamedTuple):
 def read(log: LogState, offset: int, max_bytes: int, max_offset: int | None, min_one: bool) -> Read:
     """Read whole batches as bytes (`Log.read`)."""
     bound = _bound(log, offset, max_offset)
+    if log.remote is not None and offset < log.bases[0]:
+        data, next_offset = log.remote.read(offset, max_bytes, bound, min_one)
+        if isinstance(data, slices.FileSlice):
+            data = data.file.read(data.at, data.size)
+        return Read(data, next_offset)
     place = _place(log, offset, bound)
     if place is None:
         return Read(b"", offset)
@@ -47,6 +53,8 @@ def read_slice(
 ) -> slices.Slice:
     """Find whole batches as a range of a file, or read a small result (`Log.slice`)."""
     bound = _bound(log, offset, max_offset)
+    if log.remote is not None and offset < log.bases[0]:
+        return log.remote.read(offset, max_bytes, bound, min_one)
     place = _place(log, offset, bound)
     if place is None:
         return slices.Slice(b"", offset)
@@ -65,6 +73,8 @@ def _bound(log: LogState, offset: int, max_offset: int | None) -> int:
     end = log.log_end_offset
     if not log.log_start_offset <= offset <= end:
         raise OffsetOutOfRange(offset, log.log_start_offset, end)
+    if log.remote is None and offset < log.bases[0]:
+        raise RemoteUnavailable(f"{log.directory} has no records below {log.bases[0]} on its disk")
     return end if max_offset is None or max_offset > end else max_offset
 
 

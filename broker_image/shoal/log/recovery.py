@@ -52,7 +52,11 @@ def load(
         # The lost records had been deleted before the crash. Do not reuse their offsets.
         truncation.fully(log, log_start_offset)
         return
-    log.log_start_offset = max(log_start_offset, log.bases[0])
+    if log.config.remote_storage_enable:
+        # Lower records may be in the object store.
+        log.log_start_offset = log_start_offset
+    else:
+        log.log_start_offset = max(log_start_offset, log.bases[0])
     log.unsynced_since_ms = now_ms if log.recovery_point < log.log_end_offset else None
     log.active.first_batch_timestamp()
     log.names_changed = not clean

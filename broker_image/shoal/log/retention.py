@@ -3,6 +3,9 @@
 Only whole segments below the high watermark are removed, oldest first. Their files are renamed to
 `.deleted` at once, so that a restart ignores them. Another thread unlinks them later, because that
 is slow for large files.
+
+With remote.storage.enable, local.retention.* removes segments that were copied to the object store,
+and the log still starts where it did. `tiered.retention` decides where it starts.
 """
 
 from __future__ import annotations
@@ -23,10 +26,13 @@ def tick(log: LogState, now_ms: int, high_watermark: int) -> list[DeletedSegment
     if log.compacting or log.offline:
         return gone
     config = log.config
-    if config.delete and config.retention_ms >= 0:
+    if config.remote_storage_enable:
+        due = _copied_and_due(log, now_ms, high_watermark)
+        gone += _remove_oldest(log, due, "local retention")
+    elif config.delete and config.retention_ms >= 0:
         due = _older_than(log, now_ms - config.retention_ms, high_watermark)
         gone += _delete_oldest(log, due, "retention.ms", now_ms)
-    if config.delete and config.retention_bytes >= 0:
+    if config.delete and config.retention_bytes >= 0 and not config.remote_storage_enable:
         due = _past_size(log, config.retention_bytes, high_watermark)
         gone += _delete_oldest(log, due, "retention.bytes", now_ms)
     gone += _delete_oldest(log, _below_start(log, high_watermark), "log start offset", now_ms)
@@ -65,11 +71,35 @@ def _below_start(log: LogState, high_watermark: int) -> int:
     return sum(end <= bound for end in log.bases[1:])
 
 
+def _copied_and_due(log: LogState, now_ms: int, high_watermark: int) -> int:
+    """Return how many closed segments are in the object store and beyond local.retention.*."""
+    copied_to = log.log_start_offset if log.remote is None else log.remote.copied_to
+    bound = min(copied_to, high_watermark)
+    copied = sum(end <= bound for end in log.bases[1:])
+    age_ms = log.config.effective_local_retention_ms
+    size_max = log.config.effective_local_retention_bytes
+    due = 0
+    if age_ms >= 0:
+        due = _older_than(log, now_ms - age_ms, high_watermark)
+    if size_max >= 0:
+        due = max(due, _past_size(log, size_max, high_watermark))
+    return min(copied, due)
+
+
 def _delete_oldest(log: LogState, count: int, reason: str, now_ms: int) -> list[DeletedSegment]:
     if not count:
         return []
     if count == len(log.segments):
         log.roll(log.log_end_offset, now_ms)
+    gone = _remove_oldest(log, count, reason)
+    log.advance_log_start(log.bases[0])
+    return gone
+
+
+def _remove_oldest(log: LogState, count: int, reason: str) -> list[DeletedSegment]:
+    """Remove that many segments, of which none is the active one, from the disk."""
+    if not count:
+        return []
     gone = []
     for _ in range(count):
         segment = log.segments[0]
@@ -79,5 +109,4 @@ def _delete_oldest(log: LogState, count: int, reason: str, now_ms: int) -> list[
         segment.release()
         gone.append(DeletedSegment(segment, reason))
     log.forget_positions()
-    log.advance_log_start(log.bases[0])
     return gone

@@ -8,7 +8,8 @@ from shoal.record.batch import LOG_APPEND_TIME_BIT, BatchHeader, CorruptBatch
 from shoal.record.records import read_records
 
 if TYPE_CHECKING:
-    from shoal.log.segment import Segment
+    from collections.abc import Callable
+
     from shoal.log.state import LogState
 
 
@@ -32,23 +33,29 @@ def since(log: LogState, timestamp_ms: int, max_offset: int | None) -> Timestamp
                 return None
             if header.max_timestamp < timestamp_ms or header.next_offset <= log.log_start_offset:
                 continue
-            found = _within(segment, position, header, timestamp_ms, log.log_start_offset)
+            found = within(
+                header,
+                lambda: segment.read(position, header.size),  # noqa: B023
+                timestamp_ms,
+                log.log_start_offset,
+            )
             if found is not None:
                 return found if found.offset < bound else None
     return None
 
 
-def _within(
-    segment: Segment, position: int, header: BatchHeader, timestamp_ms: int, start: int
+def within(
+    header: BatchHeader, read: Callable[[], bytes], timestamp_ms: int, start: int
 ) -> TimestampOffset | None:
-    """Return the record in one batch, None if all that match lie before `start`."""
+    """Return the first record at or above `start` in one batch whose timestamp is at least
+    `timestamp_ms`, or None. `read` returns the batch."""
     whole = TimestampOffset(
         header.max_timestamp, max(header.base_offset, start), header.leader_epoch
     )
     if header.attributes & LOG_APPEND_TIME_BIT:
         return whole
     try:
-        for record in read_records(segment.read(position, header.size)):
+        for record in read_records(read()):
             if record.timestamp_ms >= timestamp_ms and record.offset >= start:
                 return TimestampOffset(record.timestamp_ms, record.offset, header.leader_epoch)
     except CorruptBatch:

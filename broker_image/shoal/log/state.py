@@ -5,6 +5,7 @@ Invariants:
 
 * The offsets of segments ascend and do not overlap.
 * log_start_offset <= log_end_offset and recovery_point <= log_end_offset.
+* The first segment has the log start offset, except with tiered storage: it may be above then.
 * Everything below the recovery point is durable.
 * The last segment is the active one, and the only one written to.
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from shoal.log.config import LogConfig
     from shoal.log.indexes import AbortedTransaction
+    from shoal.log.remote import RemoteReads
     from shoal.log.segment import DeletedSegment, Segment
     from shoal.log.storage import Storage
     from shoal.record.batch import BatchHeader, Buffer
@@ -67,6 +69,8 @@ class LogState:
         #: Segments that compaction replaced, until `tick_retention` returns them.
         self.garbage: list[DeletedSegment] = []
         self.compacting = False
+        #: What is only in the object store; None until tiered storage has opened the log.
+        self.remote: RemoteReads | None = None
         #: Why compaction gave up on this log; empty if it did not.
         self.uncleanable = ""
         #: When compaction may remove the first tombstone that it kept.
@@ -83,6 +87,11 @@ class LogState:
     @property
     def active(self) -> Segment:
         return self.segments[-1]
+
+    @property
+    def local_start_offset(self) -> int:
+        """The first offset on the disk. With tiered storage the log may start below it."""
+        return max(self.log_start_offset, self.bases[0])
 
     @property
     def size_bytes(self) -> int:
@@ -179,6 +188,8 @@ class LogState:
     def aborted_transactions(self, start: int, end: int) -> list[AbortedTransaction]:
         """Return the aborted transactions that overlap [start, end), by their marker's offset."""
         out = []
+        if self.remote is not None and start < self.bases[0]:
+            out += self.remote.aborted(start, end)
         for segment in self.segments[max(0, bisect_right(self.bases, start) - 1) :]:
             for entry in segment.aborted():
                 if entry.last_offset >= start and entry.first_offset < end:

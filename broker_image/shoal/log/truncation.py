@@ -21,8 +21,11 @@ def from_offset(log: LogState, offset: int) -> None:
         # A short leadership may have noted an epoch that starts here and has no records.
         log.epochs.truncate_from_end(log.log_end_offset)
         return
-    if offset < log.log_start_offset:
+    if offset < log.local_start_offset:
+        # Records below the local log may be in the object store.
+        start = min(log.log_start_offset, offset)
         fully(log, offset)
+        log.log_start_offset = start if log.config.remote_storage_enable else offset
         return
     _void(log)
     while len(log.segments) > 1 and log.segments[-1].base_offset >= offset:

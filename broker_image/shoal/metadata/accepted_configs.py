@@ -133,16 +133,8 @@ transaction.abort.timed.out.transaction.cleanup.interval.ms int 10000 1..
 add.partitions.to.txn.retry.backoff.ms int 20 1..
     First pause before the check of a transaction is retried.
 # accepted: Tiered storage
-log.local.retention.bytes long -2 -2.. cluster-wide
-    Maximum size of a tiered partition on local disk. -2 means that log.retention.bytes applies.
-log.local.retention.ms long -2 -2.. cluster-wide
-    Time that a tiered segment stays on local disk. -2 means that log.retention.ms applies.
 follower.fetch.last.tiered.offset.enable boolean false - cluster-wide
     Whether a new follower starts at the last tiered offset.
-remote.fetch.max.wait.ms int 500 1.. cluster-wide
-    Maximum wait of a fetch for the remote store.
-remote.list.offsets.request.timeout.ms long 30000 1.. cluster-wide
-    Maximum wait of ListOffsets for the remote store.
 remote.log.index.file.cache.total.size.bytes long 1073741824 1.. cluster-wide
     Maximum size of cached remote indexes on local disk.
 remote.log.index.file.cache.ttl.ms long 900000 -1.. internal
@@ -165,8 +157,6 @@ remote.log.manager.fetch.quota.window.size.seconds int 1 1..
     Length of a sample of the fetch limit.
 remote.log.manager.follower.thread.pool.size int 2 1.. cluster-wide
     Threads that read remote metadata for followers.
-remote.log.manager.task.interval.ms long 30000 1..
-    Interval of a remote log task.
 remote.log.manager.task.retry.backoff.max.ms long 30000 1.. internal
     Maximum pause before a remote task is retried.
 remote.log.manager.task.retry.backoff.ms long 500 1.. internal
@@ -197,8 +187,6 @@ remote.log.storage.manager.class.path string - -
 remote.log.storage.manager.impl.prefix string rsm.config. -
     Prefix of the configs for remote.log.storage.manager.class.name.
 # refused: Unsupported features
-remote.log.storage.system.enable boolean false -
-    Tiered storage is not supported.
 transaction.two.phase.commit.enable boolean false -
     Two-phase commit (KIP-939) is not supported.
 cordoned.log.dirs list "" - per-broker

@@ -204,6 +204,35 @@ def checked_topic_configs(image: MetadataImage, own: Mapping[str, str]) -> str |
             f"({values['min.compaction.lag.ms']}) > max.compaction.lag.ms "
             f"({values['max.compaction.lag.ms']})"
         )
+    return _remote_storage_refusal(image, values)
+
+
+def _remote_storage_refusal(image: MetadataImage, values: Mapping[str, Any]) -> str | None:
+    """Return why a topic with these effective configs cannot be tiered, or None. The sentences are
+    those of Apache Kafka 4.3.1."""
+    if not values["remote.storage.enable"]:
+        return None
+    if not image.broker_config["remote.log.storage.system.enable"]:
+        return (
+            "Tiered Storage functionality is disabled in the broker. "
+            "Topic cannot be configured with remote log storage."
+        )
+    if "compact" in values["cleanup.policy"]:
+        return (
+            "Remote log storage only supports topics with cleanup.policy=delete or cleanup.policy "
+            "being an empty list."
+        )
+    for unit in ("ms", "bytes"):
+        name, whole = f"local.retention.{unit}", f"retention.{unit}"
+        local, total = values[name], values[whole]
+        if local == -2 or total == -1:
+            continue
+        if local == -1:
+            reason = f"Value must not be -1 as {whole} value is set as {total}."
+            return str(ConfigError(name, local, reason))
+        if local > total:
+            reason = f"Value must not be more than {whole} property value: {total}"
+            return str(ConfigError(name, local, reason))
     return None
 
 
@@ -218,6 +247,15 @@ def _check_topic(image: MetadataImage, name: str, after: Mapping[str, str]) -> N
         raise _Refused(ErrorCode.invalid_config, reason)
     if name not in image.topics:
         raise _Refused(ErrorCode.unknown_topic_or_partition, f"The topic '{name}' does not exist.")
+    enabled = configs.parse(TOPIC, after).get("remote.storage.enable", False)
+    if enabled and name in names.INTERNAL_TOPICS:
+        raise _Refused(ErrorCode.invalid_config, f"The internal topic '{name}' cannot be tiered.")
+    if not enabled and image.topic_config(name)["remote.storage.enable"]:
+        raise _Refused(
+            ErrorCode.invalid_config,
+            f"remote.storage.enable of topic '{name}' cannot be disabled: its oldest records are "
+            "only in the object store. Copy the topic to one without it, or delete the topic.",
+        )
 
 
 def _check_broker(image: MetadataImage, name: str, after: Mapping[str, str]) -> None:

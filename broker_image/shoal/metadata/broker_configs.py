@@ -91,6 +91,39 @@ delegation.token.expiry.time.ms long 86400000 1..
     Time after which a delegation token expires unless it is renewed.
 delegation.token.expiry.check.interval.ms long 3600000 1..
     Interval at which the active controller removes expired delegation tokens.
+# applied: Tiered storage
+remote.log.storage.system.enable boolean false -
+    Whether topics may have remote.storage.enable. Set it on all brokers and controllers.
+shoal.remote.store.url string "" -
+    The object store: s3://bucket/prefix, gs://bucket/prefix, az://account/container/prefix, or
+    file:///directory. Credentials come from the environment, files or workload identity.
+shoal.remote.store.endpoint string "" -
+    URL of a server that speaks the protocol of the store, such as http://127.0.0.1:9000. If empty,
+    the provider's.
+shoal.remote.store.region string "" -
+    Region of an S3 bucket. If empty, that of the environment.
+shoal.remote.store.request.timeout.ms int 30000 1..
+    Deadline of one attempt of a request to the store. The time to transfer its data at 256 KB/s is
+    added.
+shoal.remote.copy.interval.ms long 3600000 -1..
+    Age at which the active segment of a tiered partition is closed, so that it can be copied. It
+    bounds what is not in the store yet. -1 means that segment.ms and segment.bytes alone close it.
+shoal.remote.chunk.cache.bytes long 1073741824 1..
+    Maximum size of downloaded chunks on the disk. A chunk has about 8 MB.
+remote.log.manager.task.interval.ms long 30000 1..
+    Interval at which a leader copies segments to the store and deletes them there.
+remote.fetch.max.wait.ms int 500 1.. cluster-wide
+    Minimum time for which a fetch waits for the store before it returns nothing.
+remote.list.offsets.request.timeout.ms long 30000 1.. cluster-wide
+    Maximum wait of ListOffsets for the store.
+rlmm.config.remote.log.metadata.topic.num.partitions int 50 1..
+    Partitions of __remote_log_metadata. The number is fixed once the topic exists.
+rlmm.config.remote.log.metadata.topic.replication.factor short 3 1..
+    Replicas of __remote_log_metadata, limited by the number of brokers.
+log.local.retention.bytes long -2 -2.. cluster-wide
+    Maximum size of a tiered partition on local disk. -2 means that log.retention.bytes applies.
+log.local.retention.ms long -2 -2.. cluster-wide
+    Time that a tiered segment stays on local disk. -2 means that log.retention.ms applies.
 # applied: Authorization
 authorizer.class.name string "" @authorizer
     Class of the authorizer. org.apache.kafka.metadata.authorizer.StandardAuthorizer decides by

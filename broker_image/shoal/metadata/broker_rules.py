@@ -44,6 +44,11 @@ def _contradictions(values: Values) -> Iterator[str]:
         <= _DEDUPE_BYTES_MIN
     ):
         yield "log.cleaner.dedupe.buffer.size must be at least 1MB per cleaner thread."
+    if values["remote.log.storage.system.enable"] and not values["shoal.remote.store.url"]:
+        yield (
+            "remote.log.storage.system.enable needs an object store: set shoal.remote.store.url, "
+            "for instance to s3://bucket/prefix"
+        )
     if not values["group.consumer.assignors"]:
         yield "group.consumer.assignors must not be empty"
 

@@ -8,7 +8,13 @@ NAME_SIZE_MAX = 249
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
 METADATA_TOPIC = "__cluster_metadata"
 #: Topics that brokers write; Metadata marks them as internal.
-INTERNAL_TOPICS = ("__consumer_offsets", "__share_group_state", "__transaction_state")
+REMOTE_LOG_METADATA = "__remote_log_metadata"
+INTERNAL_TOPICS = (
+    "__consumer_offsets",
+    REMOTE_LOG_METADATA,
+    "__share_group_state",
+    "__transaction_state",
+)
 
 
 def invalid_topic(name: str) -> str | None:

@@ -102,7 +102,10 @@ follower.replication.throttled.replicas list "" @throttled
 # accepted: Internal
 internal.segment.bytes int - - internal
     Maximum size of a segment below the minimum of segment.bytes, for tests.
-# accepted: Tiered storage
+# applied: Tiered storage
+remote.storage.enable boolean false -
+    Whether closed segments are copied to the object store, so that the local disk need not keep
+    them. Compacted topics cannot have it, and a topic that has it keeps it.
 local.retention.bytes long -2 -2..
     < log.local.retention.bytes
     Maximum size of a tiered partition on local disk. -2 means that retention.bytes applies.
@@ -110,11 +113,9 @@ local.retention.ms long -2 -2..
     < log.local.retention.ms
     Time that a tiered segment stays on local disk. -2 means that retention.ms applies.
 # refused: Tiered storage
-remote.storage.enable boolean false -
-    Tiered storage is not supported.
 remote.log.copy.disable boolean false -
-    Tiered storage is not supported.
+    Copying cannot be switched off (KIP-950).
 remote.log.delete.on.disable boolean false -
-    Tiered storage is not supported.
+    Remote segments are deleted with their topic, and cannot be deleted before (KIP-950).
 """
 )

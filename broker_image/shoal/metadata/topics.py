@@ -44,6 +44,14 @@ _INTERNAL: dict[str, tuple[tuple[str, str, str], dict[str, str]]] = {
         ),
         {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"},
     ),
+    names.REMOTE_LOG_METADATA: (
+        (
+            "rlmm.config.remote.log.metadata.topic.num.partitions",
+            "rlmm.config.remote.log.metadata.topic.replication.factor",
+            "offsets.topic.segment.bytes",
+        ),
+        {"cleanup.policy": "compact", "unclean.leader.election.enable": "false"},
+    ),
     "__transaction_state": (
         (
             "transaction.state.log.num.partitions",

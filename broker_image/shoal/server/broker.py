@@ -70,6 +70,7 @@ from shoal.server.replication.replica_fetch import ReplicaFetches
 from shoal.server.replication.replica_fetchers import ReplicaFetcherManager
 from shoal.server.replication.replica_manager import ReplicaManager
 from shoal.server.share.service import ShareService
+from shoal.server.tiered.service import TieredStorage, store_of
 
 if TYPE_CHECKING:
     import asyncio
@@ -147,6 +148,10 @@ class Broker:
             node, self.metadata_cache, self.setup_timeouts, self.link_security.of
         )
         self._make_replication()
+        #: Tiered storage, if it is enabled.
+        self.tiered: TieredStorage | None = None
+        if self.cluster.is_broker and config["remote.log.storage.system.enable"]:
+            self._make_tiered()
         #: A controller without the broker role has none.
         self.coordinators: list[CoordinatorService[Any]] = []
         if self.cluster.is_broker:
@@ -270,6 +275,20 @@ class Broker:
             throttle=self.throttles[LEADER],
         )
 
+    def _make_tiered(self) -> None:
+        """Construct the parts of `server.tiered`. Raises `InvalidConfig`."""
+        self.tiered = TieredStorage(
+            self.node,
+            self.metadata_cache,
+            self.directory,
+            self.partitions,
+            store=store_of(self.config),
+            purgatory=self.purgatory,
+            peers=self.peers,
+            create_topic=self.topic_creation.create_internal_topic,
+            session=self.lifecycle,
+        )
+
     def _make_coordinators(self) -> None:
         """Construct the parts of `server.coordinators` and `server.share`."""
         shared = (
@@ -385,6 +404,8 @@ class Broker:
             self.metadata_cache.subscribe(coordinator.metadata_changed)
             coordinator.start()
         self.share.start()
+        if self.tiered is not None:
+            self.tiered.start()
         self.log_maintenance.start()
         self.replicas.start()
         await self._listen_for_health()
@@ -486,6 +507,8 @@ class Broker:
         self.audit.close()
         self.timers.stop()
         self.replicas.stop()
+        if self.tiered is not None:
+            self.tiered.stop()
         self.peers.close()
         self.channel.close()
         self.quorum.stop()

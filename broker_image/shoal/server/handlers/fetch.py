@@ -43,6 +43,8 @@ def handle(broker: Broker, request: Request) -> Answer:
     max_wait_ms = codec.ms(request.body.max_wait)
     if not cursors or max_wait_ms <= 0 or fetch.satisfied():
         return fetch.read()
+    if fetch.awaits_store:
+        max_wait_ms = max(max_wait_ms, broker.image.broker_config["remote.fetch.max.wait.ms"])
     return broker.purgatory.park_fetch(
         keys=fetch.keys,
         attempt=fetch.attempt,
@@ -100,6 +102,7 @@ class _Fetch:
         "_request",
         "_session",
         "_version",
+        "awaits_store",
         "keys",
     )
 
@@ -133,11 +136,14 @@ class _Fetch:
         self._generation = broker.access.generation if broker.access.enabled else None
         self._partitions: list[Partition] = []
         self._base_bytes = 0
+        #: Whether records have to be downloaded from the object store first.
+        self.awaits_store = False
         self.keys: list[Any] = []
 
     def satisfied(self) -> bool:
         """Whether to answer at once. Otherwise sets what the request waits for."""
         self._partitions, self.keys = [], []
+        self.awaits_store = False
         find = self._broker.partitions.find
         available = 0
         for cursor in self._cursors if self._generation is None else self._permitted():
@@ -155,7 +161,9 @@ class _Fetch:
             if cursor.last_fetched_epoch >= 0 and _diverges(partition, cursor):
                 return True
             if offset < limit:
-                available += self._available(partition, cursor, limit)
+                size = self._available(partition, cursor, limit)
+                self.awaits_store |= not size
+                available += size
             elif cursor.last_sent is not None and self._incremental:
                 # In a session, the client gets a high watermark that has advanced without records.
                 if cursor.last_sent != (partition.high_watermark, log.log_start_offset):
@@ -185,13 +193,14 @@ class _Fetch:
 
     def _available(self, partition: Partition, cursor: Cursor, limit: int) -> int:
         """The bytes that can be read now, counted up to `min_bytes`."""
-        if self._min_bytes <= 1:
+        log = partition.log
+        if self._min_bytes <= 1 and cursor.fetch_offset >= log.local_start_offset:
             return 1
         try:
             wanted = min(cursor.max_bytes, self._min_bytes)
-            return len(partition.log.slice(cursor.fetch_offset, wanted, max_offset=limit).data)
+            return len(log.slice(cursor.fetch_offset, wanted, max_offset=limit).data)
         except (OSError, LogOffline, CorruptBatch):
-            return self._min_bytes  # the response reports the error
+            return max(1, self._min_bytes)  # the response reports the error
 
     def attempt(self) -> Body | None:
         """The response once enough is committed, or a partition cannot be read any more."""
@@ -202,7 +211,7 @@ class _Fetch:
             self._generation = generation
         if any(p.log.offline or self._epoch_error(p, -1) for p in partitions):
             return self.read()
-        if self._committed:
+        if self._committed or self.awaits_store:
             # Open transactions advance the high watermark, but this request gets none of it.
             return self.read() if self.satisfied() else None
         if self._base_bytes + sum(p.bytes_committed for p in partitions) < self._min_bytes:

@@ -16,13 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.log.errors import AppendRefused
+from shoal.metadata.names import REMOTE_LOG_METADATA
 from shoal.protocol import produce
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
 from shoal.protocol.produce import TOPIC_IDS_FROM, ProduceRequest, ProduceTopic
 from shoal.record.batch import COMPRESSION_MASK, TRANSACTIONAL_BIT, low_attributes
 from shoal.record.compression import Compression
 from shoal.replication.pending_append import PendingAppend
-from shoal.security.acls import ResourceType
+from shoal.security.acls import Operation, ResourceType
 from shoal.server.handlers import authorization, transactional_produce
 from shoal.server.handlers.transactional_produce import pass_on
 from shoal.server.network.responses import absence, leader_endpoints
@@ -235,6 +236,16 @@ def _append(
     return entry
 
 
+def _may_write_internal(broker: Broker, request: Request, topic: str) -> bool:
+    """Whether the client may write to an internal topic. Leaders of tiered partitions write to
+    `__remote_log_metadata`, on whichever broker its leader is."""
+    if request.header.client_id == ADMIN_CLIENT_ID:
+        return True
+    return topic == REMOTE_LOG_METADATA and broker.access.allows_cluster(
+        request, Operation.CLUSTER_ACTION
+    )
+
+
 def _refused_before(
     broker: Broker,
     request: Request,
@@ -244,7 +255,9 @@ def _refused_before(
 ) -> _Entry | None:
     """The refusal of a produce that does not reach the log."""
     acks: int = request.body.acks
-    if broker.is_internal(partition.topic) and request.header.client_id != ADMIN_CLIENT_ID:
+    if broker.is_internal(partition.topic) and not _may_write_internal(
+        broker, request, partition.topic
+    ):
         return _refusal(
             ErrorCode.invalid_topic_exception, f"Only brokers write to {partition.topic}."
         )

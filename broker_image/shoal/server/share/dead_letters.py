@@ -31,6 +31,7 @@ from shoal.coordinator.share.dead_letters import (
 )
 from shoal.coordinator.share.delivery_failure import DeadLetterRange
 from shoal.log.errors import AppendRefused, LogOffline, OffsetOutOfRange
+from shoal.log.remote import RemoteUnavailable
 from shoal.metadata.topics import NewTopic
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from shoal.coordinator.share.records import ShareKey
     from shoal.coordinator.share.settings import ShareSettings
     from shoal.coordinator.share.share_partition import SharePartition
+    from shoal.log.reads import Read
     from shoal.metadata.image import TopicImage
     from shoal.server.metadata_cache import MetadataCache
     from shoal.server.network.peers import Peers
@@ -430,20 +432,29 @@ def _count(ranges: Sequence[DeadLetterRange]) -> int:
     return sum(one.last - one.first + 1 for one in ranges)
 
 
+def _read(source: Partition, offset: int) -> Read:
+    """Read on from an offset. Raises `OSError`, also if that has yet to be downloaded: a letter
+    without its record would lose it."""
+    found = source.log.read(offset, READ_BYTES, max_offset=source.high_watermark)
+    if not found.data and offset < source.log.local_start_offset:
+        raise RemoteUnavailable(f"offset {offset} is being read from the object store")
+    return found
+
+
 def _records(
     source: Partition, wanted: Sequence[int], bytes_max: int
 ) -> tuple[dict[int, Record], int | None]:
     """Read the records of rising offsets, as far as the log has them and can decode them.
 
     Stop when they exceed `bytes_max` together, after at least one, and return the first offset that
-    was not read.
+    was not read. Raises `OSError`, also if records have yet to be downloaded.
     """
     found: dict[int, Record] = {}
     log, at, size = source.log, 0, 0
     while at < len(wanted):
         offset = max(wanted[at], log.log_start_offset)
         try:
-            data, next_offset = log.read(offset, READ_BYTES, max_offset=source.high_watermark)
+            data, next_offset = _read(source, offset)
         except (OffsetOutOfRange, CorruptBatch):
             break
         if not data:

@@ -1,0 +1,328 @@
+"""What the leader of a tiered partition does in the object store: copy, and delete.
+
+A pass moves the log start by retention, deletes what lies below it, ends attempts of leaders that
+are gone, and copies closed segments below the last stable offset. Each step is written to
+`__remote_log_metadata` before and after it takes effect:
+
+    COPY_SEGMENT_STARTED, put the object, read it back, COPY_SEGMENT_FINISHED
+    DELETE_SEGMENT_STARTED, delete the object, DELETE_SEGMENT_FINISHED and tombstones
+
+So after a crash anywhere the metadata has every object that may exist. A pass that fails is
+repeated with the next interval.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple
+
+from shoal.log.segment import INDEX, SNAPSHOT, TIME_INDEX, TXN_INDEX, file_name
+from shoal.tiered import keys, retention
+from shoal.tiered.metadata_records import (
+    SegmentAdded,
+    SegmentId,
+    SegmentState,
+    SegmentUpdated,
+    encode,
+    key_of,
+    tombstones,
+)
+from shoal.tiered.remote_log import custom_metadata
+from shoal.tiered.segment_object import (
+    DamagedObject,
+    Description,
+    Section,
+    SegmentSource,
+    footer_size,
+    scan,
+    tail,
+)
+from shoal.tiered.store import Range
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from uuid import UUID
+
+    from shoal.log.log import Log
+    from shoal.log.segment import Segment
+    from shoal.log.storage import Storage
+    from shoal.replication.partition import Partition
+    from shoal.server.node import Node
+    from shoal.server.tiered.chunk_cache import ChunkCache
+    from shoal.server.tiered.metadata_topic import MetadataTopic
+    from shoal.tiered.remote_log import RemoteLog, RemoteSegment
+    from shoal.tiered.store import ObjectStore
+
+#: How long an unfinished attempt of another broker may still be finished by it.
+ABANDONED_AFTER_MS = 3_600_000
+_FILES = {
+    Section.OFFSET_INDEX: INDEX,
+    Section.TIME_INDEX: TIME_INDEX,
+    Section.TRANSACTION_INDEX: TXN_INDEX,
+}
+
+
+class LostLeadership(Exception):
+    """Another broker leads the partition. It continues."""
+
+
+class Prepared(NamedTuple):
+    """A segment that is ready to be uploaded."""
+
+    source: SegmentSource
+    footer: bytes
+    description: Description
+    txn_index_empty: bool
+
+
+class Copier:
+    """Owns the attempts to copy that this broker has under way."""
+
+    def __init__(
+        self,
+        node: Node,
+        store: ObjectStore,
+        metadata: MetadataTopic,
+        cache: ChunkCache,
+        cluster_id: str,
+    ) -> None:
+        self._node = node
+        self._store = store
+        self._metadata = metadata
+        self._cache = cache
+        self._cluster_id = cluster_id
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="tiered")
+        self._under_way: set[UUID] = set()
+        #: When this broker first saw an unfinished attempt of another broker.
+        self._seen_ms: dict[UUID, int] = {}
+        self.segments_copied_total = self.bytes_copied_total = self.segments_deleted_total = 0
+
+    def prefix(self, partition: Partition) -> str:
+        """Return the prefix of the partition's objects."""
+        return keys.partition_prefix(
+            self._cluster_id, partition.topic, partition.topic_id, partition.index
+        )
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def run(self, partition: Partition) -> None:
+        """Run one pass for a partition that this broker leads.
+
+        Raises `StoreError`, `MetadataUnavailable`, `LostLeadership`, `DamagedObject`,
+        `CorruptBatch`, `OSError`.
+        """
+        if not partition.is_leader or not self._metadata.is_loaded(partition.key):
+            return
+        epoch = partition.leader_epoch
+        remote = self._metadata.remote(partition.key)
+        self._advance_start(partition, remote)
+        prefix = self.prefix(partition)
+        start = partition.log.log_start_offset
+        below = [segment for segment in remote if segment.end_offset < start]
+        unfinished = remote.in_state(SegmentState.COPY_SEGMENT_STARTED)
+        due = [
+            *below,
+            *filter(self._is_abandoned, unfinished),
+            *remote.in_state(SegmentState.DELETE_SEGMENT_STARTED),
+        ]
+        await self._delete(partition.topic, partition.key, prefix, due)
+        for segment, end in self._copyable(partition, remote):
+            if partition.lost_leadership_since(epoch):
+                raise LostLeadership
+            await self._copy(partition, prefix, segment, end)
+
+    async def delete_partition(self, key: tuple[UUID, int], topic: str) -> None:
+        """Delete all objects of a partition whose topic is deleted. Raises what `run` raises."""
+        prefix = keys.partition_prefix(self._cluster_id, topic, *key)
+        remote = self._metadata.remote(key)
+        due = [
+            *remote,
+            *remote.in_state(SegmentState.COPY_SEGMENT_STARTED),
+            *remote.in_state(SegmentState.DELETE_SEGMENT_STARTED),
+        ]
+        await self._delete(topic, key, prefix, due)
+
+    # Deleting
+
+    def _advance_start(self, partition: Partition, remote: RemoteLog) -> None:
+        """Move the log start offset as retention requires, and to the first offset that exists."""
+        log, config = partition.log, partition.log.config
+        local = [
+            retention.Extent(segment.base_offset, end, segment.size, segment.max_timestamp()[0])
+            for segment, end in _with_ends(log)
+        ]
+        extents = retention.joined(
+            (
+                retention.Extent(s.base_offset, s.end_offset + 1, s.log_size, s.max_timestamp)
+                for s in remote
+            ),
+            local,
+        )
+        start = retention.start_offset(
+            extents,
+            log_start_offset=max(log.log_start_offset, extents[0].start),
+            high_watermark=partition.high_watermark,
+            now_ms=self._node.clock.now_ms(),
+            retention_ms=config.retention_ms if config.delete else -1,
+            retention_bytes=config.retention_bytes if config.delete else -1,
+        )
+        if start > log.log_start_offset:
+            log.advance_log_start(start)
+            partition.notify_changed()
+
+    def _is_abandoned(self, segment: RemoteSegment) -> bool:
+        """Whether nothing finishes this attempt any more."""
+        if segment.segment_id in self._under_way:
+            return False
+        if segment.broker_id == self._node.id:
+            return True
+        now_ms = self._node.clock.now_ms()
+        since_ms = self._seen_ms.setdefault(segment.segment_id, now_ms)
+        return now_ms - since_ms >= ABANDONED_AFTER_MS
+
+    async def _delete(
+        self,
+        topic: str,
+        key: tuple[UUID, int],
+        prefix: str,
+        segments: Sequence[RemoteSegment],
+    ) -> None:
+        for segment in segments:
+            found = SegmentId(topic, *key, segment.segment_id)
+            await self._metadata.append(
+                key, [self._updated(found, SegmentState.DELETE_SEGMENT_STARTED)]
+            )
+            object_key = keys.segment_key(prefix, segment.base_offset, segment.segment_id)
+            await self._store.delete([object_key])
+            last = self._updated(found, SegmentState.DELETE_SEGMENT_FINISHED)
+            await self._metadata.append(key, [last, *tombstones(found)])
+            self._cache.drop_segment(segment.segment_id)
+            self._seen_ms.pop(segment.segment_id, None)
+            self.segments_deleted_total += 1
+
+    def _updated(
+        self, segment: SegmentId, state: SegmentState, custom: bytes | None = None
+    ) -> tuple[bytes, bytes]:
+        record = SegmentUpdated(segment, self._node.id, self._node.clock.now_ms(), custom, state)
+        return key_of(record), encode(record)
+
+    # Copying
+
+    def _copyable(self, partition: Partition, remote: RemoteLog) -> Iterable[tuple[Segment, int]]:
+        """Return the closed segments below the last stable offset that are not copied, with the
+        offset behind each."""
+        log = partition.log
+        bound = partition.last_stable_offset
+        start = max(remote.end_offset + 1, log.log_start_offset)
+        return [
+            (segment, end)
+            for segment, end in _with_ends(log)[:-1]
+            if end > start and end <= bound and segment.size
+        ]
+
+    async def _copy(self, partition: Partition, prefix: str, segment: Segment, end: int) -> None:
+        node, log = self._node, partition.log
+        segment_id = node.random_id()
+        epochs = _epochs_within(log.epochs.entries, segment.base_offset, end)
+        described = Description(
+            cluster_id=self._cluster_id,
+            topic=partition.topic,
+            topic_id=partition.topic_id,
+            partition=partition.index,
+            segment_id=segment_id,
+            base_offset=segment.base_offset,
+            end_offset=end - 1,
+            max_timestamp=-1,
+            log_size=segment.size,
+            leader_epochs=epochs,
+            broker_id=node.id,
+            leader_epoch=partition.leader_epoch,
+            copied_ms=node.clock.now_ms(),
+        )
+        checkpoint = _checkpoint([e for e in log.epochs.entries if e[1] < end])
+        snapshot = f"{log.directory}/{file_name(end, SNAPSHOT)}"
+        ready = await node.loop.run_in_executor(
+            self._executor,
+            lambda: prepare(log.storage, segment, snapshot, checkpoint, described),
+        )
+        identity = SegmentId(partition.topic, partition.topic_id, partition.index, segment_id)
+        added = SegmentAdded(
+            identity,
+            segment.base_offset,
+            end - 1,
+            node.id,
+            ready.description.max_timestamp,
+            described.copied_ms,
+            epochs,
+            segment.size,
+            SegmentState.COPY_SEGMENT_STARTED,
+            ready.txn_index_empty,
+        )
+        self._under_way.add(segment_id)
+        try:
+            await self._metadata.append(partition.key, [(key_of(added), encode(added))])
+            await self._upload(keys.segment_key(prefix, segment.base_offset, segment_id), ready)
+            custom = custom_metadata(ready.source.size, len(ready.footer))
+            finished = self._updated(identity, SegmentState.COPY_SEGMENT_FINISHED, custom)
+            await self._metadata.append(partition.key, [finished])
+        finally:
+            self._under_way.discard(segment_id)
+        self.segments_copied_total += 1
+        self.bytes_copied_total += ready.source.size
+
+    async def _upload(self, key: str, ready: Prepared) -> None:
+        """Put the object, and read its end back: the store has all of it."""
+        await self._store.put(key, ready.source)
+        size = await self._store.size(key)
+        if size != ready.source.size:
+            raise DamagedObject(
+                f"{key} has {size} bytes in the store instead of {ready.source.size}"
+            )
+        (footer,) = await self._store.get_ranges(key, [Range(size - len(ready.footer), size)])
+        if footer != ready.footer:
+            raise DamagedObject(f"{key} has another footer in the store than was written")
+
+
+def _with_ends(log: Log) -> list[tuple[Segment, int]]:
+    """Return the segments of a log, each with the offset behind it."""
+    return list(zip(log.segments, [*log.bases[1:], log.log_end_offset], strict=True))
+
+
+def _epochs_within(
+    entries: Sequence[tuple[int, int]], base_offset: int, end: int
+) -> tuple[tuple[int, int], ...]:
+    """Return the leader epochs of the offsets [base_offset, end), with their first offset there."""
+    first = max(0, bisect_right(entries, base_offset, key=lambda entry: entry[1]) - 1)
+    return tuple(
+        (epoch, max(start, base_offset)) for epoch, start in entries[first:] if start < end
+    )
+
+
+def _checkpoint(entries: Sequence[tuple[int, int]]) -> bytes:
+    """Return leader epochs as the file `leader-epoch-checkpoint`."""
+    lines = ["0", str(len(entries)), *(f"{epoch} {start}" for epoch, start in entries)]
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def prepare(
+    storage: Storage, segment: Segment, snapshot: str, checkpoint: bytes, described: Description
+) -> Prepared:
+    """Check a closed segment and build what its object has behind the log. Runs in a thread.
+    Raises `CorruptBatch`, `OSError`."""
+    found = scan(segment.file.read, described.log_size)
+    sections = {Section.LEADER_EPOCHS: checkpoint}
+    for section, kind in _FILES.items():
+        if storage.exists(segment.path(kind)):
+            sections[section] = storage.read_file(segment.path(kind))
+    if storage.exists(snapshot):
+        sections[Section.PRODUCER_SNAPSHOT] = storage.read_file(snapshot)
+    described = described._replace(max_timestamp=found.max_timestamp)
+    end = tail(described, found.chunks, sections)
+    return Prepared(
+        SegmentSource(segment.file.read, described.log_size, end),
+        end[len(end) - footer_size(end) :],
+        described,
+        not sections.get(Section.TRANSACTION_INDEX),
+    )

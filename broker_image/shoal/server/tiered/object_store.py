@@ -1,0 +1,206 @@
+"""The port `tiered.store` on obstore: S3, Google Cloud Storage, Azure, a directory, or memory.
+
+obstore runs requests in threads of its own, so the event loop never blocks. Its retries are off
+except within an upload of several parts: `RetryingStore` repeats whole operations.
+
+Credentials come from the environment, from files or from workload identity, as in the clients of
+the providers: for example `AWS_ACCESS_KEY_ID`, `AWS_WEB_IDENTITY_TOKEN_FILE` or
+`GOOGLE_APPLICATION_CREDENTIALS`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from shoal.tiered.store import (
+    ObjectInfo,
+    ObjectMissing,
+    StoreDenied,
+    StoreError,
+    StoreMisuse,
+    StoreUnavailable,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Sequence
+
+    from shoal.record.batch import Buffer
+    from shoal.tiered.store import Range, Source
+
+#: Size in bytes of a part of an upload. S3 allows 10,000 parts and at least 5 MiB.
+PART_BYTES = 8 << 20
+#: Parts of one upload that are sent at the same time. Each is in memory until it was sent.
+PARTS_MAX = 2
+#: Retries of one part.
+_PART_RETRIES = 2
+#: Longest request of the library. The deadlines of `RetryingStore` are shorter.
+_REQUEST_MAX = timedelta(hours=1)
+_SCHEMES = ("s3", "gs", "az", "file", "memory")
+_REMEDY = "Install the optional dependencies: pip install 'shoal[tiered]'."
+
+
+class InvalidStore(Exception):
+    """The store's URL or its options are wrong. The text says which, and what to do."""
+
+
+def open_store(url: str, *, endpoint: str = "", region: str = "") -> LibraryStore:
+    """Return the store of a URL such as `s3://bucket/prefix`. Sends no request.
+
+    `endpoint` is the URL of a server other than the provider's, `region` that of an S3 bucket;
+    empty uses the environment. Raises `InvalidStore`.
+    """
+    scheme = urlsplit(url).scheme
+    if scheme not in _SCHEMES:
+        accepted = ", ".join(f"{s}://" for s in _SCHEMES)
+        raise InvalidStore(
+            f"shoal.remote.store.url {url!r} has an unknown scheme. Use one of {accepted}."
+        )
+    try:
+        import obstore.store
+    except ImportError:
+        raise InvalidStore(f"shoal.remote.store.url {url!r} needs obstore. {_REMEDY}") from None
+    options: dict[str, Any] = {}
+    if endpoint:
+        options["endpoint"] = endpoint
+    if region:
+        options["region"] = region
+    if scheme in ("file", "memory"):
+        if options:
+            raise InvalidStore(
+                f"shoal.remote.store.url {url!r} is not on a network. Remove "
+                "shoal.remote.store.endpoint and shoal.remote.store.region."
+            )
+        arguments: dict[str, Any] = {"mkdir": True} if scheme == "file" else {}
+    else:
+        arguments = {
+            "config": options,
+            "client_options": {
+                "allow_http": endpoint.startswith("http://"),
+                "timeout": _REQUEST_MAX,
+            },
+            "retry_config": {
+                "max_retries": _PART_RETRIES,
+                "retry_timeout": timedelta(seconds=30),
+                "backoff": {
+                    "init_backoff": timedelta(milliseconds=100),
+                    "max_backoff": timedelta(seconds=2),
+                    "base": 2,
+                },
+            },
+        }
+    try:
+        return LibraryStore(obstore.store.from_url(url, **arguments))
+    except Exception as error:
+        raise InvalidStore(
+            f"shoal.remote.store.url {url!r} is refused: {first_line(error)}"
+        ) from None
+
+
+class LibraryStore:
+    """One bucket through obstore, or the part of it below a prefix."""
+
+    def __init__(self, store: Any) -> None:
+        import obstore
+
+        self._obstore: Any = obstore
+        self._store = store
+
+    async def put(self, key: str, source: Source) -> None:
+        with _errors_of(key):
+            await self._obstore.put_async(
+                self._store,
+                key,
+                _Pieces(source),
+                use_multipart=source.size > PART_BYTES,
+                chunk_size=PART_BYTES,
+                max_concurrency=PARTS_MAX,
+            )
+
+    async def get(self, key: str) -> bytes:
+        with _errors_of(key):
+            found = await self._obstore.get_async(self._store, key)
+            data = bytes(await found.bytes_async())
+            expected = found.meta["size"]
+        if len(data) != expected:
+            raise StoreUnavailable(key, f"the store sent {len(data)} of {expected} bytes")
+        return data
+
+    async def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[bytes]:
+        with _errors_of(key):
+            found = await self._obstore.get_ranges_async(
+                self._store, key, starts=[r.start for r in ranges], ends=[r.end for r in ranges]
+            )
+        out = [bytes(data) for data in found]
+        for data, (start, end) in zip(out, ranges, strict=True):
+            if len(data) != end - start:
+                raise StoreUnavailable(
+                    key, f"the store sent {len(data)} of {end - start} bytes from byte {start} on"
+                )
+        return out
+
+    async def size(self, key: str) -> int:
+        with _errors_of(key):
+            return (await self._obstore.head_async(self._store, key))["size"]
+
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        with _errors_of(prefix):
+            async for page in self._obstore.list(self._store, prefix, chunk_size=1000):
+                for found in page:
+                    modified_ms = int(found["last_modified"].timestamp() * 1000)
+                    yield ObjectInfo(found["path"], found["size"], modified_ms)
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        # Directories and some S3 servers report a missing object; then the others follow singly.
+        try:
+            with _errors_of(keys[0] if keys else ""):
+                await self._obstore.delete_async(self._store, list(keys))
+        except ObjectMissing:
+            for key in keys:
+                with contextlib.suppress(ObjectMissing), _errors_of(key):
+                    await self._obstore.delete_async(self._store, key)
+
+
+class _Pieces:
+    """A source as an iterable of buffers, which obstore reads in a thread of its own."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def __iter__(self) -> Iterator[Buffer]:
+        return iter(self._source.chunks())
+
+
+@contextlib.contextmanager
+def _errors_of(key: str) -> Iterator[None]:
+    """Raise the library's errors as those of the port."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except FileNotFoundError:
+        raise ObjectMissing(key, "the object does not exist") from None
+    except Exception as error:
+        raise _kind(error)(key, first_line(error)) from None
+
+
+def _kind(error: Exception) -> type[StoreError]:
+    from obstore import exceptions
+
+    denied = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError)
+    misuse = (
+        exceptions.NotSupportedError,
+        exceptions.InvalidPathError,
+        exceptions.UnknownConfigurationKeyError,
+        ValueError,
+    )
+    if isinstance(error, denied):
+        return StoreDenied
+    return StoreMisuse if isinstance(error, misuse) else StoreUnavailable
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error of the library, without the structure behind it."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,0 +1,301 @@
+"""Reads of remote segments, through the cache of chunks (`log.remote.RemoteReads`).
+
+A read finds its segment, the segment's footer and the chunk with its offset. What is missing is
+downloaded once for all readers, and the read is empty until then. The end of a download calls
+`changed`, which wakes the requests that wait for the partition. After a failure, reads raise
+`RemoteUnavailable` for `RETRY_MS`, and the next read downloads again.
+
+A reader that has come to a chunk reads the next one soon, so that one is downloaded, too.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shoal.log.indexes import AbortedTransaction, parse_aborted
+from shoal.log.remote import RemoteUnavailable
+from shoal.log.slices import Slice
+from shoal.record.batch import CorruptBatch
+from shoal.server.tiered.chunk_cache import CachedChunk, ChunkCache, ChunkKey
+from shoal.tiered import keys
+from shoal.tiered.segment_object import DamagedObject, Footer, Section, read_footer
+from shoal.tiered.store import Range, StoreError
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Coroutine
+    from uuid import UUID
+
+    from shoal.log.log import Log
+    from shoal.log.search import TimestampOffset
+    from shoal.server.node import Node
+    from shoal.tiered.remote_log import RemoteLog, RemoteSegment
+    from shoal.tiered.store import ObjectStore
+
+#: How long reads of a part that could not be downloaded fail before the next attempt.
+RETRY_MS = 1_000
+#: Footers in memory, each about 4 KB for 1 GB of log.
+FOOTERS_MAX = 1_000
+
+
+class OpenSegment(NamedTuple):
+    """A remote segment that was read: its footer, and its aborted transactions with those in later
+    segments that overlap it."""
+
+    footer: Footer
+    aborted: tuple[AbortedTransaction, ...]
+
+
+class Downloads:
+    """Owns what was downloaded, and the downloads under way, of all partitions."""
+
+    def __init__(self, node: Node, store: ObjectStore, cache: ChunkCache) -> None:
+        self.node = node
+        self.store = store
+        self.cache = cache
+        self.segments: dict[UUID, OpenSegment] = {}
+        self._running: dict[ChunkKey | UUID, asyncio.Task[None]] = {}
+        self._waiting: dict[ChunkKey | UUID, dict[Callable[[], None], None]] = {}
+        #: Parts whose last download failed, with the error and the end of the pause.
+        self._failed: dict[ChunkKey | UUID, tuple[BaseException, int]] = {}
+
+    def segment(self, segment_id: UUID) -> OpenSegment | None:
+        found = self.segments.pop(segment_id, None)
+        if found is not None:
+            self.segments[segment_id] = found
+        return found
+
+    def keep(self, segment_id: UUID, segment: OpenSegment) -> None:
+        self.segments[segment_id] = segment
+        if len(self.segments) > FOOTERS_MAX:
+            del self.segments[next(iter(self.segments))]
+
+    def start(
+        self,
+        part: ChunkKey | UUID,
+        download: Callable[[], Coroutine[Any, Any, None]],
+        changed: Callable[[], None],
+    ) -> None:
+        """Start a download unless it runs. Call `changed` at its end. Raises `RemoteUnavailable`
+        if it failed a short time ago."""
+        failed = self._failed.get(part)
+        if failed is not None:
+            error, until_ms = failed
+            if self.node.clock.now_ms() < until_ms:
+                raise RemoteUnavailable(str(error))
+            del self._failed[part]
+        self._waiting.setdefault(part, {})[changed] = None
+        if part not in self._running:
+            task = self.node.loop.create_task(download())
+            self._running[part] = task
+            task.add_done_callback(partial(self._ended, part))
+
+    async def ended(
+        self, part: ChunkKey | UUID, download: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        """Download a part, and wait for the end. Raises `RemoteUnavailable` if it failed a short
+        time ago."""
+        future: asyncio.Future[None] = self.node.loop.create_future()
+        self.start(part, download, lambda: None if future.done() else future.set_result(None))
+        await future
+
+    def _ended(self, part: ChunkKey | UUID, task: asyncio.Task[None]) -> None:
+        del self._running[part]
+        waiting = self._waiting.pop(part, {})
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            self._failed[part] = (error, self.node.clock.now_ms() + RETRY_MS)
+            expected = isinstance(error, StoreError | DamagedObject | CorruptBatch | OSError)
+            self.node.log.warning(
+                "a remote segment was not read",
+                part=str(part),
+                error=str(error),
+                exc_info=None if expected else error,
+            )
+        for call in waiting:
+            call()
+
+    def stop(self) -> None:
+        for task in self._running.values():
+            task.cancel()
+
+
+class PartitionReader:
+    """The remote segments of one partition, for its log."""
+
+    def __init__(
+        self,
+        downloads: Downloads,
+        log: Log,
+        remote: RemoteLog,
+        prefix: str,
+        *,
+        is_loaded: Callable[[], bool],
+        changed: Callable[[], None],
+    ) -> None:
+        """`prefix` is that of the partition's objects. `is_loaded` returns whether `remote` has all
+        segments that existed when the partition was opened."""
+        self._downloads = downloads
+        self._log = log
+        self._remote = remote
+        self._prefix = prefix
+        self._is_loaded = is_loaded
+        self._changed = changed
+
+    @property
+    def copied_to(self) -> int:
+        log = self._log
+        start = log.local_start_offset
+        at = start
+        while (found := self._remote.find(at, log.epochs.epoch_of(at))) is not None:
+            at = found.end_offset + 1
+        return at
+
+    @property
+    def end_offset(self) -> int:
+        return self._remote.end_offset
+
+    async def since(self, timestamp_ms: int, limit: int) -> TimestampOffset | None:
+        """Return the first record below the local log and `limit` whose timestamp is at least
+        `timestamp_ms`. Raises `RemoteUnavailable`."""
+        log = self._log
+        for segment in list(self._remote):
+            start = log.log_start_offset
+            if segment.base_offset >= min(log.bases[0], limit):
+                break
+            if segment.max_timestamp < timestamp_ms or segment.end_offset < start:
+                continue
+            while (opened := self._open(segment)) is None:
+                await self._downloads.ended(
+                    segment.segment_id, partial(self.download_footer, segment)
+                )
+            for number, chunk in enumerate(opened.footer.chunks):
+                if chunk.max_timestamp < timestamp_ms:
+                    continue
+                key = ChunkKey(segment.segment_id, number)
+                while (cached := self._downloads.cache.get(key)) is None:
+                    await self._downloads.ended(
+                        key, partial(self.download_chunk, segment, opened.footer, number)
+                    )
+                found = cached.since(timestamp_ms, start)
+                if found is not None:
+                    return found if found.offset < limit else None
+        return None
+
+    def read(self, offset: int, max_bytes: int, bound: int, min_one: bool) -> Slice:
+        if offset >= bound:
+            return Slice(b"", offset)
+        segment = self.segment_at(offset)
+        opened = None if segment is None else self._open(segment)
+        if segment is None or opened is None:
+            return Slice(b"", offset)
+        number = opened.footer.chunk_at(offset)
+        chunk = self._chunk(segment, opened.footer, number)
+        if chunk is None:
+            return Slice(b"", offset)
+        found = chunk.read(offset, max_bytes, bound, min_one)
+        if found is None:
+            # The offset lies in a gap behind the last batch: continue behind it.
+            behind = segment.end_offset + 1
+            if number + 1 < len(opened.footer.chunks):
+                behind = opened.footer.chunks[number + 1].base_offset
+            if behind < self._log.bases[0]:
+                return self.read(behind, max_bytes, bound, min_one)
+            return self._log.slice(behind, max_bytes, max_offset=bound, min_one=min_one)
+        return found
+
+    def segment_at(self, offset: int) -> RemoteSegment | None:
+        """Return the segment with an offset, None if the metadata is not read yet. Raises
+        `RemoteUnavailable` if no segment has it."""
+        found = self._remote.find(offset, self._log.epochs.epoch_of(offset))
+        if found is None and self._is_loaded():
+            raise RemoteUnavailable(f"no remote segment has offset {offset} of {self._prefix}")
+        return found
+
+    def aborted(self, start: int, end: int) -> list[AbortedTransaction]:
+        found = self._remote.find(start, self._log.epochs.epoch_of(start))
+        opened = None if found is None else self._downloads.segment(found.segment_id)
+        if opened is None:
+            return []
+        return [a for a in opened.aborted if a.last_offset >= start and a.first_offset < end]
+
+    def _open(self, segment: RemoteSegment) -> OpenSegment | None:
+        """Return the opened segment, or start to download its footer."""
+        opened = self._downloads.segment(segment.segment_id)
+        if opened is None:
+            self._downloads.start(
+                segment.segment_id, lambda: self.download_footer(segment), self._changed
+            )
+        return opened
+
+    def _chunk(self, segment: RemoteSegment, footer: Footer, number: int) -> CachedChunk | None:
+        """Return a cached chunk, or start its download. Start that of the next one, too."""
+        key = ChunkKey(segment.segment_id, number)
+        chunk = self._downloads.cache.get(key)
+        if chunk is None:
+            self._start(segment, footer, key)
+        following = ChunkKey(segment.segment_id, number + 1)
+        if number + 1 < len(footer.chunks) and not self._downloads.cache.has(following):
+            try:
+                self._start(segment, footer, following)
+            except RemoteUnavailable:
+                pass  # The reader that needs it gets the error.
+        return chunk
+
+    def _start(self, segment: RemoteSegment, footer: Footer, key: ChunkKey) -> None:
+        self._downloads.start(
+            key, lambda: self.download_chunk(segment, footer, key.number), self._changed
+        )
+
+    async def download_footer(self, segment: RemoteSegment) -> None:
+        """Download the footer, and the aborted transactions."""
+        footer = await self._footer(segment)
+        aborted: list[AbortedTransaction] = []
+        for other in self._remote:
+            if other.end_offset < segment.base_offset or other.txn_index_empty:
+                continue
+            here = footer if other.segment_id == segment.segment_id else await self._footer(other)
+            entries = await self._transactions(other, here)
+            aborted += [a for a in entries if a.first_offset <= segment.end_offset]
+            if any(a.last_stable_offset > segment.end_offset for a in entries):
+                break
+        self._downloads.keep(segment.segment_id, OpenSegment(footer, tuple(aborted)))
+
+    async def _footer(self, segment: RemoteSegment) -> Footer:
+        key = keys.segment_key(self._prefix, segment.base_offset, segment.segment_id)
+        end = segment.object_size
+        (data,) = await self._downloads.store.get_ranges(
+            key, [Range(end - segment.footer_size, end)]
+        )
+        footer = read_footer(data)
+        if footer.description.segment_id != segment.segment_id:
+            raise DamagedObject(f"{key} has the segment {footer.description.segment_id}")
+        return footer
+
+    async def _transactions(
+        self, segment: RemoteSegment, footer: Footer
+    ) -> list[AbortedTransaction]:
+        if Section.TRANSACTION_INDEX not in footer.sections:
+            return []
+        key = keys.segment_key(self._prefix, segment.base_offset, segment.segment_id)
+        wanted = footer.section_range(Section.TRANSACTION_INDEX)
+        (data,) = await self._downloads.store.get_ranges(key, [wanted])
+        footer.check_section(Section.TRANSACTION_INDEX, data)
+        return parse_aborted(data)
+
+    async def download_chunk(self, segment: RemoteSegment, footer: Footer, number: int) -> None:
+        """Download a chunk into the cache."""
+        downloads = self._downloads
+        key = keys.segment_key(self._prefix, segment.base_offset, segment.segment_id)
+        (data,) = await downloads.store.get_ranges(key, [footer.chunk_range(number)])
+        chunk_key = ChunkKey(segment.segment_id, number)
+
+        def write() -> CachedChunk:
+            footer.check_chunk(number, data)
+            return downloads.cache.write(chunk_key, data)
+
+        chunk = await downloads.node.disk.run(write)
+        downloads.cache.add(chunk_key, chunk)

@@ -1,0 +1,225 @@
+"""Tiered storage of one broker: it opens tiered logs for remote reads, and runs the copier.
+
+With `remote.log.storage.system.enable`, a partition whose topic has `remote.storage.enable` gets a
+reader of its remote segments. If this broker leads it, a pass of the copier runs at an interval.
+The leader of a partition of `__remote_log_metadata` deletes the objects of deleted topics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+from shoal.record.batch import CorruptBatch
+from shoal.server.config import InvalidConfig
+from shoal.server.tiered.chunk_cache import ChunkCache
+from shoal.server.tiered.copier import Copier, LostLeadership
+from shoal.server.tiered.metadata_topic import CreateTopic, Key, MetadataTopic, MetadataUnavailable
+from shoal.server.tiered.object_store import InvalidStore, open_store
+from shoal.server.tiered.reader import Downloads, PartitionReader
+from shoal.server.tiered.retrying_store import CallLimits, RetryingStore
+from shoal.tiered.metadata_records import TOPIC
+from shoal.tiered.segment_object import DamagedObject
+from shoal.tiered.store import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from typing import Any
+
+    from shoal.log.directory import LogDirectory
+    from shoal.metadata.delta import MetadataDelta
+    from shoal.metadata.image import MetadataImage
+    from shoal.replication.partition import Partition
+    from shoal.server.config import BrokerConfig
+    from shoal.server.metadata_cache import MetadataCache
+    from shoal.server.network.peers import Peers
+    from shoal.server.network.purgatory import Purgatory
+    from shoal.server.node import Node
+    from shoal.server.replication.partitions import Partitions
+    from shoal.tiered.store import ObjectStore
+
+#: Passes of the copier at the same time.
+PASSES_MAX = 4
+#: Session timeouts for which a topic must be unknown before its objects are deleted. Until then the
+#: image of this broker may be behind that of the leader that has copied.
+DELETED_AFTER_SESSIONS = 2
+
+
+class Session(Protocol):
+    """This broker's session with the controller (`cluster.lifecycle`)."""
+
+    @property
+    def is_lost(self) -> bool: ...
+
+
+def store_of(config: BrokerConfig) -> ObjectStore:
+    """Return the object store that the configs name. Raises `InvalidConfig`."""
+    try:
+        return open_store(
+            config["shoal.remote.store.url"],
+            endpoint=config["shoal.remote.store.endpoint"],
+            region=config["shoal.remote.store.region"],
+        )
+    except InvalidStore as error:
+        raise InvalidConfig(str(error)) from None
+
+
+class TieredStorage:
+    """Owns the readers of this broker's tiered partitions, and the passes under way."""
+
+    def __init__(
+        self,
+        node: Node,
+        cache: MetadataCache,
+        directory: LogDirectory,
+        partitions: Partitions,
+        *,
+        store: ObjectStore,
+        purgatory: Purgatory,
+        peers: Peers,
+        create_topic: CreateTopic,
+        session: Session,
+    ) -> None:
+        self._node = node
+        self._image = cache
+        self._directory = directory
+        self._partitions = partitions
+        self._purgatory = purgatory
+        self._session = session
+        limits = CallLimits(timeout_ms=node.config["shoal.remote.store.request.timeout.ms"])
+        self.store = RetryingStore(store, limits, node.random)
+        self.chunks = ChunkCache(
+            node.system.storage, directory.path, node.config["shoal.remote.chunk.cache.bytes"]
+        )
+        self.downloads = Downloads(node, self.store, self.chunks)
+        self.metadata = MetadataTopic(
+            node, cache, partitions, peers=peers, purgatory=purgatory, create_topic=create_topic
+        )
+        self._copier: Copier | None = None
+        self.readers: dict[Key, PartitionReader] = {}
+        self._passes: dict[Key, asyncio.Task[None]] = {}
+        self._free_passes = asyncio.Semaphore(PASSES_MAX)
+        #: When a topic with objects was first found to be unknown.
+        self._unknown_ms: dict[Key, int] = {}
+        partitions.on_removed(lambda partition: self._removed(partition))
+
+    def start(self) -> None:
+        """Open the tiered partitions, and copy from now on. Raises `OSError`."""
+        self.chunks.open()
+        self._copier = Copier(
+            self._node, self.store, self.metadata, self.chunks, self._directory.cluster_id
+        )
+        self._image.subscribe(self._metadata_changed)
+        self.metadata.refresh()
+        self._attach_all()
+        self._node.timers.every(
+            self._node.config["remote.log.manager.task.interval.ms"], self._tick
+        )
+
+    def stop(self) -> None:
+        for task in self._passes.values():
+            task.cancel()
+        self.downloads.stop()
+        self.metadata.stop()
+        if self._copier is not None:
+            self._copier.close()
+
+    def _metadata_changed(self, _image: MetadataImage, delta: MetadataDelta) -> None:
+        changed = (*delta.created, *(topic for _, topic in delta.changed))
+        if any(topic.name == TOPIC for topic in changed):
+            self.metadata.refresh()
+            for key in self.readers:
+                self.metadata.follow(key)
+        if changed or delta.configs:
+            self._attach_all()
+
+    def _attach_all(self) -> None:
+        for partition in self._partitions:
+            if partition.log.config.remote_storage_enable and partition.log.remote is None:
+                self._attach(partition)
+
+    def _attach(self, partition: Partition) -> None:
+        assert self._copier is not None
+        key = partition.key
+        self.metadata.follow(key)
+        reader = PartitionReader(
+            self.downloads,
+            partition.log,
+            self.metadata.remote(key),
+            self._copier.prefix(partition),
+            is_loaded=lambda: self.metadata.is_loaded(key),
+            changed=lambda: self._changed(partition),
+        )
+        partition.log.remote = self.readers[key] = reader
+
+    def _removed(self, partition: Partition) -> None:
+        self.readers.pop(partition.key, None)
+
+    def _changed(self, partition: Partition) -> None:
+        """Wake the requests that wait for records of the partition."""
+        partition.notify_changed()
+        if partition.leadership is not None:
+            for replica in partition.leadership.followers:
+                self._purgatory.wake(("replica", replica))
+
+    # Passes
+
+    def _tick(self) -> None:
+        assert self._copier is not None
+        for partition in self._partitions:
+            if partition.key in self.readers and not partition.log.offline:
+                self._roll(partition)
+                if partition.is_leader:
+                    self._start(partition.key, self._copier.run(partition))
+        if self._session.is_lost:
+            return
+        now_ms = self._node.clock.now_ms()
+        wait_ms = DELETED_AFTER_SESSIONS * self._node.config["broker.session.timeout.ms"]
+        known = self._image.image.topics_by_id
+        for key in self.metadata.led_keys():
+            topic_id, _ = key
+            if topic_id in known:
+                self._unknown_ms.pop(key, None)
+            elif now_ms - self._unknown_ms.setdefault(key, now_ms) >= wait_ms:
+                name = self.metadata.names[topic_id]
+                self._start(key, self._copier.delete_partition(key, name))
+
+    def _start(self, key: Key, work: Coroutine[Any, Any, None]) -> None:
+        if key in self._passes:
+            work.close()
+            return
+        task = self._passes[key] = self._node.loop.create_task(self._limited(key, work))
+        task.add_done_callback(lambda _: self._passes.pop(key, None))
+
+    async def _limited(self, key: Key, work: Coroutine[Any, Any, None]) -> None:
+        """Run one pass when its turn comes. A failure is logged, and the next pass tries again."""
+        try:
+            async with self._free_passes:
+                await work
+        except LostLeadership:
+            pass
+        except (StoreError, MetadataUnavailable, DamagedObject, CorruptBatch, OSError) as error:
+            self._log_failure(key, error)
+        except Exception:
+            self._node.log.exception("a pass of the copier failed", partition=str(key))
+        finally:
+            work.close()
+
+    def _log_failure(self, key: Key, error: Exception) -> None:
+        partition = self._partitions.get(*key)
+        self._node.log.warning(
+            "a tiered partition is not copied or cleaned until the store works again",
+            topic=self.metadata.names.get(key[0]) if partition is None else partition.topic,
+            partition=key[1],
+            error=str(error),
+        )
+
+    def _roll(self, partition: Partition) -> None:
+        """Close an old active segment: a leader copies it, and a follower can delete it then."""
+        age_ms = self._node.config["shoal.remote.copy.interval.ms"]
+        if age_ms < 0:
+            return
+        try:
+            partition.log.roll_if_older(self._node.clock.now_ms(), age_ms)
+        except OSError as error:
+            self._log_failure(partition.key, error)

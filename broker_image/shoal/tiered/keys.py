@@ -1,0 +1,35 @@
+"""Names of objects: `<cluster>/<topic>-<topic id>/<partition>/<base offset>-<segment id>.segment`.
+
+Cluster id and topic id keep two clusters in one bucket apart, and a topic that was created again
+under the name of a deleted one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.log.uuids import uuid_from_text, uuid_text
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+_SUFFIX = ".segment"
+_OFFSET_DIGITS = 20
+
+
+def partition_prefix(cluster_id: str, topic: str, topic_id: UUID, partition: int) -> str:
+    """Return the prefix of all objects of a partition, without a slash at its end."""
+    return f"{cluster_id}/{topic}-{uuid_text(topic_id)}/{partition}"
+
+
+def segment_key(prefix: str, base_offset: int, segment_id: UUID) -> str:
+    """Return the key of a segment's object below the prefix of its partition."""
+    return f"{prefix}/{base_offset:0{_OFFSET_DIGITS}d}-{uuid_text(segment_id)}{_SUFFIX}"
+
+
+def segment_id_of(key: str) -> UUID | None:
+    """Return the segment id in a key, None if it is not the key of a segment."""
+    name = key.rpartition("/")[2]
+    if not name.endswith(_SUFFIX) or name[_OFFSET_DIGITS : _OFFSET_DIGITS + 1] != "-":
+        return None
+    return uuid_from_text(name[_OFFSET_DIGITS + 1 : -len(_SUFFIX)])

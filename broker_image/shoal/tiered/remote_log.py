@@ -1,0 +1,232 @@
+"""The remote segments of one partition, replayed from `__remote_log_metadata`.
+
+Finished segments are packed bytes in order of their base offsets, about 200 bytes of memory each,
+because a broker may have a million of them. Those of other states are few, and are objects. Two
+leaders may have copied the same offsets, so segments may overlap. Offsets are served by the segment
+that has them in the leader epoch of this log, and reaches furthest.
+
+Only `replay` changes state. A record that is not a legal move is ignored: it was written by a
+leader that did not yet know of its successor, and the segment's later state holds.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left, bisect_right
+from typing import TYPE_CHECKING, NamedTuple
+from uuid import UUID
+
+from shoal.tiered.metadata_records import MOVES, SegmentAdded, SegmentState, SegmentUpdated
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_CUSTOM = struct.Struct(">BQI")
+_CUSTOM_VERSION = 0
+#: Segment id, base and end offset, largest timestamp, log size, object size, footer size, broker,
+#: whether the transaction index is empty, number of leader epochs. The epochs follow.
+_PACKED = struct.Struct(">16sqqqQQIi?H")
+_EPOCH = struct.Struct(">iq")
+_OFFSETS = struct.Struct(">16xqq")
+
+
+class RemoteSegment(NamedTuple):
+    """One remote segment. Offsets are inclusive, sizes in bytes. `object_size` and `footer_size`
+    are 0 until the copy has finished."""
+
+    segment_id: UUID
+    base_offset: int
+    end_offset: int
+    max_timestamp: int
+    log_size: int
+    object_size: int
+    footer_size: int
+    broker_id: int
+    txn_index_empty: bool
+    leader_epochs: tuple[tuple[int, int], ...]
+
+    def epoch_at(self, offset: int) -> int:
+        """Return the leader epoch in which an offset of this segment was written, or -1."""
+        at = bisect_right(self.leader_epochs, offset, key=lambda entry: entry[1]) - 1
+        return self.leader_epochs[at][0] if at >= 0 else -1
+
+
+def custom_metadata(object_size: int, footer_size: int) -> bytes:
+    """Return what a finished copy adds to the metadata of its segment."""
+    return _CUSTOM.pack(_CUSTOM_VERSION, object_size, footer_size)
+
+
+class RemoteLog:
+    """The remote segments of one partition by state."""
+
+    __slots__ = ("_bases", "_ends_max", "_finished", "_other", "size_bytes")
+
+    def __init__(self) -> None:
+        self._finished: list[bytes] = []
+        self._bases: list[int] = []
+        #: The largest end offset up to each finished segment.
+        self._ends_max: list[int] = []
+        #: Segments that are being copied or deleted.
+        self._other: dict[UUID, tuple[SegmentState, RemoteSegment]] = {}
+        #: Bytes of the logs of finished segments.
+        self.size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._finished)
+
+    def __iter__(self) -> Iterator[RemoteSegment]:
+        """Iterate over the finished segments in order of their base offsets."""
+        return map(_unpack, self._finished)
+
+    def in_state(self, state: SegmentState) -> list[RemoteSegment]:
+        """Return the segments that are being copied or deleted, in order of their offsets."""
+        found = (segment for known, segment in self._other.values() if known is state)
+        return sorted(found, key=lambda segment: segment.base_offset)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no segment is in any state before the last."""
+        return not self._finished and not self._other
+
+    @property
+    def start_offset(self) -> int | None:
+        """The first finished offset, None without a finished segment."""
+        return self._bases[0] if self._bases else None
+
+    @property
+    def end_offset(self) -> int:
+        """The last finished offset, -1 without a finished segment."""
+        return self._ends_max[-1] if self._ends_max else -1
+
+    def find(self, offset: int, leader_epoch: int) -> RemoteSegment | None:
+        """Return the finished segment with `offset` in `leader_epoch`, the one that reaches
+        furthest. An epoch of -1 is unknown and matches any."""
+        best: RemoteSegment | None = None
+        at = bisect_right(self._bases, offset) - 1
+        while at >= 0 and self._ends_max[at] >= offset:
+            packed = self._finished[at]
+            end_offset = _OFFSETS.unpack_from(packed)[1]
+            if end_offset >= offset and (best is None or end_offset > best.end_offset):
+                segment = _unpack(packed)
+                if leader_epoch in (-1, segment.epoch_at(offset)):
+                    best = segment
+            at -= 1
+        return best
+
+    def covers(self, start: int, end: int) -> bool:
+        """Whether finished segments have every offset in [start, end), apart from gaps inside of
+        segments."""
+        at = start
+        while at < end:
+            found = self.find(at, -1)
+            if found is None:
+                return False
+            at = found.end_offset + 1
+        return True
+
+    def replay(self, record: SegmentAdded | SegmentUpdated) -> None:
+        """Apply a record of this partition."""
+        if isinstance(record, SegmentAdded):
+            if not self._has(record):
+                segment = RemoteSegment(
+                    record.id.segment_id,
+                    record.base_offset,
+                    record.end_offset,
+                    record.max_timestamp,
+                    record.log_size,
+                    0,
+                    0,
+                    record.broker_id,
+                    record.txn_index_empty,
+                    record.leader_epochs,
+                )
+                self._other[record.id.segment_id] = (record.state, segment)
+            return
+        self._update(record)
+
+    def forget(self, segment_id: UUID) -> None:
+        """Remove a segment whose records were removed from the topic, if it is known."""
+        if self._state(segment_id) is not None:
+            self._take(segment_id)
+
+    def _update(self, record: SegmentUpdated) -> None:
+        state = self._state(record.id.segment_id)
+        if state is None or record.state not in MOVES[state]:
+            return
+        segment = self._take(record.id.segment_id)
+        if record.custom is not None and len(record.custom) >= _CUSTOM.size:
+            _, object_size, footer_size = _CUSTOM.unpack_from(record.custom)
+            segment = segment._replace(object_size=object_size, footer_size=footer_size)
+        if record.state is SegmentState.COPY_SEGMENT_FINISHED:
+            self._insert(segment)
+        elif record.state is not SegmentState.DELETE_SEGMENT_FINISHED:
+            self._other[record.id.segment_id] = (record.state, segment)
+
+    def _has(self, record: SegmentAdded) -> bool:
+        """Whether the segment is known. A producer's retry may have written its record twice."""
+        if record.id.segment_id in self._other:
+            return True
+        at = bisect_left(self._bases, record.base_offset)
+        wanted = record.id.segment_id.bytes
+        while at < len(self._bases) and self._bases[at] == record.base_offset:
+            if self._finished[at].startswith(wanted):
+                return True
+            at += 1
+        return False
+
+    def _state(self, segment_id: UUID) -> SegmentState | None:
+        if segment_id in self._other:
+            return self._other[segment_id][0]
+        known = self._position(segment_id) is not None
+        return SegmentState.COPY_SEGMENT_FINISHED if known else None
+
+    def _position(self, segment_id: UUID) -> int | None:
+        # Retention removes the oldest segments, which come first.
+        wanted = segment_id.bytes
+        for at, packed in enumerate(self._finished):
+            if packed.startswith(wanted):
+                return at
+        return None
+
+    def _take(self, segment_id: UUID) -> RemoteSegment:
+        """Remove a segment from the state that it has."""
+        if segment_id in self._other:
+            return self._other.pop(segment_id)[1]
+        at = self._position(segment_id)
+        assert at is not None
+        segment = _unpack(self._finished.pop(at))
+        del self._bases[at]
+        self.size_bytes -= segment.log_size
+        self._find_ends(at)
+        return segment
+
+    def _insert(self, segment: RemoteSegment) -> None:
+        at = bisect_right(self._bases, segment.base_offset)
+        self._finished.insert(at, _pack(segment))
+        self._bases.insert(at, segment.base_offset)
+        self.size_bytes += segment.log_size
+        self._find_ends(at)
+
+    def _find_ends(self, start: int) -> None:
+        """Compute the largest end offsets again from a position on."""
+        del self._ends_max[start:]
+        largest = self._ends_max[-1] if self._ends_max else -1
+        for packed in self._finished[start:]:
+            largest = max(largest, _OFFSETS.unpack_from(packed)[1])
+            self._ends_max.append(largest)
+
+
+def _pack(segment: RemoteSegment) -> bytes:
+    return _PACKED.pack(
+        segment.segment_id.bytes,
+        *segment[1:9],
+        len(segment.leader_epochs),
+    ) + b"".join(_EPOCH.pack(*entry) for entry in segment.leader_epochs)
+
+
+def _unpack(packed: bytes) -> RemoteSegment:
+    segment_id, *fields, count = _PACKED.unpack_from(packed)
+    epochs = tuple(
+        _EPOCH.unpack_from(packed, _PACKED.size + number * _EPOCH.size) for number in range(count)
+    )
+    return RemoteSegment._make((UUID(bytes=segment_id), *fields, epochs))

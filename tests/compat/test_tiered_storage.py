@@ -1,0 +1,525 @@
+"""Tiered topics on real brokers with a directory as their store: librdkafka reads from there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+import subprocess
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from clusters import ShoalCluster, running
+from conditions import eventually
+from confluent_kafka import (
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Producer,
+    ShareConsumer,
+    TopicPartition,
+)
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+)
+from kafka_tools import command
+from ports import free_ports
+from servers import ShoalProcess
+from shoal.client.connection import connect
+from shoal.client.settings import Settings
+from shoal.protocol.api import ApiKey
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytest.importorskip("obstore")
+TIMEOUT_S = 20
+MB = 1 << 20
+TOPIC = {
+    "remote.storage.enable": "true",
+    "segment.bytes": str(MB),
+    "local.retention.bytes": "1",
+    "retention.ms": "-1",
+}
+BASE_MS = 1_700_000_000_000
+
+
+def settings(store: Path, **more: str) -> dict[str, str]:
+    return {
+        "remote.log.storage.system.enable": "true",
+        "shoal.remote.store.url": f"file://{store}",
+        "remote.log.manager.task.interval.ms": "100",
+        "log.retention.check.interval.ms": "100",
+        "rlmm.config.remote.log.metadata.topic.num.partitions": "3",
+        "broker.session.timeout.ms": "3000",
+        "broker.heartbeat.interval.ms": "500",
+        "log.segment.delete.delay.ms": "0",
+    } | {name.replace("_", "."): value for name, value in more.items()}
+
+
+class Tiered(NamedTuple):
+    """A broker, its store, and a client."""
+
+    broker: ShoalProcess
+    store: Path
+    admin: AdminClient
+
+    def objects(self) -> list[Path]:
+        return sorted(path for path in self.store.rglob("*.segment") if path.is_file())
+
+    def bases(self, topic: str = "t") -> list[int]:
+        """Return the base offsets of a topic's objects."""
+        return sorted(int(o.name[:20]) for o in self.objects() if f"/{topic}-" in str(o))
+
+    def local_logs(self, topic: str = "t", index: int = 0) -> list[int]:
+        folder = self.broker.data_dir / f"{topic}-{index}"
+        return sorted(int(path.stem) for path in folder.glob("*.log"))
+
+    def offset(self, spec: OffsetSpec, topic: str = "t") -> int:
+        where = TopicPartition(topic, 0)
+        found = self.admin.list_offsets({where: spec}, request_timeout=TIMEOUT_S)[where]
+        return found.result(TIMEOUT_S).offset
+
+
+@pytest.fixture
+def tiered(tmp_path: Path) -> Iterator[Tiered]:
+    store = tmp_path / "store"
+    broker = ShoalProcess(tmp_path / "data", configs=settings(store)).start()
+    yield Tiered(broker, store, AdminClient({"bootstrap.servers": broker.bootstrap}))
+    broker.stop()
+
+
+def create(admin: AdminClient, topic: str = "t", *, replicas: int = 1, **configs: str) -> None:
+    own = TOPIC | {name.replace("_", "."): value for name, value in configs.items()}
+    new = NewTopic(topic, 1, replicas, config=own)
+    admin.create_topics([new])[topic].result(TIMEOUT_S)
+
+
+def produce(bootstrap: str, count: int, *, start: int = 0, topic: str = "t") -> None:
+    """Produce records of 1 KB that are their offsets, a second apart."""
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, "batch.num.messages": 100})
+    filler = random.Random(start).randbytes(1000)
+    for number in range(start, start + count):
+        producer.produce(topic, filler, b"%d" % number, timestamp=BASE_MS + number * 1000)
+        producer.poll(0)
+    assert producer.flush(TIMEOUT_S) == 0
+
+
+def consume(bootstrap: str, count: int, *, start: int = 0, topic: str = "t", **config: str) -> None:
+    """Read `count` records from an offset on, and check each."""
+    client = Consumer({"bootstrap.servers": bootstrap, "group.id": "g", **config})
+    client.assign([TopicPartition(topic, 0, start)])
+    at = start
+    try:
+        while at < start + count:
+            found = client.consume(1000, TIMEOUT_S)
+            assert found, f"nothing after offset {at}"
+            for message in found:
+                assert message.error() is None, message.error()
+                assert (message.offset(), message.key()) == (at, b"%d" % at)
+                assert len(message.value()) == 1000
+                at += 1
+    finally:
+        client.close()
+
+
+def test_records_are_read_from_the_store(tiered: Tiered) -> None:
+    create(tiered.admin)
+    produce(tiered.broker.bootstrap, 8000)
+    eventually(lambda: len(tiered.local_logs()) == 1, timeout_s=TIMEOUT_S)
+    (local_start,) = tiered.local_logs()
+    assert local_start > 6000
+    assert tiered.bases()[0] == 0
+    assert local_start - 1100 < tiered.bases()[-1] < local_start
+    consume(tiered.broker.bootstrap, 8000)
+    consume(tiered.broker.bootstrap, 100, start=3333)
+    assert tiered.offset(OffsetSpec.earliest()) == 0
+    for number in (0, 1234, local_start - 1, local_start, 7999):
+        assert tiered.offset(OffsetSpec.for_timestamp(BASE_MS + number * 1000 - 500)) == number
+    # Metadata and log start survive a crash, and the objects are not copied again.
+    before = tiered.objects()
+    tiered.broker.kill9()
+    tiered.broker.start()
+    consume(tiered.broker.bootstrap, 8000)
+    produce(tiered.broker.bootstrap, 3000, start=8000)
+    eventually(lambda: len(tiered.local_logs()) == 1, timeout_s=TIMEOUT_S)
+    assert set(before) < set(tiered.objects())
+    consume(tiered.broker.bootstrap, 11000)
+
+
+def test_deleted_records_and_topics_leave_the_store(tiered: Tiered) -> None:
+    create(tiered.admin)
+    create(tiered.admin, "other")
+    produce(tiered.broker.bootstrap, 4000)
+    produce(tiered.broker.bootstrap, 4000, topic="other")
+    for topic in ("t", "other"):
+        eventually(lambda t=topic: len(tiered.local_logs(t)) == 1, timeout_s=TIMEOUT_S)
+    tiered.admin.delete_records([TopicPartition("t", 0, 2500)])
+    eventually(lambda: 1400 < tiered.bases()[0] <= 2500, timeout_s=TIMEOUT_S)
+    assert tiered.bases("other")[0] == 0
+    assert tiered.offset(OffsetSpec.earliest()) == 2500
+    consume(tiered.broker.bootstrap, 1500, start=2500)
+    # The objects of a deleted topic leave, also if the broker was down at that time.
+    tiered.admin.delete_topics(["t"])["t"].result(TIMEOUT_S)
+    tiered.broker.kill9()
+    tiered.broker.start()
+    eventually(lambda: not tiered.bases(), timeout_s=TIMEOUT_S)
+    assert tiered.bases("other")[0] == 0
+    # A topic of the same name begins without them.
+    create(tiered.admin)
+    produce(tiered.broker.bootstrap, 10)
+    consume(tiered.broker.bootstrap, 10)
+    consume(tiered.broker.bootstrap, 4000, topic="other")
+
+
+def test_retention_covers_both_tiers(tiered: Tiered) -> None:
+    create(tiered.admin, retention_bytes=str(4 * MB), retention_ms="-1")
+    produce(tiered.broker.bootstrap, 9000)
+    eventually(lambda: tiered.offset(OffsetSpec.earliest()) > 3000, timeout_s=TIMEOUT_S)
+    start = tiered.offset(OffsetSpec.earliest())
+    assert 9000 - start >= 4 * MB / 1100
+    eventually(lambda: tiered.bases()[0] > 2000, timeout_s=TIMEOUT_S)
+    start = tiered.offset(OffsetSpec.earliest())
+    consume(tiered.broker.bootstrap, 9000 - start, start=start)
+
+
+def test_a_topic_with_old_records_becomes_tiered(tiered: Tiered) -> None:
+    create(tiered.admin, remote_storage_enable="false", local_retention_bytes="-2")
+    produce(tiered.broker.bootstrap, 4000)
+    assert not tiered.objects()
+    alter(tiered.admin, {"remote.storage.enable": "true", "local.retention.bytes": "1"})
+    eventually(lambda: len(tiered.local_logs()) == 1, timeout_s=TIMEOUT_S)
+    consume(tiered.broker.bootstrap, 4000)
+    with pytest.raises(KafkaException, match="only in the object store"):
+        alter(tiered.admin, {"remote.storage.enable": "false"})
+
+
+def alter(
+    admin: AdminClient, configs: dict[str, str], kind: str = "topic", name: str = "t"
+) -> None:
+    entries = [
+        ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+        for name, value in configs.items()
+    ]
+    resource = ConfigResource(kind, name, incremental_configs=entries)
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(TIMEOUT_S)
+
+
+def test_a_share_group_reads_remote_records(tiered: Tiered) -> None:
+    create(tiered.admin)
+    produce(tiered.broker.bootstrap, 4000)
+    eventually(lambda: len(tiered.local_logs()) == 1, timeout_s=TIMEOUT_S)
+    group = ConfigResource(
+        "group",
+        "workers",
+        incremental_configs=[
+            ConfigEntry(
+                "share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET
+            )
+        ],
+    )
+    for future in tiered.admin.incremental_alter_configs([group]).values():
+        future.result(TIMEOUT_S)
+    client = ShareConsumer({"bootstrap.servers": tiered.broker.bootstrap, "group.id": "workers"})
+    client.subscribe(["t"])
+    seen: set[int] = set()
+
+    def all_seen() -> bool:
+        for message in client.poll(timeout=1.0):
+            assert message.error() is None
+            assert message.key() == b"%d" % message.offset()
+            seen.add(message.offset())
+        return seen == set(range(4000))
+
+    eventually(all_seen, timeout_s=TIMEOUT_S)
+    client.close()
+
+
+def test_aborted_records_are_hidden(tiered: Tiered) -> None:
+    create(tiered.admin)
+    client = Producer({"bootstrap.servers": tiered.broker.bootstrap, "transactional.id": "x"})
+    client.init_transactions(TIMEOUT_S)
+    filler = random.Random(1).randbytes(1000)
+    for number in range(12):
+        client.begin_transaction()
+        for _ in range(300):
+            client.produce("t", filler, b"%d" % number)
+        if number % 2:
+            client.abort_transaction(TIMEOUT_S)
+        else:
+            client.commit_transaction(TIMEOUT_S)
+    eventually(lambda: len(tiered.local_logs()) == 1, timeout_s=TIMEOUT_S)
+    reader = Consumer(
+        {
+            "bootstrap.servers": tiered.broker.bootstrap,
+            "group.id": "g",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        }
+    )
+    reader.assign([TopicPartition("t", 0, 0)])
+    keys: list[bytes] = []
+    ended = False
+    while not ended:
+        for message in reader.consume(1000, TIMEOUT_S):
+            error = message.error()
+            ended |= error is not None and error.code() == KafkaError._PARTITION_EOF
+            if error is None:
+                keys.append(message.key())
+    reader.close()
+    assert keys == [b"%d" % number for number in range(0, 12, 2) for _ in range(300)]
+
+
+def test_an_object_that_is_gone_is_a_retriable_error(tiered: Tiered) -> None:
+    create(tiered.admin)
+    produce(tiered.broker.bootstrap, 4000)
+    eventually(lambda: len(tiered.local_logs()) == 1, timeout_s=TIMEOUT_S)
+    aside = tiered.store.parent / "aside"
+    shutil.move(tiered.store, aside)
+    where = TopicPartition("t", 0)
+    spec = {where: OffsetSpec.for_timestamp(BASE_MS + 500)}
+    with pytest.raises(KafkaException) as caught:
+        tiered.admin.list_offsets(spec)[where].result(TIMEOUT_S)
+    assert caught.value.args[0].code() == KafkaError.KAFKA_STORAGE_ERROR
+    client = Consumer({"bootstrap.servers": tiered.broker.bootstrap, "group.id": "g"})
+    client.assign([TopicPartition("t", 0, 0)])
+    assert not client.consume(1, 2)
+    shutil.move(aside, tiered.store)
+    (message,) = client.consume(1, TIMEOUT_S)
+    assert (message.error(), message.offset()) == (None, 0)
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("configs", "reason"),
+    [
+        ({"cleanup_policy": "compact"}, "only supports topics with cleanup.policy=delete"),
+        ({"local_retention_ms": "5000", "retention_ms": "4000"}, "retention.ms property value"),
+        ({"local_retention_bytes": "2000", "retention_bytes": "1000"}, "retention.bytes property"),
+        ({"local_retention_ms": "-1", "retention_ms": "4000"}, "must not be -1 as retention.ms"),
+        ({"remote_log_copy_disable": "true"}, "Copying cannot be switched off"),
+    ],
+)
+def test_combinations_that_are_refused(
+    tiered: Tiered, configs: dict[str, str], reason: str
+) -> None:
+    with pytest.raises(KafkaException, match=reason):
+        create(tiered.admin, replicas=1, **configs)
+
+
+def test_brokers_without_a_store_refuse_tiered_topics(tmp_path: Path) -> None:
+    broker = ShoalProcess(tmp_path / "data").start()
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    with pytest.raises(KafkaException, match="Tiered Storage functionality is disabled"):
+        create(admin)
+    broker.stop()
+
+
+@pytest.mark.java
+def test_kafkas_clients_read_a_tiered_topic(tiered: Tiered) -> None:
+    create(tiered.admin)
+    produce(tiered.broker.bootstrap, 4000)
+    eventually(lambda: len(tiered.local_logs()) == 1, timeout_s=TIMEOUT_S)
+    (local_start,) = tiered.local_logs()
+    server = ("--bootstrap-server", tiered.broker.bootstrap)
+    for time_, expected in (
+        ("earliest", 0),
+        ("earliest-local", local_start),
+        ("latest-tiered", local_start - 1),
+        ("latest", 4000),
+        (str(BASE_MS + 1_233_500), 1234),
+    ):
+        said = run_tool("kafka-get-offsets", *server, "--topic", "t", "--time", time_)
+        assert said.split() == [f"t:0:{expected}"], time_
+    said = run_tool(
+        "kafka-console-consumer",
+        *server,
+        "--topic=t",
+        "--from-beginning",
+        "--max-messages=4000",
+        "--timeout-ms=30000",
+        "--formatter-property=print.key=true",
+        "--formatter-property=print.value=false",
+    )
+    assert [int(key) for key in said.split()] == list(range(4000))
+
+
+def run_tool(*words: str) -> str:
+    """Return the output of one of Kafka's tools."""
+    done = subprocess.run(command(*words), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_records_are_read_from_an_s3_server(tmp_path: Path) -> None:
+    """versitygw serves a directory by S3's protocol."""
+    gateway = shutil.which("versitygw")
+    if gateway is None:
+        module = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
+        pytest.skip(f"versitygw is missing: go install {module}")
+    bucket = tmp_path / "s3" / "bucket"
+    bucket.mkdir(parents=True)
+    (port,) = free_ports(1)
+    keys = {"ROOT_ACCESS_KEY": "test-id", "ROOT_SECRET_KEY": "test-secret"}
+    server = subprocess.Popen(
+        [gateway, "--port", f"127.0.0.1:{port}", "posix", str(bucket.parent)],
+        env=os.environ | keys,
+        stdout=subprocess.DEVNULL,
+    )
+    configs = settings(tmp_path) | {
+        "shoal.remote.store.url": "s3://bucket/prefix",
+        "shoal.remote.store.endpoint": f"http://127.0.0.1:{port}",
+        "shoal.remote.store.region": "us-east-1",
+    }
+    credentials = {"AWS_ACCESS_KEY_ID": "test-id", "AWS_SECRET_ACCESS_KEY": "test-secret"}
+    broker = ShoalProcess(tmp_path / "data", configs=configs, environment=credentials).start()
+    try:
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        tiered = Tiered(broker, bucket, admin)
+        create(admin, segment_bytes=str(10 * MB))
+        produce(broker.bootstrap, 25_000)
+        eventually(lambda: len(tiered.local_logs()) == 1, timeout_s=TIMEOUT_S)
+        assert len(tiered.objects()) == 2
+        consume(broker.bootstrap, 25_000)
+        admin.delete_records([TopicPartition("t", 0, tiered.bases()[1])])
+        eventually(lambda: len(tiered.objects()) == 1, timeout_s=TIMEOUT_S)
+    finally:
+        broker.kill9()
+        server.kill()
+        server.wait()
+
+
+def test_configs_of_copying_and_of_the_metadata_topic(tmp_path: Path) -> None:
+    """Records of an idle topic are copied after an interval, and few chunks stay on the disk."""
+    configs = settings(tmp_path / "store") | {
+        "shoal.remote.copy.interval.ms": "200",
+        "shoal.remote.chunk.cache.bytes": "1",
+        "remote.log.manager.task.interval.ms": "100",
+        "rlmm.config.remote.log.metadata.topic.num.partitions": "2",
+        "rlmm.config.remote.log.metadata.topic.replication.factor": "1",
+    }
+    broker = ShoalProcess(tmp_path / "data", configs=configs).start()
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    tiered = Tiered(broker, tmp_path / "store", admin)
+    create(admin, local_retention_bytes="-2", local_retention_ms="1")
+    for start in range(0, 30, 10):
+        produce(broker.bootstrap, 10, start=start)
+        eventually(lambda end=start + 10: tiered.local_logs() == [end], timeout_s=TIMEOUT_S)
+    assert tiered.bases() == [0, 10, 20]
+    consume(broker.bootstrap, 30)
+    assert len(list((tmp_path / "data/remote-chunks").iterdir())) == 1
+    topic = admin.list_topics(timeout=TIMEOUT_S).topics["__remote_log_metadata"]
+    assert [len(p.replicas) for p in topic.partitions.values()] == [1, 1]
+    broker.stop()
+
+
+def test_a_store_that_hangs(tmp_path: Path) -> None:
+    """Requests to the store, searches by time and fetches end at their own limits."""
+    configs = settings(tmp_path / "store") | {
+        "shoal.remote.store.request.timeout.ms": "400",
+        "remote.fetch.max.wait.ms": "1000",
+    }
+    broker = ShoalProcess(tmp_path / "data", configs=configs).start()
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    tiered = Tiered(broker, tmp_path / "store", admin)
+    create(admin)
+    produce(broker.bootstrap, 2000)
+    eventually(lambda: len(tiered.local_logs()) == 1, timeout_s=TIMEOUT_S)
+    first = tiered.objects()[0]
+    first.unlink()
+    os.mkfifo(first)  # Opening it blocks until it has a writer.
+    try:
+        assert search(tiered) == KafkaError.KAFKA_STORAGE_ERROR
+        eventually(lambda: 0.9 < fetch_s(broker.bootstrap) < 1.4, timeout_s=TIMEOUT_S)
+        limit = {"remote.list.offsets.request.timeout.ms": "1"}
+        alter(admin, limit, kind="broker", name="1")
+        eventually(lambda: search(tiered) == KafkaError.REQUEST_TIMED_OUT, timeout_s=TIMEOUT_S)
+    finally:
+        broker.kill9()
+
+
+def search(tiered: Tiered) -> int:
+    """Return the error of a search for the first record by its time."""
+    with pytest.raises(KafkaException) as caught:
+        tiered.offset(OffsetSpec.for_timestamp(BASE_MS + 500))
+    return caught.value.args[0].code()
+
+
+def fetch_s(bootstrap: str) -> float:
+    """Return how long a fetch of the first record takes that itself waits for a millisecond."""
+    host, _, port = bootstrap.rpartition(":")
+    partition = {
+        "partition": 0,
+        "current_leader_epoch": -1,
+        "fetch_offset": 0,
+        "last_fetched_epoch": -1,
+        "log_start_offset": -1,
+        "partition_max_bytes": MB,
+    }
+
+    async def run() -> float:
+        connection = await connect(Settings.of(bootstrap, {}), (host, int(port)))
+        try:
+            metadata = await connection.request(ApiKey.METADATA, {"topics": None})
+            (topic_id,) = [t.topic_id for t in metadata.topics if t.name == "t"]
+            fields = {
+                "max_wait_ms": 1,
+                "min_bytes": 1,
+                "max_bytes": MB,
+                "isolation_level": 0,
+                "session_id": 0,
+                "session_epoch": -1,
+                "topics": [{"topic": "t", "topic_id": topic_id, "partitions": [partition]}],
+                "forgotten_topics_data": [],
+                "rack_id": "",
+            }
+            begun = time.monotonic()
+            await connection.request(ApiKey.FETCH, fields)
+            return time.monotonic() - begun
+        finally:
+            connection.close()
+
+    return asyncio.run(run())
+
+
+def local_starts(cluster: ShoalCluster) -> list[int]:
+    """Return the first offset on the disk of each broker."""
+    return [
+        min(int(path.stem) for path in (node.data_dir / "t-0").glob("*.log"))
+        for node in cluster.nodes.values()
+    ]
+
+
+def test_a_new_leader_continues(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    configs = settings(store) | {"replica.lag.time.max.ms": "3000"}
+    with running(ShoalCluster(tmp_path, configs=configs)) as cluster:
+        admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+        create(admin, replicas=3)
+        at = 0
+        for _ in range(3):
+            produce(cluster.bootstrap, 4000, start=at)
+            at += 4000
+
+            eventually(lambda end=at: min(local_starts(cluster)) > end - 2500, timeout_s=TIMEOUT_S)
+            consume(cluster.bootstrap, at)
+            leader = admin.list_topics("t", timeout=TIMEOUT_S).topics["t"].partitions[0].leader
+            cluster.nodes[leader].kill9()
+            eventually(
+                lambda old=leader: (
+                    admin.list_topics("t", timeout=TIMEOUT_S).topics["t"].partitions[0].leader
+                    not in (old, -1)
+                ),
+                timeout_s=TIMEOUT_S,
+            )
+            consume(cluster.bootstrap, at)
+            cluster.start([leader])

@@ -1,0 +1,110 @@
+"""An object store in memory with the faults of real ones, and S3 servers for tests."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from shoal.tiered.store import ObjectInfo, ObjectMissing, StoreDenied, StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from shoal.tiered.store import Range, Source
+
+#: Faults by name. `landed` happens after the operation took effect, the others before it.
+UNAVAILABLE, SLOW_DOWN, DENIED, HANG, CUT, GARBLED, LANDED = FAULTS = (
+    "500",
+    "503 SlowDown",
+    "403",
+    "hang",
+    "cut",
+    "garbled",
+    "landed",
+)
+ERRORS = (UNAVAILABLE, SLOW_DOWN, DENIED, HANG)
+
+
+class FaultyStore:
+    """Objects in a dict. `choose(operation, key)` returns the next operation's fault, or "".
+
+    The answers arrive in later turns of the loop, as those of a network do.
+    """
+
+    def __init__(self, choose: Callable[[str, str], str] = lambda operation, key: "") -> None:
+        self.objects: dict[str, bytes] = {}
+        self.modified_ms: dict[str, int] = {}
+        self.choose = choose
+        self.now_ms = 0
+        #: Every operation that arrived: (operation, key).
+        self.calls: list[tuple[str, str]] = []
+
+    async def put(self, key: str, source: Source) -> None:
+        data = b"".join(source.chunks())
+        assert len(data) == source.size
+        fault = await self._arrive("put", key)
+        # A body that was cut or garbled on its way fails the request's checksum.
+        if fault in (CUT, GARBLED):
+            raise StoreUnavailable(key, "400 BadDigest")
+        self.objects[key] = data
+        self.modified_ms[key] = self.now_ms
+        self._depart(fault, key)
+
+    async def get(self, key: str) -> bytes:
+        fault = await self._arrive("get", key)
+        return self._damage(fault, self._object(key))
+
+    async def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[bytes]:
+        fault = await self._arrive("get", key)
+        data = self._object(key)
+        found = [data[start:end] for start, end in ranges]
+        if fault == CUT or any(
+            len(d) != r.end - r.start for d, r in zip(found, ranges, strict=True)
+        ):
+            raise StoreUnavailable(key, "the answer is too short")
+        return [self._damage(fault, part) for part in found]
+
+    async def size(self, key: str) -> int:
+        await self._arrive("head", key)
+        return len(self._object(key))
+
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        fault = await self._arrive("list", prefix)
+        keys = [k for k in sorted(self.objects) if k.startswith(f"{prefix.rstrip('/')}/")]
+        for at, key in enumerate(keys):
+            if fault == CUT and at == len(keys) // 2:
+                raise StoreUnavailable(prefix, "the connection was closed")
+            if key in self.objects:
+                yield ObjectInfo(key, len(self.objects[key]), self.modified_ms[key])
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        fault = await self._arrive("delete", keys[0])
+        for key in keys:
+            self.objects.pop(key, None)
+        self._depart(fault, keys[0])
+
+    async def _arrive(self, operation: str, key: str) -> str:
+        self.calls.append((operation, key))
+        fault = self.choose(operation, key)
+        await asyncio.sleep(0)
+        if fault == HANG:
+            await asyncio.Event().wait()
+        if fault == DENIED:
+            raise StoreDenied(key, "403 AccessDenied")
+        if fault in (UNAVAILABLE, SLOW_DOWN):
+            raise StoreUnavailable(key, fault)
+        return fault
+
+    def _depart(self, fault: str, key: str) -> None:
+        if fault == LANDED:
+            raise StoreUnavailable(key, "500 after the operation took effect")
+
+    def _object(self, key: str) -> bytes:
+        if key not in self.objects:
+            raise ObjectMissing(key, "404 NoSuchKey")
+        return self.objects[key]
+
+    def _damage(self, fault: str, data: bytes) -> bytes:
+        if fault == GARBLED and data:
+            return data[:-1] + bytes([data[-1] ^ 0x40])
+        return data

@@ -1,0 +1,131 @@
+"""Tiered topics on simulated clusters whose object store fails, and whose leaders crash."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import object_stores
+import pytest
+from object_stores import FaultyStore
+from seeding import drawn_seeds
+from shoal.protocol.api import ApiKey
+from shoal.record.batch import headers
+from shoal.record.records import read_records
+from shoal.server import broker as composition
+from sim.scenes import ErrorCode, Scene, scene
+from sim.test_scenes import written
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+CONFIGS = {
+    "remote.log.storage.system.enable": "true",
+    "shoal.remote.store.url": "memory:///",
+    "shoal.remote.store.request.timeout.ms": "500",
+    "shoal.remote.copy.interval.ms": "400",
+    "remote.log.manager.task.interval.ms": "200",
+    "rlmm.config.remote.log.metadata.topic.num.partitions": "2",
+    "log.retention.check.interval.ms": "300",
+}
+TIERED = {"remote.storage.enable": "true", "local.retention.bytes": "0"}
+ROUNDS, BATCHES = 6, 5
+#: Errors of reads that clients repeat.
+RETRIABLE = (
+    ErrorCode.kafka_storage_error,
+    ErrorCode.not_leader_or_follower,
+    ErrorCode.unknown_leader_epoch,
+    ErrorCode.fenced_leader_epoch,
+)
+
+
+def produced(cluster: Scene, topic_id: UUID, keys: list[bytes]) -> None:
+    """Produce one batch, and repeat it until it is acknowledged."""
+    while True:
+        running = [id for id, machine in cluster.cluster.brokers.items() if machine.ready]
+        leader = cluster.leader("t", 0, running[0]) if running else -1
+        if leader in running:
+            asked = cluster.produce(leader, topic_id, keys=keys)
+            if written(asked) is ErrorCode.none:
+                return
+        cluster.passes(0.2)
+
+
+def read_from(cluster: Scene, topic_id: UUID, offset: int) -> tuple[list[bytes], int] | None:
+    """Fetch once from the leader. Return keys and the next offset, None after a retriable error."""
+    leader = cluster.leader("t", 0)
+    partition = {
+        "partition": 0,
+        "current_leader_epoch": -1,
+        "fetch_offset": offset,
+        "last_fetched_epoch": -1,
+        "log_start_offset": -1,
+        "partition_max_bytes": 1 << 20,
+    }
+    fields = {
+        "max_wait_ms": 500,
+        "min_bytes": 1,
+        "max_bytes": 1 << 20,
+        "isolation_level": 0,
+        "session_id": 0,
+        "session_epoch": -1,
+        "topics": [{"topic": "t", "topic_id": topic_id, "partitions": [partition]}],
+        "forgotten_topics_data": [],
+        "rack_id": "",
+    }
+    answer = cluster.asked(leader, ApiKey.FETCH, fields)
+    (row,) = answer.responses[0].partitions
+    if row.error_code:
+        assert ErrorCode(row.error_code) in RETRIABLE, ErrorCode(row.error_code)
+        return None
+    keys: list[bytes] = []
+    for at, header in headers(bytes(row.records or b"")):
+        found = [r for r in read_records(bytes(row.records), at) if r.offset >= offset]
+        keys += [record.key or b"" for record in found]
+        offset = header.next_offset
+    return keys, offset
+
+
+@pytest.mark.parametrize("seed", drawn_seeds(3))
+def test_acknowledged_records_are_read_from_a_failing_store(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(seed)
+    rate = 0.2
+
+    def choose(_operation: str, _key: str) -> str:
+        return rng.choice(object_stores.FAULTS) if rng.random() < rate else ""
+
+    store = FaultyStore(choose)
+    monkeypatch.setattr(composition, "store_of", lambda config: store)
+    sent: list[bytes] = []
+    with scene(seed, configs=CONFIGS) as cluster:
+        topic_id = cluster.make_topic("t", [1, 2, 3], configs=TIERED)
+        for number in range(ROUNDS):
+            for at in range(BATCHES):
+                keys = [b"%d-%d-%d" % (number, at, n) for n in range(3)]
+                produced(cluster, topic_id, keys)
+                sent += keys
+                cluster.passes(0.3)
+            machine = cluster.cluster.brokers[rng.randint(1, 3)]
+            machine.crash()
+            machine.start()
+            cluster.until(cluster.cluster.fully_replicated, "the broker is back", 120)
+        cluster.passes(5)
+        # A retry after a lost answer may have written a batch twice.
+        got: list[bytes] = []
+        offset, tries = 0, 0
+        end = cluster.partition("t", 0, cluster.leader("t", 0)).high_watermark
+        while offset < end:
+            tries += 1
+            assert tries < 2_000, f"offset {offset} of {end} is not readable"
+            found = read_from(cluster, topic_id, offset)
+            if found is None:
+                cluster.passes(0.2)
+                continue
+            got += found[0]
+            offset = found[1]
+        assert list(dict.fromkeys(got)) == sent
+        assert len(store.objects) > ROUNDS
+        starts = [cluster.partition("t", 0, id).log.local_start_offset for id in (1, 2, 3)]
+        assert min(starts) > end // 2, f"{starts} of {end}: nothing left the disks"

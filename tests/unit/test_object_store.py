@@ -1,0 +1,211 @@
+"""The object store: one contract for every implementation, and retries around a faulty one."""
+
+import asyncio
+import random
+from typing import Any
+
+import object_stores
+import pytest
+from object_stores import FaultyStore
+from shoal.server.tiered import object_store
+from shoal.server.tiered.object_store import InvalidStore, open_store
+from shoal.server.tiered.retrying_store import CallLimits, RetryingStore
+from shoal.server.tiered.service import store_of
+from shoal.tiered.store import (
+    BytesSource,
+    ObjectMissing,
+    Range,
+    StoreDenied,
+    StoreError,
+    StoreUnavailable,
+)
+
+LIMITS = CallLimits(timeout_ms=20, backoff_ms=1, backoff_max_ms=2)
+
+
+@pytest.fixture(params=["simulated", "memory", "file"])
+def store(request, tmp_path):
+    if request.param == "simulated":
+        return FaultyStore()
+    pytest.importorskip("obstore")
+    return open_store("memory:///" if request.param == "memory" else f"file://{tmp_path}/store")
+
+
+async def keys(store, prefix):
+    return sorted([info.key async for info in store.list(prefix)])
+
+
+def test_contract(store) -> None:
+    async def run() -> None:
+        await store.put("c/a/1", BytesSource(b"one", memoryview(b" two")))
+        await store.put("c/a/2", BytesSource(b"x" * (20 << 20)))
+        await store.put("c/ab/1", BytesSource(b"other"))
+        assert await store.get("c/a/1") == b"one two"
+        assert await store.size("c/a/2") == 20 << 20
+        assert await store.get_ranges("c/a/1", [Range(0, 3), Range(4, 7)]) == [b"one", b"two"]
+        assert await keys(store, "c/a") == ["c/a/1", "c/a/2"]
+        sizes = {info.key: info.size async for info in store.list("c")}
+        assert sizes == {"c/a/1": 7, "c/a/2": 20 << 20, "c/ab/1": 5}
+        await store.put("c/a/1", BytesSource(b"replaced"))
+        assert await store.get("c/a/1") == b"replaced"
+        await store.put("c/empty", BytesSource())
+        assert await store.get("c/empty") == b""
+        await store.delete(["c/missing", "c/a/1", "c/also-missing", "c/a/2"])
+        assert await keys(store, "c") == ["c/ab/1", "c/empty"]
+        assert await keys(store, "nothing") == []
+
+    asyncio.run(run())
+
+
+def test_a_missing_object_and_a_short_range_are_errors(store) -> None:
+    async def run() -> None:
+        await store.put("k", BytesSource(b"12345"))
+        for call in (store.get("no"), store.size("no"), store.get_ranges("no", [Range(0, 1)])):
+            with pytest.raises(ObjectMissing, match="no"):
+                await call
+        with pytest.raises(StoreUnavailable, match="k"):
+            await store.get_ranges("k", [Range(0, 2), Range(3, 9)])
+
+    asyncio.run(run())
+
+
+def of_faults(*faults):
+    """Return a store whose operations have these faults, one after the other, and then none."""
+    left = list(faults)
+    return FaultyStore(lambda operation, key: left.pop(0) if left else "")
+
+
+@pytest.mark.parametrize("fault", [f for f in object_stores.FAULTS if f != object_stores.DENIED])
+def test_a_put_is_repeated_until_it_succeeds(fault) -> None:
+    async def run() -> None:
+        inner = of_faults(fault, fault, fault)
+        store = RetryingStore(inner, LIMITS, random.Random(1))
+        await store.put("k", BytesSource(b"data"))
+        assert inner.objects == {"k": b"data"}
+        assert (store.attempts_total, store.failures_total) == ({"put": 4}, {"put": 3})
+
+    asyncio.run(run())
+
+
+def test_the_last_error_is_raised_after_all_attempts() -> None:
+    async def run() -> None:
+        inner = FaultyStore(lambda operation, key: object_stores.HANG)
+        store = RetryingStore(inner, LIMITS, random.Random(1))
+        with pytest.raises(StoreUnavailable, match="k: no answer within"):
+            await store.get("k")
+        assert inner.calls == [("get", "k")] * LIMITS.attempts
+
+    asyncio.run(run())
+
+
+def test_a_refused_credential_is_not_repeated() -> None:
+    async def run() -> None:
+        inner = of_faults(object_stores.DENIED)
+        store = RetryingStore(inner, LIMITS, random.Random(1))
+        with pytest.raises(StoreDenied):
+            await store.delete(["k"])
+        assert len(inner.calls) == 1
+
+    asyncio.run(run())
+
+
+def test_a_list_is_complete_or_an_error() -> None:
+    async def run() -> None:
+        inner = of_faults("", "", "", object_stores.CUT, object_stores.CUT)
+        store = RetryingStore(inner, LIMITS, random.Random(1))
+        for name in "abc":
+            await store.put(f"p/{name}", BytesSource(b""))
+        assert await keys(store, "p") == ["p/a", "p/b", "p/c"]
+
+    asyncio.run(run())
+
+
+def test_concurrency_is_bounded_and_uploads_do_not_delay_reads() -> None:
+    async def run() -> None:
+        running = {"put": 0, "get": 0}
+        most = {"put": 0, "get": 0}
+        gate = asyncio.Event()
+
+        class Slow(FaultyStore):
+            async def _hold(self, operation) -> None:
+                running[operation] += 1
+                most[operation] = max(most[operation], running[operation])
+                await gate.wait()
+                running[operation] -= 1
+
+            async def put(self, key, source) -> None:
+                await self._hold("put")
+
+            async def get(self, key) -> bytes:
+                await self._hold("get")
+                return b""
+
+        limits = CallLimits(uploads=2, reads=3)
+        store = RetryingStore(Slow(), limits, random.Random(1))
+        calls: list[asyncio.Future] = [
+            asyncio.ensure_future(store.put("k", BytesSource())) for _ in range(9)
+        ]
+        calls += [asyncio.ensure_future(store.get("k")) for _ in range(9)]
+        while running != {"put": 2, "get": 3}:
+            await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(*calls)
+        assert most == {"put": 2, "get": 3}
+
+    asyncio.run(run())
+
+
+def test_a_wrong_url_names_the_config_and_the_remedy() -> None:
+    pytest.importorskip("obstore")
+    with pytest.raises(InvalidStore, match=r"shoal\.remote\.store\.url 'ftp://x'.*s3://"):
+        open_store("ftp://x")
+    with pytest.raises(InvalidStore, match=r"'file:///x'.*Remove shoal\.remote\.store\.endpoint"):
+        open_store("file:///x", endpoint="http://127.0.0.1:1")
+    with pytest.raises(InvalidStore, match=r"shoal\.remote\.store\.url 's3://'"):
+        open_store("s3://")
+
+
+def test_a_server_that_does_not_answer_is_unavailable(monkeypatch) -> None:
+    pytest.importorskip("obstore")
+    monkeypatch.setattr(object_store, "_PART_RETRIES", 0)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+
+    async def run() -> None:
+        store = open_store("s3://bucket/prefix", endpoint="http://127.0.0.1:1", region="here")
+        with pytest.raises(StoreError, match="k: ") as found:
+            await store.get("k")
+        assert isinstance(found.value, StoreUnavailable)
+        assert "\n" not in str(found.value)
+
+    asyncio.run(run())
+
+
+def test_requests_go_to_the_endpoint_in_the_region(monkeypatch) -> None:
+    """A broker's configs name the server and the region, which the signature contains."""
+    pytest.importorskip("obstore")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    requests = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        requests.append((await reader.readuntil(b"\r\n\r\n")).decode())
+        writer.write(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async def run() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        config: Any = {
+            "shoal.remote.store.url": "s3://bucket/prefix",
+            "shoal.remote.store.endpoint": f"http://{host}:{port}",
+            "shoal.remote.store.region": "mars-1",
+        }
+        with pytest.raises(StoreDenied):
+            await store_of(config).get("key")
+        server.close()
+
+    asyncio.run(run())
+    assert requests[0].split()[1].split("/") == ["", "bucket", "prefix", "key"]
+    assert "mars-1/s3" in requests[0]

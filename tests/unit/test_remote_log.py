@@ -1,0 +1,208 @@
+"""Metadata of remote segments: Kafka's bytes, and the replayed state against a simple twin."""
+
+from __future__ import annotations
+
+import tracemalloc
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from shoal.protocol.errors import WireError
+from shoal.tiered.metadata_records import (
+    MOVES,
+    SegmentAdded,
+    SegmentId,
+    SegmentState,
+    SegmentUpdated,
+    decode,
+    encode,
+    key_of,
+    tombstones,
+)
+from shoal.tiered.remote_log import RemoteLog, RemoteSegment, custom_metadata
+
+STARTED, FINISHED, DELETING, DELETED = SegmentState
+ORDERS = SegmentId(
+    "orders",
+    UUID("00000000-0000-0001-0000-000000000002"),
+    3,
+    UUID("00000000-0000-0005-0000-000000000006"),
+)
+ID_BYTES = "076f7264657273000000000000000100000000000000020000000300" + (
+    "0000000000000005000000000000000600"
+)
+#: Values that the RemoteLogMetadataSerde of Kafka 4.3.1 wrote.
+OF_KAFKA: list[tuple[SegmentAdded | SegmentUpdated, str]] = [
+    (
+        SegmentAdded(
+            ORDERS,
+            base_offset=100,
+            end_offset=199,
+            broker_id=2,
+            max_timestamp=1_700_000_000_000,
+            event_timestamp=1_700_000_000_500,
+            leader_epochs=((1, 100), (4, 150)),
+            log_size=12_345,
+            state=STARTED,
+            txn_index_empty=True,
+        ),
+        f"010000{ID_BYTES}000000000000006400000000000000c7000000020000018bcfe568000000018bcfe569f4"
+        "030000000100000000000000640000000004000000000000009600000030390000"
+        "01000101",
+    ),
+    (
+        SegmentUpdated(ORDERS, 2, 1_700_000_001_000, b"\x01\x02\x03", FINISHED),
+        f"010100{ID_BYTES}000000020000018bcfe56be8040102030100",
+    ),
+    (
+        SegmentUpdated(ORDERS, 2, 1_700_000_002_000, None, DELETING),
+        f"010100{ID_BYTES}000000020000018bcfe56fd0000200",
+    ),
+]
+
+
+@pytest.mark.parametrize(("record", "expected"), OF_KAFKA)
+def test_values_are_those_of_kafka(record, expected) -> None:
+    assert encode(record).hex() == expected
+    assert decode(bytes.fromhex(expected)) == record
+
+
+def test_records_of_other_releases_are_skipped() -> None:
+    value = bytearray(encode(OF_KAFKA[0][0]))
+    for at, other in ((0, 2), (1, 2), (1, 3), (2, 1)):
+        changed = bytes([*value[:at], other, *value[at + 1 :]])
+        assert decode(changed) is None
+
+
+@pytest.mark.parametrize("size", range(3, len(OF_KAFKA[0][1]) // 2))
+def test_cut_values_are_invalid(size) -> None:
+    with pytest.raises(WireError):
+        decode(encode(OF_KAFKA[0][0])[:size])
+
+
+def test_keys_are_of_the_segment_and_the_type() -> None:
+    added, updated, deleting = (key_of(record) for record, _ in OF_KAFKA)
+    assert added != updated == deleting
+    assert tombstones(ORDERS) == [(added, None), (updated, None)]
+    other = ORDERS._replace(segment_id=UUID(int=1))
+    assert not {key for key, _ in tombstones(other)} & {added, updated}
+
+
+def added(number: int, base: int, end: int, epoch: int = 0) -> SegmentAdded:
+    return SegmentAdded(
+        ORDERS._replace(segment_id=UUID(int=number)),
+        base,
+        end,
+        1,
+        base * 10,
+        5,
+        ((epoch, base),),
+        100 + number,
+        STARTED,
+        True,
+    )
+
+
+def updated(number: int, state: SegmentState) -> SegmentUpdated:
+    custom = custom_metadata(1000 + number, 50) if state is FINISHED else None
+    return SegmentUpdated(ORDERS._replace(segment_id=UUID(int=number)), 1, 6, custom, state)
+
+
+def finished(log: RemoteLog, number: int, base: int, end: int, epoch: int = 0) -> None:
+    log.replay(added(number, base, end, epoch))
+    log.replay(updated(number, FINISHED))
+
+
+class Twin:
+    """The same, in the most obvious way."""
+
+    def __init__(self) -> None:
+        self.segments: dict[int, list] = {}
+
+    def replay(self, number, base, end, epoch, state) -> None:
+        known = self.segments.get(number)
+        if state is None:
+            if known is None:
+                self.segments[number] = [base, end, epoch, STARTED]
+        elif known is not None and state in MOVES[known[3]]:
+            known[3] = state
+            if state is DELETED:
+                del self.segments[number]
+
+    def finished(self):
+        return {n: s for n, s in self.segments.items() if s[3] is FINISHED}
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.integers(1, 12),
+        st.sampled_from([None, FINISHED, FINISHED, DELETING, DELETED]),
+    ),
+    max_size=40,
+)
+
+
+@given(STEPS)
+def test_replay_is_that_of_the_twin(steps) -> None:
+    log, twin = RemoteLog(), Twin()
+    for number, state in steps:
+        # A segment's offsets never change.
+        base, length, epoch = number * 13 % 41, number * 7 % 16, number % 3
+        record = added(number, base, base + length, epoch)
+        log.replay(record if state is None else updated(number, state))
+        twin.replay(number, base, base + length, epoch, state)
+        expected = twin.finished()
+        assert {s.segment_id.int for s in log} == set(expected)
+        assert [s.base_offset for s in log] == sorted(s[0] for s in expected.values())
+        assert log.size_bytes == sum(100 + n for n in expected)
+        assert log.end_offset == max((s[1] for s in expected.values()), default=-1)
+        assert log.start_offset == min((s[0] for s in expected.values()), default=None)
+        assert log.is_empty == (not twin.segments)
+        for other in (STARTED, DELETING):
+            found = {s.segment_id.int for s in log.in_state(other)}
+            assert found == {n for n, s in twin.segments.items() if s[3] is other}
+        for offset in range(0, 60, 3):
+            for wanted in (-1, 0, 1):
+                fits = [
+                    s[1]
+                    for s in expected.values()
+                    if s[0] <= offset <= s[1] and wanted in (-1, s[2])
+                ]
+                segment = log.find(offset, wanted)
+                assert (None if segment is None else segment.end_offset) == max(fits, default=None)
+        offsets = {o for s in expected.values() for o in range(s[0], s[1] + 1)}
+        for start, end in ((0, 10), (5, 30), (20, 21), (7, 7)):
+            assert log.covers(start, end) == (set(range(start, end)) <= offsets)
+
+
+def test_a_finished_copy_has_its_sizes() -> None:
+    log = RemoteLog()
+    finished(log, 7, 10, 19)
+    assert list(log) == [
+        RemoteSegment(UUID(int=7), 10, 19, 100, 107, 1007, 50, 1, True, ((0, 10),))
+    ]
+
+
+def test_a_segment_that_left_the_topic_is_forgotten() -> None:
+    log = RemoteLog()
+    finished(log, 7, 10, 19)
+    log.forget(UUID(int=8))
+    assert not log.is_empty
+    log.forget(UUID(int=7))
+    assert log.is_empty
+    assert log.size_bytes == 0
+
+
+def test_memory_of_a_segment_that_is_not_read() -> None:
+    count = 5_000
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        log = RemoteLog()
+        for number in range(count):
+            finished(log, number, 10 * number, 10 * number + 9)
+        used = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert used / count < 300, f"{used / count:.0f} bytes"

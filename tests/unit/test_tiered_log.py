@@ -1,0 +1,161 @@
+"""A log whose oldest records are only in the object store."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+from log_material import NOW_MS, batch, fill, open_log
+from shoal.log.config import LogConfig
+from shoal.log.errors import OffsetOutOfRange
+from shoal.log.indexes import AbortedTransaction
+from shoal.log.memory import MemoryStorage
+from shoal.log.remote import RemoteUnavailable
+from shoal.log.slices import Slice
+from shoal.replication.partition import Partition
+from shoal.server.share.dead_letters import _records as dead_letter_records_of
+
+HOUR_MS = 3_600_000
+#: Ten batches of two records, each in a segment of its own.
+BATCHES = [batch(b"x" * 100, b"y" * 100, timestamp_ms=NOW_MS + at) for at in range(10)]
+
+
+class Remote:
+    """Remote segments up to `copied_to`; `reads` has the offsets that were asked for."""
+
+    def __init__(self, copied_to: int) -> None:
+        self.copied_to = copied_to
+        self.end_offset = copied_to - 1
+        self.is_downloading = False
+        self.reads: list[tuple[int, int, int, bool]] = []
+
+    def read(self, offset: int, max_bytes: int, bound: int, min_one: bool) -> Slice:
+        self.reads.append((offset, max_bytes, bound, min_one))
+        if self.is_downloading:
+            return Slice(b"", offset)
+        return Slice(b"remote", offset + 1)
+
+    def aborted(self, start: int, end: int) -> list[AbortedTransaction]:
+        return [AbortedTransaction(7, start, end, end)]
+
+
+def config(**changes) -> LogConfig:
+    settings = {"segment_bytes": 300, "remote_storage_enable": True, "retention_ms": 10 * HOUR_MS}
+    return LogConfig(**settings | changes)
+
+
+def tiered(storage: MemoryStorage, copied_to: int, **changes):
+    log = open_log(storage, config(**changes))
+    fill(log, BATCHES)
+    log.remote = Remote(copied_to)
+    return log
+
+
+def test_local_retention_removes_only_copied_segments() -> None:
+    log = tiered(MemoryStorage(), 7, local_retention_ms=HOUR_MS)
+    assert log.tick_retention(NOW_MS, high_watermark=20) == []
+    gone = log.tick_retention(NOW_MS + 2 * HOUR_MS, high_watermark=20)
+    # Offset 6 is copied, and the segment that has it ends at 8.
+    assert [segment.base_offset for segment in gone] == [0, 2, 4]
+    assert (log.log_start_offset, log.local_start_offset) == (0, 6)
+    log.remote.copied_to = 100
+    log.tick_retention(NOW_MS + 2 * HOUR_MS, high_watermark=15)
+    assert log.local_start_offset == 14
+    log.tick_retention(NOW_MS + 2 * HOUR_MS, high_watermark=20)
+    assert log.local_start_offset == 18, "the active segment stays"
+    assert log.log_start_offset == 0
+
+
+def test_local_retention_by_size() -> None:
+    log = tiered(MemoryStorage(), 20, local_retention_bytes=len(BATCHES[0]) * 4)
+    log.tick_retention(NOW_MS, high_watermark=20)
+    assert (log.log_start_offset, log.local_start_offset) == (0, 12)
+
+
+def test_local_retention_follows_retention() -> None:
+    log = tiered(MemoryStorage(), 20)
+    log.tick_retention(NOW_MS + 9 * HOUR_MS, high_watermark=20)
+    assert log.local_start_offset == 0
+    log.tick_retention(NOW_MS + 11 * HOUR_MS, high_watermark=20)
+    assert (log.log_start_offset, log.local_start_offset) == (0, 18)
+
+
+def test_nothing_is_removed_before_the_copies_are_known() -> None:
+    log = tiered(MemoryStorage(), 20, local_retention_ms=HOUR_MS)
+    log.remote = None
+    assert log.tick_retention(NOW_MS + 20 * HOUR_MS, high_watermark=20) == []
+    assert log.local_start_offset == 0
+
+
+def test_the_log_start_removes_segments_that_are_not_copied() -> None:
+    log = tiered(MemoryStorage(), 0)
+    log.advance_log_start(5)
+    log.tick_retention(NOW_MS, high_watermark=20)
+    assert (log.log_start_offset, log.bases[0]) == (5, 4)
+
+
+def shortened(storage: MemoryStorage):
+    log = tiered(storage, 20, local_retention_bytes=0)
+    log.tick_retention(NOW_MS, high_watermark=20)
+    assert log.local_start_offset == 18
+    return log
+
+
+def test_reads_below_the_local_log_are_remote() -> None:
+    log = shortened(MemoryStorage())
+    assert log.read(3, 50, max_offset=19) == (b"remote", 4)
+    assert log.slice(4, 60, min_one=False) == (b"remote", 5)
+    assert log.remote.reads == [(3, 50, 19, True), (4, 60, 20, False)]
+    assert log.read(18, 1000).next_offset == 20
+    assert log.aborted_transactions(3, 5) == [AbortedTransaction(7, 3, 5, 5)]
+    assert log.aborted_transactions(18, 20) == []
+    with pytest.raises(OffsetOutOfRange):
+        log.read(21, 50)
+    log.remote = None
+    with pytest.raises(RemoteUnavailable, match="no records below 18 on its disk"):
+        log.read(3, 50)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_restart_keeps_the_log_start(clean) -> None:
+    storage = MemoryStorage()
+    log = shortened(storage)
+    log.advance_log_start(3)
+    epochs = list(log.epochs.entries)
+    log.close()
+    log = open_log(storage, config(), clean=clean, recovery_point=20, log_start_offset=3)
+    assert (log.log_start_offset, log.local_start_offset, log.log_end_offset) == (3, 18, 20)
+    assert log.epochs.entries == epochs == [(0, 3)]
+    log.close()
+    log = open_log(storage, config(remote_storage_enable=False), clean=clean, log_start_offset=3)
+    assert log.log_start_offset == 18
+
+
+def test_truncation_below_the_local_log_keeps_what_is_remote() -> None:
+    log = shortened(MemoryStorage())
+    log.truncate(10)
+    assert (log.log_start_offset, log.local_start_offset, log.log_end_offset) == (0, 10, 10)
+    assert log.read(9, 50).data == b"remote"
+    log.append(BATCHES[0], now_ms=NOW_MS, leader_epoch=1)
+    assert log.read(10, 1000).next_offset == 12
+
+
+def test_a_dead_letter_waits_for_its_record() -> None:
+    """A letter without its record would lose it."""
+    log = shortened(MemoryStorage())
+    source = Partition(
+        "t",
+        UUID(int=1),
+        0,
+        log,
+        node_id=1,
+        leader_id=1,
+        leader_epoch=0,
+        isr=(1,),
+        replicas=(1,),
+    )
+    log.remote.is_downloading = True
+    with pytest.raises(RemoteUnavailable, match="offset 3 is being read from the object store"):
+        dead_letter_records_of(source, [3, 18], 10_000)
+    found, end = dead_letter_records_of(source, [18, 19], 10_000)
+    assert (sorted(found), end) == ([18, 19], None)
