@@ -44,6 +44,7 @@ AT_WORK = (
     "RedriveFailed",
     "Queued",
     "BrokersMissing",
+    "ListenerCertificateInvalid",
 )
 STALLED = (
     "NoMajority",

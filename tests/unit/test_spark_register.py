@@ -22,11 +22,25 @@ class DataSources:
         self._calls.append(source.name())
 
 
+class Conf:
+    """The configuration of a session."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, str] = {}
+
+    def get(self, name: str) -> str | None:
+        return self._values.get(name)
+
+    def set(self, name: str, value: str) -> None:
+        self._values[name] = value
+
+
 class ConnectSession:
     """A session of Spark Connect, which has no context."""
 
     def __init__(self, calls: list[str]) -> None:
         self.dataSource = DataSources(calls)
+        self.conf = Conf()
 
 
 class Context(NamedTuple):

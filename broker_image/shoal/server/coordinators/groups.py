@@ -227,6 +227,9 @@ class GroupService(CoordinatorService[GroupShard]):
                 partial(self._count_offsets, attribute),
             )
 
+        self._register_metrics_of_individual_commits(metrics)
+
+    def _register_metrics_of_individual_commits(self, metrics: Metrics) -> None:
         metrics.gauge(
             "shoal_group_coordinator_individual_commit_finished_offsets",
             "Finished offsets above the stable offsets of their partitions.",
