@@ -268,7 +268,7 @@ def test_explain_names_the_rule(shoal_as: Callable[..., Shoal]) -> None:
     """And it decides as the broker does."""
     shoal, topic = shoal_as(), new("explained")
     shoal.run("topics", "create", topic)
-    shoal.run("acls", "add", "-p", "ann", "-o", "write", "-t", "explained", "--prefixed")
+    shoal.run("acls", "add", "-p", "ann", "--operation", "write", "-t", "explained", "--prefixed")
     ann = shoal_as("ann")
     eventually(lambda: ann.run("produce", topic, stdin="x\n"))
     assert explained(shoal, "ann", "Produce", f"topic:{topic}")[0] == (
@@ -307,11 +307,11 @@ def test_explain_without_all_resources(shoal_as: Callable[..., Shoal]) -> None:
     ]
     said = shoal.says("explain", "bob", "ShareFetch", "topic:t")
     assert "User:bob may not send ShareFetch." in said
-    shoal.run("acls", "add", "-p", "eve", "-o", "read", "-t", "t")
+    shoal.run("acls", "add", "-p", "eve", "--operation", "read", "-t", "t")
     eventually(lambda: explained(shoal, "eve", "ShareFetch", "topic:t")[1][2])
     said = shoal.says("explain", "eve", "ShareFetch", "topic:t")
     assert "Whether User:eve may send ShareFetch depends on the resources." in said
-    shoal.run("acls", "add", "-p", "eve", "-o", "create", "--cluster")
+    shoal.run("acls", "add", "-p", "eve", "--operation", "create", "--cluster")
     eventually(lambda: explained(shoal, "eve", "CreateTopics", "t")[0][2])
     assert explained(shoal, "eve", "CreateTopics", "t")[0] == (
         "create",
@@ -324,7 +324,7 @@ def test_explain_without_all_resources(shoal_as: Callable[..., Shoal]) -> None:
 
 def test_explain_by_host(shoal_as: Callable[..., Shoal]) -> None:
     shoal, user = shoal_as(), new("user")
-    shoal.run("acls", "add", "-p", user, "-o", "alter", "--cluster", "--host", "10.0.0.1")
+    shoal.run("acls", "add", "-p", user, "--operation", "alter", "--cluster", "--host", "10.0.0.1")
     words = (user, "CreateAcls")
     eventually(lambda: explained(shoal, *words, "--host", "::ffff:10.0.0.1")[0][2])
     assert not explained(shoal, *words, "--host", "10.0.0.2")[0][2]
@@ -345,12 +345,16 @@ def test_explain_super_users(shoal_as: Callable[..., Shoal], secured: Secured) -
 
 
 REFUSALS = [
-    (["acls", "add", "-o", "read", "-t", "x"], 2, "name a user with --principal"),
-    (["acls", "add", "-p", "ann", "-o", "read"], 2, "name a resource"),
+    (["acls", "add", "--operation", "read", "-t", "x"], 2, "name a user with --principal"),
+    (["acls", "add", "-p", "ann", "--operation", "read"], 2, "name a resource"),
     (["acls", "add", "-p", "ann", "-t", "x"], 2, "name an --operation, or use --producer"),
-    (["acls", "add", "-p", "ann", "-o", "cluster-action", "-t", "x"], 2, "Use one of all, read"),
+    (
+        ["acls", "add", "-p", "ann", "--operation", "cluster-action", "-t", "x"],
+        2,
+        "Use one of all, read",
+    ),
     (["acls", "add", "-p", "ann", "--producer", "-g", "x"], 2, "neither producers nor consumers"),
-    (["acls", "add", "-p", "ann", "-o", "read", "-t", ""], 1, "INVALID_REQUEST"),
+    (["acls", "add", "-p", "ann", "--operation", "read", "-t", ""], 1, "INVALID_REQUEST"),
     (["acls", "remove"], 2, "name a user with --principal, or a resource"),
     (["acls", "remove", "-p", "ann", "--producer"], 2, "need --topic, --group or the like"),
     (["users", "add", "bob"], 2, "there is no terminal to ask for the password"),

@@ -116,7 +116,8 @@ def test_sasl(kafka: KafkaProcess, mechanism: str, password: str) -> None:
     login = {"sasl.username": USER, "sasl.password": password}
     assert cluster_id(Settings.of(kafka.addresses["SASL"], properties | login))
     quoted = password.replace('"', '\\"')
-    jaas = {"sasl.jaas.config": f'Module required username="{USER}" password="{quoted}";'}
+    module = "PlainLoginModule" if mechanism == "PLAIN" else "ScramLoginModule"
+    jaas = {"sasl.jaas.config": f'{module} required username="{USER}" password="{quoted}";'}
     assert cluster_id(Settings.of(kafka.addresses["SASL"], properties | jaas))
     wrong = {"sasl.username": USER, "sasl.password": "wrong"}
     with pytest.raises(SecurityError, match=f"refuses user '{USER}'"):

@@ -323,7 +323,12 @@ def test_a_dynamic_setting_changes_no_pod_and_a_static_one_does() -> None:
 
 
 def test_the_dynamic_settings_are_those_of_the_broker() -> None:
-    of_broker = {k for k, c in BROKER.items() if c.scope is Scope.CLUSTER_WIDE}
+    """Besides those that only the operator sets."""
+    of_broker = {
+        k
+        for k, c in BROKER.items()
+        if c.scope is Scope.CLUSTER_WIDE and not broker_config.reserved(k)
+    }
     assert of_broker == broker_config.DYNAMIC
 
 

@@ -11,6 +11,7 @@ from urllib.error import HTTPError, URLError
 import pytest
 from certificates import Authority, Stores
 from conditions import eventually
+from ports import free_ports
 from shoal.client import scrape
 from shoal.client.client import Client
 from shoal.client.settings import Settings
@@ -178,11 +179,11 @@ def test_commands_read_protected_metrics(
 def test_commands_learn_of_tls_from_the_broker(
     start_broker: Callable[..., ShoalProcess], stores: Stores
 ) -> None:
-    broker = start_broker(configs=tls(stores))
+    (port,) = free_ports(1)
+    broker = start_broker(configs=tls(stores), metrics=f"127.0.0.1:{port}")
 
     async def main() -> list[str]:
         async with Client(Settings.of(broker.bootstrap)) as client:
             return await scrape.addresses(client.admin)
 
-    address = broker.metrics_url.rpartition(":")[0]
-    assert [found.rpartition(":")[0] for found in asyncio.run(main())] == [address]
+    assert asyncio.run(main()) == [f"https://127.0.0.1:{port}"]

@@ -163,7 +163,7 @@ def alter_secrets(admin: WireClient) -> Iterator[str]:
         ("listener.name.ssl.ssl.keystore.key", wrong, False),
         ("ssl.key.passwort", wrong, False),
         (JAAS, f'{PLAIN} user_ann="{wrong}";', True),
-        (JAAS, f'{PLAIN} user_ann="{wrong}', True),
+        (JAAS, f'{PLAIN} user_ann="{wrong}', False),
     ]
     for name, value, succeeds in altered:
         code, message = alter(admin, name, value)
