@@ -435,9 +435,9 @@ def test_dead_letters(cluster: Cluster) -> None:
     return run(call, cluster)
 
 
+@pytest.mark.parametrize("cluster", ["shoal"], indirect=True)
 def test_redriven_letters_are_marked(cluster: Cluster) -> None:
-    if not cluster.is_shoal:
-        pytest.skip("Apache Kafka 4.3 writes no dead letters")
+    """Apache Kafka 4.3 writes no dead letters."""
     name = f"dlq.{cluster.queue.topic}"
     Shoal(cluster.bootstrap).run("dlq", "redrive", name, "--partition", "0", "--offsets", "1")
 
