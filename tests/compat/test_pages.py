@@ -45,12 +45,12 @@ ELSEWHERE = {
 NOT_RUN = {
     "CONTRIBUTING.md": "the commands install dependencies and run the tests",
     "README.md": "the commands install packages, or need Kubernetes; the quick starts repeat them",
-    "docs/console.md": "the commands need the reader's certificate; tests/compat/test_console.py runs"
-    " their like",
+    "docs/console.md": "the commands need the reader's certificate; "
+    "tests/compat/test_console.py runs their like",
     "docs/security.md": "the commands need keys and users of the reader; "
     "tests/compat/test_cli_security.py and tests/e2e/test_security.py run their like",
-    "docs/tiered-storage.md": "the broker needs an object store; tests/compat/test_tiered_storage.py"
-    " has a directory",
+    "docs/tiered-storage.md": "the broker needs an object store; "
+    "tests/compat/test_tiered_storage.py has a directory",
 }
 #: Marks of blocks, and the test that runs them, or why nothing does.
 MARKS = {
