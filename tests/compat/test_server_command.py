@@ -152,11 +152,11 @@ def test_health_and_metrics(broker: ShoalProcess) -> None:
 
 def test_it_names_settings_without_effect(start_broker: Callable[..., ShoalProcess]) -> None:
     """In one line, and only settings that the user has set; a change is logged."""
-    given = {"num.io.threads": "4", "log.local.retention.ms": "5", "log.retention.ms": "9000"}
+    given = {"num.io.threads": "4", "share.coordinator.threads": "2", "log.retention.ms": "9000"}
     broker = start_broker(configs=given)
     (said,) = [line for line in broker.log if line.startswith("Set without effect")]
     assert said == (
-        "Set without effect: log.local.retention.ms, num.io.threads."
+        "Set without effect: num.io.threads, share.coordinator.threads."
         " docs/configs.md lists what has an effect."
     )
     # The log is another stream than the sentence.
@@ -167,7 +167,7 @@ def test_it_names_settings_without_effect(start_broker: Callable[..., ShoalProce
     with WireClient(broker.bootstrap) as client:
         client.create_topic("t")
         for kind, name, config in (
-            (2, "t", "local.retention.ms"),
+            (2, "t", "internal.segment.bytes"),
             (4, "", "background.threads"),
             (2, "t", "retention.ms"),
         ):
@@ -182,7 +182,7 @@ def test_it_names_settings_without_effect(start_broker: Callable[..., ShoalProce
         return [line for line in altered if kind in line]
 
     for logged_type, name in (
-        ("topic", "local.retention.ms"),
+        ("topic", "internal.segment.bytes"),
         ("broker", "background.threads"),
     ):
         eventually(
