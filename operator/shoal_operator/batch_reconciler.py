@@ -64,6 +64,13 @@ def live_cluster(store: Store, namespace: str, name: str) -> Manifest | None:
     return cluster
 
 
+def cluster_not_found(name: str) -> Verdict:
+    """Return the verdict on a resource without its `live_cluster`."""
+    return Verdict.waiting(
+        "ClusterNotFound", f"QueueCluster {name!r} does not exist in this namespace."
+    )
+
+
 class BatchReconciler(abc.ABC):
     """Reconciles all resources of one kind of one QueueCluster.
 
@@ -120,10 +127,7 @@ class BatchReconciler(abc.ABC):
         kept = [o for o in mine if not o["metadata"].get("deletionTimestamp")]
         if live_cluster(self._store, self._namespace, self._cluster) is None:
             await self._remove_finalizers(deleted)
-            verdict = Verdict.waiting(
-                "ClusterNotFound",
-                f"QueueCluster {self._cluster!r} does not exist in this namespace.",
-            )
+            verdict = cluster_not_found(self._cluster)
             await self._write([Outcome(o, verdict, {}) for o in kept])
             return NO_CLUSTER_SECONDS if kept else None
         by_name = owners(resources, self.name_of)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shoal_operator import clock, consumer_users, metrics, scale_secret, scaling
+from shoal_operator.batch_reconciler import cluster_not_found
 from shoal_operator.conditions import Verdict
 from shoal_operator.drift import has_drifted
 from shoal_operator.group_monitor import GroupMonitor, consumer_groups, due_time
@@ -189,8 +190,7 @@ class Consumers:
         group = self._store.get("ShareGroup", self._namespace, consumer["spec"]["shareGroup"])
         assert group is not None, "by_group names only consumers with a group"
         if cluster is None:
-            text = f"QueueCluster {self._cluster!r} does not exist in this namespace."
-            await self._statuses.write(consumer, Verdict.waiting("ClusterNotFound", text))
+            await self._statuses.write(consumer, cluster_not_found(self._cluster))
             return False
         if disabled := _disabled(consumer, self._settings.workloads):
             await self._statuses.write(consumer, disabled)

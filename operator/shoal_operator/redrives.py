@@ -16,7 +16,7 @@ from shoal.client.errors import ClientError, KafkaError
 from shoal.protocol.errors import ErrorCode
 
 from shoal_operator import clock, kube
-from shoal_operator.batch_reconciler import live_cluster
+from shoal_operator.batch_reconciler import cluster_not_found, live_cluster
 from shoal_operator.conditions import Verdict, is_ready
 from shoal_operator.model import redrive as model
 from shoal_operator.statuses import Statuses, transition_key
@@ -122,8 +122,7 @@ class Redrives:
         """Report one Redrive; return seconds until the next pass, None without one."""
         run = self._runs.get(uid)
         if live_cluster(self._store, self._namespace, self._cluster) is None:
-            text = f"QueueCluster {self._cluster!r} does not exist in this namespace."
-            await self._statuses.write(resource, Verdict.waiting("ClusterNotFound", text))
+            await self._statuses.write(resource, cluster_not_found(self._cluster))
             return RETRY_SECONDS
         if model.is_complete(resource):
             await self._statuses.write(resource, _completed(resource))

@@ -162,7 +162,7 @@ class Clusters:
         not_finalized = None
         if isinstance(step, roller.Done) and state:
             not_finalized, state = await self._finalize(cluster, state)
-            seen = self._observer.observe(cluster, effective, state)
+            seen = dataclasses.replace(seen, state=state)
         verdict = refused or decision.verdict(
             seen,
             step,
