@@ -12,35 +12,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from release.checkout import versions
+from release_builds import VERSION, build
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ROOT = Path(__file__).resolve().parents[2]
-VERSION = versions(ROOT)["pyproject.toml"]
 #: A fresh environment downloads the dependencies.
 pytestmark = pytest.mark.timeout(600)
-
-
-def build(folder: Path, into: Path) -> Path:
-    """Run the tool in a clone of the last commit; return the folder of the packages."""
-    subprocess.run(["git", "clone", "-q", "--no-local", ROOT, folder], check=True)
-    command = [sys.executable, "-m", "release", VERSION, "--only=python", f"--into={into}"]
-    environment = {**os.environ, "PYTHONPATH": f"{folder / 'tests'}:{folder / 'tools'}"}
-    subprocess.run(command, cwd=folder, env=environment, check=True)
-    return into / "python"
 
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("release")
-    return build(folder / "clone", folder / "out")
+    build(folder / "clone", folder / "out", "python")
+    return folder / "out" / "python"
 
 
 def test_another_build_gives_the_same_bytes(packages: Path, tmp_path: Path) -> None:
-    again = build(tmp_path / "elsewhere", tmp_path / "out")
-    sums = [(folder.parent / "SHA256SUMS").read_text() for folder in (packages, again)]
+    build(tmp_path / "elsewhere", tmp_path / "out", "python")
+    sums = [(out / "SHA256SUMS").read_text() for out in (packages.parent, tmp_path / "out")]
     assert sums[0] == sums[1]
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +10,7 @@ from e2e.cluster.images import tag
 from e2e.cluster.layout import REPOSITORY
 from e2e.release import NAME, NAMESPACE
 from e2e.resources import Resources
-from release.checkout import versions
+from release_builds import VERSION, build
 from shoal_operator.model import names
 
 if TYPE_CHECKING:
@@ -23,7 +20,6 @@ if TYPE_CHECKING:
     from e2e.cluster.backend import Cluster
     from e2e.release import Release
 
-VERSION = versions(REPOSITORY)["pyproject.toml"]
 REGISTRY = "registry.example.com/team"
 
 
@@ -31,13 +27,8 @@ REGISTRY = "registry.example.com/team"
 def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The artifacts of the last commit."""
     folder = tmp_path_factory.mktemp("release")
-    clone, into = folder / "clone", folder / "out"
-    subprocess.run(["git", "clone", "-q", "--no-local", REPOSITORY, clone], check=True)
-    parts = "--only=charts,broker,operator"
-    environment = {**os.environ, "PYTHONPATH": f"{clone / 'tests'}:{clone / 'tools'}"}
-    command = [sys.executable, "-m", "release", VERSION, parts, f"--into={into}"]
-    subprocess.run(command, cwd=clone, env=environment, check=True)
-    return into
+    build(folder / "clone", folder / "out", "charts", "broker", "operator")
+    return folder / "out"
 
 
 @pytest.fixture
