@@ -145,8 +145,8 @@ class Admin:
         body = {"timeout_ms": OPERATION_TIMEOUT_MS, "feature_updates": updates}
         answer = await self.cluster.retrying(lambda: self.cluster.ask(ApiKey.UPDATE_FEATURES, body))
         check(answer.error_code, answer.error_message)
-        for row in getattr(answer, "results", None) or ():
-            check(row.error_code, row.error_message)
+        for result in getattr(answer, "results", None) or ():
+            check(result.error_code, result.error_message)
 
     async def log_dirs(
         self,
@@ -168,7 +168,7 @@ class Admin:
             body: dict[str, object] = {"topics": wanted}
             answer = await self.cluster.request(node, ApiKey.DESCRIBE_LOG_DIRS, body)
             check(getattr(answer, "error_code", 0), f"log dirs of broker {node}")
-            found[node] = tuple(_log_dir(row) for row in answer.results)
+            found[node] = tuple(_log_dir(result) for result in answer.results)
         return found
 
     async def describe_quorum(self) -> Quorum:
@@ -249,21 +249,21 @@ class Admin:
         check(answer.error_code, answer.error_message or f"broker {node_id}")
 
 
-def _log_dir(row: Any) -> LogDir:
+def _log_dir(result: Any) -> LogDir:
     sizes = {
         TopicPartition(t.name, p.partition_index): p.partition_size
-        for t in row.topics
+        for t in result.topics
         for p in t.partitions
     }
     return LogDir(
-        row.log_dir,
-        getattr(row, "total_bytes", -1),
-        getattr(row, "usable_bytes", -1),
+        result.log_dir,
+        getattr(result, "total_bytes", -1),
+        getattr(result, "usable_bytes", -1),
         sizes,
-        message_fields.error_of(row, row.log_dir),
+        message_fields.error_of(result, result.log_dir),
     )
 
 
-def _replica(row: Any) -> QuorumReplica:
-    caught_up = message_fields.epoch_ms(getattr(row, "last_caught_up_timestamp", None))
-    return QuorumReplica(row.replica_id, row.log_end_offset, caught_up)
+def _replica(result: Any) -> QuorumReplica:
+    caught_up = message_fields.epoch_ms(getattr(result, "last_caught_up_timestamp", None))
+    return QuorumReplica(result.replica_id, result.log_end_offset, caught_up)

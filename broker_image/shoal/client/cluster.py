@@ -335,13 +335,13 @@ class Cluster:
             }
         found: dict[str, Topic | KafkaError] = {}
         now = self._loop.time()
-        for row in answer.topics:
-            if row.error_code:
-                name = row.name or str(row.topic_id)
+        for result in answer.topics:
+            if result.error_code:
+                name = result.name or str(result.topic_id)
                 self.outdate_topic(name)
-                found[name] = KafkaError(row.error_code, _about_topic(row.error_code, name))
+                found[name] = KafkaError(result.error_code, _about_topic(result.error_code, name))
                 continue
-            topic = _topic(row)
+            topic = _topic(result)
             found[topic.name] = topic
             self._topics[topic.name] = (now, topic)
             if topic.topic_id is not None:
@@ -443,15 +443,15 @@ class Cluster:
         body = {"key_type": kind, "coordinator_keys": keys}
         answer = await self.ask(ApiKey.FIND_COORDINATOR, body)
         found: dict[str, int | KafkaError] = {}
-        for row in answer.coordinators:
-            if row.error_code:
-                found[row.key] = KafkaError(
-                    row.error_code, row.error_message or f"the coordinator of {row.key!r}"
+        for result in answer.coordinators:
+            if result.error_code:
+                found[result.key] = KafkaError(
+                    result.error_code, result.error_message or f"the coordinator of {result.key!r}"
                 )
                 continue
-            found[row.key] = row.node_id
-            if row.node_id not in self.brokers:
-                self.brokers[row.node_id] = Broker(row.node_id, row.host, row.port)
+            found[result.key] = result.node_id
+            if result.node_id not in self.brokers:
+                self.brokers[result.node_id] = Broker(result.node_id, result.host, result.port)
         return found
 
     async def coordinator(self, key: str, kind: int = GROUP) -> int:
@@ -612,12 +612,12 @@ def _about_topic(code: ErrorCode, name: str) -> str:
     return f"topic {name!r}"
 
 
-def _topic(row: Any) -> Topic:
-    partitions = sorted(row.partitions, key=lambda p: p.partition_index)
+def _topic(result: Any) -> Topic:
+    partitions = sorted(result.partitions, key=lambda p: p.partition_index)
     return Topic(
-        row.name,
-        getattr(row, "topic_id", None),
-        bool(getattr(row, "is_internal", False)),
+        result.name,
+        getattr(result, "topic_id", None),
+        bool(getattr(result, "is_internal", False)),
         tuple(
             Partition(
                 p.partition_index,

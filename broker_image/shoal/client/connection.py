@@ -427,9 +427,10 @@ async def _negotiate(connection: Connection) -> None:
     if answer.error_code:
         raise KafkaError(answer.error_code, f"ApiVersions of {connection}")
     connection.versions = {
-        row.api_key: range(row.min_version, row.max_version + 1) for row in answer.api_keys
+        result.api_key: range(result.min_version, result.max_version + 1)
+        for result in answer.api_keys
     }
     connection.features = {
-        row.name: range(row.min_version, row.max_version + 1)
-        for row in getattr(answer, "supported_features", None) or ()
+        result.name: range(result.min_version, result.max_version + 1)
+        for result in getattr(answer, "supported_features", None) or ()
     }

@@ -424,8 +424,8 @@ class GroupConsumer:
         offsets = {where: CommittedOffset(commit.position) for where, commit in commits.items()}
         body = commit_body(member.group, member.member_id, member.member_epoch, offsets)
         for topic in body["topics"]:
-            for row in topic["partitions"]:
-                row |= commits[TopicPartition(topic["name"], row["partition_index"])].fields()
+            for result in topic["partitions"]:
+                result |= commits[TopicPartition(topic["name"], result["partition_index"])].fields()
         answer = await link.request(ApiKey.OFFSET_COMMIT, body, version=version)
         self._answered(commits, answer)
         return True

@@ -62,8 +62,8 @@ class Quotas:
         )
         check(answer.error_code, answer.error_message or "describing quotas")
         found = {
-            _entity(row): {value.key: value.value for value in row.values}
-            for row in answer.entries or ()
+            _entity(result): {value.key: value.value for value in result.values}
+            for result in answer.entries or ()
         }
         return dict(sorted(found.items(), key=lambda one: _order(one[0])))
 
@@ -88,8 +88,8 @@ class Quotas:
             lambda: self.cluster.ask(ApiKey.ALTER_CLIENT_QUOTAS, body)
         )
         return {
-            _entity(row): message_fields.error_of(row, f"quotas of {text(_entity(row))}")
-            for row in answer.entries
+            _entity(result): message_fields.error_of(result, f"quotas of {text(_entity(result))}")
+            for result in answer.entries
         }
 
 
@@ -103,8 +103,8 @@ def text(entity: Entity) -> str:
     return ", ".join(f"{kind} {'<default>' if n is None else n}" for kind, n in entity)
 
 
-def _entity(row: Any) -> Entity:
-    return tuple(sorted((e.entity_type, e.entity_name) for e in row.entity))
+def _entity(result: Any) -> Entity:
+    return tuple(sorted((e.entity_type, e.entity_name) for e in result.entity))
 
 
 def _order(entity: Entity) -> list[tuple[str, str]]:

@@ -84,8 +84,8 @@ class Acls:
         }
         answer = await _ask(self.cluster, ApiKey.CREATE_ACLS, body)
         return {
-            acl: message_fields.error_of(row, str(acl))
-            for acl, row in zip(wanted, answer.results, strict=True)
+            acl: message_fields.error_of(result, str(acl))
+            for acl, result in zip(wanted, answer.results, strict=True)
         }
 
     async def delete(self, filters: Iterable[AclFilter]) -> dict[AclFilter, list[Acl] | KafkaError]:
@@ -93,7 +93,9 @@ class Acls:
         wanted = list(dict.fromkeys(filters))
         body = {"filters": [_filter_body(f) for f in wanted]}
         answer = await _ask(self.cluster, ApiKey.DELETE_ACLS, body)
-        return {one: _removed(row) for one, row in zip(wanted, answer.filter_results, strict=True)}
+        return {
+            one: _removed(result) for one, result in zip(wanted, answer.filter_results, strict=True)
+        }
 
 
 def _filter_body(wanted: AclFilter) -> dict[str, Any]:
@@ -108,10 +110,10 @@ def _filter_body(wanted: AclFilter) -> dict[str, Any]:
     }
 
 
-def _removed(row: Any) -> list[Acl] | KafkaError:
-    error = message_fields.error_of(row, "removing access control entries")
+def _removed(result: Any) -> list[Acl] | KafkaError:
+    error = message_fields.error_of(result, "removing access control entries")
     found = []
-    for a in row.matching_acls:
+    for a in result.matching_acls:
         acl = Acl(
             ResourceType(a.resource_type),
             a.resource_name,
@@ -185,14 +187,14 @@ class Users:
         answer = await _ask(self.cluster, ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, {"users": names})
         check(answer.error_code, answer.error_message or "describing users")
         return {
-            row.user: message_fields.error_of(row, f"user {row.user!r}")
+            result.user: message_fields.error_of(result, f"user {result.user!r}")
             or tuple(
                 sorted(
                     ScramInfo(_mechanism_name(c.mechanism), c.iterations)
-                    for c in row.credential_infos
+                    for c in result.credential_infos
                 )
             )
-            for row in sorted(answer.results, key=lambda r: r.user)
+            for result in sorted(answer.results, key=lambda r: r.user)
         }
 
     async def alter(
@@ -212,9 +214,9 @@ class Users:
                 rounds.append(free := {})
             free[user] = change
         for one in rounds:
-            for row in await self._alter(one.values()):
-                error = message_fields.error_of(row, f"user {row.user!r}")
-                results[row.user] = results.get(row.user) or error
+            for result in await self._alter(one.values()):
+                error = message_fields.error_of(result, f"user {result.user!r}")
+                results[result.user] = results.get(result.user) or error
         return results
 
     async def _alter(self, changes: Iterable[Change]) -> list[Any]:
@@ -350,13 +352,13 @@ class Tokens:
         return Identity(principal, f"{kind}:{name}") if answer.principal_type else None
 
 
-def _token(row: Any, renewers: Iterable[str], times: tuple[int, int, int]) -> DelegationToken:
-    owner = f"{row.principal_type}:{row.principal_name}"
-    kind = getattr(row, "token_requester_principal_type", "")
-    name = getattr(row, "token_requester_principal_name", "")
+def _token(result: Any, renewers: Iterable[str], times: tuple[int, int, int]) -> DelegationToken:
+    owner = f"{result.principal_type}:{result.principal_name}"
+    kind = getattr(result, "token_requester_principal_type", "")
+    name = getattr(result, "token_requester_principal_name", "")
     return DelegationToken(
-        row.token_id,
-        SecretBytes(row.hmac),
+        result.token_id,
+        SecretBytes(result.hmac),
         owner,
         f"{kind}:{name}" if kind else owner,
         tuple(renewers),

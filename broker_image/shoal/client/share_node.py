@@ -245,8 +245,8 @@ class NodeSession:
         acks: list[Acknowledgement],
         refusals: list[Refusal],
     ) -> list[dict[str, Any]]:
-        """Return the request's rows by topic. Acknowledgements of unknown topics are removed from
-        `acks` and added to `refusals`.
+        """Return the request's partitions by topic. Acknowledgements of unknown topics are
+        removed from `acks` and added to `refusals`.
         """
         batches: dict[UUID, dict[int, list[dict[str, Any]]]] = {}
         for topic_id, index in sorted(added):

@@ -94,9 +94,9 @@ class Transactions:
                 return answer
 
             answer = await self.cluster.retrying(attempt)
-            for row in answer.transaction_states:
-                found[row.transactional_id] = TransactionListing(
-                    row.transactional_id, row.producer_id, row.transaction_state, node
+            for result in answer.transaction_states:
+                found[result.transactional_id] = TransactionListing(
+                    result.transactional_id, result.producer_id, result.transaction_state, node
                 )
         return dict(sorted(found.items()))
 
@@ -107,11 +107,11 @@ class Transactions:
             body = {"transactional_ids": some}
             answer = await self.cluster.request(node, ApiKey.DESCRIBE_TRANSACTIONS, body)
             return {
-                row.transactional_id: message_fields.error_of(
-                    row, f"there is no transactional id {row.transactional_id!r}"
+                result.transactional_id: message_fields.error_of(
+                    result, f"there is no transactional id {result.transactional_id!r}"
                 )
-                or _transaction(row, node)
-                for row in answer.transaction_states
+                or _transaction(result, node)
+                for result in answer.transaction_states
             }
 
         return await self.cluster.scatter(
@@ -161,8 +161,8 @@ class Transactions:
             answer = await self.cluster.request(
                 node, ApiKey.WRITE_TXN_MARKERS, {"markers": [marker]}
             )
-            (row,) = answer.markers[0].topics[0].partitions
-            return {where: message_fields.error_of(row, f"the marker in {where}")}
+            (result,) = answer.markers[0].topics[0].partitions
+            return {where: message_fields.error_of(result, f"the marker in {where}")}
 
         error = (await self.cluster.on_leaders([where], call))[where]
         if error is not None:
@@ -189,25 +189,25 @@ class Transactions:
         await self.cluster.retrying(attempt)
 
 
-def _transaction(row: Any, node: int) -> Transaction:
+def _transaction(result: Any, node: int) -> Transaction:
     return Transaction(
-        row.transactional_id,
-        row.producer_id,
-        row.producer_epoch,
-        row.transaction_state,
-        row.transaction_timeout_ms,
-        row.transaction_start_time_ms,
-        tuple(TopicPartition(t.topic, p) for t in row.topics for p in t.partitions),
+        result.transactional_id,
+        result.producer_id,
+        result.producer_epoch,
+        result.transaction_state,
+        result.transaction_timeout_ms,
+        result.transaction_start_time_ms,
+        tuple(TopicPartition(t.topic, p) for t in result.topics for p in t.partitions),
         node,
     )
 
 
-def _producer(row: Any) -> ProducerState:
+def _producer(result: Any) -> ProducerState:
     return ProducerState(
-        row.producer_id,
-        row.producer_epoch,
-        row.coordinator_epoch,
-        row.last_sequence,
-        row.last_timestamp,
-        row.current_txn_start_offset,
+        result.producer_id,
+        result.producer_epoch,
+        result.coordinator_epoch,
+        result.last_sequence,
+        result.last_timestamp,
+        result.current_txn_start_offset,
     )

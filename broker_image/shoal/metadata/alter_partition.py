@@ -44,23 +44,26 @@ class Wish(NamedTuple):
 def alter_partition(
     image: MetadataImage, broker_id: int, broker_epoch: int, wishes: Iterable[Wish]
 ) -> Decision:
-    """Change the ISRs. The response has a row for each request.
+    """Change the ISRs. The response has a result for each request.
 
     Raises `ApiError` with STALE_BROKER_EPOCH.
     """
     brokers.checked(image, broker_id, broker_epoch)
-    records, rows = [], []
+    records, results = [], []
     for wish in wishes:
         topic = image.topic_by_id(wish.topic_id)
         partition = None
         if topic is not None and 0 <= wish.partition_index < len(topic.partitions):
             partition = topic.partitions[wish.partition_index]
         error = _refusal(image, broker_id, wish, partition)
-        row: dict[str, Any] = {"topic_id": wish.topic_id, "partition_index": wish.partition_index}
+        result: dict[str, Any] = {
+            "topic_id": wish.topic_id,
+            "partition_index": wish.partition_index,
+        }
         if topic is None:
             error = ErrorCode.unknown_topic_id
         if error is not None or topic is None or partition is None:
-            rows.append(row | {"error_code": error, "leader_id": -1, "leader_epoch": -1})
+            results.append(result | {"error_code": error, "leader_id": -1, "leader_epoch": -1})
             continue
         isr = tuple(id for id, _ in wish.isr)
         wished = partition._replace(leader_recovery_state=wish.leader_recovery_state)
@@ -69,11 +72,11 @@ def alter_partition(
         if record is not None:
             records.append(record)
             after = changed_partition(partition, record.fields)
-        rows.append(row | _row(broker_id, wish, after))
-    return Decision(records, rows)
+        results.append(result | _result(broker_id, wish, after))
+    return Decision(records, results)
 
 
-def _row(broker_id: int, wish: Wish, after: PartitionImage) -> dict[str, Any]:
+def _result(broker_id: int, wish: Wish, after: PartitionImage) -> dict[str, Any]:
     if after.leader_epoch != wish.leader_epoch:
         # The change elected another leader or completed a reassignment.
         error = ErrorCode.fenced_leader_epoch

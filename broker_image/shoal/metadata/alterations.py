@@ -65,12 +65,12 @@ def alter_configs(
     incremental: bool,
     validate_only: bool = False,
 ) -> Decision:
-    """Alter resources; the response has AlterConfigs' rows in the order of `alterations`.
+    """Alter resources; the response has AlterConfigs' results in the order of `alterations`.
 
     Unless `incremental`, the changes replace all configs of the resource (the old AlterConfigs).
     """
     records: list[MetadataRecord] = []
-    rows = []
+    results = []
     times = Counter(alteration.key for alteration in alterations)
     for alteration in alterations:
         code, message = ErrorCode.none, None
@@ -80,7 +80,7 @@ def alter_configs(
             records += _alter(image, alteration, incremental)
         except _Refused as refused:
             code, message = refused.code, refused.message
-        rows.append(
+        results.append(
             {
                 "error_code": code,
                 "error_message": message,
@@ -88,7 +88,7 @@ def alter_configs(
                 "resource_name": alteration.resource_name,
             }
         )
-    return Decision([] if validate_only else records, rows)
+    return Decision([] if validate_only else records, results)
 
 
 def _invalid(message: str) -> _Refused:

@@ -29,7 +29,8 @@ def elect_leaders(
 ) -> Decision:
     """Elect leaders for partitions (topic, index); None means all that need an election.
 
-    The response has ElectLeaders' rows by topic. For all, it leaves out partitions that need none.
+    The response has ElectLeaders' results by topic. For all, it leaves out partitions that need
+    none.
     """
     every = [(topic.name, index) for topic, index, _ in brokers.partitions(image)]
     records = []
@@ -44,7 +45,7 @@ def elect_leaders(
             {"partition_id": index, "error_code": code, "error_message": message}
         )
     return Decision(
-        records, [{"topic": name, "partition_result": rows} for name, rows in results.items()]
+        records, [{"topic": name, "partition_result": found} for name, found in results.items()]
     )
 
 

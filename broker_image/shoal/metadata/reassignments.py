@@ -31,12 +31,12 @@ class Move(NamedTuple):
 
 
 def alter(image: MetadataImage, moves: Iterable[Move], *, other_factor: bool = True) -> Decision:
-    """Reassign partitions. The response has AlterPartitionReassignments' rows by topic.
+    """Reassign partitions. The response has AlterPartitionReassignments' results by topic.
 
     Without `other_factor` a move that changes the number of replicas is refused (KIP-860).
     """
     records: list[MetadataRecord] = []
-    rows: dict[str, list[dict[str, Any]]] = {}
+    results: dict[str, list[dict[str, Any]]] = {}
     for move in moves:
         code, message = ErrorCode.none, None
         try:
@@ -45,10 +45,10 @@ def alter(image: MetadataImage, moves: Iterable[Move], *, other_factor: bool = T
                 records.append(record)
         except Refused as refused:
             code, message = refused.code, refused.message
-        rows.setdefault(move.topic, []).append(
+        results.setdefault(move.topic, []).append(
             {"partition_index": move.partition_index, "error_code": code, "error_message": message}
         )
-    return Decision(records, [{"name": n, "partitions": found} for n, found in rows.items()])
+    return Decision(records, [{"name": n, "partitions": found} for n, found in results.items()])
 
 
 def _move(image: MetadataImage, move: Move, other_factor: bool) -> MetadataRecord | None:
@@ -111,15 +111,15 @@ def _toward(
 def under_way(
     image: MetadataImage, asked: Iterable[tuple[str, Sequence[int]]] | None
 ) -> list[dict[str, Any]]:
-    """Return ListPartitionReassignments' rows for (topic, indexes), or for all partitions."""
+    """Return ListPartitionReassignments' results for (topic, indexes), or for all partitions."""
     wanted = None if asked is None else {(name, i) for name, found in asked for i in found}
-    rows: dict[str, list[dict[str, Any]]] = {}
+    results: dict[str, list[dict[str, Any]]] = {}
     for topic, index, partition in brokers.partitions(image):
         if not partition.adding_replicas and not partition.removing_replicas:
             continue
         if wanted is not None and (topic.name, index) not in wanted:
             continue
-        rows.setdefault(topic.name, []).append(
+        results.setdefault(topic.name, []).append(
             {
                 "partition_index": index,
                 "replicas": partition.replicas,
@@ -127,4 +127,4 @@ def under_way(
                 "removing_replicas": partition.removing_replicas,
             }
         )
-    return [{"name": name, "partitions": found} for name, found in rows.items()]
+    return [{"name": name, "partitions": found} for name, found in results.items()]

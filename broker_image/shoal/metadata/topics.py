@@ -99,31 +99,31 @@ def create_topics(
     validate_only: bool = False,
     request_id: bytes = b"",
 ) -> Decision:
-    """Create topics independently. The response has CreateTopics' rows.
+    """Create topics independently. The response has CreateTopics' results.
 
     A `request_id` of 16 bytes determines the topics' ids. A repeated request is then recognized: a
     topic that it already created is a success and is not created again.
     """
     records: list[MetadataRecord] = []
-    rows = []
+    results = []
     taken = _Names(image)
     for topic in topics:
         topic_id = _derived_id(request_id, topic.name) if request_id else new_id()
         present = image.topics.get(topic.name)
         if request_id and present is not None and present.topic_id == topic_id:
-            rows.append(_made(image, present))
+            results.append(_made(image, present))
             continue
         try:
-            made, row = _create(
+            made, result = _create(
                 image, topic, taken, topic_id, RECORDS_PER_DECISION_MAX - len(records)
             )
         except Refused as refused:
-            rows.append(_row(topic.name, refused))
+            results.append(_result(topic.name, refused))
             continue
         taken.add(topic.name)
         records += made
-        rows.append(row)
-    return Decision([] if validate_only else records, rows)
+        results.append(result)
+    return Decision([] if validate_only else records, results)
 
 
 def _derived_id(request_id: bytes, name: str) -> UUID:
@@ -133,7 +133,7 @@ def _derived_id(request_id: bytes, name: str) -> UUID:
 
 
 def _made(image: MetadataImage, topic: TopicImage) -> dict[str, Any]:
-    """Return CreateTopics' row of an existing topic."""
+    """Return CreateTopics' result of an existing topic."""
     own = dict(image.configs.get((2, topic.name), {}))
     return _made_row(image, topic.name, topic.topic_id, [p.replicas for p in topic.partitions], own)
 
@@ -184,7 +184,7 @@ class _Names:
 def _create(
     image: MetadataImage, topic: NewTopic, taken: _Names, topic_id: UUID, room: int
 ) -> tuple[list[MetadataRecord], dict[str, Any]]:
-    """Return the records and the row of one topic. Raises `Refused`."""
+    """Return the records and the result of one topic. Raises `Refused`."""
     taken.refuse(topic.name)
     own = _configs(image, topic)
     if topic.assignments:
@@ -375,7 +375,7 @@ def directory_of(image: MetadataImage, broker_id: int) -> UUID:
 
 def _effective(image: MetadataImage, own: dict[str, str]) -> list[dict[str, Any]]:
     """Return CreateTopics' list of the new topic's configs."""
-    rows = []
+    results = []
     defaults = image.topic_config("")
     for name, key in TOPIC.items():
         if key.internal:
@@ -386,7 +386,7 @@ def _effective(image: MetadataImage, own: dict[str, str]) -> list[dict[str, Any]
             found = image.origins(2, "", name)
             value = text_of(defaults[name])  # type: ignore[assignment]
             source = found[0].source if found else Source.DEFAULT
-        rows.append(
+        results.append(
             {
                 "name": name,
                 "value": value,
@@ -395,10 +395,10 @@ def _effective(image: MetadataImage, own: dict[str, str]) -> list[dict[str, Any]
                 "is_sensitive": key.sensitive,
             }
         )
-    return rows
+    return results
 
 
-def _row(name: str, refused: Refused) -> dict[str, Any]:
+def _result(name: str, refused: Refused) -> dict[str, Any]:
     return {
         "name": name,
         "error_code": refused.code,
@@ -429,17 +429,17 @@ class Growth(NamedTuple):
 def create_partitions(
     image: MetadataImage, growths: Sequence[Growth], *, validate_only: bool = False
 ) -> Decision:
-    """Add partitions to each topic independently. The response has CreatePartitions' rows."""
+    """Add partitions to each topic independently. The response has CreatePartitions' results."""
     records: list[MetadataRecord] = []
-    rows = []
+    results = []
     for growth in growths:
-        row = {"name": growth.name, "error_code": ErrorCode.none, "error_message": None}
+        result = {"name": growth.name, "error_code": ErrorCode.none, "error_message": None}
         try:
             records += _grow(image, growth, RECORDS_PER_DECISION_MAX - len(records))
         except Refused as refused:
-            row |= {"error_code": refused.code, "error_message": refused.message}
-        rows.append(row)
-    return Decision([] if validate_only else records, rows)
+            result |= {"error_code": refused.code, "error_message": refused.message}
+        results.append(result)
+    return Decision([] if validate_only else records, results)
 
 
 def _grow(image: MetadataImage, growth: Growth, room: int) -> list[MetadataRecord]:

@@ -111,7 +111,7 @@ class Broker:
         self.clock = node.clock
         self.timers = node.timers
         self.disk = node.disk
-        self.table: Mapping[int, Api] = apis.rows
+        self.table: Mapping[int, Api] = apis.table
         self.metadata_cache = MetadataCache(Scope(self.node_id, config.given))
         self.audit = Audit(node)
         self.access = Access(config, self.metadata_cache, self.audit)
@@ -124,10 +124,10 @@ class Broker:
         self.setup_timeouts = SetupTimeouts.from_config(config)
         self.link_security = LinkSecurity(node, self.metadata_cache, self.tls)
         self.link_security.check()
-        errors = ErrorResponses(node.log, apis.rows, self.metrics)
+        errors = ErrorResponses(node.log, apis.table, self.metrics)
         self.envelopes = EnvelopeHandler(
             self,
-            apis.rows,
+            apis.table,
             errors,
             access=self.access,
             is_active_controller=lambda: self.metadata.is_active,
@@ -222,7 +222,7 @@ class Broker:
             node,
             self.quorum,
             self.metadata,
-            apis=apis.rows,
+            apis=apis.table,
             handle=self.envelopes.handle,
             timeouts=self.setup_timeouts,
             security=self.link_security.of,

@@ -223,7 +223,7 @@ class Offsets:
     def _commit_partition(
         self, draft: _CommitDraft, topic: TopicCommit, p: PartitionCommit
     ) -> dict[str, Any]:
-        """Add the record of one partition to the draft. Returns its row of the response."""
+        """Add the record of one partition to the draft. Returns its result of the response."""
         error = ErrorCode.none
         if len(p.metadata or "") > self._context.settings.offset_metadata_max_bytes:
             error = ErrorCode.offset_metadata_too_large
@@ -238,7 +238,7 @@ class Offsets:
     def _commit_key_ranges(
         self, draft: _CommitDraft, topic: TopicCommit, p: PartitionCommit, error: ErrorCode
     ) -> dict[str, Any]:
-        """Commit one partition individually, unless there is an `error`. Returns its row."""
+        """Commit one partition individually, unless there is an `error`. Returns its result."""
         stable_offset, message = -1, None
         try:
             if error is ErrorCode.offset_metadata_too_large:

@@ -179,7 +179,7 @@ class Peers:
         """Return the maximum level of each feature that a node supports. Raises `ClientError`."""
         body = {"client_software_name": OWN_CLIENT, "client_software_version": __version__}
         answer = await self._link(id, False).request(ApiKey.API_VERSIONS, body)
-        return {row.name: row.max_version for row in answer.supported_features}
+        return {result.name: result.max_version for result in answer.supported_features}
 
     def _unanswered(self, to: int, failure: ClientError) -> None:
         address = self.address_of(to)

@@ -32,7 +32,7 @@ class ApiTables(NamedTuple):
     """The APIs that a node can serve, by API key."""
 
     #: All of them.
-    rows: Mapping[int, Api]
+    table: Mapping[int, Api]
     #: Those that a listener of each kind serves.
     by_kind: Mapping[Listeners, Mapping[int, Api]]
     #: Keys of those that listeners of controllers serve before the node has joined its cluster.
@@ -132,5 +132,5 @@ class ServedApis:
             if self._early:
                 controllers = Listeners.CONTROLLER in self.kind(name)
                 early = self._tables.early if controllers else (ApiKey.API_VERSIONS,)
-                table = {key: row for key, row in table.items() if key in early}
+                table = {key: api for key, api in table.items() if key in early}
             self.now[name] = table

@@ -42,10 +42,10 @@ class TopicCreation:
 
     async def create_internal_topic(self, topic: Named) -> None:
         """Create the topic of a coordinator. Raises `ApiError` if it cannot be created."""
-        (row,) = await self.create_topics([internal_topic(self._cache.image, topic.name)])
-        if row["error_code"] not in (ErrorCode.none, ErrorCode.topic_already_exists):
-            self._node.log.error("an internal topic was not made", topic=topic.name, **row)
-            raise ApiError(ErrorCode.coordinator_not_available, row["error_message"])
+        (result,) = await self.create_topics([internal_topic(self._cache.image, topic.name)])
+        if result["error_code"] not in (ErrorCode.none, ErrorCode.topic_already_exists):
+            self._node.log.error("an internal topic was not made", topic=topic.name, **result)
+            raise ApiError(ErrorCode.coordinator_not_available, result["error_message"])
 
     def create_topics(self, topics: Sequence[NewTopic]) -> asyncio.Future[list[dict[str, Any]]]:
         """Create topics.
@@ -76,16 +76,16 @@ class TopicCreation:
             "validate_only": False,
         }
         answer = await self._channel.request(ApiKey.CREATE_TOPICS, fields)
-        rows = [
+        results = [
             {
-                "name": row.name,
-                "error_code": ErrorCode(row.error_code),
-                "error_message": row.error_message,
+                "name": result.name,
+                "error_code": ErrorCode(result.error_code),
+                "error_message": result.error_message,
             }
-            for row in answer.topics
+            for result in answer.topics
         ]
-        created = {row["name"] for row in rows if row["error_code"] is ErrorCode.none}
+        created = {result["name"] for result in results if result["error_code"] is ErrorCode.none}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(IMAGE_TIMEOUT_S):
                 await self._cache.until(lambda image: created <= image.topics.keys())
-        return rows
+        return results

@@ -107,14 +107,14 @@ class VoterUpdate:
         answer = await self._channel.request(ApiKey.DESCRIBE_QUORUM, {"topics": topics})
         if answer.error_code is not ErrorCode.none:
             return False
-        (row,) = answer.topics[0].partitions
+        (result,) = answer.topics[0].partitions
 
         def of(replicas: Any, key: ReplicaKey) -> Any:
             wanted = (key.id, key.directory_id)
             found = (r for r in replicas if (r.replica_id, r.replica_directory_id) == wanted)
             return next(found, None)
 
-        mine, voter = of(row.observers, self._quorum.local), of(row.current_voters, before)
+        mine, voter = of(result.observers, self._quorum.local), of(result.current_voters, before)
         return (
             mine is not None
             and mine.last_caught_up_timestamp >= 0

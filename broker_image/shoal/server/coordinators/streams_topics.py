@@ -63,7 +63,9 @@ class StreamsTopics:
             return
         error = done.exception()
         if error is None:
-            failed = {row["name"]: _message(row) for row in done.result() if _has_failed(row)}
+            failed = {
+                result["name"]: _message(result) for result in done.result() if _has_failed(result)
+            }
         elif isinstance(error, ApiError):
             failed = dict.fromkeys(names, error.message or error.code.name)
         else:
@@ -77,12 +79,12 @@ class StreamsTopics:
                 self._failures[name] = _Failure(message, until_ms)
 
 
-def _has_failed(row: Mapping[str, Any]) -> bool:
-    return row["error_code"] not in (ErrorCode.none, ErrorCode.topic_already_exists)
+def _has_failed(result: Mapping[str, Any]) -> bool:
+    return result["error_code"] not in (ErrorCode.none, ErrorCode.topic_already_exists)
 
 
-def _message(row: Mapping[str, Any]) -> str:
-    return row["error_message"] or ErrorCode(row["error_code"]).name
+def _message(result: Mapping[str, Any]) -> str:
+    return result["error_message"] or ErrorCode(result["error_code"]).name
 
 
 def _new_topic(topic: InternalTopic) -> NewTopic:

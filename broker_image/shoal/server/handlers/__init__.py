@@ -163,13 +163,13 @@ OF_FEATURES = {
 BROKER, CONTROLLER, BOTH = Listeners.BROKER, Listeners.CONTROLLER, Listeners.BOTH
 
 HANDLERS: dict[int, Api] = {
-    row.key: replace(
-        row,
-        by_controller=row.key in BY_CONTROLLER,
-        feature=OF_FEATURES.get(row.key, ""),
-        needs=needs_of(row.key),
+    api.key: replace(
+        api,
+        by_controller=api.key in BY_CONTROLLER,
+        feature=OF_FEATURES.get(api.key, ""),
+        needs=needs_of(api.key),
     )
-    for row in (
+    for api in (
         Api(ApiKey.PRODUCE, range(3, 14), produce.handle, produce.refuse, produce_request.read),
         Api(ApiKey.FETCH, range(4, 19), fetch.handle, on=BOTH, on_controllers=raft.fetch),
         Api(ApiKey.LIST_OFFSETS, range(1, 12), list_offsets.handle),
@@ -456,9 +456,9 @@ HANDLERS: dict[int, Api] = {
 def _table(kind: Listeners) -> dict[int, Api]:
     """The rows of a kind of listener, each with the handler for it."""
     return {
-        key: replace(row, handle=(CONTROLLER in kind and row.on_controllers) or row.handle)
-        for key, row in HANDLERS.items()
-        if row.on & kind
+        key: replace(api, handle=(CONTROLLER in kind and api.on_controllers) or api.handle)
+        for key, api in HANDLERS.items()
+        if api.on & kind
     }
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 FENCED_SINCE = 2
 BATCHES_SINCE = 4
-Row = Mapping[str, Any]
+Result = Mapping[str, Any]
 
 
 def handle(broker: Broker, request: Request) -> Answer:
@@ -40,7 +40,7 @@ def handle(broker: Broker, request: Request) -> Answer:
         errors = dict.fromkeys(partitions, ErrorCode.operation_not_attempted)
         errors |= dict.fromkeys(unknown, ErrorCode.unknown_topic_or_partition)
         errors |= dict.fromkeys(refused, ErrorCode.topic_authorization_failed)
-        return {"results_by_topic_v3_and_below": _rows(topics, errors)}
+        return {"results_by_topic_v3_and_below": _results(topics, errors)}
     writer = Writer(
         body.v3_and_below_transactional_id,
         body.v3_and_below_producer_id,
@@ -50,7 +50,7 @@ def handle(broker: Broker, request: Request) -> Answer:
 
     def answer(outcomes: list[Outcome]) -> Body:
         errors = dict.fromkeys(partitions, _error(outcomes[0], request))
-        return {"results_by_topic_v3_and_below": _rows(topics, errors)}
+        return {"results_by_topic_v3_and_below": _results(topics, errors)}
 
     return combined((added,), answer)
 
@@ -69,19 +69,19 @@ def _handle_batches(broker: Broker, request: Request) -> Answer:
             replies.append(broker.transactions.add_partitions(writer, partitions, TV_2))
 
     def answer(outcomes: list[Outcome]) -> Body:
-        rows = []
+        results = []
         for transaction, outcome in zip(asked, outcomes, strict=True):
             partitions = _partitions(transaction.topics)
             errors = dict.fromkeys(partitions, _error(outcome, request))
             if not isinstance(outcome, ApiError):
                 errors |= outcome.get("errors", {})
-            rows.append(
+            results.append(
                 {
                     "transactional_id": transaction.transactional_id,
-                    "topic_results": _rows(transaction.topics, errors),
+                    "topic_results": _results(transaction.topics, errors),
                 }
             )
-        return {"error_code": ErrorCode.none, "results_by_transaction": rows}
+        return {"error_code": ErrorCode.none, "results_by_transaction": results}
 
     return combined(replies, answer)
 
@@ -96,7 +96,7 @@ def _partitions(topics: Any) -> list[TopicPartition]:
     return [(topic.name, index) for topic in topics for index in topic.partitions]
 
 
-def _rows(topics: Any, errors: Mapping[TopicPartition, ErrorCode]) -> list[Row]:
+def _results(topics: Any, errors: Mapping[TopicPartition, ErrorCode]) -> list[Result]:
     return [
         {
             "name": topic.name,
@@ -116,5 +116,5 @@ def refuse(request: Request, error: ErrorCode, _message: str | None) -> Body:
     topics = request.body.v3_and_below_topics
     code = old_epoch_error(error, request.version, FENCED_SINCE)
     return {
-        "results_by_topic_v3_and_below": _rows(topics, dict.fromkeys(_partitions(topics), code))
+        "results_by_topic_v3_and_below": _results(topics, dict.fromkeys(_partitions(topics), code))
     }

@@ -31,7 +31,7 @@ def handle(broker: Broker, request: Request) -> Answer:
         if not validate_only:
             made = [change for change, (code, _) in ended if not code]
             audited.changed(broker, request, map(_text, made))
-        return {"entries": [_row(change.entity, *outcome) for change, outcome in ended]}
+        return {"entries": [_result(change.entity, *outcome) for change, outcome in ended]}
 
     return broker.metadata.submit(
         lambda image: decide(image, changes, validate_only=validate_only), respond
@@ -48,13 +48,13 @@ def _text(change: QuotaChange) -> str:
 def refuse(request: Request, code: int, message: str | None) -> dict[str, Any]:
     return {
         "entries": [
-            _row([(e.entity_type, e.entity_name) for e in entry.entity], code, message)
+            _result([(e.entity_type, e.entity_name) for e in entry.entity], code, message)
             for entry in request.body.entries
         ]
     }
 
 
-def _row(
+def _result(
     entity: Iterable[tuple[str, str | None]], code: int, message: str | None
 ) -> dict[str, Any]:
     return {"entity": entity_fields(entity), "error_code": code, "error_message": message}

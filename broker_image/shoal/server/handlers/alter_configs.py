@@ -70,13 +70,13 @@ async def _refusal(
     reason = await found
     if reason is None:
         return None
-    refused = row(request.body.resources[index], ErrorCode.invalid_request, reason)
+    refused = result(request.body.resources[index], ErrorCode.invalid_request, reason)
     del asked[index]
     if not asked:
         return {"responses": [refused]}
 
     def complete(body: Body) -> Body:
-        others = rows(request, body)
+        others = results(request, body)
         return {"responses": [*others[:index], refused, *others[index:]]}
 
     return remainder(request, asked, complete)
@@ -108,13 +108,13 @@ def remainder(
     return Remainder(head + encoded, remaining, complete)
 
 
-def rows(request: Request, body: Body) -> list[dict[str, Any]]:
-    """Return the rows of a response body, which is encoded if it is the controller's."""
+def results(request: Request, body: Body) -> list[dict[str, Any]]:
+    """Return the results of a response body, which is encoded if it is the controller's."""
     if isinstance(body, Mapping):
         return list(body["responses"])
     header = request.header
     found = codec.read_response(header.api_key, header.api_version, b"".join(body))
-    return [row(one, one.error_code, one.error_message) for one in found.responses]
+    return [result(one, one.error_code, one.error_message) for one in found.responses]
 
 
 def alteration(resource: Any, *, incremental: bool) -> Alteration:
@@ -134,7 +134,7 @@ def alter(broker: Broker, request: Request, *, incremental: bool) -> Answer:
     body = request.body
     codes = [authorization.of_config(broker, request, resource) for resource in body.resources]
     asked = list(zip(body.resources, codes, strict=True))
-    refused = [row(resource, code, None) for resource, code in asked if code is not None]
+    refused = [result(resource, code, None) for resource, code in asked if code is not None]
     alterations = [
         alteration(resource, incremental=incremental) for resource, code in asked if code is None
     ]
@@ -147,11 +147,11 @@ def alter(broker: Broker, request: Request, *, incremental: bool) -> Answer:
 
 
 def refuse(request: Request, code: int, message: str | None) -> dict[str, Any]:
-    return {"responses": [row(resource, code, message) for resource in request.body.resources]}
+    return {"responses": [result(resource, code, message) for resource in request.body.resources]}
 
 
-def row(resource: Any, code: int, message: str | None) -> dict[str, Any]:
-    """Return a row of the response."""
+def result(resource: Any, code: int, message: str | None) -> dict[str, Any]:
+    """Return one result of the response."""
     return {
         "error_code": code,
         "error_message": message,

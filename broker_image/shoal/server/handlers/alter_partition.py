@@ -41,10 +41,10 @@ def _isr(partition: Any, version: int) -> tuple[tuple[int, int], ...]:
     return tuple((state.broker_id, state.broker_epoch) for state in partition.new_isr_with_epochs)
 
 
-def _answer(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _answer(results: list[dict[str, Any]]) -> dict[str, Any]:
     topics: dict[Any, list[dict[str, Any]]] = {}
-    for row in rows:
-        topics.setdefault(row.pop("topic_id"), []).append(row)
+    for result in results:
+        topics.setdefault(result.pop("topic_id"), []).append(result)
     return {
         "error_code": ErrorCode.none,
         "topics": [{"topic_id": id, "partitions": found} for id, found in topics.items()],

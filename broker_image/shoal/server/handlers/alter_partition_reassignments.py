@@ -23,10 +23,10 @@ def handle(broker: Broker, request: Request) -> Answer:
     ]
     return broker.metadata.submit(
         lambda image: decide(image, moves, other_factor=other_factor),
-        lambda rows: {
+        lambda results: {
             "allow_replication_factor_change": other_factor,
             "error_code": ErrorCode.none,
-            "responses": rows,
+            "responses": results,
         },
     )
 

@@ -37,7 +37,7 @@ async def _free(broker: Broker, request: Request) -> Mapping[str, Any]:
     responses = []
     for asked in body.topics:
         topic = broker.image.topics.get(asked.topic_name)
-        rows = []
+        results = []
         for entry in asked.partitions:
             index = entry.partition_index
             ranges = [(x.first_offset, x.last_offset) for x in entry.freed_offsets]
@@ -47,9 +47,9 @@ async def _free(broker: Broker, request: Request) -> Mapping[str, Any]:
                 if topic is None:
                     raise ApiError(ErrorCode.unknown_topic_or_partition)
                 await broker.share.admin.free(body.group_id, topic.topic_id, index, ranges)
-                rows.append({"partition_index": index, "error_code": ErrorCode.none})
+                results.append({"partition_index": index, "error_code": ErrorCode.none})
             except ApiError as refused:
-                rows.append(
+                results.append(
                     {
                         "partition_index": index,
                         "error_code": refused.code,
@@ -57,7 +57,9 @@ async def _free(broker: Broker, request: Request) -> Mapping[str, Any]:
                     }
                 )
         topic_id = _shown_id(topic, permits(asked.topic_name))
-        responses.append({"topic_name": asked.topic_name, "topic_id": topic_id, "partitions": rows})
+        responses.append(
+            {"topic_name": asked.topic_name, "topic_id": topic_id, "partitions": results}
+        )
     return {"error_code": ErrorCode.none, "responses": responses}
 
 
@@ -85,12 +87,12 @@ async def _alter(broker: Broker, request: Request) -> Mapping[str, Any]:
                 starts[entry.partition_index] = entry.start_offset
     done = await broker.share.admin.set_offsets(body.group_id, offsets)
     # A topic that is twice in the request is once in the response, as in Kafka.
-    rows: dict[str, list[dict[str, Any]]] = {}
+    results: dict[str, list[dict[str, Any]]] = {}
     ids: dict[str, UUID | None] = {}
     for asked in body.topics:
         topic = broker.image.topics.get(asked.topic_name)
         topic_id = ids[asked.topic_name] = _shown_id(topic, permits(asked.topic_name))
-        rows.setdefault(asked.topic_name, []).extend(
+        results.setdefault(asked.topic_name, []).extend(
             {"partition_index": entry.partition_index}
             | (
                 _result(topic_id, entry.partition_index, offsets, done)
@@ -100,7 +102,7 @@ async def _alter(broker: Broker, request: Request) -> Mapping[str, Any]:
             for entry in asked.partitions
         )
     responses = [
-        {"topic_name": name, "topic_id": ids[name], "partitions": rows[name]} for name in rows
+        {"topic_name": name, "topic_id": ids[name], "partitions": results[name]} for name in results
     ]
     return {"error_code": ErrorCode.none, "responses": responses}
 

@@ -25,18 +25,18 @@ def handle(broker: Broker, request: Request) -> Answer:
     def respond(outcomes: Mapping[str, tuple[int, str | None]]) -> dict[str, Any]:
         changed = [name for name in outcomes if not outcomes[name][0]]
         audited.changed(broker, request, (f"credentials of User:{name}" for name in changed))
-        return {"results": [_row(name, *outcomes[name]) for name in outcomes]}
+        return {"results": [_result(name, *outcomes[name]) for name in outcomes]}
 
     return broker.security_records.submit(
         lambda image: decide(image, deletions, upsertions), respond
     )
 
 
-def _row(name: str, code: int, message: str | None) -> dict[str, Any]:
+def _result(name: str, code: int, message: str | None) -> dict[str, Any]:
     return {"user": name, "error_code": code, "error_message": message}
 
 
 def refuse(request: Request, code: int, message: str | None) -> dict[str, Any]:
     body = request.body
     names = dict.fromkeys(change.name for change in (*body.deletions, *body.upsertions))
-    return {"results": [_row(name, code, message) for name in names]}
+    return {"results": [_result(name, code, message) for name in names]}

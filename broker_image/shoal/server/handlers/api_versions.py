@@ -52,13 +52,13 @@ def handle(broker: Broker, request: Request) -> Answer:
     }
 
 
-def served(rows: Iterable[Api]) -> list[dict[str, Any]]:
+def served(apis: Iterable[Api]) -> list[dict[str, Any]]:
     """The version ranges for clients, in the order of the API keys."""
     return [
         {
-            "api_key": row.key,
-            "min_version": _NAMED_FROM.get(row.key, row.versions.start),
-            "max_version": row.versions.stop - 1,
+            "api_key": api.key,
+            "min_version": _NAMED_FROM.get(api.key, api.versions.start),
+            "max_version": api.versions.stop - 1,
         }
-        for row in sorted(rows, key=lambda row: row.key)
+        for api in sorted(apis, key=lambda api: api.key)
     ]

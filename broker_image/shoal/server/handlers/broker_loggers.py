@@ -73,7 +73,7 @@ def _check(logger: str, level: str | None, operation: int, known: set[str]) -> N
 
 
 def describe(node_id: int, name: str, wanted: list[str] | None) -> Iterator[dict[str, Any]]:
-    """Yield DescribeConfigs' rows of the levels in effect. Raises `ApiError`.
+    """Yield DescribeConfigs' results of the levels in effect. Raises `ApiError`.
 
     `wanted` are the loggers, all without it.
     """

@@ -30,14 +30,14 @@ def handle(broker: Broker, request: Request) -> Answer:
 def refuse(request: Request, code: ErrorCode, message: str | None) -> Body:
     """The error for every group; also for ShareGroupDescribe and StreamsGroupDescribe."""
     error = ApiError(code, message)
-    return {"groups": [_row(group_id, error) for group_id in request.body.group_ids]}
+    return {"groups": [_result(group_id, error) for group_id in request.body.group_ids]}
 
 
-def _assigned_topics(row: Mapping[str, Any]) -> set[str]:
+def _assigned_topics(result: Mapping[str, Any]) -> set[str]:
     """The names of the topics in the assignments of a described group."""
     assignments = [
         member[which]
-        for member in row.get("members", ())
+        for member in result.get("members", ())
         for which in ("assignment", "target_assignment")
         if member.get(which) is not None
     ]
@@ -68,16 +68,16 @@ def described(
     ]
 
     def answer(outcomes: list[Outcome]) -> Body:
-        rows = [
-            _shown(_row(group_id, outcome), topics, describes, hidden)
+        results = [
+            _shown(_result(group_id, outcome), topics, describes, hidden)
             for group_id, outcome in zip(body.group_ids, outcomes, strict=True)
         ]
-        for row in rows:
-            if body.include_authorized_operations and row["error_code"] is ErrorCode.none:
-                row["authorized_operations"] = authorized_operations.on_group(
-                    broker, request, row["group_id"]
+        for result in results:
+            if body.include_authorized_operations and result["error_code"] is ErrorCode.none:
+                result["authorized_operations"] = authorized_operations.on_group(
+                    broker, request, result["group_id"]
                 )
-        return {"groups": rows}
+        return {"groups": results}
 
     return combined(replies, answer)
 
@@ -90,18 +90,18 @@ def _describe(kind: str, group_id: str) -> Any:
 
 
 def _shown(
-    row: dict[str, Any],
+    result: dict[str, Any],
     topics: Callable[[Mapping[str, Any]], set[str]],
     describes: Permits,
     hidden: str,
 ) -> dict[str, Any]:
     """Refuse a group with topics that the client may not describe."""
-    if all(map(describes, sorted(topics(row)))):
-        return row
-    return _row(row["group_id"], ApiError(ErrorCode.topic_authorization_failed, hidden))
+    if all(map(describes, sorted(topics(result)))):
+        return result
+    return _result(result["group_id"], ApiError(ErrorCode.topic_authorization_failed, hidden))
 
 
-def _row(group_id: str, outcome: Outcome) -> dict[str, Any]:
+def _result(group_id: str, outcome: Outcome) -> dict[str, Any]:
     code = outcome.code if isinstance(outcome, ApiError) else ErrorCode.none
     if not group_id and code is not ErrorCode.group_authorization_failed:
         return {"error_code": ErrorCode.invalid_group_id, "group_id": group_id}

@@ -51,8 +51,8 @@ def handle(broker: Broker, request: Request) -> Answer:
     def respond(outcomes: Sequence[tuple[ErrorCode, str]]) -> dict[str, Any]:
         made = [acl for acl, (code, _) in zip(acls, outcomes, strict=True) if not code]
         audited.changed(broker, request, map(str, made))
-        rows = [{"error_code": code, "error_message": message} for code, message in outcomes]
-        return {"results": rows}
+        results = [{"error_code": code, "error_message": message} for code, message in outcomes]
+        return {"results": results}
 
     return broker.security_records.submit(lambda image: decide(image, acls), respond)
 
@@ -67,5 +67,5 @@ def _is_filter(acl: Acl) -> bool:
 
 
 def refuse(request: Request, code: int, message: str | None) -> dict[str, Any]:
-    row = {"error_code": code, "error_message": message}
-    return {"results": [row] * len(request.body.creations)}
+    result = {"error_code": code, "error_message": message}
+    return {"results": [result] * len(request.body.creations)}

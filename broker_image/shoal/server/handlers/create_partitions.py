@@ -53,7 +53,7 @@ def handle(broker: Broker, request: Request) -> Answer:
     ]
     return broker.metadata.submit(
         lambda image: create_partitions(image, growths, validate_only=body.validate_only),
-        lambda rows: {"throttle_time_ms": pause_ms, "results": [*rows, *refused]},
+        lambda results: {"throttle_time_ms": pause_ms, "results": [*results, *refused]},
     )
 
 

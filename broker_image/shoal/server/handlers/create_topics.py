@@ -71,22 +71,22 @@ def handle(broker: Broker, request: Request) -> Answer:
             validate_only=body.validate_only,
             request_id=request.id,
         ),
-        lambda rows: {
+        lambda results: {
             "throttle_time_ms": pause_ms,
-            "topics": [*_shown(broker, request, rows), *refused.values()],
+            "topics": [*_shown(broker, request, results), *refused.values()],
         },
     )
 
 
-def _shown(broker: Broker, request: Request, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _shown(broker: Broker, request: Request, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Hide the configs of new topics from a client that may not describe them."""
-    created = [row["name"] for row in rows if row["error_code"] is ErrorCode.none]
+    created = [result["name"] for result in results if result["error_code"] is ErrorCode.none]
     shown = broker.access.permitted(
         request, Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, created, audited=False
     )
     return [
-        row | _HIDDEN if row["name"] in created and row["name"] not in shown else row
-        for row in rows
+        result | _HIDDEN if result["name"] in created and result["name"] not in shown else result
+        for result in results
     ]
 
 

@@ -42,12 +42,12 @@ def handle(broker: Broker, request: Request) -> Answer:
     def respond(outcomes: Sequence[Deletion]) -> dict[str, Any]:
         deleted = dict.fromkeys(acl for outcome in outcomes for acl in outcome.deleted)
         audited.changed(broker, request, map(str, deleted))
-        return {"filter_results": [_row(outcome) for outcome in outcomes]}
+        return {"filter_results": [_result(outcome) for outcome in outcomes]}
 
     return broker.security_records.submit(lambda image: decide(image, filters), respond)
 
 
-def _row(outcome: Deletion) -> dict[str, Any]:
+def _result(outcome: Deletion) -> dict[str, Any]:
     code, message = outcome.refusal or (ErrorCode.none, None)
     return {
         "error_code": code,
@@ -67,5 +67,5 @@ def _row(outcome: Deletion) -> dict[str, Any]:
 
 
 def refuse(request: Request, code: int, message: str | None) -> dict[str, Any]:
-    row = {"error_code": code, "error_message": message, "matching_acls": ()}
-    return {"filter_results": [row] * len(request.body.filters)}
+    result = {"error_code": code, "error_message": message, "matching_acls": ()}
+    return {"filter_results": [result] * len(request.body.filters)}

@@ -23,10 +23,10 @@ def handle(broker: Broker, request: Request) -> Answer:
     def answer(outcomes: list[Outcome]) -> Body:
         codes = dict(zip(permitted, map(_code, outcomes), strict=True))
         refused = ErrorCode.group_authorization_failed
-        rows = [
+        results = [
             {"group_id": group_id, "error_code": codes.get(group_id, refused)} for group_id in names
         ]
-        return {"results": rows}
+        return {"results": results}
 
     return combined(replies, answer)
 

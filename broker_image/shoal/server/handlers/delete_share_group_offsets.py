@@ -28,7 +28,7 @@ async def _delete(broker: Broker, request: Request) -> Mapping[str, Any]:
     names = [name for name in asked if permits(name)]
     known = {n: broker.image.topics[n].topic_id for n in names if n in broker.image.topics}
     done = await broker.share.admin.delete_state(body.group_id, list(known.values()))
-    rows: list[dict[str, Any]] = [
+    results: list[dict[str, Any]] = [
         {
             "topic_name": name,
             "topic_id": None,
@@ -40,15 +40,15 @@ async def _delete(broker: Broker, request: Request) -> Mapping[str, Any]:
     ]
     for name in names:
         topic_id = known.get(name)
-        row: dict[str, Any] = {"topic_name": name, "topic_id": topic_id}
+        result: dict[str, Any] = {"topic_name": name, "topic_id": topic_id}
         if topic_id is None:
-            row["error_code"] = ErrorCode.unknown_topic_or_partition
-            row["error_message"] = "This server does not host this topic-partition."
+            result["error_code"] = ErrorCode.unknown_topic_or_partition
+            result["error_message"] = "This server does not host this topic-partition."
         elif topic_id not in done:
-            row["topic_id"] = None
-            row["error_code"] = ErrorCode.unknown_topic_or_partition
-            row["error_message"] = "There is no offset information to delete."
+            result["topic_id"] = None
+            result["error_code"] = ErrorCode.unknown_topic_or_partition
+            result["error_message"] = "There is no offset information to delete."
         else:
-            row["error_code"] = done[topic_id]
-        rows.append(row)
-    return {"error_code": ErrorCode.none, "responses": rows}
+            result["error_code"] = done[topic_id]
+        results.append(result)
+    return {"error_code": ErrorCode.none, "responses": results}

@@ -34,20 +34,20 @@ def handle(broker: Broker, request: Request) -> Answer:
         )
     asked = Counter(_asked(request))
     rights = _rights(broker, request)
-    rows, topics = [], []
+    results, topics = [], []
     quota = broker.quotas.mutation_quota(request, strict=request.version >= STRICT_QUOTA_FROM)
     for name, topic_id in asked:
-        row, topic = _find(image, asked, name, topic_id, rights)
+        result, topic = _find(image, asked, name, topic_id, rights)
         if topic is not None and quota is not None and not quota.allow(len(topic.partitions)):
-            row["error_code"] = ErrorCode.throttling_quota_exceeded
-            row["error_message"], topic = QUOTA_EXCEEDED, None
-        rows.append(row)
+            result["error_code"] = ErrorCode.throttling_quota_exceeded
+            result["error_message"], topic = QUOTA_EXCEEDED, None
+        results.append(result)
         if topic is not None:
             topics.append(topic)
     pause_ms = throttle(request, quota)
     return broker.metadata.submit(
         lambda newest: delete_topics(newest, topics),
-        lambda _: {"throttle_time_ms": pause_ms, "responses": rows},
+        lambda _: {"throttle_time_ms": pause_ms, "responses": results},
     )
 
 
@@ -82,7 +82,12 @@ def _find(
 ) -> tuple[dict[str, Any], TopicImage | None]:
     """The result of one topic, and the topic if it can be deleted."""
     topic = image.topics.get(name) if name is not None else image.topic_by_id(topic_id)
-    row = {"name": name, "topic_id": topic_id, "error_code": ErrorCode.none, "error_message": None}
+    result = {
+        "name": name,
+        "topic_id": topic_id,
+        "error_code": ErrorCode.none,
+        "error_message": None,
+    }
     try:
         _check(asked, name, topic_id)
         if name is not None and not rights.describes(name):
@@ -93,14 +98,14 @@ def _find(
             raise ApiError(code, f"There is no topic {topic_id if name is None else name}.")
         if not rights.deletes(topic.name):
             if name is None and rights.describes(topic.name):
-                row["name"] = topic.name
+                result["name"] = topic.name
             raise ApiError(ErrorCode.topic_authorization_failed)
         if (topic.name, None) in asked and (None, topic.topic_id) in asked:
             what = "name" if topic_id is None else "id"
             raise ApiError(ErrorCode.invalid_request, f"Duplicate topic {what}.")
     except ApiError as refused:
-        return row | {"error_code": refused.code, "error_message": refused.message}, None
-    return {**row, "name": topic.name, "topic_id": topic.topic_id}, topic
+        return result | {"error_code": refused.code, "error_message": refused.message}, None
+    return {**result, "name": topic.name, "topic_id": topic.topic_id}, topic
 
 
 def _check(asked: Counter[Asked], name: str | None, topic_id: Any) -> None:

@@ -30,11 +30,11 @@ def handle(broker: Broker, request: Request) -> Answer:
     if of_controllers:
         authorization.check_at_controllers(broker, request)
     fenced_too = getattr(body, "include_fenced_brokers", False)
-    rows: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     for broker_id, known in sorted(image.brokers.items()):
         endpoint = known.endpoint(request.peer.listener)
         if endpoint is not None and (fenced_too or not known.fenced):
-            rows.append(
+            results.append(
                 {
                     "broker_id": broker_id,
                     "host": endpoint.host,
@@ -45,7 +45,7 @@ def handle(broker: Broker, request: Request) -> Answer:
             )
     controller_id = broker.controller_id
     if of_controllers:
-        rows = _controllers(broker)
+        results = _controllers(broker)
         leader_id = broker.quorum.leader_id
         controller_id = -1 if leader_id is None else leader_id
     return {
@@ -53,7 +53,7 @@ def handle(broker: Broker, request: Request) -> Answer:
         "endpoint_type": endpoint_type,
         "cluster_id": broker.cluster_id,
         "controller_id": controller_id,
-        "brokers": rows,
+        "brokers": results,
         "cluster_authorized_operations": operations.on_cluster(broker, request)
         if body.include_cluster_authorized_operations
         else operations.NOT_ASKED,

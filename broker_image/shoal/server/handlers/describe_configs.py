@@ -51,31 +51,31 @@ def handle(broker: Broker, request: Request) -> Answer:
 def _describe(
     image: MetadataImage, resource: Any, synonyms: bool, documentation: bool
 ) -> dict[str, Any]:
-    row = {"resource_type": resource.resource_type, "resource_name": resource.resource_name}
+    result = {"resource_type": resource.resource_type, "resource_name": resource.resource_name}
     look = _LOOKS.get(resource.resource_type)
     wanted = resource.configuration_keys
     try:
         if resource.resource_type == ResourceType.BROKER_LOGGER:
             levels = broker_loggers.describe(image.scope.node_id, resource.resource_name, wanted)
-            return row | {"error_code": ErrorCode.none, "configs": list(levels)}
+            return result | {"error_code": ErrorCode.none, "configs": list(levels)}
         if look is None:
             raise ApiError(
                 ErrorCode.invalid_request, f"Unsupported resource type: {resource.resource_type}"
             )
         found = look(image, resource.resource_name)
     except ApiError as error:
-        return row | {"error_code": error.code, "error_message": error.message}
-    return row | {
+        return result | {"error_code": error.code, "error_message": error.message}
+    return result | {
         "error_code": ErrorCode.none,
         "configs": [
-            _row(resource.resource_type, key, value, origins, synonyms, documentation)
+            _result(resource.resource_type, key, value, origins, synonyms, documentation)
             for key, value, origins in found
             if not wanted or key.name in wanted
         ],
     }
 
 
-def _row(
+def _result(
     resource_type: int,
     key: ConfigKey,
     value: Any,

@@ -31,16 +31,16 @@ def handle(broker: Broker, request: Request) -> Answer:
     asked = getattr(body, "include_authorized_operations", False)
 
     def answer(outcomes: list[Outcome]) -> Body:
-        rows = [
-            _row(group_id, outcome, request.version)
+        results = [
+            _result(group_id, outcome, request.version)
             for group_id, outcome in zip(body.groups, outcomes, strict=True)
         ]
-        for row in rows:
-            if asked and row["error_code"] is ErrorCode.none:
-                row["authorized_operations"] = authorized_operations.on_group(
-                    broker, request, row["group_id"]
+        for result in results:
+            if asked and result["error_code"] is ErrorCode.none:
+                result["authorized_operations"] = authorized_operations.on_group(
+                    broker, request, result["group_id"]
                 )
-        return {"groups": rows}
+        return {"groups": results}
 
     return combined(replies, answer)
 
@@ -52,10 +52,10 @@ def _describe(group_id: str) -> Any:
     return decide
 
 
-def _row(group_id: str, outcome: Outcome, version: int) -> dict[str, Any]:
+def _result(group_id: str, outcome: Outcome, version: int) -> dict[str, Any]:
     if isinstance(outcome, ApiError):
         return {"error_code": outcome.code, "group_id": group_id}
-    row = dict(outcome)
-    if row["error_code"] is ErrorCode.group_id_not_found and version < NOT_FOUND_SINCE:
-        row["error_code"] = ErrorCode.none
-    return row
+    result = dict(outcome)
+    if result["error_code"] is ErrorCode.group_id_not_found and version < NOT_FOUND_SINCE:
+        result["error_code"] = ErrorCode.none
+    return result

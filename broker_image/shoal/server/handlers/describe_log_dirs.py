@@ -35,7 +35,9 @@ def handle(broker: Broker, request: Request) -> Answer:
     result = {
         "error_code": ErrorCode.kafka_storage_error if offline else ErrorCode.none,
         "log_dir": directory.path,
-        "topics": [{"name": name, "partitions": rows} for name, rows in sorted(topics.items())],
+        "topics": [
+            {"name": name, "partitions": results} for name, results in sorted(topics.items())
+        ],
         "total_bytes": total,
         "usable_bytes": usable,
     }

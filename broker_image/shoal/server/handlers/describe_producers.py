@@ -21,7 +21,7 @@ def handle(broker: Broker, request: Request) -> Answer:
             {
                 "name": topic.name,
                 "partitions": [
-                    _row(broker, topic.name, i, permits(topic.name))
+                    _result(broker, topic.name, i, permits(topic.name))
                     for i in topic.partition_indexes
                 ],
             }
@@ -30,17 +30,17 @@ def handle(broker: Broker, request: Request) -> Answer:
     }
 
 
-def _row(broker: Broker, topic: str, index: int, permitted: bool) -> dict[str, Any]:
+def _result(broker: Broker, topic: str, index: int, permitted: bool) -> dict[str, Any]:
     partition = broker.partitions.by_name(topic, index)
-    row: dict[str, Any] = {"partition_index": index, "error_code": ErrorCode.none}
+    result: dict[str, Any] = {"partition_index": index, "error_code": ErrorCode.none}
     if not permitted:
-        return row | {"error_code": ErrorCode.topic_authorization_failed}
+        return result | {"error_code": ErrorCode.topic_authorization_failed}
     if partition is None:
         code, _ = absence(broker.image, topic, None, index)
-        return row | {"error_code": code, "error_message": f"{topic}-{index} is not here"}
+        return result | {"error_code": code, "error_message": f"{topic}-{index} is not here"}
     if not partition.is_leader:
-        return row | {"error_code": ErrorCode.not_leader_or_follower}
-    return row | {
+        return result | {"error_code": ErrorCode.not_leader_or_follower}
+    return result | {
         "active_producers": [
             {
                 "producer_id": producer.producer_id,

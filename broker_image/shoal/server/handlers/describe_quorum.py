@@ -22,7 +22,7 @@ def handle(broker: Broker, request: Request) -> Answer:
         {
             "topic_name": topic.topic_name,
             "partitions": [
-                _row(broker.quorum, topic.topic_name, partition.partition_index)
+                _result(broker.quorum, topic.topic_name, partition.partition_index)
                 for partition in topic.partitions
             ],
         }
@@ -36,7 +36,7 @@ def handle(broker: Broker, request: Request) -> Answer:
     }
 
 
-def _row(quorum: Quorum, topic: str, index: int) -> dict[str, Any]:
+def _result(quorum: Quorum, topic: str, index: int) -> dict[str, Any]:
     if (topic, index) != (METADATA_TOPIC, 0):
         return {
             "partition_index": index,
@@ -67,15 +67,15 @@ def _replica(state: ReplicaState) -> dict[str, Any]:
 
 def _nodes(broker: Broker) -> list[dict[str, Any]]:
     """The endpoints of the voters."""
-    rows = []
+    results = []
     for voter in broker.quorum.raft.voters.latest:
         endpoints = voter.endpoints
         if voter.key.id == broker.node_id:
             endpoints = broker.registration.quorum_endpoints()
-        rows.append(
+        results.append(
             {
                 "node_id": voter.key.id,
                 "listeners": [e._asdict() for e in endpoints],
             }
         )
-    return rows
+    return results

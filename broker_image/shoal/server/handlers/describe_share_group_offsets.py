@@ -117,29 +117,29 @@ class _Pages:
             return _unauthorized(asked)
         topic = self._broker.image.topics.get(asked.topic_name)
         starts = chain(_in_flight_from(asked), repeat(0))
-        rows = [
+        results = [
             await self._partition(group_id, topic, index, first)
             for index, first in zip(asked.partitions, starts, strict=False)
         ]
         topic_id = None if topic is None else topic.topic_id
-        return {"topic_name": asked.topic_name, "topic_id": topic_id, "partitions": rows}
+        return {"topic_name": asked.topic_name, "topic_id": topic_id, "partitions": results}
 
     async def _partition(
         self, group_id: str, topic: TopicImage | None, index: int, first: int
     ) -> _Entry:
-        row: _Entry = {"partition_index": index, "start_offset": NONE, "lag": NONE}
+        result: _Entry = {"partition_index": index, "start_offset": NONE, "lag": NONE}
         if topic is None:
-            return row | {"error_code": ErrorCode.unknown_topic_or_partition}
+            return result | {"error_code": ErrorCode.unknown_topic_or_partition}
         if not self._left:  # Load no share partition in vain.
-            return row | {"next_offset": max(0, first)}
+            return result | {"next_offset": max(0, first)}
         try:
             found, next_offset = await self._broker.share.admin.in_flight(
                 group_id, topic.topic_id, index, first, self._left
             )
         except ApiError as refused:
-            return row | {"error_code": refused.code, "error_message": refused.message}
+            return result | {"error_code": refused.code, "error_message": refused.message}
         self._left -= len(found)
-        return row | {
+        return result | {
             "in_flight": [one._asdict() for one in found],
             "next_offset": NONE if next_offset is None else next_offset,
         }
@@ -151,7 +151,7 @@ def _in_flight_from(topic: Any) -> Sequence[int]:
 
 def _unauthorized(asked: Any) -> _Entry:
     """A topic that the client may not describe."""
-    rows = [
+    results = [
         {
             "partition_index": index,
             "start_offset": NONE,
@@ -161,7 +161,7 @@ def _unauthorized(asked: Any) -> _Entry:
         }
         for index in asked.partitions
     ]
-    return {"topic_name": asked.topic_name, "topic_id": None, "partitions": rows}
+    return {"topic_name": asked.topic_name, "topic_id": None, "partitions": results}
 
 
 async def _initialized(broker: Broker, group_id: str) -> dict[str, list[int]]:
@@ -181,27 +181,32 @@ async def _initialized(broker: Broker, group_id: str) -> dict[str, list[int]]:
 async def _topic(broker: Broker, group_id: str, name: str, indexes: list[int]) -> _Entry:
     topic = broker.image.topics.get(name)
     if topic is None:
-        rows = [{"partition_index": i, "start_offset": NONE, "lag": NONE} for i in indexes]
-        return {"topic_name": name, "topic_id": None, "partitions": rows}
+        results = [{"partition_index": i, "start_offset": NONE, "lag": NONE} for i in indexes]
+        return {"topic_name": name, "topic_id": None, "partitions": results}
     found = await broker.share.admin.summaries(
         group_id, [(topic.topic_id, index) for index in indexes]
     )
     ends = await high_watermarks(broker, topic, indexes)
-    rows = [_partition(i, found[(topic.topic_id, i)], ends.get(i, NONE)) for i in indexes]
-    return {"topic_name": name, "topic_id": topic.topic_id, "partitions": rows}
+    results = [_partition(i, found[(topic.topic_id, i)], ends.get(i, NONE)) for i in indexes]
+    return {"topic_name": name, "topic_id": topic.topic_id, "partitions": results}
 
 
 def _partition(index: int, summary: Mapping[str, Any], end: int) -> _Entry:
-    row: _Entry = {"partition_index": index, "start_offset": NONE, "leader_epoch": 0, "lag": NONE}
+    result: _Entry = {
+        "partition_index": index,
+        "start_offset": NONE,
+        "leader_epoch": 0,
+        "lag": NONE,
+    }
     if summary["error_code"]:
-        return row
+        return result
     start_offset, complete = summary["start_offset"], summary["delivery_complete_count"]
-    row["start_offset"], row["leader_epoch"] = start_offset, summary["leader_epoch"]
+    result["start_offset"], result["leader_epoch"] = start_offset, summary["leader_epoch"]
     if summary.get("delays"):
-        row["held_offsets"] = [
+        result["held_offsets"] = [
             {"first_offset": first, "last_offset": last, "delivery_count": count}
             for first, last, count, _ in summary["delays"]
         ]
     if NONE not in (start_offset, complete, end):
-        row["lag"] = max(0, end - start_offset - complete)
-    return row
+        result["lag"] = max(0, end - start_offset - complete)
+    return result

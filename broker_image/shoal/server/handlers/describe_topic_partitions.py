@@ -37,12 +37,12 @@ def handle(broker: Broker, request: Request) -> Answer:
         first_topic, first = body.cursor.topic_name, body.cursor.partition_index
     limit = image.broker_config["max.request.partition.size.limit"]
     room = max(1, min(body.response_partition_limit, limit))
-    rows, cursor = _page(image, wanted, (first_topic, first), room)
-    for row in rows:
-        operations = authorized_operations.on_topic(broker, request, row["name"])
-        row["topic_authorized_operations"] = operations
+    results, cursor = _page(image, wanted, (first_topic, first), room)
+    for result in results:
+        operations = authorized_operations.on_topic(broker, request, result["name"])
+        result["topic_authorized_operations"] = operations
     return {
-        "topics": rows + [row for row in refused if row["name"] >= first_topic],
+        "topics": results + [result for result in refused if result["name"] >= first_topic],
         "next_cursor": cursor,
     }
 
@@ -53,23 +53,23 @@ def _page(
     """Return the topics of one page that starts at a topic's partition and has `room` for that many
     partitions, and the cursor of the next page."""
     first_topic, first = begin
-    rows: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     for name in wanted:
         if name < first_topic:
             continue
         if room <= 0:
-            return rows, {"topic_name": name, "partition_index": 0}
+            return results, {"topic_name": name, "partition_index": 0}
         topic = image.topics.get(name)
         if topic is None:
-            rows.append(_unknown(name))
+            results.append(_unknown(name))
             continue
         start = first if name == first_topic else 0
         stop = min(len(topic.partitions), start + room)
-        rows.append(_row(image, topic, start, stop))
+        results.append(_result(image, topic, start, stop))
         room -= max(0, stop - start)
         if stop < len(topic.partitions):
-            return rows, {"topic_name": name, "partition_index": stop}
-    return rows, None
+            return results, {"topic_name": name, "partition_index": stop}
+    return results, None
 
 
 def _unauthorized(name: str) -> dict[str, Any]:
@@ -87,12 +87,12 @@ def _unknown(name: str) -> dict[str, Any]:
     }
 
 
-def _row(image: MetadataImage, topic: TopicImage, start: int, stop: int) -> dict[str, Any]:
-    rows = []
+def _result(image: MetadataImage, topic: TopicImage, start: int, stop: int) -> dict[str, Any]:
+    results = []
     for index in range(start, stop):
         partition = topic.partitions[index]
         leads = partition.leader != NO_LEADER
-        rows.append(
+        results.append(
             {
                 "error_code": ErrorCode.none if leads else ErrorCode.leader_not_available,
                 "partition_index": index,
@@ -110,7 +110,7 @@ def _row(image: MetadataImage, topic: TopicImage, start: int, stop: int) -> dict
         "name": topic.name,
         "topic_id": topic.topic_id,
         "is_internal": is_internal(topic.name),
-        "partitions": rows,
+        "partitions": results,
     }
 
 

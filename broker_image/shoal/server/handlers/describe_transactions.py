@@ -20,7 +20,7 @@ def handle(broker: Broker, request: Request) -> Answer:
     describes = authorization.each(broker, request, ResourceType.TOPIC)
     return {
         "transaction_states": [
-            _row(broker, i, describes)
+            _result(broker, i, describes)
             if permits(i)
             else {
                 "transactional_id": i,
@@ -31,12 +31,12 @@ def handle(broker: Broker, request: Request) -> Answer:
     }
 
 
-def _row(
+def _result(
     broker: Broker, transactional_id: str, describes: authorization.Permits
 ) -> Mapping[str, Any]:
     """One transaction, without topics that the client may not describe."""
     try:
-        row = broker.transactions.describe(transactional_id)
-        return {**row, "topics": [t for t in row.get("topics", ()) if describes(t["topic"])]}
+        result = broker.transactions.describe(transactional_id)
+        return {**result, "topics": [t for t in result.get("topics", ()) if describes(t["topic"])]}
     except ApiError as refused:
         return {"transactional_id": transactional_id, "error_code": refused.code}

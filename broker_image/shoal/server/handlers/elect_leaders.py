@@ -22,12 +22,12 @@ def handle(broker: Broker, request: Request) -> Answer:
         asked = [(t.topic, index) for t in body.topic_partitions for index in t.partitions]
     return broker.metadata.submit(
         lambda image: elect_leaders(image, election_type, asked),
-        lambda rows: {"error_code": ErrorCode.none, "replica_election_results": rows},
+        lambda results: {"error_code": ErrorCode.none, "replica_election_results": results},
     )
 
 
 def refuse(request: Request, code: int, message: str | None) -> dict[str, Any]:
-    rows = [
+    results = [
         {
             "topic": t.topic,
             "partition_result": [
@@ -37,4 +37,4 @@ def refuse(request: Request, code: int, message: str | None) -> dict[str, Any]:
         }
         for t in request.body.topic_partitions or ()
     ]
-    return {"error_code": code, "replica_election_results": rows}
+    return {"error_code": code, "replica_election_results": results}

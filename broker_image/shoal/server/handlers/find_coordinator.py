@@ -56,15 +56,15 @@ def _now(broker: Broker, request: Request) -> Answer:
         request.peer.close_after_responses()
 
     def answer(_: object) -> Body:
-        rows = [_row(broker, request, kind, key) for key in keys]
-        return {"coordinators": rows} if batch else rows[0]
+        results = [_result(broker, request, kind, key) for key in keys]
+        return {"coordinators": results} if batch else results[0]
 
     service = _of_kind(broker, kind)
     made = service.ready() if service is not None and keys else None
     return answer(None) if made is None else combined((made,), answer)
 
 
-def _row(broker: Broker, request: Request, kind: int, key: str) -> Mapping[str, Any]:
+def _result(broker: Broker, request: Request, kind: int, key: str) -> Mapping[str, Any]:
     try:
         resource = _RESOURCES.get(kind)
         if resource and not authorization.each(broker, request, resource)(key):
@@ -126,7 +126,7 @@ def _check_share_key(key: str) -> None:
 def refuse(request: Request, code: ErrorCode, message: str | None) -> Body:
     """The error of the whole request. From version 4 on, each key has it."""
     keys = request.body.coordinator_keys if request.version >= BATCHES_SINCE else ("",)
-    rows = [
+    results = [
         {
             "key": key,
             "error_code": code,
@@ -137,4 +137,4 @@ def refuse(request: Request, code: ErrorCode, message: str | None) -> Body:
         }
         for key in keys
     ]
-    return {"coordinators": rows} if request.version >= BATCHES_SINCE else rows[0]
+    return {"coordinators": results} if request.version >= BATCHES_SINCE else results[0]

@@ -17,8 +17,8 @@ from shoal.server.handlers.alter_configs import (
     alteration,
     check_tls,
     remainder,
-    row,
-    rows,
+    result,
+    results,
 )
 from shoal.server.network.api import Remainder
 
@@ -53,7 +53,7 @@ async def _with_loggers(broker: Broker, request: Request) -> Body | Remainder:
         done[index] = _altered(broker, request, resource, is_unique=times[keys[index]] == 1)
 
     def complete(body: Body) -> Body:
-        left = iter(rows(request, body))
+        left = iter(results(request, body))
         return {"responses": [done[i] if i in done else next(left) for i in range(len(keys))]}
 
     if not others:
@@ -71,10 +71,10 @@ async def _nothing() -> None:
 
 
 def _altered(broker: Broker, request: Request, resource: Any, *, is_unique: bool) -> dict[str, Any]:
-    """Change the levels of one resource; return its row of the response."""
+    """Change the levels of one resource; return its result."""
     code = authorization.of_config(broker, request, resource)
     if code is not None:
-        return row(resource, code, None)
+        return result(resource, code, None)
     try:
         if not is_unique:
             text = "Each resource must appear at most once."
@@ -84,6 +84,6 @@ def _altered(broker: Broker, request: Request, resource: Any, *, is_unique: bool
             broker.node_id, asked, validate_only=request.body.validate_only
         )
     except ApiError as error:
-        return row(resource, error.code, error.message)
+        return result(resource, error.code, error.message)
     audited.changed(broker, request, changes)
-    return row(resource, ErrorCode.none, None)
+    return result(resource, ErrorCode.none, None)

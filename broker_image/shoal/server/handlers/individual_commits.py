@@ -28,7 +28,7 @@ def contained(commits: Iterable[TopicCommit]) -> bool:
 async def within_log(
     broker: Broker, commits: Sequence[TopicCommit]
 ) -> tuple[list[TopicCommit], Refused]:
-    """Return the commits without offsets past the log end, and the rows of the refused partitions.
+    """Return the commits without offsets past the log end, and results for refused partitions.
 
     Such an offset would skip records that are not written yet. The leaders have the log ends.
     """
@@ -38,11 +38,11 @@ async def within_log(
     for topic, by_partition in zip(commits, ends, strict=True):
         kept = []
         for p in topic.partitions:
-            row = _past_end(topic.name, p, by_partition.get(p.partition))
-            if row is None:
+            result = _past_end(topic.name, p, by_partition.get(p.partition))
+            if result is None:
                 kept.append(p)
             else:
-                refused.setdefault(topic.name, []).append(row)
+                refused.setdefault(topic.name, []).append(result)
         if kept:
             taken.append(topic._replace(partitions=kept))
     return taken, refused
@@ -57,7 +57,7 @@ async def _ends(broker: Broker, commit: TopicCommit) -> dict[int, int]:
 
 
 def _past_end(topic: str, p: PartitionCommit, log_end: int | None) -> dict[str, Any] | None:
-    """Return the row of a partition whose commit is refused; None if it may be committed."""
+    """Return the result of a partition whose commit is refused; None if it may be committed."""
     end = individual_commit.end_of(p.key_ranges)
     if not p.key_ranges or (log_end is not None and end <= log_end):
         return None
@@ -83,8 +83,8 @@ async def settled(answer: Answer) -> Body:
 
 
 def refused_row(asked: Any, error: ErrorCode, message: str | None) -> dict[str, Any]:
-    """Return the row of a partition in a request that is refused as a whole."""
-    row: dict[str, Any] = {"partition_index": asked.partition_index, "error_code": error}
+    """Return the result of a partition in a request that is refused as a whole."""
+    result: dict[str, Any] = {"partition_index": asked.partition_index, "error_code": error}
     if individual_commit.ranges_of(asked):
-        row["individual_commit"] = {"stable_offset": -1, "error_message": message}
-    return row
+        result["individual_commit"] = {"stable_offset": -1, "error_message": message}
+    return result

@@ -18,7 +18,7 @@ def handle(broker: Broker, request: Request) -> Answer:
     wanted = None if asked is None else [(t.name, tuple(t.partition_indexes)) for t in asked]
     return broker.metadata.submit(
         lambda image: Decision((), under_way(image, wanted)),
-        lambda rows: {"error_code": ErrorCode.none, "topics": rows},
+        lambda results: {"error_code": ErrorCode.none, "topics": results},
     )
 
 

@@ -43,5 +43,5 @@ def handle(broker: Broker, request: Request) -> Answer:
     return {
         "error_code": ErrorCode.none,
         "unknown_state_filters": unknown,
-        "transaction_states": [row for row in found if permits(row["transactional_id"])],
+        "transaction_states": [result for result in found if permits(result["transactional_id"])],
     }

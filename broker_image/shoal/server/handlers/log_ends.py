@@ -43,5 +43,5 @@ async def _ask(broker: Broker, leader: int, topic: str, indexes: list[int]) -> d
         answer = await broker.peers.request(leader, ApiKey.LIST_OFFSETS, fields)
     except ClientError:
         return {}
-    rows = answer.topics[0].partitions
-    return {row.partition_index: row.offset for row in rows if not row.error_code}
+    results = answer.topics[0].partitions
+    return {result.partition_index: result.offset for result in results if not result.error_code}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shoal.server.handlers.authorization import Permits
     from shoal.server.network.api import Answer, Request
 
-Row = dict[str, Any]
+Result = dict[str, Any]
 #: The first version with topics by id in the request. Responses have ids since version 10.
 IDS_FROM = 12
 #: The least partitions of a response that is cached, encoded, with the image. Encoding 1,000
@@ -60,7 +60,7 @@ def _now(broker: Broker, request: Request) -> Answer:
     answer = _answered(broker, request)
     if not isinstance(answer, dict) or len(answers) >= _KEPT_ANSWERS_MAX:
         return answer
-    if sum(len(row.get("partitions", ())) for row in answer["topics"]) < _KEPT_PARTITIONS_MIN:
+    if sum(len(result.get("partitions", ())) for result in answer["topics"]) < _KEPT_PARTITIONS_MIN:
         return answer
     answers[key] = bytes(codec.write_response(request.header.api_key, request.version, answer))
     return [answers[key]]
@@ -88,8 +88,8 @@ def _answered(broker: Broker, request: Request) -> Answer:
     asked = body.topics
     describes = authorization.each(broker, request, ResourceType.TOPIC)
     if asked is None or (not asked and request.version == 0):
-        rows = [describe(image, t) for t in image.topics.values() if describes(t.name)]
-        return _answer(broker, request, rows)
+        results = [describe(image, t) for t in image.topics.values() if describes(t.name)]
+        return _answer(broker, request, results)
     ids = [t.topic_id for t in asked if getattr(t, "topic_id", None) is not None]
     if request.version < IDS_FROM and (ids or any(t.name is None for t in asked)):
         raise ApiError(
@@ -113,10 +113,10 @@ def _answered(broker: Broker, request: Request) -> Answer:
         if new:
             return mapped(
                 broker.topic_creation.create_topics(new),
-                lambda rows: _answer(
+                lambda results: _answer(
                     broker,
                     request,
-                    _by_names(broker.image, wanted, {r["name"]: r for r in rows}, refused),
+                    _by_names(broker.image, wanted, {r["name"]: r for r in results}, refused),
                 ),
             )
     return _answer(broker, request, _by_names(image, wanted, {}, refused))
@@ -137,20 +137,23 @@ def _new_topic(image: MetadataImage, name: str) -> NewTopic:
 
 
 def _by_names(
-    image: MetadataImage, wanted: list[str], made: dict[str, Row], unauthorized: Mapping[str, bool]
-) -> list[Row]:
+    image: MetadataImage,
+    wanted: list[str],
+    made: dict[str, Result],
+    unauthorized: Mapping[str, bool],
+) -> list[Result]:
     """The topics of those names. `made` has the errors of topics that were not created.
     `unauthorized` has the topics that the client may not use, and whether they are internal."""
-    rows = []
+    results = []
     for name in wanted:
         if name in unauthorized:
             # The same for a topic that exists and for one that does not.
             code = ErrorCode.topic_authorization_failed
-            rows.append({"error_code": code, "name": name, "is_internal": unauthorized[name]})
+            results.append({"error_code": code, "name": name, "is_internal": unauthorized[name]})
             continue
         topic = image.topics.get(name)
         if topic is not None:
-            rows.append(describe(image, topic))
+            results.append(describe(image, topic))
             continue
         code = ErrorCode.unknown_topic_or_partition
         refused = made.get(name, {}).get("error_code", ErrorCode.none)
@@ -158,11 +161,11 @@ def _by_names(
             code = ErrorCode.invalid_topic_exception
         elif refused == ErrorCode.invalid_replication_factor:
             code = refused
-        rows.append({"error_code": code, "name": name, "is_internal": is_internal(name)})
-    return rows
+        results.append({"error_code": code, "name": name, "is_internal": is_internal(name)})
+    return results
 
 
-def _by_id(image: MetadataImage, topic_id: Any, describes: Permits) -> Row:
+def _by_id(image: MetadataImage, topic_id: Any, describes: Permits) -> Result:
     topic = image.topic_by_id(topic_id)
     if topic is None:
         return {"error_code": ErrorCode.unknown_topic_id, "name": None, "topic_id": topic_id}
@@ -176,13 +179,13 @@ def is_internal(name: str) -> bool:
     return name in names.INTERNAL_TOPICS
 
 
-def describe(image: MetadataImage, topic: TopicImage) -> Row:
+def describe(image: MetadataImage, topic: TopicImage) -> Result:
     """One topic with all its partitions."""
     running = image.running
-    rows = []
+    results = []
     for index, partition in enumerate(topic.partitions):
         leader = partition.leader
-        rows.append(
+        results.append(
             {
                 "error_code": (
                     ErrorCode.leader_not_available if leader == NO_LEADER else ErrorCode.none
@@ -200,21 +203,21 @@ def describe(image: MetadataImage, topic: TopicImage) -> Row:
         "name": topic.name,
         "topic_id": topic.topic_id,
         "is_internal": is_internal(topic.name),
-        "partitions": rows,
+        "partitions": results,
     }
 
 
-def _answer(broker: Broker, request: Request, topics: list[Row]) -> Row:
+def _answer(broker: Broker, request: Request, topics: list[Result]) -> Result:
     body, image = request.body, broker.image
     listed = brokers(image, request.peer.listener, broker.unreachable_leaders.recently_fenced())
     if broker.replicas.some_cut_off:
         _disclaim(broker, topics)
-        listed = [row for row in listed if row["node_id"] != broker.node_id]
+        listed = [result for result in listed if result["node_id"] != broker.node_id]
     if getattr(body, "include_topic_authorized_operations", False):
-        for row in topics:
-            if row["error_code"] is not ErrorCode.topic_authorization_failed and row["name"]:
-                row["topic_authorized_operations"] = operations.on_topic(
-                    broker, request, row["name"]
+        for result in topics:
+            if result["error_code"] is not ErrorCode.topic_authorization_failed and result["name"]:
+                result["topic_authorized_operations"] = operations.on_topic(
+                    broker, request, result["name"]
                 )
     asked = getattr(body, "include_cluster_authorized_operations", False)
     return {
@@ -228,27 +231,27 @@ def _answer(broker: Broker, request: Request, topics: list[Row]) -> Row:
     }
 
 
-def _disclaim(broker: Broker, topics: list[Row]) -> None:
+def _disclaim(broker: Broker, topics: list[Result]) -> None:
     """Leave out this broker if it is cut off, as other brokers do. Otherwise it would send clients
     back to itself, and librdkafka repeats requests to the broker that it used last."""
     for topic in topics:
-        for row in topic.get("partitions", ()):
-            if row["leader_id"] != broker.node_id:
+        for result in topic.get("partitions", ()):
+            if result["leader_id"] != broker.node_id:
                 continue
-            partition = broker.partitions.by_name(topic["name"], row["partition_index"])
+            partition = broker.partitions.by_name(topic["name"], result["partition_index"])
             if partition is not None and broker.replicas.is_cut_off(partition):
-                row["leader_id"] = NO_LEADER
-                row["error_code"] = ErrorCode.leader_not_available
+                result["leader_id"] = NO_LEADER
+                result["error_code"] = ErrorCode.leader_not_available
 
 
-def brokers(image: MetadataImage, listener: str, fenced: Iterable[int]) -> list[Row]:
+def brokers(image: MetadataImage, listener: str, fenced: Iterable[int]) -> list[Result]:
     """The running brokers and those in `fenced`, with their endpoints for the client's listener."""
-    rows = []
+    results = []
     listed = {**image.running, **{id: image.brokers[id] for id in fenced}}
     for broker_id, broker in sorted(listed.items()):
         endpoint = broker.endpoint(listener)
         if endpoint is not None:
-            rows.append(
+            results.append(
                 {
                     "node_id": broker_id,
                     "host": endpoint.host,
@@ -256,10 +259,10 @@ def brokers(image: MetadataImage, listener: str, fenced: Iterable[int]) -> list[
                     "rack": broker.rack,
                 }
             )
-    return rows
+    return results
 
 
-def refuse(request: Request, code: int, _message: str | None) -> Row:
+def refuse(request: Request, code: int, _message: str | None) -> Result:
     """The error of the whole request. Before version 13, each topic has it."""
     topics = [
         {"error_code": code, "name": t.name or "", "topic_id": getattr(t, "topic_id", None)}

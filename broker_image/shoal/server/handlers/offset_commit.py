@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from shoal.server.network.api import Answer, Body, Request
 
 TOPIC_IDS_SINCE = 10
-Row = dict[str, Any]
+Result = dict[str, Any]
 
 
 def handle(broker: Broker, request: Request) -> Answer:
     body = request.body
-    rows: list[Row] = []
+    results: list[Result] = []
     commits: list[TopicCommit] = []
     permits = authorization.each(broker, request, ResourceType.TOPIC)
     by_id = request.version >= TOPIC_IDS_SINCE
@@ -38,7 +38,7 @@ def handle(broker: Broker, request: Request) -> Answer:
             topic, missing = None, ErrorCode.topic_authorization_failed
         known = range(len(topic.partitions)) if topic is not None else range(0)
         refused = [p.partition_index for p in asked.partitions if p.partition_index not in known]
-        rows.append(
+        results.append(
             {
                 "name": getattr(asked, "name", ""),
                 "topic_id": getattr(asked, "topic_id", None),
@@ -49,12 +49,12 @@ def handle(broker: Broker, request: Request) -> Answer:
         if topic is not None and taken:
             commits.append(TopicCommit(topic.name, topic.topic_id, taken))
     if individual_commits.contained(commits):
-        return asyncio.ensure_future(_commit_individually(broker, request, rows, commits))
-    return _commit(broker, request, rows, commits)
+        return asyncio.ensure_future(_commit_individually(broker, request, results, commits))
+    return _commit(broker, request, results, commits)
 
 
 async def _commit_individually(
-    broker: Broker, request: Request, rows: list[Row], commits: list[TopicCommit]
+    broker: Broker, request: Request, results: list[Result], commits: list[TopicCommit]
 ) -> Body:
     taken, refused = await individual_commits.within_log(broker, commits)
     by_id = {topic.name: topic.topic_id for topic in commits}
@@ -63,15 +63,15 @@ async def _commit_individually(
         for name, found in refused.items()
     ]
     return await individual_commits.settled(
-        _commit(broker, request, _merged(rows, answered), taken)
+        _commit(broker, request, _merged(results, answered), taken)
     )
 
 
 def _commit(
-    broker: Broker, request: Request, rows: list[Row], commits: list[TopicCommit]
+    broker: Broker, request: Request, results: list[Result], commits: list[TopicCommit]
 ) -> Answer:
     if not commits:
-        return {"topics": rows}
+        return {"topics": results}
     body = request.body
     commit = CommitRequest(
         body.group_id,
@@ -85,7 +85,7 @@ def _commit(
     reply = broker.groups.submit(
         body.group_id, lambda shard, now_ms, token: shard.offsets.commit(commit, now_ms, token)
     )
-    return mapped(reply, lambda response: {"topics": _merged(rows, response["topics"])})
+    return mapped(reply, lambda response: {"topics": _merged(results, response["topics"])})
 
 
 def find_topic(
@@ -108,15 +108,15 @@ def _partition(asked: Any) -> PartitionCommit:
     )
 
 
-def _merged(rows: list[Row], answered: Sequence[Mapping[str, Any]]) -> list[Row]:
+def _merged(results: list[Result], answered: Sequence[Mapping[str, Any]]) -> list[Result]:
     """Add the shard's results to the topics with refused partitions."""
-    by_topic: dict[tuple[str, UUID | None], Row] = {}
-    for row in rows:
-        by_topic[(row["name"], None)] = by_topic[("", row["topic_id"])] = row
+    by_topic: dict[tuple[str, UUID | None], Result] = {}
+    for result in results:
+        by_topic[(result["name"], None)] = by_topic[("", result["topic_id"])] = result
     for topic in answered:
-        row = by_topic.get((topic["name"], None)) or by_topic[("", topic["topic_id"])]
-        row["partitions"] += topic["partitions"]
-    return rows
+        result = by_topic.get((topic["name"], None)) or by_topic[("", topic["topic_id"])]
+        result["partitions"] += topic["partitions"]
+    return results
 
 
 def refuse(request: Request, error: ErrorCode, message: str | None) -> Body:

@@ -32,8 +32,8 @@ def handle(broker: Broker, request: Request) -> Answer:
         if taken := [p for p in partitions if p in there]:
             known.append((topic.name, taken))
         if left := [p for p in partitions if p not in there]:
-            rows = [{"partition_index": p, "error_code": code} for p in left]
-            refused.append({"name": topic.name, "partitions": rows})
+            results = [{"partition_index": p, "error_code": code} for p in left]
+            refused.append({"name": topic.name, "partitions": results})
     reply = broker.groups.submit(
         body.group_id,
         lambda shard, _now_ms, token: shard.offsets.delete(body.group_id, known, token),

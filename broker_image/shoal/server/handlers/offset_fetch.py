@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 GROUPS_SINCE = 8
 TOPIC_IDS_SINCE = 10
-Row = Mapping[str, Any]
+Fields = Mapping[str, Any]
 
 
 def handle(broker: Broker, request: Request) -> Answer:
@@ -44,18 +44,18 @@ def handle(broker: Broker, request: Request) -> Answer:
     ]
 
     def answer(outcomes: list[Outcome]) -> Body:
-        rows = [
-            _row(image, group, outcome, version, describes)
+        results = [
+            _result(image, group, outcome, version, describes)
             for group, outcome in zip(groups, outcomes, strict=True)
         ]
-        return {"groups": rows} if version >= GROUPS_SINCE else rows[0]
+        return {"groups": results} if version >= GROUPS_SINCE else results[0]
 
     return combined(replies, answer)
 
 
 def _ask(
     broker: Broker, group: Any, version: int, stable: bool, describes: Permits
-) -> asyncio.Future[Row]:
+) -> asyncio.Future[Fields]:
     queries = _queries(broker.image, group.topics, version, describes)
     member_id = getattr(group, "member_id", None)
     member_epoch = getattr(group, "member_epoch", -1)
@@ -97,9 +97,9 @@ def _queries(
     return queries
 
 
-def _row(
+def _result(
     image: MetadataImage, group: Any, outcome: Outcome, version: int, describes: Permits
-) -> Row:
+) -> Fields:
     """The response for one group."""
     if isinstance(outcome, ApiError):
         topics = [_none(asked, outcome.code) for asked in group.topics or ()] if version < 2 else ()
@@ -117,24 +117,24 @@ def _row(
 
 def _refused(
     image: MetadataImage, topics: Sequence[Any], version: int, describes: Permits
-) -> list[Row]:
+) -> list[Fields]:
     """The topics of a request that the client may not describe, or whose ids are unknown."""
-    rows = []
+    results = []
     for asked in topics:
         if version < TOPIC_IDS_SINCE:
             name = asked.name
         else:
             known = image.topic_by_id(asked.topic_id)
             if known is None:
-                rows.append(_none(asked, ErrorCode.unknown_topic_id))
+                results.append(_none(asked, ErrorCode.unknown_topic_id))
                 continue
             name = known.name
         if not describes(name):
-            rows.append(_none(asked, ErrorCode.topic_authorization_failed))
-    return rows
+            results.append(_none(asked, ErrorCode.topic_authorization_failed))
+    return results
 
 
-def _none(asked: Any, error: ErrorCode) -> Row:
+def _none(asked: Any, error: ErrorCode) -> Fields:
     """A topic without an offset for any partition."""
     partitions = [
         {

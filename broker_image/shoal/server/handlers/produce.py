@@ -139,8 +139,8 @@ def append(
         if denied:
             entries += _denied(broker, request, denied.get(at, ()))
             failed = entries[0] if entries else failed
-        for row, (index, data) in enumerate(partitions):
-            outcome = outcomes.get((at, row)) if outcomes else None
+        for result, (index, data) in enumerate(partitions):
+            outcome = outcomes.get((at, result)) if outcomes else None
             entry = _append(
                 broker, request, (name, topic_id, index), data, outcome, waiting, refused
             )

@@ -20,11 +20,11 @@ def handle(broker: Broker, request: Request) -> Answer:
     return described(broker, request, "streams", topics=_topics, hidden=HIDDEN)
 
 
-def _topics(row: Mapping[str, Any]) -> set[str]:
+def _topics(result: Mapping[str, Any]) -> set[str]:
     """The names of the topics in a described topology."""
     return {
         name
-        for one in (row.get("topology") or {"subtopologies": ()})["subtopologies"]
+        for one in (result.get("topology") or {"subtopologies": ()})["subtopologies"]
         for name in (
             *one["source_topics"],
             *one["repartition_sink_topics"],

@@ -27,32 +27,32 @@ if TYPE_CHECKING:
 LOADING_SINCE = 2
 ABORTABLE_SINCE = 4
 IMPLICIT_SINCE = 5
-Row = dict[str, Any]
+Fields = dict[str, Any]
 
 
 def handle(broker: Broker, request: Request) -> Answer:
-    rows, commits = _checked(broker, request)
+    results, commits = _checked(broker, request)
     if individual_commits.contained(commits):
-        return asyncio.ensure_future(_commit_individually(broker, request, rows, commits))
-    return _enlist(broker, request, rows, commits)
+        return asyncio.ensure_future(_commit_individually(broker, request, results, commits))
+    return _enlist(broker, request, results, commits)
 
 
 async def _commit_individually(
-    broker: Broker, request: Request, rows: list[Row], commits: list[TopicCommit]
+    broker: Broker, request: Request, results: list[Fields], commits: list[TopicCommit]
 ) -> Body:
     taken, refused = await individual_commits.within_log(broker, commits)
-    for row in rows:
-        row["partitions"] += refused.get(row["name"], ())
-    return await individual_commits.settled(_enlist(broker, request, rows, taken))
+    for result in results:
+        result["partitions"] += refused.get(result["name"], ())
+    return await individual_commits.settled(_enlist(broker, request, results, taken))
 
 
 def _enlist(
-    broker: Broker, request: Request, rows: list[Row], commits: list[TopicCommit]
+    broker: Broker, request: Request, results: list[Fields], commits: list[TopicCommit]
 ) -> Answer:
     """Commit once the group's partition belongs to the transaction."""
     body = request.body
     if not commits:
-        return {"topics": rows}
+        return {"topics": results}
     index = broker.groups.partition_for(body.group_id)
     partition = None if index is None else broker.partitions.by_name(groups.TOPIC, index)
     if index is None or partition is None:
@@ -73,7 +73,7 @@ def _enlist(
                 code = ErrorCode.coordinator_not_available
             _finish(answer, refuse(request, code, None))
         else:
-            _commit(broker, request, rows, commits, answer)
+            _commit(broker, request, results, commits, answer)
 
     if is_open(partition.log, writer.producer_id, writer.producer_epoch):
         enlisted({})
@@ -85,10 +85,10 @@ def _enlist(
     return answer
 
 
-def _checked(broker: Broker, request: Request) -> tuple[list[Row], list[TopicCommit]]:
+def _checked(broker: Broker, request: Request) -> tuple[list[Fields], list[TopicCommit]]:
     """Return the topics of the response, with the partitions that are refused, and the offsets to
     commit."""
-    rows: list[Row] = []
+    results: list[Fields] = []
     commits: list[TopicCommit] = []
     permits = authorization.each(broker, request, ResourceType.TOPIC)
     for asked in request.body.topics:
@@ -96,16 +96,16 @@ def _checked(broker: Broker, request: Request) -> tuple[list[Row], list[TopicCom
         topic = broker.image.topics.get(asked.name) if permitted else None
         count = len(topic.partitions) if topic is not None else 0
         taken = [p for p in asked.partitions if 0 <= p.partition_index < count]
-        rows.append({"name": asked.name, "partitions": _rows(asked, taken, permitted)})
+        results.append({"name": asked.name, "partitions": _results(asked, taken, permitted)})
         if topic is not None and taken:
             commits.append(TopicCommit(asked.name, topic.topic_id, [_partition(p) for p in taken]))
-    return rows, commits
+    return results, commits
 
 
 def _commit(
     broker: Broker,
     request: Request,
-    rows: list[Row],
+    results: list[Fields],
     commits: list[TopicCommit],
     answer: asyncio.Future[Body],
 ) -> None:
@@ -128,15 +128,15 @@ def _commit(
         if isinstance(reply, ApiError):
             _finish(answer, refuse(request, reply.code, reply.message))
             return
-        by_name = {row["name"]: row for row in rows}
+        by_name = {result["name"]: result for result in results}
         for topic in reply["topics"]:
             by_name[topic["name"]]["partitions"] += topic["partitions"]
-        _finish(answer, {"topics": rows})
+        _finish(answer, {"topics": results})
 
     broker.groups.call(body.group_id, decide, decided)
 
 
-def _rows(asked: Any, taken: list[Any], permitted: bool) -> list[Row]:
+def _results(asked: Any, taken: list[Any], permitted: bool) -> list[Fields]:
     unknown = ErrorCode.unknown_topic_or_partition
     code = unknown if permitted else ErrorCode.topic_authorization_failed
     return [

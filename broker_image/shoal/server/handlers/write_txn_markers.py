@@ -17,25 +17,25 @@ if TYPE_CHECKING:
     from shoal.server.broker import Broker
     from shoal.server.network.api import Answer, Body, Request
 
-Row = dict[str, Any]
+Result = dict[str, Any]
 
 
 def handle(broker: Broker, request: Request) -> Answer:
-    waiting: list[tuple[PendingAppend, Row]] = []
+    waiting: list[tuple[PendingAppend, Result]] = []
     response = {"markers": [_written(broker, asked, waiting) for asked in request.body.markers]}
 
     def committed() -> Body | None:
-        for written, row in waiting:
+        for written, result in waiting:
             if written.is_lost:
-                row["error_code"] = ErrorCode.not_leader_or_follower
+                result["error_code"] = ErrorCode.not_leader_or_follower
             elif not written.is_committed:
                 return None
         return response
 
     def timed_out() -> Body:
-        for written, row in waiting:
+        for written, result in waiting:
             if not written.is_committed:
-                row["error_code"] = ErrorCode.request_timed_out
+                result["error_code"] = ErrorCode.request_timed_out
         return response
 
     if committed() is not None:
@@ -49,7 +49,7 @@ def handle(broker: Broker, request: Request) -> Answer:
 
 
 def _written(
-    broker: Broker, asked: Any, waiting: list[tuple[PendingAppend, Row]]
+    broker: Broker, asked: Any, waiting: list[tuple[PendingAppend, Result]]
 ) -> Mapping[str, Any]:
     """The results of one marker. Those that wait for their commit are added to `waiting`."""
     marker = Marker(
@@ -61,16 +61,16 @@ def _written(
     )
     topics = []
     for topic in asked.topics:
-        rows = []
+        results = []
         for index in topic.partition_indexes:
-            row: Row = {"partition_index": index, "error_code": ErrorCode.none}
+            result: Result = {"partition_index": index, "error_code": ErrorCode.none}
             try:
                 written = broker.transactions.markers.append(topic.name, index, marker)
-                waiting.append((written, row))
+                waiting.append((written, result))
             except ApiError as refused:
-                row["error_code"] = refused.code
-            rows.append(row)
-        topics.append({"name": topic.name, "partitions": rows})
+                result["error_code"] = refused.code
+            results.append(result)
+        topics.append({"name": topic.name, "partitions": results})
     return {"producer_id": asked.producer_id, "topics": topics}
 
 

@@ -153,22 +153,22 @@ class Dispatcher:
         """
         received_ns = self._monotonic_ns()
         served = self._served[peer.listener]
-        row = served.get(frame[0] << 8 | frame[1]) if len(frame) >= HEADER_SIZE_MIN else None
-        if row is None:
+        api = served.get(frame[0] << 8 | frame[1]) if len(frame) >= HEADER_SIZE_MIN else None
+        if api is None:
             raise _unserved(frame, peer)
-        header = frames.read_request_header(frame, row.versions)
+        header = frames.read_request_header(frame, api.versions)
         version = header.api_version
-        if version not in row.versions:
-            return _unsupported_version(row, header)
+        if version not in api.versions:
+            return _unsupported_version(api, header)
         view = memoryview(frame)
         body = (
-            row.read(version, view, header.body_at)
-            if row.read is not None
+            api.read(version, view, header.body_at)
+            if api.read is not None
             else codec.read_request(header.api_key, version, view.toreadonly(), header.body_at)
         )
         request = Request(header, body, peer, received_ns, len(frame))
         try:
-            answer: Any = self._answer(row, frame, request)
+            answer: Any = self._answer(api, frame, request)
         except WireError:
             raise
         except Exception as error:
@@ -185,45 +185,45 @@ class Dispatcher:
         assert isinstance(answer, (list, Mapping)), answer
         return self._respond(request, answer)
 
-    def _answer(self, row: Api, frame: bytearray, request: Request) -> Any:
+    def _answer(self, api: Api, frame: bytearray, request: Request) -> Any:
         """Return the answer to a request after this node's checks of it. Raises `ApiError`."""
-        if row.feature and not self._cache.image.features.get(row.feature):
+        if api.feature and not self._cache.image.features.get(api.feature):
             raise ApiError(
                 ErrorCode.unsupported_version,
-                f"The feature {row.feature} is off: its level is 0.",
+                f"The feature {api.feature} is off: its level is 0.",
             )
-        if row.admit is not None:
-            row.admit(self._context, request)
-        checked = None if row.check is None else row.check(self._context, request)
+        if api.admit is not None:
+            api.admit(self._context, request)
+        checked = None if api.check is None else api.check(self._context, request)
         if checked is None:
-            return self._proceed(row, frame, request)
-        return asyncio.ensure_future(self._when_checked(checked, row, frame, request))
+            return self._proceed(api, frame, request)
+        return asyncio.ensure_future(self._when_checked(checked, api, frame, request))
 
     async def _when_checked(
         self,
         checked: Awaitable[Body | Remainder | None],
-        row: Api,
+        api: Api,
         frame: bytearray,
         request: Request,
     ) -> Any:
         refusal = await checked
         if isinstance(refusal, Remainder):
-            return refusal.complete(await self._finish(row, refusal.frame, refusal.request))
+            return refusal.complete(await self._finish(api, refusal.frame, refusal.request))
         if refusal is not None:
             return refusal
-        return await self._finish(row, frame, request)
+        return await self._finish(api, frame, request)
 
-    async def _finish(self, row: Api, frame: bytes | bytearray, request: Request) -> Any:
-        answer = self._proceed(row, frame, request)
+    async def _finish(self, api: Api, frame: bytes | bytearray, request: Request) -> Any:
+        answer = self._proceed(api, frame, request)
         return await answer if isinstance(answer, asyncio.Future) else answer
 
-    def _proceed(self, row: Api, frame: bytes | bytearray, request: Request) -> Any:
+    def _proceed(self, api: Api, frame: bytes | bytearray, request: Request) -> Any:
         """Call the handler of a request, or forward it to the controller. Raises `ApiError`."""
-        if row.by_controller and not self._controller.is_local:
+        if api.by_controller and not self._controller.is_local:
             return self._controller.forward(frame, request)  # The controller authorizes it.
-        if row.needs is not None and self._access.enabled:
-            self._access.require_all(request, row.needs(request))
-        return row.handle(self._context, request)
+        if api.needs is not None and self._access.enabled:
+            self._access.require_all(request, api.needs(request))
+        return api.handle(self._context, request)
 
     def login_failed(self, _peer: Peer, _reason: str) -> bool:
         """Whether bytes that are no request are a failed login: they are not, here."""
@@ -299,16 +299,16 @@ def _unserved(frame: bytearray, peer: Peer) -> WireError:
     return WireError(f"API key {frame[0] << 8 | frame[1]} is not served on {peer.listener}")
 
 
-def _unsupported_version(row: Api, header: frames.RequestHeader) -> Buffers:
+def _unsupported_version(api: Api, header: frames.RequestHeader) -> Buffers:
     """Name the versions served to a client whose ApiVersions request is too new."""
-    if row.key is not ApiKey.API_VERSIONS:
-        raise WireError(f"{row.key.name} v{header.api_version} is not served")
+    if api.key is not ApiKey.API_VERSIONS:
+        raise WireError(f"{api.key.name} v{header.api_version} is not served")
     served: dict[str, Any] = {
-        "api_key": row.key,
-        "min_version": row.versions.start,
-        "max_version": row.versions.stop - 1,
+        "api_key": api.key,
+        "min_version": api.versions.start,
+        "max_version": api.versions.stop - 1,
     }
     body = {"error_code": ErrorCode.unsupported_version, "api_keys": [served]}
-    out = codec.write_response(row.key, 0, body)
+    out = codec.write_response(api.key, 0, body)
     head = header.correlation_id.to_bytes(4, "big", signed=True)
     return [(len(head) + len(out)).to_bytes(4, "big") + head + out]

@@ -70,7 +70,7 @@ class ErrorResponses:
         its traceback and becomes UNKNOWN_SERVER_ERROR. Raises `WireError` for an API whose
         response has no error code.
         """
-        row = self._table[request.header.api_key]
+        api = self._table[request.header.api_key]
         if isinstance(error, ApiError):
             code, message = error.code, error.message
         else:
@@ -78,9 +78,9 @@ class ErrorResponses:
             self._log.error("a request failed", api=name, exc_info=error)
             code, message = ErrorCode.unknown_server_error, None
         self._metrics.error(request.header.api_key, code)
-        if row.refuse is not None:
-            return row.refuse(request, code, message)
-        entity = codec.entity(row.key, request.version, EntityType.response)
+        if api.refuse is not None:
+            return api.refuse(request, code, message)
+        entity = codec.entity(api.key, request.version, EntityType.response)
         if not any(f.name == "error_code" for f in codec.struct_of(entity).fields):
-            raise WireError(f"{row.key.name} was refused: {message or code.name}")
+            raise WireError(f"{api.key.name} was refused: {message or code.name}")
         return {"error_code": code, "error_message": message}

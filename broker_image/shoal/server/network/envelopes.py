@@ -45,12 +45,12 @@ class EnvelopeHandler:
         """
         if len(frame) < 10:
             raise WireError(f"a request of {len(frame)} bytes has no header")
-        row = self._table.get(frame[0] << 8 | frame[1])
-        if row is None or not row.by_controller:
+        api = self._table.get(frame[0] << 8 | frame[1])
+        if api is None or not api.by_controller:
             raise WireError(f"API key {frame[0] << 8 | frame[1]} cannot be forwarded")
-        header = frames.read_request_header(frame, row.versions)
-        if header.api_version not in row.versions:
-            raise WireError(f"{row.key.name} v{header.api_version} is not served")
+        header = frames.read_request_header(frame, api.versions)
+        if header.api_version not in api.versions:
+            raise WireError(f"{api.key.name} v{header.api_version} is not served")
         body = codec.read_request(
             header.api_key, header.api_version, memoryview(frame), header.body_at
         )
@@ -58,9 +58,9 @@ class EnvelopeHandler:
         if not self._is_active_controller():
             raise ApiError(ErrorCode.not_controller)
         try:
-            if row.needs is not None and self._access.enabled:
-                self._access.require_all(request, row.needs(request))
-            found: Any = row.handle(self._context, request)
+            if api.needs is not None and self._access.enabled:
+                self._access.require_all(request, api.needs(request))
+            found: Any = api.handle(self._context, request)
             if not isinstance(found, (list, Mapping)):
                 found = await found
         except WireError:

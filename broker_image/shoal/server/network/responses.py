@@ -88,12 +88,12 @@ def leader_endpoints(
 ) -> list[dict[str, Any]]:
     """Return the endpoints of the leaders that an error names, so that the client need not request
     metadata (KIP-951)."""
-    rows = []
+    results = []
     for leader_id in sorted(set(leader_ids)):
         found = image.brokers.get(leader_id)
         endpoint = None if found is None else found.endpoint(listener)
         if found is not None and endpoint is not None:
-            rows.append(
+            results.append(
                 {
                     "node_id": leader_id,
                     "host": endpoint.host,
@@ -101,7 +101,7 @@ def leader_endpoints(
                     "rack": found.rack,
                 }
             )
-    return rows
+    return results
 
 
 def absence(
