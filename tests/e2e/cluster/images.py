@@ -112,6 +112,7 @@ def other_broker(version: str) -> tuple[str, Path]:
     with lock(path.parent / "build.lock"):
         if path.exists():
             return name, path
+        _load(same)
         change = f's/^__version__ = .*/__version__ = "{version}"/'
         steps = (
             f"FROM {tag('broker')}\nUSER 0\n"
@@ -269,9 +270,18 @@ def _export(path: Path, image: str) -> Path:
     return _keep(path, partial)
 
 
+def _load(path: Path) -> None:
+    """Load an archive, so that its name means this image. Another checkout's may have had it."""
+    if docker_answers():
+        run("docker", "load", "--quiet", "--input", path)
+    else:
+        _buildah("pull", "--quiet", f"docker-archive:{path}")
+
+
 def write_oci_layout(name: str, folder: Path) -> None:
     """Write an image of the project, which `archive` has built, as an OCI layout."""
     if not docker_answers():
+        _load(archive(name))
         _buildah("push", "--quiet", tag(name), f"oci:{folder}:{tag(name)}")
         return
     with tarfile.open(archive(name)) as saved:
