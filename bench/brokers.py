@@ -45,7 +45,6 @@ JVM = (
 #: memory from its host took more time than all other work of a broker.
 DELETE_DELAY_MS = 1000
 START_TIMEOUT_S = WAIT_S / 2
-TICKS = os.sysconf("SC_CLK_TCK")
 #: ApiVersions v0 and Metadata v1 without topics: the first metadata answer marks the start.
 METADATA = bytes.fromhex("0000000e0003000100000001000000000000")
 
@@ -184,8 +183,7 @@ class Broker:
 
     def cpu_s(self) -> float:
         """Return the CPU seconds that the process has used."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS
+        return process_cpu_s(self.pid)
 
     def rss_mb(self) -> float:
         """Return the memory of the process in MB."""
@@ -193,6 +191,15 @@ class Broker:
             if line.startswith("VmRSS"):
                 return int(line.split()[1]) / 1024
         return 0.0
+
+
+def process_cpu_s(pid: int) -> float:
+    """Return the CPU seconds of a process, its ended threads included, to the nanosecond.
+
+    The times in /proc have steps of 10 ms, an eighth of what a load of 1 GB costs a broker.
+    """
+    # The clock's number as clock_getcpuclockid(3) returns it.
+    return time.clock_gettime((~pid << 3) | 2)
 
 
 def _join(pairs: Mapping[str, str], sign: str) -> str:

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from brokers import TICKS, Broker
+from brokers import Broker, process_cpu_s
 from clusters import eventually
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -59,12 +59,7 @@ class Host(Broker):
     def cpu_s(self) -> float:
         """Return the CPU seconds of the process and its children."""
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-        return super().cpu_s() + sum(_cpu_s(int(child)) for child in children)
-
-
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
+        return super().cpu_s() + sum(process_cpu_s(int(child)) for child in children)
 
 
 def send(bootstrap: str, topic: str, count: int, partition: int) -> None:
