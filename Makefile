@@ -85,15 +85,17 @@ E2E_CI += tests/e2e/test_spark_consumer.py::test_executors_follow_the_lag_to_zer
 E2E_CI += --deselect=tests/e2e/test_three_brokers.py::test_an_operator_killed_in_a_roll_of_three_is_followed_by_one_that_ends_it
 # Tests in one process, without real time. They run at low priority beside the others.
 ALONE := $(patsubst %,tests/%,unit model sim)
+# What takes long is in the output, so that CI stays within its time.
+SLOWEST := --durations=25 --durations-min=5
 # `test` runs three parts side by side. Clusters and Kubernetes mostly wait; the last part needs no real time and runs at low priority.
 test: venv java             ## all tests without Kubernetes; needs Java and Maven. CI=true adds a part of `e2e` and skips nothing
 	@$(MAKE) --no-print-directory -j3 test-clients test-clusters test-alone
 test-clients: venv
-	$(PYTEST) -q tests/wire tests/kube tests/compat tests/spark
+	$(PYTEST) -q $(SLOWEST) tests/wire tests/kube tests/compat tests/spark
 test-clusters: venv
-	@$(call quietly,$(PYTEST) -q -p no:cacheprovider tests/cluster $(if $(CI),$(E2E_CI)),clusters)
+	@$(call quietly,$(PYTEST) -q $(SLOWEST) -p no:cacheprovider tests/cluster $(if $(CI),$(E2E_CI)),clusters)
 test-alone: venv
-	@$(call quietly,nice -n 19 $(PYTEST) -q --timeout=1800 -p no:cacheprovider $(ALONE),alone)
+	@$(call quietly,nice -n 19 $(PYTEST) -q $(SLOWEST) --timeout=1800 -p no:cacheprovider $(ALONE),alone)
 # Run a command, and print its output once it has ended.
 quietly = echo "$(1)" > $(VENV)/$(2).log; $(1) >> $(VENV)/$(2).log 2>&1; ended=$$?; cat $(VENV)/$(2).log; exit $$ended
 test-all: test e2e          ## all tests, also on a Kubernetes cluster
