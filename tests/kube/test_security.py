@@ -38,6 +38,8 @@ BEARER = {
         "userNameClaim": "name",
     },
 }
+#: The Secret with the key of delegation tokens, and where it is mounted.
+KEY, KEY_DIR = "main-delegation-token-key", "/etc/shoal-delegation-token"
 #: The StatefulSets of clusters that were created without TLS and with it.
 OLD: dict[str, Any] = {"metadata": {}}
 SECURE = {"metadata": {"annotations": {names.GROUP + "/internal-tls": "true"}}}
@@ -273,12 +275,13 @@ def test_pods_mount_the_secrets_that_their_files_name() -> None:
     own = {**SCRAM, "tls": {"secretName": "theirs"}}
     for listeners, wanted in (
         ([PLAIN], {}),
-        ([MTLS], {"/etc/shoal-tls": "main-broker-tls"}),
+        ([MTLS], {"/etc/shoal-tls": "main-broker-tls", KEY_DIR: KEY}),
         (
             [MTLS, own],
             {
                 "/etc/shoal-tls": "main-broker-tls",
                 "/etc/shoal-listeners": "main-listener-tls",
+                KEY_DIR: KEY,
             },
         ),
     ):
@@ -537,6 +540,7 @@ def test_brokers_start_after_their_certificates_exist() -> None:
         "main-broker-tls": True,
         "main-operator-tls": True,
         "main-listener-tls": True,
+        KEY: False,
     }
 
 
