@@ -114,10 +114,13 @@ class LocalBrokers(Brokers):
 class SecuredPods:
     """The cluster's objects, and the brokers that run from them."""
 
-    def __init__(self, folder: Path, cluster: Manifest, *secrets: Manifest) -> None:
-        """`cluster` is the QueueCluster, and `secrets` are those of its user."""
+    def __init__(
+        self, folder: Path, cluster: Manifest, *secrets: Manifest, kube: ApiServer | None = None
+    ) -> None:
+        """`cluster` is the QueueCluster, and `secrets` are those of its user. `kube` has more
+        controllers."""
         self.folder = folder
-        self.kube = ApiServer(CrashPoint())
+        self.kube = kube or ApiServer(CrashPoint())
         for one in (cluster, *secrets):
             self.kube.add(one)
         known = [one["port"] for one in cluster["spec"]["listeners"]]

@@ -103,6 +103,7 @@ class Clusters:
         self._token_keys = TokenKeys(kube, store, namespace, name)
         self._renewal: Diagnosis | None = None
         self._no_token: Diagnosis | None = None
+        self._not_issued: Diagnosis | None = None
         self._pacing = Pacing()
         #: The stage of TLS that all brokers have; None while they roll.
         self._rolled: InternalTls | None = None
@@ -135,7 +136,11 @@ class Clusters:
             scale_down = await self._scale_down(resolved)
             effective = decision.with_replicas(resolved, scale_down.replicas)
             pending = await self._objects.apply(effective)
-        except (AuthorityLost, NoListenerCertificate, TokenKeyLost) as error:
+        except AuthorityLost as error:
+            found = Verdict.blocked if error.waits else Verdict.refused
+            await self._report(cluster, found(*error.diagnosis))
+            return RETRY_SECONDS_MAX
+        except (NoListenerCertificate, TokenKeyLost) as error:
             await self._report(cluster, Verdict.refused(*error.diagnosis))
             return RETRY_SECONDS_MAX
         except KubeError as error:
@@ -169,7 +174,10 @@ class Clusters:
             seen,
             step,
             scale_down.diagnosis,
-            self._objects.not_grown or self._listener_secrets.problem or self._no_token,
+            self._objects.not_grown
+            or self._listener_secrets.problem
+            or self._not_issued
+            or self._no_token,
             self._renewal,
             not_finalized,
         )
@@ -205,7 +213,7 @@ class Clusters:
         issued = await self._authorities.reconcile(
             cluster, dns=dns, ips=ips, loaded=loaded or {}, now=datetime.datetime.now(datetime.UTC)
         )
-        self._renewal = issued.renewal
+        self._renewal, self._not_issued = issued.renewal, issued.problem
         self._observer.certificates = issued.status
         for one in issued.status:
             labels = self._namespace, self._name, one["name"]
