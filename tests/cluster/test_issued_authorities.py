@@ -25,7 +25,7 @@ ISSUED = {"type": "certManager", "issuerRef": {"name": "queues"}, "overlap": "1s
 MTLS = 9092
 
 
-def certified(cluster: Secured, name: str, authority: KeyPair, trusted: str) -> dict[str, str]:
+def certified(name: str, authority: KeyPair, trusted: str) -> dict[str, str]:
     """Return librdkafka's properties of a client."""
     now = datetime.datetime.now(datetime.UTC)
     own = certificates.issue(authority, name, now=now, validity_days=1)
@@ -46,7 +46,7 @@ def test_an_issuer_renews_its_authorities_under_load(tmp_path: Path) -> None:
 
         def client(trusted: str = "") -> dict[str, str]:
             shown = cluster.secret("main-cluster-ca-cert")["ca.crt"].decode()
-            return certified(cluster, "root", cluster.authority(security.CLIENTS), trusted or shown)
+            return certified("root", cluster.authority(security.CLIENTS), trusted or shown)
 
         assert produced(servers, client(), "jobs") == ""
         # Brokers show the whole chain to a client that trusts the company's root.
@@ -57,7 +57,7 @@ def test_an_issuer_renews_its_authorities_under_load(tmp_path: Path) -> None:
             other.pem.encode(), Identity(other.key, other.certificate, []).key_pem().encode()
         )
         shown = cluster.secret("main-cluster-ca-cert")["ca.crt"].decode()
-        assert produced(servers, certified(cluster, "root", pair, shown), "jobs") != ""
+        assert produced(servers, certified("root", pair, shown), "jobs") != ""
 
         phases: list[str] = []
         before = cluster.renewal()[1]
