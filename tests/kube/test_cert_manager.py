@@ -302,6 +302,9 @@ def test_a_lost_secret_comes_back_from_that_of_cert_manager() -> None:
     assert (reason, waits) == ("CertificateAuthorityLost", False)
     known = certificates.fingerprint(before["ca.crt"])
     assert f"{REPLACE}={known}" in message
+    world.api.refuses = 404
+    assert world.problem()[0] == "CertificateAuthorityLost"
+    world.api.refuses = 0
     world.cluster["metadata"]["annotations"] = {REPLACE: known}
     world.reconcile()
     found = world.data(CA)

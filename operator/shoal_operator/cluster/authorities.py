@@ -126,10 +126,6 @@ class Authorities:
         name = security.ca(self._name, kind)
         found = await self._read(name)
         if found is None:
-            if isinstance(source, Diagnosis):
-                raise AuthorityLost(
-                    source.reason, f"The {kind} CA: {source.message}", waits=True
-                ) from None
             if not security.settings(cluster, kind).generate:
                 raise AuthorityLost(
                     "CertificateAuthorityNotFound",
@@ -151,20 +147,31 @@ class Authorities:
         return have
 
     async def _make(
-        self, cluster: Manifest, kind: str, source: Source | None, now: datetime.datetime
+        self,
+        cluster: Manifest,
+        kind: str,
+        source: Source | Diagnosis | None,
+        now: datetime.datetime,
     ) -> Authority:
         known = security.known_fingerprint(cluster, kind)
         permitted = cluster["metadata"].get("annotations", {}).get(REPLACE)
-        pair = source.pair if source else self._new_pair(cluster, kind, now)
+        signed = source if isinstance(source, Source) else None
         # The Secret of cert-manager may have the lost one.
-        if known and known not in (permitted, certificates.fingerprint(pair.certificate)):
+        newest = certificates.fingerprint(signed.pair.certificate) if signed else ""
+        if known and known not in (permitted, newest):
             raise AuthorityLost(
                 "CertificateAuthorityLost",
                 f"Secret {security.ca(self._name, kind)!r} has disappeared. Restore it from a "
                 "backup. If it is lost, every client has to get a new authority: permit that by "
                 f"the annotation {REPLACE}={known}.",
             )
-        made = Authority(pair, chain=source.chain if source else b"")
+        if isinstance(source, Diagnosis):
+            text = f"The {kind} CA: {source.message}"
+            raise AuthorityLost(source.reason, text, waits=True)
+        if source is None:
+            made = Authority(self._new_pair(cluster, kind, now))
+        else:
+            made = Authority(source.pair, chain=source.chain)
         await self._write(cluster, kind, made)
         return made
 
