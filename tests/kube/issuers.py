@@ -47,7 +47,7 @@ def check(spec: Mapping[str, Any], fields: Mapping[str, Any] = FIELDS) -> None:
             check(value, kind)
             continue
         assert type(value) is kind, f"{name} is {value!r}"
-        assert value in ENUMS.get(name, {value}), f"{name} is {value!r}"
+        assert name not in ENUMS or value in ENUMS[name], f"{name} is {value!r}"
         if name in ("duration", "renewBefore"):
             assert DURATION.fullmatch(value), f"{name} is {value!r}"
 
@@ -74,6 +74,8 @@ class CertManager(ApiServer):
     ) -> Manifest:
         if "/cert-manager.io/" in path and self.refuses:
             raise KubeError(self.refuses, "the server refused it")
+        # ClusterIssuers have no namespace.
+        path = path.replace("/v1/clusterissuers", "/v1/namespaces/n/clusterissuers")
         return await super()._call(verb, path, body, content_type, params)
 
     def _write(

@@ -77,7 +77,7 @@ class CertManager:
 
     async def _waits(self, ref: IssuerRef) -> Diagnosis | None:
         """Return what is wrong with an issuer of cert-manager itself, None if nothing is known."""
-        if ref.group != model.GROUP:
+        if ref.group != model.GROUP or ref.kind not in model.ISSUERS:
             return None
         where = self._namespace if ref.kind == model.ISSUER else ""
         try:

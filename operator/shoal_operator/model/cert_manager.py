@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 API_VERSION = "cert-manager.io/v1"
 GROUP, ISSUER = "cert-manager.io", "Issuer"
+#: The kinds of issuers in that group.
+ISSUERS = (ISSUER, "ClusterIssuer")
 CERTIFICATE = "Certificate"
 #: The value of `type` with which an issuer signs an authority.
 TYPE = "certManager"
