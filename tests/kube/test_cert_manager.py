@@ -15,7 +15,7 @@ from shoal_operator import certificates
 from shoal_operator.ca_renewal import Loaded
 from shoal_operator.certificates import KeyPair
 from shoal_operator.cluster.authorities import REPLACE, Authorities, AuthorityLost, Issued
-from shoal_operator.model import cert_manager, security
+from shoal_operator.model import cert_manager, names, security
 
 NOW = datetime.datetime.now(datetime.UTC)
 HOUR = datetime.timedelta(hours=1)
@@ -142,6 +142,28 @@ def test_a_renewal_of_cert_manager_has_three_phases() -> None:
     assert world.data(CA)["ca.crt"] == third
     assert world.data(f"{CA}-cert")["ca.crt"] == third + world.api.root.pem.encode()
     assert world.renewed() == [""]
+
+
+def test_a_renewal_waits_for_users_that_lack_the_root() -> None:
+    world = World()
+    world.reconcile()
+    user = resource("QueueUser", "eve", cluster="main")
+    world.api.add({**user, "status": {"conditions": [{"type": "Ready", "status": "True"}]}})
+    world.api.sign(CA)
+    world.reconcile(world.loaded())
+
+    def phase(pem: bytes) -> str:
+        labels = {names.USER_LABEL: "eve", names.CLUSTER_LABEL: "main"}
+        secret = resource("Secret", "eve")
+        secret["metadata"]["labels"] = labels
+        data = {"ca.crt": base64.b64encode(pem).decode()}
+        world.api.objects.pop(("Secret", "eve"), None)
+        world.api.add({**secret, "apiVersion": "v1", "data": data})
+        world.now += HOUR
+        return world.reconcile(world.loaded()).status[0]["phase"]
+
+    assert phase(world.data("main-broker-tls")["cluster-ca.crt"]) == "TrustNext"
+    assert phase(world.data(f"{CA}-cert")["ca.crt"]) == "DropPrevious"
 
 
 def test_the_annotation_for_new_keys_is_for_the_operators_own_authorities() -> None:
