@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from certificates import Authority, Identity
 from kube.api_server import ApiServer, CrashPoint
 from shoal_operator.kube import KubeError
+from shoal_operator.model import cert_manager
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,10 +73,10 @@ class CertManager(ApiServer):
         content_type: str = "",
         params: Mapping[str, str] | None = None,
     ) -> Manifest:
-        if "/cert-manager.io/" in path and self.refuses:
+        if cert_manager.GROUP in path and self.refuses:
             raise KubeError(self.refuses, "the server refused it")
         # ClusterIssuers have no namespace.
-        path = path.replace("/v1/clusterissuers", "/v1/namespaces/n/clusterissuers")
+        path = path.replace("clusterissuers", "namespaces/n/clusterissuers")
         return await super()._call(verb, path, body, content_type, params)
 
     def _write(
