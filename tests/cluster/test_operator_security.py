@@ -578,7 +578,7 @@ def test_an_authority_is_renewed_while_records_are_written(cluster: Secured) -> 
 
     def renewed() -> bool:
         assert produced(cluster.bootstrap(9092), cluster.user("ann"), "jobs") == ""
-        # From its second pass on, an operator knows what the brokers report.
+        # An operator has the reports of the brokers from its second pass on.
         asyncio.run(cluster.reconcile(passes=2))
         cluster.mount()
         phase, _ = cluster.renewal()
