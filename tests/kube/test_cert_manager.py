@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from certificates import Authority, Identity
-from kube.api_server import resource
+from kube.api_server import Crash, resource
 from kube.issuers import CertManager
 from shoal_operator import certificates
 from shoal_operator.ca_renewal import Loaded
@@ -25,6 +25,7 @@ ISSUED: dict[str, Any] = {
     "overlap": "1s",
     "validityDays": 90,
 }
+CHANGES_MAX = 50
 CA, CLIENTS_CA = "main-cluster-ca", "main-clients-ca"
 
 
@@ -164,6 +165,38 @@ def test_a_renewal_waits_for_users_that_lack_the_root() -> None:
 
     assert phase(world.data("main-broker-tls")["cluster-ca.crt"]) == "TrustNext"
     assert phase(world.data(f"{CA}-cert")["ca.crt"]) == "DropPrevious"
+
+
+@pytest.mark.parametrize("settings", [ISSUED, {"overlap": "1s"}])
+def test_an_operator_that_dies_in_a_renewal_is_continued(settings: dict[str, Any]) -> None:
+    """After any of its writes, whether an issuer or the operator itself signs. There is one new
+    authority, and the brokers' certificate is always one of an authority that is trusted."""
+    for last in range(1, CHANGES_MAX):
+        world = World(clusterCa=settings, clientsCa=settings)
+        world.reconcile()
+        authorities = {world.data(CA)["ca.crt"]}
+        world.cluster["metadata"]["annotations"] = {"shoal.dev/renew": "1"}
+        if settings is ISSUED:
+            world.api.sign(CA)
+            world.api.sign(CLIENTS_CA)
+        point = world.api.crash_point
+        point.last = point.changes + last
+        phases = ["begins"]
+        while any(phases):
+            world.now += HOUR
+            try:
+                phases = [one["phase"] for one in world.reconcile(world.loaded()).status]
+            except Crash:
+                point.last = None
+            files = world.data("main-broker-tls")
+            trusted = certificates.split(files["cluster-ca.crt"])
+            assert any(certificates.is_signed_by(files["broker.crt"], one) for one in trusted)
+            authorities |= set(trusted)
+        assert len(authorities) == 2
+        if point.last is not None:
+            break
+    else:
+        raise AssertionError(f"a renewal needs more than {CHANGES_MAX} writes")
 
 
 def test_the_annotation_for_new_keys_is_for_the_operators_own_authorities() -> None:
