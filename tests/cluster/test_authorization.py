@@ -161,6 +161,32 @@ def controller(cluster: ShoalCluster) -> tuple[str, int]:
     return cluster.controllers[found.leader_id], found.leader_epoch
 
 
+def test_a_broker_that_is_cut_off_learns_of_a_withdrawal(
+    cluster: ShoalCluster, admin: WireClient
+) -> None:
+    """The client stays connected to it. Once the broker is back, it refuses, and it stays so."""
+    create(admin, "withdrawn")
+    acl = entry("127.0.3.4", Operation.DESCRIBE, TOPIC, "withdrawn")
+    grant(admin, [acl])
+    body = {"topics": [{"name": "withdrawn"}], "allow_auto_topic_creation": False}
+    victim = next(id for id in (2, 3) if id != cluster.controller())
+    with WireClient(cluster.addresses[victim], source="127.0.3.4") as guest:
+
+        def answer() -> ErrorCode:
+            (row,) = guest.call(ApiKey.METADATA, 12, body).topics
+            return ErrorCode(row.error_code)
+
+        eventually(lambda: answer() is ErrorCode.none, what="the permission")
+        cluster.freeze(victim)
+        try:
+            withdraw(admin, [acl])
+        finally:
+            cluster.thaw(victim)
+        refused = ErrorCode.topic_authorization_failed
+        eventually(lambda: answer() is refused, what="the refusal")
+        assert {answer() for _ in range(20)} == {refused}
+
+
 def test_requests_of_nodes_need_cluster_action(cluster: ShoalCluster, admin: WireClient) -> None:
     grant(admin, [entry("127.0.3.5", Operation.CLUSTER_ACTION, CLUSTER)])
     (address, epoch), refused = controller(cluster), ErrorCode.cluster_authorization_failed
