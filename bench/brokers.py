@@ -155,7 +155,7 @@ class Broker:
 
     def _answers(self) -> bool:
         try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=5) as one:
+            with self._connection() as one:
                 one.sendall(METADATA)
                 head = one.recv(4)
                 size = int.from_bytes(head, "big")
@@ -168,6 +168,14 @@ class Broker:
                 return int.from_bytes(body[4:8], "big") > 0  # brokers
         except OSError:
             return False
+
+    def _connection(self) -> socket.socket:
+        """Connect to the listener without TLS, or to the secured one if there is no other."""
+        one = socket.create_connection(("127.0.0.1", self.port), timeout=5)
+        if self.security is None or self.port != self.secured_port:
+            return one
+        with one:
+            return self.security.context().wrap_socket(one, server_hostname="127.0.0.1")
 
     def stop(self) -> None:
         self._end(signal.SIGTERM)

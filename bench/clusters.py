@@ -2,6 +2,8 @@
 
 Both have stock timeouts, three replicas, two in-sync replicas, and internal topics of eight
 partitions. Each node of Kafka has the heap of its start script, 1 GiB, unless BENCH_HEAP is set.
+With `Security`, all listeners have its protocol: those for clients and brokers, and those for
+controllers.
 """
 
 from __future__ import annotations
@@ -16,11 +18,14 @@ from brokers import WAIT_S, Broker, Kafka, free_port
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from load_checks import LoadFailed
+from security import LISTENER, MUTUAL
 from shoal.client.client import SyncClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
+
+    from security import Security
 
 NODES = (1, 2, 3)
 CLUSTER_ID = "benchmarkOfShoal0003AA"
@@ -47,16 +52,40 @@ def eventually(probe: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -
     return found
 
 
-class ShoalNode(Broker):
+class Node(Broker):
+    """A node of a cluster. Clients and other brokers use the same listener."""
+
+    def __init__(
+        self, directory: Path, id: int, ports: Mapping[int, int], security: Security | None = None
+    ) -> None:
+        super().__init__(directory, security)
+        assert security is None or security.kind == MUTUAL, "controllers need certificates too"
+        self.id, self.port = id, ports[id]
+        self.secured_port = self.port if security else 0
+
+    @property
+    def listener(self) -> str:
+        """The name of the listener for clients and brokers."""
+        return LISTENER if self.security else "PLAINTEXT"
+
+    def _listeners(self) -> dict[str, str]:
+        return {self.listener: self.address}
+
+
+class ShoalNode(Node):
     name = "shoal"
 
-    def __init__(self, directory: Path, id: int, ports: Mapping[int, int]) -> None:
-        super().__init__(directory)
-        self.id, self.port = id, ports[id]
+    def __init__(
+        self, directory: Path, id: int, ports: Mapping[int, int], security: Security | None = None
+    ) -> None:
+        super().__init__(directory, id, ports, security)
         self._voters = ",".join(f"{n}@127.0.0.1:{ports[n + 10]}" for n in NODES)
 
     def command(self) -> list[str]:
-        pairs = [f"--set={name}={value}" for name, value in SETTINGS.items()]
+        configs = SETTINGS | self._more
+        if self.security:
+            configs["listener.security.protocol.map"] = self._protocols()
+        pairs = [f"--set={name}={value}" for name, value in configs.items()]
         return [
             sys.executable,
             "-m",
@@ -66,16 +95,17 @@ class ShoalNode(Broker):
             f"--quorum={self._voters}",
             f"--cluster-id={CLUSTER_ID}",
             "--log-level=warning",
-            f"--listener={self.bootstrap}",
+            f"--listener={self.listener}://{self.address}",
             f"--data-dir={self.directory / 'data'}",
             *pairs,
         ]
 
 
-class KafkaNode(Kafka):
-    def __init__(self, directory: Path, id: int, ports: Mapping[int, int]) -> None:
-        super().__init__(directory)
-        self.id, self.port = id, ports[id]
+class KafkaNode(Node, Kafka):
+    def __init__(
+        self, directory: Path, id: int, ports: Mapping[int, int], security: Security | None = None
+    ) -> None:
+        super().__init__(directory, id, ports, security)
         self._controllers = {n: ports[n + 10] for n in NODES}
 
     def _format(self) -> None:
@@ -84,12 +114,16 @@ class KafkaNode(Kafka):
         lines = SETTINGS | {
             "process.roles": "broker,controller",
             "node.id": str(self.id),
-            "listeners": f"PLAINTEXT://{self.bootstrap},CONTROLLER://127.0.0.1:{known[self.id]}",
+            "listeners": f"{self.listener}://{self.address},"
+            f"CONTROLLER://127.0.0.1:{known[self.id]}",
+            "listener.security.protocol.map": self._protocols(),
+            "inter.broker.listener.name": self.listener,
             "controller.listener.names": "CONTROLLER",
             "controller.quorum.bootstrap.servers": ",".join(
                 f"127.0.0.1:{port}" for port in known.values()
             ),
             "log.dirs": str(self.directory / "data"),
+            **self._more,
         }
         path.write_text("".join(f"{k}={v}\n" for k, v in lines.items()))
         voters = ",".join(f"{n}@127.0.0.1:{port}:{_DIRECTORIES[n]}" for n, port in known.items())
@@ -117,10 +151,17 @@ class KafkaNode(Kafka):
 class Cluster:
     """Three nodes of one kind."""
 
-    def __init__(self, kind: type[ShoalNode] | type[KafkaNode], folder: Path) -> None:
+    def __init__(
+        self,
+        kind: type[ShoalNode] | type[KafkaNode],
+        folder: Path,
+        security: Security | None = None,
+    ) -> None:
         ports = {id: free_port() for id in (*NODES, *(n + 10 for n in NODES))}
         self.name = kind.name
-        self.nodes = {id: kind(folder / str(id), id, ports) for id in NODES}
+        self.nodes = {id: kind(folder / str(id), id, ports, security) for id in NODES}
+        #: Properties of clients, of librdkafka and of ours.
+        self.client = security.client_properties() if security else {}
         self.start_s = 0.0
 
     @property
@@ -156,7 +197,7 @@ class Cluster:
     # Metadata of the cluster
 
     def admin(self) -> AdminClient:
-        return AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
+        return AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0, **self.client})
 
     def brokers(self) -> list[int]:
         try:
@@ -166,7 +207,7 @@ class Cluster:
 
     def controller(self) -> int:
         """Return the leader of the quorum. AdminClient returns any broker instead."""
-        with SyncClient(self.bootstrap) as client:
+        with SyncClient(self.bootstrap, self.client) as client:
             return int(client.run(client.admin.describe_quorum()).leader_id)
 
     def leaders(self, topic: str) -> list[int]:
@@ -192,5 +233,5 @@ class Cluster:
                 node.start()
         admin = self.admin()
         eventually(lambda: self.in_sync(admin), f"{self.name} is not in sync again")
-        with SyncClient(self.bootstrap) as client:
+        with SyncClient(self.bootstrap, self.client) as client:
             client.run(client.admin.elect_leaders(None))

@@ -1,9 +1,11 @@
 """TLS, logins and permissions against Apache Kafka, alternating in one run: `make bench-security`.
 
 The loads are those of `make bench` over SSL and SASL_SSL, with the same certificates, TLS versions
-and cipher on both sides. Two more rows: a thousand clients that reconnect at once with certificates
-and the time of Metadata with ten thousand access control entries. `--only WORD` selects rows by a
-word of their name, `--rounds N` and `--scale 0.2` shorten the run, `--side shoal` leaves Kafka out.
+and cipher on both sides. Three more rows: a thousand clients that reconnect at once with
+certificates, the time of Metadata with ten thousand access control entries, and producers of three
+brokers whose listeners all need certificates, those for controllers too. `--only WORD` selects
+rows by a word of their name, `--rounds N` and `--scale 0.2` shorten the run, `--side shoal` leaves
+Kafka out.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ import multiprocessing
 import resource
 import shutil
 import socket
-import ssl
 import statistics
 import struct
 import sys
@@ -24,7 +25,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import cluster_loads
 from brokers import HEAP, METADATA, WAIT_S, Broker, Kafka, Shoal
+from clusters import Cluster, KafkaNode, ShoalNode
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import (
     AclBinding,
     AclOperation,
@@ -64,6 +68,7 @@ GOALS: dict[str, dict[str, Goal]] = {
         "others_p99_ms": Goal(50, more=False, alone=True),
     },
     "Metadata": {"p50_ms": Goal(0.2, more=False)},
+    "three brokers": {"rate": Goal(1.0), "cpu_s_gb": Goal(0.8, more=False)},
 }
 RECONNECTS, RECONNECT = 1_000, "1,000 clients with certificates reconnect"
 #: Seconds between the requests of a client that is connected already.
@@ -71,6 +76,7 @@ EVERY_S = 0.01
 ENTRIES, TOPICS = 10_000, 1_000
 METADATA_ROW = "Metadata of 1,000 topics, 10,000 access control entries"
 ASKED = 100
+CLUSTER_ROW = "three brokers, TLS everywhere, produce 1 KB acks=all"
 #: Metadata v1 of all topics: a null array.
 ALL_TOPICS = bytes.fromhex("0000000e00030001000000010000ffffffff")
 AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
@@ -108,8 +114,7 @@ async def reconnect(broker: Broker, security: Security) -> Figures:
 
     One process has all new connections, and its handshakes take as much time with either broker.
     """
-    context = ssl.create_default_context(cafile=str(security.ca))
-    context.load_cert_chain(str(security.client))
+    context = security.context()
     port = broker.secured_port
 
     async def connect() -> asyncio.StreamWriter:
@@ -201,6 +206,29 @@ def in_turn(
             broker.kill9()
 
 
+def replicate(
+    options: argparse.Namespace, folder: Path, security: Security, results: Results
+) -> None:
+    """Produce to three brokers in turn; the first round warms up and does not count."""
+    kinds = [k for k in (ShoalNode, KafkaNode) if options.side in ("both", k.name)]
+    clusters = [Cluster(kind, folder / f"three-{kind.name}", security) for kind in kinds]
+    try:
+        for cluster in clusters:
+            cluster.start()
+        for number in range(-1, options.rounds):
+            for cluster in clusters if number % 2 == 0 else clusters[::-1]:
+                figures = cluster_loads.produce(cluster, options.scale)
+                cluster.check_alive()
+                if number >= 0:
+                    results.add(CLUSTER_ROW, cluster.name, figures)
+                    print(f"{CLUSTER_ROW:42} {cluster.name:6} {json.dumps(figures)}", flush=True)
+    except (LoadFailed, KafkaException, OSError) as error:
+        results.fail(CLUSTER_ROW, cluster.name, error)
+    finally:
+        for cluster in clusters:
+            cluster.stop()
+
+
 def measure(options: argparse.Namespace, folder: Path, results: Results) -> None:
     """Run all rounds of all loads and add them to `results`."""
     kinds: list[type[Broker]] = [k for k in (Shoal, Kafka) if options.side in ("both", k.name)]
@@ -238,6 +266,8 @@ def measure(options: argparse.Namespace, folder: Path, results: Results) -> None
             grant,
             lambda broker: asyncio.run(ask_metadata(broker)),
         )
+    if wanted(CLUSTER_ROW):
+        replicate(options, folder, security, results)
 
 
 def main() -> None:
@@ -258,7 +288,7 @@ def main() -> None:
         print("interrupted", flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    rows = results.rows([*FIGURES, "whole_s", "others_p99_ms"], goal_of)
+    rows = results.rows([*FIGURES, "cpu_s_gb", "whole_s", "others_p99_ms"], goal_of)
     more = {"kafka_heap": HEAP, "scale": options.scale, "notes": results.notes}
     show(document("security", clock, rows, **more), options.into)
     print(clock.took())

@@ -7,6 +7,7 @@ both. The brokers keep a listener without TLS, for themselves and for the check 
 
 from __future__ import annotations
 
+import ssl
 from typing import TYPE_CHECKING
 
 import trustme
@@ -89,6 +90,12 @@ class Security:
                 "sasl.password": PASSWORD,
             }
         return found
+
+    def context(self) -> ssl.SSLContext:
+        """Return what a client without librdkafka connects with."""
+        context = ssl.create_default_context(cafile=str(self.ca))
+        context.load_cert_chain(str(self.client))
+        return context
 
 
 def _pem(issued: trustme.LeafCert) -> str:

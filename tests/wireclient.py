@@ -71,6 +71,14 @@ class WireClient:
         assert correlation_id == sent
         return answer
 
+    def log_in(self, user: str, password: str) -> None:
+        """Log in by SASL with the mechanism PLAIN."""
+        answer = self.call(ApiKey.SASL_HANDSHAKE, 1, {"mechanism": "PLAIN"})
+        assert not answer.error_code, answer
+        token = f"\0{user}\0{password}".encode()
+        answer = self.call(ApiKey.SASL_AUTHENTICATE, 2, {"auth_bytes": token})
+        assert not answer.error_code, answer
+
     def closed(self) -> bool:
         """Return whether the broker closes the connection without another byte."""
         try:

@@ -27,7 +27,8 @@ class Authority(NamedTuple):
     """A certificate authority as its Secret has it: at most one of `next` and `old` is set.
 
     `began` is when the current phase began, and `handled` the value of the annotation `RENEW` that
-    asked for the last renewal.
+    asked for the last renewal. `chain` has the certificates above authorities that an issuer has
+    signed.
     """
 
     current: KeyPair
@@ -35,11 +36,19 @@ class Authority(NamedTuple):
     old: bytes = b""
     began: datetime.datetime | None = None
     handled: str = ""
+    chain: bytes = b""
 
     @property
     def trusted(self) -> bytes:
-        """All certificates that clients and brokers have to trust, in PEM."""
+        """All certificates that brokers have to trust, in PEM."""
         return self.current.certificate + (self.next.certificate if self.next else b"") + self.old
+
+    @property
+    def shown(self) -> bytes:
+        """All certificates that clients have to trust, in PEM. Some clients, such as librdkafka,
+        trust an authority only together with its root. Brokers do not, so they trust no other
+        authority of that root."""
+        return self.trusted + self.chain
 
     @property
     def phase(self) -> str:
@@ -83,10 +92,13 @@ def next_step(
     loaded: Mapping[int, Loaded] | None,
     leaf: str,
     unfetched: str = "",
+    successor: str | None = None,
 ) -> Step:
     """Return the next step of a renewal.
 
-    It begins `renewal` before the authority ends, or when `requested` is a new value. `loaded` is
+    It begins `renewal` before the authority ends, or when `requested` is a new value. If an issuer
+    signs the authority, it begins when the newest one, whose fingerprint is `successor`, is another
+    one; `successor` is empty if there is none. `loaded` is
     by broker, None if some broker has not reported. `leaf` is the fingerprint of the certificate
     that the brokers must show in the end; empty if the authority signs none for them. `unfetched`
     says which users' Secrets are behind; empty if none are.
@@ -94,6 +106,8 @@ def next_step(
     if have.next is None and not have.old:
         due = certificates.expires(have.current.certificate) - now <= renewal
         begins = due or bool(requested and requested != have.handled)
+        if successor is not None:
+            begins = successor not in ("", certificates.fingerprint(have.current.certificate))
         return Step(Action.TRUST_NEXT if begins else Action.KEEP)
     if have.began is not None and now < have.began + overlap:
         until = have.began + overlap
@@ -121,16 +135,20 @@ def after(
     now: datetime.datetime,
     requested: str,
     made: KeyPair | None = None,
+    chain: bytes = b"",
 ) -> Authority:
-    """Return the authority after an action; `made` is the new pair for `TRUST_NEXT`."""
+    """Return the authority after an action. `made` is the new pair for `TRUST_NEXT`, and `chain`
+    what is above the newest authority."""
     match action:
         case Action.TRUST_NEXT:
             assert made is not None
-            return Authority(have.current, made, b"", now, requested or have.handled)
+            both = certificates.union(have.chain, chain)
+            return Authority(have.current, made, b"", now, requested or have.handled, both)
         case Action.SIGN:
             assert have.next is not None
-            return Authority(have.next, None, have.current.certificate, now, have.handled)
+            old = have.current.certificate
+            return Authority(have.next, None, old, now, have.handled, have.chain)
         case Action.DROP:
-            return Authority(have.current, None, b"", None, have.handled)
+            return Authority(have.current, None, b"", None, have.handled, chain)
         case Action.KEEP:
             return have

@@ -234,6 +234,16 @@ def split(pem: bytes) -> list[bytes]:
         raise BadCertificate("there is no certificate in PEM format") from None
 
 
+def union(*pems: bytes) -> bytes:
+    """Return the certificates of several texts, each once. Raises `BadCertificate`."""
+    return b"".join(dict.fromkeys(one for pem in pems for one in split(pem)))
+
+
+def without_roots(chain: bytes) -> bytes:
+    """Return the certificates that do not sign themselves. Raises `BadCertificate`."""
+    return b"".join(one for one in split(chain) if not is_signed_by(one, one))
+
+
 def root(chain: bytes) -> bytes:
     """Return the last certificate of a chain if it signs itself, else nothing: clients have the
     authority already. Raises `BadCertificate`."""

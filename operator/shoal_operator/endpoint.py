@@ -3,8 +3,8 @@
 GET /metrics                                     Prometheus text
 GET /scale/NAMESPACE/SHARECONSUMER               {"lag": …, "due": …, "desiredReplicas": …}
 
-With `HttpAccess`, the server speaks TLS and asks for a bearer token: one of the operator's, or the
-ShareConsumer's own for its scale signal.
+With `HttpAccess`, the server speaks TLS and asks for a client certificate or a bearer token: one of
+the operator's, or the ShareConsumer's own for its scale signal.
 
 The status is 503 while the group's lag is unknown, so that KEDA uses its fallback.
 """
@@ -29,11 +29,13 @@ async def serve(operator: Operator, port: int, access: HttpAccess | None = None)
     `access`, it serves everyone without TLS."""
 
     def check(request: web.Request, consumer: tuple[str, str] | None = None) -> None:
+        if access is None:
+            return
         header = request.headers.get("Authorization", "")
-        if access is not None and not access.allows(header, consumer):
-            raise web.HTTPUnauthorized(
-                text="A bearer token is needed.\n", headers={"WWW-Authenticate": "Bearer"}
-            )
+        certified = bool(request.get_extra_info("peercert"))
+        if not access.allows(header, consumer, certified=certified):
+            text = f"{access.remedy.capitalize()} is needed.\n"
+            raise web.HTTPUnauthorized(text=text, headers={"WWW-Authenticate": "Bearer"})
 
     async def metrics(request: web.Request) -> web.Response:
         check(request)

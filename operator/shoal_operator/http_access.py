@@ -1,12 +1,13 @@
-"""TLS and bearer tokens of the operator's HTTP server.
+"""TLS, client certificates and bearer tokens of the operator's HTTP server.
 
 SHOAL_HTTP_TLS_DIR names a folder with `tls.crt`, `tls.key` and, if the certificate does not sign
 itself, `ca.crt`: a mounted Secret of type kubernetes.io/tls. SHOAL_HTTP_TOKEN_FILE names a file
-with one token a line. Files are read again when they change. A certificate that cannot be used
-leaves the previous one in force.
+with one token a line, and SHOAL_HTTP_CLIENT_CA_FILE one with the authorities of readers'
+certificates. A reader needs a token or a certificate if one of them is set. Files are read again
+when they change. Certificates that cannot be used leave the previous ones in force.
 
 Each ShareConsumer has a token of its own, which opens only its scale signal. It follows from a
-token of the file, so the operator stores none.
+token of the file, or without one from the server's key, so the operator stores none.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import hashlib
 import hmac
 import ssl
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 TLS_DIR, TOKEN_FILE = "SHOAL_HTTP_TLS_DIR", "SHOAL_HTTP_TOKEN_FILE"
+CLIENT_CA_FILE = "SHOAL_HTTP_CLIENT_CA_FILE"
 #: Seconds between two looks at the certificate.
 RELOAD_SECONDS = 5.0
 _BEARER = "bearer "
@@ -38,17 +40,30 @@ class BadAccess(Exception):
     remedy."""
 
 
-class HttpAccess:
-    """TLS of the server, and who may read. `tokens` is None if everyone may."""
+class Files(NamedTuple):
+    """The server's certificate and key, and the authorities of readers, empty without any."""
 
-    def __init__(self, folder: Path, tokens: Path | None) -> None:
+    pair: KeyPair
+    readers: bytes
+
+
+class HttpAccess:
+    """TLS of the server, and who may read: those with a token, if `tokens` is set, and those with a
+    certificate of an authority in `readers`, if that is set."""
+
+    def __init__(self, folder: Path, tokens: Path | None, readers: Path | None = None) -> None:
         """Raises `BadAccess`."""
-        self._folder, self._tokens = folder, tokens
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
-        #: The certificate and key in force, and what was read last.
-        self.pair = self._seen = self._read()
-        self._load(self.pair)
+        self._folder, self._tokens, self._readers = folder, tokens, readers
+        #: What was read last.
+        self._seen = self._read()
+        #: The certificate and key in force.
+        self.pair = self._seen.pair
+        #: Keys from which tokens of ShareConsumers follow: the one in force and the one before.
+        self._keys = [self.pair.key]
+        self._newest = self._context(self._seen)
+        #: The server's context. Each handshake uses the newest one instead.
+        self.context = self._newest
+        self.context.sni_callback = self._choose
         if tokens is not None and not self._current():
             raise BadAccess(f"{TOKEN_FILE}: {tokens} has no token. Write one a line.")
 
@@ -56,47 +71,82 @@ class HttpAccess:
     def of(cls, environment: Mapping[str, str]) -> HttpAccess | None:
         """Return what the environment says, None without TLS. Raises `BadAccess`."""
         folder, tokens = environment.get(TLS_DIR, ""), environment.get(TOKEN_FILE, "")
-        if tokens and not folder:
+        readers = environment.get(CLIENT_CA_FILE, "")
+        if folder:
+            optional = (Path(name) if name else None for name in (tokens, readers))
+            return cls(Path(folder), *optional)
+        if tokens:
             raise BadAccess(
                 f"{TOKEN_FILE} is set, and {TLS_DIR} is not: tokens would travel in clear text. Set"
                 f" {TLS_DIR} to a folder with tls.crt and tls.key."
             )
-        return cls(Path(folder), Path(tokens) if tokens else None) if folder else None
+        if readers:
+            raise BadAccess(
+                f"{CLIENT_CA_FILE} is set, and {TLS_DIR} is not: certificates need TLS. Set"
+                f" {TLS_DIR} to a folder with tls.crt and tls.key."
+            )
+        return None
 
-    # The certificate.
+    # Certificates.
 
-    def _read(self) -> KeyPair:
+    def _read(self) -> Files:
+        def content(path: Path, setting: str) -> bytes:
+            try:
+                return path.read_bytes()
+            except OSError as error:
+                reason = f"cannot read {error.filename}: {error.strerror}"
+                raise BadAccess(f"{setting}: {reason}.") from None
+
+        pair = KeyPair(*(content(self._folder / name, TLS_DIR) for name in ("tls.crt", "tls.key")))
+        readers = content(self._readers, CLIENT_CA_FILE) if self._readers is not None else b""
+        return Files(pair, readers)
+
+    def _context(self, found: Files) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
-            return KeyPair(*((self._folder / name).read_bytes() for name in ("tls.crt", "tls.key")))
-        except OSError as error:
-            raise BadAccess(f"{TLS_DIR}: cannot read {error.filename}: {error.strerror}.") from None
-
-    def _load(self, found: KeyPair) -> None:
-        try:
-            certificates.check_pair(found)
-            self.context.load_cert_chain(self._folder / "tls.crt", self._folder / "tls.key")
+            certificates.check_pair(found.pair)
+            context.load_cert_chain(self._folder / "tls.crt", self._folder / "tls.key")
         except (BadCertificate, ssl.SSLError, OSError) as error:
             raise BadAccess(
                 f"{TLS_DIR}: the certificate in {self._folder} cannot be used: {error}."
             ) from None
-        self.pair = found
+        if self._readers is None:
+            return context
+        try:
+            context.load_verify_locations(cadata=found.readers.decode())
+        except (ssl.SSLError, ValueError) as error:
+            raise BadAccess(
+                f"{CLIENT_CA_FILE}: the authorities in {self._readers} cannot be used: {error}."
+            ) from None
+        context.verify_mode = ssl.CERT_OPTIONAL
+        # A resumed session would skip the check of a certificate whose authority is gone.
+        context.options |= ssl.OP_NO_TICKET
+        context.num_tickets = 0
+        return context
+
+    def _choose(self, connection: ssl.SSLObject, _name: str | None, _: ssl.SSLContext) -> None:
+        connection.context = self._newest
 
     def reload(self) -> None:
-        """Load the certificate if it has changed. Does not raise."""
+        """Load the certificates if they have changed. Does not raise."""
         try:
             found = self._read()
             if found == self._seen:
                 return
             self._seen = found
-            self._load(found)
+            self._newest = self._context(found)
         except BadAccess as error:
-            log.error("the certificate is not loaded, the previous one stays", reason=str(error))
-        else:
-            fingerprint = certificates.fingerprint(found.certificate)
-            log.info("certificate loaded", fingerprint=fingerprint)
+            log.error("the certificates are not loaded, the previous ones stay", reason=str(error))
+            return
+        if found.pair.key != self.pair.key:
+            self._keys = [found.pair.key, self.pair.key]
+        self.pair = found.pair
+        fingerprint = certificates.fingerprint(found.pair.certificate)
+        log.info("certificates loaded", fingerprint=fingerprint)
 
     async def follow(self) -> None:
-        """Reload the certificate whenever it changes, until cancelled."""
+        """Reload the certificates whenever they change, until cancelled."""
         while True:
             await asyncio.sleep(RELOAD_SECONDS)
             self.reload()
@@ -109,36 +159,59 @@ class HttpAccess:
         except OSError:
             return self.pair.certificate
 
-    # Tokens.
+    # Readers.
+
+    @property
+    def is_open(self) -> bool:
+        """Whether everyone may read."""
+        return self._tokens is None and self._readers is None
+
+    @property
+    def remedy(self) -> str:
+        """What a reader needs."""
+        ways = {"a bearer token": self._tokens, "a client certificate": self._readers}
+        return " or ".join(way for way, where in ways.items() if where is not None)
 
     def _current(self) -> list[bytes]:
-        """Return the tokens of the file; none, if it cannot be read."""
-        assert self._tokens is not None
+        """Return the tokens of the file; none, if it cannot be read or there is none."""
+        if self._tokens is None:
+            return []
         try:
             lines = self._tokens.read_bytes().splitlines()
         except OSError:
             return []
         return [line.strip() for line in lines if line.strip()]
 
+    def _roots(self) -> list[bytes]:
+        """Return what the tokens of ShareConsumers follow from."""
+        return self._keys if self._tokens is None else self._current()
+
     def token_of(self, namespace: str, consumer: str) -> bytes:
         """Return the token of a ShareConsumer; empty if readers need none."""
-        found = self._current() if self._tokens is not None else []
+        found = [] if self.is_open else self._roots()
         return _derived(found[0], namespace, consumer) if found else b""
 
-    def allows(self, authorization: str, consumer: tuple[str, str] | None = None) -> bool:
+    def allows(
+        self,
+        authorization: str,
+        consumer: tuple[str, str] | None = None,
+        *,
+        certified: bool = False,
+    ) -> bool:
         """Return whether a request with this header may read the metrics, or the scale signal of a
-        ShareConsumer (namespace, name)."""
-        if self._tokens is None:
+        ShareConsumer (namespace, name). `certified` is whether TLS has verified a certificate of
+        the client."""
+        if self.is_open or certified:
             return True
         is_bearer = authorization[: len(_BEARER)].lower() == _BEARER
         given = authorization[len(_BEARER) :].strip().encode() if is_bearer else b""
         valid = self._current()
         if consumer is not None:
-            valid += [_derived(token, *consumer) for token in valid]
+            valid += [_derived(root, *consumer) for root in self._roots()]
         # All are compared, so that the time does not show which one is close.
         return True in [hmac.compare_digest(given, token) for token in valid]
 
 
-def _derived(token: bytes, namespace: str, consumer: str) -> bytes:
+def _derived(root: bytes, namespace: str, consumer: str) -> bytes:
     text = f"shoal scale {namespace}/{consumer}"
-    return hmac.digest(token, text.encode(), hashlib.sha256).hex().encode()
+    return hmac.digest(root, text.encode(), hashlib.sha256).hex().encode()

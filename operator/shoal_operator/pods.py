@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shoal_operator import clock, conditions, roller
-from shoal_operator.model import listeners, names, pod_layout
+from shoal_operator.model import listeners, names, pod_layout, security
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -76,6 +76,8 @@ def restart_reason(pod: Mapping[str, Any], stateful: Mapping[str, Any] | None) -
         return "a config that needs a restart has changed"
     if mine.get(names.RESTART) != notes.get(names.RESTART):
         return f"the annotation {names.RESTART} requests it"
+    if mine.get(security.TOKEN_KEY_NOTE) != notes.get(security.TOKEN_KEY_NOTE):
+        return "the key of delegation tokens has changed"
     return "the pod template has changed"
 
 

@@ -117,6 +117,32 @@ def test_a_change_takes_effect_on_every_broker(cluster: ShoalCluster, admin: Wir
     assert statistics.median(took_s) < EFFECT_S, took_s
 
 
+def test_a_broker_that_is_cut_off_learns_of_a_withdrawal(
+    cluster: ShoalCluster, admin: WireClient
+) -> None:
+    """The client stays connected to it. Once the broker is back, it refuses, and it stays so."""
+    create(admin, "withdrawn")
+    acl = entry("127.0.3.4", Operation.DESCRIBE, TOPIC, "withdrawn")
+    grant(admin, [acl])
+    body = {"topics": [{"name": "withdrawn"}], "allow_auto_topic_creation": False}
+    victim = next(id for id in (2, 3) if id != cluster.controller())
+    with WireClient(cluster.addresses[victim], source="127.0.3.4") as guest:
+
+        def answer() -> ErrorCode:
+            (row,) = guest.call(ApiKey.METADATA, 12, body).topics
+            return ErrorCode(row.error_code)
+
+        eventually(lambda: answer() is ErrorCode.none, what="the permission")
+        cluster.freeze(victim)
+        try:
+            withdraw(admin, [acl])
+        finally:
+            cluster.thaw(victim)
+        refused = ErrorCode.topic_authorization_failed
+        eventually(lambda: answer() is refused, what="the refusal")
+        assert {answer() for _ in range(20)} == {refused}
+
+
 # Listeners of controllers
 
 #: Requests that would do nothing, since they concern another cluster or an unknown broker.

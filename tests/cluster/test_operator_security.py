@@ -1,7 +1,7 @@
 """Three real brokers with the configs and certificates that the operator makes for a secured
 QueueCluster: who gets in, and the renewal of an authority while records are written.
 
-Only addresses and folders differ from those in Kubernetes. Each broker has a loopback address.
+Only addresses and folders differ from those in Kubernetes.
 """
 
 from __future__ import annotations
@@ -10,18 +10,16 @@ import asyncio
 import base64
 import datetime
 import json
-import random
 import subprocess
 import time
 from typing import TYPE_CHECKING, Any
 
 import kafka_tools
 import pytest
-from clusters import ShoalCluster, running
 from conditions import eventually
 from confluent_kafka import Producer
-from kube.api_server import ApiServer, CrashPoint, resource
-from servers import ShoalProcess
+from kube.api_server import resource
+from kube.secured_pods import SecuredPods
 from shoal.client import quotas as quota_calls
 from shoal.client.client import SyncClient
 from shoal.client.configs import ConfigChange, Resource
@@ -35,11 +33,8 @@ from shoal.client.topics import NewTopic
 from shoal.protocol.errors import ErrorCode
 from shoal.security.acls import Acl, Operation, PatternType, Permission, ResourceType
 from shoal_operator import certificates
-from shoal_operator.brokers import Brokers
-from shoal_operator.cluster.authorities import RENEW, Authorities, Issued
-from shoal_operator.cluster.decision import refusal
-from shoal_operator.model import broker_pod, listeners, names, security
-from shoal_operator.model import cluster as model
+from shoal_operator.cluster.authorities import RENEW
+from shoal_operator.model import security
 from shoal_operator.model import users as users_model
 from shoal_operator.users import Users
 
@@ -78,101 +73,31 @@ def queue_cluster() -> dict[str, Any]:
     return made
 
 
-class Secured(ShoalCluster):
-    """The brokers of a QueueCluster, without Kubernetes."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.tls = folder, folder / "tls"
-        self.tls.mkdir()
-        #: No other cluster of this machine uses these addresses.
-        first, second = random.sample(range(2, 250), 2)
-        self.hosts = {id: f"127.{first}.{second}.{id + 1}" for id in IDS}
-        self.given = queue_cluster()
-        self.resource = security.resolved(self.given, security.stage(self.given, None))
-        self.api = ApiServer(CrashPoint())
-        self.authorities = Authorities(self.api, self.api.store(), "n", "main")
-        self.issued = self.issue(None)
-        self.addresses = {id: f"{host}:9092" for id, host in self.hosts.items()}
-        self.roles = dict.fromkeys(IDS, "broker,controller")
-        self.listener = "REPLICATION"
-        self.controllers = {id: f"{host}:9093" for id, host in self.hosts.items()}
-        self.nodes = {id: self._node(id) for id in IDS}
-
-    def issue(self, loaded: Mapping[str, Any] | None) -> Issued:
-        """Reconcile the authorities, and write the brokers' Secret as the kubelet does."""
-        dns, ips = security.addresses(self.resource, self.hosts.values())
-        issued = asyncio.run(
-            self.authorities.reconcile(
-                self.resource,
-                dns=dns,
-                ips=ips,
-                loaded=loaded or {},
-                now=datetime.datetime.now(datetime.UTC),
-            )
-        )
-        for key, value in self.secret("main-broker-tls").items():
-            (self.tls / f"{key}.new").write_bytes(value)
-            (self.tls / f"{key}.new").rename(self.tls / key)
-        return issued
-
-    def secret(self, name: str) -> dict[str, bytes]:
-        data = self.api.find("Secret", name)["data"]
-        return {key: base64.b64decode(value) for key, value in data.items()}
-
-    def _node(self, id: int) -> ShoalProcess:
-        """A broker with the file that the operator writes for it."""
-        (found,) = [m for m in model.manifests(self.resource, "image") if m["kind"] == "ConfigMap"]
-        text = found["data"][broker_pod.config_file(id, 0)]
-        text = text.replace(security.TLS_DIR, str(self.tls))
-        text = text.replace(f"${{env:{listeners.POD_NAME}}}", names.pod("main", id))
-        for other, host in self.hosts.items():
-            text = text.replace(f"{names.pod('main', other)}.main-brokers.n.svc", host)
-        configs = dict(line.split("=", 1) for line in text.splitlines())
-        first, *others = configs.pop("listeners").split(",")
-        del configs["shoal.metrics.listener"], configs["log.dirs"]
-        assert first.startswith("REPLICATION://:")
-        flags = [f"--node-id={id}"]
-        flags += [f"--listener={one.replace('://', f'://{self.hosts[id]}')}" for one in others]
-        process = ShoalProcess(
-            self.folder / str(id), configs=configs, flags=flags, listener="REPLICATION"
-        )
-        process.bootstrap = first.replace("REPLICATION://", self.hosts[id])
-        return process
-
-    def start(self, ids: Any = None) -> Secured:
-        for id in ids or IDS:
-            self.nodes[id].launch()
-        for id in ids or IDS:
-            self.nodes[id].wait()
-        return self
-
-    def servers(self, port: int) -> str:
-        return ",".join(f"{host}:{port}" for host in self.hosts.values())
-
-    def operator(self) -> dict[str, str]:
-        return security.operator_client(self.issued.cluster_ca, self.issued.operator)
-
-    def connection(self) -> Brokers:
-        """The operator's own connection."""
-        urls = {id: f"{node.metrics_url}/" for id, node in self.nodes.items()}
-        return Brokers(self.servers(9091), urls, self.operator())
+class Secured(SecuredPods):
+    """The brokers, and clients with certificates."""
 
     def user(self, name: str, authority: str = security.CLIENTS) -> dict[str, str]:
         """Properties of a client with a certificate."""
-        secret = self.secret(security.ca("main", authority))
-        ca = certificates.KeyPair(secret["ca.crt"], secret["ca.key"])
         now = datetime.datetime.now(datetime.UTC)
         return security.operator_client(
             self.secret("main-cluster-ca-cert")["ca.crt"],
-            certificates.issue(ca, name, now=now, validity_days=1),
+            certificates.issue(self.authority(authority), name, now=now, validity_days=1),
         )
+
+    def renewal(self) -> tuple[str, str]:
+        """Return phase and fingerprint of the brokers' authority."""
+        (found,) = (
+            one for one in self.resource["status"]["certificates"] if one["name"] == "cluster-ca"
+        )
+        return found["phase"], found["fingerprint"]
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    with running(Secured(tmp_path_factory.mktemp("secured"))) as found:
-        assert isinstance(found, Secured)
-        with SyncClient(found.servers(9091), found.operator()) as admin:
+    found = Secured(tmp_path_factory.mktemp("secured"), queue_cluster())
+    try:
+        found.start()
+        with SyncClient(found.bootstrap(9091), found.operator()) as admin:
             made = admin.run(
                 admin.admin.topics.create([NewTopic("jobs", 3, 3), NewTopic("others", 1, 3)])
             )
@@ -188,6 +113,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
             ]
             assert set(admin.run(admin.admin.acls.create(allow)).values()) == {None}
         yield found
+    finally:
+        found.stop()
 
 
 def produced(servers: str, properties: Mapping[str, str], topic: str) -> str:
@@ -200,10 +127,6 @@ def produced(servers: str, properties: Mapping[str, str], topic: str) -> str:
     )
     producer.flush(30)
     return "" if "" in errors else errors[0]
-
-
-def test_the_spec_is_not_refused(cluster: Secured) -> None:
-    assert refusal(cluster.resource) is None
 
 
 def test_the_operator_reads_the_state_of_the_brokers(cluster: Secured) -> None:
@@ -221,9 +144,9 @@ def test_the_operator_reads_the_state_of_the_brokers(cluster: Secured) -> None:
 
 def test_clients_may_do_what_was_granted(cluster: Secured) -> None:
     ann = cluster.user("ann")
-    assert produced(cluster.servers(9092), ann, "jobs") == ""
-    assert produced(cluster.servers(9092), ann, "others") == "TOPIC_AUTHORIZATION_FAILED"
-    assert produced(cluster.servers(9092), cluster.user("root"), "others") == ""
+    assert produced(cluster.bootstrap(9092), ann, "jobs") == ""
+    assert produced(cluster.bootstrap(9092), ann, "others") == "TOPIC_AUTHORIZATION_FAILED"
+    assert produced(cluster.bootstrap(9092), cluster.user("root"), "others") == ""
     bob = {
         "security.protocol": "SASL_SSL",
         "ssl.ca.pem": ann["ssl.ca.pem"],
@@ -231,10 +154,10 @@ def test_clients_may_do_what_was_granted(cluster: Secured) -> None:
         "sasl.username": "bob",
         "sasl.password": PASSWORD,
     }
-    assert produced(cluster.servers(9095), bob, "jobs") == ""
-    assert produced(cluster.servers(9095), bob, "others") == "TOPIC_AUTHORIZATION_FAILED"
+    assert produced(cluster.bootstrap(9095), bob, "jobs") == ""
+    assert produced(cluster.bootstrap(9095), bob, "others") == "TOPIC_AUTHORIZATION_FAILED"
     wrong = bob | {"sasl.password": "wrong"}
-    assert produced(cluster.servers(9095), wrong, "jobs") == "_AUTHENTICATION"
+    assert produced(cluster.bootstrap(9095), wrong, "jobs") == "_AUTHENTICATION"
 
 
 #: What a client that does not belong there learns.
@@ -259,7 +182,7 @@ def test_strangers_get_no_connection(cluster: Secured, port: int, who: str) -> N
     properties |= {"default.api.timeout.ms": "3000", "request.timeout.ms": "3000"}
     with (
         pytest.raises(ClientError, match=STRANGERS[who]),
-        SyncClient(f"{cluster.hosts[0]}:{port}", properties) as client,
+        SyncClient(cluster.bootstrap(port).partition(",")[0], properties) as client,
     ):
         client.run(client.admin.describe_cluster())
 
@@ -268,8 +191,7 @@ class QueueUsers:
     """The operator's reconciler of QueueUsers."""
 
     def __init__(self, cluster: Secured) -> None:
-        self.cluster, self.api = cluster, cluster.api
-        self.api.add({**cluster.given, "kind": "QueueCluster"})
+        self.cluster, self.api = cluster, cluster.kube
 
     def add(self, name: str, kind: str, **spec: Any) -> None:
         given = {"cluster": "main", "authentication": {"type": kind}, **spec}
@@ -301,7 +223,7 @@ class QueueUsers:
         ports = {"9092": "main-bootstrap.n.svc:9092", "9095": "main-bootstrap.n.svc:9095"}
         for key, value in self.cluster.secret(name).items():
             for port, service in ports.items():
-                servers = self.cluster.servers(int(port)).encode()
+                servers = self.cluster.bootstrap(int(port)).encode()
                 value = value.replace(service.encode(), servers)
             (folder / key).write_bytes(value.replace(users_model.MOUNT.encode(), bytes(folder)))
         return folder
@@ -372,7 +294,7 @@ def test_java_reads_the_properties(users: QueueUsers, tmp_path: Path, kind: str)
 
 def test_permissions_follow_the_spec_and_go_with_the_user(users: QueueUsers) -> None:
     def entries() -> list[Acl]:
-        with SyncClient(users.cluster.servers(9091), users.cluster.operator()) as admin:
+        with SyncClient(users.cluster.bootstrap(9091), users.cluster.operator()) as admin:
             every = admin.run(admin.admin.acls.describe())
         return [acl for acl in every if acl.principal == "User:CN=eve"]
 
@@ -410,7 +332,7 @@ def test_the_short_form_for_redrives_suffices(users: QueueUsers, tmp_path: Path)
         "errors.deadletterqueue.topic.name": "dlq.returns",
         "errors.deadletterqueue.copy.record.enable": "true",
     }
-    with SyncClient(users.cluster.servers(9091), users.cluster.operator()) as admin:
+    with SyncClient(users.cluster.bootstrap(9091), users.cluster.operator()) as admin:
         new = [NewTopic(name, 1, 3, configs=configs) for name, configs in topics.items()]
         expect(admin.run(admin.admin.topics.create(new)))
         group = Resource(ConfigType.GROUP, "returners")
@@ -456,7 +378,7 @@ def test_quotas_follow_the_spec_and_go_with_the_user(
     users: QueueUsers, kind: str, name: str
 ) -> None:
     def quotas() -> dict[quota_calls.Entity, dict[str, float]]:
-        with SyncClient(users.cluster.servers(9091), users.cluster.operator()) as admin:
+        with SyncClient(users.cluster.bootstrap(9091), users.cluster.operator()) as admin:
             return admin.run(admin.admin.quotas.describe({"user": name}))
 
     mine = quota_calls.of_user(name)
@@ -466,7 +388,7 @@ def test_quotas_follow_the_spec_and_go_with_the_user(
     assert users.reconcile()["ivy"][0] == "Reconciled"
     wanted = {"producer_byte_rate": 1_000_000, "request_percentage": 12.5}
     assert quotas() == {mine: wanted}
-    with SyncClient(users.cluster.servers(9091), users.cluster.operator()) as admin:
+    with SyncClient(users.cluster.bootstrap(9091), users.cluster.operator()) as admin:
         by_hand = {mine: {"consumer_byte_rate": 5.0}, with_client: {"producer_byte_rate": 7.0}}
         assert admin.run(admin.admin.quotas.alter(by_hand)) == dict.fromkeys(by_hand)
     users.add("ivy", kind, quotas=limits | {"producerByteRate": 2_000_000})
@@ -476,7 +398,7 @@ def test_quotas_follow_the_spec_and_go_with_the_user(
     users.api.find("QueueUser", "ivy")["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     users.reconcile()
     assert quotas() == theirs
-    with SyncClient(users.cluster.servers(9091), users.cluster.operator()) as admin:
+    with SyncClient(users.cluster.bootstrap(9091), users.cluster.operator()) as admin:
         admin.run(admin.admin.quotas.alter({with_client: {"producer_byte_rate": None}}))
 
 
@@ -650,29 +572,24 @@ def test_users_that_cannot_be_made(users: QueueUsers) -> None:
 def test_an_authority_is_renewed_while_records_are_written(cluster: Secured) -> None:
     """All three phases. Clients take the new authorities when they change, as from a mounted
     Secret; each record is written."""
-    before = cluster.issued.status[0]["fingerprint"]
-    cluster.resource["metadata"]["annotations"] = {RENEW: "once"}
+    _, before = cluster.renewal()
+    cluster.resource["metadata"].setdefault("annotations", {})[RENEW] = "once"
     phases: list[str] = []
 
-    async def loaded() -> Any:
-        brokers = cluster.connection()
-        try:
-            return await brokers.loaded_certificates()
-        finally:
-            await brokers.close()
-
     def renewed() -> bool:
-        assert produced(cluster.servers(9092), cluster.user("ann"), "jobs") == ""
-        cluster.issued = cluster.issue(asyncio.run(loaded()))
-        phase = cluster.issued.status[0]["phase"]
+        assert produced(cluster.bootstrap(9092), cluster.user("ann"), "jobs") == ""
+        # An operator has the reports of the brokers from its second pass on.
+        asyncio.run(cluster.reconcile(passes=2))
+        cluster.mount()
+        phase, _ = cluster.renewal()
         if phases[-1:] != [phase]:
             phases.append(phase)
         return not phase and len(phases) > 1
 
     eventually(renewed, timeout_s=60, what="the renewal ends")
     assert phases == ["TrustNext", "DropPrevious", ""]
-    assert cluster.issued.status[0]["fingerprint"] != before
-    with SyncClient(cluster.servers(9091), cluster.operator()) as admin:
+    assert cluster.renewal()[1] != before
+    with SyncClient(cluster.bootstrap(9091), cluster.operator()) as admin:
         about = admin.run(admin.admin.describe_cluster())
         assert len(about.brokers) == 3
-    assert all(node.is_running for node in cluster.nodes.values())
+    assert all(broker.is_running for broker in cluster.brokers)

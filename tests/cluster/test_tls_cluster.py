@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 import captures
 import pytest
 from certificates import Authority, Stores
+from cluster.test_migration import Worker
 from cluster.test_replication import CONFIGS, PARTITIONS
 from clusters import ShoalCluster
 from conditions import eventually
 from confluent_kafka import Consumer, Producer
 from machine import lacking
+from queues import Queue
 from shoal.client.client import SyncClient
 from shoal.client.errors import ClientError
 from shoal.client.topics import NewTopic
@@ -228,14 +230,18 @@ def test_no_record_leaves_in_clear_text(tmp_path: Path) -> None:
     with captures.Capture(MARKER, [int(a.rpartition(":")[2]) for a in addresses]) as capture:
         try:
             cluster.start()
-            topic = new_topic(cluster)
-            writer = Writer(cluster, topic)
+            with SyncClient(cluster.bootstrap, cluster.client) as client:
+                queue = Queue(client, cluster.bootstrap, partitions=PARTITIONS, replicas=3)
+            cluster.on_all(queue.topic, cluster.brokers)
+            writer = Writer(cluster, queue.topic)
             writer.write(20_000)
             writer.flush()
-            read(cluster, topic, writer.acknowledged)
+            read(cluster, queue.topic, writer.acknowledged)
+            with Worker(cluster.librdkafka(), queue) as worker:
+                eventually(lambda: worker.got >= writer.acknowledged, what="all jobs")
         finally:
             cluster.stop()
-    assert capture.bytes > 4 * 20_000 * len(MARKER), "the capture missed packets"
+    assert capture.bytes > 5 * 20_000 * len(MARKER), "the capture missed packets"
     assert capture.found == 0
 
 

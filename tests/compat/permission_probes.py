@@ -3,8 +3,10 @@
 Each set of permissions belongs to a client's address in 127.0.0.0/8, so that all entries exist
 from the start and no test waits for a change. The administrator's address is 127.0.0.1.
 
-A probe is a request in the oldest and the newest version that is served. It leaves the brokers as
-they were, or `restore` says what the administrator repairs.
+Two more clients log in, one of them as a super user.
+
+A probe is a request in the versions that are served. It leaves the brokers as they were, or
+`restore` says what the administrator repairs.
 """
 
 from __future__ import annotations
@@ -47,6 +49,12 @@ _NAMES = {
 }
 UNKNOWN_ID = UUID(int=0x5EED)
 
+#: The users that log in, with their passwords. The first one is a super user.
+SUPER, OTHER = "root", "ann"
+PASSWORDS = {SUPER: "root-secret", OTHER: "ann-secret"}
+#: Addresses that no client has.
+ELSEWHERE, DENIED_ELSEWHERE = "127.9.0.1", "127.9.0.2"
+
 _OPERATIONS = {
     ResourceType.TOPIC: "ALL READ WRITE CREATE DELETE ALTER DESCRIBE DESCRIBE_CONFIGS"
     " ALTER_CONFIGS",
@@ -58,11 +66,12 @@ _OPERATIONS = {
 
 
 class Client(NamedTuple):
-    """A client's address and its entries."""
+    """A client's address and its entries. It logs in as `user`, if that is not empty."""
 
     name: str
     host: str
     acls: tuple[Acl, ...]
+    user: str = ""
 
 
 def _acl(
@@ -107,6 +116,8 @@ def clients() -> list[Client]:
 
     add("nothing", lambda _: [])
     add("everything", everything)
+    add("nothing, and all for another host", lambda _: everything(ELSEWHERE))
+    add("everything, and nothing for another host", _denied_elsewhere)
     for kind, operations in _OPERATIONS.items():
         for operation in map(Operation.__getitem__, operations.split()):
             for word, name, pattern in _patterns(kind):
@@ -116,7 +127,20 @@ def clients() -> list[Client]:
                 add(f"only {what}", partial(_only, allow))
                 add(f"others and {what}", partial(_with_others, allow, kind))
                 add(f"not {what}", partial(_with_others, deny, None))
-    return found
+    denials = [
+        acl._replace(principal=f"User:{SUPER}", permission=Permission.DENY)
+        for acl in everything("*")
+    ]
+    return [
+        *found,
+        Client("a super user, denied all", "127.2.0.1", tuple(denials), SUPER),
+        Client("a user without entries", "127.2.0.2", (), OTHER),
+    ]
+
+
+def _denied_elsewhere(host: str) -> list[Acl]:
+    denials = [acl._replace(permission=Permission.DENY) for acl in everything(DENIED_ELSEWHERE)]
+    return [*everything(host), *denials]
 
 
 class Ids(NamedTuple):
@@ -133,7 +157,8 @@ Body = Callable[[Ids], dict[str, Any]]
 
 
 class Probe(NamedTuple):
-    """One or more requests on one connection. `versions` is None for the oldest and the newest."""
+    """One or more requests on one connection. `versions` has those of the sample, and the first
+    and the last of the whole matrix; None: all that are served."""
 
     name: str
     steps: tuple[tuple[ApiKey, Body], ...]
@@ -641,6 +666,23 @@ def _acl_requests() -> list[tuple[ApiKey, dict[str, Any]]]:
     ]
 
 
+def _login_requests() -> list[tuple[ApiKey, dict[str, Any]]]:
+    """Return requests about users of SCRAM and delegation tokens, none of which exists."""
+    owner = {"owner_principal_type": "User", "owner_principal_name": "nobody"}
+    principal = {"principal_type": "User", "principal_name": "nobody"}
+    return [
+        (ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, {"users": [{"name": "nobody"}]}),
+        (
+            ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
+            {"deletions": [{"name": "nobody", "mechanism": 1}], "upsertions": []},
+        ),
+        (ApiKey.CREATE_DELEGATION_TOKEN, {"renewers": [], "max_lifetime_ms": -1, **owner}),
+        (ApiKey.DESCRIBE_DELEGATION_TOKEN, {"owners": [principal]}),
+        (ApiKey.RENEW_DELEGATION_TOKEN, {"hmac": b"nothing", "renew_period_ms": -1}),
+        (ApiKey.EXPIRE_DELEGATION_TOKEN, {"hmac": b"nothing", "expiry_time_period_ms": -1}),
+    ]
+
+
 def _changes() -> list[tuple[ApiKey, dict[str, Any]]]:
     """Return requests that would change the cluster, if they were valid."""
     return [
@@ -684,7 +726,7 @@ def _changes() -> list[tuple[ApiKey, dict[str, Any]]]:
 
 
 def _of_cluster() -> Iterator[Probe]:
-    for api, body in _listings() + _acl_requests() + _changes():
+    for api, body in _listings() + _acl_requests() + _login_requests() + _changes():
         yield _probe(api.name, api, _always(body))
     for kind, name in ((4, "1"), (4, ""), (8, "1"), (16, "metrics")):
         yield _configs(ApiKey.DESCRIBE_CONFIGS, kind, name)

@@ -64,6 +64,36 @@ def permissions(manifests: list[Manifest], kind: str) -> set[tuple[str, str]]:
     }
 
 
+def test_readers_of_the_metrics_show_certificates() -> None:
+    """The operator gets the authorities, and Prometheus and `helm test` the certificate."""
+    tls, readers = {"secretName": "http"}, {"secretKeyRef": {"name": "readers"}}
+    made = named(
+        template(
+            **{
+                "metrics.tls": tls,
+                "metrics.clientCa": readers,
+                "metrics.podMonitor": {"enabled": True, "clientSecretName": "prometheus"},
+            }
+        )
+    )
+    pod = made["Deployment", "shoal-system", "shoal-operator"]["spec"]["template"]["spec"]
+    (operator,) = pod["containers"]
+    env = {e["name"]: e.get("value") for e in operator["env"]}
+    assert env["SHOAL_HTTP_CLIENT_CA_FILE"] == "/etc/shoal/http-client-ca/ca.crt"
+    assert "SHOAL_HTTP_TOKEN_FILE" not in env
+    mounts = {m["name"]: m["mountPath"] for m in operator["volumeMounts"]}
+    assert mounts["http-client-ca"] == "/etc/shoal/http-client-ca"
+    (volume,) = (v["secret"] for v in pod["volumes"] if v["name"] == "http-client-ca")
+    assert volume == {"secretName": "readers", "items": [{"key": "ca.crt", "path": "ca.crt"}]}
+    monitor = made["PodMonitor", "shoal-system", "shoal-operator-metrics"]
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["tlsConfig"]["cert"] == {"secret": {"name": "prometheus", "key": "tls.crt"}}
+    assert endpoint["tlsConfig"]["keySecret"] == {"name": "prometheus", "key": "tls.key"}
+    hook = made["Pod", "shoal-system", "shoal-operator-test"]["spec"]
+    assert "load_cert_chain" in hook["containers"][0]["args"][0]
+    assert {v["secret"]["secretName"] for v in hook["volumes"]} == {"http", "prometheus"}
+
+
 @pytest.mark.parametrize("values", list(itertools.product(*VALUES.values())))
 def test_every_combination_renders(values: tuple[Any, ...]) -> None:
     given = dict(zip(VALUES, values, strict=True))

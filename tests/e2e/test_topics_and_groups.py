@@ -247,6 +247,20 @@ BAD = {
         queue_cluster(clusterCa={"validityDays": 20}),
         "renewalDays must be less than validityDays",
     ),
+    "type without issuer": (
+        queue_cluster(clusterCa={"type": "certManager"}),
+        "issuerRef names the issuer of an authority with type certManager",
+    ),
+    "issuer without type": (
+        queue_cluster(clientsCa={"issuerRef": {"name": "company"}}),
+        "issuerRef names the issuer of an authority with type certManager",
+    ),
+    "own authority and issuer": (
+        queue_cluster(
+            clusterCa={"type": "certManager", "issuerRef": {"name": "a"}, "generate": False}
+        ),
+        "generate cannot be false with type certManager",
+    ),
     "tokens without keys": (
         queue_cluster(
             listeners=[{**LISTENER, "tls": {}, "authentication": {"type": "oauthbearer"}}]
@@ -277,4 +291,13 @@ def test_a_certificate_that_is_missing_is_a_condition(resources: Resources) -> N
     resources.apply(queue_cluster(listeners=[encrypted]))
     said = resources.wait_reason("queuecluster/main", "ListenerCertificateInvalid")
     assert "Secret 'mine' does not exist" in said
+    assert resources.find_all("pods") == []
+
+
+def test_an_authority_of_cert_manager_waits_for_it(resources: Resources) -> None:
+    issued = {"type": "certManager", "issuerRef": {"name": "company"}}
+    resources.apply(queue_cluster(clusterCa=issued))
+    said = resources.wait_reason("queuecluster/main", "CertManagerMissing")
+    assert "The cluster CA: The operator may not use cert-manager" in said
+    assert "certManager.enabled" in said
     assert resources.find_all("pods") == []

@@ -12,11 +12,11 @@ import datetime
 import re
 import ssl
 import urllib.request
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 from urllib.error import HTTPError
 
 from identity_providers import AUDIENCE, ISSUER
-from kube.api_server import ApiServer, CrashPoint, resource
+from kube.api_server import ApiServer, CrashPoint, Manifest, resource
 from ports import free_ports
 from servers import ShoalProcess
 from shoal_operator import certificates
@@ -51,7 +51,8 @@ LISTENERS = [
     },
 ]
 SCRAPE_TOKEN = "a-token-of-prometheus"
-PORTS = (security.REPLICATION_PORT, 9093, 9094, 9095, 9096, 9097, 9404)
+#: The port of the brokers' metrics.
+METRICS = 9404
 
 
 def queue_cluster(jwks_url: str) -> dict[str, Any]:
@@ -71,7 +72,7 @@ def queue_cluster(jwks_url: str) -> dict[str, Any]:
         config={"shoal.ssl.reload.interval.ms": "200"},
         listeners=[*LISTENERS, {**bearer, "authentication": tokens}],
         metrics={
-            "port": 9404,
+            "port": METRICS,
             "tls": {},
             "token": {"secretKeyRef": {"name": "scrape", "key": "token"}},
         },
@@ -113,16 +114,25 @@ class LocalBrokers(Brokers):
 class SecuredPods:
     """The cluster's objects, and the brokers that run from them."""
 
-    def __init__(self, folder: Path, jwks_url: str) -> None:
-        """The certificate of the identity provider is one of `OWN_CA`."""
+    def __init__(
+        self, folder: Path, cluster: Manifest, *secrets: Manifest, kube: ApiServer | None = None
+    ) -> None:
+        """`cluster` is the QueueCluster, and `secrets` are those of its user. `kube` has more
+        controllers."""
         self.folder = folder
-        self.kube = ApiServer(CrashPoint())
-        self.kube.add(queue_cluster(jwks_url))
-        self.kube.add(tls_secret(OWN))
-        self.kube.add(token_secret())
-        free = iter(free_ports(3 * len(PORTS)))
-        self.ports = {(broker, port): next(free) for broker in range(3) for port in PORTS}
+        self.kube = kube or ApiServer(CrashPoint())
+        for one in (cluster, *secrets):
+            self.kube.add(one)
+        known = [one["port"] for one in cluster["spec"]["listeners"]]
+        known += [security.REPLICATION_PORT, security.CONTROLLER_PORT, METRICS]
+        free = iter(free_ports(3 * len(known)))
+        self.ports = {(broker, port): next(free) for broker in range(3) for port in known}
         self.brokers: list[ShoalProcess] = []
+
+    @property
+    def resource(self) -> Manifest:
+        """The QueueCluster."""
+        return self.kube.find("QueueCluster", "main")
 
     async def reconcile(self, passes: int = 1) -> None:
         """Run a new operator. From its second pass on, it knows the brokers' certificates."""
@@ -139,15 +149,14 @@ class SecuredPods:
 
     def metrics_urls(self) -> dict[int, str]:
         """Return the base URLs of the brokers' metrics."""
-        return {b: f"https://127.0.0.1:{self.ports[b, 9404]}/" for b in range(3)}
+        scheme = "https" if "tls" in self.resource["spec"]["metrics"] else "http"
+        return {b: f"{scheme}://127.0.0.1:{self.ports[b, METRICS]}/" for b in range(3)}
 
-    def start(self) -> SecuredPods:
+    def start(self) -> Self:
         """Let the operator create its objects; start brokers from them, and their pods."""
         self.kube.controllers_paused = True
         asyncio.run(self.reconcile())
-        self.mount("main-broker-tls", "tls")
-        self.mount("main-listener-tls", "listeners")
-        self.mount("scrape", "metrics")
+        self.mount()
         self.brokers = [self._broker(number) for number in range(3)]
         for broker in self.brokers:
             broker.launch()
@@ -170,7 +179,7 @@ class SecuredPods:
         pair: KeyPair | None = None,
     ) -> tuple[int, str]:
         """Read a page of a broker with a token, or a certificate; return status and body."""
-        url = f"{scheme}://127.0.0.1:{self.ports[number, 9404]}/{path}"
+        url = f"{scheme}://127.0.0.1:{self.ports[number, METRICS]}/{path}"
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         trusted = self.secret(security.ca_cert("main", security.CLUSTER))["ca.crt"]
         context = ssl.create_default_context(cadata=trusted.decode())
@@ -187,12 +196,21 @@ class SecuredPods:
         except HTTPError as error:
             return error.code, error.read().decode()
 
-    def mount(self, secret: str, place: str) -> None:
-        """Write a Secret's files."""
-        folder = self.folder / place
-        folder.mkdir(exist_ok=True)
-        for name, content in self.secret(secret).items():
-            (folder / name).write_bytes(content)
+    def mount(self) -> None:
+        """Write the files of all Secrets that the pods mount, as the kubelet does."""
+        for volume in self._pod()["volumes"]:
+            if "secret" not in volume:
+                continue
+            folder = self.folder / volume["name"]
+            folder.mkdir(exist_ok=True)
+            for name, content in self.secret(volume["secret"]["secretName"]).items():
+                (folder / f"{name}.new").write_bytes(content)
+                (folder / f"{name}.new").rename(folder / name)
+
+    def _pod(self) -> Manifest:
+        """Return the pod's spec of the template."""
+        template: Manifest = self.kube.find("StatefulSet", "main-broker")["spec"]["template"]
+        return dict(template["spec"])
 
     def secret(self, name: str) -> dict[str, bytes]:
         """Return the data of a Secret."""
@@ -204,19 +222,27 @@ class SecuredPods:
         data = self.secret(security.ca("main", kind))
         return KeyPair(data["ca.crt"], data["ca.key"])
 
+    def operator(self) -> dict[str, str]:
+        """Return the operator's properties as a client."""
+        return security.client_of_secret(self.kube.find("Secret", security.operator_tls("main")))
+
+    def connection(self) -> Brokers:
+        """Return a connection of the operator."""
+        servers = self.bootstrap(security.REPLICATION_PORT)
+        return LocalBrokers(servers, self.metrics_urls(), self.operator())
+
     def bootstrap(self, port: int) -> str:
         """Return the addresses of a listener; `port` is its port in the spec."""
         return ",".join(f"127.0.0.1:{self.ports[number, port]}" for number in range(3))
 
     def environment(self, number: int) -> dict[str, str]:
         """Return the variables of a broker's container, as Kubernetes sets them."""
-        pod = self.kube.find("StatefulSet", "main-broker")["spec"]["template"]["spec"]
         fields = {"SHOAL_NODE_ID": str(number), "POD_NAME": f"main-broker-{number}"}
         return {
             e["name"]: self._local(number, e["value"])
             if "value" in e
             else fields.get(e["name"], "")
-            for e in pod["containers"][0]["env"]
+            for e in self._pod()["containers"][0]["env"]
         }
 
     def _broker(self, number: int) -> ShoalProcess:
@@ -231,7 +257,7 @@ class SecuredPods:
             self.folder,
             configs={"log.dirs": str(self.folder / f"data-{number}")},
             environment={**self.environment(number), "SSL_CERT_FILE": str(authorities)},
-            metrics=f"127.0.0.1:{self.ports[number, 9404]}",
+            metrics=f"127.0.0.1:{self.ports[number, METRICS]}",
             flags=[f"--config={file}", *(f"--listener={one}" for one in others)],
             listener=first.partition(":")[0],
         )
@@ -251,11 +277,8 @@ class SecuredPods:
             lambda found: f"127.0.0.1:{self.ports[number, int(found[1] or found[2])]}",
             text,
         )
-        places = {
-            security.TLS_DIR: "tls",
-            security.LISTENER_TLS_DIR: "listeners",
-            security.METRICS_TOKEN_DIR: "metrics",
-        }
-        for path, place in places.items():
-            text = text.replace(path, str(self.folder / place))
+        secrets = {volume["name"] for volume in self._pod()["volumes"] if "secret" in volume}
+        for mount in self._pod()["containers"][0]["volumeMounts"]:
+            if mount["name"] in secrets:
+                text = text.replace(mount["mountPath"], str(self.folder / mount["name"]))
         return text.replace(names.DATA_DIR, str(self.folder / f"data-{number}"))

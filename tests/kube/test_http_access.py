@@ -17,7 +17,7 @@ from kube.test_due import Shop
 from ports import free_ports
 from shoal_operator import endpoint, http_access, scale_secret
 from shoal_operator.certificates import KeyPair
-from shoal_operator.http_access import TLS_DIR, TOKEN_FILE, BadAccess, HttpAccess
+from shoal_operator.http_access import CLIENT_CA_FILE, TLS_DIR, TOKEN_FILE, BadAccess, HttpAccess
 from shoal_operator.runtime import Operator
 from shoal_operator.settings import Settings
 from shoal_spark import scaling
@@ -48,6 +48,11 @@ class Folder:
     def write_tokens(self, *tokens: str) -> None:
         self._stores.write("tokens", "".join(f"{one}\n" for one in tokens))
 
+    def write_readers(self, text: str) -> Path:
+        """Write the authorities of readers."""
+        self._stores.write("readers.crt", text)
+        return self.path / "readers.crt"
+
     def environment(self) -> dict[str, str]:
         return {TLS_DIR: str(self.path), TOKEN_FILE: str(self.path / "tokens")}
 
@@ -64,10 +69,14 @@ class Site:
     def __init__(self, port: int, access: HttpAccess) -> None:
         self.url, self.access = f"https://127.0.0.1:{port}", access
 
-    async def get(self, path: str, token: str = "") -> tuple[int, str]:
+    async def get(
+        self, path: str, token: str = "", certificate: Path | None = None
+    ) -> tuple[int, str]:
         """Return status and body, on a new connection."""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         context = ssl.create_default_context(cadata=AUTHORITY.pem)
+        if certificate is not None:
+            context.load_cert_chain(certificate)
         async with (
             aiohttp.ClientSession(self.url) as client,
             client.get(path, headers=headers, ssl=context) as response,
@@ -85,8 +94,8 @@ class Site:
 
 
 @asynccontextmanager
-async def site(folder: Folder) -> AsyncIterator[Site]:
-    access = HttpAccess.of(folder.environment())
+async def site(folder: Folder, environment: dict[str, str] | None = None) -> AsyncIterator[Site]:
+    access = HttpAccess.of(environment or folder.environment())
     assert access is not None
     shop = Shop(targetLagPerReplica=5, startupTime="60s")
     await shop.look()
@@ -170,6 +179,76 @@ def test_a_share_consumer_has_a_token_for_its_signal_only(folder: Folder) -> Non
             assert (await here.get(SCALE, token))[0] == 401
 
     asyncio.run(scenario())
+
+
+def shown(path: Path, identity: Identity) -> Path:
+    """Write a reader's certificate and key."""
+    path.write_text(identity.key_pem() + identity.chain_pem)
+    return path
+
+
+def test_readers_show_a_certificate_instead_of_a_token(folder: Folder, tmp_path: Path) -> None:
+    """The authorities of readers are others than that of the server, and change while it runs."""
+    one, other = Authority("One CA"), Authority("Another CA")
+    prometheus = shown(tmp_path / "one.pem", one.issue("prometheus"))
+    newer = shown(tmp_path / "other.pem", other.issue("prometheus"))
+    readers = folder.write_readers(one.pem)
+    only = {TLS_DIR: str(folder.path), CLIENT_CA_FILE: str(readers)}
+
+    async def is_refused(here: Site, certificate: Path) -> bool:
+        try:
+            await here.get(METRICS, certificate=certificate)
+        except (aiohttp.ClientError, ConnectionError):
+            return True
+        return False
+
+    async def scenario() -> None:
+        async with site(folder, only) as here:
+            needed = (401, "A client certificate is needed.\n")
+            for path in (METRICS, SCALE):
+                assert await here.get(path) == needed
+                assert await here.get(path, "first") == needed
+                assert (await here.get(path, certificate=prometheus))[0] == 200
+            assert await is_refused(here, newer)
+            # The driver of a ShareConsumer and KEDA have a token for the signal only.
+            token = here.access.token_of("n", "eaters").decode()
+            assert token
+            assert (await here.get(SCALE, token))[0] == 200
+            assert await here.get(METRICS, token) == needed
+            # What cannot be used changes nothing.
+            folder.write_readers("no certificate")
+            here.access.reload()
+            assert (await here.get(METRICS, certificate=prometheus))[0] == 200
+            folder.write_readers(other.pem)
+            here.access.reload()
+            assert (await here.get(METRICS, certificate=newer))[0] == 200
+            assert await is_refused(here, prometheus)
+            # With a new key, the previous token stays valid until the Secrets have the new one.
+            folder.certify(AUTHORITY.issue("operator"))
+            here.access.reload()
+            assert here.access.token_of("n", "eaters").decode() != token
+            assert (await here.get(SCALE, token))[0] == 200
+        async with site(folder, {**only, **folder.environment()}) as here:
+            assert await here.get(METRICS) == (
+                401,
+                "A bearer token or a client certificate is needed.\n",
+            )
+            assert (await here.get(METRICS, "first"))[0] == 200
+            assert (await here.get(METRICS, certificate=newer))[0] == 200
+
+    asyncio.run(scenario())
+
+
+def test_authorities_of_readers_that_cannot_be_used_are_named(folder: Folder) -> None:
+    readers = folder.write_readers("no certificate")
+    only = {TLS_DIR: str(folder.path), CLIENT_CA_FILE: str(readers)}
+    with pytest.raises(BadAccess, match=f"{CLIENT_CA_FILE}: the authorities in .* cannot be used"):
+        HttpAccess.of(only)
+    readers.unlink()
+    with pytest.raises(BadAccess, match=f"{CLIENT_CA_FILE}: cannot read .*readers.crt"):
+        HttpAccess.of(only)
+    with pytest.raises(BadAccess, match=f"Set {TLS_DIR} to a folder"):
+        HttpAccess.of({CLIENT_CA_FILE: str(readers)})
 
 
 def test_a_driver_reads_its_signal(folder: Folder, tmp_path: Path) -> None:

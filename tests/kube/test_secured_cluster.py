@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from conditions import eventually
 from identity_providers import IdentityProvider
-from kube.secured_pods import NOW, OWN, OWN_CA, SCRAPE_TOKEN, LocalBrokers, SecuredPods
+from kube.secured_pods import (
+    NOW,
+    OWN,
+    OWN_CA,
+    SCRAPE_TOKEN,
+    LocalBrokers,
+    SecuredPods,
+    queue_cluster,
+    tls_secret,
+    token_secret,
+)
 from shoal.client.client import SyncClient
 from shoal.client.errors import ClientError, KafkaError, SecurityError
 from shoal.client.exposition import samples
@@ -42,9 +52,6 @@ OWN_PORT, BEARER = 9096, 9097
 TIMES = {"default.api.timeout.ms": "10000", "request.timeout.ms": "10000"}
 
 
-OPERATOR = security.operator_tls("main")
-
-
 @pytest.fixture(scope="module")
 def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[IdentityProvider]:
     store = tmp_path_factory.mktemp("provider") / "store.pem"
@@ -59,7 +66,12 @@ def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[IdentityProvi
 def pods(
     tmp_path_factory: pytest.TempPathFactory, provider: IdentityProvider
 ) -> Iterator[SecuredPods]:
-    found = SecuredPods(tmp_path_factory.mktemp("secured"), f"{provider.url}/jwks")
+    found = SecuredPods(
+        tmp_path_factory.mktemp("secured"),
+        queue_cluster(f"{provider.url}/jwks"),
+        tls_secret(OWN),
+        token_secret(),
+    )
     try:
         yield found.start()
     finally:
@@ -69,8 +81,7 @@ def pods(
 @pytest.fixture(scope="module")
 def admin(pods: SecuredPods) -> Iterator[SyncClient]:
     """A client with the operator's certificate, and users and a topic that it has created."""
-    own = security.client_of_secret(pods.kube.find("Secret", OPERATOR))
-    with connect(pods, LINKS, own) as client:
+    with connect(pods, LINKS, pods.operator()) as client:
         made = client.run(client.admin.topics.create([NewTopic("jobs", 3, 3)]))
         assert not isinstance(made["jobs"], KafkaError)
         users = [
@@ -231,6 +242,29 @@ def test_a_user_with_a_token_is_the_tokens_subject(
             principal(client)
 
 
+def test_a_delegation_token_logs_in_at_every_broker(pods: SecuredPods, admin: SyncClient) -> None:
+    """Without any setting: the operator gives all brokers the same key."""
+    del admin
+    trusted = pods.secret(security.ca_cert("main", CLUSTER))["ca.crt"]
+    ann = with_password("ann", trusted)
+    with connect(pods, SCRAM, ann) as client:
+        token = client.run(client.admin.tokens.create())
+    login = {k: v for k, v in ann.items() if k not in ("sasl.username", "sasl.password")}
+    login["shoal.delegation.token.id"] = token.token_id
+    login["shoal.delegation.token.hmac"] = token.password.reveal()
+    for server in pods.bootstrap(SCRAM).split(","):
+        with SyncClient(server, {**TIMES, **login}) as client:
+            eventually(lambda client=client: logged_in_as(client) == "User:ann", timeout_s=30)
+
+
+def logged_in_as(client: SyncClient) -> str:
+    """Return the principal; empty while the broker does not have its token yet."""
+    try:
+        return principal(client)
+    except SecurityError:
+        return ""
+
+
 def test_a_listener_shows_the_users_own_certificate_and_a_super_user_needs_no_entry(
     pods: SecuredPods, admin: SyncClient
 ) -> None:
@@ -302,8 +336,7 @@ def loaded(pods: SecuredPods, urls: dict[int, str]) -> Any:
     """Return the certificates that the operator reads from the brokers' metrics."""
 
     async def read() -> Any:
-        own = security.client_of_secret(pods.kube.find("Secret", OPERATOR))
-        brokers = Brokers(pods.bootstrap(LINKS), urls, own)
+        brokers = Brokers(pods.bootstrap(LINKS), urls, pods.operator())
         try:
             return await brokers.loaded_certificates({"own"})
         finally:
@@ -421,7 +454,7 @@ def test_a_renewal_rests_while_the_cluster_is_paused(pods: SecuredPods, admin: S
     def look() -> tuple[str, ...]:
         """Reconcile, and mount what the operator has written. Return the phases."""
         asyncio.run(pods.reconcile(passes=2))
-        pods.mount("main-broker-tls", "tls")
+        pods.mount()
         found = pods.kube.find("QueueCluster", "main")["status"]["certificates"]
         return tuple(one["phase"] for one in found)
 

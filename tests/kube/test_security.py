@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import copy
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from shoal_operator.certificates import KeyPair
 from shoal_operator.cluster.decision import refusal
 from shoal_operator.cluster.listener_secrets import ListenerSecrets, NoListenerCertificate
 from shoal_operator.cluster.reconciler import Clusters
-from shoal_operator.model import cluster, names, security, users
+from shoal_operator.model import cluster, names, reserved_fields, security, users
 from shoal_operator.model.security import InternalTls
 
 PLAIN = {"name": "plain", "port": 9092, "type": "Internal"}
@@ -38,6 +40,8 @@ BEARER = {
         "userNameClaim": "name",
     },
 }
+#: The Secret with the key of delegation tokens, and where it is mounted.
+KEY, KEY_DIR = "main-delegation-token-key", "/etc/shoal-delegation-token"
 #: The StatefulSets of clusters that were created without TLS and with it.
 OLD: dict[str, Any] = {"metadata": {}}
 SECURE = {"metadata": {"annotations": {names.GROUP + "/internal-tls": "true"}}}
@@ -93,12 +97,20 @@ def test_tls_and_authentication_choose_the_protocol(listener: Any, protocol: str
     )
 
 
-def test_each_listener_has_its_stores_and_mechanisms() -> None:
+def properties_of(resource: dict[str, Any], file: str, folder: Path) -> str:
+    """Return a broker's file, whose Secret with the key of delegation tokens is in `folder`."""
+    (folder / "secret.key").write_text("key")
+    text: str = find(resource, "ConfigMap")["data"][file]
+    return text.replace(KEY_DIR, str(folder))
+
+
+def test_each_listener_has_its_stores_and_mechanisms(tmp_path: Path) -> None:
     own = {**TLS, "name": "own", "port": 9098, "tls": {"secretName": "theirs"}}
     resource = queue_cluster(TLS, MTLS, SCRAM, BEARER, own)
     environment = {"POD_NAME": "main-broker-0", "SHOAL_NODE_ID": "0"}
-    text = find(resource, "ConfigMap")["data"]["broker-0.properties"]
+    text = properties_of(resource, "broker-0.properties", tmp_path)
     config = resolve({}, environment, text, "f")
+    assert config["delegation.token.secret.key"] == "key"
     check_exposure(config)
     of = cluster_config(config).security
     assert set(of) == {"REPLICATION", "CONTROLLER", "TLS", "MTLS", "SCRAM", "BEARER", "OWN"}
@@ -123,10 +135,12 @@ def test_each_listener_has_its_stores_and_mechanisms() -> None:
     ]
 
 
-def test_a_broker_that_is_no_controller_connects_to_controllers_with_its_certificate() -> None:
+def test_a_broker_that_is_no_controller_connects_to_controllers_with_its_certificate(
+    tmp_path: Path,
+) -> None:
     resource = queue_cluster(MTLS, replicas=4)
     environment = {"POD_NAME": "main-broker-3", "SHOAL_NODE_ID": "3"}
-    text = find(resource, "ConfigMap")["data"]["broker-3.properties"]
+    text = properties_of(resource, "broker-3.properties", tmp_path)
     found = cluster_config(resolve({"node.id": "3"}, environment, text, "f"))
     assert found.kinds == {"REPLICATION": Listeners.BROKER, "MTLS": Listeners.BROKER}
     links = found.security["CONTROLLER"]
@@ -273,12 +287,13 @@ def test_pods_mount_the_secrets_that_their_files_name() -> None:
     own = {**SCRAM, "tls": {"secretName": "theirs"}}
     for listeners, wanted in (
         ([PLAIN], {}),
-        ([MTLS], {"/etc/shoal-tls": "main-broker-tls"}),
+        ([MTLS], {"/etc/shoal-tls": "main-broker-tls", KEY_DIR: KEY}),
         (
             [MTLS, own],
             {
                 "/etc/shoal-tls": "main-broker-tls",
                 "/etc/shoal-listeners": "main-listener-tls",
+                KEY_DIR: KEY,
             },
         ),
     ):
@@ -293,6 +308,25 @@ def test_pods_mount_the_secrets_that_their_files_name() -> None:
             if m["name"] in secrets
         } == wanted
         assert all(mounts[path]["readOnly"] for path in wanted)
+
+
+def test_volumes_of_security_are_the_operators() -> None:
+    """In the schema and in the operator."""
+    own = {**SCRAM, "tls": {"secretName": "theirs"}}
+    token = {"secretKeyRef": {"name": "scrape", "key": "token"}}
+    resource = queue_cluster(own, metrics={"port": 9404, "tls": {}, "token": token})
+    found = security.volumes(resource)
+    assert len(found) == 4
+    text = (Path(__file__).parents[2] / "crds" / "queueclusters.shoal.dev.yaml").read_text()
+    refused = [re.compile(one) for one in re.findall(r"!self\.matches\('(\^.*?\$)'\)", text)]
+    for volume, _, path in found:
+        for pod in (
+            {"volumes": [{"name": volume}]},
+            {"volumeMounts": [{"name": "mine", "mountPath": path}]},
+        ):
+            assert reserved_fields.first(queue_cluster(own, template={"pod": pod})), pod
+        for name in (volume, path):
+            assert any(one.match(name) for one in refused), name
 
 
 def test_each_broker_of_a_pod_has_its_own_listener_for_brokers() -> None:
@@ -537,6 +571,7 @@ def test_brokers_start_after_their_certificates_exist() -> None:
         "main-broker-tls": True,
         "main-operator-tls": True,
         "main-listener-tls": True,
+        KEY: False,
     }
 
 

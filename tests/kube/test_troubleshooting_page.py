@@ -34,6 +34,7 @@ COMPUTED = {
     "*disk": "a Diagnosis",
     "*error.diagnosis": "a Diagnosis",
     "found.reason": "a Diagnosis",
+    "source.reason": "a Diagnosis",
     "''.join((part.capitalize() for part in error.code.name.split('_')))": "Kafka's errors",
 }
 #: Pairs of words that are not a reason and its message.

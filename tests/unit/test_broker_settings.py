@@ -1,5 +1,7 @@
 """Broker configs from flags, environment and file."""
 
+from pathlib import Path
+
 import pytest
 from shoal.client.properties import properties
 from shoal.server import config
@@ -153,6 +155,25 @@ def test_a_file_may_name_environment_variables() -> None:
     assert found.advertised["A"] == ("A", "10.0.0.7", 31000)
     with pytest.raises(InvalidConfig, match="variable PORT_OUTSIDE is not set"):
         resolve({}, {"NODE_IP": "10.0.0.7"}, text, "x.properties")
+
+
+def test_a_file_may_name_files(tmp_path: Path) -> None:
+    """KIP-297's references to files, so that no secret is in the file of settings. References in
+    what they name are not followed."""
+    (tmp_path / "key").write_text("s3cret ${env:NO}\n")
+    (tmp_path / "more").write_text("key=other\n")
+    name = "delegation.token.secret.key"
+    for reference, value in (
+        (f"${{directory:{tmp_path}:key}}", "s3cret ${env:NO}"),
+        (f"${{file:{tmp_path}/more:key}}", "other"),
+        ("${directory:no reference}", "${directory:no reference}"),
+    ):
+        found = resolve({}, {}, f"{name}={reference}\n", "x.properties")
+        assert found[name] == value
+    with pytest.raises(InvalidConfig, match=r"cannot be read: .* Create the file, .* x.properties"):
+        resolve({}, {}, f"{name}=${{directory:{tmp_path}:absent}}\n", "x.properties")
+    with pytest.raises(InvalidConfig, match=r"needs absent of .*more, which does not have it"):
+        resolve({}, {}, f"{name}=${{file:{tmp_path}/more:absent}}\n", "x.properties")
 
 
 def test_properties_are_javas() -> None:

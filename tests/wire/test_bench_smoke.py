@@ -83,6 +83,21 @@ def test_every_load_runs_against_shoal_at_a_small_scale(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
+@pytest.mark.nightly
+def test_three_brokers_with_tls_everywhere(tmp_path: Path) -> None:
+    options = ("--side", "shoal", "--scale", "0.01", "--rounds", "1", "--only", "three brokers")
+    ended = subprocess.run(
+        [sys.executable, str(BENCH / "run_security.py"), *options, "--into", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    rows = json.loads((tmp_path / "security.json").read_text())["rows"]
+    assert {row["figure"] for row in rows} == {"rate", "cpu_s_gb"}
+    assert all(row["load"].startswith("three brokers") and row["shoal"] > 0 for row in rows)
+
+
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[ShoalProcess]:
     broker = ShoalProcess(tmp_path / "broker").start()

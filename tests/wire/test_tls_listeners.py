@@ -12,6 +12,7 @@ import subprocess
 import time
 import warnings
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -47,6 +48,8 @@ STRANGERS = Authority("Another CA")
 SERVER = AUTHORITY.issue("server")
 CLIENT = AUTHORITY.issue("client")
 NAME = "listener.name.ssl."
+#: Connections of which the memory is measured.
+IDLE = 200
 VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 
 
@@ -495,6 +498,22 @@ def test_connections_count_from_the_begin(secured: Secured) -> None:
             stack.enter_context(socket.create_connection((host, int(port))))
         one_more = stack.enter_context(socket.create_connection((host, int(port)), 60))
         assert one_more.recv(1) == b""
+
+
+@pytest.mark.nightly
+def test_an_idle_connection_takes_at_most_64_kb(secured: Secured) -> None:
+    """Clients with certificates, which have sent a request. Connections as many warm up."""
+    broker = secured.start(secured.pem() | {"ssl.client.auth": "required"}).process
+    assert broker is not None
+    context = showing(secured, CLIENT)
+    with contextlib.ExitStack() as stack:
+        sizes = []
+        for _ in range(3):
+            for _ in range(IDLE):
+                stack.enter_context(secured.connect(context))
+            sizes.append(broker.resident_mb())
+    each_kb = [1000 * (after - before) / IDLE for before, after in pairwise(sizes)]
+    assert max(each_kb) <= 64, each_kb
 
 
 @pytest.mark.parametrize(("algorithm", "works"), [("https", False), ("", True)])

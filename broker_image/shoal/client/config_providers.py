@@ -55,7 +55,7 @@ def resolve(given: Mapping[str, Secret]) -> dict[str, Secret]:
             kind = kinds.get(match[1])
             if kind is None:
                 return match[0]
-            return _value(name, kind, match[2] or "", match[3]).reveal()
+            return value_of(name, kind, match[2] or "", match[3]).reveal()
 
         found[name] = Secret(_REFERENCE.sub(value, text.reveal()))
     return found
@@ -76,8 +76,11 @@ def _kinds(given: Mapping[str, Secret]) -> dict[str, str]:
     return found
 
 
-def _value(name: str, kind: str, path: str, key: str) -> Secret:
-    """Return the value of one reference. The messages never contain values."""
+def value_of(name: str, kind: str, path: str, key: str) -> Secret:
+    """Return the value of one reference in the property `name`.
+
+    Raises `SecurityError`. The messages never contain values.
+    """
     if kind == "env":
         if key not in os.environ:
             raise SecurityError(f"{name} needs the environment variable {key}, which is not set")

@@ -12,8 +12,11 @@ import difflib
 import ipaddress
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shoal.client import config_providers
+from shoal.client.errors import SecurityError
 from shoal.client.properties import CLIENT_PREFIX, properties
 from shoal.metadata import broker_rules, configs, listener_configs
 from shoal.metadata.config_keys import ConfigError, UnknownConfig
@@ -46,7 +49,12 @@ FLAG_VARIABLES = (
 METRICS = "METRICS"
 _OVERRIDE_VARIABLE = PREFIX + "LISTENER_NAME_"
 _LISTENER = re.compile(r"(?:([A-Za-z0-9_\-]+)://)?(?:\[([0-9a-fA-F:.%]+)\]|([^:\[\]]*)):(\d+)")
-_VARIABLE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
+#: References in a file: `${env:NAME}`, `${directory:FOLDER:FILE}` and `${file:FILE:NAME}`.
+_REFERENCE = re.compile(
+    r"\$\{env:(?P<variable>[A-Za-z_]\w*)\}"
+    r"|\$\{(?P<kind>directory|file):(?P<path>[^}:]+):(?P<key>[^}:]+)\}",
+    re.ASCII,
+)
 
 
 class Endpoint(NamedTuple):
@@ -205,18 +213,32 @@ def _override(name: str, names: Mapping[str, str]) -> str | None:
 def _filled(
     lines: Iterator[tuple[str, str]], environment: Mapping[str, str], file_name: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield the configs of a file, with `${env:NAME}` replaced by that variable (KIP-887).
+    """Yield the configs of a file, with its references replaced by variables and by the content of
+    files (KIP-297, KIP-887).
 
-    Raises `InvalidConfig` for a variable that is not set.
+    Raises `InvalidConfig` for a variable that is not set and a file that cannot be read.
     """
-    for name, text in lines:
-        absent = [v for v in _VARIABLE.findall(text) if v not in environment]
-        if absent:
+
+    def value(name: str, found: re.Match[str]) -> str:
+        variable = found["variable"]
+        if variable is None:
+            try:
+                return config_providers.value_of(
+                    name, found["kind"], found["path"], found["key"]
+                ).reveal()
+            except SecurityError as error:
+                raise InvalidConfig(
+                    f"{error}. Create the file, or correct the reference in {file_name}."
+                ) from None
+        if variable not in environment:
             raise InvalidConfig(
-                f"{name} in {file_name} has ${{env:{absent[0]}}}, but the environment variable"
-                f" {absent[0]} is not set."
+                f"{name} in {file_name} has ${{env:{variable}}}, but the environment variable"
+                f" {variable} is not set."
             )
-        yield name, _VARIABLE.sub(lambda found: environment[found[1]], text)
+        return environment[variable]
+
+    for name, text in lines:
+        yield name, _REFERENCE.sub(partial(value, name), text)
 
 
 def endpoint(setting: str, text: str) -> Endpoint:

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shoal_operator import ca_renewal, certificates
 from shoal_operator.ca_renewal import Action, Authority, Loaded
 from shoal_operator.certificates import BadCertificate, KeyPair
+from shoal_operator.cluster.cert_manager import CertManager, Source
 from shoal_operator.conditions import is_ready
 from shoal_operator.diagnostics import Diagnosis
 from shoal_operator.drift import has_drifted
-from shoal_operator.model import names, secret, security
+from shoal_operator.model import cert_manager, names, secret, security
 from shoal_operator.model.security import CLIENTS, CLUSTER
 
 if TYPE_CHECKING:
@@ -47,14 +48,17 @@ class Issued(NamedTuple):
     status: tuple[Manifest, ...]
     #: What a renewal waits for; None if none is under way.
     renewal: Diagnosis | None = None
+    #: Why an issuer has no authority, while the previous one is in use.
+    problem: Diagnosis | None = None
 
 
 class AuthorityLost(Exception):
-    """An authority cannot be used; `diagnosis` has the reason and the remedy."""
+    """An authority cannot be used; `diagnosis` has the reason and the remedy. `waits` is whether an
+    issuer may still sign one."""
 
-    def __init__(self, reason: str, message: str) -> None:
+    def __init__(self, reason: str, message: str, *, waits: bool = False) -> None:
         super().__init__(message)
-        self.diagnosis = Diagnosis(reason, message)
+        self.diagnosis, self.waits = Diagnosis(reason, message), waits
 
 
 class Authorities:
@@ -63,6 +67,7 @@ class Authorities:
     def __init__(self, kube: Kube, store: Store, namespace: str, name: str) -> None:
         self._kube, self._store = kube, store
         self._namespace, self._name = namespace, name
+        self._cert_manager = CertManager(kube, store, namespace, name)
 
     def is_renewing(self) -> bool:
         """Return whether a renewal is under way, which needs what the brokers report."""
@@ -84,23 +89,40 @@ class Authorities:
         `dns` and `ips` are the addresses of the brokers. `loaded` is what the brokers report, by
         kind of authority.
         """
-        reasons = []
+        reasons, problem = [], None
         found: dict[str, Authority] = {}
         for kind in security.KINDS:
-            have = await self._authority(cluster, kind, now)
+            source = await self._source(cluster, kind, now)
+            have = await self._authority(cluster, kind, source, now)
+            if isinstance(source, Diagnosis):
+                problem = Diagnosis(source.reason, f"The {kind} CA: {source.message}")
             leaf = self._leaf_fingerprint() if kind == CLUSTER else ""
-            have, why = await self._renew(cluster, kind, have, loaded.get(kind), leaf, now)
-            await self._apply(cluster, security.ca_cert(self._name, kind), {"ca.crt": have.trusted})
+            have, why = await self._renew(cluster, kind, have, source, loaded.get(kind), leaf, now)
+            await self._apply(cluster, security.ca_cert(self._name, kind), {"ca.crt": have.shown})
             found[kind] = have
             reasons += [f"The {kind} CA: {why}."] if why else []
         operator = await self._leaves(cluster, found, dns, ips, now)
         status = tuple(self._status(kind, have) for kind, have in found.items())
         renewal = Diagnosis("RenewingCertificates", " ".join(reasons)) if reasons else None
-        return Issued(found[CLUSTER].trusted, operator, status, renewal)
+        return Issued(found[CLUSTER].trusted, operator, status, renewal, problem)
 
     # Authorities.
 
-    async def _authority(self, cluster: Manifest, kind: str, now: datetime.datetime) -> Authority:
+    async def _source(
+        self, cluster: Manifest, kind: str, now: datetime.datetime
+    ) -> Source | Diagnosis | None:
+        """Return the newest authority that an issuer has signed, why there is none, or None if no
+        issuer signs it."""
+        ref = cert_manager.issuer(cluster, kind)
+        return await self._cert_manager.source(cluster, kind, ref, now) if ref else None
+
+    async def _authority(
+        self,
+        cluster: Manifest,
+        kind: str,
+        source: Source | Diagnosis | None,
+        now: datetime.datetime,
+    ) -> Authority:
         name = security.ca(self._name, kind)
         found = await self._read(name)
         if found is None:
@@ -110,7 +132,7 @@ class Authorities:
                     f"Secret {name!r} does not exist, and spec.{security.FIELDS[kind]}.generate is "
                     "false. Create it with your authority's ca.crt and ca.key.",
                 )
-            return await self._make(cluster, kind, now)
+            return await self._make(cluster, kind, source, now)
         try:
             have = parse_authority(found)
             certificates.check_ca(have.current, now)
@@ -124,17 +146,32 @@ class Authorities:
             ) from None
         return have
 
-    async def _make(self, cluster: Manifest, kind: str, now: datetime.datetime) -> Authority:
+    async def _make(
+        self,
+        cluster: Manifest,
+        kind: str,
+        source: Source | Diagnosis | None,
+        now: datetime.datetime,
+    ) -> Authority:
         known = security.known_fingerprint(cluster, kind)
         permitted = cluster["metadata"].get("annotations", {}).get(REPLACE)
-        if known and permitted != known:
+        signed = source if isinstance(source, Source) else None
+        # The Secret of cert-manager may have the lost one.
+        newest = certificates.fingerprint(signed.pair.certificate) if signed else ""
+        if known and known not in (permitted, newest):
             raise AuthorityLost(
                 "CertificateAuthorityLost",
                 f"Secret {security.ca(self._name, kind)!r} has disappeared. Restore it from a "
                 "backup. If it is lost, every client has to get a new authority: permit that by "
                 f"the annotation {REPLACE}={known}.",
             )
-        made = Authority(self._new_pair(cluster, kind, now))
+        if isinstance(source, Diagnosis):
+            text = f"The {kind} CA: {source.message}"
+            raise AuthorityLost(source.reason, text, waits=True)
+        if source is None:
+            made = Authority(self._new_pair(cluster, kind, now))
+        else:
+            made = Authority(source.pair, chain=source.chain)
         await self._write(cluster, kind, made)
         return made
 
@@ -147,6 +184,7 @@ class Authorities:
         cluster: Manifest,
         kind: str,
         have: Authority,
+        source: Source | Diagnosis | None,
         loaded: Mapping[int, Loaded] | None,
         leaf: str,
         now: datetime.datetime,
@@ -155,7 +193,13 @@ class Authorities:
         settings = security.settings(cluster, kind)
         if not settings.generate:
             return have, ""
-        requested = cluster["metadata"].get("annotations", {}).get(RENEW, "")
+        signed = source if isinstance(source, Source) else None
+        # An issuer has its own time, and its own command that asks for a renewal.
+        requested, successor = "", None
+        if source is None:
+            requested = cluster["metadata"].get("annotations", {}).get(RENEW, "")
+        else:
+            successor = certificates.fingerprint(signed.pair.certificate) if signed else ""
         step = ca_renewal.next_step(
             have,
             now=now,
@@ -165,13 +209,17 @@ class Authorities:
             loaded=loaded,
             leaf=leaf,
             unfetched=self._late_users(kind, have, now - settings.overlap) if have.phase else "",
+            successor=successor,
         )
         if step.action is Action.KEEP:
             return have, step.why
         made = None
         if step.action is Action.TRUST_NEXT:
-            made = self._new_pair(cluster, kind, now)
-        changed = ca_renewal.after(have, step.action, now=now, requested=requested, made=made)
+            made = signed.pair if signed else self._new_pair(cluster, kind, now)
+        chain = signed.chain if signed else b"" if source is None else have.chain
+        changed = ca_renewal.after(
+            have, step.action, now=now, requested=requested, made=made, chain=chain
+        )
         await self._write(cluster, kind, changed)
         text = f"The {kind} CA: {step.action.value}."
         await self._kube.event(cluster, "CertificateAuthorityRenewal", text)
@@ -187,6 +235,8 @@ class Authorities:
             "next.key": following.key,
             "old.crt": have.old,
         }
+        if have.chain:
+            data["chain.crt"] = have.chain
         annotations = {BEGAN: have.began.isoformat() if have.began else "", HANDLED: have.handled}
         await self._apply(cluster, security.ca(self._name, kind), data, annotations)
 
@@ -224,7 +274,7 @@ class Authorities:
             if kind == CLUSTER:
                 # Clients of a listener with its own certificate do not trust the cluster's CA.
                 is_own = OWN_CERTIFICATE in meta.get("annotations", {})
-                is_late = not is_own and data.get("ca.crt") != have.trusted
+                is_late = not is_own and data.get("ca.crt") != have.shown
             elif have.old and (pem := data.get("user.crt")):
                 is_late = (
                     not certificates.is_signed_by(pem, have.current.certificate)
@@ -292,7 +342,8 @@ class Authorities:
         )
         data = {
             # Brokers read the key and the certificate from one file, so that they always match.
-            "broker.pem": broker.key + broker.certificate,
+            # Clients may trust only the root of an authority that an issuer has signed.
+            "broker.pem": broker.key + broker.certificate + _intermediates(authority),
             "broker.crt": broker.certificate,
             "broker.key": broker.key,
             "cluster-ca.crt": found[CLUSTER].trusted,
@@ -350,7 +401,13 @@ def parse_authority(found: Manifest) -> Authority:
         data.get("old.crt", b""),
         datetime.datetime.fromisoformat(began) if began else None,
         notes.get(HANDLED, ""),
+        data.get("chain.crt", b""),
     )
+
+
+def _intermediates(authority: Authority) -> bytes:
+    """Return what is between a certificate and the root, if the authority is not the root."""
+    return certificates.without_roots(authority.current.certificate + authority.chain)
 
 
 def _is_good(

@@ -39,6 +39,8 @@ class Observation:
     state: ClusterState | None
     #: The authorities' fields of the status.
     certificates: tuple[Manifest, ...] = ()
+    #: The fingerprint of the key of delegation tokens, empty without one.
+    token_key: str = ""
 
     @property
     def ready_brokers(self) -> set[int]:
@@ -67,6 +69,8 @@ class Observer:
         self._on_reachable, self._reachable = on_reachable, False
         #: The authorities' fields of the status.
         self.certificates: tuple[Manifest, ...] = ()
+        #: The fingerprint of the key of delegation tokens, empty without one.
+        self.token_key = ""
         #: Whether the brokers have registered ones that the spec does not have.
         self.has_extra_brokers = False
 
@@ -83,6 +87,7 @@ class Observer:
             self.services(cluster),
             state,
             self.certificates,
+            self.token_key,
         )
 
     def stateful_set(self) -> Manifest | None:

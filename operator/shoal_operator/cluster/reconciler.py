@@ -16,6 +16,7 @@ from shoal_operator.cluster.listener_secrets import ListenerSecrets, NoListenerC
 from shoal_operator.cluster.objects import ClusterObjects
 from shoal_operator.cluster.observation import Observation, Observer
 from shoal_operator.cluster.status import ClusterStatus
+from shoal_operator.cluster.token_key import TokenKeyLost, TokenKeys
 from shoal_operator.conditions import Verdict, is_ready, is_seen
 from shoal_operator.diagnostics import Diagnosis
 from shoal_operator.kube import Kube, KubeError
@@ -99,8 +100,10 @@ class Clusters:
         self._status = ClusterStatus(kube, store, image)
         self._membership = Membership(kube, brokers)
         self._authorities = Authorities(kube, store, namespace, name)
+        self._token_keys = TokenKeys(kube, store, namespace, name)
         self._renewal: Diagnosis | None = None
         self._no_token: Diagnosis | None = None
+        self._not_issued: Diagnosis | None = None
         self._pacing = Pacing()
         #: The stage of TLS that all brokers have; None while they roll.
         self._rolled: InternalTls | None = None
@@ -129,11 +132,15 @@ class Clusters:
             await self._keep_certificates(resolved)
             return None
         try:
-            await self._secure(resolved)
+            resolved = await self._secure(resolved)
             scale_down = await self._scale_down(resolved)
             effective = decision.with_replicas(resolved, scale_down.replicas)
             pending = await self._objects.apply(effective)
-        except (AuthorityLost, NoListenerCertificate) as error:
+        except AuthorityLost as error:
+            found = Verdict.blocked if error.waits else Verdict.refused
+            await self._report(cluster, found(*error.diagnosis))
+            return RETRY_SECONDS_MAX
+        except (NoListenerCertificate, TokenKeyLost) as error:
             await self._report(cluster, Verdict.refused(*error.diagnosis))
             return RETRY_SECONDS_MAX
         except KubeError as error:
@@ -167,7 +174,10 @@ class Clusters:
             seen,
             step,
             scale_down.diagnosis,
-            self._objects.not_grown or self._listener_secrets.problem or self._no_token,
+            self._objects.not_grown
+            or self._listener_secrets.problem
+            or self._not_issued
+            or self._no_token,
             self._renewal,
             not_finalized,
         )
@@ -185,15 +195,16 @@ class Clusters:
                 await self._status.merge(cluster, {"lastRebalance": requested})
         return self._pacing.seconds(step, verdict)
 
-    async def _secure(self, cluster: Manifest) -> None:
+    async def _secure(self, cluster: Manifest) -> Manifest:
         """Issue the certificates of a cluster with TLS, and connect with the operator's.
 
-        Raises `AuthorityLost`, `NoListenerCertificate`, `KubeError`.
+        Returns the cluster with the fingerprint of its key of delegation tokens. Raises
+        `AuthorityLost`, `NoListenerCertificate`, `TokenKeyLost`, `KubeError`.
         """
         await self._listener_secrets.reconcile(cluster)
         self._no_token = await metrics_token.problem(self._kube, cluster)
         if not security.has_internal_tls(cluster):
-            return
+            return cluster
         loaded = None
         if self._authorities.is_renewing():
             others = security.own_certificates(cluster)
@@ -202,7 +213,7 @@ class Clusters:
         issued = await self._authorities.reconcile(
             cluster, dns=dns, ips=ips, loaded=loaded or {}, now=datetime.datetime.now(datetime.UTC)
         )
-        self._renewal = issued.renewal
+        self._renewal, self._not_issued = issued.renewal, issued.problem
         self._observer.certificates = issued.status
         for one in issued.status:
             labels = self._namespace, self._name, one["name"]
@@ -210,11 +221,13 @@ class Clusters:
             metrics.AUTHORITY_EXPIRY.labels(*labels).set(ends.timestamp())
         if security.internal_tls(cluster).is_used:
             self._brokers.set_client(security.operator_client(issued.cluster_ca, issued.operator))
+        self._observer.token_key = await self._token_keys.reconcile(cluster)
+        return security.with_token_key(cluster, self._observer.token_key)
 
     async def _keep_certificates(self, cluster: Manifest) -> None:
         """Renew the certificates of brokers that run, although their new spec is refused."""
         if self._observer.stateful_set() is not None:
-            with contextlib.suppress(AuthorityLost, NoListenerCertificate):
+            with contextlib.suppress(AuthorityLost, NoListenerCertificate, TokenKeyLost):
                 await self._secure(cluster)
 
     async def _report(self, cluster: Manifest, verdict: Verdict) -> None:

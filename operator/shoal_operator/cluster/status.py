@@ -45,6 +45,8 @@ def fields(seen: Observation, default_image: str) -> dict[str, Any]:
     }
     if seen.certificates:
         found["certificates"] = list(seen.certificates)
+    if seen.token_key:
+        found["delegationTokenKey"] = seen.token_key
     if state:
         found |= {
             "clusterId": state.cluster_id,

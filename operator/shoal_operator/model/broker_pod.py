@@ -81,6 +81,8 @@ def template(
         "prometheus.io/scrape": str(spec["metrics"].get("enabled", True)).lower(),
         "prometheus.io/port": str(spec["metrics"]["port"]),
     }
+    if fingerprint := spec.get("delegationTokenKey"):
+        annotations[security.TOKEN_KEY_NOTE] = fingerprint
     sidecars = over.get("containers", [])
     if pod_layout.per_pod(cluster) > 1 or sidecars:
         annotations["kubectl.kubernetes.io/default-container"] = pod_layout.container(0)

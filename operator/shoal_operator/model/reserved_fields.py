@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 KINDS = ("pod", "service", "serviceAccount", "persistentVolumeClaim")
 _CONTAINERS = ("containers", "initContainers")
 _SCRAPING = ("prometheus.io/scrape", "prometheus.io/port")
-_VOLUME = re.compile(r"config|tmp|tls|listener-tls|metrics-token|data[0-9]*")
+_VOLUME = re.compile(r"config|tmp|tls|listener-tls|metrics-token|delegation-token-key|data[0-9]*")
 #: Directories that the operator mounts; nothing can be mounted in them, and not at `/tmp` itself.
 _DIRECTORIES = (
     names.DATA_DIR,
@@ -27,6 +27,7 @@ _DIRECTORIES = (
     security.TLS_DIR,
     security.LISTENER_TLS_DIR,
     security.METRICS_TOKEN_DIR,
+    security.TOKEN_KEY_DIR,
 )
 _RENAME = "the operator has one of this name. Choose another name."
 

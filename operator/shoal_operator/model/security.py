@@ -41,6 +41,11 @@ TLS_DIR = "/etc/shoal-tls"
 LISTENER_TLS_DIR = "/etc/shoal-listeners"
 #: The volume with the user's Secret of tokens for the metrics, and where it is mounted.
 METRICS_TOKEN, METRICS_TOKEN_DIR = "metrics-token", "/etc/shoal-metrics"
+#: Where the Secret with the key of delegation tokens is mounted, the key's file in it, and the
+#: annotation of pods with its fingerprint.
+TOKEN_KEY_DIR, TOKEN_KEY_FILE = "/etc/shoal-delegation-token", "secret.key"
+TOKEN_KEY_NOTE = f"{names.GROUP}/delegation-token-key"
+_TOKEN_KEY = "delegation.token.secret.key"
 _MECHANISMS = {"scram-sha-512": "SCRAM-SHA-512", "oauthbearer": "OAUTHBEARER"}
 #: The configs of the fields of `authentication` with type `oauthbearer`.
 _OAUTH = {
@@ -145,6 +150,11 @@ def listener_tls(cluster: str) -> str:
     return f"{cluster}-listener-tls"
 
 
+def token_key(cluster: str) -> str:
+    """Return the name of the Secret with the key of delegation tokens."""
+    return f"{cluster}-delegation-token-key"
+
+
 def broker_name(cluster: str) -> str:
     """Return the common name of the brokers' certificate."""
     return f"{cluster}-broker"
@@ -200,6 +210,13 @@ def resolved(cluster: Manifest, stage: InternalTls) -> Manifest:
     if not stage.is_used and first is not None:
         every = [first, own, *(n for n in spec["listeners"] if n is not first)]
     return {**cluster, "spec": {**spec, "internalTls": stage, "listeners": every}}
+
+
+def with_token_key(cluster: Manifest, fingerprint: str) -> Manifest:
+    """Return a `resolved` cluster whose pods are annotated with this fingerprint, so that another
+    key restarts them."""
+    spec = {**cluster["spec"], "delegationTokenKey": fingerprint}
+    return {**cluster, "spec": spec} if fingerprint else cluster
 
 
 def given_listeners(cluster: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -286,6 +303,8 @@ def properties(cluster: Mapping[str, Any]) -> dict[str, str]:
     for listener in cluster["spec"]["listeners"]:
         found |= _of_listener(listener)
     found |= _of_metrics(cluster)
+    if has_token_key(cluster):
+        found[_TOKEN_KEY] = f"${{directory:{TOKEN_KEY_DIR}:{TOKEN_KEY_FILE}}}"
     # Before, brokers have no login among themselves, and would be refused.
     if is_authorized(cluster) and internal_tls(cluster).is_complete:
         found["authorizer.class.name"] = AUTHORIZER
@@ -340,6 +359,12 @@ def secret_name(listener: Mapping[str, Any]) -> str:
     return str((listener.get("tls") or {}).get("secretName") or "")
 
 
+def has_token_key(cluster: Mapping[str, Any]) -> bool:
+    """Return whether the operator sets the key of delegation tokens of a `resolved` cluster: with
+    TLS, unless the spec sets one."""
+    return has_internal_tls(cluster) and _TOKEN_KEY not in cluster["spec"].get("config", {})
+
+
 def own_certificates(cluster: Mapping[str, Any]) -> dict[str, str]:
     """Return the users' Secrets with certificates, by the listener that shows them."""
     every = cluster["spec"]["listeners"]
@@ -351,6 +376,8 @@ def volumes(cluster: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     name, found = cluster["metadata"]["name"], []
     if has_internal_tls(cluster):
         found.append(("tls", broker_tls(name), TLS_DIR))
+    if has_token_key(cluster):
+        found.append(("delegation-token-key", token_key(name), TOKEN_KEY_DIR))
     if own_certificates(cluster):
         found.append(("listener-tls", listener_tls(name), LISTENER_TLS_DIR))
     if token := metrics_token(cluster):

@@ -1,0 +1,115 @@
+"""Three brokers of the last commit before security are upgraded to this tree, under load.
+
+The earlier tree comes from the history of git. It runs with the packages of this one.
+"""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from cluster.test_migration import Jobs, Worker, go_on
+from cluster.test_replication import CONFIGS
+from clusters import ShoalCluster
+from conditions import eventually
+from machine import lacking
+from queues import Queue
+from shoal.client.client import SyncClient
+from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+#: The commit that added this file is the first one of security.
+FIRST_FILE = "broker_image/shoal/security/acls.py"
+#: Sets the password of a user of SCRAM-SHA-512.
+UPSERTION = {
+    "name": "ann",
+    "mechanism": 2,
+    "iterations": 4096,
+    "salt": bytes(24),
+    "salted_password": bytes(64),
+}
+
+
+def git(*words: str) -> bytes:
+    done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, check=False)
+    if done.returncode:
+        lacking(f"git {words[0]} fails: {done.stderr.decode().strip()}")
+    return done.stdout
+
+
+def commit_before_security() -> str:
+    if git("rev-parse", "--is-shallow-repository").strip() == b"true":
+        lacking("the history of this checkout is shallow: run git fetch --unshallow")
+    found = git("log", "--diff-filter=A", "--format=%H", "--", FIRST_FILE).decode().split()
+    if not found:
+        lacking(f"the history of this checkout does not have the commit that added {FIRST_FILE}")
+    return git("rev-parse", f"{found[-1]}^").decode().strip()
+
+
+@pytest.fixture
+def earlier(tmp_path: Path) -> Path:
+    """The folder of packages of the earlier tree."""
+    packed = git("archive", commit_before_security(), "broker_image")
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        archive.extractall(tmp_path / "earlier", filter="data")
+    found = tmp_path / "earlier" / "broker_image"
+    assert (found / "shoal" / "server").is_dir()
+    assert not (found / "shoal" / "security").exists()
+    return found
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, earlier: Path) -> Iterator[ShoalCluster]:
+    found = ShoalCluster(tmp_path / "nodes", configs=CONFIGS)
+    for node in found.nodes.values():
+        node.environment["PYTHONPATH"] = str(earlier)
+    try:
+        yield found.start()
+    finally:
+        found.stop()
+
+
+def is_in_sync(cluster: ShoalCluster, id: int) -> bool:
+    topics = cluster.metadata(id).topics
+    return all(len(p.isr_nodes) == 3 for topic in topics for p in topic.partitions)
+
+
+def set_password(cluster: ShoalCluster, id: int) -> ErrorCode:
+    body = {"deletions": [], "upsertions": [UPSERTION]}
+    (row,) = cluster.ask(id, ApiKey.ALTER_USER_SCRAM_CREDENTIALS, body).results
+    return ErrorCode(row.error_code)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_an_upgrade_from_before_security_under_load(cluster: ShoalCluster) -> None:
+    """No produce fails, and no job is lost. Users can be created once all are upgraded."""
+    librdkafka = {"bootstrap.servers": cluster.bootstrap}
+    with SyncClient(cluster.bootstrap) as client:
+        queue = Queue(client, cluster.bootstrap, partitions=3, replicas=3)
+    with Worker(librdkafka, queue) as worker:
+        with Jobs(librdkafka, queue.topic, "job") as jobs:
+            go_on(worker)
+            for id, node in cluster.nodes.items():
+                assert node.stop() == 0
+                del node.environment["PYTHONPATH"]
+                node.start()
+                eventually(lambda id=id: is_in_sync(cluster, id), timeout_s=120, what="in sync")
+                go_on(worker)
+                if id != max(cluster.nodes):
+                    assert set_password(cluster, id) is ErrorCode.unsupported_version
+        expected = jobs.acknowledged
+        eventually(lambda: worker.got >= expected, timeout_s=120, what="all jobs")
+    assert worker.got == expected
+    for id in cluster.nodes:
+        eventually(
+            lambda id=id: set_password(cluster, id) is ErrorCode.none, timeout_s=60, what="a user"
+        )
