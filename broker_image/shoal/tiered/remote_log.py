@@ -28,6 +28,7 @@ _CUSTOM_VERSION = 0
 _PACKED = struct.Struct(">16sqqqQQIi?H")
 _EPOCH = struct.Struct(">iq")
 _OFFSETS = struct.Struct(">16xqq")
+_ID_SIZE = 16
 
 
 class RemoteSegment(NamedTuple):
@@ -59,7 +60,7 @@ def custom_metadata(object_size: int, footer_size: int) -> bytes:
 class RemoteLog:
     """The remote segments of one partition by state."""
 
-    __slots__ = ("_bases", "_ends_max", "_finished", "_other", "size_bytes")
+    __slots__ = ("_bases", "_ends_max", "_finished", "_other", "fingerprint", "size_bytes")
 
     def __init__(self) -> None:
         self._finished: list[bytes] = []
@@ -70,6 +71,8 @@ class RemoteLog:
         self._other: dict[UUID, tuple[SegmentState, RemoteSegment]] = {}
         #: Bytes of the logs of finished segments.
         self.size_bytes = 0
+        #: The ids of the finished segments by exclusive or, which are random.
+        self.fingerprint = 0
 
     def __len__(self) -> int:
         return len(self._finished)
@@ -82,6 +85,10 @@ class RemoteLog:
         """Return the segments that are being copied or deleted, in order of their offsets."""
         found = (segment for known, segment in self._other.values() if known is state)
         return sorted(found, key=lambda segment: segment.base_offset)
+
+    def ids(self) -> set[UUID]:
+        """Return the ids of the segments of all states."""
+        return {UUID(bytes=packed[:_ID_SIZE]) for packed in self._finished} | self._other.keys()
 
     @property
     def is_empty(self) -> bool:
@@ -197,6 +204,7 @@ class RemoteLog:
         segment = _unpack(self._finished.pop(at))
         del self._bases[at]
         self.size_bytes -= segment.log_size
+        self.fingerprint ^= segment.segment_id.int
         self._find_ends(at)
         return segment
 
@@ -205,6 +213,7 @@ class RemoteLog:
         self._finished.insert(at, _pack(segment))
         self._bases.insert(at, segment.base_offset)
         self.size_bytes += segment.log_size
+        self.fingerprint ^= segment.segment_id.int
         self._find_ends(at)
 
     def _find_ends(self, start: int) -> None:

@@ -1,14 +1,18 @@
 """What the leader of a tiered partition does in the object store: copy, and delete.
 
-A pass moves the log start by retention, deletes what lies below it, ends attempts of leaders that
-are gone, and copies closed segments below the last stable offset. Each step is written to
-`__remote_log_metadata` before and after it takes effect:
+The first pass of a leader claims the manifest, and writes metadata again that the manifest has and
+`__remote_log_metadata` has not. Each pass moves the log start by retention, deletes what lies below
+it, ends attempts of leaders that are gone, copies closed segments below the last stable offset, and
+deletes orphans from time to time. Each step is written to `__remote_log_metadata` before and after
+it takes effect:
 
-    COPY_SEGMENT_STARTED, put the object, read it back, COPY_SEGMENT_FINISHED
-    DELETE_SEGMENT_STARTED, delete the object, DELETE_SEGMENT_FINISHED and tombstones
+    COPY_SEGMENT_STARTED, put the object, read it back, put the manifest, COPY_SEGMENT_FINISHED
+    DELETE_SEGMENT_STARTED, put the manifest, delete the objects,
+        DELETE_SEGMENT_FINISHED and tombstones
 
-So after a crash anywhere the metadata has every object that may exist. A pass that fails is
-repeated with the next interval.
+So after a crash anywhere the metadata has every object that may exist, the manifest has every
+finished segment, and every object in the manifest exists. A pass that fails is repeated with the
+next interval.
 """
 
 from __future__ import annotations
@@ -18,7 +22,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.log.segment import INDEX, SNAPSHOT, TIME_INDEX, TXN_INDEX, file_name
-from shoal.tiered import keys, retention
+from shoal.server.tiered import rebuild
+from shoal.server.tiered.manifests import LostLeadership, Manifests
+from shoal.tiered import audit, keys, retention
 from shoal.tiered.metadata_records import (
     SegmentAdded,
     SegmentId,
@@ -28,7 +34,7 @@ from shoal.tiered.metadata_records import (
     key_of,
     tombstones,
 )
-from shoal.tiered.remote_log import custom_metadata
+from shoal.tiered.remote_log import RemoteSegment, custom_metadata
 from shoal.tiered.segment_object import (
     DamagedObject,
     Description,
@@ -38,7 +44,7 @@ from shoal.tiered.segment_object import (
     scan,
     tail,
 )
-from shoal.tiered.store import Range
+from shoal.tiered.store import ObjectMissing, Range
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -51,7 +57,7 @@ if TYPE_CHECKING:
     from shoal.server.node import Node
     from shoal.server.tiered.chunk_cache import ChunkCache
     from shoal.server.tiered.metadata_topic import MetadataTopic
-    from shoal.tiered.remote_log import RemoteLog, RemoteSegment
+    from shoal.tiered.remote_log import RemoteLog
     from shoal.tiered.store import ObjectStore
 
 #: How long an unfinished attempt of another broker may still be finished by it.
@@ -63,10 +69,6 @@ _FILES = {
 }
 
 
-class LostLeadership(Exception):
-    """Another broker leads the partition. It continues."""
-
-
 class Prepared(NamedTuple):
     """A segment that is ready to be uploaded."""
 
@@ -74,6 +76,22 @@ class Prepared(NamedTuple):
     footer: bytes
     description: Description
     txn_index_empty: bool
+
+    def as_remote(self) -> RemoteSegment:
+        """Return the segment as the remote log has it once the copy has finished."""
+        found = self.description
+        return RemoteSegment(
+            found.segment_id,
+            found.base_offset,
+            found.end_offset,
+            found.max_timestamp,
+            found.log_size,
+            self.source.size,
+            len(self.footer),
+            found.broker_id,
+            self.txn_index_empty,
+            found.leader_epochs,
+        )
 
 
 class Copier:
@@ -92,11 +110,19 @@ class Copier:
         self._metadata = metadata
         self._cache = cache
         self._cluster_id = cluster_id
+        self._manifests = Manifests(node, store, cluster_id)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="tiered")
         self._under_way: set[UUID] = set()
         #: When this broker first saw an unfinished attempt of another broker.
         self._seen_ms: dict[UUID, int] = {}
+        #: When this broker last compared the objects of a partition with its metadata.
+        self._swept_ms: dict[tuple[UUID, int], int] = {}
+        self._sweep_interval_ms = node.config["shoal.remote.orphan.check.interval.ms"]
+        self._orphan_grace_ms = node.config["shoal.remote.orphan.grace.ms"]
+        #: The results of the last comparisons.
+        self.audits: dict[tuple[UUID, int], audit.Audit] = {}
         self.segments_copied_total = self.bytes_copied_total = self.segments_deleted_total = 0
+        self.segments_rebuilt_total = self.orphans_deleted_total = 0
 
     def prefix(self, partition: Partition) -> str:
         """Return the prefix of the partition's objects."""
@@ -117,8 +143,10 @@ class Copier:
             return
         epoch = partition.leader_epoch
         remote = self._metadata.remote(partition.key)
-        self._advance_start(partition, remote)
         prefix = self.prefix(partition)
+        if not self._manifests.is_claimed(partition, epoch):
+            await self._claim(partition, prefix, epoch)
+        self._advance_start(partition, remote)
         start = partition.log.log_start_offset
         below = [segment for segment in remote if segment.end_offset < start]
         unfinished = remote.in_state(SegmentState.COPY_SEGMENT_STARTED)
@@ -127,11 +155,15 @@ class Copier:
             *filter(self._is_abandoned, unfinished),
             *remote.in_state(SegmentState.DELETE_SEGMENT_STARTED),
         ]
-        await self._delete(partition.topic, partition.key, prefix, due)
+        for at in range(0, len(due), rebuild.BATCH):
+            await self._delete(partition, prefix, due[at : at + rebuild.BATCH])
         for segment, end in self._copyable(partition, remote):
             if partition.lost_leadership_since(epoch):
                 raise LostLeadership
             await self._copy(partition, prefix, segment, end)
+        if not self._manifests.is_current(partition, remote.fingerprint):
+            await self._manifests.write(partition, prefix, remote)
+        await self._sweep_when_due(partition)
 
     async def delete_partition(self, key: tuple[UUID, int], topic: str) -> None:
         """Delete all objects of a partition whose topic is deleted. Raises what `run` raises."""
@@ -142,7 +174,117 @@ class Copier:
             *remote.in_state(SegmentState.COPY_SEGMENT_STARTED),
             *remote.in_state(SegmentState.DELETE_SEGMENT_STARTED),
         ]
-        await self._delete(topic, key, prefix, due)
+        for at in range(0, len(due), rebuild.BATCH):
+            batch = due[at : at + rebuild.BATCH]
+            await self._begin_deletion(topic, key, batch)
+            await self._delete_objects(topic, key, prefix, batch)
+        await self._manifests.delete(prefix, key)
+
+    def forget(self, key: tuple[UUID, int]) -> None:
+        """Forget a partition that is no longer on this broker."""
+        self._manifests.forget(key)
+        self._swept_ms.pop(key, None)
+        self.audits.pop(key, None)
+
+    # The manifest
+
+    async def _claim(self, partition: Partition, prefix: str, epoch: int) -> None:
+        """Take over the manifest, and complete the metadata from it or from the objects."""
+        log, remote = partition.log, self._metadata.remote(partition.key)
+        found = await self._manifests.read(prefix, epoch)
+        if found is not None:
+            known, _ = found
+            lost = rebuild.unfinished(known.segments, remote)
+            if lost:
+                whole, missing = await rebuild.present(self._store, prefix, lost)
+                await self._write_again(partition, whole, missing, "its manifest")
+            start = min(known.log_start_offset, partition.high_watermark)
+            if log.advance_log_start(start):
+                partition.notify_changed()
+        elif not remote.covers(log.log_start_offset, log.local_start_offset):
+            await self._claim_objects(partition, prefix)
+        self._manifests.claim(partition, epoch, found)
+        if found is not None or remote.fingerprint:
+            await self._manifests.write(partition, prefix, remote)
+
+    async def _claim_objects(self, partition: Partition, prefix: str) -> None:
+        """Complete the metadata from the objects: neither it nor a manifest has all offsets.
+
+        Raises `ObjectMissing` if the objects do not have them. The log start must not move over
+        offsets that may be in another bucket.
+        """
+        log, remote = partition.log, self._metadata.remote(partition.key)
+        infos = [info async for info in self._store.list(prefix)]
+        found = audit.compare(infos, remote)
+        segments = await rebuild.described(self._store, found.orphans)
+        await self._write_again(partition, segments, [], "its objects")
+        if remote.start_offset is None:
+            raise ObjectMissing(
+                prefix,
+                f"the store has no object of this partition, and offsets {log.log_start_offset} to "
+                f"{log.local_start_offset - 1} are no longer on the disk. Check "
+                "shoal.remote.store.url. If the objects are lost, delete the records with "
+                "`shoal topics delete-records`",
+            )
+
+    async def _write_again(
+        self,
+        partition: Partition,
+        segments: Sequence[RemoteSegment],
+        missing: Sequence[RemoteSegment],
+        source: str,
+    ) -> None:
+        node = self._node
+        node.log.warning(
+            "the metadata of remote segments was lost and is written again",
+            topic=partition.topic,
+            partition=partition.index,
+            source=source,
+            segments=len(segments),
+            objects_missing=len(missing),
+        )
+        batches = rebuild.batches(
+            partition.topic,
+            partition.key,
+            segments,
+            broker_id=node.id,
+            now_ms=node.clock.now_ms(),
+        )
+        for records in batches:
+            await self._metadata.append(partition.key, records)
+        self.segments_rebuilt_total += len(segments)
+
+    # Orphans
+
+    async def _sweep_when_due(self, partition: Partition) -> None:
+        now_ms = self._node.clock.now_ms()
+        swept_ms = self._swept_ms.get(partition.key)
+        if swept_ms is not None and now_ms - swept_ms < self._sweep_interval_ms:
+            return
+        await self.sweep(partition)
+
+    async def sweep(self, partition: Partition) -> None:
+        """Compare the objects with the metadata, and delete orphans after their grace period."""
+        log, remote = partition.log, self._metadata.remote(partition.key)
+        prefix, now_ms = self.prefix(partition), self._node.clock.now_ms()
+        infos = [info async for info in self._store.list(prefix)]
+        found = audit.compare(infos, remote)
+        for segment in found.missing:
+            self._node.log.error(
+                "the object of a remote segment is missing or incomplete",
+                key=keys.segment_key(prefix, segment.base_offset, segment.segment_id),
+                offsets=f"{segment.base_offset}-{segment.end_offset}",
+            )
+        due = found.due(now_ms, self._orphan_grace_ms)
+        # Without the metadata of some offsets, an orphan may be their only copy.
+        if due and remote.covers(log.log_start_offset, log.local_start_offset):
+            await self._store.delete([info.key for info in due])
+            self.orphans_deleted_total += len(due)
+            gone = set(due)
+            left = tuple(info for info in found.orphans if info not in gone)
+            found = found._replace(orphans=left)
+        self.audits[partition.key] = found
+        self._swept_ms[partition.key] = now_ms
 
     # Deleting
 
@@ -183,24 +325,40 @@ class Copier:
         return now_ms - since_ms >= ABANDONED_AFTER_MS
 
     async def _delete(
-        self,
-        topic: str,
-        key: tuple[UUID, int],
-        prefix: str,
-        segments: Sequence[RemoteSegment],
+        self, partition: Partition, prefix: str, segments: Sequence[RemoteSegment]
     ) -> None:
+        """Delete the objects of segments, which the manifest no longer names then."""
+        key = partition.key
+        await self._begin_deletion(partition.topic, key, segments)
+        remote = self._metadata.remote(key)
+        if not self._manifests.is_current(partition, remote.fingerprint):
+            await self._manifests.write(partition, prefix, remote)
+        await self._delete_objects(partition.topic, key, prefix, segments)
+
+    async def _begin_deletion(
+        self, topic: str, key: tuple[UUID, int], segments: Sequence[RemoteSegment]
+    ) -> None:
+        started = SegmentState.DELETE_SEGMENT_STARTED
+        await self._metadata.append(
+            key, [self._updated(SegmentId(topic, *key, s.segment_id), started) for s in segments]
+        )
+
+    async def _delete_objects(
+        self, topic: str, key: tuple[UUID, int], prefix: str, segments: Sequence[RemoteSegment]
+    ) -> None:
+        await self._store.delete(
+            [keys.segment_key(prefix, s.base_offset, s.segment_id) for s in segments]
+        )
+        records: list[tuple[bytes, bytes | None]] = []
         for segment in segments:
             found = SegmentId(topic, *key, segment.segment_id)
-            await self._metadata.append(
-                key, [self._updated(found, SegmentState.DELETE_SEGMENT_STARTED)]
-            )
-            object_key = keys.segment_key(prefix, segment.base_offset, segment.segment_id)
-            await self._store.delete([object_key])
-            last = self._updated(found, SegmentState.DELETE_SEGMENT_FINISHED)
-            await self._metadata.append(key, [last, *tombstones(found)])
+            records.append(self._updated(found, SegmentState.DELETE_SEGMENT_FINISHED))
+            records += tombstones(found)
+        await self._metadata.append(key, records)
+        for segment in segments:
             self._cache.drop_segment(segment.segment_id)
             self._seen_ms.pop(segment.segment_id, None)
-            self.segments_deleted_total += 1
+        self.segments_deleted_total += len(segments)
 
     def _updated(
         self, segment: SegmentId, state: SegmentState, custom: bytes | None = None
@@ -264,6 +422,8 @@ class Copier:
         try:
             await self._metadata.append(partition.key, [(key_of(added), encode(added))])
             await self._upload(keys.segment_key(prefix, segment.base_offset, segment_id), ready)
+            remote = self._metadata.remote(partition.key)
+            await self._manifests.write(partition, prefix, [*remote, ready.as_remote()])
             custom = custom_metadata(ready.source.size, len(ready.footer))
             finished = self._updated(identity, SegmentState.COPY_SEGMENT_FINISHED, custom)
             await self._metadata.append(partition.key, [finished])

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from random import Random
 
-    from shoal.tiered.store import ObjectInfo, ObjectStore, Range, Source
+    from shoal.tiered.store import ObjectInfo, ObjectStore, Range, Source, Version
 
 T = TypeVar("T")
 
@@ -62,6 +62,16 @@ class RetryingStore:
         async with self._reads:
             return await self._call("get", key, 0, lambda: self._store.get(key))
 
+    async def get_versioned(self, key: str) -> tuple[bytes, Version]:
+        async with self._reads:
+            return await self._call("get", key, 0, lambda: self._store.get_versioned(key))
+
+    async def put_if(self, key: str, source: Source, version: Version | None) -> Version:
+        async with self._uploads:
+            return await self._call(
+                "put", key, source.size, lambda: self._store.put_if(key, source, version)
+            )
+
     async def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[bytes]:
         size = sum(end - start for start, end in ranges)
         async with self._reads:
@@ -81,6 +91,10 @@ class RetryingStore:
             found = await self._call("list", prefix, 0, collect)
         for info in found:
             yield info
+
+    async def children(self, prefix: str) -> list[str]:
+        async with self._reads:
+            return await self._call("list", prefix, 0, lambda: self._store.children(prefix))
 
     async def delete(self, keys: Sequence[str]) -> None:
         if keys:

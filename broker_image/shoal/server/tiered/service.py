@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Protocol
 from shoal.record.batch import CorruptBatch
 from shoal.server.config import InvalidConfig
 from shoal.server.tiered.chunk_cache import ChunkCache
-from shoal.server.tiered.copier import Copier, LostLeadership
+from shoal.server.tiered.copier import Copier
+from shoal.server.tiered.gone_topics import GoneTopics
+from shoal.server.tiered.manifests import LostLeadership
 from shoal.server.tiered.metadata_topic import CreateTopic, Key, MetadataTopic, MetadataUnavailable
 from shoal.server.tiered.object_store import InvalidStore, open_store
 from shoal.server.tiered.reader import Downloads, PartitionReader
@@ -101,6 +103,10 @@ class TieredStorage:
         self._free_passes = asyncio.Semaphore(PASSES_MAX)
         #: When a topic with objects was first found to be unknown.
         self._unknown_ms: dict[Key, int] = {}
+        self.gone_topics = GoneTopics(
+            self.store, directory.cluster_id, grace_ms=node.config["shoal.remote.orphan.grace.ms"]
+        )
+        self._sweep: asyncio.Task[None] | None = None
         partitions.on_removed(lambda partition: self._removed(partition))
 
     def start(self) -> None:
@@ -115,10 +121,14 @@ class TieredStorage:
         self._node.timers.every(
             self._node.config["remote.log.manager.task.interval.ms"], self._tick
         )
+        self._node.timers.every(
+            self._node.config["shoal.remote.orphan.check.interval.ms"], self._sweep_gone_topics
+        )
 
     def stop(self) -> None:
-        for task in self._passes.values():
-            task.cancel()
+        for task in (*self._passes.values(), self._sweep):
+            if task is not None:
+                task.cancel()
         self.downloads.stop()
         self.metadata.stop()
         if self._copier is not None:
@@ -154,6 +164,8 @@ class TieredStorage:
 
     def _removed(self, partition: Partition) -> None:
         self.readers.pop(partition.key, None)
+        if self._copier is not None:
+            self._copier.forget(partition.key)
 
     def _changed(self, partition: Partition) -> None:
         """Wake the requests that wait for records of the partition."""
@@ -183,6 +195,17 @@ class TieredStorage:
             elif now_ms - self._unknown_ms.setdefault(key, now_ms) >= wait_ms:
                 name = self.metadata.names[topic_id]
                 self._start(key, self._copier.delete_partition(key, name))
+
+    def _sweep_gone_topics(self) -> None:
+        running = self._sweep is not None and not self._sweep.done()
+        if self.metadata.leads(0) and not self._session.is_lost and not running:
+            self._sweep = self._node.loop.create_task(self._swept())
+
+    async def _swept(self) -> None:
+        try:
+            await self.gone_topics.sweep(self._image.image.topics_by_id, self._node.clock.now_ms())
+        except StoreError as error:
+            self._node.log.warning("objects of deleted topics were not swept", error=str(error))
 
     def _start(self, key: Key, work: Coroutine[Any, Any, None]) -> None:
         if key in self._passes:

@@ -1,0 +1,331 @@
+"""The manifest of a partition: its format, its fences, and what is rebuilt from it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+from uuid import UUID
+
+import object_stores
+import pytest
+from object_stores import FaultyStore
+from shoal.server.tiered.manifests import LostLeadership
+from shoal.tiered import manifest
+from shoal.tiered.keys import manifest_key, segment_id_of, topic_of
+from shoal.tiered.manifest import Manifest
+from shoal.tiered.metadata_records import SegmentState
+from shoal.tiered.remote_log import RemoteSegment
+from shoal.tiered.segment_object import DamagedObject
+from shoal.tiered.store import BytesSource, ObjectMissing
+from tiered_world import GRACE_MS, KEY, World
+
+SEGMENT = RemoteSegment(UUID(int=7), 10, 19, 1234, 500, 700, 100, 3, False, ((0, 10), (2, 15)))
+MANIFEST = Manifest(
+    "cluster", "t", UUID(int=1), 4, 2, 3, UUID(int=9), 5, 1_700_000_000_000, 8, (SEGMENT,)
+)
+
+
+def test_a_manifest_comes_back_as_it_was_written() -> None:
+    assert manifest.decode(manifest.encode(MANIFEST)) == MANIFEST
+    many = MANIFEST._replace(
+        segments=tuple(SEGMENT._replace(segment_id=UUID(int=n + 1)) for n in range(1000))
+    )
+    data = manifest.encode(many)
+    assert manifest.decode(data) == many
+    assert len(data) < 110_000, "about 100 bytes for each segment"
+
+
+def test_every_changed_and_every_missing_byte_is_found() -> None:
+    data = manifest.encode(MANIFEST)
+    for at in range(len(data)):
+        with pytest.raises(DamagedObject):
+            manifest.decode(data[:at])
+        changed = bytearray(data)
+        changed[at] ^= 1
+        with pytest.raises(DamagedObject):
+            manifest.decode(changed)
+
+
+def test_a_manifest_of_a_newer_release_is_named() -> None:
+    data = bytearray(manifest.encode(MANIFEST))
+    data[5] = manifest.VERSION + 1
+    with pytest.raises(DamagedObject, match="format 1 of a newer release"):
+        manifest.decode(data)
+
+
+def test_the_topic_of_a_prefix() -> None:
+    assert topic_of("c/orders-2024-AAAAAAAAAAAAAAAAAAAAAQ") == ("orders-2024", UUID(int=1))
+    for other in ("c/x", "c/-AAAAAAAAAAAAAAAAAAAAAQ", "c/orders", "c/", "a" * 30):
+        assert topic_of(other) is None
+
+
+class Registered(NamedTuple):
+    """This broker leads again, in a later epoch."""
+
+    leader_epoch: int
+    leader: int = 1
+    partition_epoch: int = 9
+    isr: tuple[int, ...] = (1,)
+    replicas: tuple[int, ...] = (1,)
+
+
+async def copied(seed: int = 1, count: int = 12) -> World:
+    world = World(seed)
+    world.produce(count)
+    await world.run_pass()
+    assert len(world.manifest().segments) >= 2
+    return world
+
+
+async def replace(world: World, leader_epoch: int) -> None:
+    """Replace the manifest as the leader of another epoch does."""
+    other = world.manifest()._replace(leader_epoch=leader_epoch, write_id=UUID(int=99))
+    await world.store.put(manifest_key(world.prefix), BytesSource(manifest.encode(other)))
+
+
+def test_a_deposed_leader_does_not_finish_its_copy() -> None:
+    async def run() -> None:
+        world = await copied()
+        await replace(world, 5)
+        before = world.manifest()
+        finished = tuple(world.metadata.remote(KEY))
+        world.produce(8)
+        with pytest.raises(LostLeadership):
+            await world.copier.run(world.partition)
+        assert world.manifest() == before
+        assert tuple(world.metadata.remote(KEY)) == finished
+        assert world.metadata.remote(KEY).in_state(SegmentState.COPY_SEGMENT_STARTED)
+
+    asyncio.run(run())
+
+
+def test_a_deposed_leader_deletes_no_object() -> None:
+    async def run() -> None:
+        world = await copied()
+        await replace(world, 5)
+        world.log.advance_log_start(world.log.local_start_offset)
+        before = world.segment_keys()
+        with pytest.raises(LostLeadership):
+            await world.copier.run(world.partition)
+        assert world.segment_keys() == before
+
+    asyncio.run(run())
+
+
+def test_a_new_leader_fences_the_manifest_before_it_copies() -> None:
+    async def run() -> None:
+        world = await copied()
+        revision = world.manifest().revision
+        world.partition.register(Registered(3), world.node.clock.ms)
+        await world.run_pass()
+        found = world.manifest()
+        assert (found.leader_epoch, found.revision) == (3, revision + 1)
+        await world.run_pass()
+        assert world.manifest() == found, "a pass without a change writes nothing"
+
+    asyncio.run(run())
+
+
+def test_an_earlier_epoch_in_between_is_overwritten() -> None:
+    async def run() -> None:
+        world = await copied()
+        world.partition.register(Registered(3), world.node.clock.ms)
+        await world.run_pass()
+        await replace(world, 2)
+        world.produce(8)
+        await world.copier.run(world.partition)
+        assert world.manifest().leader_epoch == 3
+        assert world.manifest().segments == tuple(world.metadata.remote(KEY))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("fault", [object_stores.LANDED, object_stores.HANG, object_stores.CUT])
+def test_a_put_that_landed_is_recognized(fault) -> None:
+    async def run() -> None:
+        world = await copied()
+        faults = [fault]
+
+        def choose(operation: str, key: str) -> str:
+            return faults.pop() if faults and (operation, key[-8:]) == ("put", "manifest") else ""
+
+        world.store.choose = choose
+        world.produce(8)
+        await world.copier.run(world.partition)
+        assert not faults
+        assert world.manifest().segments == tuple(world.metadata.remote(KEY))
+
+    asyncio.run(run())
+
+
+def test_lost_metadata_is_written_again_from_the_manifest() -> None:
+    async def run() -> None:
+        world = await copied()
+        before = tuple(world.metadata.remote(KEY))
+        world.metadata.lose()
+        world.start()
+        assert not len(world.metadata.remote(KEY))
+        world.store.calls.clear()
+        await world.copier.run(world.partition)
+        assert tuple(world.metadata.remote(KEY)) == before
+        assert world.log.log_start_offset == 0
+        assert world.copier.segments_rebuilt_total == len(before)
+        gets = [key for operation, key in world.store.calls if operation == "get"]
+        assert gets == [manifest_key(world.prefix)], "no object was read"
+        await world.check_the_end()
+
+    asyncio.run(run())
+
+
+def test_a_finished_copy_whose_last_record_was_lost_is_kept() -> None:
+    async def run() -> None:
+        world = await copied()
+        before = tuple(world.metadata.remote(KEY))
+        del world.metadata.records[-1]
+        world.start()
+        remote = world.metadata.remote(KEY)
+        assert len(remote.in_state(SegmentState.COPY_SEGMENT_STARTED)) == 1
+        await world.copier.run(world.partition)
+        assert tuple(remote) == before
+        await world.check_the_end()
+
+    asyncio.run(run())
+
+
+def test_an_object_of_the_manifest_that_is_missing_is_left_out() -> None:
+    async def run() -> None:
+        world = await copied()
+        first, *others = tuple(world.metadata.remote(KEY))
+        (key,) = [k for k in world.segment_keys() if f"/{0:020d}-" in k]
+        del world.store.objects[key]
+        world.metadata.lose()
+        world.start()
+        await world.run_pass()
+        assert list(world.metadata.remote(KEY)) == others
+        assert world.log.log_start_offset == first.end_offset + 1
+
+    asyncio.run(run())
+
+
+def test_lost_metadata_and_a_lost_manifest_are_written_again_from_the_objects() -> None:
+    async def run() -> None:
+        world = await copied()
+        before = tuple(world.metadata.remote(KEY))
+        del world.store.objects[manifest_key(world.prefix)]
+        world.metadata.lose()
+        world.start()
+        # A damaged object is left out, and a foreign one.
+        world.store.objects[f"{world.prefix}/notes"] = b"x"
+        world.store.modified_ms[f"{world.prefix}/notes"] = 0
+        await world.run_pass()
+        assert tuple(world.metadata.remote(KEY)) == before
+        assert world.manifest().segments == before
+        del world.store.objects[f"{world.prefix}/notes"]
+        await world.check_the_end()
+
+    asyncio.run(run())
+
+
+def test_the_log_start_does_not_move_over_records_that_may_be_in_another_bucket() -> None:
+    async def run() -> None:
+        world = await copied()
+        kept = dict(world.store.objects)
+        world.store.objects.clear()
+        world.metadata.lose()
+        world.start()
+        with pytest.raises(ObjectMissing, match=r"shoal\.remote\.store\.url"):
+            await world.copier.run(world.partition)
+        assert world.log.log_start_offset == 0
+        world.store.objects |= kept
+        await world.run_pass()
+        await world.read_all()
+
+    asyncio.run(run())
+
+
+def test_a_damaged_manifest_is_named_with_a_remedy() -> None:
+    async def run() -> None:
+        world = await copied()
+        key = manifest_key(world.prefix)
+        world.store.objects[key] = world.store.objects[key][:-1]
+        world.start()
+        with pytest.raises(DamagedObject, match=r"manifest: .*Delete this object"):
+            await world.copier.run(world.partition)
+        del world.store.objects[key]
+        await world.check_the_end()
+
+    asyncio.run(run())
+
+
+def test_orphans_are_deleted_after_the_grace_period() -> None:
+    async def run() -> None:
+        world = await copied()
+        orphan = f"{world.prefix}/{3:020d}-{'A' * 21}Q.segment"
+        await world.store.put(orphan, BytesSource(b"x"))
+        other = "cluster/t-AAAAAAAAAAAAAAAAAAAAAQ/1/manifest"
+        await world.store.put(other, BytesSource(b"x"))
+        world.store.modified_ms[orphan] = world.node.clock.ms
+        await world.run_pass()
+        assert orphan in world.store.objects
+        assert [info.key for info in world.copier.audits[KEY].orphans] == [orphan]
+        world.node.clock.ms += GRACE_MS
+        await world.run_pass()
+        assert orphan not in world.store.objects
+        assert other in world.store.objects
+        assert world.copier.audits[KEY].orphans == ()
+        assert world.copier.orphans_deleted_total == 1
+        await world.check_the_end()
+
+    asyncio.run(run())
+
+
+def test_orphans_are_kept_while_metadata_of_some_offsets_is_missing() -> None:
+    async def run() -> None:
+        world = await copied()
+        before = world.segment_keys()
+        first = next(iter(world.metadata.remote(KEY)))
+        world.node.clock.ms += 2 * GRACE_MS
+        # The claim was made before the record was lost.
+        world.metadata.remote(KEY).forget(first.segment_id)
+        await world.copier.sweep(world.partition)
+        assert [segment_id_of(o.key) for o in world.copier.audits[KEY].orphans] == [
+            first.segment_id
+        ]
+        assert world.segment_keys() == before
+
+    asyncio.run(run())
+
+
+def test_a_missing_object_is_reported() -> None:
+    async def run() -> None:
+        world = await copied()
+        (key,) = [k for k in world.segment_keys() if f"/{0:020d}-" in k]
+        del world.store.objects[key]
+        await world.run_pass()
+        assert [s.base_offset for s in world.copier.audits[KEY].missing] == [0]
+
+    asyncio.run(run())
+
+
+def test_objects_of_topics_that_are_gone_are_deleted() -> None:
+    from shoal.server.tiered.gone_topics import GoneTopics
+
+    async def run() -> None:
+        store = FaultyStore()
+        gone, known = UUID(int=1), UUID(int=2)
+        first = "c/t-AAAAAAAAAAAAAAAAAAAAAQ/0"
+        second = "c/t-AAAAAAAAAAAAAAAAAAAAAg/0"
+        for key in (f"{first}/manifest", f"{first}/a.segment", f"{second}/manifest", "c/notes/x"):
+            await store.put(key, BytesSource(b"x"))
+        store.modified_ms[f"{first}/a.segment"] = 500
+        sweeper = GoneTopics(store, "c", grace_ms=1_000)
+        await sweeper.sweep({gone, known}, 9_000)
+        await sweeper.sweep({known}, 9_000)
+        assert len(store.objects) == 4, "one comparison is not enough"
+        await sweeper.sweep({known}, 1_100)
+        assert sorted(store.objects) == ["c/notes/x", f"{first}/a.segment", f"{second}/manifest"]
+        await sweeper.sweep({known}, 1_500)
+        assert sorted(store.objects) == ["c/notes/x", f"{second}/manifest"]
+        assert sweeper.objects_deleted_total == 2
+
+    asyncio.run(run())
