@@ -279,19 +279,25 @@ def test_orphans_are_deleted_after_the_grace_period() -> None:
     asyncio.run(run())
 
 
-def test_orphans_are_kept_while_metadata_of_some_offsets_is_missing() -> None:
+def test_objects_of_offsets_without_metadata_are_adopted_and_not_swept() -> None:
     async def run() -> None:
         world = await copied()
-        before = world.segment_keys()
-        first = next(iter(world.metadata.remote(KEY)))
-        world.node.clock.ms += 2 * GRACE_MS
+        before, remote = tuple(world.metadata.remote(KEY)), world.metadata.remote(KEY)
+        objects = world.segment_keys()
         # The claim was made before the record was lost.
-        world.metadata.remote(KEY).forget(first.segment_id)
+        remote.forget(before[0].segment_id)
+        world.node.clock.ms += 2 * GRACE_MS
         await world.copier.sweep(world.partition)
-        assert [segment_id_of(o.key) for o in world.copier.audits[KEY].orphans] == [
-            first.segment_id
-        ]
-        assert world.segment_keys() == before
+        assert tuple(remote) == before
+        assert world.segment_keys() == objects
+        # One that is damaged cannot be adopted, and stays.
+        remote.forget(before[0].segment_id)
+        (key,) = [k for k in objects if segment_id_of(k) == before[0].segment_id]
+        world.store.objects[key] = world.store.objects[key][:-1]
+        await world.copier.sweep(world.partition)
+        assert tuple(remote) == before[1:]
+        assert world.segment_keys() == objects
+        assert [info.key for info in world.copier.audits[KEY].orphans] == [key]
 
     asyncio.run(run())
 

@@ -234,6 +234,8 @@ class Copier:
         missing: Sequence[RemoteSegment],
         source: str,
     ) -> None:
+        if not segments and not missing:
+            return
         node = self._node
         node.log.warning(
             "the metadata of remote segments was lost and is written again",
@@ -275,8 +277,11 @@ class Copier:
                 key=keys.segment_key(prefix, segment.base_offset, segment.segment_id),
                 offsets=f"{segment.base_offset}-{segment.end_offset}",
             )
+        if found.orphans and not remote.covers(log.log_start_offset, log.local_start_offset):
+            # Without the metadata of some offsets, an orphan may be their only copy.
+            await self._claim_objects(partition, prefix)
+            found = audit.compare(infos, remote)
         due = found.due(now_ms, self._orphan_grace_ms)
-        # Without the metadata of some offsets, an orphan may be their only copy.
         if due and remote.covers(log.log_start_offset, log.local_start_offset):
             await self._store.delete([info.key for info in due])
             self.orphans_deleted_total += len(due)

@@ -193,7 +193,7 @@ class TieredStorage:
             if topic_id in known:
                 self._unknown_ms.pop(key, None)
             elif now_ms - self._unknown_ms.setdefault(key, now_ms) >= wait_ms:
-                name = self.metadata.names[topic_id]
+                name = self.metadata.logs.names[topic_id]
                 self._start(key, self._copier.delete_partition(key, name))
 
     def _sweep_gone_topics(self) -> None:
@@ -232,7 +232,7 @@ class TieredStorage:
         partition = self._partitions.get(*key)
         self._node.log.warning(
             "a tiered partition is not copied or cleaned until the store works again",
-            topic=self.metadata.names.get(key[0]) if partition is None else partition.topic,
+            topic=self.metadata.logs.names.get(key[0]) if partition is None else partition.topic,
             partition=key[1],
             error=str(error),
         )
