@@ -17,6 +17,7 @@ from shoal.log.remote import RemoteUnavailable
 from shoal.record.batch import CorruptBatch, headers
 from shoal.record.records import read_records
 from shoal.replication.partition import Partition
+from shoal.server.metrics.tiered import RemoteMeters
 from shoal.server.tiered.chunk_cache import ChunkCache
 from shoal.server.tiered.copier import Copier
 from shoal.server.tiered.manifests import LostLeadership
@@ -193,7 +194,8 @@ class World:
         cache.open()
         self.metadata.restart()
         metadata: Any = self.metadata
-        self.copier = Copier(node, store, metadata, cache, "cluster")
+        self.meters = RemoteMeters()
+        self.copier = Copier(node, store, metadata, cache, "cluster", self.meters)
         self.arrived = asyncio.Event()
         self.downloads = Downloads(node, store, cache)
         self.reader = PartitionReader(
@@ -203,6 +205,7 @@ class World:
             self.copier.prefix(self.partition),
             is_loaded=lambda: True,
             changed=self.arrived.set,
+            meter=self.meters.of("t"),
         )
         self.log.remote = self.reader
         self.node = node

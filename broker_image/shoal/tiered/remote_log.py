@@ -86,6 +86,16 @@ class RemoteLog:
         found = (segment for known, segment in self._other.values() if known is state)
         return sorted(found, key=lambda segment: segment.base_offset)
 
+    def below(self, offset: int) -> list[RemoteSegment]:
+        """Return the finished segments that end below an offset."""
+        out = []
+        for packed, base in zip(self._finished, self._bases, strict=True):
+            if base >= offset:
+                break
+            if _OFFSETS.unpack_from(packed)[1] < offset:
+                out.append(_unpack(packed))
+        return out
+
     def ids(self) -> set[UUID]:
         """Return the ids of the segments of all states."""
         return {UUID(bytes=packed[:_ID_SIZE]) for packed in self._finished} | self._other.keys()

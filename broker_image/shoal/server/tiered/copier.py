@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.log.segment import INDEX, SNAPSHOT, TIME_INDEX, TXN_INDEX, file_name
+from shoal.server.metrics.tiered import RemoteState
 from shoal.server.tiered import rebuild
 from shoal.server.tiered.manifests import LostLeadership, Manifests
 from shoal.tiered import audit, keys, retention
@@ -44,7 +45,7 @@ from shoal.tiered.segment_object import (
     scan,
     tail,
 )
-from shoal.tiered.store import ObjectMissing, Range
+from shoal.tiered.store import ObjectMissing, Range, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from shoal.log.segment import Segment
     from shoal.log.storage import Storage
     from shoal.replication.partition import Partition
+    from shoal.server.metrics.tiered import RemoteMeters
     from shoal.server.node import Node
     from shoal.server.tiered.chunk_cache import ChunkCache
     from shoal.server.tiered.metadata_topic import MetadataTopic
@@ -104,13 +106,15 @@ class Copier:
         metadata: MetadataTopic,
         cache: ChunkCache,
         cluster_id: str,
+        meters: RemoteMeters,
     ) -> None:
         self._node = node
+        self._meters = meters
         self._store = store
         self._metadata = metadata
         self._cache = cache
         self._cluster_id = cluster_id
-        self._manifests = Manifests(node, store, cluster_id)
+        self.manifests = Manifests(node, store, cluster_id)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="tiered")
         self._under_way: set[UUID] = set()
         #: When this broker first saw an unfinished attempt of another broker.
@@ -121,7 +125,6 @@ class Copier:
         self._orphan_grace_ms = node.config["shoal.remote.orphan.grace.ms"]
         #: The results of the last comparisons.
         self.audits: dict[tuple[UUID, int], audit.Audit] = {}
-        self.segments_copied_total = self.bytes_copied_total = self.segments_deleted_total = 0
         self.segments_rebuilt_total = self.orphans_deleted_total = 0
 
     def prefix(self, partition: Partition) -> str:
@@ -144,14 +147,13 @@ class Copier:
         epoch = partition.leader_epoch
         remote = self._metadata.remote(partition.key)
         prefix = self.prefix(partition)
-        if not self._manifests.is_claimed(partition, epoch):
+        if not self.manifests.is_claimed(partition, epoch):
             await self._claim(partition, prefix, epoch)
         self._advance_start(partition, remote)
         start = partition.log.log_start_offset
-        below = [segment for segment in remote if segment.end_offset < start]
         unfinished = remote.in_state(SegmentState.COPY_SEGMENT_STARTED)
         due = [
-            *below,
+            *remote.below(start),
             *filter(self._is_abandoned, unfinished),
             *remote.in_state(SegmentState.DELETE_SEGMENT_STARTED),
         ]
@@ -161,8 +163,8 @@ class Copier:
             if partition.lost_leadership_since(epoch):
                 raise LostLeadership
             await self._copy(partition, prefix, segment, end)
-        if not self._manifests.is_current(partition, remote.fingerprint):
-            await self._manifests.write(partition, prefix, remote)
+        if not self.manifests.is_current(partition, remote.fingerprint):
+            await self.manifests.write(partition, prefix, remote)
         await self._sweep_when_due(partition)
 
     async def delete_partition(self, key: tuple[UUID, int], topic: str) -> None:
@@ -178,11 +180,11 @@ class Copier:
             batch = due[at : at + rebuild.BATCH]
             await self._begin_deletion(topic, key, batch)
             await self._delete_objects(topic, key, prefix, batch)
-        await self._manifests.delete(prefix, key)
+        await self.manifests.delete(prefix, key)
 
     def forget(self, key: tuple[UUID, int]) -> None:
         """Forget a partition that is no longer on this broker."""
-        self._manifests.forget(key)
+        self.manifests.forget(key)
         self._swept_ms.pop(key, None)
         self.audits.pop(key, None)
 
@@ -191,7 +193,7 @@ class Copier:
     async def _claim(self, partition: Partition, prefix: str, epoch: int) -> None:
         """Take over the manifest, and complete the metadata from it or from the objects."""
         log, remote = partition.log, self._metadata.remote(partition.key)
-        found = await self._manifests.read(prefix, epoch)
+        found = await self.manifests.read(prefix, epoch)
         if found is not None:
             known, _ = found
             lost = rebuild.unfinished(known.segments, remote)
@@ -203,9 +205,9 @@ class Copier:
                 partition.notify_changed()
         elif not remote.covers(log.log_start_offset, log.local_start_offset):
             await self._claim_objects(partition, prefix)
-        self._manifests.claim(partition, epoch, found)
+        self.manifests.claim(partition, epoch, found)
         if found is not None or remote.fingerprint:
-            await self._manifests.write(partition, prefix, remote)
+            await self.manifests.write(partition, prefix, remote)
 
     async def _claim_objects(self, partition: Partition, prefix: str) -> None:
         """Complete the metadata from the objects: neither it nor a manifest has all offsets.
@@ -336,8 +338,8 @@ class Copier:
         key = partition.key
         await self._begin_deletion(partition.topic, key, segments)
         remote = self._metadata.remote(key)
-        if not self._manifests.is_current(partition, remote.fingerprint):
-            await self._manifests.write(partition, prefix, remote)
+        if not self.manifests.is_current(partition, remote.fingerprint):
+            await self.manifests.write(partition, prefix, remote)
         await self._delete_objects(partition.topic, key, prefix, segments)
 
     async def _begin_deletion(
@@ -351,9 +353,15 @@ class Copier:
     async def _delete_objects(
         self, topic: str, key: tuple[UUID, int], prefix: str, segments: Sequence[RemoteSegment]
     ) -> None:
-        await self._store.delete(
-            [keys.segment_key(prefix, s.base_offset, s.segment_id) for s in segments]
-        )
+        meter = self._meters.of(topic)
+        meter.deletes += len(segments)
+        try:
+            await self._store.delete(
+                [keys.segment_key(prefix, s.base_offset, s.segment_id) for s in segments]
+            )
+        except StoreError:
+            meter.delete_errors += len(segments)
+            raise
         records: list[tuple[bytes, bytes | None]] = []
         for segment in segments:
             found = SegmentId(topic, *key, segment.segment_id)
@@ -363,7 +371,6 @@ class Copier:
         for segment in segments:
             self._cache.drop_segment(segment.segment_id)
             self._seen_ms.pop(segment.segment_id, None)
-        self.segments_deleted_total += len(segments)
 
     def _updated(
         self, segment: SegmentId, state: SegmentState, custom: bytes | None = None
@@ -424,18 +431,22 @@ class Copier:
             ready.txn_index_empty,
         )
         self._under_way.add(segment_id)
+        meter = self._meters.of(partition.topic)
+        meter.copies += 1
         try:
             await self._metadata.append(partition.key, [(key_of(added), encode(added))])
             await self._upload(keys.segment_key(prefix, segment.base_offset, segment_id), ready)
             remote = self._metadata.remote(partition.key)
-            await self._manifests.write(partition, prefix, [*remote, ready.as_remote()])
+            await self.manifests.write(partition, prefix, [*remote, ready.as_remote()])
             custom = custom_metadata(ready.source.size, len(ready.footer))
             finished = self._updated(identity, SegmentState.COPY_SEGMENT_FINISHED, custom)
             await self._metadata.append(partition.key, [finished])
+        except Exception:
+            meter.copy_errors += 1
+            raise
         finally:
             self._under_way.discard(segment_id)
-        self.segments_copied_total += 1
-        self.bytes_copied_total += ready.source.size
+        meter.copied_bytes += ready.source.size
 
     async def _upload(self, key: str, ready: Prepared) -> None:
         """Put the object, and read its end back: the store has all of it."""
@@ -448,6 +459,29 @@ class Copier:
         (footer,) = await self._store.get_ranges(key, [Range(size - len(ready.footer), size)])
         if footer != ready.footer:
             raise DamagedObject(f"{key} has another footer in the store than was written")
+
+
+def state_of(partition: Partition, remote: RemoteLog) -> RemoteState:
+    """Return what a partition has in the store, and what the next passes have to do."""
+    start = partition.log.log_start_offset
+    behind = [
+        segment.size
+        for segment, end in _with_ends(partition.log)[:-1]
+        if end > max(remote.end_offset + 1, start) and segment.size
+    ]
+    due = [
+        segment.log_size
+        for segment in (*remote.below(start), *remote.in_state(SegmentState.DELETE_SEGMENT_STARTED))
+    ]
+    return RemoteState(
+        partition.topic,
+        len(remote),
+        remote.size_bytes,
+        len(behind),
+        sum(behind),
+        len(due),
+        sum(due),
+    )
 
 
 def _with_ends(log: Log) -> list[tuple[Segment, int]]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from shoal.log.log import Log
     from shoal.log.search import TimestampOffset
+    from shoal.server.metrics.tiered import RemoteTopicMeter
     from shoal.server.node import Node
     from shoal.tiered.remote_log import RemoteLog, RemoteSegment
     from shoal.tiered.store import ObjectStore
@@ -135,6 +136,7 @@ class PartitionReader:
         *,
         is_loaded: Callable[[], bool],
         changed: Callable[[], None],
+        meter: RemoteTopicMeter,
     ) -> None:
         """`prefix` is that of the partition's objects. `is_loaded` returns whether `remote` has all
         segments that existed when the partition was opened."""
@@ -144,6 +146,7 @@ class PartitionReader:
         self._prefix = prefix
         self._is_loaded = is_loaded
         self._changed = changed
+        self._meter = meter
 
     @property
     def copied_to(self) -> int:
@@ -290,7 +293,13 @@ class PartitionReader:
         """Download a chunk into the cache."""
         downloads = self._downloads
         key = keys.segment_key(self._prefix, segment.base_offset, segment.segment_id)
-        (data,) = await downloads.store.get_ranges(key, [footer.chunk_range(number)])
+        self._meter.fetches += 1
+        try:
+            (data,) = await downloads.store.get_ranges(key, [footer.chunk_range(number)])
+        except StoreError:
+            self._meter.fetch_errors += 1
+            raise
+        self._meter.fetched_bytes += len(data)
         chunk_key = ChunkKey(segment.segment_id, number)
 
         def write() -> CachedChunk:

@@ -53,6 +53,8 @@ class RetryingStore:
         #: Attempts and failed attempts, by operation.
         self.attempts_total: dict[str, int] = {}
         self.failures_total: dict[str, int] = {}
+        #: Bytes of contents that were sent and received, by operation.
+        self.bytes_total: dict[str, int] = {}
 
     async def put(self, key: str, source: Source) -> None:
         async with self._uploads:
@@ -111,7 +113,10 @@ class RetryingStore:
             self._count(self.attempts_total, operation)
             try:
                 async with asyncio.timeout(timeout_s):
-                    return await call()
+                    found = await call()
+                if size:
+                    self._count(self.bytes_total, operation, size)
+                return found
             except TimeoutError:
                 error: StoreError = StoreUnavailable(key, f"no answer within {timeout_s:.0f} s")
             except StoreError as failure:
@@ -123,5 +128,5 @@ class RetryingStore:
             pause_ms = min(pause_ms * 2, limits.backoff_max_ms)
         raise error
 
-    def _count(self, counters: dict[str, int], operation: str) -> None:
-        counters[operation] = counters.get(operation, 0) + 1
+    def _count(self, counters: dict[str, int], operation: str, number: int = 1) -> None:
+        counters[operation] = counters.get(operation, 0) + number

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from shoal.record.batch import CorruptBatch
 from shoal.server.config import InvalidConfig
+from shoal.server.metrics.tiered import RemoteMeters, RemoteState
 from shoal.server.tiered.chunk_cache import ChunkCache
-from shoal.server.tiered.copier import Copier
+from shoal.server.tiered.copier import Copier, state_of
 from shoal.server.tiered.gone_topics import GoneTopics
 from shoal.server.tiered.manifests import LostLeadership
 from shoal.server.tiered.metadata_topic import CreateTopic, Key, MetadataTopic, MetadataUnavailable
@@ -97,12 +98,15 @@ class TieredStorage:
         self.metadata = MetadataTopic(
             node, cache, partitions, peers=peers, purgatory=purgatory, create_topic=create_topic
         )
+        self.meters = RemoteMeters()
         self._copier: Copier | None = None
         self.readers: dict[Key, PartitionReader] = {}
         self._passes: dict[Key, asyncio.Task[None]] = {}
         self._free_passes = asyncio.Semaphore(PASSES_MAX)
         #: When a topic with objects was first found to be unknown.
         self._unknown_ms: dict[Key, int] = {}
+        #: Partitions whose last pass has failed.
+        self._failing: set[Key] = set()
         self.gone_topics = GoneTopics(
             self.store, directory.cluster_id, grace_ms=node.config["shoal.remote.orphan.grace.ms"]
         )
@@ -113,7 +117,12 @@ class TieredStorage:
         """Open the tiered partitions, and copy from now on. Raises `OSError`."""
         self.chunks.open()
         self._copier = Copier(
-            self._node, self.store, self.metadata, self.chunks, self._directory.cluster_id
+            self._node,
+            self.store,
+            self.metadata,
+            self.chunks,
+            self._directory.cluster_id,
+            self.meters,
         )
         self._image.subscribe(self._metadata_changed)
         self.metadata.refresh()
@@ -159,11 +168,15 @@ class TieredStorage:
             self._copier.prefix(partition),
             is_loaded=lambda: self.metadata.is_loaded(key),
             changed=lambda: self._changed(partition),
+            meter=self.meters.of(partition.topic),
         )
         partition.log.remote = self.readers[key] = reader
 
     def _removed(self, partition: Partition) -> None:
         self.readers.pop(partition.key, None)
+        self._failing.discard(partition.key)
+        if not any(p.topic == partition.topic for p in self._tiered()):
+            self.meters.forget(partition.topic)
         if self._copier is not None:
             self._copier.forget(partition.key)
 
@@ -173,6 +186,42 @@ class TieredStorage:
         if partition.leadership is not None:
             for replica in partition.leadership.followers:
                 self._purgatory.wake(("replica", replica))
+
+    # What the metrics read (`metrics.tiered.TieredPort`)
+
+    @property
+    def store_counts(self) -> RetryingStore:
+        return self.store
+
+    @property
+    def cache_counts(self) -> ChunkCache:
+        return self.chunks
+
+    def _tiered(self) -> list[Partition]:
+        return [partition for partition in self._partitions if partition.key in self.readers]
+
+    def states(self) -> list[RemoteState]:
+        return [
+            state_of(partition, self.metadata.remote(partition.key))
+            for partition in self._tiered()
+            if partition.is_leader and not partition.log.offline
+        ]
+
+    def totals(self) -> dict[str, int]:
+        copier = self._copier
+        led = {partition.key for partition in self._tiered() if partition.is_leader}
+        audits = {} if copier is None else copier.audits
+        found = [audit for key, audit in audits.items() if key in led]
+        return {
+            "manifest_writes": 0 if copier is None else copier.manifests.writes_total,
+            "segments_rebuilt": 0 if copier is None else copier.segments_rebuilt_total,
+            "orphans_deleted": self.gone_topics.objects_deleted_total
+            + (0 if copier is None else copier.orphans_deleted_total),
+            "orphans": sum(len(audit.orphans) for audit in found),
+            "orphan_bytes": sum(audit.orphans_bytes for audit in found),
+            "missing_objects": sum(len(audit.missing) for audit in found),
+            "failing_partitions": len(self._failing & led),
+        }
 
     # Passes
 
@@ -219,11 +268,14 @@ class TieredStorage:
         try:
             async with self._free_passes:
                 await work
+            self._failing.discard(key)
         except LostLeadership:
-            pass
+            self._failing.discard(key)
         except (StoreError, MetadataUnavailable, DamagedObject, CorruptBatch, OSError) as error:
+            self._failing.add(key)
             self._log_failure(key, error)
         except Exception:
+            self._failing.add(key)
             self._node.log.exception("a pass of the copier failed", partition=str(key))
         finally:
             work.close()
