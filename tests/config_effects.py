@@ -119,6 +119,12 @@ test_configs_of_copying_and_of_the_metadata_topic shoal.remote.copy.interval.ms
 test_a_store_that_hangs shoal.remote.store.request.timeout.ms remote.fetch.max.wait.ms
     remote.list.offsets.request.timeout.ms
 
+compat/test_tiered_rebuild.py
+test_orphans_are_swept_after_the_grace_period shoal.remote.orphan.check.interval.ms=tiered
+
+unit/test_manifest.py
+test_orphans_are_deleted_after_the_grace_period shoal.remote.orphan.grace.ms=GRACE_MS
+
 compat/test_delegation_tokens.py
 test_a_listener_without_a_secret_key delegation.token.secret.key
 test_creations delegation.token.max.lifetime.ms delegation.token.expiry.time.ms

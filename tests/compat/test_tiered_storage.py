@@ -8,7 +8,7 @@ import random
 import shutil
 import subprocess
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
 from clusters import ShoalCluster, running
@@ -26,7 +26,6 @@ from confluent_kafka.admin import (
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
-    NewTopic,
     OffsetSpec,
 )
 from kafka_tools import command
@@ -35,58 +34,13 @@ from servers import ShoalProcess
 from shoal.client.connection import connect
 from shoal.client.settings import Settings
 from shoal.protocol.api import ApiKey
+from tiered_topics import BASE_MS, MB, TIMEOUT_S, Tiered, alter, consume, create, produce, settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 pytest.importorskip("obstore")
-TIMEOUT_S = 20
-MB = 1 << 20
-TOPIC = {
-    "remote.storage.enable": "true",
-    "segment.bytes": str(MB),
-    "local.retention.bytes": "1",
-    "retention.ms": "-1",
-}
-BASE_MS = 1_700_000_000_000
-
-
-def settings(store: Path, **more: str) -> dict[str, str]:
-    return {
-        "remote.log.storage.system.enable": "true",
-        "shoal.remote.store.url": f"file://{store}",
-        "remote.log.manager.task.interval.ms": "100",
-        "log.retention.check.interval.ms": "100",
-        "rlmm.config.remote.log.metadata.topic.num.partitions": "3",
-        "broker.session.timeout.ms": "3000",
-        "broker.heartbeat.interval.ms": "500",
-        "log.segment.delete.delay.ms": "0",
-    } | {name.replace("_", "."): value for name, value in more.items()}
-
-
-class Tiered(NamedTuple):
-    """A broker, its store, and a client."""
-
-    broker: ShoalProcess
-    store: Path
-    admin: AdminClient
-
-    def objects(self) -> list[Path]:
-        return sorted(path for path in self.store.rglob("*.segment") if path.is_file())
-
-    def bases(self, topic: str = "t") -> list[int]:
-        """Return the base offsets of a topic's objects."""
-        return sorted(int(o.name[:20]) for o in self.objects() if f"/{topic}-" in str(o))
-
-    def local_logs(self, topic: str = "t", index: int = 0) -> list[int]:
-        folder = self.broker.data_dir / f"{topic}-{index}"
-        return sorted(int(path.stem) for path in folder.glob("*.log"))
-
-    def offset(self, spec: OffsetSpec, topic: str = "t") -> int:
-        where = TopicPartition(topic, 0)
-        found = self.admin.list_offsets({where: spec}, request_timeout=TIMEOUT_S)[where]
-        return found.result(TIMEOUT_S).offset
 
 
 @pytest.fixture
@@ -95,40 +49,6 @@ def tiered(tmp_path: Path) -> Iterator[Tiered]:
     broker = ShoalProcess(tmp_path / "data", configs=settings(store)).start()
     yield Tiered(broker, store, AdminClient({"bootstrap.servers": broker.bootstrap}))
     broker.stop()
-
-
-def create(admin: AdminClient, topic: str = "t", *, replicas: int = 1, **configs: str) -> None:
-    own = TOPIC | {name.replace("_", "."): value for name, value in configs.items()}
-    new = NewTopic(topic, 1, replicas, config=own)
-    admin.create_topics([new])[topic].result(TIMEOUT_S)
-
-
-def produce(bootstrap: str, count: int, *, start: int = 0, topic: str = "t") -> None:
-    """Produce records of 1 KB that are their offsets, a second apart."""
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, "batch.num.messages": 100})
-    filler = random.Random(start).randbytes(1000)
-    for number in range(start, start + count):
-        producer.produce(topic, filler, b"%d" % number, timestamp=BASE_MS + number * 1000)
-        producer.poll(0)
-    assert producer.flush(TIMEOUT_S) == 0
-
-
-def consume(bootstrap: str, count: int, *, start: int = 0, topic: str = "t", **config: str) -> None:
-    """Read `count` records from an offset on, and check each."""
-    client = Consumer({"bootstrap.servers": bootstrap, "group.id": "g", **config})
-    client.assign([TopicPartition(topic, 0, start)])
-    at = start
-    try:
-        while at < start + count:
-            found = client.consume(1000, TIMEOUT_S)
-            assert found, f"nothing after offset {at}"
-            for message in found:
-                assert message.error() is None, message.error()
-                assert (message.offset(), message.key()) == (at, b"%d" % at)
-                assert len(message.value()) == 1000
-                at += 1
-    finally:
-        client.close()
 
 
 def test_records_are_read_from_the_store(tiered: Tiered) -> None:
@@ -201,18 +121,6 @@ def test_a_topic_with_old_records_becomes_tiered(tiered: Tiered) -> None:
     consume(tiered.broker.bootstrap, 4000)
     with pytest.raises(KafkaException, match="only in the object store"):
         alter(tiered.admin, {"remote.storage.enable": "false"})
-
-
-def alter(
-    admin: AdminClient, configs: dict[str, str], kind: str = "topic", name: str = "t"
-) -> None:
-    entries = [
-        ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
-        for name, value in configs.items()
-    ]
-    resource = ConfigResource(kind, name, incremental_configs=entries)
-    for future in admin.incremental_alter_configs([resource]).values():
-        future.result(TIMEOUT_S)
 
 
 def test_a_share_group_reads_remote_records(tiered: Tiered) -> None:
