@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -22,6 +22,7 @@ from shoal.server.tiered.chunk_cache import ChunkCache
 from shoal.server.tiered.copier import Copier
 from shoal.server.tiered.manifests import LostLeadership
 from shoal.server.tiered.metadata_topic import MetadataUnavailable
+from shoal.server.tiered.quota import COPY, FETCH, TransferQuota
 from shoal.server.tiered.reader import Downloads, PartitionReader
 from shoal.server.tiered.retrying_store import CallLimits, RetryingStore
 from shoal.tiered import manifest
@@ -41,6 +42,7 @@ CONFIG = LogConfig(
     index_interval_bytes=100,
 )
 GRACE_MS = 10_000
+UNLIMITED = (1 << 63) - 1
 LIMITS = CallLimits(timeout_ms=5, backoff_ms=1, backoff_max_ms=1, attempts=2)
 EXPECTED = (
     StoreError,
@@ -81,7 +83,14 @@ class Node:
 
     id = 1
     config = MappingProxyType(
-        {"shoal.remote.orphan.check.interval.ms": 1, "shoal.remote.orphan.grace.ms": GRACE_MS}
+        {
+            "shoal.remote.orphan.check.interval.ms": 1,
+            "shoal.remote.orphan.grace.ms": GRACE_MS,
+            "remote.log.manager.copy.quota.window.num": 2,
+            "remote.log.manager.copy.quota.window.size.seconds": 1,
+            "remote.log.manager.fetch.quota.window.num": 2,
+            "remote.log.manager.fetch.quota.window.size.seconds": 1,
+        }
     )
 
     def __init__(self, loop: asyncio.AbstractEventLoop, rng: random.Random) -> None:
@@ -184,6 +193,9 @@ class World:
             replicas=(1,),
         )
         self.values: list[bytes] = []
+        self.limits = {
+            f"remote.log.manager.{side}.max.bytes.per.second": UNLIMITED for side in (COPY, FETCH)
+        }
         self.start()
 
     def start(self) -> None:
@@ -194,10 +206,14 @@ class World:
         cache.open()
         self.metadata.restart()
         metadata: Any = self.metadata
+        image: Any = SimpleNamespace(image=SimpleNamespace(broker_config=self.limits))
         self.meters = RemoteMeters()
-        self.copier = Copier(node, store, metadata, cache, "cluster", self.meters)
+        self.copy_quota, self.fetch_quota = (
+            TransferQuota(node, image, side) for side in (COPY, FETCH)
+        )
+        self.copier = Copier(node, store, metadata, cache, "cluster", self.meters, self.copy_quota)
         self.arrived = asyncio.Event()
-        self.downloads = Downloads(node, store, cache)
+        self.downloads = Downloads(node, store, cache, self.fetch_quota)
         self.reader = PartitionReader(
             self.downloads,
             self.log,

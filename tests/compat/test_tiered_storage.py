@@ -119,8 +119,49 @@ def test_a_topic_with_old_records_becomes_tiered(tiered: Tiered) -> None:
     alter(tiered.admin, {"remote.storage.enable": "true", "local.retention.bytes": "1"})
     eventually(lambda: len(tiered.local_logs()) == 1, timeout_s=TIMEOUT_S)
     consume(tiered.broker.bootstrap, 4000)
-    with pytest.raises(KafkaException, match="only in the object store"):
+    with pytest.raises(KafkaException, match="invalid to disable remote storage without deleting"):
         alter(tiered.admin, {"remote.storage.enable": "false"})
+
+
+def test_copying_is_switched_off_and_on_again(tiered: Tiered) -> None:
+    """KIP-950: what is in the store stays readable, and what is not copied stays on the disk."""
+    create(tiered.admin)
+    produce(tiered.broker.bootstrap, 4000)
+    eventually(lambda: len(tiered.local_logs()) == 1, timeout_s=TIMEOUT_S)
+    before = tiered.objects()
+    off = {"remote.log.copy.disable": "true", "local.retention.bytes": "-2"}
+    alter(tiered.admin, off)
+    produce(tiered.broker.bootstrap, 4000, start=4000)
+    consume(tiered.broker.bootstrap, 8000)
+    assert tiered.objects() == before
+    assert len(tiered.local_logs()) > 3
+    alter(tiered.admin, {"remote.log.copy.disable": "false", "local.retention.bytes": "1"})
+    eventually(lambda: len(tiered.local_logs()) == 1, timeout_s=TIMEOUT_S)
+    assert set(before) < set(tiered.objects())
+    consume(tiered.broker.bootstrap, 8000)
+
+
+def test_a_topic_that_is_no_longer_tiered(tiered: Tiered) -> None:
+    """KIP-950: its objects are deleted, it starts on the disk, and it can be tiered again."""
+    create(tiered.admin)
+    produce(tiered.broker.bootstrap, 4000)
+    eventually(lambda: len(tiered.local_logs()) == 1, timeout_s=TIMEOUT_S)
+    (start,) = tiered.local_logs()
+    off = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}
+    alter(tiered.admin, off)
+    eventually(lambda: tiered.offset(OffsetSpec.earliest()) == start, timeout_s=TIMEOUT_S)
+    consume(tiered.broker.bootstrap, 4000 - start, start=start)
+    eventually(lambda: not tiered.objects(), timeout_s=TIMEOUT_S)
+    eventually(lambda: not list(tiered.store.rglob("manifest")), timeout_s=TIMEOUT_S)
+    tiered.broker.kill9()
+    tiered.broker.start()
+    assert tiered.offset(OffsetSpec.earliest()) == start
+    produce(tiered.broker.bootstrap, 4000, start=4000)
+    assert not tiered.objects()
+    alter(tiered.admin, {"remote.storage.enable": "true"})
+    eventually(lambda: len(tiered.local_logs()) == 1, timeout_s=TIMEOUT_S)
+    assert tiered.bases()[0] == start
+    consume(tiered.broker.bootstrap, 8000 - start, start=start)
 
 
 def test_a_share_group_reads_remote_records(tiered: Tiered) -> None:
@@ -215,7 +256,7 @@ def test_an_object_that_is_gone_is_a_retriable_error(tiered: Tiered) -> None:
         ({"local_retention_ms": "5000", "retention_ms": "4000"}, "retention.ms property value"),
         ({"local_retention_bytes": "2000", "retention_bytes": "1000"}, "retention.bytes property"),
         ({"local_retention_ms": "-1", "retention_ms": "4000"}, "must not be -1 as retention.ms"),
-        ({"remote_log_copy_disable": "true"}, "Copying cannot be switched off"),
+        ({"remote_log_copy_disable": "true"}, "must be set to the identical value"),
     ],
 )
 def test_combinations_that_are_refused(

@@ -48,7 +48,7 @@ from shoal.tiered.segment_object import (
 from shoal.tiered.store import ObjectMissing, Range, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from uuid import UUID
 
     from shoal.log.log import Log
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from shoal.server.node import Node
     from shoal.server.tiered.chunk_cache import ChunkCache
     from shoal.server.tiered.metadata_topic import MetadataTopic
+    from shoal.server.tiered.quota import TransferQuota
     from shoal.tiered.remote_log import RemoteLog
     from shoal.tiered.store import ObjectStore
 
@@ -107,8 +108,10 @@ class Copier:
         cache: ChunkCache,
         cluster_id: str,
         meters: RemoteMeters,
+        quota: TransferQuota,
     ) -> None:
         self._node = node
+        self._quota = quota
         self._meters = meters
         self._store = store
         self._metadata = metadata
@@ -136,14 +139,15 @@ class Copier:
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    async def run(self, partition: Partition) -> None:
-        """Run one pass for a partition that this broker leads.
+    async def run(self, partition: Partition) -> int:
+        """Run one pass for a partition that this broker leads. Return 0, or the milliseconds after
+        which to run the next one, because the quota does not allow the next copy yet.
 
         Raises `StoreError`, `MetadataUnavailable`, `LostLeadership`, `DamagedObject`,
         `CorruptBatch`, `OSError`.
         """
         if not partition.is_leader or not self._metadata.is_loaded(partition.key):
-            return
+            return 0
         epoch = partition.leader_epoch
         remote = self._metadata.remote(partition.key)
         prefix = self.prefix(partition)
@@ -159,16 +163,24 @@ class Copier:
         ]
         for at in range(0, len(due), rebuild.BATCH):
             await self._delete(partition, prefix, due[at : at + rebuild.BATCH])
+        wait_ms = 0
         for segment, end in self._copyable(partition, remote):
+            wait_ms = self._quota.throttle_ms()
+            if wait_ms:
+                break
             if partition.lost_leadership_since(epoch):
                 raise LostLeadership
             await self._copy(partition, prefix, segment, end)
         if not self.manifests.is_current(partition, remote.fingerprint):
             await self.manifests.write(partition, prefix, remote)
         await self._sweep_when_due(partition)
+        return wait_ms
 
-    async def delete_partition(self, key: tuple[UUID, int], topic: str) -> None:
-        """Delete all objects of a partition whose topic is deleted. Raises what `run` raises."""
+    async def delete_partition(
+        self, key: tuple[UUID, int], topic: str, is_due: Callable[[], bool]
+    ) -> int:
+        """Delete all objects of a partition whose topic is deleted or no longer tiered, while
+        `is_due` returns that it is. Return 0. Raises what `run` raises."""
         prefix = keys.partition_prefix(self._cluster_id, topic, *key)
         remote = self._metadata.remote(key)
         due = [
@@ -178,9 +190,12 @@ class Copier:
         ]
         for at in range(0, len(due), rebuild.BATCH):
             batch = due[at : at + rebuild.BATCH]
+            if not is_due():
+                return 0
             await self._begin_deletion(topic, key, batch)
             await self._delete_objects(topic, key, prefix, batch)
         await self.manifests.delete(prefix, key)
+        return 0
 
     def forget(self, key: tuple[UUID, int]) -> None:
         """Forget a partition that is no longer on this broker."""
@@ -384,6 +399,8 @@ class Copier:
         """Return the closed segments below the last stable offset that are not copied, with the
         offset behind each."""
         log = partition.log
+        if log.config.remote_log_copy_disable:
+            return []
         bound = partition.last_stable_offset
         start = max(remote.end_offset + 1, log.log_start_offset)
         return [
@@ -433,6 +450,7 @@ class Copier:
         self._under_way.add(segment_id)
         meter = self._meters.of(partition.topic)
         meter.copies += 1
+        self._quota.record(ready.source.size)
         try:
             await self._metadata.append(partition.key, [(key_of(added), encode(added))])
             await self._upload(keys.segment_key(prefix, segment.base_offset, segment_id), ready)

@@ -123,7 +123,7 @@ class Manifests:
                 )
             except StoreConflict as error:
                 conflict = error
-                if not await self._read_again(claim, prefix, wanted.write_id):
+                if not await self._read_again(partition.key, prefix, wanted.write_id):
                     continue
             claim.revision = wanted.revision
             claim.written = (fingerprint, wanted.log_start_offset)
@@ -132,13 +132,15 @@ class Manifests:
             return
         raise conflict
 
-    async def _read_again(self, claim: _Claim, prefix: str, write_id: UUID) -> bool:
+    async def _read_again(self, key: tuple[UUID, int], prefix: str, write_id: UUID) -> bool:
         """Take over the version that was in the way of a write. Return whether it is that write: a
         put that was repeated may have taken effect the first time."""
+        claim = self._claims[key]
         found = await self.read(prefix, claim.leader_epoch)
         if found is None:
             if claim.version is not None:
-                # The topic was deleted.
+                # The topic was deleted, or was not tiered for a while.
+                del self._claims[key]
                 raise LostLeadership
             return False
         claim.version, claim.revision = found[1], found[0].revision

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from shoal.log.search import TimestampOffset
     from shoal.server.metrics.tiered import RemoteTopicMeter
     from shoal.server.node import Node
+    from shoal.server.tiered.quota import TransferQuota
     from shoal.tiered.remote_log import RemoteLog, RemoteSegment
     from shoal.tiered.store import ObjectStore
 
@@ -51,13 +52,18 @@ class OpenSegment(NamedTuple):
 class Downloads:
     """Owns what was downloaded, and the downloads under way, of all partitions."""
 
-    def __init__(self, node: Node, store: ObjectStore, cache: ChunkCache) -> None:
+    def __init__(
+        self, node: Node, store: ObjectStore, cache: ChunkCache, quota: TransferQuota
+    ) -> None:
         self.node = node
+        self.quota = quota
         self.store = store
         self.cache = cache
         self.segments: dict[UUID, OpenSegment] = {}
         self._running: dict[ChunkKey | UUID, asyncio.Task[None]] = {}
         self._waiting: dict[ChunkKey | UUID, dict[Callable[[], None], None]] = {}
+        #: Parts whose download waits for the quota.
+        self._paused: dict[ChunkKey | UUID, asyncio.TimerHandle] = {}
         #: Parts whose last download failed, with the error and the end of the pause.
         self._failed: dict[ChunkKey | UUID, tuple[BaseException, int]] = {}
 
@@ -87,10 +93,27 @@ class Downloads:
                 raise RemoteUnavailable(str(error))
             del self._failed[part]
         self._waiting.setdefault(part, {})[changed] = None
-        if part not in self._running:
+        if part in self._running or part in self._paused:
+            return
+        # Footers are small, and do not count, as Kafka's indexes.
+        wait_ms = self.quota.throttle_ms() if isinstance(part, ChunkKey) else 0
+        if wait_ms:
+            self._paused[part] = self.node.loop.call_later(wait_ms / 1000, self._resume, part)
+        else:
             task = self.node.loop.create_task(download())
             self._running[part] = task
             task.add_done_callback(partial(self._ended, part))
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether a download waits for the quota."""
+        return bool(self._paused)
+
+    def _resume(self, part: ChunkKey | UUID) -> None:
+        """Wake the readers of a part after a pause of the quota. They start its download."""
+        del self._paused[part]
+        for call in self._waiting.pop(part, {}):
+            call()
 
     async def ended(
         self, part: ChunkKey | UUID, download: Callable[[], Coroutine[Any, Any, None]]
@@ -120,8 +143,8 @@ class Downloads:
             call()
 
     def stop(self) -> None:
-        for task in self._running.values():
-            task.cancel()
+        for work in (*self._running.values(), *self._paused.values()):
+            work.cancel()
 
 
 class PartitionReader:
@@ -294,6 +317,8 @@ class PartitionReader:
         downloads = self._downloads
         key = keys.segment_key(self._prefix, segment.base_offset, segment.segment_id)
         self._meter.fetches += 1
+        start, end = footer.chunk_range(number)
+        downloads.quota.record(end - start)
         try:
             (data,) = await downloads.store.get_ranges(key, [footer.chunk_range(number)])
         except StoreError:
