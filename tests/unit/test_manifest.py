@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import NamedTuple
 from uuid import UUID
 
@@ -17,7 +18,7 @@ from shoal.tiered.metadata_records import SegmentState
 from shoal.tiered.remote_log import RemoteSegment
 from shoal.tiered.segment_object import DamagedObject
 from shoal.tiered.store import BytesSource, ObjectMissing
-from tiered_world import GRACE_MS, KEY, World
+from tiered_world import CONFIG, GRACE_MS, KEY, World
 
 SEGMENT = RemoteSegment(UUID(int=7), 10, 19, 1234, 500, 700, 100, 3, False, ((0, 10), (2, 15)))
 MANIFEST = Manifest(
@@ -77,7 +78,7 @@ async def copied(seed: int = 1, count: int = 12) -> World:
     return world
 
 
-async def replace(world: World, leader_epoch: int) -> None:
+async def replace_manifest(world: World, leader_epoch: int) -> None:
     """Replace the manifest as the leader of another epoch does."""
     other = world.manifest()._replace(leader_epoch=leader_epoch, write_id=UUID(int=99))
     await world.store.put(manifest_key(world.prefix), BytesSource(manifest.encode(other)))
@@ -86,7 +87,7 @@ async def replace(world: World, leader_epoch: int) -> None:
 def test_a_deposed_leader_does_not_finish_its_copy() -> None:
     async def run() -> None:
         world = await copied()
-        await replace(world, 5)
+        await replace_manifest(world, 5)
         before = world.manifest()
         finished = tuple(world.metadata.remote(KEY))
         world.produce(8)
@@ -102,7 +103,7 @@ def test_a_deposed_leader_does_not_finish_its_copy() -> None:
 def test_a_deposed_leader_deletes_no_object() -> None:
     async def run() -> None:
         world = await copied()
-        await replace(world, 5)
+        await replace_manifest(world, 5)
         world.log.advance_log_start(world.log.local_start_offset)
         before = world.segment_keys()
         with pytest.raises(LostLeadership):
@@ -131,7 +132,7 @@ def test_an_earlier_epoch_in_between_is_overwritten() -> None:
         world = await copied()
         world.partition.register(Registered(3), world.node.clock.ms)
         await world.run_pass()
-        await replace(world, 2)
+        await replace_manifest(world, 2)
         world.produce(8)
         await world.copier.run(world.partition)
         assert world.manifest().leader_epoch == 3
@@ -298,6 +299,25 @@ def test_objects_of_offsets_without_metadata_are_adopted_and_not_swept() -> None
         assert tuple(remote) == before[1:]
         assert world.segment_keys() == objects
         assert [info.key for info in world.copier.audits[KEY].orphans] == [key]
+
+    asyncio.run(run())
+
+
+def test_an_orphan_is_kept_that_only_this_leader_has_on_its_disk_as_well() -> None:
+    async def run() -> None:
+        world = World(1)
+        world.log.config = replace(CONFIG, local_retention_bytes=-1)
+        world.produce(20)
+        await world.run_pass()
+        before = tuple(world.metadata.remote(KEY))
+        assert len(before) > 2
+        assert world.log.local_start_offset == 0
+        objects = world.segment_keys()
+        world.metadata.remote(KEY).forget(before[1].segment_id)
+        world.node.clock.ms += 2 * GRACE_MS
+        await world.copier.sweep(world.partition)
+        assert world.segment_keys() == objects
+        assert tuple(world.metadata.remote(KEY)) == before
 
     asyncio.run(run())
 

@@ -169,7 +169,7 @@ class Copier:
             if wait_ms:
                 break
             if partition.lost_leadership_since(epoch):
-                raise LostLeadership
+                raise LostLeadership("another broker leads the partition")
             await self._copy(partition, prefix, segment, end)
         if not self.manifests.is_current(partition, remote.fingerprint):
             await self.manifests.write(partition, prefix, remote)
@@ -218,7 +218,7 @@ class Copier:
             start = min(known.log_start_offset, partition.high_watermark)
             if log.advance_log_start(start):
                 partition.notify_changed()
-        elif not remote.covers(log.log_start_offset, log.local_start_offset):
+        if not remote.covers(log.log_start_offset, log.local_start_offset):
             await self._claim_objects(partition, prefix)
         self.manifests.claim(partition, epoch, found)
         if found is not None or remote.fingerprint:
@@ -294,12 +294,12 @@ class Copier:
                 key=keys.segment_key(prefix, segment.base_offset, segment.segment_id),
                 offsets=f"{segment.base_offset}-{segment.end_offset}",
             )
-        if found.orphans and not remote.covers(log.log_start_offset, log.local_start_offset):
+        if found.orphans and not _is_complete(log, remote):
             # Without the metadata of some offsets, an orphan may be their only copy.
             await self._claim_objects(partition, prefix)
             found = audit.compare(infos, remote)
         due = found.due(now_ms, self._orphan_grace_ms)
-        if due and remote.covers(log.log_start_offset, log.local_start_offset):
+        if due and _is_complete(log, remote):
             await self._store.delete([info.key for info in due])
             self.orphans_deleted_total += len(due)
             gone = set(due)
@@ -477,6 +477,13 @@ class Copier:
         (footer,) = await self._store.get_ranges(key, [Range(size - len(ready.footer), size)])
         if footer != ready.footer:
             raise DamagedObject(f"{key} has another footer in the store than was written")
+
+
+def _is_complete(log: Log, remote: RemoteLog) -> bool:
+    """Whether finished segments have all offsets up to the local log, and leave out none below
+    their last one: another replica may have a shorter local log."""
+    end = max(log.local_start_offset, remote.end_offset + 1)
+    return remote.covers(log.log_start_offset, end)
 
 
 def state_of(partition: Partition, remote: RemoteLog) -> RemoteState:

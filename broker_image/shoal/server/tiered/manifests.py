@@ -77,7 +77,10 @@ class Manifests:
                 "partition then writes another one"
             ) from None
         if found.leader_epoch > leader_epoch:
-            raise LostLeadership
+            raise LostLeadership(
+                f"{keys.manifest_key(prefix)} was written in leader epoch {found.leader_epoch}, "
+                f"and this broker leads in epoch {leader_epoch}"
+            )
         return found, version
 
     def claim(
@@ -92,10 +95,17 @@ class Manifests:
         """Forget a partition that this broker no longer leads, or has no more."""
         self._claims.pop(key, None)
 
+    def _claim_of(self, key: tuple[UUID, int]) -> _Claim:
+        """Raises `LostLeadership` if the partition was forgotten meanwhile."""
+        claim = self._claims.get(key)
+        if claim is None:
+            raise LostLeadership("the partition is no longer tiered, or no longer here")
+        return claim
+
     def is_current(self, partition: Partition, fingerprint: int) -> bool:
         """Whether the last write of this epoch has these segments and the log start. A partition
         without segments needs no manifest."""
-        claim = self._claims[partition.key]
+        claim = self._claim_of(partition.key)
         if claim.in_doubt:
             return False
         if claim.written is None:
@@ -106,7 +116,7 @@ class Manifests:
         self, partition: Partition, prefix: str, segments: Iterable[RemoteSegment]
     ) -> None:
         """Replace the manifest. Raises `LostLeadership`, `StoreError`, `DamagedObject`."""
-        claim = self._claims[partition.key]
+        claim = self._claim_of(partition.key)
         wanted = self._wanted(partition, claim, tuple(segments))
         fingerprint = 0
         for segment in wanted.segments:
@@ -114,7 +124,7 @@ class Manifests:
         claim.in_doubt = True
         for _ in range(_WRITES_MAX):
             if partition.lost_leadership_since(claim.leader_epoch):
-                raise LostLeadership
+                raise LostLeadership("another broker leads the partition")
             wanted = wanted._replace(revision=claim.revision + 1)
             source = BytesSource(manifest.encode(wanted))
             try:
@@ -135,13 +145,13 @@ class Manifests:
     async def _read_again(self, key: tuple[UUID, int], prefix: str, write_id: UUID) -> bool:
         """Take over the version that was in the way of a write. Return whether it is that write: a
         put that was repeated may have taken effect the first time."""
-        claim = self._claims[key]
+        claim = self._claim_of(key)
         found = await self.read(prefix, claim.leader_epoch)
         if found is None:
             if claim.version is not None:
                 # The topic was deleted, or was not tiered for a while.
-                del self._claims[key]
-                raise LostLeadership
+                self.forget(key)
+                raise LostLeadership(f"{keys.manifest_key(prefix)} was deleted")
             return False
         claim.version, claim.revision = found[1], found[0].revision
         return found[0].write_id == write_id

@@ -301,8 +301,13 @@ class TieredStorage:
                 self._failing.discard(key)
                 if wait_ms:
                     await asyncio.sleep(wait_ms / 1000)
-        except LostLeadership:
+        except LostLeadership as error:
             self._failing.discard(key)
+            partition = self._partitions.get(*key)
+            if partition is not None and partition.is_leader and key in self.readers:
+                # It does not know of its successor yet, or leader epochs were lost.
+                self._failing.add(key)
+                self._log_failure(key, error)
         except (StoreError, MetadataUnavailable, DamagedObject, CorruptBatch, OSError) as error:
             self._failing.add(key)
             self._log_failure(key, error)
