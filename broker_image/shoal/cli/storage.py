@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from shoal.cli import output, timestamps
+from shoal.cli import output, shoal_only, timestamps
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, new_app
 from shoal.client.client import Client
@@ -37,6 +37,7 @@ _URL, _ENDPOINT, _REGION = (f"shoal.remote.store.{name}" for name in ("url", "en
 _GRACE = "shoal.remote.orphan.grace.ms"
 #: The config of a topic that makes it tiered.
 _TIERED = "remote.storage.enable"
+_WHAT = "keys in __remote_log_metadata, from which this command reads"
 Topics = Annotated[
     list[str] | None, typer.Argument(metavar="[TOPIC...]", help="Default: all tiered topics.")
 ]
@@ -62,6 +63,7 @@ async def status(
     client: Client, topics: Topics = None, format: FormatOption = Format.TABLE
 ) -> None:
     """Show what each partition has in the store, and which records are not there yet."""
+    await shoal_only.require(client, _WHAT)
     tiered = await _tiered(client, topics)
     logs = await _logs(client)
     where = [TopicPartition(t.name, p.index) for t in tiered for p in t.partitions]
@@ -108,6 +110,7 @@ async def segments(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """List the remote segments of a topic, with the keys of their objects."""
+    await shoal_only.require(client, _WHAT)
     (found,) = await _tiered(client, [topic])
     cluster = await client.admin.describe_cluster()
     logs = await _logs(client)
@@ -161,6 +164,7 @@ async def check(
     It finds objects that no metadata names (orphan), segments without an object (missing), and
     manifests that are missing, damaged or not current (manifest).
     """
+    await shoal_only.require(client, _WHAT)
     tiered = await _tiered(client, topics)
     configs = await _broker_configs(client)
     grace_ms = int(configs[_GRACE] or 0)

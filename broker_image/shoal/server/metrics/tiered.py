@@ -118,6 +118,8 @@ _TOTALS = (
     ("manifest_writes", "Manifests of partitions written to the object store."),
     ("segments_rebuilt", "Remote segments whose lost metadata was written again."),
     ("orphans_deleted", "Objects deleted that no metadata named."),
+    ("copies_throttled", "Times that a copy waited for its quota."),
+    ("fetches_throttled", "Times that a download waited for its quota."),
 )
 _NUMBERS = (
     ("orphans", "Objects that no metadata names, at the last check of each partition led here."),

@@ -235,6 +235,8 @@ class TieredStorage:
             "segments_rebuilt": 0 if copier is None else copier.segments_rebuilt_total,
             "orphans_deleted": self.gone_topics.objects_deleted_total
             + (0 if copier is None else copier.orphans_deleted_total),
+            "copies_throttled": self.copy_quota.throttled_total,
+            "fetches_throttled": self.fetch_quota.throttled_total,
             "orphans": sum(len(audit.orphans) for audit in found),
             "orphan_bytes": sum(audit.orphans_bytes for audit in found),
             "missing_objects": sum(len(audit.missing) for audit in found),
