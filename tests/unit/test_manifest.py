@@ -170,7 +170,7 @@ def test_lost_metadata_is_written_again_from_the_manifest() -> None:
         await world.copier.run(world.partition)
         assert tuple(world.metadata.remote(KEY)) == before
         assert world.log.log_start_offset == 0
-        assert world.copier.segments_rebuilt_total == len(before)
+        assert world.copier.reconciliation.segments_rebuilt_total == len(before)
         gets = [key for operation, key in world.store.calls if operation == "get"]
         assert gets == [manifest_key(world.prefix)], "no object was read"
         await world.check_the_end()
@@ -268,13 +268,13 @@ def test_orphans_are_deleted_after_the_grace_period() -> None:
         world.store.modified_ms[orphan] = world.node.clock.ms
         await world.run_pass()
         assert orphan in world.store.objects
-        assert [info.key for info in world.copier.audits[KEY].orphans] == [orphan]
+        assert [info.key for info in world.copier.reconciliation.audits[KEY].orphans] == [orphan]
         world.node.clock.ms += GRACE_MS
         await world.run_pass()
         assert orphan not in world.store.objects
         assert other in world.store.objects
-        assert world.copier.audits[KEY].orphans == ()
-        assert world.copier.orphans_deleted_total == 1
+        assert world.copier.reconciliation.audits[KEY].orphans == ()
+        assert world.copier.reconciliation.orphans_deleted_total == 1
         await world.check_the_end()
 
     asyncio.run(run())
@@ -288,17 +288,17 @@ def test_objects_of_offsets_without_metadata_are_adopted_and_not_swept() -> None
         # The claim was made before the record was lost.
         remote.forget(before[0].segment_id)
         world.node.clock.ms += 2 * GRACE_MS
-        await world.copier.sweep(world.partition)
+        await world.copier.reconciliation.sweep(world.partition, world.prefix)
         assert tuple(remote) == before
         assert world.segment_keys() == objects
         # One that is damaged cannot be adopted, and stays.
         remote.forget(before[0].segment_id)
         (key,) = [k for k in objects if segment_id_of(k) == before[0].segment_id]
         world.store.objects[key] = world.store.objects[key][:-1]
-        await world.copier.sweep(world.partition)
+        await world.copier.reconciliation.sweep(world.partition, world.prefix)
         assert tuple(remote) == before[1:]
         assert world.segment_keys() == objects
-        assert [info.key for info in world.copier.audits[KEY].orphans] == [key]
+        assert [info.key for info in world.copier.reconciliation.audits[KEY].orphans] == [key]
 
     asyncio.run(run())
 
@@ -315,7 +315,7 @@ def test_an_orphan_is_kept_that_only_this_leader_has_on_its_disk_as_well() -> No
         objects = world.segment_keys()
         world.metadata.remote(KEY).forget(before[1].segment_id)
         world.node.clock.ms += 2 * GRACE_MS
-        await world.copier.sweep(world.partition)
+        await world.copier.reconciliation.sweep(world.partition, world.prefix)
         assert world.segment_keys() == objects
         assert tuple(world.metadata.remote(KEY)) == before
 
@@ -328,7 +328,7 @@ def test_a_missing_object_is_reported() -> None:
         (key,) = [k for k in world.segment_keys() if f"/{0:020d}-" in k]
         del world.store.objects[key]
         await world.run_pass()
-        assert [s.base_offset for s in world.copier.audits[KEY].missing] == [0]
+        assert [s.base_offset for s in world.copier.reconciliation.audits[KEY].missing] == [0]
 
     asyncio.run(run())
 

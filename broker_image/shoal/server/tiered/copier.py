@@ -25,7 +25,8 @@ from shoal.log.segment import INDEX, SNAPSHOT, TIME_INDEX, TXN_INDEX, file_name
 from shoal.server.metrics.tiered import RemoteState
 from shoal.server.tiered import rebuild
 from shoal.server.tiered.manifests import LostLeadership, Manifests
-from shoal.tiered import audit, keys, retention
+from shoal.server.tiered.reconciliation import Reconciliation
+from shoal.tiered import keys, retention
 from shoal.tiered.metadata_records import (
     SegmentAdded,
     SegmentId,
@@ -45,7 +46,7 @@ from shoal.tiered.segment_object import (
     scan,
     tail,
 )
-from shoal.tiered.store import ObjectMissing, Range, StoreError
+from shoal.tiered.store import Range, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -118,17 +119,11 @@ class Copier:
         self._cache = cache
         self._cluster_id = cluster_id
         self.manifests = Manifests(node, store, cluster_id)
+        self.reconciliation = Reconciliation(node, store, metadata, self.manifests)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="tiered")
         self._under_way: set[UUID] = set()
         #: When this broker first saw an unfinished attempt of another broker.
         self._seen_ms: dict[UUID, int] = {}
-        #: When this broker last compared the objects of a partition with its metadata.
-        self._swept_ms: dict[tuple[UUID, int], int] = {}
-        self._sweep_interval_ms = node.config["shoal.remote.orphan.check.interval.ms"]
-        self._orphan_grace_ms = node.config["shoal.remote.orphan.grace.ms"]
-        #: The results of the last comparisons.
-        self.audits: dict[tuple[UUID, int], audit.Audit] = {}
-        self.segments_rebuilt_total = self.orphans_deleted_total = 0
 
     def prefix(self, partition: Partition) -> str:
         """Return the prefix of the partition's objects."""
@@ -152,7 +147,7 @@ class Copier:
         remote = self._metadata.remote(partition.key)
         prefix = self.prefix(partition)
         if not self.manifests.is_claimed(partition, epoch):
-            await self._claim(partition, prefix, epoch)
+            await self.reconciliation.claim(partition, prefix, epoch)
         self._advance_start(partition, remote)
         start = partition.log.log_start_offset
         unfinished = remote.in_state(SegmentState.COPY_SEGMENT_STARTED)
@@ -173,7 +168,7 @@ class Copier:
             await self._copy(partition, prefix, segment, end)
         if not self.manifests.is_current(partition, remote.fingerprint):
             await self.manifests.write(partition, prefix, remote)
-        await self._sweep_when_due(partition)
+        await self.reconciliation.sweep_when_due(partition, prefix)
         return wait_ms
 
     async def delete_partition(
@@ -200,113 +195,7 @@ class Copier:
     def forget(self, key: tuple[UUID, int]) -> None:
         """Forget a partition that is no longer on this broker."""
         self.manifests.forget(key)
-        self._swept_ms.pop(key, None)
-        self.audits.pop(key, None)
-
-    # The manifest
-
-    async def _claim(self, partition: Partition, prefix: str, epoch: int) -> None:
-        """Take over the manifest, and complete the metadata from it or from the objects."""
-        log, remote = partition.log, self._metadata.remote(partition.key)
-        found = await self.manifests.read(prefix, epoch)
-        if found is not None:
-            known, _ = found
-            lost = rebuild.unfinished(known.segments, remote)
-            if lost:
-                whole, missing = await rebuild.present(self._store, prefix, lost)
-                await self._write_again(partition, whole, missing, "its manifest")
-            start = min(known.log_start_offset, partition.high_watermark)
-            if log.advance_log_start(start):
-                partition.notify_changed()
-        if not remote.covers(log.log_start_offset, log.local_start_offset):
-            await self._claim_objects(partition, prefix)
-        self.manifests.claim(partition, epoch, found)
-        if found is not None or remote.fingerprint:
-            await self.manifests.write(partition, prefix, remote)
-
-    async def _claim_objects(self, partition: Partition, prefix: str) -> None:
-        """Complete the metadata from the objects: neither it nor a manifest has all offsets.
-
-        Raises `ObjectMissing` if the objects do not have them. The log start must not move over
-        offsets that may be in another bucket.
-        """
-        log, remote = partition.log, self._metadata.remote(partition.key)
-        infos = [info async for info in self._store.list(prefix)]
-        found = audit.compare(infos, remote)
-        segments = await rebuild.described(self._store, found.orphans)
-        await self._write_again(partition, segments, [], "its objects")
-        if remote.start_offset is None:
-            raise ObjectMissing(
-                prefix,
-                f"the store has no object of this partition, and offsets {log.log_start_offset} to "
-                f"{log.local_start_offset - 1} are no longer on the disk. Check "
-                "shoal.remote.store.url. If the objects are lost, delete the records with "
-                "`shoal topics delete-records`",
-            )
-
-    async def _write_again(
-        self,
-        partition: Partition,
-        segments: Sequence[RemoteSegment],
-        missing: Sequence[RemoteSegment],
-        source: str,
-    ) -> None:
-        if not segments and not missing:
-            return
-        node = self._node
-        node.log.warning(
-            "the metadata of remote segments was lost and is written again",
-            topic=partition.topic,
-            partition=partition.index,
-            source=source,
-            segments=len(segments),
-            objects_missing=len(missing),
-        )
-        batches = rebuild.batches(
-            partition.topic,
-            partition.key,
-            segments,
-            broker_id=node.id,
-            now_ms=node.clock.now_ms(),
-        )
-        for records in batches:
-            await self._metadata.append(partition.key, records)
-        self.segments_rebuilt_total += len(segments)
-
-    # Orphans
-
-    async def _sweep_when_due(self, partition: Partition) -> None:
-        now_ms = self._node.clock.now_ms()
-        swept_ms = self._swept_ms.get(partition.key)
-        if swept_ms is not None and now_ms - swept_ms < self._sweep_interval_ms:
-            return
-        await self.sweep(partition)
-
-    async def sweep(self, partition: Partition) -> None:
-        """Compare the objects with the metadata, and delete orphans after their grace period."""
-        log, remote = partition.log, self._metadata.remote(partition.key)
-        prefix, now_ms = self.prefix(partition), self._node.clock.now_ms()
-        infos = [info async for info in self._store.list(prefix)]
-        found = audit.compare(infos, remote)
-        for segment in found.missing:
-            self._node.log.error(
-                "the object of a remote segment is missing or incomplete",
-                key=keys.segment_key(prefix, segment.base_offset, segment.segment_id),
-                offsets=f"{segment.base_offset}-{segment.end_offset}",
-            )
-        if found.orphans and not _is_complete(log, remote):
-            # Without the metadata of some offsets, an orphan may be their only copy.
-            await self._claim_objects(partition, prefix)
-            found = audit.compare(infos, remote)
-        due = found.due(now_ms, self._orphan_grace_ms)
-        if due and _is_complete(log, remote):
-            await self._store.delete([info.key for info in due])
-            self.orphans_deleted_total += len(due)
-            gone = set(due)
-            left = tuple(info for info in found.orphans if info not in gone)
-            found = found._replace(orphans=left)
-        self.audits[partition.key] = found
-        self._swept_ms[partition.key] = now_ms
+        self.reconciliation.forget(key)
 
     # Deleting
 
@@ -477,13 +366,6 @@ class Copier:
         (footer,) = await self._store.get_ranges(key, [Range(size - len(ready.footer), size)])
         if footer != ready.footer:
             raise DamagedObject(f"{key} has another footer in the store than was written")
-
-
-def _is_complete(log: Log, remote: RemoteLog) -> bool:
-    """Whether finished segments have all offsets up to the local log, and leave out none below
-    their last one: another replica may have a shorter local log."""
-    end = max(log.local_start_offset, remote.end_offset + 1)
-    return remote.covers(log.log_start_offset, end)
 
 
 def state_of(partition: Partition, remote: RemoteLog) -> RemoteState:

@@ -228,13 +228,14 @@ class TieredStorage:
     def totals(self) -> dict[str, int]:
         copier = self._copier
         led = {partition.key for partition in self._tiered() if partition.is_leader}
-        audits = {} if copier is None else copier.audits
+        reconciliation = None if copier is None else copier.reconciliation
+        audits = {} if reconciliation is None else reconciliation.audits
         found = [audit for key, audit in audits.items() if key in led]
         return {
             "manifest_writes": 0 if copier is None else copier.manifests.writes_total,
-            "segments_rebuilt": 0 if copier is None else copier.segments_rebuilt_total,
+            "segments_rebuilt": reconciliation.segments_rebuilt_total if reconciliation else 0,
             "orphans_deleted": self.gone_topics.objects_deleted_total
-            + (0 if copier is None else copier.orphans_deleted_total),
+            + (reconciliation.orphans_deleted_total if reconciliation else 0),
             "copies_throttled": self.copy_quota.throttled_total,
             "fetches_throttled": self.fetch_quota.throttled_total,
             "orphans": sum(len(audit.orphans) for audit in found),
