@@ -309,3 +309,43 @@ class World:
         assert found.log_start_offset == self.log.log_start_offset
         assert len(self.log.segments) == 1
         await self.read_all()
+
+
+async def scenario(world: World) -> None:
+    """Produce, copy, delete from the start, and copy more."""
+    world.produce(8)
+    await world.run_pass()
+    world.produce(8)
+    await world.run_pass()
+    world.log.advance_log_start(min(6, world.partition.high_watermark))
+    await world.run_pass()
+
+
+def crash_everywhere(*, lost: bool) -> int:
+    """Run the scenario with a crash at each step in turn, and check the world after each. With
+    `lost`, the crash takes all metadata with it. Return the number of steps."""
+
+    async def run(crash_at: int) -> bool:
+        world = World(1)
+        world.steps.crash_at = crash_at
+        crashed = False
+        try:
+            await scenario(world)
+        except Crash:
+            crashed = True
+            world.check_manifest()
+            if lost:
+                world.metadata.lose()
+            world.start()
+            await world.run_pass()
+            assert world.log.log_start_offset in (0, 6), "retention removes nothing"
+            await world.read_all()
+        if len(world.values) < 16:
+            world.produce(8)
+        await world.check_the_end()
+        return crashed
+
+    crash_at = 1
+    while asyncio.run(run(crash_at)):
+        crash_at += 1
+    return crash_at

@@ -12,17 +12,7 @@ import object_stores
 import pytest
 from seeding import SEED
 from shoal.log.remote import RemoteUnavailable
-from tiered_world import Crash, World
-
-
-async def scenario(world: World) -> None:
-    """Produce, copy, delete from the start, and copy more."""
-    world.produce(8)
-    await world.run_pass()
-    world.produce(8)
-    await world.run_pass()
-    world.log.advance_log_start(min(6, world.partition.high_watermark))
-    await world.run_pass()
+from tiered_world import Crash, World, crash_everywhere, scenario
 
 
 def test_a_run_without_faults() -> None:
@@ -40,29 +30,7 @@ def test_a_run_without_faults() -> None:
 
 @pytest.mark.parametrize("lost", [False, True], ids=["metadata-kept", "metadata-lost"])
 def test_a_crash_at_every_step(lost) -> None:
-    async def run(crash_at: int) -> bool:
-        world = World(1)
-        world.steps.crash_at = crash_at
-        crashed = False
-        try:
-            await scenario(world)
-        except Crash:
-            crashed = True
-            world.check_manifest()
-            if lost:
-                world.metadata.lose()
-            world.start()
-            await world.run_pass()
-            await world.read_all()
-        if len(world.values) < 16:
-            world.produce(8)
-        await world.check_the_end()
-        return crashed
-
-    crash_at = 1
-    while asyncio.run(run(crash_at)):
-        crash_at += 1
-    assert crash_at > 20
+    assert crash_everywhere(lost=lost) > 20
 
 
 @pytest.mark.parametrize("number", range(60))
