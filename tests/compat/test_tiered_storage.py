@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -310,6 +311,38 @@ def run_tool(*words: str) -> str:
     return done.stdout
 
 
+def check_conditional_puts(configs: dict[str, str], credentials: dict[str, str]) -> None:
+    """The server has conditional puts, so manifests are fenced there."""
+    script = (
+        "import asyncio, sys\n"
+        "from shoal.server.tiered.object_store import open_store\n"
+        "from shoal.tiered.store import BytesSource, StoreConflict\n"
+        "async def run(store):\n"
+        "    first = await store.put_if('conditional', BytesSource(b'1'), None)\n"
+        "    await store.put_if('conditional', BytesSource(b'2'), first)\n"
+        "    for version in (None, first):\n"
+        "        try:\n"
+        "            await store.put_if('conditional', BytesSource(b'3'), version)\n"
+        "        except StoreConflict:\n"
+        "            continue\n"
+        "        sys.exit('an old version was replaced')\n"
+        "    await store.delete(['conditional'])\n"
+        "    sys.exit(0 if store.is_conditional else 'not conditional')\n"
+        "url, endpoint, region = sys.argv[1:]\n"
+        "asyncio.run(run(open_store(url, endpoint=endpoint, region=region)))\n"
+    )
+    words = [configs[f"shoal.remote.store.{name}"] for name in ("url", "endpoint", "region")]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *words],
+        env=os.environ | credentials,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.nightly
 def test_records_are_read_from_an_s3_server(tmp_path: Path) -> None:
     """versitygw serves a directory by S3's protocol."""
@@ -340,6 +373,7 @@ def test_records_are_read_from_an_s3_server(tmp_path: Path) -> None:
         eventually(lambda: len(tiered.local_logs()) == 1, timeout_s=TIMEOUT_S)
         assert len(tiered.objects()) == 2
         consume(broker.bootstrap, 25_000)
+        check_conditional_puts(configs, credentials)
         admin.delete_records([TopicPartition("t", 0, tiered.bases()[1])])
         eventually(lambda: len(tiered.objects()) == 1, timeout_s=TIMEOUT_S)
     finally:

@@ -15,22 +15,23 @@ from shoal.tiered import manifest
 from shoal.tiered.keys import manifest_key, segment_id_of, topic_of
 from shoal.tiered.manifest import Manifest
 from shoal.tiered.metadata_records import SegmentState
-from shoal.tiered.remote_log import RemoteSegment
+from shoal.tiered.remote_log import RemoteSegment, pack
 from shoal.tiered.segment_object import DamagedObject
 from shoal.tiered.store import BytesSource, ObjectMissing
 from tiered_world import CONFIG, GRACE_MS, KEY, World
 
 SEGMENT = RemoteSegment(UUID(int=7), 10, 19, 1234, 500, 700, 100, 3, False, ((0, 10), (2, 15)))
 MANIFEST = Manifest(
-    "cluster", "t", UUID(int=1), 4, 2, 3, UUID(int=9), 5, 1_700_000_000_000, 8, (SEGMENT,)
+    "cluster", "t", UUID(int=1), 4, 2, 3, UUID(int=9), 5, 1_700_000_000_000, 8, pack(SEGMENT)
 )
 
 
 def test_a_manifest_comes_back_as_it_was_written() -> None:
     assert manifest.decode(manifest.encode(MANIFEST)) == MANIFEST
-    many = MANIFEST._replace(
-        segments=tuple(SEGMENT._replace(segment_id=UUID(int=n + 1)) for n in range(1000))
-    )
+    assert MANIFEST.segments == (SEGMENT,)
+    segments = [SEGMENT._replace(segment_id=UUID(int=n + 1)) for n in range(1000)]
+    many = MANIFEST._replace(packed=b"".join(map(pack, segments)))
+    assert list(many.segments) == segments
     data = manifest.encode(many)
     assert manifest.decode(data) == many
     assert len(data) < 110_000, "about 100 bytes for each segment"
@@ -45,6 +46,14 @@ def test_every_changed_and_every_missing_byte_is_found() -> None:
         changed[at] ^= 1
         with pytest.raises(DamagedObject):
             manifest.decode(changed)
+
+
+def test_a_segment_that_is_cut_off_is_found() -> None:
+    whole = pack(SEGMENT)
+    for size in range(1, len(whole)):
+        data = manifest.encode(MANIFEST._replace(packed=whole + whole[:size]))
+        with pytest.raises(DamagedObject, match="cut off"):
+            manifest.decode(data)
 
 
 def test_a_manifest_of_a_newer_release_is_named() -> None:

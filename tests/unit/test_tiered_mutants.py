@@ -10,7 +10,6 @@ from shoal.server.tiered.copier import Copier
 from shoal.server.tiered.manifests import Manifests
 from shoal.server.tiered.reconciliation import Reconciliation
 from shoal.tiered.audit import Audit
-from shoal.tiered.remote_log import RemoteLog
 from tiered_world import crash_everywhere
 
 if TYPE_CHECKING:
@@ -20,9 +19,9 @@ WRITE = Manifests.write
 
 
 def finishes_a_copy_before_the_manifest(patch: pytest.MonkeyPatch) -> None:
-    async def write(self: Any, partition: Any, prefix: str, segments: Any) -> None:
-        if isinstance(segments, RemoteLog):
-            await WRITE(self, partition, prefix, segments)
+    async def write(self: Any, partition: Any, prefix: str, remote: Any, added: Any = None) -> None:
+        if added is None:
+            await WRITE(self, partition, prefix, remote)
 
     patch.setattr(Manifests, "write", write)
 

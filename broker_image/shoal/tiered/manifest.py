@@ -4,25 +4,28 @@ It has what `__remote_log_metadata` has on the finished segments of the partitio
 that topic can be written again from it. The leader replaces it before a copy counts as finished,
 and before it deletes objects. So every finished segment is in it, and every object that it names is
 in the store. `leader_epoch` fences it: a leader never replaces the manifest of a later epoch.
+
+It is written after each copy, so the segments are packed as `remote_log` has them in memory.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from crc32c import crc32c
 
 from shoal.protocol import compiler
 from shoal.protocol.errors import WireError
 from shoal.protocol.schema import Column, Message
-from shoal.tiered.remote_log import RemoteSegment
+from shoal.tiered.remote_log import unpack_all
 from shoal.tiered.segment_object import DamagedObject
 
 if TYPE_CHECKING:
     from uuid import UUID
 
     from shoal.record.batch import Buffer
+    from shoal.tiered.remote_log import RemoteSegment
 
 #: CRC-32C of all that follows it, format version, magic.
 _HEAD = struct.Struct(">IH6s")
@@ -49,7 +52,12 @@ class Manifest(NamedTuple):
     revision: int
     written_ms: int
     log_start_offset: int
-    segments: tuple[RemoteSegment, ...]
+    #: The segments, packed (`remote_log.pack`).
+    packed: bytes
+
+    @property
+    def segments(self) -> tuple[RemoteSegment, ...]:
+        return tuple(unpack_all(self.packed))
 
 
 _LAYOUT = Message(
@@ -66,21 +74,7 @@ _LAYOUT = Message(
         Column("revision", "int64"),
         Column("written_ms", "int64"),
         Column("log_start_offset", "int64"),
-        Column(
-            "segments",
-            (
-                Column("segment_id", "uuid"),
-                Column("base_offset", "int64"),
-                Column("end_offset", "int64"),
-                Column("max_timestamp", "int64"),
-                Column("log_size", "int64"),
-                Column("object_size", "int64"),
-                Column("footer_size", "int32"),
-                Column("broker_id", "int32"),
-                Column("txn_index_empty", "bool"),
-                Column("leader_epochs", (Column("epoch", "int32"), Column("offset", "int64"))),
-            ),
-        ),
+        Column("packed", "bytes"),
     ),
     flexible="0+",
 ).at(0)
@@ -88,14 +82,8 @@ _LAYOUT = Message(
 
 def encode(manifest: Manifest) -> bytes:
     """Return the contents of the manifest's object."""
-    fields: dict[str, Any] = manifest._asdict()
-    fields["segments"] = [
-        segment._asdict()
-        | {"leader_epochs": [{"epoch": e, "offset": at} for e, at in segment.leader_epochs]}
-        for segment in manifest.segments
-    ]
     body = bytearray(_HEAD.pack(0, VERSION, MAGIC))
-    compiler.writer(_LAYOUT)(body, fields)
+    compiler.writer(_LAYOUT)(body, manifest._asdict())
     body[:_CRC_END] = crc32c(memoryview(body)[_CRC_END:]).to_bytes(_CRC_END, "big")
     return bytes(body)
 
@@ -115,14 +103,10 @@ def decode(data: Buffer) -> Manifest:
         raise DamagedObject("the manifest has a wrong checksum")
     try:
         fields, _ = compiler.reader(_LAYOUT)(memoryview(data), _HEAD.size)
+        values = {name: fields[name] for name in Manifest._fields}
+        found = Manifest(**values | {"packed": bytes(fields["packed"])})
+        for _ in unpack_all(found.packed):
+            pass
     except (WireError, ValueError, TypeError) as error:
         raise DamagedObject(f"the manifest is invalid: {error}") from None
-    segments = tuple(_segment(entry) for entry in fields["segments"])
-    values = {name: fields[name] for name in Manifest._fields}
-    return Manifest(**values | {"segments": segments})
-
-
-def _segment(entry: Any) -> RemoteSegment:
-    epochs = tuple((epoch["epoch"], epoch["offset"]) for epoch in entry["leader_epochs"])
-    values = {name: entry[name] for name in RemoteSegment._fields}
-    return RemoteSegment(**values | {"leader_epochs": epochs})
+    return found

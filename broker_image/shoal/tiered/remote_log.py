@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 _CUSTOM = struct.Struct(">BQI")
 _CUSTOM_VERSION = 0
-#: Segment id, base and end offset, largest timestamp, log size, object size, footer size, broker,
-#: whether the transaction index is empty, number of leader epochs. The epochs follow.
+#: A packed segment, in memory and in manifests: segment id, base and end offset, largest timestamp,
+#: log size, object size, footer size, broker, whether the transaction index is empty, number of
+#: leader epochs. The epochs follow.
 _PACKED = struct.Struct(">16sqqqQQIi?H")
 _EPOCH = struct.Struct(">iq")
 _OFFSETS = struct.Struct(">16xqq")
@@ -80,6 +81,10 @@ class RemoteLog:
     def __iter__(self) -> Iterator[RemoteSegment]:
         """Iterate over the finished segments in order of their base offsets."""
         return map(_unpack, self._finished)
+
+    def packed(self) -> bytes:
+        """Return the finished segments, packed one behind the other."""
+        return b"".join(self._finished)
 
     def in_state(self, state: SegmentState) -> list[RemoteSegment]:
         """Return the segments that are being copied or deleted, in order of their offsets."""
@@ -220,7 +225,7 @@ class RemoteLog:
 
     def _insert(self, segment: RemoteSegment) -> None:
         at = bisect_right(self._bases, segment.base_offset)
-        self._finished.insert(at, _pack(segment))
+        self._finished.insert(at, pack(segment))
         self._bases.insert(at, segment.base_offset)
         self.size_bytes += segment.log_size
         self.fingerprint ^= segment.segment_id.int
@@ -235,12 +240,25 @@ class RemoteLog:
             self._ends_max.append(largest)
 
 
-def _pack(segment: RemoteSegment) -> bytes:
+def pack(segment: RemoteSegment) -> bytes:
     return _PACKED.pack(
         segment.segment_id.bytes,
         *segment[1:9],
         len(segment.leader_epochs),
     ) + b"".join(_EPOCH.pack(*entry) for entry in segment.leader_epochs)
+
+
+def unpack_all(packed: bytes) -> Iterator[RemoteSegment]:
+    """Iterate over packed segments. Raises `ValueError` for invalid bytes."""
+    at = 0
+    try:
+        while at < len(packed):
+            count = _PACKED.unpack_from(packed, at)[-1]
+            end = at + _PACKED.size + count * _EPOCH.size
+            yield _unpack(packed[at:end])
+            at = end
+    except struct.error as error:
+        raise ValueError(f"a packed segment is cut off: {error}") from None
 
 
 def _unpack(packed: bytes) -> RemoteSegment:

@@ -344,7 +344,7 @@ class Copier:
             await self._metadata.append(partition.key, [(key_of(added), encode(added))])
             await self._upload(keys.segment_key(prefix, segment.base_offset, segment_id), ready)
             remote = self._metadata.remote(partition.key)
-            await self.manifests.write(partition, prefix, [*remote, ready.as_remote()])
+            await self.manifests.write(partition, prefix, remote, ready.as_remote())
             custom = custom_metadata(ready.source.size, len(ready.footer))
             finished = self._updated(identity, SegmentState.COPY_SEGMENT_FINISHED, custom)
             await self._metadata.append(partition.key, [finished])

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 from shoal.tiered import keys, manifest
 from shoal.tiered.manifest import Manifest
+from shoal.tiered.remote_log import pack
 from shoal.tiered.segment_object import DamagedObject
 from shoal.tiered.store import BytesSource, ObjectMissing, StoreConflict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from uuid import UUID
 
     from shoal.replication.partition import Partition
     from shoal.server.node import Node
-    from shoal.tiered.remote_log import RemoteSegment
+    from shoal.tiered.remote_log import RemoteLog, RemoteSegment
     from shoal.tiered.store import ObjectStore, Version
 
 #: Writes of one manifest before the pass gives up. Another one is needed if an earlier leader, or
@@ -113,14 +113,20 @@ class Manifests:
         return claim.written == (fingerprint, partition.log.log_start_offset)
 
     async def write(
-        self, partition: Partition, prefix: str, segments: Iterable[RemoteSegment]
+        self,
+        partition: Partition,
+        prefix: str,
+        remote: RemoteLog,
+        added: RemoteSegment | None = None,
     ) -> None:
-        """Replace the manifest. Raises `LostLeadership`, `StoreError`, `DamagedObject`."""
+        """Replace the manifest by one with the finished segments of `remote`, and with one whose
+        copy is about to finish. Raises `LostLeadership`, `StoreError`, `DamagedObject`."""
         claim = self._claim_of(partition.key)
-        wanted = self._wanted(partition, claim, tuple(segments))
-        fingerprint = 0
-        for segment in wanted.segments:
-            fingerprint ^= segment.segment_id.int
+        packed, fingerprint = remote.packed(), remote.fingerprint
+        if added is not None:
+            packed += pack(added)
+            fingerprint ^= added.segment_id.int
+        wanted = self._wanted(partition, claim, packed)
         claim.in_doubt = True
         for _ in range(_WRITES_MAX):
             if partition.lost_leadership_since(claim.leader_epoch):
@@ -156,9 +162,7 @@ class Manifests:
         claim.version, claim.revision = found[1], found[0].revision
         return found[0].write_id == write_id
 
-    def _wanted(
-        self, partition: Partition, claim: _Claim, segments: tuple[RemoteSegment, ...]
-    ) -> Manifest:
+    def _wanted(self, partition: Partition, claim: _Claim, packed: bytes) -> Manifest:
         node = self._node
         return Manifest(
             self._cluster_id,
@@ -171,7 +175,7 @@ class Manifests:
             claim.revision,
             node.clock.now_ms(),
             partition.log.log_start_offset,
-            segments,
+            packed,
         )
 
     async def delete(self, prefix: str, key: tuple[UUID, int]) -> None:
