@@ -9,7 +9,6 @@ from uuid import UUID
 
 import object_stores
 import pytest
-from object_stores import FaultyStore
 from shoal.server.tiered.manifests import LostLeadership
 from shoal.tiered import manifest
 from shoal.tiered.keys import manifest_key, segment_id_of, topic_of
@@ -338,29 +337,5 @@ def test_a_missing_object_is_reported() -> None:
         del world.store.objects[key]
         await world.run_pass()
         assert [s.base_offset for s in world.copier.reconciliation.audits[KEY].missing] == [0]
-
-    asyncio.run(run())
-
-
-def test_objects_of_topics_that_are_gone_are_deleted() -> None:
-    from shoal.server.tiered.gone_topics import GoneTopics
-
-    async def run() -> None:
-        store = FaultyStore()
-        gone, known = UUID(int=1), UUID(int=2)
-        first = "c/t-AAAAAAAAAAAAAAAAAAAAAQ/0"
-        second = "c/t-AAAAAAAAAAAAAAAAAAAAAg/0"
-        for key in (f"{first}/manifest", f"{first}/a.segment", f"{second}/manifest", "c/notes/x"):
-            await store.put(key, BytesSource(b"x"))
-        store.modified_ms[f"{first}/a.segment"] = 500
-        sweeper = GoneTopics(store, "c", grace_ms=1_000)
-        await sweeper.sweep({gone, known}, 9_000)
-        await sweeper.sweep({known}, 9_000)
-        assert len(store.objects) == 4, "one comparison is not enough"
-        await sweeper.sweep({known}, 1_100)
-        assert sorted(store.objects) == ["c/notes/x", f"{first}/a.segment", f"{second}/manifest"]
-        await sweeper.sweep({known}, 1_500)
-        assert sorted(store.objects) == ["c/notes/x", f"{second}/manifest"]
-        assert sweeper.objects_deleted_total == 2
 
     asyncio.run(run())

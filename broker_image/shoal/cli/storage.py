@@ -26,7 +26,7 @@ from shoal.tiered.segment_object import DamagedObject
 from shoal.tiered.store import ObjectMissing, ObjectStore, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
     from uuid import UUID
 
     from shoal.client.cluster import Topic
@@ -153,6 +153,14 @@ async def check(
     repair: Annotated[
         bool, typer.Option("--repair", help="Delete orphans whose grace period is over.")
     ] = False,
+    delete_gone_topics: Annotated[
+        bool,
+        typer.Option(
+            "--delete-gone-topics",
+            help="Delete the objects of topics that do not exist. Not in a cluster that has lost"
+            " its metadata: they are what is left of its records.",
+        ),
+    ] = False,
     grace: Annotated[
         str | None,
         typer.Option(metavar="DURATION", help=f"Grace period. Default: {_GRACE} of the brokers."),
@@ -161,8 +169,9 @@ async def check(
 ) -> None:
     """Compare the objects with the metadata both ways. Exits with 1 if something is wrong.
 
-    It finds objects that no metadata names (orphan), segments without an object (missing), and
-    manifests that are missing, damaged or not current (manifest).
+    It finds objects that no metadata names (orphan), segments without an object (missing),
+    manifests that are missing, damaged or not current (manifest), and objects of topics that do not
+    exist (topic gone).
     """
     await shoal_only.require(client, _WHAT)
     tiered = await _tiered(client, topics)
@@ -187,8 +196,8 @@ async def check(
         if topics is None:
             everything = await client.admin.topics.list(internal=True)
             await checker.check_gone({topic.topic_id for topic in everything.values()})
-        if repair:
-            await checker.repair()
+        done = {"orphan": repair, "topic gone": delete_gone_topics}
+        await checker.delete([problem for problem, wanted in done.items() if wanted])
     except StoreError as error:
         raise Failed(f"The object store failed: {error}.") from None
     rows = checker.rows
@@ -238,7 +247,7 @@ class _Checker:
             found = audit.compare(infos, remote)
             self.objects += len(infos)
             for info in found.orphans:
-                self._orphan(where, info)
+                self._unnamed("orphan", where, info)
             for segment in found.missing:
                 key = keys.segment_key(prefix, segment.base_offset, segment.segment_id)
                 if not await self._is_whole(key, segment.object_size):
@@ -276,10 +285,11 @@ class _Checker:
                 continue
             async for info in self._store.list(prefix):
                 self.objects += 1
-                self._orphan({"topic": topic[0], "partition": None}, info)
+                where = {"topic": topic[0], "partition": None}
+                self._unnamed("topic gone", where, info)
 
-    def _orphan(self, where: dict[str, Any], info: Any) -> None:
-        row = self._add("orphan", where, info.key, None, info.size, info.modified_ms)
+    def _unnamed(self, problem: str, where: dict[str, Any], info: Any) -> None:
+        row = self._add(problem, where, info.key, None, info.size, info.modified_ms)
         if self._now_ms - info.modified_ms >= self._grace_ms:
             self._due[info.key] = row
 
@@ -304,10 +314,12 @@ class _Checker:
         self.rows.append(row)
         return row
 
-    async def repair(self) -> None:
-        if self._due:
-            await self._store.delete(list(self._due))
-            for row in self._due.values():
+    async def delete(self, problems: Collection[str]) -> None:
+        """Delete the objects with these problems whose grace period is over."""
+        due = {key: row for key, row in self._due.items() if row["problem"] in problems}
+        if due:
+            await self._store.delete(list(due))
+            for row in due.values():
                 row["done"] = "deleted"
 
 

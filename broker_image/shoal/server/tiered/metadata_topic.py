@@ -137,10 +137,6 @@ class MetadataTopic:
             if not remote.is_empty and self._count() and self.index_of(key) in self._local
         ]
 
-    def leads(self, index: int) -> bool:
-        """Whether this broker leads a partition of the topic."""
-        return index in self._local
-
     def index_of(self, key: Key) -> int:
         """Return the partition of the topic that has the records of a partition."""
         return index_of(key, self._count())

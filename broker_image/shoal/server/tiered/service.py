@@ -16,7 +16,6 @@ from shoal.server.config import InvalidConfig
 from shoal.server.metrics.tiered import RemoteMeters, RemoteState
 from shoal.server.tiered.chunk_cache import ChunkCache
 from shoal.server.tiered.copier import Copier, state_of
-from shoal.server.tiered.gone_topics import GoneTopics
 from shoal.server.tiered.manifests import LostLeadership
 from shoal.server.tiered.metadata_topic import CreateTopic, Key, MetadataTopic, MetadataUnavailable
 from shoal.server.tiered.object_store import InvalidStore, open_store
@@ -112,10 +111,6 @@ class TieredStorage:
         self._unknown_ms: dict[Key, int] = {}
         #: Partitions whose last pass has failed.
         self._failing: set[Key] = set()
-        self.gone_topics = GoneTopics(
-            self.store, directory.cluster_id, grace_ms=node.config["shoal.remote.orphan.grace.ms"]
-        )
-        self._sweep: asyncio.Task[None] | None = None
         partitions.on_removed(lambda partition: self._removed(partition))
 
     def start(self) -> None:
@@ -136,14 +131,10 @@ class TieredStorage:
         self._node.timers.every(
             self._node.config["remote.log.manager.task.interval.ms"], self._tick
         )
-        self._node.timers.every(
-            self._node.config["shoal.remote.orphan.check.interval.ms"], self._sweep_gone_topics
-        )
 
     def stop(self) -> None:
-        for task in (*self._passes.values(), self._sweep):
-            if task is not None:
-                task.cancel()
+        for task in self._passes.values():
+            task.cancel()
         self.downloads.stop()
         self.metadata.stop()
         if self._copier is not None:
@@ -234,8 +225,7 @@ class TieredStorage:
         return {
             "manifest_writes": 0 if copier is None else copier.manifests.writes_total,
             "segments_rebuilt": reconciliation.segments_rebuilt_total if reconciliation else 0,
-            "orphans_deleted": self.gone_topics.objects_deleted_total
-            + (reconciliation.orphans_deleted_total if reconciliation else 0),
+            "orphans_deleted": reconciliation.orphans_deleted_total if reconciliation else 0,
             "copies_throttled": self.copy_quota.throttled_total,
             "fetches_throttled": self.fetch_quota.throttled_total,
             "orphans": sum(len(audit.orphans) for audit in found),
@@ -275,17 +265,6 @@ class TieredStorage:
         image = self._image.image
         topic = image.topics_by_id.get(topic_id)
         return topic is not None and image.topic_config(topic.name)["remote.storage.enable"]
-
-    def _sweep_gone_topics(self) -> None:
-        running = self._sweep is not None and not self._sweep.done()
-        if self.metadata.leads(0) and not self._session.is_lost and not running:
-            self._sweep = self._node.loop.create_task(self._swept())
-
-    async def _swept(self) -> None:
-        try:
-            await self.gone_topics.sweep(self._image.image.topics_by_id, self._node.clock.now_ms())
-        except StoreError as error:
-            self._node.log.warning("objects of deleted topics were not swept", error=str(error))
 
     def _start(self, key: Key, work: Callable[[], Coroutine[Any, Any, int]]) -> None:
         if key in self._passes:
