@@ -98,7 +98,9 @@ class Downloads:
         # Footers are small, and do not count, as Kafka's indexes.
         wait_ms = self.quota.throttle_ms() if isinstance(part, ChunkKey) else 0
         if wait_ms:
-            self._paused[part] = self.node.loop.call_later(wait_ms / 1000, self._resume, part)
+            # The limit may change meanwhile.
+            pause_s = min(wait_ms, RETRY_MS) / 1000
+            self._paused[part] = self.node.loop.call_later(pause_s, self._resume, part)
         else:
             task = self.node.loop.create_task(download())
             self._running[part] = task

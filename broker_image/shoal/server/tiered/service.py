@@ -281,8 +281,9 @@ class TieredStorage:
                 async with self._free_passes:
                     wait_ms = await work()
                 self._failing.discard(key)
-                if wait_ms:
-                    await asyncio.sleep(wait_ms / 1000)
+                # The limit may change meanwhile.
+                longest_ms = self._node.config["remote.log.manager.task.interval.ms"]
+                await asyncio.sleep(min(wait_ms, longest_ms) / 1000)
         except LostLeadership as error:
             self._failing.discard(key)
             partition = self._partitions.get(*key)
