@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -17,11 +18,15 @@ from confluent_kafka.admin import AdminClient
 from prometheus_client.parser import text_string_to_metric_families
 from servers import ShoalProcess
 from shoal.tiered import manifest
-from tiered_topics import TIMEOUT_S, Tiered, consume, create, produce, settings
+from shoal_operator import tiered_health, topics
+from shoal_operator.brokers import Brokers
+from tiered_topics import MB, TIMEOUT_S, Tiered, consume, create, produce, settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from shoal_operator.tiered_health import TieredHealth
 
 pytest.importorskip("obstore")
 METADATA = "__remote_log_metadata"
@@ -239,3 +244,47 @@ def test_a_store_that_is_away_is_seen_in_the_metrics(tiered: Tiered) -> None:
     shutil.move(aside, tiered.store)
     eventually(lambda: tiered.broker.metric(failing) == 0, timeout_s=TIMEOUT_S)
     consume(tiered.broker.bootstrap, 7000)
+
+
+def test_the_operator_creates_a_tiered_topic_and_sees_the_store(tiered: Tiered) -> None:
+    """A QueueTopic's fields become configs, and the brokers' metrics the condition."""
+    spec = {
+        "partitions": 1,
+        "tiered": True,
+        "localRetention": {"size": "1"},
+        "config": {"segment.bytes": str(MB), "retention.ms": "-1"},
+    }
+    wanted = topics.decide({"metadata": {"name": "t"}, "spec": spec}, None)
+    url = f"{tiered.broker.metrics_url}/"
+
+    async def create_and_look() -> TieredHealth | None:
+        brokers = Brokers(tiered.broker.bootstrap, {1: url})
+        try:
+            known = await brokers.describe_topics(["t"])
+            if not known:
+                assert not await brokers.create_topics({"t": {**spec, "config": wanted.config}})
+                known = await brokers.describe_topics(["t"])
+            assert known["t"].config == wanted.config
+            return await brokers.tiered_health()
+        finally:
+            await brokers.close()
+
+    assert asyncio.run(create_and_look()) is not None
+    produce(tiered.broker.bootstrap, 4000)
+    eventually(lambda: len(tiered.local_logs()) == 1, timeout_s=TIMEOUT_S)
+    found = asyncio.run(create_and_look())
+    assert found is not None
+    assert found.segments == len(tiered.objects())
+    assert 0.9 < found.size_bytes / sum(o.stat().st_size for o in tiered.objects()) <= 1
+    assert (found.failing_partitions, found.missing_objects) == (0, 0)
+    assert tiered_health.condition(found).holds
+    tiered.broker.kill9()
+    assert asyncio.run(look(tiered.broker.bootstrap, url)) is None
+
+
+async def look(bootstrap: str, url: str) -> TieredHealth | None:
+    brokers = Brokers(bootstrap, {1: url})
+    try:
+        return await brokers.tiered_health()
+    finally:
+        await brokers.close()

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 RETRY_MS = 1_000
 #: Footers in memory, each about 4 KB for 1 GB of log.
 FOOTERS_MAX = 1_000
+#: Longest pause of a download before the quota is asked again.
+PAUSE_MS_MAX = 1_000
 
 
 class OpenSegment(NamedTuple):
@@ -99,7 +101,7 @@ class Downloads:
         wait_ms = self.quota.throttle_ms() if isinstance(part, ChunkKey) else 0
         if wait_ms:
             # The limit may change meanwhile.
-            pause_s = min(wait_ms, RETRY_MS) / 1000
+            pause_s = min(wait_ms, PAUSE_MS_MAX) / 1000
             self._paused[part] = self.node.loop.call_later(pause_s, self._resume, part)
         else:
             task = self.node.loop.create_task(download())
