@@ -41,6 +41,8 @@ _PART_RETRIES = 2
 #: Longest request of the library. The deadlines of `RetryingStore` are shorter.
 _REQUEST_MAX = timedelta(hours=1)
 _SCHEMES = ("s3", "gs", "az", "file", "memory")
+#: Parts of errors about an operation that the library or the server does not have.
+_NOT_IMPLEMENTED = ("not yet implemented", "501 Not Implemented")
 _REMEDY = "Install the optional dependencies: pip install 'shoal[tiered]'."
 
 
@@ -241,8 +243,8 @@ def _kind(error: Exception) -> type[StoreError]:
         return StoreDenied
     if isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
         return StoreConflict
-    # 501 is the answer of an S3 server to a header that it does not know.
-    if isinstance(error, misuse) or "501 Not Implemented" in str(error):
+    # The library has no class for what it lacks itself, and what an S3 server answers with 501.
+    if isinstance(error, misuse) or any(text in str(error) for text in _NOT_IMPLEMENTED):
         return StoreMisuse
     return StoreUnavailable
 
