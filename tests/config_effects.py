@@ -119,6 +119,20 @@ test_configs_of_copying_and_of_the_metadata_topic shoal.remote.copy.interval.ms
 test_a_store_that_hangs shoal.remote.store.request.timeout.ms remote.fetch.max.wait.ms
     remote.list.offsets.request.timeout.ms
 
+compat/test_tiered_rebuild.py
+test_orphans_are_swept_after_the_grace_period shoal.remote.orphan.check.interval.ms=tiered
+
+unit/test_tiered_quotas.py
+test_copies_wait_for_the_quota remote.log.manager.copy.max.bytes.per.second=COPY
+test_downloads_wait_for_the_quota_and_their_readers_are_woken
+    remote.log.manager.fetch.max.bytes.per.second=FETCH
+test_the_rate_is_measured_over_the_windows remote.log.manager.copy.quota.window.num
+    remote.log.manager.copy.quota.window.size.seconds remote.log.manager.fetch.quota.window.num
+    remote.log.manager.fetch.quota.window.size.seconds
+
+unit/test_manifest.py
+test_orphans_are_deleted_after_the_grace_period shoal.remote.orphan.grace.ms=GRACE_MS
+
 compat/test_delegation_tokens.py
 test_a_listener_without_a_secret_key delegation.token.secret.key
 test_creations delegation.token.max.lifetime.ms delegation.token.expiry.time.ms
@@ -364,6 +378,8 @@ test_a_node_that_was_given_another_clusters_id shoal.cluster.id=--cluster-id
 compat/test_tiered_storage.py
 test_records_are_read_from_the_store remote.storage.enable local.retention.bytes
 test_configs_of_copying_and_of_the_metadata_topic local.retention.ms
+test_copying_is_switched_off_and_on_again remote.log.copy.disable
+test_a_topic_that_is_no_longer_tiered remote.log.delete.on.disable
 
 compat/test_background_work.py
 test_compaction_leaves_the_last_value_of_each_key cleanup.policy

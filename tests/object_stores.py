@@ -5,7 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from shoal.tiered.store import ObjectInfo, ObjectMissing, StoreDenied, StoreUnavailable
+from shoal.tiered.store import (
+    ObjectInfo,
+    ObjectMissing,
+    StoreConflict,
+    StoreDenied,
+    StoreUnavailable,
+    Version,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -36,19 +43,43 @@ class FaultyStore:
         self.modified_ms: dict[str, int] = {}
         self.choose = choose
         self.now_ms = 0
+        self._writes = 0
+        self._e_tags: dict[str, str] = {}
         #: Every operation that arrived: (operation, key).
         self.calls: list[tuple[str, str]] = []
 
     async def put(self, key: str, source: Source) -> None:
+        await self._put(key, source)
+
+    async def put_if(self, key: str, source: Source, version: Version | None) -> Version:
+        return await self._put(key, source, lambda: self._version(key) == version)
+
+    async def get_versioned(self, key: str) -> tuple[bytes, Version]:
+        data = await self.get(key)
+        found = self._version(key)
+        assert found is not None
+        return data, found
+
+    def _version(self, key: str) -> Version | None:
+        return Version(self._e_tags[key], None) if key in self.objects else None
+
+    async def _put(
+        self, key: str, source: Source, allowed: Callable[[], bool] = lambda: True
+    ) -> Version:
         data = b"".join(source.chunks())
         assert len(data) == source.size
         fault = await self._arrive("put", key)
         # A body that was cut or garbled on its way fails the request's checksum.
         if fault in (CUT, GARBLED):
             raise StoreUnavailable(key, "400 BadDigest")
+        if not allowed():
+            raise StoreConflict(key, "412 PreconditionFailed")
         self.objects[key] = data
         self.modified_ms[key] = self.now_ms
+        self._writes += 1
+        self._e_tags[key] = str(self._writes)
         self._depart(fault, key)
+        return Version(str(self._writes), None)
 
     async def get(self, key: str) -> bytes:
         fault = await self._arrive("get", key)
@@ -76,6 +107,12 @@ class FaultyStore:
                 raise StoreUnavailable(prefix, "the connection was closed")
             if key in self.objects:
                 yield ObjectInfo(key, len(self.objects[key]), self.modified_ms[key])
+
+    async def children(self, prefix: str) -> list[str]:
+        await self._arrive("list", prefix)
+        start = f"{prefix}/"
+        below = (k.removeprefix(start) for k in self.objects if k.startswith(start))
+        return sorted({start + k.split("/")[0] for k in below if "/" in k})
 
     async def delete(self, keys: Sequence[str]) -> None:
         fault = await self._arrive("delete", keys[0])

@@ -21,7 +21,7 @@ from shoal.client.settings import Settings
 from shoal.client.topics import NewTopic, OffsetSpec
 from shoal.protocol.errors import ErrorCode
 
-from shoal_operator import clock, metrics
+from shoal_operator import clock, metrics, tiered_health
 from shoal_operator.batches import chunks
 from shoal_operator.broker_certificates import parse_certificates
 from shoal_operator.broker_states import (
@@ -471,6 +471,13 @@ class Brokers:
             return None  # A new operator does not know the brokers yet.
         try:
             return parse_certificates(await self._metrics_pages(), others)
+        except (httpx2.HTTPError, ValueError):
+            return None
+
+    async def tiered_health(self) -> tiered_health.TieredHealth | None:
+        """Return the state of tiered storage, or None unless all brokers show their metrics."""
+        try:
+            return tiered_health.parse((await self._metrics_pages()).values())
         except (httpx2.HTTPError, ValueError):
             return None
 

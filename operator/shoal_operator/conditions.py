@@ -12,11 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 TYPES = ("Ready", "Progressing", "Degraded", "Paused")
 #: `status.observedGeneration` before the first reconciliation: the schema's default, as in Flux.
 UNSEEN = -1
+
+
+class Further(NamedTuple):
+    """A condition beside those of the verdict. `holds` is None if it is unknown."""
+
+    type: str
+    holds: bool | None
+    reason: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +93,13 @@ def ready_condition(resource: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def conditions(
-    verdict: Verdict, generation: int, now: str, before: Sequence[Mapping[str, Any]] | None
+    verdict: Verdict,
+    generation: int,
+    now: str,
+    before: Sequence[Mapping[str, Any]] | None,
+    further: Sequence[Further] = (),
 ) -> list[dict[str, Any]]:
-    """Return the list for `status.conditions`: `TYPES`, then those of kstatus that are true.
+    """Return the list for `status.conditions`: `TYPES`, those of kstatus that are true, `further`.
 
     `now` is an RFC 3339 time. `before` is the previous list; a condition whose status is unchanged
     keeps its transition time.
@@ -103,12 +116,11 @@ def conditions(
         ("Reconciling", verdict.progressing, verdict.reason, verdict.message),
         ("Stalled", verdict.stalled, verdict.reason, verdict.message),
     )
+    given = [Further._make(one) for one in wanted if one[0] in TYPES or one[1]]
     out = []
-    for kind, holds, reason, message in wanted:
-        if kind not in TYPES and not holds:
-            continue
-        status = "True" if holds else "False"
-        if kind != "Ready" and not holds:
+    for kind, holds, reason, message in (*given, *further):
+        status = "Unknown" if holds is None else "True" if holds else "False"
+        if kind in TYPES[1:] and not holds:
             reason, message = f"Not{kind}", ""
         kept = old.get(kind)
         since = kept["lastTransitionTime"] if kept and kept["status"] == status else now

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shoal_operator import clock, kube
-from shoal_operator.conditions import UNSEEN, Verdict, conditions, same
+from shoal_operator.conditions import UNSEEN, Further, Verdict, conditions, same
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,7 +43,11 @@ class Statuses:
         self._measured_ms: dict[str, int] = {}
 
     async def write(
-        self, resource: Manifest, verdict: Verdict, fields: Mapping[str, Any] | None = None
+        self,
+        resource: Manifest,
+        verdict: Verdict,
+        fields: Mapping[str, Any] | None = None,
+        further: Sequence[Further] = (),
     ) -> bool:
         """Write the conditions and `fields`; return whether the status has changed."""
         meta, before = resource["metadata"], resource.get("status", {})
@@ -52,7 +56,7 @@ class Statuses:
         status = {
             **(fields or {}),
             "observedGeneration": generation,
-            "conditions": conditions(verdict, generation, kube.now(), old),
+            "conditions": conditions(verdict, generation, kube.now(), old, further),
         }
         for reason, message in unreported(verdict, old or ()):
             await self._api.event(resource, reason, message, warning=True, once=transition_key(old))

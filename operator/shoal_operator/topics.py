@@ -10,7 +10,7 @@ from shoal.protocol.errors import ErrorCode
 from shoal_operator import topic_replicas
 from shoal_operator.batch_reconciler import BatchReconciler, Outcome
 from shoal_operator.conditions import Verdict
-from shoal_operator.model import pod_layout
+from shoal_operator.model import pod_layout, tiered
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -48,7 +48,7 @@ def decide(resource: Manifest, have: TopicState | None, under_way: Collection[st
     `under_way` are the topics with partitions that are being reassigned.
     """
     spec, status = resource["spec"], resource.get("status", {})
-    config = spec.get("config", {})
+    config = tiered.topic_config(spec)
     if not spec.get("managed", True):
         if have is not None:
             return Actions()
@@ -121,7 +121,9 @@ class Topics(BatchReconciler):
     async def _change(self, plan: Mapping[str, tuple[Manifest, Actions]]) -> dict[str, KafkaError]:
         """Send one request for each kind of change; return the errors by topic."""
         failures: dict[str, KafkaError] = {}
-        if create := {n: o["spec"] for n, (o, a) in plan.items() if a.create}:
+        if create := {
+            n: {**o["spec"], "config": a.config} for n, (o, a) in plan.items() if a.create
+        }:
             failures |= await self._brokers.create_topics(create)
         if grow := {n: a.partitions for n, (_, a) in plan.items() if a.partitions}:
             failures |= await self._brokers.create_partitions(grow)
@@ -184,7 +186,7 @@ class Topics(BatchReconciler):
         if not resource["spec"].get("managed", True):
             text = "The topic exists, and spec.managed is false."
             return Outcome(resource, Verdict(True, "NotManaged", text), fields)
-        fields["appliedConfig"] = sorted(resource["spec"].get("config", {}))
+        fields["appliedConfig"] = sorted(tiered.topic_config(resource["spec"]))
         if resize:
             return Outcome(resource, resize.verdict, fields)
         return Outcome(resource, Verdict.fine("The topic matches its spec."), fields)

@@ -7,8 +7,9 @@ import os
 import random
 import shutil
 import subprocess
+import sys
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
 from clusters import ShoalCluster, running
@@ -26,7 +27,6 @@ from confluent_kafka.admin import (
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
-    NewTopic,
     OffsetSpec,
 )
 from kafka_tools import command
@@ -35,58 +35,13 @@ from servers import ShoalProcess
 from shoal.client.connection import connect
 from shoal.client.settings import Settings
 from shoal.protocol.api import ApiKey
+from tiered_topics import BASE_MS, MB, TIMEOUT_S, Tiered, alter, consume, create, produce, settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 pytest.importorskip("obstore")
-TIMEOUT_S = 20
-MB = 1 << 20
-TOPIC = {
-    "remote.storage.enable": "true",
-    "segment.bytes": str(MB),
-    "local.retention.bytes": "1",
-    "retention.ms": "-1",
-}
-BASE_MS = 1_700_000_000_000
-
-
-def settings(store: Path, **more: str) -> dict[str, str]:
-    return {
-        "remote.log.storage.system.enable": "true",
-        "shoal.remote.store.url": f"file://{store}",
-        "remote.log.manager.task.interval.ms": "100",
-        "log.retention.check.interval.ms": "100",
-        "rlmm.config.remote.log.metadata.topic.num.partitions": "3",
-        "broker.session.timeout.ms": "3000",
-        "broker.heartbeat.interval.ms": "500",
-        "log.segment.delete.delay.ms": "0",
-    } | {name.replace("_", "."): value for name, value in more.items()}
-
-
-class Tiered(NamedTuple):
-    """A broker, its store, and a client."""
-
-    broker: ShoalProcess
-    store: Path
-    admin: AdminClient
-
-    def objects(self) -> list[Path]:
-        return sorted(path for path in self.store.rglob("*.segment") if path.is_file())
-
-    def bases(self, topic: str = "t") -> list[int]:
-        """Return the base offsets of a topic's objects."""
-        return sorted(int(o.name[:20]) for o in self.objects() if f"/{topic}-" in str(o))
-
-    def local_logs(self, topic: str = "t", index: int = 0) -> list[int]:
-        folder = self.broker.data_dir / f"{topic}-{index}"
-        return sorted(int(path.stem) for path in folder.glob("*.log"))
-
-    def offset(self, spec: OffsetSpec, topic: str = "t") -> int:
-        where = TopicPartition(topic, 0)
-        found = self.admin.list_offsets({where: spec}, request_timeout=TIMEOUT_S)[where]
-        return found.result(TIMEOUT_S).offset
 
 
 @pytest.fixture
@@ -95,40 +50,6 @@ def tiered(tmp_path: Path) -> Iterator[Tiered]:
     broker = ShoalProcess(tmp_path / "data", configs=settings(store)).start()
     yield Tiered(broker, store, AdminClient({"bootstrap.servers": broker.bootstrap}))
     broker.stop()
-
-
-def create(admin: AdminClient, topic: str = "t", *, replicas: int = 1, **configs: str) -> None:
-    own = TOPIC | {name.replace("_", "."): value for name, value in configs.items()}
-    new = NewTopic(topic, 1, replicas, config=own)
-    admin.create_topics([new])[topic].result(TIMEOUT_S)
-
-
-def produce(bootstrap: str, count: int, *, start: int = 0, topic: str = "t") -> None:
-    """Produce records of 1 KB that are their offsets, a second apart."""
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, "batch.num.messages": 100})
-    filler = random.Random(start).randbytes(1000)
-    for number in range(start, start + count):
-        producer.produce(topic, filler, b"%d" % number, timestamp=BASE_MS + number * 1000)
-        producer.poll(0)
-    assert producer.flush(TIMEOUT_S) == 0
-
-
-def consume(bootstrap: str, count: int, *, start: int = 0, topic: str = "t", **config: str) -> None:
-    """Read `count` records from an offset on, and check each."""
-    client = Consumer({"bootstrap.servers": bootstrap, "group.id": "g", **config})
-    client.assign([TopicPartition(topic, 0, start)])
-    at = start
-    try:
-        while at < start + count:
-            found = client.consume(1000, TIMEOUT_S)
-            assert found, f"nothing after offset {at}"
-            for message in found:
-                assert message.error() is None, message.error()
-                assert (message.offset(), message.key()) == (at, b"%d" % at)
-                assert len(message.value()) == 1000
-                at += 1
-    finally:
-        client.close()
 
 
 def test_records_are_read_from_the_store(tiered: Tiered) -> None:
@@ -199,20 +120,49 @@ def test_a_topic_with_old_records_becomes_tiered(tiered: Tiered) -> None:
     alter(tiered.admin, {"remote.storage.enable": "true", "local.retention.bytes": "1"})
     eventually(lambda: len(tiered.local_logs()) == 1, timeout_s=TIMEOUT_S)
     consume(tiered.broker.bootstrap, 4000)
-    with pytest.raises(KafkaException, match="only in the object store"):
+    with pytest.raises(KafkaException, match="invalid to disable remote storage without deleting"):
         alter(tiered.admin, {"remote.storage.enable": "false"})
 
 
-def alter(
-    admin: AdminClient, configs: dict[str, str], kind: str = "topic", name: str = "t"
-) -> None:
-    entries = [
-        ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
-        for name, value in configs.items()
-    ]
-    resource = ConfigResource(kind, name, incremental_configs=entries)
-    for future in admin.incremental_alter_configs([resource]).values():
-        future.result(TIMEOUT_S)
+def test_copying_is_switched_off_and_on_again(tiered: Tiered) -> None:
+    """KIP-950: what is in the store stays readable, and what is not copied stays on the disk."""
+    create(tiered.admin)
+    produce(tiered.broker.bootstrap, 4000)
+    eventually(lambda: len(tiered.local_logs()) == 1, timeout_s=TIMEOUT_S)
+    before = tiered.objects()
+    off = {"remote.log.copy.disable": "true", "local.retention.bytes": "-2"}
+    alter(tiered.admin, off)
+    produce(tiered.broker.bootstrap, 4000, start=4000)
+    consume(tiered.broker.bootstrap, 8000)
+    assert tiered.objects() == before
+    assert len(tiered.local_logs()) > 3
+    alter(tiered.admin, {"remote.log.copy.disable": "false", "local.retention.bytes": "1"})
+    eventually(lambda: len(tiered.local_logs()) == 1, timeout_s=TIMEOUT_S)
+    assert set(before) < set(tiered.objects())
+    consume(tiered.broker.bootstrap, 8000)
+
+
+def test_a_topic_that_is_no_longer_tiered(tiered: Tiered) -> None:
+    """KIP-950: its objects are deleted, it starts on the disk, and it can be tiered again."""
+    create(tiered.admin)
+    produce(tiered.broker.bootstrap, 4000)
+    eventually(lambda: len(tiered.local_logs()) == 1, timeout_s=TIMEOUT_S)
+    (start,) = tiered.local_logs()
+    off = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}
+    alter(tiered.admin, off)
+    eventually(lambda: tiered.offset(OffsetSpec.earliest()) == start, timeout_s=TIMEOUT_S)
+    consume(tiered.broker.bootstrap, 4000 - start, start=start)
+    eventually(lambda: not tiered.objects(), timeout_s=TIMEOUT_S)
+    eventually(lambda: not list(tiered.store.rglob("manifest")), timeout_s=TIMEOUT_S)
+    tiered.broker.kill9()
+    tiered.broker.start()
+    assert tiered.offset(OffsetSpec.earliest()) == start
+    produce(tiered.broker.bootstrap, 4000, start=4000)
+    assert not tiered.objects()
+    alter(tiered.admin, {"remote.storage.enable": "true"})
+    eventually(lambda: len(tiered.local_logs()) == 1, timeout_s=TIMEOUT_S)
+    assert tiered.bases()[0] == start
+    consume(tiered.broker.bootstrap, 8000 - start, start=start)
 
 
 def test_a_share_group_reads_remote_records(tiered: Tiered) -> None:
@@ -307,7 +257,7 @@ def test_an_object_that_is_gone_is_a_retriable_error(tiered: Tiered) -> None:
         ({"local_retention_ms": "5000", "retention_ms": "4000"}, "retention.ms property value"),
         ({"local_retention_bytes": "2000", "retention_bytes": "1000"}, "retention.bytes property"),
         ({"local_retention_ms": "-1", "retention_ms": "4000"}, "must not be -1 as retention.ms"),
-        ({"remote_log_copy_disable": "true"}, "Copying cannot be switched off"),
+        ({"remote_log_copy_disable": "true"}, "must be set to the identical value"),
     ],
 )
 def test_combinations_that_are_refused(
@@ -361,6 +311,38 @@ def run_tool(*words: str) -> str:
     return done.stdout
 
 
+def check_conditional_puts(configs: dict[str, str], credentials: dict[str, str]) -> None:
+    """The server has conditional puts, so manifests are fenced there."""
+    script = (
+        "import asyncio, sys\n"
+        "from shoal.server.tiered.object_store import open_store\n"
+        "from shoal.tiered.store import BytesSource, StoreConflict\n"
+        "async def run(store):\n"
+        "    first = await store.put_if('conditional', BytesSource(b'1'), None)\n"
+        "    await store.put_if('conditional', BytesSource(b'2'), first)\n"
+        "    for version in (None, first):\n"
+        "        try:\n"
+        "            await store.put_if('conditional', BytesSource(b'3'), version)\n"
+        "        except StoreConflict:\n"
+        "            continue\n"
+        "        sys.exit('an old version was replaced')\n"
+        "    await store.delete(['conditional'])\n"
+        "    sys.exit(0 if store.is_conditional else 'not conditional')\n"
+        "url, endpoint, region = sys.argv[1:]\n"
+        "asyncio.run(run(open_store(url, endpoint=endpoint, region=region)))\n"
+    )
+    words = [configs[f"shoal.remote.store.{name}"] for name in ("url", "endpoint", "region")]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *words],
+        env=os.environ | credentials,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.nightly
 def test_records_are_read_from_an_s3_server(tmp_path: Path) -> None:
     """versitygw serves a directory by S3's protocol."""
@@ -391,6 +373,7 @@ def test_records_are_read_from_an_s3_server(tmp_path: Path) -> None:
         eventually(lambda: len(tiered.local_logs()) == 1, timeout_s=TIMEOUT_S)
         assert len(tiered.objects()) == 2
         consume(broker.bootstrap, 25_000)
+        check_conditional_puts(configs, credentials)
         admin.delete_records([TopicPartition("t", 0, tiered.bases()[1])])
         eventually(lambda: len(tiered.objects()) == 1, timeout_s=TIMEOUT_S)
     finally:

@@ -65,6 +65,24 @@ CASES: dict[str, tuple[list[dict[str, str]], list[str]]] = {
         [series('shoal_operator_errors_total{kind="QueueTopic"}', "0+5x50")],
         ["ShoalOperatorErrors"],
     ),
+    "a store that fails on one broker": (
+        [
+            series('shoal_remote_failing_partitions{namespace="shop",pod="a"}', "2x50"),
+            series('shoal_remote_failing_partitions{namespace="shop",pod="b"}', "0x50"),
+        ],
+        ["ShoalTieredStorageFailing"],
+    ),
+    "a missing object": (
+        [series('shoal_remote_missing_objects{namespace="shop",pod="a"}', "0x20 1x30")],
+        ["ShoalRemoteObjectsMissing"],
+    ),
+    "a store that works": (
+        [
+            series('shoal_remote_failing_partitions{namespace="shop",pod="a"}', "0x50"),
+            series('shoal_remote_missing_objects{namespace="shop",pod="a"}', "0x50"),
+        ],
+        [],
+    ),
 }
 
 
@@ -76,7 +94,13 @@ def test_alerts_fire_when_they_should(case: str, rendered: dict[str, Any], tmp_p
     rules = rendered["PrometheusRule"]["spec"]
     (tmp_path / "rules.json").write_text(json.dumps(rules))
     names = [rule["alert"] for g in rules["groups"] for rule in g["rules"]]
-    assert names == ["ShoalOperatorErrors", "ShoalNoOperatorActs", "ShoalShareGroupStuck"]
+    assert names == [
+        "ShoalOperatorErrors",
+        "ShoalNoOperatorActs",
+        "ShoalShareGroupStuck",
+        "ShoalTieredStorageFailing",
+        "ShoalRemoteObjectsMissing",
+    ]
     # Prometheus lists firing alerts in ALERTS, without their texts.
     shown = [
         {"labels": f'{{alertname="{name}"}}', "value": 1} for name in names if name in expected
@@ -106,7 +130,7 @@ def test_alerts_link_to_their_runbooks(cluster: Cluster) -> None:
         given = f"--set=metrics.prometheusRule.runbookUrl={value}"
         rule = yaml.safe_load(cluster.helm(*command, on, given).stdout)
         rules = [r for g in rule["spec"]["groups"] for r in g["rules"]]
-        assert len(rules) == 3
+        assert len(rules) == 5
         for found in rules:
             link = wanted and wanted.format(url, found["alert"].lower())
             assert found["annotations"].get("runbook_url") == link

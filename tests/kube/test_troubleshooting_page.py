@@ -23,6 +23,7 @@ REASON = re.compile(r"[A-Z][a-z]+(?:[A-Z][a-z]+)*")
 #: Calls that have a reason, and the position of that argument.
 CALLS = {
     "Verdict": 1,
+    "Further": 2,
     **dict.fromkeys(("waiting", "blocked", "refused", "made", "Diagnosis", "AuthorityLost"), 0),
 }
 #: Reasons that are no literals: the expression, and where the reasons come from.

@@ -9,6 +9,7 @@ import object_stores
 import pytest
 from object_stores import FaultyStore
 from seeding import drawn_seeds
+from shoal.metadata.names import REMOTE_LOG_METADATA
 from shoal.protocol.api import ApiKey
 from shoal.record.batch import headers
 from shoal.record.records import read_records
@@ -86,6 +87,24 @@ def read_from(cluster: Scene, topic_id: UUID, offset: int) -> tuple[list[bytes],
     return keys, offset
 
 
+def lose_metadata(cluster: Scene) -> None:
+    """All brokers stop, and lose the logs of `__remote_log_metadata`."""
+    machines = cluster.cluster.brokers.values()
+    for machine in machines:
+        machine.crash()
+    lost = 0
+    for machine in machines:
+        data_dir = machine.config.data_dir
+        for name in machine.disk.names(data_dir):
+            if name.startswith(f"{REMOTE_LOG_METADATA}-"):
+                machine.disk.remove_directory(f"{data_dir}/{name}")
+                lost += 1
+    assert lost == 6, "two partitions on three brokers"
+    for machine in machines:
+        machine.start()
+    cluster.until(cluster.cluster.fully_replicated, "the brokers are back", 120)
+
+
 @pytest.mark.parametrize("seed", drawn_seeds(3))
 def test_acknowledged_records_are_read_from_a_failing_store(
     seed: int, monkeypatch: pytest.MonkeyPatch
@@ -112,6 +131,7 @@ def test_acknowledged_records_are_read_from_a_failing_store(
             machine.start()
             cluster.until(cluster.cluster.fully_replicated, "the broker is back", 120)
         cluster.passes(5)
+        lose_metadata(cluster)
         # A retry after a lost answer may have written a batch twice.
         got: list[bytes] = []
         offset, tries = 0, 0

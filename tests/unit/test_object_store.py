@@ -1,7 +1,9 @@
 """The object store: one contract for every implementation, and retries around a faulty one."""
 
 import asyncio
+import contextlib
 import random
+import re
 from typing import Any
 
 import object_stores
@@ -15,6 +17,7 @@ from shoal.tiered.store import (
     BytesSource,
     ObjectMissing,
     Range,
+    StoreConflict,
     StoreDenied,
     StoreError,
     StoreUnavailable,
@@ -55,6 +58,94 @@ def test_contract(store) -> None:
         assert await keys(store, "nothing") == []
 
     asyncio.run(run())
+
+
+def test_a_conditional_put_replaces_the_version_that_was_read(store) -> None:
+    async def run() -> None:
+        first = await store.put_if("c/m", BytesSource(b"1"), None)
+        assert await store.get_versioned("c/m") == (b"1", first)
+        with pytest.raises(StoreConflict, match="c/m"):
+            await store.put_if("c/m", BytesSource(b"x"), None)
+        second = await store.put_if("c/m", BytesSource(b"22"), first)
+        with pytest.raises(StoreConflict, match="c/m"):
+            await store.put_if("c/m", BytesSource(b"x"), first)
+        await store.put("c/m", BytesSource(b"333"))
+        with pytest.raises(StoreConflict, match="c/m"):
+            await store.put_if("c/m", BytesSource(b"x"), second)
+        data, version = await store.get_versioned("c/m")
+        assert data == b"333"
+        await store.delete(["c/m"])
+        with pytest.raises(StoreConflict, match="c/m"):
+            await store.put_if("c/m", BytesSource(b"x"), version)
+        with pytest.raises(ObjectMissing):
+            await store.get_versioned("c/m")
+        await store.put_if("c/m", BytesSource(b"4"), None)
+        assert await store.get("c/m") == b"4"
+
+    asyncio.run(run())
+
+
+def test_children_are_the_next_part_of_the_keys(store) -> None:
+    async def run() -> None:
+        for key in ("c/a/0/1", "c/a/1/1", "c/b/0/1", "c/file", "ca/x/1"):
+            await store.put(key, BytesSource(b"x"))
+        assert sorted(await store.children("c")) == ["c/a", "c/b"]
+        assert sorted(await store.children("c/a")) == ["c/a/0", "c/a/1"]
+        assert await store.children("none") == []
+
+    asyncio.run(run())
+
+
+def test_a_server_without_conditional_puts_gets_a_comparison_instead(monkeypatch) -> None:
+    """It answers 501 to If-Match and If-None-Match, as some S3 servers do."""
+    pytest.importorskip("obstore")
+    monkeypatch.setattr(object_store, "_PART_RETRIES", 0)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    objects: dict[str, bytes] = {}
+    conditional: list[bool] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                found = re.search(r"content-length: (\d+)", head)
+                body = await reader.readexactly(int(found[1]) if found else 0)
+                method, path, _ = head.split(maxsplit=2)
+                has_condition = "if-match:" in head or "if-none-match:" in head
+                status, data = 200, objects.get(path, b"")
+                if method == "put":
+                    conditional.append(has_condition)
+                    if has_condition:
+                        status = 501
+                    else:
+                        objects[path] = data = body
+                elif path not in objects:
+                    status = 404
+                shown = b"" if method in ("put", "head") or status != 200 else data
+                length = len(data) if method == "head" and status == 200 else len(shown)
+                tag = f'etag: "{hash(data)}"\r\nlast-modified: Thu, 01 Jan 2026 00:00:00 GMT\r\n'
+                reply = f"HTTP/1.1 {status} {'OK' if status == 200 else 'Not Implemented'}\r\n"
+                reply += f"{tag}content-length: {length}\r\n\r\n"
+                writer.write(reply.encode() + shown)
+                await writer.drain()
+
+    async def run() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        store = open_store("s3://bucket/p", endpoint=f"http://{host}:{port}", region="here")
+        first = await store.put_if("m", BytesSource(b"1"), None)
+        assert not store.is_conditional
+        with pytest.raises(StoreConflict):
+            await store.put_if("m", BytesSource(b"x"), None)
+        await store.put_if("m", BytesSource(b"22"), first)
+        with pytest.raises(StoreConflict):
+            await store.put_if("m", BytesSource(b"x"), first)
+        assert await store.get("m") == b"22"
+        server.close()
+
+    asyncio.run(run())
+    assert conditional == [True, False, False], "the server is asked once"
 
 
 def test_a_missing_object_and_a_short_range_are_errors(store) -> None:

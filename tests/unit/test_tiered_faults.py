@@ -7,259 +7,12 @@ works, and at the end the store has exactly the finished segments.
 from __future__ import annotations
 
 import asyncio
-import random
-from typing import Any
-from uuid import UUID
 
 import object_stores
 import pytest
-from log_material import NOW_MS, batch, open_log
-from object_stores import FaultyStore
 from seeding import SEED
-from shoal.log.config import LogConfig
-from shoal.log.memory import MemoryStorage
 from shoal.log.remote import RemoteUnavailable
-from shoal.record.batch import CorruptBatch, headers
-from shoal.record.records import read_records
-from shoal.replication.partition import Partition
-from shoal.server.tiered.chunk_cache import ChunkCache
-from shoal.server.tiered.copier import Copier
-from shoal.server.tiered.metadata_topic import MetadataUnavailable
-from shoal.server.tiered.reader import Downloads, PartitionReader
-from shoal.server.tiered.retrying_store import CallLimits, RetryingStore
-from shoal.tiered.keys import segment_id_of
-from shoal.tiered.metadata_records import SegmentState, decode, segment_of
-from shoal.tiered.remote_log import RemoteLog
-from shoal.tiered.segment_object import DamagedObject
-from shoal.tiered.store import StoreError
-
-TOPIC_ID = UUID(int=1)
-KEY = (TOPIC_ID, 0)
-CONFIG = LogConfig(
-    segment_bytes=700,
-    remote_storage_enable=True,
-    retention_ms=-1,
-    local_retention_bytes=0,
-    index_interval_bytes=100,
-)
-LIMITS = CallLimits(timeout_ms=5, backoff_ms=1, backoff_max_ms=1, attempts=2)
-EXPECTED = (StoreError, MetadataUnavailable, DamagedObject, CorruptBatch, OSError)
-
-
-class Crash(BaseException):
-    """The process ends here."""
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.ms = NOW_MS
-
-    def now_ms(self) -> int:
-        self.ms += 1
-        return self.ms
-
-
-class Disk:
-    async def run(self, call: Any) -> Any:
-        return call()
-
-
-class Quiet:
-    def warning(self, *_: object, **__: object) -> None: ...
-
-
-class Node:
-    """What the parts of tiered storage use of a node."""
-
-    id = 1
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, rng: random.Random) -> None:
-        self.loop = loop
-        self.clock = Clock()
-        self.disk = Disk()
-        self.log = Quiet()
-        self._random = rng
-
-    def random_id(self) -> UUID:
-        return UUID(int=self._random.getrandbits(128), version=4)
-
-
-class Metadata:
-    """The metadata topic, as the list of records that survive a crash."""
-
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
-        self.records: list[tuple[bytes, bytes | None]] = []
-        self._remote = RemoteLog()
-
-    def restart(self) -> None:
-        self._remote = RemoteLog()
-        for record in self.records:
-            self._replay(*record)
-
-    def is_loaded(self, _key: object) -> bool:
-        return True
-
-    def remote(self, _key: object) -> RemoteLog:
-        return self._remote
-
-    async def append(self, _key: object, records: list[tuple[bytes, bytes | None]]) -> None:
-        self._steps.step()
-        if self._steps.fails():
-            raise MetadataUnavailable("not written")
-        self.records += records
-        for record in records:
-            self._replay(*record)
-        self._steps.step()
-        if self._steps.fails():
-            raise MetadataUnavailable("written, and no answer")
-
-    def _replay(self, key: bytes, value: bytes | None) -> None:
-        where = segment_of(key)
-        assert where is not None
-        if value is None:
-            self._remote.forget(where[2])
-            return
-        record = decode(value)
-        assert record is not None
-        self._remote.replay(record)
-
-
-class Steps:
-    """Decides where the process crashes, and what fails."""
-
-    def __init__(self, rng: random.Random, fault_rate: float) -> None:
-        self._random = rng
-        self.fault_rate = fault_rate
-        self.crash_at = -1
-        self.count = 0
-
-    def step(self) -> None:
-        self.count += 1
-        if self.count == self.crash_at:
-            raise Crash
-
-    def fails(self) -> bool:
-        return self._random.random() < self.fault_rate
-
-    def choose(self, _operation: str, _key: str) -> str:
-        self.step()
-        return self._random.choice(object_stores.FAULTS) if self.fails() else ""
-
-
-class World:
-    """One leader with its log, and the store."""
-
-    def __init__(self, seed: int, fault_rate: float = 0.0) -> None:
-        self.random = random.Random(seed)
-        self.steps = Steps(self.random, fault_rate)
-        self.store = FaultyStore(self.steps.choose)
-        self.metadata = Metadata(self.steps)
-        self.storage = MemoryStorage()
-        self.log = open_log(self.storage, CONFIG)
-        self.partition = Partition(
-            "t",
-            TOPIC_ID,
-            0,
-            self.log,
-            node_id=1,
-            leader_id=1,
-            leader_epoch=0,
-            isr=(1,),
-            replicas=(1,),
-        )
-        self.values: list[bytes] = []
-        self.start()
-
-    def start(self) -> None:
-        """Start the process, again after a crash."""
-        node: Any = Node(asyncio.get_running_loop(), self.random)
-        store = RetryingStore(self.store, LIMITS, self.random)
-        cache = ChunkCache(self.storage, "data", 4000)
-        cache.open()
-        self.metadata.restart()
-        metadata: Any = self.metadata
-        self.copier = Copier(node, store, metadata, cache, "cluster")
-        self.arrived = asyncio.Event()
-        self.downloads = Downloads(node, store, cache)
-        self.reader = PartitionReader(
-            self.downloads,
-            self.log,
-            self.metadata.remote(KEY),
-            self.copier.prefix(self.partition),
-            is_loaded=lambda: True,
-            changed=self.arrived.set,
-        )
-        self.log.remote = self.reader
-        self.node = node
-
-    def produce(self, count: int) -> None:
-        for _ in range(count):
-            value = self.random.randbytes(self.random.randint(1, 300))
-            self.values.append(value)
-            self.partition.append(batch(value), now_ms=NOW_MS)
-
-    async def run_pass(self) -> None:
-        """Run a pass, and what retention removes from the disk. Faults end a pass early."""
-        try:
-            await self.copier.run(self.partition)
-        except EXPECTED:
-            pass
-        self.log.tick_retention(NOW_MS, high_watermark=self.partition.high_watermark)
-
-    async def read_all(self) -> None:
-        """Read every record, while the store works, and compare."""
-        self.steps.fault_rate, rate = 0.0, self.steps.fault_rate
-        assert await self.read(1_000) == self.log.log_end_offset
-        self.steps.fault_rate = rate
-
-    async def read(self, tries: int) -> int:
-        """Read on from the log start and compare, as far as that many tries reach. Return the
-        offset behind the last record."""
-        at = self.log.log_start_offset
-        for _ in range(tries):
-            if at >= self.log.log_end_offset:
-                break
-            self.arrived.clear()
-            try:
-                data, next_offset = self.log.read(at, 500)
-            except RemoteUnavailable:
-                self.node.clock.ms += 2_000
-                continue
-            if not data:
-                await self.arrived.wait()
-                continue
-            for position, _ in headers(data):
-                for record in read_records(data, position):
-                    if record.offset >= at:
-                        assert record.value == self.values[record.offset]
-            assert next_offset > at
-            at = next_offset
-        return at
-
-    async def check_the_end(self) -> None:
-        """Without faults, two passes leave nothing to do, and no object without its record."""
-        self.steps.fault_rate, self.steps.crash_at = 0.0, -1
-        for _ in range(2):
-            await self.run_pass()
-        remote = self.metadata.remote(KEY)
-        for state in (SegmentState.COPY_SEGMENT_STARTED, SegmentState.DELETE_SEGMENT_STARTED):
-            assert not remote.in_state(state)
-        ids = {segment.segment_id for segment in remote}
-        assert {segment_id_of(key) for key in self.store.objects} == ids
-        assert len(self.store.objects) == len(ids)
-        assert len(self.log.segments) == 1
-        await self.read_all()
-
-
-async def scenario(world: World) -> None:
-    """Produce, copy, delete from the start, and copy more."""
-    world.produce(8)
-    await world.run_pass()
-    world.produce(8)
-    await world.run_pass()
-    world.log.advance_log_start(min(6, world.partition.high_watermark))
-    await world.run_pass()
+from tiered_world import Crash, World, crash_everywhere, scenario
 
 
 def test_a_run_without_faults() -> None:
@@ -267,7 +20,7 @@ def test_a_run_without_faults() -> None:
         world = World(1)
         await scenario(world)
         await world.check_the_end()
-        assert len(world.store.objects) >= 2
+        assert len(world.segment_keys()) >= 2
         assert world.log.log_start_offset == 6
         assert world.log.local_start_offset > 6
         return world.steps.count
@@ -275,26 +28,9 @@ def test_a_run_without_faults() -> None:
     assert asyncio.run(run()) > 20
 
 
-def test_a_crash_at_every_step() -> None:
-    async def run(crash_at: int) -> bool:
-        world = World(1)
-        world.steps.crash_at = crash_at
-        crashed = False
-        try:
-            await scenario(world)
-        except Crash:
-            crashed = True
-            world.start()
-            await world.read_all()
-        if len(world.values) < 16:
-            world.produce(8)
-        await world.check_the_end()
-        return crashed
-
-    crash_at = 1
-    while asyncio.run(run(crash_at)):
-        crash_at += 1
-    assert crash_at > 20
+@pytest.mark.parametrize("lost", [False, True], ids=["metadata-kept", "metadata-lost"])
+def test_a_crash_at_every_step(lost) -> None:
+    assert crash_everywhere(lost=lost) > 20
 
 
 @pytest.mark.parametrize("number", range(60))
@@ -309,6 +45,13 @@ def test_faults_and_crashes(number) -> None:
             except Crash:
                 world.start()
             world.steps.crash_at = -1
+            world.check_manifest()
+            if world.random.random() < 0.2:
+                world.metadata.lose()
+                world.start()
+                world.steps.fault_rate, rate = 0.0, world.steps.fault_rate
+                await world.run_pass()
+                world.steps.fault_rate = rate
             await world.read(40)
             await world.read_all()
             if world.random.random() < 0.3:

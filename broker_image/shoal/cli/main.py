@@ -55,6 +55,9 @@ COMMANDS: dict[str, Command] = {
     "quotas": Command(
         "shoal.cli.quotas", "List, set and remove quotas of users, clients and addresses."
     ),
+    "storage": Command(
+        "shoal.cli.storage", "Show what is in the object store, and compare it with the metadata."
+    ),
     "whoami": Command("shoal.cli.whoami", "Show how the cluster has authenticated you."),
     "explain": Command("shoal.cli.explain", "Show the rule that decides what a user may do."),
     "debug": Command("shoal.cli.debug", "Collect a support bundle without secrets."),

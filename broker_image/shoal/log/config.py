@@ -56,6 +56,7 @@ class LogConfig:
     min_cleanable_dirty_ratio: float = 0.5
     min_compaction_lag_ms: int = 0
     preallocate: bool = False
+    remote_log_copy_disable: bool = False
     remote_storage_enable: bool = False
     retention_bytes: int = -1
     retention_ms: int = 604_800_000

@@ -141,20 +141,8 @@ remote.log.index.file.cache.ttl.ms long 900000 -1.. internal
     Time that a cached remote index stays on local disk.
 remote.log.manager.copier.thread.pool.size int 10 1.. cluster-wide
     Threads that copy segments to the remote store.
-remote.log.manager.copy.max.bytes.per.second long long-max 1.. cluster-wide
-    Maximum rate of copies to the remote store.
-remote.log.manager.copy.quota.window.num int 11 1..
-    Number of samples of the copy limit.
-remote.log.manager.copy.quota.window.size.seconds int 1 1..
-    Length of a sample of the copy limit.
 remote.log.manager.expiration.thread.pool.size int 10 1.. cluster-wide
     Threads that delete remote segments.
-remote.log.manager.fetch.max.bytes.per.second long long-max 1.. cluster-wide
-    Maximum rate of fetches from the remote store.
-remote.log.manager.fetch.quota.window.num int 11 1..
-    Number of samples of the fetch limit.
-remote.log.manager.fetch.quota.window.size.seconds int 1 1..
-    Length of a sample of the fetch limit.
 remote.log.manager.follower.thread.pool.size int 2 1.. cluster-wide
     Threads that read remote metadata for followers.
 remote.log.manager.task.retry.backoff.max.ms long 30000 1.. internal

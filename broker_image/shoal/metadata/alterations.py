@@ -192,6 +192,16 @@ def _default(image: MetadataImage, resource_type: int, name: str) -> Any:
     return GROUP[name].default
 
 
+#: Kafka's sentence for `remote.storage.enable=false` alone (KIP-950).
+_DISABLED_AND_KEPT = (
+    "It is invalid to disable remote storage without deleting remote data. If you want to keep the "
+    "remote data and turn to read only, please set "
+    "`remote.storage.enable=true,remote.log.copy.disable=true`. If you want to disable remote "
+    "storage and delete all remote data, please set "
+    "`remote.storage.enable=false,remote.log.delete.on.disable=true`."
+)
+
+
 def checked_topic_configs(image: MetadataImage, own: Mapping[str, str]) -> str | None:
     """Return why a topic cannot have the configs `own`, or None."""
     try:
@@ -233,6 +243,18 @@ def _remote_storage_refusal(image: MetadataImage, values: Mapping[str, Any]) -> 
         if local > total:
             reason = f"Value must not be more than {whole} property value: {total}"
             return str(ConfigError(name, local, reason))
+    return _copy_disable_refusal(values) if values["remote.log.copy.disable"] else None
+
+
+def _copy_disable_refusal(values: Mapping[str, Any]) -> str | None:
+    for unit in ("bytes", "ms"):
+        local, total = values[f"local.retention.{unit}"], values[f"retention.{unit}"]
+        if local not in (-2, total):
+            return (
+                f"When `remote.log.copy.disable` is set to true, the `local.retention.{unit}` and "
+                f"`retention.{unit}` must be set to the identical value because there will be no "
+                "more logs copied to the remote storage."
+            )
     return None
 
 
@@ -247,15 +269,13 @@ def _check_topic(image: MetadataImage, name: str, after: Mapping[str, str]) -> N
         raise _Refused(ErrorCode.invalid_config, reason)
     if name not in image.topics:
         raise _Refused(ErrorCode.unknown_topic_or_partition, f"The topic '{name}' does not exist.")
-    enabled = configs.parse(TOPIC, after).get("remote.storage.enable", False)
+    parsed = configs.parse(TOPIC, after)
+    enabled = parsed.get("remote.storage.enable", False)
     if enabled and name in names.INTERNAL_TOPICS:
         raise _Refused(ErrorCode.invalid_config, f"The internal topic '{name}' cannot be tiered.")
-    if not enabled and image.topic_config(name)["remote.storage.enable"]:
-        raise _Refused(
-            ErrorCode.invalid_config,
-            f"remote.storage.enable of topic '{name}' cannot be disabled: its oldest records are "
-            "only in the object store. Copy the topic to one without it, or delete the topic.",
-        )
+    deletes = parsed.get("remote.log.delete.on.disable", False)
+    if not enabled and not deletes and image.topic_config(name)["remote.storage.enable"]:
+        raise _Refused(ErrorCode.invalid_config, _DISABLED_AND_KEPT)
 
 
 def _check_broker(image: MetadataImage, name: str, after: Mapping[str, str]) -> None:

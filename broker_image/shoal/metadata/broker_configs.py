@@ -110,6 +110,22 @@ shoal.remote.copy.interval.ms long 3600000 -1..
     bounds what is not in the store yet. -1 means that segment.ms and segment.bytes alone close it.
 shoal.remote.chunk.cache.bytes long 1073741824 1..
     Maximum size of downloaded chunks on the disk. A chunk has about 8 MB.
+shoal.remote.orphan.check.interval.ms long 21600000 1000..
+    Interval at which the leader of a tiered partition compares its objects with its metadata.
+shoal.remote.orphan.grace.ms long 86400000 0..
+    Age at which an object is deleted that no metadata names. A copy that is under way has metadata.
+remote.log.manager.copy.max.bytes.per.second long long-max 1.. cluster-wide
+    Maximum rate at which this broker copies to the object store, in bytes per second.
+remote.log.manager.copy.quota.window.num int 11 1..
+    Number of samples from which the rate of copies is measured.
+remote.log.manager.copy.quota.window.size.seconds int 1 1..
+    Length of a sample of the rate of copies, in seconds.
+remote.log.manager.fetch.max.bytes.per.second long long-max 1.. cluster-wide
+    Maximum rate at which this broker reads records from the object store, in bytes per second.
+remote.log.manager.fetch.quota.window.num int 11 1..
+    Number of samples from which the rate of reads is measured.
+remote.log.manager.fetch.quota.window.size.seconds int 1 1..
+    Length of a sample of the rate of reads, in seconds.
 remote.log.manager.task.interval.ms long 30000 1..
     Interval at which a leader copies segments to the store and deletes them there.
 remote.fetch.max.wait.ms int 500 1.. cluster-wide

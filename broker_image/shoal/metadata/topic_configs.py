@@ -105,17 +105,18 @@ internal.segment.bytes int - - internal
 # applied: Tiered storage
 remote.storage.enable boolean false -
     Whether closed segments are copied to the object store, so that the local disk need not keep
-    them. Compacted topics cannot have it, and a topic that has it keeps it.
+    them. Compacted topics cannot have it. To set it to false, set remote.log.delete.on.disable to
+    true as well.
 local.retention.bytes long -2 -2..
     < log.local.retention.bytes
     Maximum size of a tiered partition on local disk. -2 means that retention.bytes applies.
 local.retention.ms long -2 -2..
     < log.local.retention.ms
     Time that a tiered segment stays on local disk. -2 means that retention.ms applies.
-# refused: Tiered storage
 remote.log.copy.disable boolean false -
-    Copying cannot be switched off (KIP-950).
+    Whether nothing more is copied to the object store. What is there stays readable until
+    retention.* removes it. local.retention.* must be -2 or equal to retention.* then.
 remote.log.delete.on.disable boolean false -
-    Remote segments are deleted with their topic, and cannot be deleted before (KIP-950).
+    Whether the remote segments are deleted when remote.storage.enable becomes false.
 """
 )

@@ -43,6 +43,7 @@ from shoal.server.coordinators.transactions import TransactionService
 from shoal.server.metadata_cache import MetadataCache
 from shoal.server.metrics import broker as broker_metrics
 from shoal.server.metrics import coordinator as coordinator_metrics
+from shoal.server.metrics import tiered as tiered_metrics
 from shoal.server.metrics.registry import Metrics
 from shoal.server.network.authentication import Authentications
 from shoal.server.network.connection_limits import ConnectionLimits
@@ -177,6 +178,7 @@ class Broker:
             self.listeners,
         )
         broker_metrics.register(self.metrics, sources)
+        tiered_metrics.register(self.metrics, lambda: self.tiered)
         self.tls.register(self.metrics)
 
     def _make_network(self, errors: ErrorResponses) -> None:

@@ -1,4 +1,5 @@
-"""Names of objects: `<cluster>/<topic>-<topic id>/<partition>/<base offset>-<segment id>.segment`.
+"""Names of objects: `<cluster>/<topic>-<topic id>/<partition>/<base offset>-<segment id>.segment`,
+and `manifest` in the same place.
 
 Cluster id and topic id keep two clusters in one bucket apart, and a topic that was created again
 under the name of a deleted one.
@@ -14,7 +15,10 @@ if TYPE_CHECKING:
     from uuid import UUID
 
 _SUFFIX = ".segment"
+_MANIFEST = "manifest"
 _OFFSET_DIGITS = 20
+#: Characters of an id in base64.
+_ID_LENGTH = 22
 
 
 def partition_prefix(cluster_id: str, topic: str, topic_id: UUID, partition: int) -> str:
@@ -25,6 +29,21 @@ def partition_prefix(cluster_id: str, topic: str, topic_id: UUID, partition: int
 def segment_key(prefix: str, base_offset: int, segment_id: UUID) -> str:
     """Return the key of a segment's object below the prefix of its partition."""
     return f"{prefix}/{base_offset:0{_OFFSET_DIGITS}d}-{uuid_text(segment_id)}{_SUFFIX}"
+
+
+def manifest_key(prefix: str) -> str:
+    """Return the key of the manifest of the partition with a prefix."""
+    return f"{prefix}/{_MANIFEST}"
+
+
+def topic_of(prefix: str) -> tuple[str, UUID] | None:
+    """Return name and id of the topic in a prefix `<cluster>/<topic>-<topic id>`, None if it is
+    another name."""
+    name = prefix.rstrip("/").rpartition("/")[2]
+    topic, topic_id = name[: -_ID_LENGTH - 1], uuid_from_text(name[-_ID_LENGTH:])
+    if not topic or name[-_ID_LENGTH - 1] != "-" or topic_id is None:
+        return None
+    return topic, topic_id
 
 
 def segment_id_of(key: str) -> UUID | None:

@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 
 _CUSTOM = struct.Struct(">BQI")
 _CUSTOM_VERSION = 0
-#: Segment id, base and end offset, largest timestamp, log size, object size, footer size, broker,
-#: whether the transaction index is empty, number of leader epochs. The epochs follow.
+#: A packed segment, in memory and in manifests: segment id, base and end offset, largest timestamp,
+#: log size, object size, footer size, broker, whether the transaction index is empty, number of
+#: leader epochs. The epochs follow.
 _PACKED = struct.Struct(">16sqqqQQIi?H")
 _EPOCH = struct.Struct(">iq")
 _OFFSETS = struct.Struct(">16xqq")
+_ID_SIZE = 16
 
 
 class RemoteSegment(NamedTuple):
@@ -59,7 +61,7 @@ def custom_metadata(object_size: int, footer_size: int) -> bytes:
 class RemoteLog:
     """The remote segments of one partition by state."""
 
-    __slots__ = ("_bases", "_ends_max", "_finished", "_other", "size_bytes")
+    __slots__ = ("_bases", "_ends_max", "_finished", "_other", "fingerprint", "size_bytes")
 
     def __init__(self) -> None:
         self._finished: list[bytes] = []
@@ -70,6 +72,8 @@ class RemoteLog:
         self._other: dict[UUID, tuple[SegmentState, RemoteSegment]] = {}
         #: Bytes of the logs of finished segments.
         self.size_bytes = 0
+        #: The ids of the finished segments by exclusive or, which are random.
+        self.fingerprint = 0
 
     def __len__(self) -> int:
         return len(self._finished)
@@ -78,10 +82,28 @@ class RemoteLog:
         """Iterate over the finished segments in order of their base offsets."""
         return map(_unpack, self._finished)
 
+    def packed(self) -> bytes:
+        """Return the finished segments, packed one behind the other."""
+        return b"".join(self._finished)
+
     def in_state(self, state: SegmentState) -> list[RemoteSegment]:
         """Return the segments that are being copied or deleted, in order of their offsets."""
         found = (segment for known, segment in self._other.values() if known is state)
         return sorted(found, key=lambda segment: segment.base_offset)
+
+    def below(self, offset: int) -> list[RemoteSegment]:
+        """Return the finished segments that end below an offset."""
+        out = []
+        for packed, base in zip(self._finished, self._bases, strict=True):
+            if base >= offset:
+                break
+            if _OFFSETS.unpack_from(packed)[1] < offset:
+                out.append(_unpack(packed))
+        return out
+
+    def ids(self) -> set[UUID]:
+        """Return the ids of the segments of all states."""
+        return {UUID(bytes=packed[:_ID_SIZE]) for packed in self._finished} | self._other.keys()
 
     @property
     def is_empty(self) -> bool:
@@ -197,14 +219,16 @@ class RemoteLog:
         segment = _unpack(self._finished.pop(at))
         del self._bases[at]
         self.size_bytes -= segment.log_size
+        self.fingerprint ^= segment.segment_id.int
         self._find_ends(at)
         return segment
 
     def _insert(self, segment: RemoteSegment) -> None:
         at = bisect_right(self._bases, segment.base_offset)
-        self._finished.insert(at, _pack(segment))
+        self._finished.insert(at, pack(segment))
         self._bases.insert(at, segment.base_offset)
         self.size_bytes += segment.log_size
+        self.fingerprint ^= segment.segment_id.int
         self._find_ends(at)
 
     def _find_ends(self, start: int) -> None:
@@ -216,12 +240,25 @@ class RemoteLog:
             self._ends_max.append(largest)
 
 
-def _pack(segment: RemoteSegment) -> bytes:
+def pack(segment: RemoteSegment) -> bytes:
     return _PACKED.pack(
         segment.segment_id.bytes,
         *segment[1:9],
         len(segment.leader_epochs),
     ) + b"".join(_EPOCH.pack(*entry) for entry in segment.leader_epochs)
+
+
+def unpack_all(packed: bytes) -> Iterator[RemoteSegment]:
+    """Iterate over packed segments. Raises `ValueError` for invalid bytes."""
+    at = 0
+    try:
+        while at < len(packed):
+            count = _PACKED.unpack_from(packed, at)[-1]
+            end = at + _PACKED.size + count * _EPOCH.size
+            yield _unpack(packed[at:end])
+            at = end
+    except struct.error as error:
+        raise ValueError(f"a packed segment is cut off: {error}") from None
 
 
 def _unpack(packed: bytes) -> RemoteSegment:

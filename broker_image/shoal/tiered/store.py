@@ -53,6 +53,19 @@ class StoreMisuse(StoreError):
     retriable = False
 
 
+class StoreConflict(StoreError):
+    """The object has another version than a conditional put requires."""
+
+    retriable = False
+
+
+class Version(NamedTuple):
+    """The contents that an object had at one time, as the store names them."""
+
+    e_tag: str | None
+    version: str | None
+
+
 class Source(Protocol):
     """The contents of an object to put. It is read again for each attempt."""
 
@@ -89,6 +102,17 @@ class ObjectStore(Protocol):
     async def get(self, key: str) -> bytes:
         """Return a whole object, which must be small. Raises `ObjectMissing`."""
 
+    async def put_if(self, key: str, source: Source, version: Version | None) -> Version:
+        """Replace a small object that still has `version`, or create it if `version` is None.
+        Return the new version. Raises `StoreConflict`.
+
+        A store without conditional puts compares the version before the put. Then a writer that
+        comes between the two is not noticed.
+        """
+
+    async def get_versioned(self, key: str) -> tuple[bytes, Version]:
+        """Return a whole object, which must be small, and its version. Raises `ObjectMissing`."""
+
     async def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[bytes]:
         """Return the bytes of each range, in full. Raises `ObjectMissing`, and
         `StoreUnavailable` if the answer is shorter than a range."""
@@ -98,6 +122,10 @@ class ObjectStore(Protocol):
 
     def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         """Iterate over the objects below `prefix`, a whole number of key parts, in no order."""
+
+    async def children(self, prefix: str) -> list[str]:
+        """Return the prefixes one key part below `prefix` that have objects, without a slash at
+        their ends."""
 
     async def delete(self, keys: Sequence[str]) -> None:
         """Delete objects. Missing ones are ignored."""

@@ -9,7 +9,7 @@ from shoal.client.errors import ClientError
 
 from shoal_operator import pods
 from shoal_operator.drift import has_drifted
-from shoal_operator.model import broker_config, listeners, names, pod_layout
+from shoal_operator.model import broker_config, listeners, names, pod_layout, tiered
 from shoal_operator.model import cluster as model
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from shoal_operator.brokers import Brokers
     from shoal_operator.model.names import Manifest
     from shoal_operator.store import Store
+    from shoal_operator.tiered_health import TieredHealth
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,8 @@ class Observation:
     certificates: tuple[Manifest, ...] = ()
     #: The fingerprint of the key of delegation tokens, empty without one.
     token_key: str = ""
+    #: Tiered storage by the brokers' metrics; None without it, or while they are unknown.
+    tiered: TieredHealth | None = None
 
     @property
     def ready_brokers(self) -> set[int]:
@@ -71,6 +74,7 @@ class Observer:
         self.certificates: tuple[Manifest, ...] = ()
         #: The fingerprint of the key of delegation tokens, empty without one.
         self.token_key = ""
+        self._tiered: TieredHealth | None = None
         #: Whether the brokers have registered ones that the spec does not have.
         self.has_extra_brokers = False
 
@@ -88,6 +92,7 @@ class Observer:
             state,
             self.certificates,
             self.token_key,
+            self._tiered,
         )
 
     def stateful_set(self) -> Manifest | None:
@@ -159,8 +164,10 @@ class Observer:
                 loggers=broker_config.loggers(cluster),
             )
         except ClientError:
-            self._reachable = False
+            self._reachable, self._tiered = False, None
             return None
+        enabled = tiered.is_enabled(cluster)
+        self._tiered = await self._brokers.tiered_health() if enabled else None
         self.has_extra_brokers = not state.registered <= set(ids)
         if not self._reachable:
             self._reachable = True

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal_operator import pods
+from shoal_operator import pods, tiered_health
 from shoal_operator.cluster import metadata_version
 from shoal_operator.conditions import Verdict, is_ready
-from shoal_operator.model import broker_config, broker_pod, listeners, names, pod_layout, security
+from shoal_operator.model import (
+    broker_config,
+    broker_pod,
+    listeners,
+    names,
+    pod_layout,
+    security,
+    tiered,
+)
 from shoal_operator.model import cluster as model
 from shoal_operator.statuses import Statuses, transition_key
 
@@ -43,6 +51,8 @@ def fields(seen: Observation, default_image: str) -> dict[str, Any]:
             for broker, ready, p in brokers
         ],
     }
+    if seen.tiered:
+        found["tieredStorage"] = seen.tiered.status()
     if seen.certificates:
         found["certificates"] = list(seen.certificates)
     if seen.token_key:
@@ -94,7 +104,8 @@ class ClusterStatus:
             before = cluster.get("status", {}).get("conditions", [])
             once = transition_key(before)
             await self._kube.event(cluster, "Ready", verdict.message, once=once)
-        await self._statuses.write(cluster, verdict, fields(seen, self._default_image))
+        further = [tiered_health.condition(seen.tiered)] if tiered.is_enabled(cluster) else []
+        await self._statuses.write(cluster, verdict, fields(seen, self._default_image), further)
 
     async def merge(self, cluster: Manifest, changed: dict[str, Any]) -> None:
         """Write these fields of the status."""

@@ -12,7 +12,7 @@ import re
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from shoal_operator.model import listeners, names, pod_layout, security
+from shoal_operator.model import listeners, names, pod_layout, security, tiered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,6 +60,7 @@ _OPERATOR = "The operator sets it."
 _STORAGE = "Use spec.storage."
 _AUTHORIZATION = "Use spec.authorization."
 _TLS = "Use spec.listeners[].tls."
+_TIERED = "Use spec.tieredStorage."
 _LOGIN = "Use spec.listeners[].authentication."
 #: Settings that `spec.config` cannot have, with what to use instead. Time-outs of the quorum, such
 #: as `controller.quorum.election.timeout.ms`, are allowed.
@@ -82,11 +83,17 @@ RESERVED = {
     "log.dirs": _STORAGE,
     "node.id": _OPERATOR,
     "process.roles": _OPERATOR,
+    "remote.log.storage.system.enable": _TIERED,
     "security.inter.broker.protocol": _LISTENERS,
     "shoal.brokers.per.host": "Use spec.brokersPerPod.",
     "shoal.cluster.id": _OPERATOR,
     "shoal.insecure.listeners.enable": _OPERATOR,
     "shoal.metrics.listener": "Use spec.metrics.port.",
+    "shoal.remote.chunk.cache.bytes": _TIERED,
+    "shoal.remote.copy.interval.ms": _TIERED,
+    "shoal.remote.store.endpoint": _TIERED,
+    "shoal.remote.store.region": _TIERED,
+    "shoal.remote.store.url": _TIERED,
     "super.users": "Use spec.superUsers.",
 }
 #: What the names of such settings begin with, and settings that are allowed nevertheless.
@@ -199,6 +206,7 @@ def properties(cluster: Mapping[str, Any], slot: int = 0) -> str:
         "min.insync.replicas": str(max(1, replication - 1)),
     }
     lines |= security.properties(cluster)
+    lines |= tiered.properties(cluster, replication)
     lines |= {k: v for k, v in spec.get("config", {}).items() if k not in DYNAMIC}
     return _file(lines)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal_operator.model import broker_config, listeners, names, pod_layout, security
+from shoal_operator.model import broker_config, listeners, names, pod_layout, security, tiered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -232,5 +232,6 @@ def _environment(cluster: Mapping[str, Any], number: str, slot: int) -> list[Man
     # `kubectl exec` runs `shoal` as the brokers, which are super users.
     client = security.shoal_environment(cluster, slot).items()
     given += [{"name": name, "value": value} for name, value in client]
+    given += tiered.environment(cluster)
     taken = {e["name"] for e in given}
     return [*given, *(e for e in own if e["name"] not in taken)]

@@ -1,14 +1,18 @@
 """What the leader of a tiered partition does in the object store: copy, and delete.
 
-A pass moves the log start by retention, deletes what lies below it, ends attempts of leaders that
-are gone, and copies closed segments below the last stable offset. Each step is written to
-`__remote_log_metadata` before and after it takes effect:
+The first pass of a leader claims the manifest, and writes metadata again that the manifest has and
+`__remote_log_metadata` has not. Each pass moves the log start by retention, deletes what lies below
+it, ends attempts of leaders that are gone, copies closed segments below the last stable offset, and
+deletes orphans from time to time. Each step is written to `__remote_log_metadata` before and after
+it takes effect:
 
-    COPY_SEGMENT_STARTED, put the object, read it back, COPY_SEGMENT_FINISHED
-    DELETE_SEGMENT_STARTED, delete the object, DELETE_SEGMENT_FINISHED and tombstones
+    COPY_SEGMENT_STARTED, put the object, read it back, put the manifest, COPY_SEGMENT_FINISHED
+    DELETE_SEGMENT_STARTED, put the manifest, delete the objects,
+        DELETE_SEGMENT_FINISHED and tombstones
 
-So after a crash anywhere the metadata has every object that may exist. A pass that fails is
-repeated with the next interval.
+So after a crash anywhere the metadata has every object that may exist, the manifest has every
+finished segment, and every object in the manifest exists. A pass that fails is repeated with the
+next interval.
 """
 
 from __future__ import annotations
@@ -18,6 +22,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.log.segment import INDEX, SNAPSHOT, TIME_INDEX, TXN_INDEX, file_name
+from shoal.server.metrics.tiered import RemoteState
+from shoal.server.tiered import rebuild
+from shoal.server.tiered.manifests import LostLeadership, Manifests
+from shoal.server.tiered.reconciliation import Reconciliation
 from shoal.tiered import keys, retention
 from shoal.tiered.metadata_records import (
     SegmentAdded,
@@ -28,7 +36,7 @@ from shoal.tiered.metadata_records import (
     key_of,
     tombstones,
 )
-from shoal.tiered.remote_log import custom_metadata
+from shoal.tiered.remote_log import RemoteSegment, custom_metadata
 from shoal.tiered.segment_object import (
     DamagedObject,
     Description,
@@ -38,20 +46,22 @@ from shoal.tiered.segment_object import (
     scan,
     tail,
 )
-from shoal.tiered.store import Range
+from shoal.tiered.store import Range, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from uuid import UUID
 
     from shoal.log.log import Log
     from shoal.log.segment import Segment
     from shoal.log.storage import Storage
     from shoal.replication.partition import Partition
+    from shoal.server.metrics.tiered import RemoteMeters
     from shoal.server.node import Node
     from shoal.server.tiered.chunk_cache import ChunkCache
     from shoal.server.tiered.metadata_topic import MetadataTopic
-    from shoal.tiered.remote_log import RemoteLog, RemoteSegment
+    from shoal.server.tiered.quota import TransferQuota
+    from shoal.tiered.remote_log import RemoteLog
     from shoal.tiered.store import ObjectStore
 
 #: How long an unfinished attempt of another broker may still be finished by it.
@@ -63,10 +73,6 @@ _FILES = {
 }
 
 
-class LostLeadership(Exception):
-    """Another broker leads the partition. It continues."""
-
-
 class Prepared(NamedTuple):
     """A segment that is ready to be uploaded."""
 
@@ -74,6 +80,22 @@ class Prepared(NamedTuple):
     footer: bytes
     description: Description
     txn_index_empty: bool
+
+    def as_remote(self) -> RemoteSegment:
+        """Return the segment as the remote log has it once the copy has finished."""
+        found = self.description
+        return RemoteSegment(
+            found.segment_id,
+            found.base_offset,
+            found.end_offset,
+            found.max_timestamp,
+            found.log_size,
+            self.source.size,
+            len(self.footer),
+            found.broker_id,
+            self.txn_index_empty,
+            found.leader_epochs,
+        )
 
 
 class Copier:
@@ -86,17 +108,22 @@ class Copier:
         metadata: MetadataTopic,
         cache: ChunkCache,
         cluster_id: str,
+        meters: RemoteMeters,
+        quota: TransferQuota,
     ) -> None:
         self._node = node
+        self._quota = quota
+        self._meters = meters
         self._store = store
         self._metadata = metadata
         self._cache = cache
         self._cluster_id = cluster_id
+        self.manifests = Manifests(node, store, cluster_id)
+        self.reconciliation = Reconciliation(node, store, metadata, self.manifests)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="tiered")
         self._under_way: set[UUID] = set()
         #: When this broker first saw an unfinished attempt of another broker.
         self._seen_ms: dict[UUID, int] = {}
-        self.segments_copied_total = self.bytes_copied_total = self.segments_deleted_total = 0
 
     def prefix(self, partition: Partition) -> str:
         """Return the prefix of the partition's objects."""
@@ -107,34 +134,48 @@ class Copier:
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    async def run(self, partition: Partition) -> None:
-        """Run one pass for a partition that this broker leads.
+    async def run(self, partition: Partition) -> int:
+        """Run one pass for a partition that this broker leads. Return 0, or the milliseconds after
+        which to run the next one, because the quota does not allow the next copy yet.
 
         Raises `StoreError`, `MetadataUnavailable`, `LostLeadership`, `DamagedObject`,
         `CorruptBatch`, `OSError`.
         """
         if not partition.is_leader or not self._metadata.is_loaded(partition.key):
-            return
+            return 0
         epoch = partition.leader_epoch
         remote = self._metadata.remote(partition.key)
-        self._advance_start(partition, remote)
         prefix = self.prefix(partition)
+        if not self.manifests.is_claimed(partition, epoch):
+            await self.reconciliation.claim(partition, prefix, epoch)
+        self._advance_start(partition, remote)
         start = partition.log.log_start_offset
-        below = [segment for segment in remote if segment.end_offset < start]
         unfinished = remote.in_state(SegmentState.COPY_SEGMENT_STARTED)
         due = [
-            *below,
+            *remote.below(start),
             *filter(self._is_abandoned, unfinished),
             *remote.in_state(SegmentState.DELETE_SEGMENT_STARTED),
         ]
-        await self._delete(partition.topic, partition.key, prefix, due)
+        for at in range(0, len(due), rebuild.BATCH):
+            await self._delete(partition, prefix, due[at : at + rebuild.BATCH])
+        wait_ms = 0
         for segment, end in self._copyable(partition, remote):
+            wait_ms = self._quota.throttle_ms()
+            if wait_ms:
+                break
             if partition.lost_leadership_since(epoch):
-                raise LostLeadership
+                raise LostLeadership("another broker leads the partition")
             await self._copy(partition, prefix, segment, end)
+        if not self.manifests.is_current(partition, remote.fingerprint):
+            await self.manifests.write(partition, prefix, remote)
+        await self.reconciliation.sweep_when_due(partition, prefix)
+        return wait_ms
 
-    async def delete_partition(self, key: tuple[UUID, int], topic: str) -> None:
-        """Delete all objects of a partition whose topic is deleted. Raises what `run` raises."""
+    async def delete_partition(
+        self, key: tuple[UUID, int], topic: str, is_due: Callable[[], bool]
+    ) -> int:
+        """Delete all objects of a partition whose topic is deleted or no longer tiered, while
+        `is_due` returns that it is. Return 0. Raises what `run` raises."""
         prefix = keys.partition_prefix(self._cluster_id, topic, *key)
         remote = self._metadata.remote(key)
         due = [
@@ -142,7 +183,19 @@ class Copier:
             *remote.in_state(SegmentState.COPY_SEGMENT_STARTED),
             *remote.in_state(SegmentState.DELETE_SEGMENT_STARTED),
         ]
-        await self._delete(topic, key, prefix, due)
+        for at in range(0, len(due), rebuild.BATCH):
+            batch = due[at : at + rebuild.BATCH]
+            if not is_due():
+                return 0
+            await self._begin_deletion(topic, key, batch)
+            await self._delete_objects(topic, key, prefix, batch)
+        await self.manifests.delete(prefix, key)
+        return 0
+
+    def forget(self, key: tuple[UUID, int]) -> None:
+        """Forget a partition that is no longer on this broker."""
+        self.manifests.forget(key)
+        self.reconciliation.forget(key)
 
     # Deleting
 
@@ -183,24 +236,45 @@ class Copier:
         return now_ms - since_ms >= ABANDONED_AFTER_MS
 
     async def _delete(
-        self,
-        topic: str,
-        key: tuple[UUID, int],
-        prefix: str,
-        segments: Sequence[RemoteSegment],
+        self, partition: Partition, prefix: str, segments: Sequence[RemoteSegment]
     ) -> None:
+        """Delete the objects of segments, which the manifest no longer names then."""
+        key = partition.key
+        await self._begin_deletion(partition.topic, key, segments)
+        remote = self._metadata.remote(key)
+        if not self.manifests.is_current(partition, remote.fingerprint):
+            await self.manifests.write(partition, prefix, remote)
+        await self._delete_objects(partition.topic, key, prefix, segments)
+
+    async def _begin_deletion(
+        self, topic: str, key: tuple[UUID, int], segments: Sequence[RemoteSegment]
+    ) -> None:
+        started = SegmentState.DELETE_SEGMENT_STARTED
+        await self._metadata.append(
+            key, [self._updated(SegmentId(topic, *key, s.segment_id), started) for s in segments]
+        )
+
+    async def _delete_objects(
+        self, topic: str, key: tuple[UUID, int], prefix: str, segments: Sequence[RemoteSegment]
+    ) -> None:
+        meter = self._meters.of(topic)
+        meter.deletes += len(segments)
+        try:
+            await self._store.delete(
+                [keys.segment_key(prefix, s.base_offset, s.segment_id) for s in segments]
+            )
+        except StoreError:
+            meter.delete_errors += len(segments)
+            raise
+        records: list[tuple[bytes, bytes | None]] = []
         for segment in segments:
             found = SegmentId(topic, *key, segment.segment_id)
-            await self._metadata.append(
-                key, [self._updated(found, SegmentState.DELETE_SEGMENT_STARTED)]
-            )
-            object_key = keys.segment_key(prefix, segment.base_offset, segment.segment_id)
-            await self._store.delete([object_key])
-            last = self._updated(found, SegmentState.DELETE_SEGMENT_FINISHED)
-            await self._metadata.append(key, [last, *tombstones(found)])
+            records.append(self._updated(found, SegmentState.DELETE_SEGMENT_FINISHED))
+            records += tombstones(found)
+        await self._metadata.append(key, records)
+        for segment in segments:
             self._cache.drop_segment(segment.segment_id)
             self._seen_ms.pop(segment.segment_id, None)
-            self.segments_deleted_total += 1
 
     def _updated(
         self, segment: SegmentId, state: SegmentState, custom: bytes | None = None
@@ -214,6 +288,8 @@ class Copier:
         """Return the closed segments below the last stable offset that are not copied, with the
         offset behind each."""
         log = partition.log
+        if log.config.remote_log_copy_disable:
+            return []
         bound = partition.last_stable_offset
         start = max(remote.end_offset + 1, log.log_start_offset)
         return [
@@ -261,16 +337,23 @@ class Copier:
             ready.txn_index_empty,
         )
         self._under_way.add(segment_id)
+        meter = self._meters.of(partition.topic)
+        meter.copies += 1
+        self._quota.record(ready.source.size)
         try:
             await self._metadata.append(partition.key, [(key_of(added), encode(added))])
             await self._upload(keys.segment_key(prefix, segment.base_offset, segment_id), ready)
+            remote = self._metadata.remote(partition.key)
+            await self.manifests.write(partition, prefix, remote, ready.as_remote())
             custom = custom_metadata(ready.source.size, len(ready.footer))
             finished = self._updated(identity, SegmentState.COPY_SEGMENT_FINISHED, custom)
             await self._metadata.append(partition.key, [finished])
+        except Exception:
+            meter.copy_errors += 1
+            raise
         finally:
             self._under_way.discard(segment_id)
-        self.segments_copied_total += 1
-        self.bytes_copied_total += ready.source.size
+        meter.copied_bytes += ready.source.size
 
     async def _upload(self, key: str, ready: Prepared) -> None:
         """Put the object, and read its end back: the store has all of it."""
@@ -283,6 +366,29 @@ class Copier:
         (footer,) = await self._store.get_ranges(key, [Range(size - len(ready.footer), size)])
         if footer != ready.footer:
             raise DamagedObject(f"{key} has another footer in the store than was written")
+
+
+def state_of(partition: Partition, remote: RemoteLog) -> RemoteState:
+    """Return what a partition has in the store, and what the next passes have to do."""
+    start = partition.log.log_start_offset
+    behind = [
+        segment.size
+        for segment, end in _with_ends(partition.log)[:-1]
+        if end > max(remote.end_offset + 1, start) and segment.size
+    ]
+    due = [
+        segment.log_size
+        for segment in (*remote.below(start), *remote.in_state(SegmentState.DELETE_SEGMENT_STARTED))
+    ]
+    return RemoteState(
+        partition.topic,
+        len(remote),
+        remote.size_bytes,
+        len(behind),
+        sum(behind),
+        len(due),
+        sum(due),
+    )
 
 
 def _with_ends(log: Log) -> list[tuple[Segment, int]]:

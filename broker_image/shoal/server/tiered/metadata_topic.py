@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-from uuid import UUID
 
 from shoal.client.errors import ClientError
 from shoal.client.partitioner import partition_of
@@ -20,8 +19,8 @@ from shoal.protocol.errors import ErrorCode, WireError
 from shoal.record.batch import CorruptBatch, headers
 from shoal.record.records import build_batch, read_records
 from shoal.replication.pending_append import PendingAppend
-from shoal.tiered.metadata_records import TOPIC, SegmentAdded, decode, segment_of
-from shoal.tiered.remote_log import RemoteLog
+from shoal.tiered.metadata_records import TOPIC
+from shoal.tiered.remote_logs import Key, RemoteLogs
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
@@ -34,9 +33,8 @@ if TYPE_CHECKING:
     from shoal.server.network.purgatory import Purgatory
     from shoal.server.node import Node
     from shoal.server.replication.partitions import Partitions
+    from shoal.tiered.remote_log import RemoteLog
 
-#: A partition: topic id and partition number.
-Key = tuple[UUID, int]
 Pair = tuple[bytes, bytes | None]
 COMMIT_TIMEOUT_MS = 5_000
 #: How long an append waits until this broker has replayed it.
@@ -107,20 +105,15 @@ class MetadataTopic:
         self._peers = peers
         self._purgatory = purgatory
         self._create_topic = create_topic
-        self._remote: dict[Key, RemoteLog] = {}
-        #: Names of topics, which keys of objects have, also after their deletion.
-        self.names: dict[UUID, str] = {}
+        self.logs = RemoteLogs()
         self._followed: dict[int, _Followed] = {}
         self._readers: dict[int, asyncio.Task[None]] = {}
         self._local: dict[int, Partition] = {}
         self._creating: asyncio.Task[None] | None = None
 
     def remote(self, key: Key) -> RemoteLog:
-        """Return the remote log of a partition, and read what concerns it from now on."""
-        found = self._remote.get(key)
-        if found is None:
-            found = self._remote[key] = RemoteLog()
-        return found
+        """Return the remote log of a partition."""
+        return self.logs[key]
 
     def follow(self, key: Key) -> None:
         """Read the records of a partition from now on."""
@@ -140,7 +133,7 @@ class MetadataTopic:
         """Return the partitions with segments whose records are in partitions led here."""
         return [
             key
-            for key, remote in self._remote.items()
+            for key, remote in self.logs.items()
             if not remote.is_empty and self._count() and self.index_of(key) in self._local
         ]
 
@@ -365,26 +358,10 @@ class MetadataTopic:
             if header.is_control:
                 continue
             for record in read_records(data, at):
-                self._replay(record.key, record.value)
-
-    def _replay(self, key: bytes | None, value: bytes | None) -> None:
-        where = None if key is None else segment_of(key)
-        if where is None:
-            return
-        topic_id, partition, segment_id = where
-        remote = self.remote((topic_id, partition))
-        if value is None:
-            remote.forget(segment_id)
-            return
-        try:
-            record = decode(value)
-        except WireError as error:
-            self._node.log.error("an invalid remote log metadata record", error=str(error))
-            return
-        if record is not None:
-            if isinstance(record, SegmentAdded):
-                self.names[topic_id] = record.id.topic
-            remote.replay(record)
+                try:
+                    self.logs.replay(record.key, record.value)
+                except WireError as error:
+                    self._node.log.error("an invalid remote log metadata record", error=str(error))
 
     def stop(self) -> None:
         for task in (*self._readers.values(), self._creating):

@@ -18,10 +18,12 @@ from urllib.parse import urlsplit
 from shoal.tiered.store import (
     ObjectInfo,
     ObjectMissing,
+    StoreConflict,
     StoreDenied,
     StoreError,
     StoreMisuse,
     StoreUnavailable,
+    Version,
 )
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ _PART_RETRIES = 2
 #: Longest request of the library. The deadlines of `RetryingStore` are shorter.
 _REQUEST_MAX = timedelta(hours=1)
 _SCHEMES = ("s3", "gs", "az", "file", "memory")
+#: Parts of errors about an operation that the library or the server does not have.
+_NOT_IMPLEMENTED = ("not yet implemented", "501 Not Implemented")
 _REMEDY = "Install the optional dependencies: pip install 'shoal[tiered]'."
 
 
@@ -107,6 +111,8 @@ class LibraryStore:
 
         self._obstore: Any = obstore
         self._store = store
+        #: Whether the store has conditional puts, as far as it is known.
+        self.is_conditional = True
 
     async def put(self, key: str, source: Source) -> None:
         with _errors_of(key):
@@ -120,13 +126,41 @@ class LibraryStore:
             )
 
     async def get(self, key: str) -> bytes:
+        data, _ = await self.get_versioned(key)
+        return data
+
+    async def get_versioned(self, key: str) -> tuple[bytes, Version]:
         with _errors_of(key):
             found = await self._obstore.get_async(self._store, key)
             data = bytes(await found.bytes_async())
-            expected = found.meta["size"]
-        if len(data) != expected:
-            raise StoreUnavailable(key, f"the store sent {len(data)} of {expected} bytes")
-        return data
+            meta = found.meta
+        if len(data) != meta["size"]:
+            raise StoreUnavailable(key, f"the store sent {len(data)} of {meta['size']} bytes")
+        return data, Version(meta["e_tag"], meta["version"])
+
+    async def put_if(self, key: str, source: Source, version: Version | None) -> Version:
+        data = b"".join(source.chunks())
+        if self.is_conditional:
+            mode = "create" if version is None else _present(version)
+            try:
+                return await self._put(key, data, mode)
+            except StoreMisuse:
+                # Neither directories nor some S3 servers have them.
+                self.is_conditional = False
+        try:
+            with _errors_of(key):
+                meta = await self._obstore.head_async(self._store, key)
+            found = Version(meta["e_tag"], meta["version"])
+        except ObjectMissing:
+            found = None
+        if found != version:
+            raise StoreConflict(key, "the object was replaced")
+        return await self._put(key, data, "overwrite")
+
+    async def _put(self, key: str, data: bytes, mode: Any) -> Version:
+        with _errors_of(key):
+            put = await self._obstore.put_async(self._store, key, data, mode=mode)
+        return Version(put["e_tag"], put["version"])
 
     async def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[bytes]:
         with _errors_of(key):
@@ -152,6 +186,11 @@ class LibraryStore:
                     modified_ms = int(found["last_modified"].timestamp() * 1000)
                     yield ObjectInfo(found["path"], found["size"], modified_ms)
 
+    async def children(self, prefix: str) -> list[str]:
+        with _errors_of(prefix):
+            found = await self._obstore.list_with_delimiter_async(self._store, prefix)
+        return [child.rstrip("/") for child in found["common_prefixes"]]
+
     async def delete(self, keys: Sequence[str]) -> None:
         # Directories and some S3 servers report a missing object; then the others follow singly.
         try:
@@ -171,6 +210,10 @@ class _Pieces:
 
     def __iter__(self) -> Iterator[Buffer]:
         return iter(self._source.chunks())
+
+
+def _present(version: Version) -> dict[str, str]:
+    return {name: value for name, value in version._asdict().items() if value is not None}
 
 
 @contextlib.contextmanager
@@ -198,7 +241,12 @@ def _kind(error: Exception) -> type[StoreError]:
     )
     if isinstance(error, denied):
         return StoreDenied
-    return StoreMisuse if isinstance(error, misuse) else StoreUnavailable
+    if isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
+        return StoreConflict
+    # The library has no class for what it lacks itself, and what an S3 server answers with 501.
+    if isinstance(error, misuse) or any(text in str(error) for text in _NOT_IMPLEMENTED):
+        return StoreMisuse
+    return StoreUnavailable
 
 
 def first_line(error: Exception) -> str:

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
     from shoal.log.log import Log
     from shoal.log.search import TimestampOffset
+    from shoal.server.metrics.tiered import RemoteTopicMeter
     from shoal.server.node import Node
+    from shoal.server.tiered.quota import TransferQuota
     from shoal.tiered.remote_log import RemoteLog, RemoteSegment
     from shoal.tiered.store import ObjectStore
 
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 RETRY_MS = 1_000
 #: Footers in memory, each about 4 KB for 1 GB of log.
 FOOTERS_MAX = 1_000
+#: Longest pause of a download before the quota is asked again.
+PAUSE_MS_MAX = 1_000
 
 
 class OpenSegment(NamedTuple):
@@ -50,13 +54,18 @@ class OpenSegment(NamedTuple):
 class Downloads:
     """Owns what was downloaded, and the downloads under way, of all partitions."""
 
-    def __init__(self, node: Node, store: ObjectStore, cache: ChunkCache) -> None:
+    def __init__(
+        self, node: Node, store: ObjectStore, cache: ChunkCache, quota: TransferQuota
+    ) -> None:
         self.node = node
+        self.quota = quota
         self.store = store
         self.cache = cache
         self.segments: dict[UUID, OpenSegment] = {}
         self._running: dict[ChunkKey | UUID, asyncio.Task[None]] = {}
         self._waiting: dict[ChunkKey | UUID, dict[Callable[[], None], None]] = {}
+        #: Parts whose download waits for the quota.
+        self._paused: dict[ChunkKey | UUID, asyncio.TimerHandle] = {}
         #: Parts whose last download failed, with the error and the end of the pause.
         self._failed: dict[ChunkKey | UUID, tuple[BaseException, int]] = {}
 
@@ -86,10 +95,29 @@ class Downloads:
                 raise RemoteUnavailable(str(error))
             del self._failed[part]
         self._waiting.setdefault(part, {})[changed] = None
-        if part not in self._running:
+        if part in self._running or part in self._paused:
+            return
+        # Footers are small, and do not count, as Kafka's indexes.
+        wait_ms = self.quota.throttle_ms() if isinstance(part, ChunkKey) else 0
+        if wait_ms:
+            # The limit may change meanwhile.
+            pause_s = min(wait_ms, PAUSE_MS_MAX) / 1000
+            self._paused[part] = self.node.loop.call_later(pause_s, self._resume, part)
+        else:
             task = self.node.loop.create_task(download())
             self._running[part] = task
             task.add_done_callback(partial(self._ended, part))
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether a download waits for the quota."""
+        return bool(self._paused)
+
+    def _resume(self, part: ChunkKey | UUID) -> None:
+        """Wake the readers of a part after a pause of the quota. They start its download."""
+        del self._paused[part]
+        for call in self._waiting.pop(part, {}):
+            call()
 
     async def ended(
         self, part: ChunkKey | UUID, download: Callable[[], Coroutine[Any, Any, None]]
@@ -119,8 +147,8 @@ class Downloads:
             call()
 
     def stop(self) -> None:
-        for task in self._running.values():
-            task.cancel()
+        for work in (*self._running.values(), *self._paused.values()):
+            work.cancel()
 
 
 class PartitionReader:
@@ -135,6 +163,7 @@ class PartitionReader:
         *,
         is_loaded: Callable[[], bool],
         changed: Callable[[], None],
+        meter: RemoteTopicMeter,
     ) -> None:
         """`prefix` is that of the partition's objects. `is_loaded` returns whether `remote` has all
         segments that existed when the partition was opened."""
@@ -144,6 +173,7 @@ class PartitionReader:
         self._prefix = prefix
         self._is_loaded = is_loaded
         self._changed = changed
+        self._meter = meter
 
     @property
     def copied_to(self) -> int:
@@ -290,7 +320,15 @@ class PartitionReader:
         """Download a chunk into the cache."""
         downloads = self._downloads
         key = keys.segment_key(self._prefix, segment.base_offset, segment.segment_id)
-        (data,) = await downloads.store.get_ranges(key, [footer.chunk_range(number)])
+        self._meter.fetches += 1
+        start, end = footer.chunk_range(number)
+        downloads.quota.record(end - start)
+        try:
+            (data,) = await downloads.store.get_ranges(key, [footer.chunk_range(number)])
+        except StoreError:
+            self._meter.fetch_errors += 1
+            raise
+        self._meter.fetched_bytes += len(data)
         chunk_key = ChunkKey(segment.segment_id, number)
 
         def write() -> CachedChunk:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from random import Random
 
-    from shoal.tiered.store import ObjectInfo, ObjectStore, Range, Source
+    from shoal.tiered.store import ObjectInfo, ObjectStore, Range, Source, Version
 
 T = TypeVar("T")
 
@@ -53,6 +53,8 @@ class RetryingStore:
         #: Attempts and failed attempts, by operation.
         self.attempts_total: dict[str, int] = {}
         self.failures_total: dict[str, int] = {}
+        #: Bytes of contents that were sent and received, by operation.
+        self.bytes_total: dict[str, int] = {}
 
     async def put(self, key: str, source: Source) -> None:
         async with self._uploads:
@@ -61,6 +63,16 @@ class RetryingStore:
     async def get(self, key: str) -> bytes:
         async with self._reads:
             return await self._call("get", key, 0, lambda: self._store.get(key))
+
+    async def get_versioned(self, key: str) -> tuple[bytes, Version]:
+        async with self._reads:
+            return await self._call("get", key, 0, lambda: self._store.get_versioned(key))
+
+    async def put_if(self, key: str, source: Source, version: Version | None) -> Version:
+        async with self._uploads:
+            return await self._call(
+                "put", key, source.size, lambda: self._store.put_if(key, source, version)
+            )
 
     async def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[bytes]:
         size = sum(end - start for start, end in ranges)
@@ -82,6 +94,10 @@ class RetryingStore:
         for info in found:
             yield info
 
+    async def children(self, prefix: str) -> list[str]:
+        async with self._reads:
+            return await self._call("list", prefix, 0, lambda: self._store.children(prefix))
+
     async def delete(self, keys: Sequence[str]) -> None:
         if keys:
             async with self._reads:
@@ -97,7 +113,10 @@ class RetryingStore:
             self._count(self.attempts_total, operation)
             try:
                 async with asyncio.timeout(timeout_s):
-                    return await call()
+                    found = await call()
+                if size:
+                    self._count(self.bytes_total, operation, size)
+                return found
             except TimeoutError:
                 error: StoreError = StoreUnavailable(key, f"no answer within {timeout_s:.0f} s")
             except StoreError as failure:
@@ -109,5 +128,5 @@ class RetryingStore:
             pause_ms = min(pause_ms * 2, limits.backoff_max_ms)
         raise error
 
-    def _count(self, counters: dict[str, int], operation: str) -> None:
-        counters[operation] = counters.get(operation, 0) + 1
+    def _count(self, counters: dict[str, int], operation: str, number: int = 1) -> None:
+        counters[operation] = counters.get(operation, 0) + number

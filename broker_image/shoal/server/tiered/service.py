@@ -8,14 +8,18 @@ The leader of a partition of `__remote_log_metadata` deletes the objects of dele
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from shoal.record.batch import CorruptBatch
 from shoal.server.config import InvalidConfig
+from shoal.server.metrics.tiered import RemoteMeters, RemoteState
 from shoal.server.tiered.chunk_cache import ChunkCache
-from shoal.server.tiered.copier import Copier, LostLeadership
+from shoal.server.tiered.copier import Copier, state_of
+from shoal.server.tiered.manifests import LostLeadership
 from shoal.server.tiered.metadata_topic import CreateTopic, Key, MetadataTopic, MetadataUnavailable
 from shoal.server.tiered.object_store import InvalidStore, open_store
+from shoal.server.tiered.quota import COPY, FETCH, TransferQuota
 from shoal.server.tiered.reader import Downloads, PartitionReader
 from shoal.server.tiered.retrying_store import CallLimits, RetryingStore
 from shoal.tiered.metadata_records import TOPIC
@@ -23,8 +27,9 @@ from shoal.tiered.segment_object import DamagedObject
 from shoal.tiered.store import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
     from typing import Any
+    from uuid import UUID
 
     from shoal.log.directory import LogDirectory
     from shoal.metadata.delta import MetadataDelta
@@ -91,23 +96,34 @@ class TieredStorage:
         self.chunks = ChunkCache(
             node.system.storage, directory.path, node.config["shoal.remote.chunk.cache.bytes"]
         )
-        self.downloads = Downloads(node, self.store, self.chunks)
+        self.copy_quota = TransferQuota(node, cache, COPY)
+        self.fetch_quota = TransferQuota(node, cache, FETCH)
+        self.downloads = Downloads(node, self.store, self.chunks, self.fetch_quota)
         self.metadata = MetadataTopic(
             node, cache, partitions, peers=peers, purgatory=purgatory, create_topic=create_topic
         )
+        self.meters = RemoteMeters()
         self._copier: Copier | None = None
         self.readers: dict[Key, PartitionReader] = {}
         self._passes: dict[Key, asyncio.Task[None]] = {}
         self._free_passes = asyncio.Semaphore(PASSES_MAX)
-        #: When a topic with objects was first found to be unknown.
+        #: When the topic of a partition with objects was first found to be unknown or not tiered.
         self._unknown_ms: dict[Key, int] = {}
+        #: Partitions whose last pass has failed.
+        self._failing: set[Key] = set()
         partitions.on_removed(lambda partition: self._removed(partition))
 
     def start(self) -> None:
         """Open the tiered partitions, and copy from now on. Raises `OSError`."""
         self.chunks.open()
         self._copier = Copier(
-            self._node, self.store, self.metadata, self.chunks, self._directory.cluster_id
+            self._node,
+            self.store,
+            self.metadata,
+            self.chunks,
+            self._directory.cluster_id,
+            self.meters,
+            self.copy_quota,
         )
         self._image.subscribe(self._metadata_changed)
         self.metadata.refresh()
@@ -135,8 +151,20 @@ class TieredStorage:
 
     def _attach_all(self) -> None:
         for partition in self._partitions:
-            if partition.log.config.remote_storage_enable and partition.log.remote is None:
+            tiered = partition.log.config.remote_storage_enable
+            if tiered and partition.log.remote is None:
                 self._attach(partition)
+            elif not tiered and partition.log.remote is not None:
+                self._detach(partition)
+
+    def _detach(self, partition: Partition) -> None:
+        """End remote reads of a partition that is no longer tiered (KIP-950): its log starts on the
+        disk. The leader of its metadata deletes the objects."""
+        log = partition.log
+        log.remote = None
+        self._removed(partition)
+        if log.advance_log_start(min(log.local_start_offset, partition.high_watermark)):
+            partition.notify_changed()
 
     def _attach(self, partition: Partition) -> None:
         assert self._copier is not None
@@ -149,11 +177,17 @@ class TieredStorage:
             self._copier.prefix(partition),
             is_loaded=lambda: self.metadata.is_loaded(key),
             changed=lambda: self._changed(partition),
+            meter=self.meters.of(partition.topic),
         )
         partition.log.remote = self.readers[key] = reader
 
     def _removed(self, partition: Partition) -> None:
         self.readers.pop(partition.key, None)
+        self._failing.discard(partition.key)
+        if not any(p.topic == partition.topic for p in self._tiered()):
+            self.meters.forget(partition.topic)
+        if self._copier is not None:
+            self._copier.forget(partition.key)
 
     def _changed(self, partition: Partition) -> None:
         """Wake the requests that wait for records of the partition."""
@@ -161,6 +195,44 @@ class TieredStorage:
         if partition.leadership is not None:
             for replica in partition.leadership.followers:
                 self._purgatory.wake(("replica", replica))
+
+    # What the metrics read (`metrics.tiered.TieredPort`)
+
+    @property
+    def store_counts(self) -> RetryingStore:
+        return self.store
+
+    @property
+    def cache_counts(self) -> ChunkCache:
+        return self.chunks
+
+    def _tiered(self) -> list[Partition]:
+        return [partition for partition in self._partitions if partition.key in self.readers]
+
+    def states(self) -> list[RemoteState]:
+        return [
+            state_of(partition, self.metadata.remote(partition.key))
+            for partition in self._tiered()
+            if partition.is_leader and not partition.log.offline
+        ]
+
+    def totals(self) -> dict[str, int]:
+        copier = self._copier
+        led = {partition.key for partition in self._tiered() if partition.is_leader}
+        reconciliation = None if copier is None else copier.reconciliation
+        audits = {} if reconciliation is None else reconciliation.audits
+        found = [audit for key, audit in audits.items() if key in led]
+        return {
+            "manifest_writes": 0 if copier is None else copier.manifests.writes_total,
+            "segments_rebuilt": reconciliation.segments_rebuilt_total if reconciliation else 0,
+            "orphans_deleted": reconciliation.orphans_deleted_total if reconciliation else 0,
+            "copies_throttled": self.copy_quota.throttled_total,
+            "fetches_throttled": self.fetch_quota.throttled_total,
+            "orphans": sum(len(audit.orphans) for audit in found),
+            "orphan_bytes": sum(audit.orphans_bytes for audit in found),
+            "missing_objects": sum(len(audit.missing) for audit in found),
+            "failing_partitions": len(self._failing & led),
+        }
 
     # Passes
 
@@ -170,46 +242,67 @@ class TieredStorage:
             if partition.key in self.readers and not partition.log.offline:
                 self._roll(partition)
                 if partition.is_leader:
-                    self._start(partition.key, self._copier.run(partition))
+                    self._start(partition.key, partial(self._copier.run, partition))
         if self._session.is_lost:
             return
         now_ms = self._node.clock.now_ms()
         wait_ms = DELETED_AFTER_SESSIONS * self._node.config["broker.session.timeout.ms"]
-        known = self._image.image.topics_by_id
         for key in self.metadata.led_keys():
             topic_id, _ = key
-            if topic_id in known:
+            if self._is_tiered(topic_id):
                 self._unknown_ms.pop(key, None)
             elif now_ms - self._unknown_ms.setdefault(key, now_ms) >= wait_ms:
-                name = self.metadata.names[topic_id]
-                self._start(key, self._copier.delete_partition(key, name))
+                name = self.metadata.logs.names[topic_id]
+                work = partial(
+                    self._copier.delete_partition,
+                    key,
+                    name,
+                    lambda topic_id=topic_id: not self._is_tiered(topic_id),
+                )
+                self._start(key, work)
 
-    def _start(self, key: Key, work: Coroutine[Any, Any, None]) -> None:
+    def _is_tiered(self, topic_id: UUID) -> bool:
+        image = self._image.image
+        topic = image.topics_by_id.get(topic_id)
+        return topic is not None and image.topic_config(topic.name)["remote.storage.enable"]
+
+    def _start(self, key: Key, work: Callable[[], Coroutine[Any, Any, int]]) -> None:
         if key in self._passes:
-            work.close()
             return
         task = self._passes[key] = self._node.loop.create_task(self._limited(key, work))
         task.add_done_callback(lambda _: self._passes.pop(key, None))
 
-    async def _limited(self, key: Key, work: Coroutine[Any, Any, None]) -> None:
-        """Run one pass when its turn comes. A failure is logged, and the next pass tries again."""
+    async def _limited(self, key: Key, work: Callable[[], Coroutine[Any, Any, int]]) -> None:
+        """Run one pass when its turn comes, and again after the quota's pauses. A failure is
+        logged, and the next pass tries again."""
         try:
-            async with self._free_passes:
-                await work
-        except LostLeadership:
-            pass
+            wait_ms = 1
+            while wait_ms:
+                async with self._free_passes:
+                    wait_ms = await work()
+                self._failing.discard(key)
+                # The limit may change meanwhile.
+                longest_ms = self._node.config["remote.log.manager.task.interval.ms"]
+                await asyncio.sleep(min(wait_ms, longest_ms) / 1000)
+        except LostLeadership as error:
+            self._failing.discard(key)
+            partition = self._partitions.get(*key)
+            if partition is not None and partition.is_leader and key in self.readers:
+                # It does not know of its successor yet, or leader epochs were lost.
+                self._failing.add(key)
+                self._log_failure(key, error)
         except (StoreError, MetadataUnavailable, DamagedObject, CorruptBatch, OSError) as error:
+            self._failing.add(key)
             self._log_failure(key, error)
         except Exception:
+            self._failing.add(key)
             self._node.log.exception("a pass of the copier failed", partition=str(key))
-        finally:
-            work.close()
 
     def _log_failure(self, key: Key, error: Exception) -> None:
         partition = self._partitions.get(*key)
         self._node.log.warning(
             "a tiered partition is not copied or cleaned until the store works again",
-            topic=self.metadata.names.get(key[0]) if partition is None else partition.topic,
+            topic=self.metadata.logs.names.get(key[0]) if partition is None else partition.topic,
             partition=key[1],
             error=str(error),
         )
@@ -217,7 +310,7 @@ class TieredStorage:
     def _roll(self, partition: Partition) -> None:
         """Close an old active segment: a leader copies it, and a follower can delete it then."""
         age_ms = self._node.config["shoal.remote.copy.interval.ms"]
-        if age_ms < 0:
+        if age_ms < 0 or partition.log.config.remote_log_copy_disable:
             return
         try:
             partition.log.roll_if_older(self._node.clock.now_ms(), age_ms)

@@ -1,0 +1,392 @@
+"""`shoal storage`: what tiered topics have in the object store.
+
+`status` and `segments` read `__remote_log_metadata`. `check` lists the objects as well, with the
+credentials of its own environment, and compares both.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from shoal.cli import output, shoal_only, timestamps
+from shoal.cli.output import Format, FormatOption
+from shoal.cli.session import USAGE, Failed, command, new_app
+from shoal.client.client import Client
+from shoal.client.cluster import TopicPartition
+from shoal.client.configs import Resource, ResourceType
+from shoal.client.errors import KafkaError, expect
+from shoal.client.topics import OffsetSpec
+from shoal.tiered import audit, keys, manifest
+from shoal.tiered.metadata_records import TOPIC, SegmentState
+from shoal.tiered.remote_logs import RemoteLogs
+from shoal.tiered.segment_object import DamagedObject
+from shoal.tiered.store import ObjectMissing, ObjectStore, StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+    from uuid import UUID
+
+    from shoal.client.cluster import Topic
+    from shoal.tiered.remote_log import RemoteLog
+
+app = new_app("Show what is in the object store, and compare it with the metadata.")
+_URL, _ENDPOINT, _REGION = (f"shoal.remote.store.{name}" for name in ("url", "endpoint", "region"))
+_GRACE = "shoal.remote.orphan.grace.ms"
+#: The config of a topic that makes it tiered.
+_TIERED = "remote.storage.enable"
+_WHAT = "keys in __remote_log_metadata, from which this command reads"
+Topics = Annotated[
+    list[str] | None, typer.Argument(metavar="[TOPIC...]", help="Default: all tiered topics.")
+]
+
+
+class StoreOptions(NamedTuple):
+    """The options that name the store, if the brokers' configs do not suffice here."""
+
+    url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help=f"The store. Default: {_URL} of the brokers."),
+    ] = None
+    endpoint: Annotated[
+        str | None, typer.Option(metavar="URL", help=f"Default: {_ENDPOINT} of the brokers.")
+    ] = None
+    region: Annotated[
+        str | None, typer.Option(metavar="NAME", help=f"Default: {_REGION} of the brokers.")
+    ] = None
+
+
+@command(app, "status")
+async def status(
+    client: Client, topics: Topics = None, format: FormatOption = Format.TABLE
+) -> None:
+    """Show what each partition has in the store, and which records are not there yet."""
+    await shoal_only.require(client, _WHAT)
+    tiered = await _tiered(client, topics)
+    logs = await _logs(client)
+    where = [TopicPartition(t.name, p.index) for t in tiered for p in t.partitions]
+    ids = {topic.name: topic.topic_id for topic in tiered}
+    specs = (OffsetSpec.EARLIEST, OffsetSpec.EARLIEST_LOCAL, OffsetSpec.LATEST)
+    listed = [await client.admin.topics.offsets(dict.fromkeys(where, spec)) for spec in specs]
+    rows = []
+    for one in where:
+        start, local_start, end = (_offset(found[one]) for found in listed)
+        remote = logs[ids[one.topic], one.partition]  # type: ignore[index]
+        copied_to = max(remote.end_offset + 1, start or 0)
+        rows.append(
+            {
+                "topic": one.topic,
+                "partition": one.partition,
+                "start": start,
+                "local_start": local_start,
+                "copied_to": copied_to,
+                "end": end,
+                "not_copied": None if end is None else max(0, end - copied_to),
+                "segments": len(remote),
+                "bytes": remote.size_bytes,
+                "copying": len(remote.in_state(SegmentState.COPY_SEGMENT_STARTED)),
+                "deleting": len(remote.in_state(SegmentState.DELETE_SEGMENT_STARTED)),
+            }
+        )
+    empty = (
+        "No topic is tiered. Enable it with `shoal configs set topic NAME " + f"{_TIERED}=true`."
+    )
+    output.rows(format, rows, empty=empty, expendable=("copying", "deleting"))
+
+
+def _offset(found: Any) -> int | None:
+    return None if isinstance(found, KafkaError) else found.offset
+
+
+@command(app, "segments")
+async def segments(
+    client: Client,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    partition: Annotated[
+        list[int] | None, typer.Option("--partition", "-p", help="Only this partition.")
+    ] = None,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """List the remote segments of a topic, with the keys of their objects."""
+    await shoal_only.require(client, _WHAT)
+    (found,) = await _tiered(client, [topic])
+    cluster = await client.admin.describe_cluster()
+    logs = await _logs(client)
+    rows = []
+    for index in range(len(found.partitions)) if partition is None else partition:
+        found.partition(index)
+        assert found.topic_id is not None
+        remote = logs[found.topic_id, index]
+        prefix = keys.partition_prefix(cluster.cluster_id, topic, found.topic_id, index)
+        rows += [
+            {
+                "partition": index,
+                "base_offset": segment.base_offset,
+                "end_offset": segment.end_offset,
+                "bytes": segment.log_size,
+                "state": state.name,
+                "newest": output.when(segment.max_timestamp),
+                "broker": segment.broker_id,
+                "object_bytes": segment.object_size or None,
+                "key": keys.segment_key(prefix, segment.base_offset, segment.segment_id),
+            }
+            for state, segment in _by_state(remote)
+        ]
+    columns = ("partition", "base_offset", "end_offset", "bytes", "state", "newest", "key")
+    output.rows(format, rows, columns, empty=f"Topic {topic} has no remote segments.")
+
+
+def _by_state(remote: RemoteLog) -> list[tuple[SegmentState, Any]]:
+    other = (SegmentState.COPY_SEGMENT_STARTED, SegmentState.DELETE_SEGMENT_STARTED)
+    found = [(SegmentState.COPY_SEGMENT_FINISHED, segment) for segment in remote]
+    found += [(state, segment) for state in other for segment in remote.in_state(state)]
+    return sorted(found, key=lambda pair: (pair[1].base_offset, pair[0]))
+
+
+@command(app, "check")
+async def check(
+    client: Client,
+    topics: Topics = None,
+    of: StoreOptions = StoreOptions(),
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Delete orphans whose grace period is over.")
+    ] = False,
+    delete_gone_topics: Annotated[
+        bool,
+        typer.Option(
+            "--delete-gone-topics",
+            help="Delete the objects of topics that do not exist. Not in a cluster that has lost"
+            " its metadata: they are what is left of its records.",
+        ),
+    ] = False,
+    grace: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help=f"Grace period. Default: {_GRACE} of the brokers."),
+    ] = None,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Compare the objects with the metadata both ways. Exits with 1 if something is wrong.
+
+    It finds objects that no metadata names (orphan), segments without an object (missing),
+    manifests that are missing, damaged or not current (manifest), and objects of topics that do not
+    exist (topic gone).
+    """
+    await shoal_only.require(client, _WHAT)
+    tiered = await _tiered(client, topics)
+    configs = await _broker_configs(client)
+    grace_ms = int(configs[_GRACE] or 0)
+    if grace is not None:
+        given = timestamps.duration_ms(grace)
+        if given is None:
+            raise Failed(f"--grace {grace!r} is not a duration, such as 12h or PT12H.", USAGE)
+        grace_ms = int(given)
+    store = _store(configs, of)
+    cluster = await client.admin.describe_cluster()
+    checker = _Checker(store, cluster.cluster_id, int(time.time() * 1000), grace_ms)
+    try:
+        for topic in tiered:
+            # The objects of a partition are listed before the metadata is read: a segment that is
+            # copied in between is not missing.
+            await checker.list_topic(topic)
+        logs = await _logs(client)
+        for topic in tiered:
+            await checker.check_topic(topic, logs)
+        if topics is None:
+            everything = await client.admin.topics.list(internal=True)
+            await checker.check_gone({topic.topic_id for topic in everything.values()})
+        done = {"orphan": repair, "topic gone": delete_gone_topics}
+        await checker.delete([problem for problem, wanted in done.items() if wanted])
+    except StoreError as error:
+        raise Failed(f"The object store failed: {error}.") from None
+    rows = checker.rows
+    columns = ("problem", "topic", "partition", "offsets", "bytes", "written", "done", "key")
+    output.rows(format, rows, columns, empty=f"No problems in {checker.objects} objects.")
+    left = sum(1 for row in rows if not row["done"])
+    if left:
+        raise Failed(f"{left} problems in {checker.objects} objects. {_REMEDIES}")
+
+
+_REMEDIES = (
+    "Leaders write manifests and lost metadata again at their next check. --repair deletes orphans "
+    "after their grace period. For a missing object, restore it from an older version in the "
+    "bucket, or delete the records with `shoal topics delete-records`."
+)
+
+
+class _Checker:
+    """Collects the problems of all partitions."""
+
+    def __init__(self, store: ObjectStore, cluster_id: str, now_ms: int, grace_ms: int) -> None:
+        self._store = store
+        self._cluster_id = cluster_id
+        self._now_ms = now_ms
+        self._grace_ms = grace_ms
+        self._listed: dict[str, list[Any]] = {}
+        self._due: dict[str, dict[str, Any]] = {}
+        self.rows: list[dict[str, Any]] = []
+        self.objects = 0
+
+    def _prefix(self, topic: Topic, index: int) -> str:
+        assert topic.topic_id is not None
+        return keys.partition_prefix(self._cluster_id, topic.name, topic.topic_id, index)
+
+    async def list_topic(self, topic: Topic) -> None:
+        for partition in topic.partitions:
+            prefix = self._prefix(topic, partition.index)
+            self._listed[prefix] = [info async for info in self._store.list(prefix)]
+
+    async def check_topic(self, topic: Topic, logs: RemoteLogs) -> None:
+        for partition in topic.partitions:
+            prefix = self._prefix(topic, partition.index)
+            assert topic.topic_id is not None
+            remote = logs[topic.topic_id, partition.index]
+            where = {"topic": topic.name, "partition": partition.index}
+            infos = self._listed.pop(prefix)
+            found = audit.compare(infos, remote)
+            self.objects += len(infos)
+            for info in found.orphans:
+                self._unnamed("orphan", where, info)
+            for segment in found.missing:
+                key = keys.segment_key(prefix, segment.base_offset, segment.segment_id)
+                if not await self._is_whole(key, segment.object_size):
+                    offsets = f"{segment.base_offset}-{segment.end_offset}"
+                    self._add("missing", where, key, offsets, segment.object_size)
+            await self._check_manifest(where, prefix, remote)
+
+    async def _is_whole(self, key: str, size: int) -> bool:
+        try:
+            return await self._store.size(key) == size
+        except ObjectMissing:
+            return False
+
+    async def _check_manifest(self, where: dict[str, Any], prefix: str, remote: RemoteLog) -> None:
+        key = keys.manifest_key(prefix)
+        try:
+            found = manifest.decode(await self._store.get(key))
+        except ObjectMissing:
+            if len(remote):
+                self._add("manifest missing", where, key)
+            return
+        except DamagedObject:
+            self._add("manifest damaged", where, key)
+            return
+        named = {segment.segment_id for segment in found.segments}
+        finished = {segment.segment_id for segment in remote}
+        if not finished <= named:
+            self._add(f"manifest without {len(finished - named)} segments", where, key)
+
+    async def check_gone(self, known: set[UUID | None]) -> None:
+        """Find objects of topics that do not exist."""
+        for prefix in await self._store.children(self._cluster_id):
+            topic = keys.topic_of(prefix)
+            if topic is None or topic[1] in known:
+                continue
+            async for info in self._store.list(prefix):
+                self.objects += 1
+                where = {"topic": topic[0], "partition": None}
+                self._unnamed("topic gone", where, info)
+
+    def _unnamed(self, problem: str, where: dict[str, Any], info: Any) -> None:
+        row = self._add(problem, where, info.key, None, info.size, info.modified_ms)
+        if self._now_ms - info.modified_ms >= self._grace_ms:
+            self._due[info.key] = row
+
+    def _add(
+        self,
+        problem: str,
+        where: dict[str, Any],
+        key: str,
+        offsets: str | None = None,
+        size: int | None = None,
+        written_ms: int = -1,
+    ) -> dict[str, Any]:
+        row = {
+            "problem": problem,
+            **where,
+            "offsets": offsets,
+            "bytes": size,
+            "written": output.when(written_ms),
+            "done": None,
+            "key": key,
+        }
+        self.rows.append(row)
+        return row
+
+    async def delete(self, problems: Collection[str]) -> None:
+        """Delete the objects with these problems whose grace period is over."""
+        due = {key: row for key, row in self._due.items() if row["problem"] in problems}
+        if due:
+            await self._store.delete(list(due))
+            for row in due.values():
+                row["done"] = "deleted"
+
+
+async def _tiered(client: Client, names: Iterable[str] | None) -> list[Topic]:
+    """Return the tiered topics, or those that are named. Raises `Failed` if one is not tiered."""
+    if names is None:
+        known = await client.admin.topics.list()
+    else:
+        known = expect(await client.admin.topics.describe(names))
+    resources = {Resource(ResourceType.TOPIC, name): topic for name, topic in known.items()}
+    configs = expect(await client.admin.configs.describe(resources, keys=[_TIERED]))
+    out = []
+    for resource, topic in sorted(resources.items()):
+        if configs[resource][_TIERED].value == "true":
+            out.append(topic)
+        elif names is not None:
+            raise Failed(
+                f"Topic {topic.name} is not tiered. Enable it with "
+                f"`shoal configs set topic {topic.name} {_TIERED}=true`."
+            )
+    return out
+
+
+async def _logs(client: Client) -> RemoteLogs:
+    """Return what `__remote_log_metadata` has now."""
+    logs = RemoteLogs()
+    known = await client.admin.topics.describe([TOPIC])
+    topic = known[TOPIC]
+    if isinstance(topic, KafkaError):
+        return logs
+    where = [TopicPartition(TOPIC, partition.index) for partition in topic.partitions]
+    starts, ends = [
+        expect(await client.admin.topics.offsets(dict.fromkeys(where, spec)))
+        for spec in (OffsetSpec.EARLIEST, OffsetSpec.LATEST)
+    ]
+    for one in where:
+        start, end = starts[one].offset, ends[one].offset
+        if start == end:
+            continue
+        async for fetched in client.fetcher.range(*one, start, end - 1):
+            for record in fetched.records():
+                logs.replay(record.key, record.value)
+    return logs
+
+
+async def _broker_configs(client: Client) -> dict[str, str | None]:
+    """Return the configs of the store, which are the same on all brokers."""
+    cluster = await client.admin.describe_cluster()
+    resource = Resource(ResourceType.BROKER, str(cluster.brokers[0].node_id))
+    found = await client.admin.configs.describe([resource], keys=[_URL, _ENDPOINT, _REGION, _GRACE])
+    return {name: entry.value for name, entry in expect(found[resource]).items()}
+
+
+def _store(configs: dict[str, str | None], of: StoreOptions) -> ObjectStore:
+    from random import Random
+
+    from shoal.server.tiered.object_store import InvalidStore, open_store
+    from shoal.server.tiered.retrying_store import CallLimits, RetryingStore
+
+    url = of.url or configs[_URL]
+    if not url:
+        raise Failed(f"The brokers have no object store: {_URL} is empty.")
+    own = of.url is not None
+    endpoint = of.endpoint if of.endpoint is not None or own else configs[_ENDPOINT]
+    region = of.region if of.region is not None or own else configs[_REGION]
+    try:
+        store = open_store(url, endpoint=endpoint or "", region=region or "")
+    except InvalidStore as error:
+        raise Failed(str(error)) from None
+    return RetryingStore(store, CallLimits(attempts=2), Random())

@@ -1,0 +1,222 @@
+"""Metrics of tiered storage, under Kafka's names where it has them (KIP-405, KIP-963).
+
+Families exist also without tiered storage, and have no samples then. Gauges cover the partitions
+that this broker leads.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from shoal.server.metrics.registry import Metrics, Samples, label
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+_TOPICS = "kafka_server_BrokerTopicMetrics_Remote"
+
+
+class RemoteTopicMeter:
+    """Counts of one topic since the start."""
+
+    __slots__ = (
+        "copied_bytes",
+        "copies",
+        "copy_errors",
+        "delete_errors",
+        "deletes",
+        "fetch_errors",
+        "fetched_bytes",
+        "fetches",
+    )
+
+    def __init__(self) -> None:
+        self.copied_bytes = self.copies = self.copy_errors = 0
+        self.deletes = self.delete_errors = 0
+        self.fetched_bytes = self.fetches = self.fetch_errors = 0
+
+
+class RemoteMeters:
+    """Owns the meters of all tiered topics of a broker."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, RemoteTopicMeter] = {}
+
+    def of(self, topic: str) -> RemoteTopicMeter:
+        found = self.topics.get(topic)
+        if found is None:
+            found = self.topics[topic] = RemoteTopicMeter()
+        return found
+
+    def forget(self, topic: str) -> None:
+        self.topics.pop(topic, None)
+
+
+class RemoteState(NamedTuple):
+    """What one partition led here has in the store, and what is still to be copied and deleted."""
+
+    topic: str
+    segments: int
+    size_bytes: int
+    copy_lag_segments: int
+    copy_lag_bytes: int
+    delete_lag_segments: int
+    delete_lag_bytes: int
+
+
+class StoreCounts(Protocol):
+    """Requests to the store, by operation."""
+
+    attempts_total: dict[str, int]
+    failures_total: dict[str, int]
+    bytes_total: dict[str, int]
+
+
+class CacheCounts(Protocol):
+    """The cache of chunks."""
+
+    hits_total: int
+    misses_total: int
+    size_bytes: int
+
+
+class TieredPort(Protocol):
+    """The tiered storage of one broker."""
+
+    meters: RemoteMeters
+
+    @property
+    def store_counts(self) -> StoreCounts: ...
+    @property
+    def cache_counts(self) -> CacheCounts: ...
+    def states(self) -> Iterable[RemoteState]:
+        """Return the state of each tiered partition led here."""
+
+    def totals(self) -> Mapping[str, int]:
+        """Return the numbers of `_TOTALS` and `_NUMBERS` by name."""
+
+
+_METERS = (
+    ("CopyBytesPerSec", "copied_bytes", "Bytes copied to the object store."),
+    ("CopyRequestsPerSec", "copies", "Segments whose copy was begun."),
+    ("CopyErrorsPerSec", "copy_errors", "Copies of segments that failed."),
+    ("FetchBytesPerSec", "fetched_bytes", "Bytes of records read from the object store."),
+    ("FetchRequestsPerSec", "fetches", "Chunks of segments whose download was begun."),
+    ("FetchErrorsPerSec", "fetch_errors", "Downloads of chunks that failed."),
+    ("DeleteRequestsPerSec", "deletes", "Remote segments whose deletion was begun."),
+    ("DeleteErrorsPerSec", "delete_errors", "Deletions of remote segments that failed."),
+)
+_STATES = (
+    ("LogMetadataCount", "segments", "Remote segments of the partitions led by this broker."),
+    ("LogSizeBytes", "size_bytes", "Size of these segments."),
+    ("CopyLagSegments", "copy_lag_segments", "Closed segments that are not copied yet."),
+    ("CopyLagBytes", "copy_lag_bytes", "Size of the closed segments that are not copied yet."),
+    ("DeleteLagSegments", "delete_lag_segments", "Remote segments that are to be deleted."),
+    ("DeleteLagBytes", "delete_lag_bytes", "Size of the remote segments that are to be deleted."),
+)
+_TOTALS = (
+    ("manifest_writes", "Manifests of partitions written to the object store."),
+    ("segments_rebuilt", "Remote segments whose lost metadata was written again."),
+    ("orphans_deleted", "Objects deleted that no metadata named."),
+    ("copies_throttled", "Times that a copy waited for its quota."),
+    ("fetches_throttled", "Times that a download waited for its quota."),
+)
+_NUMBERS = (
+    ("orphans", "Objects that no metadata names, at the last check of each partition led here."),
+    ("orphan_bytes", "Size of these objects."),
+    ("missing_objects", "Remote segments without a whole object, at the last check."),
+    ("failing_partitions", "Tiered partitions led here whose last copy or deletion failed."),
+)
+
+
+def register(metrics: Metrics, tiered: Callable[[], TieredPort | None]) -> None:
+    """Add the families."""
+    for name, attribute, description in _METERS:
+        _add_meter(metrics, tiered, name, attribute, description)
+    for name, attribute, description in _STATES:
+        _add_state(metrics, tiered, name, attribute, description)
+    for names, suffix, kind in ((_TOTALS, "_total", "counter"), (_NUMBERS, "", "gauge")):
+        for name, description in names:
+            _add_number(metrics, tiered, name, suffix, kind, description)
+    _add_requests(metrics, tiered)
+    _add_cache(metrics, tiered)
+
+
+def _add_meter(
+    metrics: Metrics,
+    tiered: Callable[[], TieredPort | None],
+    name: str,
+    attribute: str,
+    description: str,
+) -> None:
+    def collect() -> Samples:
+        source = tiered()
+        return (
+            []
+            if source is None
+            else [
+                (label(topic=topic), getattr(meter, attribute))
+                for topic, meter in source.meters.topics.items()
+            ]
+        )
+
+    metrics.add(f"{_TOPICS}{name}_total", "counter", description, collect)
+
+
+def _add_state(
+    metrics: Metrics,
+    tiered: Callable[[], TieredPort | None],
+    name: str,
+    attribute: str,
+    description: str,
+) -> None:
+    def collect() -> Samples:
+        source = tiered()
+        sums: dict[str, int] = {}
+        for state in () if source is None else source.states():
+            sums[state.topic] = sums.get(state.topic, 0) + getattr(state, attribute)
+        return [(label(topic=topic), value) for topic, value in sums.items()]
+
+    metrics.add(f"{_TOPICS}{name}", "gauge", description, collect)
+
+
+def _add_number(
+    metrics: Metrics,
+    tiered: Callable[[], TieredPort | None],
+    name: str,
+    suffix: str,
+    kind: str,
+    description: str,
+) -> None:
+    def collect() -> Samples:
+        source = tiered()
+        return [] if source is None else [((), source.totals()[name])]
+
+    metrics.add(f"shoal_remote_{name}{suffix}", kind, description, collect)
+
+
+def _add_requests(metrics: Metrics, tiered: Callable[[], TieredPort | None]) -> None:
+    def add(name: str, attribute: str, description: str) -> None:
+        def collect() -> Samples:
+            source = tiered()
+            counts = {} if source is None else getattr(source.store_counts, attribute)
+            return [(label(operation=operation), n) for operation, n in counts.items()]
+
+        metrics.add(f"shoal_remote_store_{name}_total", "counter", description, collect)
+
+    add("requests", "attempts_total", "Requests to the object store, repeated ones included.")
+    add("failures", "failures_total", "Requests to the object store that failed.")
+    add("bytes", "bytes_total", "Bytes sent to the object store, and received from it.")
+
+
+def _add_cache(metrics: Metrics, tiered: Callable[[], TieredPort | None]) -> None:
+    def add(name: str, kind: str, attribute: str, description: str) -> None:
+        def collect() -> Samples:
+            source = tiered()
+            return [] if source is None else [((), getattr(source.cache_counts, attribute))]
+
+        metrics.add(f"shoal_remote_chunk_cache_{name}", kind, description, collect)
+
+    add("hits_total", "counter", "hits_total", "Reads of chunks that were in the cache.")
+    add("misses_total", "counter", "misses_total", "Reads of chunks that were not in the cache.")
+    add("bytes", "gauge", "size_bytes", "Size of the cached chunks.")

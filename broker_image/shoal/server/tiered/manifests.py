@@ -1,0 +1,184 @@
+"""The manifests of the partitions that this broker leads: how they are claimed and written.
+
+A leader claims the manifest once in each of its epochs: it reads it, and writes it again with its
+own epoch. From then on a conditional put of an earlier leader fails, and that leader stops. Each
+later write replaces the version that this broker wrote last.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.tiered import keys, manifest
+from shoal.tiered.manifest import Manifest
+from shoal.tiered.remote_log import pack
+from shoal.tiered.segment_object import DamagedObject
+from shoal.tiered.store import BytesSource, ObjectMissing, StoreConflict
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from shoal.replication.partition import Partition
+    from shoal.server.node import Node
+    from shoal.tiered.remote_log import RemoteLog, RemoteSegment
+    from shoal.tiered.store import ObjectStore, Version
+
+#: Writes of one manifest before the pass gives up. Another one is needed if an earlier leader, or
+#: this broker before its restart, wrote in between.
+_WRITES_MAX = 3
+
+
+class LostLeadership(Exception):
+    """Another broker leads the partition. It continues."""
+
+
+class _Claim:
+    """What this broker knows of the manifest of one partition in one epoch of its own."""
+
+    __slots__ = ("in_doubt", "leader_epoch", "revision", "version", "written")
+
+    def __init__(self, leader_epoch: int) -> None:
+        self.leader_epoch = leader_epoch
+        #: The version in the store, None without a manifest.
+        self.version: Version | None = None
+        self.revision = 0
+        #: What was written last: fingerprint of the segments, and log start.
+        self.written: tuple[int, int] | None = None
+        #: Whether a put has not ended, or ended with an error and may have taken effect.
+        self.in_doubt = False
+
+
+class Manifests:
+    """Owns the claims of this broker."""
+
+    def __init__(self, node: Node, store: ObjectStore, cluster_id: str) -> None:
+        self._node = node
+        self._store = store
+        self._cluster_id = cluster_id
+        self._claims: dict[tuple[UUID, int], _Claim] = {}
+        self.writes_total = 0
+
+    def is_claimed(self, partition: Partition, leader_epoch: int) -> bool:
+        claim = self._claims.get(partition.key)
+        return claim is not None and claim.leader_epoch == leader_epoch
+
+    async def read(self, prefix: str, leader_epoch: int) -> tuple[Manifest, Version] | None:
+        """Return the manifest below a prefix, None if there is none. Raises `LostLeadership` if a
+        leader of a later epoch has written it, `StoreError`, `DamagedObject`."""
+        try:
+            data, version = await self._store.get_versioned(keys.manifest_key(prefix))
+        except ObjectMissing:
+            return None
+        try:
+            found = manifest.decode(data)
+        except DamagedObject as error:
+            raise DamagedObject(
+                f"{keys.manifest_key(prefix)}: {error}. Delete this object: the leader of the "
+                "partition then writes another one"
+            ) from None
+        if found.leader_epoch > leader_epoch:
+            raise LostLeadership(
+                f"{keys.manifest_key(prefix)} was written in leader epoch {found.leader_epoch}, "
+                f"and this broker leads in epoch {leader_epoch}"
+            )
+        return found, version
+
+    def claim(
+        self, partition: Partition, leader_epoch: int, found: tuple[Manifest, Version] | None
+    ) -> None:
+        """Begin to write the manifest that `read` returned."""
+        claim = self._claims[partition.key] = _Claim(leader_epoch)
+        if found is not None:
+            claim.version, claim.revision = found[1], found[0].revision
+
+    def forget(self, key: tuple[UUID, int]) -> None:
+        """Forget a partition that this broker no longer leads, or has no more."""
+        self._claims.pop(key, None)
+
+    def _claim_of(self, key: tuple[UUID, int]) -> _Claim:
+        """Raises `LostLeadership` if the partition was forgotten meanwhile."""
+        claim = self._claims.get(key)
+        if claim is None:
+            raise LostLeadership("the partition is no longer tiered, or no longer here")
+        return claim
+
+    def is_current(self, partition: Partition, fingerprint: int) -> bool:
+        """Whether the last write of this epoch has these segments and the log start. A partition
+        without segments needs no manifest."""
+        claim = self._claim_of(partition.key)
+        if claim.in_doubt:
+            return False
+        if claim.written is None:
+            return claim.version is None and not fingerprint
+        return claim.written == (fingerprint, partition.log.log_start_offset)
+
+    async def write(
+        self,
+        partition: Partition,
+        prefix: str,
+        remote: RemoteLog,
+        added: RemoteSegment | None = None,
+    ) -> None:
+        """Replace the manifest by one with the finished segments of `remote`, and with one whose
+        copy is about to finish. Raises `LostLeadership`, `StoreError`, `DamagedObject`."""
+        claim = self._claim_of(partition.key)
+        packed, fingerprint = remote.packed(), remote.fingerprint
+        if added is not None:
+            packed += pack(added)
+            fingerprint ^= added.segment_id.int
+        wanted = self._wanted(partition, claim, packed)
+        claim.in_doubt = True
+        for _ in range(_WRITES_MAX):
+            if partition.lost_leadership_since(claim.leader_epoch):
+                raise LostLeadership("another broker leads the partition")
+            wanted = wanted._replace(revision=claim.revision + 1)
+            source = BytesSource(manifest.encode(wanted))
+            try:
+                claim.version = await self._store.put_if(
+                    keys.manifest_key(prefix), source, claim.version
+                )
+            except StoreConflict as error:
+                conflict = error
+                if not await self._read_again(partition.key, prefix, wanted.write_id):
+                    continue
+            claim.revision = wanted.revision
+            claim.written = (fingerprint, wanted.log_start_offset)
+            claim.in_doubt = False
+            self.writes_total += 1
+            return
+        raise conflict
+
+    async def _read_again(self, key: tuple[UUID, int], prefix: str, write_id: UUID) -> bool:
+        """Take over the version that was in the way of a write. Return whether it is that write: a
+        put that was repeated may have taken effect the first time."""
+        claim = self._claim_of(key)
+        found = await self.read(prefix, claim.leader_epoch)
+        if found is None:
+            if claim.version is not None:
+                # The topic was deleted, or was not tiered for a while.
+                self.forget(key)
+                raise LostLeadership(f"{keys.manifest_key(prefix)} was deleted")
+            return False
+        claim.version, claim.revision = found[1], found[0].revision
+        return found[0].write_id == write_id
+
+    def _wanted(self, partition: Partition, claim: _Claim, packed: bytes) -> Manifest:
+        node = self._node
+        return Manifest(
+            self._cluster_id,
+            partition.topic,
+            partition.topic_id,
+            partition.index,
+            claim.leader_epoch,
+            node.id,
+            node.random_id(),
+            claim.revision,
+            node.clock.now_ms(),
+            partition.log.log_start_offset,
+            packed,
+        )
+
+    async def delete(self, prefix: str, key: tuple[UUID, int]) -> None:
+        """Delete the manifest of a partition whose topic is deleted."""
+        self.forget(key)
+        await self._store.delete([keys.manifest_key(prefix)])

@@ -1,0 +1,49 @@
+"""The remote logs of many partitions, replayed from the records of `__remote_log_metadata`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.tiered.metadata_records import SegmentAdded, decode, segment_of
+from shoal.tiered.remote_log import RemoteLog
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from uuid import UUID
+
+#: A partition: topic id and partition number.
+Key = tuple["UUID", int]
+
+
+class RemoteLogs:
+    """Owns a remote log for each partition that a record names, or that someone asks for."""
+
+    def __init__(self) -> None:
+        self._logs: dict[Key, RemoteLog] = {}
+        #: Names of topics, which keys of objects have, also after their deletion.
+        self.names: dict[UUID, str] = {}
+
+    def __getitem__(self, key: Key) -> RemoteLog:
+        found = self._logs.get(key)
+        if found is None:
+            found = self._logs[key] = RemoteLog()
+        return found
+
+    def items(self) -> Iterator[tuple[Key, RemoteLog]]:
+        yield from self._logs.items()
+
+    def replay(self, key: bytes | None, value: bytes | None) -> None:
+        """Apply one record of the topic. Foreign records are ignored. Raises `WireError`."""
+        where = None if key is None else segment_of(key)
+        if where is None:
+            return
+        topic_id, partition, segment_id = where
+        remote = self[topic_id, partition]
+        if value is None:
+            remote.forget(segment_id)
+            return
+        record = decode(value)
+        if record is not None:
+            if isinstance(record, SegmentAdded):
+                self.names[topic_id] = record.id.topic
+            remote.replay(record)

@@ -1,0 +1,93 @@
+"""Tiered storage of a QueueCluster and of a QueueTopic: configs and credentials of the brokers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shoal_operator.quantities import duration_ms, size_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shoal_operator.model.names import Manifest
+
+S3, GCS, AZURE = "S3", "GCS", "Azure"
+_SCHEMES = {S3: "s3", GCS: "gs", AZURE: "az"}
+#: The keys of the Secret, which are the variables that the brokers read them from, and whether the
+#: Secret must have them.
+_CREDENTIALS = {
+    S3: {
+        "AWS_ACCESS_KEY_ID": True,
+        "AWS_SECRET_ACCESS_KEY": True,
+        "AWS_SESSION_TOKEN": False,
+    },
+    GCS: {"GOOGLE_SERVICE_ACCOUNT_KEY": True},
+    AZURE: {"AZURE_STORAGE_ACCOUNT_KEY": True},
+}
+#: The part of a broker's volume that caches what it reads from the store, without `cacheSize`.
+_CACHE_PART = 10
+_ENABLE = "remote.storage.enable"
+
+
+def is_enabled(cluster: Mapping[str, Any]) -> bool:
+    """Return whether the brokers have an object store."""
+    return bool(cluster["spec"].get("tieredStorage"))
+
+
+def url(given: Mapping[str, Any]) -> str:
+    """Return the URL of the store."""
+    parts = [given["account"]] if given["type"] == AZURE else []
+    parts += [given["bucket"], *filter(None, [given.get("prefix", "").strip("/")])]
+    return f"{_SCHEMES[given['type']]}://{'/'.join(parts)}"
+
+
+def properties(cluster: Mapping[str, Any], replication: int) -> dict[str, str]:
+    """Return the configs of the brokers; `replication` is that of internal topics."""
+    if not is_enabled(cluster):
+        return {}
+    spec = cluster["spec"]
+    given = spec["tieredStorage"]
+    cache = given.get("cacheSize")
+    cache_bytes = size_bytes(cache) if cache else size_bytes(spec["storage"]["size"]) // _CACHE_PART
+    found = {
+        "remote.log.storage.system.enable": "true",
+        "rlmm.config.remote.log.metadata.topic.replication.factor": str(replication),
+        "shoal.remote.store.url": url(given),
+        "shoal.remote.chunk.cache.bytes": str(max(1, cache_bytes)),
+        "shoal.remote.copy.interval.ms": str(duration_ms(given.get("copyInterval", "1h"))),
+    }
+    for field in ("endpoint", "region"):
+        if given.get(field):
+            found[f"shoal.remote.store.{field}"] = given[field]
+    return found
+
+
+def environment(cluster: Mapping[str, Any]) -> list[Manifest]:
+    """Return the variables with the credentials, which come from the Secret.
+
+    Without one, the brokers' ServiceAccount has a cloud identity.
+    """
+    given = cluster["spec"].get("tieredStorage") or {}
+    secret = given.get("credentials", {}).get("secretName")
+    if not secret:
+        return []
+    out: list[Manifest] = []
+    for key, required in _CREDENTIALS[given["type"]].items():
+        reference: Manifest = {"name": secret, "key": key}
+        if not required:
+            reference["optional"] = True
+        out.append({"name": key, "valueFrom": {"secretKeyRef": reference}})
+    return out
+
+
+def topic_config(spec: Mapping[str, Any]) -> dict[str, str]:
+    """Return all configs of a QueueTopic: those in `config`, and those of its fields."""
+    found = dict(spec.get("config", {}))
+    if "tiered" in spec:
+        found[_ENABLE] = str(spec["tiered"]).lower()
+    kept = spec.get("localRetention", {})
+    if kept.get("time"):
+        found["local.retention.ms"] = str(duration_ms(kept["time"]))
+    if kept.get("size"):
+        found["local.retention.bytes"] = str(size_bytes(kept["size"]))
+    return found
