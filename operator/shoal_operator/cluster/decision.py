@@ -42,12 +42,6 @@ def refusal(cluster: Manifest) -> Verdict | None:
             "spec.replicas cannot be 2, because neither broker has a majority alone. "
             "Set it to 1 or 3.",
         )
-    if pod_layout.per_pod(cluster) > 1 and spec.get("rack"):
-        return Verdict.refused(
-            "RackNotSupported",
-            "spec.rack requires spec.brokersPerPod 1: the rack of brokers that share a pod is the "
-            "pod. Remove spec.rack.",
-        )
     if found := reserved_fields.first(cluster):
         where, why = found
         return Verdict.refused("TemplateNotAllowed", f"{where} is not allowed: {why}")
@@ -187,8 +181,7 @@ def level_changes(cluster: Manifest, state: ClusterState) -> dict[int, dict[str,
 
 def broker_pods(seen: Observation) -> list[roller.BrokerPod]:
     """Return the pods for the roller."""
-    advertised = seen.state.advertised if seen.state else {}
-    return pods.broker_pods(seen.effective, seen.pods, seen.stateful_set, advertised, seen.services)
+    return pods.broker_pods(seen.effective, seen.pods, seen.stateful_set, seen.state, seen.services)
 
 
 def next_step(
@@ -269,6 +262,12 @@ def _verdict_after_roll(seen: Observation, disk: Diagnosis | None) -> Verdict:
         return Verdict.blocked("BrokersUnreachable", text)
     if disk:
         return Verdict.refused(*disk)
+    if behind := sorted(set(pod_layout.brokers(seen.effective)) - seen.ready_brokers):
+        text = (
+            f"All brokers serve clients. {roller.named(behind[0], behind[1:]).capitalize()} "
+            f"{'catch' if behind[1:] else 'catches'} up; until then, no other pod can be evicted."
+        )
+        return Verdict(True, "CatchingUp", text, progressing=True)
     return Verdict.fine("All brokers are ready and match the spec.")
 
 

@@ -21,6 +21,7 @@ from shoal_operator.diagnostics import Diagnosis
 from shoal_operator.kube import Kube, KubeError
 from shoal_operator.membership import Membership, ScaleDown
 from shoal_operator.model import broker_config, broker_pod, names, pod_layout, security
+from shoal_operator.racks import Racks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,8 +83,10 @@ class Clusters:
         pull_policy: str = broker_pod.PULL_POLICY,
         operator_namespace: str = "",
         openshift: bool = False,
+        racks: Racks | None = None,
     ) -> None:
         self._kube, self._store, self._brokers = kube, store, brokers
+        self._racks = racks or Racks(kube, store, namespace, name)
         self._namespace, self._name = namespace, name
         self._observer = Observer(store, brokers, namespace, name, on_reachable)
         self._objects = ClusterObjects(
@@ -167,7 +170,10 @@ class Clusters:
             seen,
             step,
             scale_down.diagnosis,
-            self._objects.not_grown or self._listener_secrets.problem or self._no_token,
+            self._objects.not_grown
+            or self._listener_secrets.problem
+            or self._no_token
+            or self._racks.problem(),
             self._renewal,
             not_finalized,
         )

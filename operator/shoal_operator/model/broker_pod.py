@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 #: User and group of the broker image.
 USER_ID = 1000
 READY_PORT_NAME = "metrics"
-ZONE, REGION = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"
-#: Node labels that Kubernetes copies to pods (Kubernetes, "Pod topology labels").
-POD_TOPOLOGY_LABELS = (ZONE, REGION)
+ZONE = "topology.kubernetes.io/zone"
+#: The variable of `broker.rack`, and the directory with the pod's annotations.
+RACK, POD_DIR = "SHOAL_BROKER_RACK", "/etc/shoal-pod"
+POD_VOLUME, RACK_CONTAINER = "shoal-pod", "shoal-rack"
 #: Variables with the pod's number: in slot 0 it is the broker id.
 NODE_ID, POD_INDEX = "SHOAL_NODE_ID", "POD_INDEX"
 PULL_POLICY = "IfNotPresent"
@@ -117,10 +118,33 @@ def template(
     for key in FIELDS:
         if over.get(key):
             pod[key] = over[key]
+    if rack := spec.get("rack"):
+        annotations[names.RACK_KEY] = rack["topologyKey"]
+        pod["volumes"].append(pod_volume())
+        first = rack_container(pod["containers"][0])
+        pod["initContainers"] = [first, *pod.get("initContainers", [])]
     if spec.get("imagePullSecrets"):
         pod["imagePullSecrets"] = spec["imagePullSecrets"]
     labels = {**over.get("labels", {}), **names.labels(name)}
     return {"metadata": {"labels": labels, "annotations": annotations}, "spec": pod}
+
+
+def pod_volume() -> Manifest:
+    """Return the volume with the pod's annotations."""
+    item = {"path": "annotations", "fieldRef": {"fieldPath": "metadata.annotations"}}
+    return {"name": POD_VOLUME, "downwardAPI": {"items": [item]}}
+
+
+def rack_container(main: Mapping[str, Any]) -> Manifest:
+    """Return the container that waits for the pod's rack, with the image of `main`."""
+    file = f"{POD_DIR}/annotations"
+    kept = ("image", "imagePullPolicy", "securityContext", "resources")
+    return {
+        "name": RACK_CONTAINER,
+        "command": ["python3", "-m", "shoal.server.host.await_rack", file, names.RACK],
+        "volumeMounts": [{"name": POD_VOLUME, "mountPath": POD_DIR, "readOnly": True}],
+        **{key: main[key] for key in kept if key in main},
+    }
 
 
 def _security_context(*, openshift: bool) -> Manifest:
@@ -180,7 +204,9 @@ def _container(
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": over.get("containerSecurityContext", CONTAINER_SECURITY_CONTEXT),
         "startupProbe": probe("/healthz", periodSeconds=1, failureThreshold=600),
-        "readinessProbe": probe("/readyz", periodSeconds=2, failureThreshold=2),
+        # The PodDisruptionBudget counts pods that are not ready: a broker that has to catch up
+        # protects the others from eviction (ADR 96).
+        "readinessProbe": probe("/readyz?in-sync", periodSeconds=1, failureThreshold=3),
         "livenessProbe": probe("/healthz", periodSeconds=10, failureThreshold=6),
     }
     for volume, _, path in security.volumes(cluster):
@@ -218,10 +244,8 @@ def _environment(cluster: Mapping[str, Any], number: str, slot: int) -> list[Man
         listeners.NODE_IP: "status.hostIP",
         number: "metadata.labels['apps.kubernetes.io/pod-index']",
     }
-    key = cluster["spec"].get("rack", {}).get("topologyKey", "")
-    if key in POD_TOPOLOGY_LABELS:
-        # Kubernetes 1.35 copies this label from the node to its pods; before, it is empty.
-        fields["SHOAL_BROKER_RACK"] = f"metadata.labels['{key}']"
+    if cluster["spec"].get("rack"):
+        fields[RACK] = f"metadata.annotations['{names.RACK}']"
     given = [
         {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
         for name, path in fields.items()

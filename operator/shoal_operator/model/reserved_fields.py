@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 KINDS = ("pod", "service", "serviceAccount", "persistentVolumeClaim")
 _CONTAINERS = ("containers", "initContainers")
 _SCRAPING = ("prometheus.io/scrape", "prometheus.io/port")
-_VOLUME = re.compile(r"config|tmp|tls|listener-tls|metrics-token|data[0-9]*")
+_VOLUME = re.compile(r"config|tmp|shoal-pod|tls|listener-tls|metrics-token|data[0-9]*")
 #: Directories that the operator mounts; nothing can be mounted in them, and not at `/tmp` itself.
 _DIRECTORIES = (
     names.DATA_DIR,
@@ -68,7 +68,8 @@ def _pod(cluster: Mapping[str, Any], over: Mapping[str, Any]) -> Iterator[tuple[
     for field in _CONTAINERS:
         for container in over.get(field, []):
             where = f"spec.template.pod.{field} {container['name']}"
-            if pod_layout.slot_of_container(container["name"]) is not None:
+            own = container["name"] == broker_pod.RACK_CONTAINER
+            if own or pod_layout.slot_of_container(container["name"]) is not None:
                 yield where, _RENAME
             for port in container.get("ports", []):
                 for key in (port.get("containerPort"), port.get("name")):
