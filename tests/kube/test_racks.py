@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from kube import rendered
 from kube.api_server import ApiServer, CrashPoint, Manifest
+from shoal.client.settings import Settings, variable
 from shoal.server.config import resolve
 from shoal_operator import clock, pods, racks
 from shoal_operator.broker_states import ClusterState
 from shoal_operator.cluster.decision import refusal
 from shoal_operator.kube import KubeError
-from shoal_operator.model import names
+from shoal_operator.model import deployment, names, spark
 from shoal_operator.store import Store
+from shoal_spark import rack as pod_rack
+from shoal_spark.options import Connection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from shoal_operator.roller import BrokerPod
 
@@ -197,3 +202,80 @@ def test_a_broker_whose_rack_has_changed_restarts(world: World) -> None:
     assert restarts(world, {0: "a", 1: "old", 2: "a", 3: "a"}) == [""] * 4
     world.kube.probe("main-broker-1", succeeds=True)
     assert restarts(world, {0: "a", 1: "old", 2: "a", 3: "a"}) == [""] * 4
+
+
+# -- consumers
+
+
+def consumer(**workload: Any) -> Manifest:
+    meta = {"name": "eaters", "namespace": "n", "uid": "u"}
+    return {"kind": "ShareConsumer", "metadata": meta, "spec": {"shareGroup": "g", **workload}}
+
+
+def deployment_of(rack_key: str) -> Manifest:
+    pod = {"containers": [{"name": "one", "image": "theirs"}, {"name": "two"}]}
+    return deployment.manifest(
+        consumer(deployment={"template": {"spec": pod}}),
+        cluster="main",
+        replicas=1,
+        bootstrap_servers="b:9092",
+        group_id="g",
+        topics=["t"],
+        default_image="shoal/broker:1",
+        pull_policy="Never",
+        rack_key=rack_key,
+    )["spec"]["template"]
+
+
+def test_pods_of_a_deployment_know_their_rack_when_they_start() -> None:
+    made = deployment_of(ZONE)
+    assert made["metadata"]["annotations"] == {names.RACK_KEY: ZONE}
+    (waits,) = made["spec"]["initContainers"]
+    assert (waits["image"], waits["imagePullPolicy"]) == ("shoal/broker:1", "Never")
+    for container in made["spec"]["containers"]:
+        path = {e["name"]: e for e in container["env"]}[variable("client.rack")]["valueFrom"]
+        assert path == {"fieldRef": {"fieldPath": f"metadata.annotations['{names.RACK}']"}}
+    assert Settings.from_environment({variable("client.rack"): "zone-a"}).client_rack == "zone-a"
+    # A node without a rack.
+    assert Settings.from_environment({variable("client.rack"): ""}).client_rack == ""
+    plain = deployment_of("")
+    assert "annotations" not in plain["metadata"]
+    assert not plain["spec"].keys() & {"initContainers", "volumes"}
+
+
+def application_of(rack_key: str) -> Manifest:
+    given = {
+        "mainApplicationFile": "local:///job.py",
+        "maxRecordsPerTrigger": 10,
+        "sparkVersion": "4.0.0",
+        "coresPerExecutor": 1,
+        "minExecutors": 0,
+        "maxExecutors": 2,
+    }
+    context = spark.WorkloadContext("main", "b:9092", "g", ["t"], "i", "http://o", "r")
+    context = dataclasses.replace(context, rack=rack_key)
+    return spark.application(consumer(spark=given), context, suspend=False)["spec"]
+
+
+def test_executors_find_the_annotations_of_their_pod(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = application_of(ZONE)["executor"]["template"]
+    assert made["metadata"]["annotations"] == {names.RACK_KEY: ZONE}
+    assert made["metadata"]["labels"][names.CLUSTER_LABEL] == "main"
+    (container,) = made["spec"]["containers"]
+    assert {"name": pod_rack.VARIABLE, "value": names.POD_ANNOTATIONS} in container["env"]
+    (mount,) = container["volumeMounts"]
+    assert mount["mountPath"] == names.POD_DIR
+    assert names.RACK == pod_rack.ANNOTATION
+    file = tmp_path / "annotations"
+    monkeypatch.setenv(pod_rack.VARIABLE, str(file))
+    assert pod_rack.pod_rack() == ""
+    file.write_text(f'{names.RACK_KEY}="{ZONE}"\n')
+    assert pod_rack.pod_rack() == ""
+    file.write_text(f'a="b"\n{names.RACK}="zone-a"\n')
+    assert pod_rack.pod_rack() == "zone-a"
+    at = Connection("b:9092").with_rack("zone-a")
+    assert at.settings.client_rack == "zone-a"
+    assert at.with_rack("other") == at
+    assert "annotations" not in str(application_of("")["executor"]["template"]["spec"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal_operator.model import broker_config, listeners, names, pod_layout, security
+from shoal_operator.model import broker_config, listeners, names, pod_layout, rack, security
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 USER_ID = 1000
 READY_PORT_NAME = "metrics"
 ZONE = "topology.kubernetes.io/zone"
-#: The variable of `broker.rack`, and the directory with the pod's annotations.
-RACK, POD_DIR = "SHOAL_BROKER_RACK", "/etc/shoal-pod"
-POD_VOLUME, RACK_CONTAINER = "shoal-pod", "shoal-rack"
+#: The variable of `broker.rack`.
+RACK = "SHOAL_BROKER_RACK"
 #: Variables with the pod's number: in slot 0 it is the broker id.
 NODE_ID, POD_INDEX = "SHOAL_NODE_ID", "POD_INDEX"
 PULL_POLICY = "IfNotPresent"
@@ -118,33 +117,15 @@ def template(
     for key in FIELDS:
         if over.get(key):
             pod[key] = over[key]
-    if rack := spec.get("rack"):
-        annotations[names.RACK_KEY] = rack["topologyKey"]
-        pod["volumes"].append(pod_volume())
-        first = rack_container(pod["containers"][0])
+    if key := rack.topology_key(cluster):
+        annotations[names.RACK_KEY] = key
+        pod["volumes"].append(rack.volume())
+        first = rack.container(pod["containers"][0])
         pod["initContainers"] = [first, *pod.get("initContainers", [])]
     if spec.get("imagePullSecrets"):
         pod["imagePullSecrets"] = spec["imagePullSecrets"]
     labels = {**over.get("labels", {}), **names.labels(name)}
     return {"metadata": {"labels": labels, "annotations": annotations}, "spec": pod}
-
-
-def pod_volume() -> Manifest:
-    """Return the volume with the pod's annotations."""
-    item = {"path": "annotations", "fieldRef": {"fieldPath": "metadata.annotations"}}
-    return {"name": POD_VOLUME, "downwardAPI": {"items": [item]}}
-
-
-def rack_container(main: Mapping[str, Any]) -> Manifest:
-    """Return the container that waits for the pod's rack, with the image of `main`."""
-    file = f"{POD_DIR}/annotations"
-    kept = ("image", "imagePullPolicy", "securityContext", "resources")
-    return {
-        "name": RACK_CONTAINER,
-        "command": ["python3", "-m", "shoal.server.host.await_rack", file, names.RACK],
-        "volumeMounts": [{"name": POD_VOLUME, "mountPath": POD_DIR, "readOnly": True}],
-        **{key: main[key] for key in kept if key in main},
-    }
 
 
 def _security_context(*, openshift: bool) -> Manifest:
@@ -157,9 +138,9 @@ def _security_context(*, openshift: bool) -> Manifest:
 
 def _spread(cluster: Mapping[str, Any]) -> list[Manifest]:
     keys = ["kubernetes.io/hostname", ZONE]
-    rack = cluster["spec"].get("rack")
-    if rack and rack["topologyKey"] not in keys:
-        keys.append(rack["topologyKey"])
+    key = rack.topology_key(cluster)
+    if key and key not in keys:
+        keys.append(key)
     return [
         {
             "maxSkew": 1,
@@ -244,12 +225,12 @@ def _environment(cluster: Mapping[str, Any], number: str, slot: int) -> list[Man
         listeners.NODE_IP: "status.hostIP",
         number: "metadata.labels['apps.kubernetes.io/pod-index']",
     }
-    if cluster["spec"].get("rack"):
-        fields[RACK] = f"metadata.annotations['{names.RACK}']"
     given = [
         {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
         for name, path in fields.items()
     ]
+    if rack.topology_key(cluster):
+        given.append(rack.variable(RACK))
     own = cluster["spec"].get("template", {}).get("pod", {}).get("env", [])
     # `kubectl exec` runs `shoal` as the brokers, which are super users.
     client = security.shoal_environment(cluster, slot).items()

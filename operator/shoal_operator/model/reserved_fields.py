@@ -10,7 +10,7 @@ import posixpath
 import re
 from typing import TYPE_CHECKING, Any
 
-from shoal_operator.model import broker_pod, names, pod_layout, security
+from shoal_operator.model import broker_pod, names, pod_layout, rack, security
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,6 +27,7 @@ _DIRECTORIES = (
     security.TLS_DIR,
     security.LISTENER_TLS_DIR,
     security.METRICS_TOKEN_DIR,
+    names.POD_DIR,
 )
 _RENAME = "the operator has one of this name. Choose another name."
 
@@ -68,7 +69,7 @@ def _pod(cluster: Mapping[str, Any], over: Mapping[str, Any]) -> Iterator[tuple[
     for field in _CONTAINERS:
         for container in over.get(field, []):
             where = f"spec.template.pod.{field} {container['name']}"
-            own = container["name"] == broker_pod.RACK_CONTAINER
+            own = container["name"] == rack.CONTAINER
             if own or pod_layout.slot_of_container(container["name"]) is not None:
                 yield where, _RENAME
             for port in container.get("ports", []):
