@@ -152,17 +152,34 @@ def test_a_broker_is_out_of_sync_until_its_replica_is_in_the_isr(cluster: ShoalC
     set_configs(admin, ResourceType.TOPIC, "probed", **replicas)
     set_configs(admin, ResourceType.BROKER, "1", leader_replication_throttled_rate="1000")
 
-    def probes(id: int, path: str) -> int:
-        try:
-            with urllib.request.urlopen(f"{cluster.nodes[id].metrics_url}/{path}") as answer:
-                return int(answer.status)
-        except urllib.error.HTTPError as error:
-            return error.code
-
-    assert probes(2, "readyz?in-sync") == 200
+    assert probe(cluster, 2, "readyz?in-sync") == 200
     reassign(cluster, "probed", [1, 2])
-    eventually(lambda: probes(2, "readyz?in-sync") == 503)
-    assert probes(2, "readyz") == probes(1, "readyz?in-sync") == 200
+    eventually(lambda: probe(cluster, 2, "readyz?in-sync") == 503)
+    assert probe(cluster, 2, "readyz") == probe(cluster, 1, "readyz?in-sync") == 200
     set_configs(admin, ResourceType.BROKER, "1", leader_replication_throttled_rate=None)
-    eventually(lambda: probes(2, "readyz?in-sync") == 200)
+    eventually(lambda: probe(cluster, 2, "readyz?in-sync") == 200)
     assert moved(cluster, "probed", [1, 2])
+
+
+def test_a_broker_that_no_controller_answers_is_out_of_sync(cluster: ShoalCluster) -> None:
+    """Its metadata may be old: others may lack its replicas by now."""
+    one = min({1, 2, 3} - {cluster.controller()})
+    frozen = {1, 2, 3} - {one}
+    for id in frozen:
+        cluster.freeze(id)
+    try:
+        eventually(lambda: probe(cluster, one, "readyz?in-sync") == 503)
+        assert probe(cluster, one, "readyz") == 200
+    finally:
+        for id in frozen:
+            cluster.thaw(id)
+    eventually(lambda: all(probe(cluster, id, "readyz?in-sync") == 200 for id in cluster.nodes))
+
+
+def probe(cluster: ShoalCluster, id: int, path: str) -> int:
+    """Return the status of a health check."""
+    try:
+        with urllib.request.urlopen(f"{cluster.nodes[id].metrics_url}/{path}") as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code

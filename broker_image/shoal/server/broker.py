@@ -548,6 +548,8 @@ class Broker:
 
     def out_of_sync(self) -> str | None:
         """Return why no other broker may stop until this one has caught up, or None."""
+        if self.cluster.is_broker and (self.lifecycle.is_lost or self.lifecycle.fenced):
+            return "this broker is fenced, or may be: no controller answers it"
         if self._lags is None or self._lags[0] is not self.image:
             self._lags = self.image, in_sync.lagging(self.image)
         name = in_sync.awaited(*self._lags, self.node_id)
