@@ -29,7 +29,7 @@ NODES = 3
 BROKER = "app.kubernetes.io/component=broker"
 PODS = [f"main-broker-{n}" for n in range(NODES)]
 #: What a broker that catches up gets in each second, and how much it lacks.
-RATE_BYTES, LACKING_BYTES = 100_000, 4_000_000
+RATE_BYTES, LACKING_BYTES = 50_000, 6_000_000
 RATE = "leader.replication.throttled.rate"
 #: Produces this many bytes in large records.
 FILL = """
@@ -169,10 +169,10 @@ def test_two_drains_at_once_leave_each_partition_its_min_isr(spread: Resources) 
         assert f"Broker {first[-1]} catches up" in said
         assert drains[node_of[second]].poll() is None
         assert not is_gone(spread, second, before[second])
-        assert min(isr_sizes(spread)) == NODES - 1
+        assert min(isr_sizes(spread)) >= NODES - 1
         spread.patch("queuecluster/main", {"spec": {"config": {RATE: None}}})
         eventually(lambda: is_gone(spread, second, before[second]), timeout_s=120)
-        assert min(isr_sizes(spread)) == NODES - 1
+        assert min(isr_sizes(spread)) >= NODES - 1
         for node, drain in drains.items():
             assert drain.wait(60) == 0, f"{node}: {drain.communicate()}"
         spread.cluster.kubectl("uncordon", node_of[second])
