@@ -94,8 +94,8 @@ class Racks:
             if self._nodes.get(node, ({}, 0))[0] is None:
                 return Diagnosis(
                     "NodesNotReadable",
-                    f"Pod {name} has no rack: the operator may not read node {node}. Set the "
-                    "chart's value racks.enabled to true.",
+                    f"Pod {name} has no rack: the operator may not read node {node}. Allow it to "
+                    "get nodes, as the chart does.",
                 )
             return Diagnosis(
                 "NodeWithoutRack",

@@ -418,7 +418,7 @@ class Operator:
             pull_policy=self._settings.broker_pull_policy,
             operator_namespace=self._settings.namespace,
             openshift=self._settings.openshift,
-            racks=racks,
+            racks=racks if self._settings.racks else None,
         )
         topics = topics_module.Topics(*parts)
         monitor = GroupMonitor(*parts)

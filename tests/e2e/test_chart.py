@@ -86,6 +86,7 @@ def test_every_combination_renders(values: tuple[Any, ...]) -> None:
         assert any(r == resource for r, _ in granted) == given["workloads.spark"]
     for permission in (("nodes", "get"), ("pods", "patch")):
         assert (permission in granted) == given["racks.enabled"]
+    assert ("--without=racks" in container["args"]) == (not given["racks.enabled"])
     if given["watchNamespaces"]:
         definitions = {("customresourcedefinitions", v) for v in ("get", "list", "watch")}
         assert everywhere <= {*definitions, ("nodes", "get")}

@@ -59,6 +59,7 @@ STALLED = (
     "ConfigTwice",
     "TemplateNotAllowed",
     "WorkloadDisabled",
+    "RacksDisabled",
     "SecurityNotSupported",
     "ListenerNotAllowed",
     "UserClaimed",

@@ -125,7 +125,17 @@ def test_without_permission_to_read_nodes_pods_start_and_the_cluster_says_why(
     problem = world.racks.problem()
     assert problem
     assert problem.reason == "NodesNotReadable"
-    assert "racks.enabled" in problem.message
+    assert "may not read node one" in problem.message
+
+
+def test_an_operator_without_permissions_for_racks_refuses_them(world: World) -> None:
+    said = refusal(world.resource, racks=False)
+    assert said
+    assert said.reason == "RacksDisabled"
+    assert "racks.enabled" in said.message
+    assert refusal(world.resource) is None
+    del world.resource["spec"]["rack"]
+    assert refusal(world.resource, racks=False) is None
 
 
 def test_only_pods_that_ask_are_annotated(monkeypatch: pytest.MonkeyPatch) -> None:

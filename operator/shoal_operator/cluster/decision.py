@@ -30,10 +30,11 @@ ROOT_LOGGER, ROOT_LEVEL = "root", "INFO"
 _ROLL_REASONS = ("Rolling", "RollWaits", "Restarting")
 
 
-def refusal(cluster: Manifest) -> Verdict | None:
+def refusal(cluster: Manifest, *, racks: bool = True) -> Verdict | None:
     """Return the verdict on a spec that this version cannot run, else None.
 
-    The security of `cluster` is `security.resolved`.
+    The security of `cluster` is `security.resolved`. `racks` is whether the operator has the
+    permissions for racks.
     """
     spec = cluster["spec"]
     if pod_layout.replicas(cluster) == 2:
@@ -41,6 +42,12 @@ def refusal(cluster: Manifest) -> Verdict | None:
             "NoMajority",
             "spec.replicas cannot be 2, because neither broker has a majority alone. "
             "Set it to 1 or 3.",
+        )
+    if spec.get("rack") and not racks:
+        return Verdict.refused(
+            "RacksDisabled",
+            "spec.rack needs permissions that this operator does not have. Set the chart's value "
+            "racks.enabled to true, or remove spec.rack.",
         )
     if found := reserved_fields.first(cluster):
         where, why = found

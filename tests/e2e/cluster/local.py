@@ -95,8 +95,10 @@ class Local(Cluster):
         host.require_free_addresses(self.layout)
         host.save_sysctls(self.state / SYSCTLS)
         host.create_cgroups(self.layout)
+        # From now on, this directory has the number of nodes.
+        (self.state / NODES).mkdir()
         for number in range(1, self.layout.nodes):
-            self._state_of(number).mkdir(parents=True)
+            self._state_of(number).mkdir()
         first, *others = self._nodes
         self._write_files(first)
         self._make_certificates()
