@@ -16,7 +16,7 @@ from conditions import eventually
 from e2e.cluster.layout import ZONE
 from e2e.conftest import new_namespace
 from e2e.producing import producing
-from e2e.resources import Resources, queue_cluster, queue_topic
+from e2e.resources import Resources, queue_cluster, queue_topic, share_consumer, share_group
 from e2e.test_three_brokers import replicas_of, wait_in_sync
 
 if TYPE_CHECKING:
@@ -93,6 +93,19 @@ def test_brokers_have_the_zones_of_their_nodes_as_racks(spread: Resources) -> No
     assert all(len(set(replicas)) == 2 for replicas in replicas_of(spread, "pairs"))
     # The first start of each broker had the right rack.
     assert spread.events("QueueCluster", "main", "BrokerRestart") == []
+
+
+def test_consumers_have_the_zones_of_their_nodes(spread: Resources) -> None:
+    spread.apply(share_group(), share_consumer(replicas=NODES))
+    spread.wait("shareconsumer/eaters", timeout_s=120)
+    spread.kubectl("rollout", "status", "deployment/eaters", "--timeout=60s")
+    zone_of = zones(spread)
+    pods = spread.find_all("pods", "shoal.dev/share-consumer=eaters")
+    assert len(pods) == NODES
+    for pod in pods:
+        where = ("exec", pod["metadata"]["name"], "--", "printenv", "SHOAL_CLIENT_CLIENT_RACK")
+        assert spread.kubectl(*where).stdout.strip() == zone_of[pod["spec"]["nodeName"]]
+    spread.kubectl("delete", "shareconsumer/eaters", "sharegroup/workers")
 
 
 def test_a_broker_restarts_when_its_node_gets_another_zone(spread: Resources) -> None:
