@@ -155,7 +155,6 @@ def test_a_pod_comes_takes_its_share_and_leaves(six: Resources) -> None:
     [
         ({"brokersPerPod": 3}, "brokersPerPod cannot change"),
         ({"brokersPerPod": 17}, "16"),
-        ({"rack": {"topologyKey": "topology.kubernetes.io/zone"}}, "rack requires brokersPerPod 1"),
         ({"metrics": {"port": 10092}}, "differ in their last three digits"),
         ({"metrics": {"port": 65000}}, "above 65535"),
         ({"config": {"shoal.brokers.per.host": "2"}}, "brokersPerPod"),
