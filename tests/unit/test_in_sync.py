@@ -57,7 +57,7 @@ def test_waiting_for_a_partition_that_can_spare_no_replica_would_not_help() -> N
 
 
 def test_one_broker_stays_ready_for_clients() -> None:
-    lacking = [(ALL, (1, 2), 2), (ALL, (0, 2), 2), (ALL, (0, 1), 2)]
+    lacking: list[Row] = [(ALL, (1, 2), 2), (ALL, (0, 2), 2), (ALL, (0, 1), 2)]
     assert ready(image_of(3, lacking)) == {0}
     assert ready(image_of(3, lacking, fenced=(0,))) == {1}
     # Of two brokers, the unready one could be evicted.

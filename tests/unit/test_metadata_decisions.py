@@ -1,5 +1,6 @@
 """Decisions of the controller: refusals with Kafka's error codes, and the records they write."""
 
+import functools
 from collections.abc import Callable, Iterator
 from uuid import UUID
 
@@ -421,11 +422,8 @@ def test_replicas_do_not_share_a_pod_although_it_has_a_rack_of_others() -> None:
 
 def test_one_host_for_all_makes_no_difference() -> None:
     brokers = [broker(i, f"rack{i % 2}") for i in range(5)]
-    given = {"partitions": 20, "replicas": 3, "start": 3}
-    alone = placement.place(brokers, **given)
-    assert list(alone) == list(
-        placement.place(brokers, **given, hosts=dict.fromkeys(range(5), "h"))
-    )
+    place = functools.partial(placement.place, brokers, partitions=20, replicas=3, start=3)
+    assert list(place()) == list(place(hosts=dict.fromkeys(range(5), "here")))
 
 
 def test_the_host_is_that_for_other_brokers() -> None:

@@ -86,7 +86,8 @@ def _followers(
     If all hosts are used, unused racks come first.
     """
     used_racks, used_hosts = {leader.rack}, {hosts.get(leader.broker_id)}
-    left, found = list(others), []
+    left = list(others)
+    found: list[int] = []
 
     def rank(broker: BrokerImage) -> tuple[bool, bool]:
         return hosts.get(broker.broker_id) in used_hosts, broker.rack in used_racks

@@ -174,7 +174,7 @@ class Clusters:
             self._objects.not_grown
             or self._listener_secrets.problem
             or self._no_token
-            or (self._racks and self._racks.problem()),
+            or (self._racks.problem() if self._racks else None),
             self._renewal,
             not_finalized,
         )
