@@ -262,9 +262,10 @@ class Operator:
             return
         kind, meta = manifest["kind"], manifest["metadata"]
         owner = meta.get("labels", {}).get(names.CONSUMER_LABEL)
-        loops = self._loops.get((meta["namespace"], self._cluster_of(manifest)))
-        if loops and kind == "Pod" and wanted_label(manifest):
-            loops.racks.enqueue(meta["name"])
+        if kind == "Pod" and wanted_label(manifest):
+            loops = self._loops.get((meta["namespace"], self._cluster_of(manifest)))
+            if loops:
+                loops.racks.enqueue(meta["name"])
         if kind == "ShareConsumer":
             self._enqueue_consumer(manifest)
         elif owner and kind not in CUSTOM:
@@ -449,6 +450,8 @@ class Operator:
             ReconcileLoop("Rack", racks.reconcile, racks.list_names, RESYNC_SECONDS),
         )
         self._loops[key] = loops
+        for pod in racks.list_names():
+            loops.racks.enqueue(pod)
         loops.start(f"{namespace}/{name}")
         return loops
 
