@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 # Tests start hundreds of brokers. Without cached bytecode, each start takes three times as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv release compiled check lint types imports unit model sim wire fuzz java kcat compat spark brokers kube cluster image e2e demo bench bench-cluster bench-security bench-queues bench-spark test test-clients test-clusters test-alone test-all nightly docs site lock clean
+.PHONY: help venv release compiled check lint types imports unit model sim wire fuzz java kcat compat spark brokers kube cluster image e2e e2e-nodes demo bench bench-cluster bench-security bench-queues bench-spark test test-clients test-clusters test-alone test-all nightly docs site lock clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z0-9-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 12
@@ -64,6 +64,9 @@ release: venv               ## build the artifacts of a release into dist/: VERS
 	PYTHONPATH=tests:tools $(BIN)/python -m release $(VERSION) $(if $(KEY),--key=$(KEY)) $(RELEASE)
 e2e: venv java cluster          ## test on a Kubernetes cluster, with kubectl, helm and clients in pods
 	$(PYTEST) -q tests/e2e
+	@$(MAKE) --no-print-directory e2e-nodes
+e2e-nodes: venv             ## test racks and drains on a Kubernetes cluster of three nodes
+	SHOAL_NODES=3 SHOAL_CLUSTER_INDEX=2 $(PYTEST) -q tests/e2e/test_nodes.py
 demo: venv                  ## run the whole pipeline on a Kubernetes cluster, with a live plot
 	PYTHONPATH=tests $(BIN)/python examples/demo/demo.py $(DEMO)
 bench: venv java            ## compare one broker with Apache Kafka; 25 minutes

@@ -120,7 +120,7 @@ class ClusterState:
 
     `features` are the finalized levels. `racks`, `versions` and `advertised`
     (`advertised.listeners`) are by broker id. Brokers that did not answer or were not asked are
-    absent.
+    absent. `serving` are the brokers that serve clients, in sync or not.
     """
 
     cluster_id: str
@@ -134,6 +134,7 @@ class ClusterState:
     versions: Mapping[int, str] = field(default_factory=dict)
     advertised: Mapping[int, str] = field(default_factory=dict)
     features: Mapping[str, int] = field(default_factory=dict)
+    serving: frozenset[int] = frozenset()
     #: The levels in effect for the loggers that were asked for, by broker id.
     log_levels: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
 

@@ -167,6 +167,7 @@ class Brokers:
         dynamic = {} if isinstance(found, KafkaError) else found
         registered = frozenset(broker.node_id for broker in about.brokers)
         known = registered - about.fenced
+        versions, serving = await self._probes()
         return ClusterState(
             about.cluster_id,
             about.controller_id,
@@ -180,9 +181,10 @@ class Brokers:
             {b.node_id: b.rack for b in about.brokers if b.rack},
             await self._quorum(),
             tuple([await self._disk(broker) for broker in ids if broker in known]),
-            await self._versions(),
+            versions,
             await self._advertised(sorted(known)) if advertised else {},
             await self._client.admin.features(),
+            serving & known,
             await self._log_levels(sorted(known & set(ids)), loggers) if loggers else {},
         )
 
@@ -204,18 +206,23 @@ class Brokers:
         (data, *_) = dirs[broker_id]
         return Disk(broker_id, data.total_bytes, data.usable_bytes, data.error is not None)
 
-    async def _versions(self) -> dict[int, str]:
-        """Return the brokers' versions from the `Server` header of their health checks."""
-        found, web = {}, await self._web()
+    async def _probes(self) -> tuple[dict[int, str], frozenset[int]]:
+        """Return the brokers' versions, and which of them serve clients, from health checks.
+
+        The version is in the `Server` header of each response.
+        """
+        versions, serving, web = {}, set(), await self._web()
         for broker_id, url in self._addresses[1].items():
             with contextlib.suppress(httpx2.HTTPError):
                 # Health checks are served without TLS everywhere.
-                health = url.replace("https:", "http:", 1) + "healthz"
-                product = (await web.get(health)).headers.get("server", "")
-                name, _, version = product.partition("/")
-                if name == "shoal":
-                    found[broker_id] = version
-        return found
+                answer = await web.get(url.replace("https:", "http:", 1) + "readyz")
+                name, _, version = answer.headers.get("server", "").partition("/")
+                if name != "shoal":
+                    continue
+                versions[broker_id] = version
+                if answer.is_success:
+                    serving.add(broker_id)
+        return versions, frozenset(serving)
 
     async def _advertised(self, ids: Sequence[int]) -> dict[int, str]:
         self._count("DescribeConfigs")

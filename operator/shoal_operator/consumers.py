@@ -16,7 +16,7 @@ from shoal_operator.drift import has_drifted
 from shoal_operator.group_monitor import GroupMonitor, consumer_groups, due_time
 from shoal_operator.kube import Kube, KubeError, now
 from shoal_operator.model import groups as group_model
-from shoal_operator.model import names, spark
+from shoal_operator.model import names, rack, spark
 from shoal_operator.quantities import duration_ms
 from shoal_operator.settings import WORKLOADS
 from shoal_operator.statuses import Statuses
@@ -211,6 +211,7 @@ class Consumers:
             login.secret,
             scale_secret.name(consumer) if self._settings.http_access else "",
             openshift=self._settings.openshift,
+            rack=rack.topology_key(cluster),
         )
         if refused := await self._write_scale_secret(consumer):
             await self._statuses.write(consumer, refused)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 #: Plurals of the kinds that the operator uses.
 PLURALS = {
+    "Node": "nodes",
     "Pod": "pods",
     "Service": "services",
     "ServiceAccount": "serviceaccounts",
@@ -153,7 +154,7 @@ class Kube:
         return True
 
     async def get(self, api_version: str, kind: str, name: str, namespace: str) -> Manifest | None:
-        """Return the object, None if it does not exist."""
+        """Return the object, None if it does not exist; `namespace` is empty for nodes."""
         try:
             return await self._call("get", _path(api_version, kind, namespace, name))
         except KubeError as error:

@@ -52,6 +52,7 @@ class Environment:
     http_access: HttpAccess | None = None
     openshift: bool = False
     workloads: frozenset[str] = frozenset(WORKLOADS)
+    racks: bool = True
     operator: Operator = field(init=False)
     close: Any = field(init=False)
 
@@ -70,6 +71,7 @@ def _settings(memo: Environment) -> Settings:
         http_access=memo.http_access,
         openshift=memo.openshift,
         workloads=memo.workloads,
+        racks=memo.racks,
     )
 
 

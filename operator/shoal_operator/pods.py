@@ -8,9 +8,13 @@ from shoal_operator import clock, conditions, roller
 from shoal_operator.model import listeners, names, pod_layout, security
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
+    from shoal_operator.broker_states import ClusterState
     from shoal_operator.model.names import Manifest
+
+#: A pod that has been ready for this time has registered its own rack.
+RACK_SECONDS_MIN = 15.0
 
 
 def ordinal(pod: Mapping[str, Any]) -> int:
@@ -18,12 +22,15 @@ def ordinal(pod: Mapping[str, Any]) -> int:
     return int(pod["metadata"]["name"].rpartition("-")[2])
 
 
+def _containers(pod: Mapping[str, Any]) -> dict[str, int]:
+    """Return the slots of the brokers by their containers' names."""
+    named = [c["name"] for c in pod.get("spec", {}).get("containers", [])]
+    return {n: slot for n in named if (slot := pod_layout.slot_of_container(n)) is not None}
+
+
 def broker_readiness(pod: Mapping[str, Any]) -> dict[int, bool]:
     """Return whether each of the pod's brokers is ready; a single broker is as ready as its pod."""
-    named = [c["name"] for c in pod.get("spec", {}).get("containers", [])]
-    every = {
-        name: slot for name in named if (slot := pod_layout.slot_of_container(name)) is not None
-    }
+    every = _containers(pod)
     number = ordinal(pod)
     if len(every) < 2:
         return {number: is_ready(pod)}
@@ -43,6 +50,23 @@ def is_ready(pod: Mapping[str, Any]) -> bool:
     if pod["metadata"].get("deletionTimestamp"):
         return False
     return conditions.is_ready(pod)
+
+
+def serves(pod: Mapping[str, Any], serving: Container[int]) -> bool:
+    """Return whether all brokers of the pod serve clients; they may be out of sync.
+
+    `serving` are the brokers whose health checks said so. The containers must have started: a check
+    may have been answered by the process of an earlier pod.
+    """
+    if pod["metadata"].get("deletionTimestamp"):
+        return False
+    statuses = pod.get("status", {}).get("containerStatuses", [])
+    started = {s["name"] for s in statuses if s.get("started")}
+    number = ordinal(pod)
+    return all(
+        name in started and pod_layout.broker(number, slot) in serving
+        for name, slot in _containers(pod).items()
+    )
 
 
 def unready_seconds(pod: Mapping[str, Any]) -> float:
@@ -81,6 +105,16 @@ def restart_reason(pod: Mapping[str, Any], stateful: Mapping[str, Any] | None) -
     return "the pod template has changed"
 
 
+def _other_rack(pod: Mapping[str, Any], brokers: Iterable[int], state: ClusterState) -> str:
+    """Return how the rack of the pod's node differs from that of its brokers."""
+    want = pod["metadata"].get("annotations", {}).get(names.RACK, "")
+    for broker in brokers:
+        have = state.racks.get(broker, "")
+        if want and broker in state.registered - state.fenced and have != want:
+            return f"its rack changes from {have or 'none'} to {want}"
+    return ""
+
+
 def is_observed(stateful: Mapping[str, Any] | None) -> bool:
     """Return whether the StatefulSet controller has observed the current template."""
     status = (stateful or {}).get("status", {})
@@ -92,13 +126,15 @@ def broker_pods(
     cluster: Manifest,
     found: Sequence[Manifest],
     stateful: Manifest | None,
-    advertised: Mapping[int, str],
+    state: ClusterState | None,
     services: Mapping[str, Manifest],
 ) -> list[roller.BrokerPod]:
     """Return the pods for the roller; an absent pod is not ready and needs no restart.
 
-    `advertised` has the `advertised.listeners` of each broker that reported them.
+    For the roller, a pod is ready if its brokers serve clients: it checks the ISR itself.
     """
+    advertised = state.advertised if state else {}
+    serving = state.serving if state else frozenset()
     revision = (stateful or {}).get("status", {}).get("updateRevision", "")
     by_name = {p["metadata"]["name"]: p for p in found}
     name = cluster["metadata"]["name"]
@@ -120,5 +156,8 @@ def broker_pods(
             if b in advertised
         ):
             reason = "its external address has changed"
-        out.append(roller.BrokerPod(broker, is_ready(pod), reason, unready_seconds(pod), others))
+        elif ready_seconds(pod) > RACK_SECONDS_MIN and state:
+            reason = _other_rack(pod, (broker, *others), state)
+        ready = is_ready(pod) or serves(pod, serving)
+        out.append(roller.BrokerPod(broker, ready, reason, unready_seconds(pod), others))
     return out

@@ -25,6 +25,7 @@ from shoal_operator.groups import Groups
 from shoal_operator.kube import Kube, KubeError
 from shoal_operator.model import cluster as cluster_model
 from shoal_operator.model import names, security
+from shoal_operator.racks import Racks, wanted_label
 from shoal_operator.reconcile_loop import ReconcileLoop
 from shoal_operator.redrives import Redrives
 from shoal_operator.statuses import Statuses
@@ -94,6 +95,7 @@ class ClusterLoops:
     consumers: ReconcileLoop
     users: ReconcileLoop
     redrives: ReconcileLoop
+    racks: ReconcileLoop
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     def start(self, name: str) -> None:
@@ -107,6 +109,7 @@ class ClusterLoops:
                 self.consumers,
                 self.users,
                 self.redrives,
+                self.racks,
             )
         ]
 
@@ -259,6 +262,10 @@ class Operator:
             return
         kind, meta = manifest["kind"], manifest["metadata"]
         owner = meta.get("labels", {}).get(names.CONSUMER_LABEL)
+        if kind == "Pod" and wanted_label(manifest):
+            loops = self._loops.get((meta["namespace"], self._cluster_of(manifest)))
+            if loops:
+                loops.racks.enqueue(meta["name"])
         if kind == "ShareConsumer":
             self._enqueue_consumer(manifest)
         elif owner and kind not in CUSTOM:
@@ -404,6 +411,7 @@ class Operator:
         namespace, name = key
         brokers = Brokers(*self._access(key))
         parts = (self._kube, self.store, brokers, namespace, name)
+        racks = Racks(*parts[:2], *key)
         clusters = Clusters(
             *parts,
             self._settings.broker_image,
@@ -411,6 +419,7 @@ class Operator:
             pull_policy=self._settings.broker_pull_policy,
             operator_namespace=self._settings.namespace,
             openshift=self._settings.openshift,
+            racks=racks if self._settings.racks else None,
         )
         topics = topics_module.Topics(*parts)
         monitor = GroupMonitor(*parts)
@@ -438,8 +447,11 @@ class Operator:
                 "QueueUser", users.reconcile, users.list_names, RESYNC_SECONDS, SETTLE_SECONDS
             ),
             ReconcileLoop("Redrive", redrives.reconcile, redrives.list_names, RESYNC_SECONDS),
+            ReconcileLoop("Rack", racks.reconcile, racks.list_names, RESYNC_SECONDS),
         )
         self._loops[key] = loops
+        for pod in racks.list_names():
+            loops.racks.enqueue(pod)
         loops.start(f"{namespace}/{name}")
         return loops
 

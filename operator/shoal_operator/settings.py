@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
 #: The fields of a ShareConsumer that describe its workload.
 WORKLOADS = ("deployment", "spark")
+#: The feature besides workloads that an operator may be without.
+RACKS = "racks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +22,8 @@ class Settings:
     scale signals. The pull policies are for pods with `broker_image` or `spark_image` whose
     resource sets none. `namespace` is that of the operator's pods, empty if it runs elsewhere.
     `openshift` means that the platform assigns user, group and seccomp profile to pods (ADR 73).
-    `workloads` are those that ShareConsumers may have; for others, permissions may be missing.
+    `workloads` are those that ShareConsumers may have; for others, permissions may be missing, as
+    for racks if `racks` is false.
     """
 
     broker_image: str
@@ -34,3 +37,4 @@ class Settings:
     http_access: HttpAccess | None = None
     openshift: bool = False
     workloads: frozenset[str] = frozenset(WORKLOADS)
+    racks: bool = True

@@ -115,6 +115,7 @@ class Workloads:
             default_image=self._settings.broker_image,
             pull_policy=self._settings.broker_pull_policy,
             user_secret=context.user_secret,
+            rack_key=context.rack,
         )
         have = await self._apply_manifest(want)
         status = have.get("status", {})

@@ -74,6 +74,7 @@ _PROTOCOLS = {
 
 
 _TOKEN_ID = "shoal.delegation.token.id"
+_RACK = "client.rack"
 #: The mechanisms of delegation tokens, and the one that is used if the query logs in by another.
 SCRAM_MECHANISMS, TOKENS_BY = ("SCRAM-SHA-256", "SCRAM-SHA-512"), "SCRAM-SHA-512"
 #: The variable that names a file with client properties, as for `shoal`.
@@ -134,6 +135,13 @@ class Connection:
             (_TOKEN_ID, login.token_id),
         )
         return Connection(self.bootstrap, tuple(sorted((*kept, *own))))
+
+    def with_rack(self, rack: str) -> Connection:
+        """Return the connection of a client in this rack, unless an option names another one."""
+        given = dict(self.properties)
+        if not rack or _RACK in given:
+            return self
+        return Connection(self.bootstrap, tuple(sorted({**given, _RACK: rack}.items())))
 
     @property
     def token_id(self) -> str:

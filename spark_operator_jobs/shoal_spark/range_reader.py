@@ -18,6 +18,7 @@ from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import BatchHeader, CorruptBatch, headers
 
 from shoal_spark.columns import Columns
+from shoal_spark.rack import pod_rack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,7 +41,8 @@ _clients: dict[Connection, SyncClient] = {}
 
 
 def client(connection: Connection) -> SyncClient:
-    """Return this process's client of a cluster."""
+    """Return this process's client of a cluster, which reads in the pod's rack."""
+    connection = connection.with_rack(pod_rack())
     found = _clients.get(connection)
     if found is None:
         for other in [one for one in _clients if _is_superseded(one, connection)]:

@@ -2,74 +2,114 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
+import pytest
 from cluster.test_replication import CONFIGS
 from clusters import ShoalCluster, running
 from conditions import eventually
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from shoal.client.client import Client
+from shoal.client.settings import Settings
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
 SELECTOR = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 RECORDS = 200
 
 
-def test_a_consumer_reads_in_its_rack(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalCluster]:
     configs = {**CONFIGS, "replica.selector.class": SELECTOR}
-    with running(ShoalCluster(tmp_path, configs=configs, racks="abc")) as cluster:
-        eventually(lambda: len(cluster.metadata(1).brokers) == 3)
-        admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
-        made = NewTopic("t", 1, replica_assignment=[[1, 2, 3]])
-        admin.create_topics([made])["t"].result(60)
-        producer = Producer({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
-        consumer = Consumer(
-            {
-                "bootstrap.servers": cluster.bootstrap,
-                "group.id": "g",
-                "client.rack": "c",
-                "topic.metadata.refresh.interval.ms": 1_000,
-                "log_level": 0,
-            }
-        )
-        consumer.assign([TopicPartition("t", 0, 0)])
-        found: list[bytes] = []
+    folder = tmp_path_factory.mktemp("cluster")
+    with running(ShoalCluster(folder, configs=configs, racks="abc")) as found:
+        eventually(lambda: len(found.metadata(1).brokers) == 3)
+        yield found
 
-        def read(count: int) -> bool:
-            found.extend(m.value() for m in consumer.consume(100, 0.2) if not m.error())
-            return len(found) >= count
 
-        def write() -> None:
-            for _ in range(RECORDS):
-                producer.produce("t", b"v")
-            assert producer.flush(60) == 0
+def sent(cluster: ShoalCluster, id: int, topic: str) -> float:
+    """Return the bytes that a broker has sent to consumers of a topic."""
+    name = "kafka_server_BrokerTopicMetrics_BytesOutPerSec_total"
+    return sum(sample.value for sample in cluster.nodes[id].samples(name, topic=topic))
 
-        def sent(id: int) -> float:
-            name = 'kafka_server_BrokerTopicMetrics_BytesOutPerSec_total{topic="t"}'
-            return cluster.nodes[id].metric(name)
 
-        try:
+def test_ranges_are_read_in_the_rack_and_from_the_leader_otherwise(cluster: ShoalCluster) -> None:
+    """As the executors of Spark read them. Another topic each time: metrics count from its
+    creation."""
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
+
+    async def values(topic: str, rack: str) -> list[bytes]:
+        properties = {"client.rack": rack} if rack else {}
+        async with Client(Settings.of(cluster.bootstrap, properties)) as client:
+            chunks = client.fetcher.range(topic, 0, 0, RECORDS - 1, chunk_bytes=500)
+            return [r.value or b"" async for chunk in chunks for r in chunk.records()]
+
+    for rack, reads in (("b", 2), ("", 1), ("elsewhere", 1)):
+        topic = f"ranges-{rack}"
+        made = NewTopic(topic, 1, replica_assignment=[[1, 2, 3]])
+        admin.create_topics([made])[topic].result(60)
+        for n in range(RECORDS):
+            producer.produce(topic, b"%d" % n)
+            if n % 20 == 0:
+                producer.flush(60)
+        assert producer.flush(60) == 0
+        assert asyncio.run(values(topic, rack)) == [b"%d" % n for n in range(RECORDS)]
+        bytes_sent = {id: sent(cluster, id, topic) for id in cluster.brokers}
+        # The replica of the rack may be behind at first.
+        assert bytes_sent[reads] > sum(bytes_sent.values()) / 2, (rack, bytes_sent)
+        assert not bytes_sent[3]
+
+
+def test_a_consumer_reads_in_its_rack(cluster: ShoalCluster) -> None:
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    made = NewTopic("t", 1, replica_assignment=[[1, 2, 3]])
+    admin.create_topics([made])["t"].result(60)
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
+    consumer = Consumer(
+        {
+            "bootstrap.servers": cluster.bootstrap,
+            "group.id": "g",
+            "client.rack": "c",
+            "topic.metadata.refresh.interval.ms": 1_000,
+            "log_level": 0,
+        }
+    )
+    consumer.assign([TopicPartition("t", 0, 0)])
+    found: list[bytes] = []
+
+    def read(count: int) -> bool:
+        found.extend(m.value() for m in consumer.consume(100, 0.2) if not m.error())
+        return len(found) >= count
+
+    def write() -> None:
+        for _ in range(RECORDS):
+            producer.produce("t", b"v")
+        assert producer.flush(60) == 0
+
+    try:
+        write()
+        eventually(lambda: read(RECORDS))
+        assert sent(cluster, 3, "t") > RECORDS
+        assert not sent(cluster, 1, "t")
+        cluster.nodes[3].kill9()
+        write()
+        eventually(lambda: read(2 * RECORDS))
+        assert sent(cluster, 1, "t") > RECORDS, "its rack has no replica left"
+        cluster.nodes[3].start()
+        before = sent(cluster, 1, "t")
+
+        def reads_there() -> bool:
             write()
-            eventually(lambda: read(RECORDS))
-            assert sent(3) > RECORDS
-            assert not sent(1)
-            cluster.nodes[3].kill9()
-            write()
-            eventually(lambda: read(2 * RECORDS))
-            assert sent(1) > RECORDS, "its rack has no replica left"
-            cluster.nodes[3].start()
-            before = sent(1)
+            goal = len(found) + RECORDS
+            eventually(lambda: read(goal))
+            return sent(cluster, 3, "t") > 0
 
-            def reads_there() -> bool:
-                write()
-                goal = len(found) + RECORDS
-                eventually(lambda: read(goal))
-                return sent(3) > 0
-
-            eventually(reads_there)
-            assert sent(1) >= before
-            assert set(found) == {b"v"}
-        finally:
-            consumer.close()
+        eventually(reads_there)
+        assert sent(cluster, 1, "t") >= before
+        assert set(found) == {b"v"}
+    finally:
+        consumer.close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+import urllib.error
+import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -137,3 +139,47 @@ def test_describe_reports_how_far_a_replica_is_behind(cluster: ShoalCluster) -> 
     set_configs(admin, ResourceType.BROKER, "1", leader_replication_throttled_rate=None)
     eventually(lambda: moved(cluster, "behind", [1, 2]))
     assert lacking() == []
+
+
+def test_a_broker_is_out_of_sync_until_its_replica_is_in_the_isr(cluster: ShoalCluster) -> None:
+    """Kubernetes must not evict the leader while its only follower catches up."""
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    made = NewTopic("probed", 1, replica_assignment=[[1]], config={"min.insync.replicas": "1"})
+    admin.create_topics([made])["probed"].result(60)
+    eventually(lambda: moved(cluster, "probed", [1]))
+    write(cluster, "probed", RECORDS)
+    replicas = {"leader_replication_throttled_replicas": "*"}
+    set_configs(admin, ResourceType.TOPIC, "probed", **replicas)
+    set_configs(admin, ResourceType.BROKER, "1", leader_replication_throttled_rate="1000")
+
+    assert probe(cluster, 2, "readyz?in-sync") == 200
+    reassign(cluster, "probed", [1, 2])
+    eventually(lambda: probe(cluster, 2, "readyz?in-sync") == 503)
+    assert probe(cluster, 2, "readyz") == probe(cluster, 1, "readyz?in-sync") == 200
+    set_configs(admin, ResourceType.BROKER, "1", leader_replication_throttled_rate=None)
+    eventually(lambda: probe(cluster, 2, "readyz?in-sync") == 200)
+    assert moved(cluster, "probed", [1, 2])
+
+
+def test_a_broker_that_no_controller_answers_is_out_of_sync(cluster: ShoalCluster) -> None:
+    """Its metadata may be old: others may lack its replicas by now."""
+    one = min({1, 2, 3} - {cluster.controller()})
+    frozen = {1, 2, 3} - {one}
+    for id in frozen:
+        cluster.freeze(id)
+    try:
+        eventually(lambda: probe(cluster, one, "readyz?in-sync") == 503)
+        assert probe(cluster, one, "readyz") == 200
+    finally:
+        for id in frozen:
+            cluster.thaw(id)
+    eventually(lambda: all(probe(cluster, id, "readyz?in-sync") == 200 for id in cluster.nodes))
+
+
+def probe(cluster: ShoalCluster, id: int, path: str) -> int:
+    """Return the status of a health check."""
+    try:
+        with urllib.request.urlopen(f"{cluster.nodes[id].metrics_url}/{path}") as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code

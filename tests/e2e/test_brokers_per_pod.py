@@ -1,12 +1,14 @@
 """Several brokers in a pod: three pods of two. Spread, rolled and killed under load, and
-drained."""
+drained. Their rack is the zone of their node, which all may share."""
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from conditions import eventually
+from e2e.cluster.layout import ZONE
 from e2e.conftest import new_namespace
 from e2e.producing import assert_taken_once, consuming, producing
 from e2e.resources import Manifest, Resources, queue_cluster, queue_topic, share_group
@@ -23,14 +25,19 @@ SIX = [0, 1, 2, 1000, 1001, 1002]
 
 
 def wanted(**spec: object) -> Manifest:
-    defaults: dict[str, Any] = {"replicas": 3, "brokersPerPod": 2, "listeners": LISTENERS}
+    defaults: dict[str, Any] = {
+        "replicas": 3,
+        "brokersPerPod": 2,
+        "listeners": LISTENERS,
+        "rack": {"topologyKey": ZONE},
+    }
     return queue_cluster(**(defaults | spec))
 
 
 @pytest.fixture(scope="module")
 def six(release: Release) -> Iterator[Resources]:
     """Three pods of two brokers, a topic on all of them and a client's pod."""
-    six = Resources(release.cluster, new_namespace(release.cluster, "pod_layout"))
+    six = Resources(release.cluster, new_namespace(release.cluster, "pod-layout"))
     six.apply(wanted(), queue_topic(partitions=12), share_group())
     six.wait("queuecluster/main", "queuetopic/jobs", "sharegroup/workers", timeout_s=90)
     six.start_client()
@@ -59,6 +66,10 @@ def test_three_pods_of_two_stand_as_one_cluster(six: Resources) -> None:
     used = {id for row in replicas_of(six, "jobs") for id in row}
     assert used == set(SIX)
     assert {row[0] for row in replicas_of(six, "jobs")} == set(SIX)
+    (described,) = json.loads(six.shoal("cluster", "describe", "--format=json"))
+    zones = {n["metadata"]["labels"][ZONE] for n in six.find_all("nodes")}
+    assert {row["rack"] for row in described["brokers"]} <= zones
+    assert len(described["brokers"]) == len(SIX)
 
 
 def test_each_broker_is_reached_from_outside(six: Resources) -> None:
@@ -144,7 +155,6 @@ def test_a_pod_comes_takes_its_share_and_leaves(six: Resources) -> None:
     [
         ({"brokersPerPod": 3}, "brokersPerPod cannot change"),
         ({"brokersPerPod": 17}, "16"),
-        ({"rack": {"topologyKey": "topology.kubernetes.io/zone"}}, "rack requires brokersPerPod 1"),
         ({"metrics": {"port": 10092}}, "differ in their last three digits"),
         ({"metrics": {"port": 65000}}, "above 65535"),
         ({"config": {"shoal.brokers.per.host": "2"}}, "brokersPerPod"),

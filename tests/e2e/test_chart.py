@@ -27,6 +27,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "watchNamespaces": ([], ["one", "two"]),
     "workloads.deployment": BOTH,
     "workloads.spark": BOTH,
+    "racks.enabled": BOTH,
     "aggregatedRoles.enabled": BOTH,
     "networkPolicy": ({"enabled": True, "from": [{"podSelector": {}}]}, {"enabled": False}),
     "replicas": (1, 2),
@@ -113,8 +114,12 @@ def test_every_combination_renders(values: tuple[Any, ...]) -> None:
         assert (f"--without={workload}" in container["args"]) == (not on)
     for resource in ("rolebindings", "clusterroles", "customresourcedefinitions"):
         assert any(r == resource for r, _ in granted) == given["workloads.spark"]
+    for permission in (("nodes", "get"), ("pods", "patch")):
+        assert (permission in granted) == given["racks.enabled"]
+    assert ("--without=racks" in container["args"]) == (not given["racks.enabled"])
     if given["watchNamespaces"]:
-        assert everywhere <= {("customresourcedefinitions", v) for v in ("get", "list", "watch")}
+        definitions = {("customresourcedefinitions", v) for v in ("get", "list", "watch")}
+        assert everywhere <= {*definitions, ("nodes", "get")}
         roles = {n for kind, n, _ in kinds if kind == "Role"}
         assert roles == {"one", "two", "shoal-system"}
     assert {r for r, verb in granted if verb == "delete"} == {"pods", "services", "networkpolicies"}

@@ -12,7 +12,7 @@ from e2e.cluster import host, images
 from e2e.cluster.backend import Cluster, choose
 from e2e.cluster.commands import wait_for
 from e2e.cluster.layout import INDEX_MAX, Layout, layout_from_environment
-from e2e.cluster.local import NODE
+from e2e.cluster.node_process import PID
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -183,7 +183,7 @@ def test_down_leaves_nothing(cluster: Cluster, second_cluster: Cluster) -> None:
     run = ("run", "probe", f"--image={images.tag('broker')}", "--command", "--")
     second_cluster.kubectl(*run, "python3", "-c", "import signal; signal.pause()")
     second_cluster.kubectl("wait", "--for=condition=Ready", "pod/probe", "--timeout=60s")
-    file = second_cluster.state / NODE
+    file = second_cluster.state / PID
     processes = processes_under(int(file.read_text().split()[0])) if file.exists() else []
     second_cluster.down()
     second_cluster.down()

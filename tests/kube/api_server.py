@@ -74,6 +74,8 @@ class ApiServer(Kube):
         self.controllers_paused = False
         #: Pods that are not ready when they appear.
         self.unready: set[str] = set()
+        #: The node that each pod is scheduled to, by the pod's name.
+        self.scheduled: dict[str, str] = {}
         self.numbers = itertools.count(1)
         #: The last applied manifest of each object, by kind and name.
         self.applied: dict[tuple[str, str], Manifest] = {}
@@ -107,7 +109,8 @@ class ApiServer(Kube):
         del params  # Field managers and preconditions have no effect here.
         self.crash_point.check()
         _, _, rest = path.partition("/namespaces/")
-        _, plural, *more = rest.split("/")
+        # Nodes have no namespace.
+        _, plural, *more = rest.split("/") if rest else path.split("/")[2:]
         kind = KINDS[plural]
         name = more[0] if more else body["metadata"].get("name", f"made-{next(self.numbers)}")
         have = self.objects.get((kind, name))
@@ -208,7 +211,8 @@ class ApiServer(Kube):
                     "labels": labels,
                     "annotations": notes,
                 },
-                "spec": template["spec"],
+                "spec": template["spec"]
+                | ({"nodeName": self.scheduled[name]} if name in self.scheduled else {}),
                 "status": {
                     "conditions": [ready],
                     "hostIP": "127.0.0.1",

@@ -17,7 +17,14 @@ from shoal_operator.model.names import API_VERSION
 KINDS = ("QueueCluster", "QueueTopic", "QueueUser", "Redrive", "ShareConsumer", "ShareGroup")
 #: Reasons of the condition Ready, by kstatus result. `test_no_reason_is_missing` compares.
 READY = ("Reconciled", "NotManaged", "ScaledToZero")
-AT_WORK_AND_READY = ("Reassigning", "RollWaits", "ResetWaits", "ResetRefused", "Suspending")
+AT_WORK_AND_READY = (
+    "Reassigning",
+    "CatchingUp",
+    "RollWaits",
+    "ResetWaits",
+    "ResetRefused",
+    "Suspending",
+)
 AT_WORK = (
     "ClusterNotFound",
     "BrokersUnreachable",
@@ -52,7 +59,7 @@ STALLED = (
     "ConfigTwice",
     "TemplateNotAllowed",
     "WorkloadDisabled",
-    "RackNotSupported",
+    "RacksDisabled",
     "SecurityNotSupported",
     "ListenerNotAllowed",
     "UserClaimed",

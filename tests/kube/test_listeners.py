@@ -157,4 +157,4 @@ def test_brokers_spread_over_nodes_and_zones_and_may_have_a_rack() -> None:
     keys = [c["topologyKey"] for c in pod["topologySpreadConstraints"]]
     assert keys == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
     env = {e["name"]: e["valueFrom"]["fieldRef"]["fieldPath"] for e in pod["containers"][0]["env"]}
-    assert env["SHOAL_BROKER_RACK"] == "metadata.labels['topology.kubernetes.io/zone']"
+    assert env["SHOAL_BROKER_RACK"] == "metadata.annotations['shoal.dev/rack']"

@@ -15,7 +15,6 @@ from kube import rendered
 from shoal.server.cluster_config import cluster_config
 from shoal.server.config import resolve
 from shoal_operator import pods
-from shoal_operator.cluster.decision import refusal
 from shoal_operator.diagnostics import diagnose_pods
 from shoal_operator.model import cluster, listeners, pod_layout
 from shoal_operator.placement import balance, drain
@@ -184,16 +183,6 @@ def test_more_pods_change_nothing_for_those_that_run() -> None:
     ]
     assert files[0].items() <= files[1].items()
     assert (len(files[0]), len(files[1])) == (6, 10)
-
-
-def test_a_rack_of_several_brokers_is_their_pod() -> None:
-    resource = wanted(2)
-    assert refusal(resource) is None
-    resource["spec"]["rack"] = {"topologyKey": "topology.kubernetes.io/zone"}
-    said = refusal(resource)
-    assert said
-    assert said.reason == "RackNotSupported"
-    assert "spec.rack" in said.message
 
 
 # -- status of pods

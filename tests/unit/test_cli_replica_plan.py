@@ -41,6 +41,19 @@ def test_replicas_spread_over_racks() -> None:
     assert set(Counter(id for ids in planned.values() for id in ids).values()) == {2}
 
 
+def test_replicas_do_not_share_a_host_for_a_rack_of_their_own() -> None:
+    """Two pods of two brokers in one zone, and one pod in another."""
+    hosts = {0: "pod-0", 1000: "pod-0", 1: "pod-1", 1001: "pod-1", 2: "pod-2", 1002: "pod-2"}
+    racks = {id: "b" if host == "pod-2" else "a" for id, host in hosts.items()}
+    planned = plan(topic(*[[id] for id in hosts]), list(hosts), racks, 3, hosts)
+    assert all(len({hosts[id] for id in ids}) == 3 for ids in planned.values())
+    pairs = plan(topic(*[[id] for id in hosts]), list(hosts), racks, 2, hosts)
+    assert all({racks[id] for id in ids} == {"a", "b"} for ids in pairs.values())
+    one_host = dict.fromkeys(hosts, "here")
+    alone = plan(topic(*[[id] for id in hosts]), list(hosts), racks, 2)
+    assert alone == plan(topic(*[[id] for id in hosts]), list(hosts), racks, 2, one_host)
+
+
 def test_a_lower_factor_keeps_the_preferred_leader() -> None:
     planned = plan(topic([2, 1, 3], [3, 1, 2]), [1, 2, 3], None, 1)
     assert sorted(planned.values()) == [[2], [3]]

@@ -1,5 +1,6 @@
 """Decisions of the controller: refusals with Kafka's error codes, and the records they write."""
 
+import functools
 from collections.abc import Callable, Iterator
 from uuid import UUID
 
@@ -403,6 +404,34 @@ def test_replicas_are_spread_over_racks_and_leaders_over_brokers() -> None:
         list(
             placement.place([broker(1), broker(2, fenced=True)], partitions=1, replicas=2, start=0)
         )
+
+
+def test_replicas_do_not_share_a_pod_although_it_has_a_rack_of_others() -> None:
+    """Pods 0 and 2 are in zone a, pod 1 in zone b; each has three brokers."""
+    pods = {pod + 1000 * slot: pod for pod in range(3) for slot in range(3)}
+    brokers = [broker(id, "b" if pod == 1 else "a") for id, pod in pods.items()]
+    hosts = {id: f"main-broker-{pod}" for id, pod in pods.items()}
+    assigned = list(placement.place(brokers, partitions=90, replicas=3, start=7, hosts=hosts))
+    assert all(sorted(pods[id] for id in replicas) == [0, 1, 2] for replicas in assigned)
+    pairs = list(placement.place(brokers, partitions=90, replicas=2, start=7, hosts=hosts))
+    zones = {broker.broker_id: broker.rack for broker in brokers}
+    assert all(zones[first] != zones[second] for first, second in pairs)
+    leaders = [replicas[0] for replicas in assigned]
+    assert all(leaders.count(id) == 10 for id in pods)
+
+
+def test_one_host_for_all_makes_no_difference() -> None:
+    brokers = [broker(i, f"rack{i % 2}") for i in range(5)]
+    place = functools.partial(placement.place, brokers, partitions=20, replicas=3, start=3)
+    assert list(place()) == list(place(hosts=dict.fromkeys(range(5), "here")))
+
+
+def test_the_host_is_that_for_other_brokers() -> None:
+    named = Scope(1, {"inter.broker.listener.name": "inside"})
+    inside, outside = Endpoint("INSIDE", "pod-0", 9092), Endpoint("WORLD", "lb", 9095)
+    one = broker(0)._replace(endpoints=(outside, inside))
+    assert placement.hosts(MetadataImage(scope=named, brokers={0: one})) == {0: "pod-0"}
+    assert placement.hosts(MetadataImage(brokers={0: one})) == {0: "lb"}
 
 
 def test_elections() -> None:

@@ -20,7 +20,7 @@ from shoal.cli.session import REFUSED, USAGE, Failed, command, new_app, warn
 from shoal.client import remedies
 from shoal.client.admin import Reassignment
 from shoal.client.client import Client
-from shoal.client.cluster import Partition, TopicPartition
+from shoal.client.cluster import Broker, Partition, TopicPartition
 from shoal.client.configs import (
     AlterOperation,
     ConfigChange,
@@ -66,9 +66,10 @@ async def plan(
     chosen = _ids(brokers) if brokers else sorted(running)
     _check_brokers(chosen, running)
     current = {where: p.replicas for where, p in (await _partitions(client, topics)).items()}
-    racks = {id: rack for id, rack in running.items() if rack}
+    racks = {id: broker.rack for id, broker in running.items() if broker.rack}
+    hosts = {id: broker.host for id, broker in running.items()}
     try:
-        planned = replica_plan.plan(current, chosen, racks, replication_factor)
+        planned = replica_plan.plan(current, chosen, racks, replication_factor, hosts)
     except ValueError as error:
         raise Failed(f"{error}. Name more brokers, or lower --replication-factor.") from None
     moves = sum(list(current[where]) != replicas for where, replicas in planned.items())
@@ -203,10 +204,10 @@ def _row(
     }
 
 
-async def _running(client: Client) -> dict[int, str | None]:
-    """Return the racks of the brokers that run, by id."""
+async def _running(client: Client) -> dict[int, Broker]:
+    """Return the brokers that run, by id."""
     cluster = await client.admin.describe_cluster()
-    return {broker.node_id: broker.rack for broker in cluster.brokers}
+    return {broker.node_id: broker for broker in cluster.brokers}
 
 
 async def _partitions(client: Client, topics: Collection[str]) -> dict[TopicPartition, Partition]:

@@ -3,10 +3,10 @@
 `plan` works in this order:
 
 1. Replicas stay on the given brokers, and the preferred leader stays first.
-2. Missing replicas go to the broker with the fewest replicas, on a rack without a replica of the
-   partition if possible. Surplus replicas leave the broker with the most.
+2. Missing replicas go to the broker with the fewest replicas, on a host, and then on a rack,
+   without a replica of the partition if possible. Surplus replicas leave the broker with the most.
 3. Replicas move from the broker with the most to that with the fewest, until they differ by one,
-   unless two replicas of a partition would share a rack that did not before.
+   unless two replicas of a partition would share a rack or a host that did not before.
 4. Preferred leaders change within the replicas until they are spread as well as that allows.
 """
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from shoal.client.cluster import TopicPartition
 
     Replicas = Mapping[TopicPartition, Sequence[int]]
+    #: Hosts and racks by broker id.
+    Spread = tuple[Mapping[int, str], Mapping[int, str]]
 
 
 def plan(
@@ -28,12 +30,14 @@ def plan(
     brokers: Sequence[int],
     racks: Mapping[int, str] | None = None,
     replication_factor: int | None = None,
+    hosts: Mapping[int, str] | None = None,
 ) -> dict[TopicPartition, list[int]]:
     """Return the replicas of each partition, the preferred leader first.
 
-    The replication factor stays unless given. Raises `ValueError` if there are too few brokers.
+    The replication factor stays unless given. Brokers on one of the `hosts` fail together. Raises
+    `ValueError` if there are too few brokers.
     """
-    allowed, racks_of = sorted(set(brokers)), racks or {}
+    allowed, spread = sorted(set(brokers)), (hosts or {}, racks or {})
     planned = {
         where: [id for id in replicas if id in allowed]
         for where, replicas in sorted(current.items())
@@ -49,26 +53,28 @@ def plan(
             replicas.remove(last_of)
             loads[last_of] -= 1
         while len(replicas) < wanted:
-            added = _emptiest(replicas, loads, racks_of)
+            added = _emptiest(replicas, loads, spread)
             replicas.append(added)
             loads[added] += 1
-    _balance(planned, loads, racks_of)
+    _balance(planned, loads, spread)
     _spread_leaders(planned, allowed)
     return planned
 
 
-def _emptiest(replicas: Sequence[int], loads: Counter[int], racks: Mapping[int, str]) -> int:
+def _emptiest(replicas: Sequence[int], loads: Counter[int], spread: Spread) -> int:
     """Return the broker for a further replica."""
-    used = {racks[id] for id in replicas if id in racks}
-    others = [id for id in sorted(loads) if id not in replicas]
-    return min(others, key=lambda id: (racks.get(id) in used, loads[id], id))
+    used = [{of[id] for id in replicas if id in of} for of in spread]
+
+    def rank(id: int) -> tuple[list[bool], int, int]:
+        near = [of.get(id) in taken for of, taken in zip(spread, used, strict=True)]
+        return near, loads[id], id
+
+    return min((id for id in sorted(loads) if id not in replicas), key=rank)
 
 
-def _balance(
-    planned: dict[TopicPartition, list[int]], loads: Counter[int], racks: Mapping[int, str]
-) -> None:
+def _balance(planned: dict[TopicPartition, list[int]], loads: Counter[int], spread: Spread) -> None:
     while True:
-        move = _next_move(planned, loads, racks)
+        move = _next_move(planned, loads, spread)
         if move is None:
             return
         replicas, at, to = move
@@ -78,7 +84,7 @@ def _balance(
 
 
 def _next_move(
-    planned: Mapping[TopicPartition, list[int]], loads: Counter[int], racks: Mapping[int, str]
+    planned: Mapping[TopicPartition, list[int]], loads: Counter[int], spread: Spread
 ) -> tuple[list[int], int, int] | None:
     """Return the replicas in which one moves, its place, and its new broker."""
     by_load = sorted(loads, key=lambda id: (loads[id], id))
@@ -90,13 +96,13 @@ def _next_move(
                 if full in replicas and empty not in replicas:
                     at = replicas.index(full)
                     moved = [*replicas[:at], empty, *replicas[at + 1 :]]
-                    if _racks_of(moved, racks) >= _racks_of(replicas, racks):
+                    if all(_count(moved, of) >= _count(replicas, of) for of in spread):
                         return replicas, at, empty
     return None
 
 
-def _racks_of(replicas: Sequence[int], racks: Mapping[int, str]) -> int:
-    return len({racks.get(id) for id in replicas})
+def _count(replicas: Sequence[int], of: Mapping[int, str]) -> int:
+    return len({of.get(id) for id in replicas})
 
 
 def _spread_leaders(planned: Mapping[TopicPartition, list[int]], brokers: Sequence[int]) -> None:

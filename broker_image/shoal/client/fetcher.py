@@ -4,11 +4,15 @@
 regardless of the state of any group. `Fetcher.poll` is one round over many partitions, for
 consumers. Fetches use no session (session epoch -1, KIP-227): with few partitions a session saves
 nothing.
+
+With `client.rack`, `range` reads from the replica that the leader names, one in this rack, until it
+fails or the metadata expires (KIP-392). The leader then names one again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +53,8 @@ class Fetched:
     data: bytes = field(repr=False)
     aborted: tuple[tuple[int, int], ...] = ()
     isolation: Isolation = Isolation.READ_UNCOMMITTED
+    #: The replica to read from instead, which the leader has named; else -1.
+    read_replica: int = -1
 
     def records(self) -> Iterator[Record]:
         """Decode the requested records without control records and aborted ones."""
@@ -58,11 +64,13 @@ class Fetched:
 
 
 class Fetcher:
-    """Fetches from partition leaders, on its own lane."""
+    """Fetches on its own lane: from partition leaders, or ranges from the closest replicas."""
 
     def __init__(self, cluster: Cluster, *, lane: str = "fetch") -> None:
         self.cluster = cluster
         self._lane = lane
+        #: The replicas that leaders have named, and when each is to be named again.
+        self._closest: dict[TopicPartition, tuple[int, float]] = {}
 
     async def range(
         self,
@@ -135,9 +143,25 @@ class Fetcher:
     async def _one(
         self, where: TopicPartition, offset: int, last: int, isolation: Isolation, size: int
     ) -> Fetched:
+        closest = await self._from_closest(where, offset, last, isolation, size)
+        if closest is not None:
+            return closest
         node = await self.cluster.leader(*where)
+        rack = self.cluster.settings.client_rack
         try:
-            found = await self._ask(node, {where: offset}, {where: last}, isolation, size, size, 0)
+            found = await self._ask(
+                node, {where: offset}, {where: last}, isolation, size, size, 0, rack=rack
+            )
+            named = found[where]
+            if isinstance(named, Fetched) and named.read_replica >= 0:
+                self._prefer(where, named.read_replica)
+                closest = await self._from_closest(where, offset, last, isolation, size)
+                if closest is not None:
+                    return closest
+                # Without a rack, the leader returns the records.
+                found = await self._ask(
+                    node, {where: offset}, {where: last}, isolation, size, size, 0
+                )
         except ClientError as error:
             if transient(error):
                 # Read metadata again: a dead leader cannot report its successor.
@@ -149,6 +173,30 @@ class Fetcher:
                 self.cluster.forget_topic(where.topic)
             raise result
         return result
+
+    def _prefer(self, where: TopicPartition, node: int) -> None:
+        age_s = self.cluster.settings.metadata_max_age_ms / 1000
+        self._closest[where] = node, asyncio.get_running_loop().time() + age_s
+
+    async def _from_closest(
+        self, where: TopicPartition, offset: int, last: int, isolation: Isolation, size: int
+    ) -> Fetched | None:
+        """Return what the closest replica has at `offset`; None if none is known, or it cannot
+        return records. It may be behind the leader."""
+        node, ends = self._closest.get(where, (-1, 0.0))
+        if node < 0:
+            return None
+        if ends > asyncio.get_running_loop().time():
+            rack = self.cluster.settings.client_rack
+            with contextlib.suppress(ClientError):
+                found = await self._ask(
+                    node, {where: offset}, {where: last}, isolation, size, size, 0, rack=rack
+                )
+                result = found[where]
+                if isinstance(result, Fetched) and result.next_offset > offset:
+                    return result
+        self._closest.pop(where, None)
+        return None
 
     async def poll(
         self,
@@ -222,6 +270,7 @@ class Fetcher:
         partition_bytes: int,
         wait_ms: int,
         min_bytes: int = 1,
+        rack: str = "",
     ) -> dict[TopicPartition, Fetched | KafkaError]:
         topics: dict[str, list[dict[str, Any]]] = {}
         for where, offset in positions.items():
@@ -242,6 +291,7 @@ class Fetcher:
             "max_bytes": max_bytes,
             "isolation_level": isolation,
             "session_epoch": -1,
+            "rack_id": rack,
             "topics": [
                 {"topic": name, "topic_id": topic_id, "partitions": topics[name]}
                 for topic_id, name in names.items()
@@ -289,4 +339,5 @@ def _fetched(
         data,
         tuple((a.producer_id, a.first_offset) for a in aborted),
         isolation,
+        getattr(part, "preferred_read_replica", -1),
     )

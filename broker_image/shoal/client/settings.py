@@ -44,7 +44,8 @@ def addresses(bootstrap: str) -> tuple[Address, ...]:
 class Settings:
     """The settings of a `Cluster`. Times are milliseconds.
 
-    `metrics_token_file` names a file with the bearer token for metrics of brokers.
+    `metrics_token_file` names a file with the bearer token for metrics of brokers. `client_rack` is
+    where this client runs: it reads ranges from a replica there (KIP-392).
     """
 
     bootstrap: tuple[Address, ...]
@@ -56,6 +57,7 @@ class Settings:
     metadata_max_age_ms: int = 300_000
     delivery_timeout_ms: int = 120_000
     metrics_token_file: str = ""
+    client_rack: str = ""
 
     @classmethod
     def of(cls, bootstrap: str, properties: Properties | None = None) -> Settings:
@@ -144,6 +146,7 @@ class _Source:
 
 _PLAIN = {
     "client.id": "client_id",
+    "client.rack": "client_rack",
     "shoal.metrics.token.file": "metrics_token_file",
     "request.timeout.ms": "request_timeout_ms",
     "socket.connection.setup.timeout.ms": "connect_timeout_ms",
@@ -152,7 +155,7 @@ _PLAIN = {
     "delivery.timeout.ms": "delivery_timeout_ms",
 }
 #: Those that are not a number of milliseconds.
-_WORDS = frozenset({"client.id", "shoal.metrics.token.file"})
+_WORDS = frozenset({"client.id", "client.rack", "shoal.metrics.token.file"})
 #: All properties of this client.
 NAMES = frozenset({*_PLAIN, *security.NAMES})
 

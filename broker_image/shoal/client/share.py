@@ -52,7 +52,7 @@ class ShareMembership(Membership):
     ) -> None:
         super().__init__(cluster, group)
         self._topics = sorted(topics)
-        self._rack = rack
+        self._rack = rack or cluster.settings.client_rack or None
 
     def _body(self, *, whole: bool) -> dict[str, Any]:
         return {

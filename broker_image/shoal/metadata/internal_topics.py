@@ -3,9 +3,9 @@
 An internal topic is created with the number of replicas in its config, or one for each running
 broker if these are fewer. On the first broker of a cluster, that is one. When more brokers join,
 its partitions get the missing replicas by a reassignment. The leader stays until the added replicas
-are in sync. A replica is added to the broker with the fewest replicas of the topic, on other racks
-first. The replica that is preferred leader least often becomes the preferred leader, so that
-coordinators spread over the new brokers. Replicas are never removed. The topic's
+are in sync. A replica is added to the broker with the fewest replicas of the topic, on other hosts
+and racks first. The replica that is preferred leader least often becomes the preferred leader, so
+that coordinators spread over the new brokers. Replicas are never removed. The topic's
 min.insync.replicas grows with its replicas.
 """
 
@@ -34,7 +34,7 @@ def grow(image: MetadataImage) -> Decision:
         if topic is None:
             continue
         wanted = internal_topic(image, name)
-        found = _moves(topic, wanted.replication_factor, nodes)
+        found = _moves(topic, wanted.replication_factor, nodes, placement.hosts(image))
         if found:
             moves += found
             records += _min_isr(image, wanted)
@@ -56,7 +56,9 @@ def _min_isr(image: MetadataImage, wanted: NewTopic) -> list[MetadataRecord]:
     return [MetadataRecord("ConfigRecord", fields)]
 
 
-def _moves(topic: TopicImage, factor: int, nodes: list[BrokerImage]) -> list[Move]:
+def _moves(
+    topic: TopicImage, factor: int, nodes: list[BrokerImage], hosts: placement.Hosts
+) -> list[Move]:
     racks = {node.broker_id: node.rack for node in nodes}
     replica_counts = Counter(id for p in topic.partitions for id in p.replicas)
     preferred = Counter(p.replicas[0] for p in topic.partitions)
@@ -71,7 +73,16 @@ def _moves(topic: TopicImage, factor: int, nodes: list[BrokerImage]) -> list[Mov
             if not free:
                 break
             taken = {racks[id] for id in replicas if id in racks}
-            found = min(free, key=lambda id: (racks[id] in taken, replica_counts[id], id))
+            near = {hosts.get(id) for id in replicas}
+            found = min(
+                free,
+                key=lambda id: (
+                    hosts.get(id) in near,
+                    racks[id] in taken,
+                    replica_counts[id],
+                    id,
+                ),
+            )
             replicas.append(found)
             replica_counts[found] += 1
         if len(replicas) == len(partition.replicas):

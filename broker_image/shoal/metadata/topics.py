@@ -318,7 +318,11 @@ def _place(
     try:
         return list(
             placement.place(
-                image.brokers.values(), partitions=partitions, replicas=factor, start=start
+                image.brokers.values(),
+                partitions=partitions,
+                replicas=factor,
+                start=start,
+                hosts=placement.hosts(image),
             )
         )
     except placement.NotPlaceable as error:

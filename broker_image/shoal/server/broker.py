@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.log.directory import LogDirectory
 from shoal.log.uuids import uuid_text
-from shoal.metadata import controller
+from shoal.metadata import controller, in_sync
 from shoal.metadata.image import MetadataImage, Scope
 from shoal.metadata.names import INTERNAL_TOPICS
 from shoal.server import ineffective_configs
@@ -161,6 +161,8 @@ class Broker:
         has_health = config.metrics_listener is not None
         self.health = self._health_listener() if has_health else None
         self._ready = self._opened = False
+        #: The brokers that lag in an image, as of the last probe.
+        self._lags: tuple[MetadataImage, dict[int, str]] | None = None
         self._register_metrics()
 
     def _health_listener(self) -> HealthListener:
@@ -545,3 +547,12 @@ class Broker:
     def not_ready(self) -> str | None:
         """Return why clients are not served, or None."""
         return None if self._ready else "the broker is starting or stopping"
+
+    def out_of_sync(self) -> str | None:
+        """Return why no other broker may stop until this one has caught up, or None."""
+        if self.cluster.is_broker and (self.lifecycle.is_lost or self.lifecycle.fenced):
+            return "this broker is fenced, or may be: no controller answers it"
+        if self._lags is None or self._lags[0] is not self.image:
+            self._lags = self.image, in_sync.lagging(self.image)
+        name = in_sync.awaited(*self._lags, self.node_id)
+        return None if name is None else f"the replica of {name} is not in sync yet"

@@ -30,10 +30,11 @@ ROOT_LOGGER, ROOT_LEVEL = "root", "INFO"
 _ROLL_REASONS = ("Rolling", "RollWaits", "Restarting")
 
 
-def refusal(cluster: Manifest) -> Verdict | None:
+def refusal(cluster: Manifest, *, racks: bool = True) -> Verdict | None:
     """Return the verdict on a spec that this version cannot run, else None.
 
-    The security of `cluster` is `security.resolved`.
+    The security of `cluster` is `security.resolved`. `racks` is whether the operator has the
+    permissions for racks.
     """
     spec = cluster["spec"]
     if pod_layout.replicas(cluster) == 2:
@@ -42,11 +43,11 @@ def refusal(cluster: Manifest) -> Verdict | None:
             "spec.replicas cannot be 2, because neither broker has a majority alone. "
             "Set it to 1 or 3.",
         )
-    if pod_layout.per_pod(cluster) > 1 and spec.get("rack"):
+    if spec.get("rack") and not racks:
         return Verdict.refused(
-            "RackNotSupported",
-            "spec.rack requires spec.brokersPerPod 1: the rack of brokers that share a pod is the "
-            "pod. Remove spec.rack.",
+            "RacksDisabled",
+            "spec.rack needs permissions that this operator does not have. Set the chart's value "
+            "racks.enabled to true, or remove spec.rack.",
         )
     if found := reserved_fields.first(cluster):
         where, why = found
@@ -187,8 +188,7 @@ def level_changes(cluster: Manifest, state: ClusterState) -> dict[int, dict[str,
 
 def broker_pods(seen: Observation) -> list[roller.BrokerPod]:
     """Return the pods for the roller."""
-    advertised = seen.state.advertised if seen.state else {}
-    return pods.broker_pods(seen.effective, seen.pods, seen.stateful_set, advertised, seen.services)
+    return pods.broker_pods(seen.effective, seen.pods, seen.stateful_set, seen.state, seen.services)
 
 
 def next_step(
@@ -269,6 +269,12 @@ def _verdict_after_roll(seen: Observation, disk: Diagnosis | None) -> Verdict:
         return Verdict.blocked("BrokersUnreachable", text)
     if disk:
         return Verdict.refused(*disk)
+    if behind := sorted(set(pod_layout.brokers(seen.effective)) - seen.ready_brokers):
+        text = (
+            f"All brokers serve clients. {roller.named(behind[0], behind[1:]).capitalize()} "
+            f"{'catch' if behind[1:] else 'catches'} up; until then, no other pod can be evicted."
+        )
+        return Verdict(True, "CatchingUp", text, progressing=True)
     return Verdict.fine("All brokers are ready and match the spec.")
 
 

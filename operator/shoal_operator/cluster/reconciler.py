@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from shoal_operator.brokers import Brokers
     from shoal_operator.model.names import Manifest
     from shoal_operator.model.security import InternalTls
+    from shoal_operator.racks import Racks
     from shoal_operator.roller import Step
     from shoal_operator.store import Store
 
@@ -67,7 +68,8 @@ class Clusters:
     """The reconciler of one QueueCluster.
 
     `on_reachable` is called when its brokers begin to answer. `image` and `pull_policy` are the
-    chart's defaults. `openshift`: see `broker_pod.template`.
+    chart's defaults. `openshift`: see `broker_pod.template`. `racks` is None if the operator lacks
+    the permissions for racks.
     """
 
     def __init__(
@@ -83,8 +85,10 @@ class Clusters:
         pull_policy: str = broker_pod.PULL_POLICY,
         operator_namespace: str = "",
         openshift: bool = False,
+        racks: Racks | None = None,
     ) -> None:
         self._kube, self._store, self._brokers = kube, store, brokers
+        self._racks = racks
         self._namespace, self._name = namespace, name
         self._observer = Observer(store, brokers, namespace, name, on_reachable)
         self._objects = ClusterObjects(
@@ -127,7 +131,7 @@ class Clusters:
         rolled = self._observer.stateful_set() is not None and self._rolled == have
         stage = security.next_stage(cluster, have, rolled=rolled)
         resolved = security.resolved(cluster, stage)
-        if refused := decision.refusal(resolved):
+        if refused := decision.refusal(resolved, racks=self._racks is not None):
             await self._report(cluster, refused)
             await self._keep_certificates(resolved)
             return None
@@ -177,7 +181,8 @@ class Clusters:
             self._objects.not_grown
             or self._listener_secrets.problem
             or self._not_issued
-            or self._no_token,
+            or self._no_token
+            or (self._racks.problem() if self._racks else None),
             self._renewal,
             not_finalized,
         )

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Name and port of the controller listener.
 VOTERS_MAX = 3
+#: Consumers that send their rack read from a replica there (KIP-392).
+REPLICA_SELECTOR = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 #: UUID namespace of generated cluster ids.
 NAMESPACE = uuid.UUID("6f0c5d5e-5f0b-5f39-9f0e-3a8d2f1c7b44")
 
@@ -205,6 +207,8 @@ def properties(cluster: Mapping[str, Any], slot: int = 0) -> str:
         "default.replication.factor": str(replication),
         "min.insync.replicas": str(max(1, replication - 1)),
     }
+    if spec.get("rack"):
+        lines["replica.selector.class"] = REPLICA_SELECTOR
     lines |= security.properties(cluster)
     lines |= tiered.properties(cluster, replication)
     lines |= {k: v for k, v in spec.get("config", {}).items() if k not in DYNAMIC}
@@ -237,7 +241,7 @@ def of_broker(cluster: Mapping[str, Any], broker_id: int, advertised: str) -> st
     if broker_id in wanted and len(wanted) > 1:
         # A voter that starts later or with an empty volume joins the quorum automatically.
         lines["controller.quorum.auto.join.enable"] = "true"
-    if pod_layout.per_pod(cluster) > 1:
+    if pod_layout.per_pod(cluster) > 1 and not cluster["spec"].get("rack"):
         lines["broker.rack"] = names.pod(cluster["metadata"]["name"], pod_layout.pod_of(broker_id))
     if pod_layout.slot_of(broker_id):
         # The pod's number, which Kubernetes passes to containers, is the id in slot 0 only.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal_operator.model import broker_config, listeners, names, pod_layout, security, tiered
+from shoal_operator.model import broker_config, listeners, names, pod_layout, rack, security, tiered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 #: User and group of the broker image.
 USER_ID = 1000
 READY_PORT_NAME = "metrics"
-ZONE, REGION = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"
-#: Node labels that Kubernetes copies to pods (Kubernetes, "Pod topology labels").
-POD_TOPOLOGY_LABELS = (ZONE, REGION)
+ZONE = "topology.kubernetes.io/zone"
+#: The variable of `broker.rack`.
+RACK = "SHOAL_BROKER_RACK"
 #: Variables with the pod's number: in slot 0 it is the broker id.
 NODE_ID, POD_INDEX = "SHOAL_NODE_ID", "POD_INDEX"
 PULL_POLICY = "IfNotPresent"
@@ -119,6 +119,11 @@ def template(
     for key in FIELDS:
         if over.get(key):
             pod[key] = over[key]
+    if key := rack.topology_key(cluster):
+        annotations[names.RACK_KEY] = key
+        pod["volumes"].append(rack.volume())
+        first = rack.container(pod["containers"][0])
+        pod["initContainers"] = [first, *pod.get("initContainers", [])]
     if spec.get("imagePullSecrets"):
         pod["imagePullSecrets"] = spec["imagePullSecrets"]
     labels = {**over.get("labels", {}), **names.labels(name)}
@@ -135,9 +140,9 @@ def _security_context(*, openshift: bool) -> Manifest:
 
 def _spread(cluster: Mapping[str, Any]) -> list[Manifest]:
     keys = ["kubernetes.io/hostname", ZONE]
-    rack = cluster["spec"].get("rack")
-    if rack and rack["topologyKey"] not in keys:
-        keys.append(rack["topologyKey"])
+    key = rack.topology_key(cluster)
+    if key and key not in keys:
+        keys.append(key)
     return [
         {
             "maxSkew": 1,
@@ -182,7 +187,9 @@ def _container(
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": over.get("containerSecurityContext", CONTAINER_SECURITY_CONTEXT),
         "startupProbe": probe("/healthz", periodSeconds=1, failureThreshold=600),
-        "readinessProbe": probe("/readyz", periodSeconds=2, failureThreshold=2),
+        # The PodDisruptionBudget counts pods that are not ready: a broker that has to catch up
+        # protects the others from eviction (ADR 96).
+        "readinessProbe": probe("/readyz?in-sync", periodSeconds=1, failureThreshold=3),
         "livenessProbe": probe("/healthz", periodSeconds=10, failureThreshold=6),
     }
     for volume, _, path in security.volumes(cluster):
@@ -220,14 +227,12 @@ def _environment(cluster: Mapping[str, Any], number: str, slot: int) -> list[Man
         listeners.NODE_IP: "status.hostIP",
         number: "metadata.labels['apps.kubernetes.io/pod-index']",
     }
-    key = cluster["spec"].get("rack", {}).get("topologyKey", "")
-    if key in POD_TOPOLOGY_LABELS:
-        # Kubernetes 1.35 copies this label from the node to its pods; before, it is empty.
-        fields["SHOAL_BROKER_RACK"] = f"metadata.labels['{key}']"
     given = [
         {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
         for name, path in fields.items()
     ]
+    if rack.topology_key(cluster):
+        given.append(rack.variable(RACK))
     own = cluster["spec"].get("template", {}).get("pod", {}).get("env", [])
     # `kubectl exec` runs `shoal` as the brokers, which are super users.
     client = security.shoal_environment(cluster, slot).items()

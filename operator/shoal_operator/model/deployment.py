@@ -5,12 +5,16 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
-from shoal_operator.model import names, users
+from shoal_operator.model import broker_pod, names, rack, users
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shoal_operator.model.names import Manifest
+
+
+#: The variable of the client property `client.rack` (`shoal.client.settings`).
+CLIENT_RACK = "SHOAL_CLIENT_CLIENT_RACK"
 
 
 def manifest(
@@ -24,11 +28,13 @@ def manifest(
     default_image: str,
     pull_policy: str,
     user_secret: str = "",
+    rack_key: str = "",
 ) -> Manifest:
     """Return a Deployment of `replicas` consumers, with the group in their environment.
 
     Containers without an image get `default_image`, with `pull_policy` unless they have their own.
-    `user_secret` is the Secret of the user that they log in as, empty without one.
+    `user_secret` is the Secret of the user that they log in as, empty without one. `rack_key` is
+    the node label that has the racks of the cluster, empty without racks.
     """
     meta = consumer["metadata"]
     labels = names.consumer_labels(meta["name"], cluster)
@@ -47,6 +53,9 @@ def manifest(
             container.setdefault("imagePullPolicy", pull_policy)
     if user_secret:
         _mount(template["spec"], users.mounted(user_secret))
+    if rack_key:
+        pod_meta["annotations"] = {**pod_meta.get("annotations", {}), names.RACK_KEY: rack_key}
+        _add_rack(template["spec"], default_image, pull_policy)
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -70,6 +79,16 @@ def _mount(pod: Manifest, user: users.Mounted) -> None:
     for container in pod["containers"]:
         container["volumeMounts"] = users.with_mount(container.get("volumeMounts", []), user)
         container["env"] = names.environment([user.variable], container["env"])
+
+
+def _add_rack(pod: Manifest, image: str, pull_policy: str) -> None:
+    """Give all containers of a pod its rack; the container that waits for it has `image`."""
+    context = broker_pod.CONTAINER_SECURITY_CONTEXT
+    waiting = {"image": image, "imagePullPolicy": pull_policy, "securityContext": context}
+    pod["initContainers"] = [rack.container(waiting), *pod.get("initContainers", [])]
+    pod.setdefault("volumes", []).append(rack.volume())
+    for container in pod["containers"]:
+        container["env"] = names.environment([rack.variable(CLIENT_RACK)], container["env"])
 
 
 def consumer_selector(consumer: str) -> dict[str, str]:

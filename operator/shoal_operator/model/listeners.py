@@ -65,6 +65,9 @@ def services(cluster: Mapping[str, Any]) -> list[Service]:
                 "ports": [_port(listener, pod_layout.slot_of(broker or 0), own.get("nodePort"))],
                 "selector": selector if broker is None else selector | _only(name, broker),
             }
+            if broker is not None:
+                # A broker that has to catch up is not ready, but may lead other partitions.
+                spec["publishNotReadyAddresses"] = True
             spec |= {key: listener[key] for key in FIELDS if listener.get(key)}
             metadata = _metadata(every, listener, own)
             made.append(Service(service(cluster, listener, broker), spec, metadata))

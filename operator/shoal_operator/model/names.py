@@ -22,6 +22,11 @@ SPARK_API = "sparkoperator.k8s.io/v1beta2"
 OPERATOR_LABELS = {"app.kubernetes.io/name": "shoal-operator"}
 CONFIG_HASH = f"{GROUP}/config-hash"
 RESTART = f"{GROUP}/restart"
+#: Annotations of pods: the label of its node that a pod asks for, and the label's value.
+RACK_KEY, RACK = f"{GROUP}/rack-topology-key", f"{GROUP}/rack"
+#: The volume with the annotations of a pod, its directory, and the file.
+POD_VOLUME, POD_DIR = "shoal-pod", "/etc/shoal-pod"
+POD_ANNOTATIONS = f"{POD_DIR}/annotations"
 #: Directories in the broker image; they match its Containerfile.
 DATA_DIR = "/var/lib/shoal"
 CONFIG_DIR = "/etc/shoal"

@@ -3,7 +3,7 @@
 A pod has a slot for each of its brokers, with a container and a volume. The broker in slot `s` of
 pod `p` has the id `p + 1000 s`; its ports are those of the spec plus `1000 s`. The brokers in slot
 0 are the same as in a cluster with one broker per pod. A change of the number of pods changes no
-id. The rack of all brokers of a pod is the pod.
+id. The rack of all brokers of a pod is the pod, or with `spec.rack` that of its node.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import posixpath
 import re
 from typing import TYPE_CHECKING, Any
 
-from shoal_operator.model import broker_pod, names, pod_layout, security
+from shoal_operator.model import broker_pod, names, pod_layout, rack, security
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 KINDS = ("pod", "service", "serviceAccount", "persistentVolumeClaim")
 _CONTAINERS = ("containers", "initContainers")
 _SCRAPING = ("prometheus.io/scrape", "prometheus.io/port")
-_VOLUME = re.compile(r"config|tmp|tls|listener-tls|metrics-token|delegation-token-key|data[0-9]*")
+_VOLUME = re.compile(
+    r"config|tmp|shoal-pod|tls|listener-tls|metrics-token|delegation-token-key|data[0-9]*"
+)
 #: Directories that the operator mounts; nothing can be mounted in them, and not at `/tmp` itself.
 _DIRECTORIES = (
     names.DATA_DIR,
@@ -69,7 +71,8 @@ def _pod(cluster: Mapping[str, Any], over: Mapping[str, Any]) -> Iterator[tuple[
     for field in _CONTAINERS:
         for container in over.get(field, []):
             where = f"spec.template.pod.{field} {container['name']}"
-            if pod_layout.slot_of_container(container["name"]) is not None:
+            own = container["name"] == rack.CONTAINER
+            if own or pod_layout.slot_of_container(container["name"]) is not None:
                 yield where, _RENAME
             for port in container.get("ports", []):
                 for key in (port.get("containerPort"), port.get("name")):

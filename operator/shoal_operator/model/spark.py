@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shoal_operator.model import names, users
+from shoal_operator.model import names, rack, users
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,6 +26,8 @@ CHECKPOINT_DIR = "/var/lib/shoal/checkpoint"
 CHECKPOINT_SIZE = "1Gi"
 #: Where the driver finds what it needs to read the scale signal.
 SCALE_DIR = "/etc/shoal/scale"
+#: The variable by which executors find the annotations of their pod.
+POD_ANNOTATIONS = "SHOAL_POD_ANNOTATIONS"
 #: Spark's container names.
 DRIVER, EXECUTOR = "spark-kubernetes-driver", "spark-kubernetes-executor"
 UI_PORT = 4040
@@ -79,6 +81,8 @@ class WorkloadContext:
     scale_secret: str = ""
     #: Whether the platform assigns user, group and seccomp profile.
     openshift: bool = False
+    #: The node label that has the racks of the cluster, empty without racks.
+    rack: str = ""
 
 
 def manifests(consumer: Mapping[str, Any], context: WorkloadContext) -> list[Manifest]:
@@ -249,6 +253,13 @@ def _template(
         if claim := _claim(consumer):
             volumes.append({"name": "checkpoint", "persistentVolumeClaim": {"claimName": claim}})
             mounts.append({"name": "checkpoint", "mountPath": CHECKPOINT_DIR})
+    if role == "executor" and context.rack:
+        # An executor reads from the closest replicas as soon as its pod has the answer.
+        annotations[names.RACK_KEY] = context.rack
+        volumes.append(rack.volume())
+        mounts.append(rack.mount())
+        variable = {"name": POD_ANNOTATIONS, "value": names.POD_ANNOTATIONS}
+        env = names.environment([variable], env)
     container: Manifest = {
         "name": DRIVER if role == "driver" else EXECUTOR,
         # The cause of a failure goes into the pod's status and from there into our condition.

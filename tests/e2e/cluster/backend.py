@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Cluster(ABC):
-    """A cluster of one node; the layout defines its name."""
+    """A cluster; the layout defines its name, and how many nodes it starts with."""
 
     #: The name of this kind of cluster in the output of `status`.
     kind: str
@@ -41,9 +41,10 @@ class Cluster(ABC):
         return CACHE / "run" / f"{self.layout.name}-{self.kind}"
 
     def up(self) -> None:
-        """Start the cluster and wait for a Ready node; build and install what is missing."""
+        """Start the cluster and wait for Ready nodes; build and install what is missing."""
         with self._lock():
             if self.is_up():
+                self._require_nodes()
                 self.laps(f"{self.layout.name} ({self.kind}) is up already")
                 return
             self._require()
@@ -72,7 +73,7 @@ class Cluster(ABC):
         self.laps(f"{self.layout.name} ({self.kind}) is down")
 
     def load(self, archive: Path) -> None:
-        """Load the image of a docker or OCI archive into the node under its own name."""
+        """Load the image of a docker or OCI archive into all nodes under its own name."""
         file = archive.stat()
         stamp = f"{archive.resolve()} {file.st_size} {file.st_mtime_ns}"
         with self._lock():
@@ -108,7 +109,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def stop_kubelet(self) -> None:
-        """End the node's kubelet and keep it stopped; its containers continue."""
+        """End the first node's kubelet and keep it stopped; its containers continue."""
 
     @abstractmethod
     def start_kubelet(self) -> None:
@@ -116,11 +117,12 @@ class Cluster(ABC):
 
     @abstractmethod
     def in_node(self, *argv: str) -> None:
-        """Run a program on the node, in its mounts and network; raise ClusterError if it fails."""
+        """Run a program on the first node, in its mounts and network; raise ClusterError if it
+        fails."""
 
+    @abstractmethod
     def name_image(self, image: str, other: str) -> None:
         """Give a loaded image another name as well."""
-        self.in_node("ctr", "--namespace=k8s.io", "images", "tag", "--force", image, other)
 
     @abstractmethod
     def _require(self) -> None:
@@ -137,6 +139,15 @@ class Cluster(ABC):
 
     @abstractmethod
     def _load(self, archive: Path) -> None: ...
+
+    def _require_nodes(self) -> None:
+        """Raise unless a cluster that is up has the layout's number of nodes."""
+        nodes = len(self.kubectl("get", "nodes", "--output=name").stdout.split())
+        if nodes < self.layout.nodes:
+            raise ClusterError(
+                f"{self.layout.name} is up with {nodes} nodes, and SHOAL_NODES is "
+                f"{self.layout.nodes}: take it down first, or set another SHOAL_CLUSTER_INDEX."
+            )
 
     def _run(
         self, binary: Path, argv: tuple[Argument, ...], stdin_text: str | None, check: bool

@@ -1,8 +1,8 @@
-"""The processes of the single node and their files: pure functions from a layout to text.
+"""The processes of the nodes and their files: pure functions from a layout to text.
 
-`local` writes the files and starts `node` with the processes. Paths are those in the node's mount
-namespace, where the cluster's state directory is at `NODE_STATE`. The files are JSON where the
-programs expect YAML, which contains JSON.
+`local` writes the files and starts `node` with the processes. The first node also has the control
+plane and CoreDNS. Paths are those in a node's mount namespace, where its state directory is at
+`NODE_STATE`. The files are JSON where the programs expect YAML, which contains JSON.
 
 The settings that differ from kubeadm's defaults, with the reasons:
 * an OOM score below the parent's requires CAP_SYS_RESOURCE, which containers and small virtual
@@ -17,11 +17,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from .layout import KUBERNETES_VERSION, POLICIES, POLICIES_API, Layout
+from .layout import KUBERNETES_VERSION, POLICIES, POLICIES_API, ZONE, Layout
 
 NODE_STATE = Path("/run/shoal")
 PKI = NODE_STATE / "pki"
-NODE_NAME = "node"
 PAUSE_IMAGE = "localhost/shoal/pause:1"
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 #: The group in admin.conf, which is bound to cluster-admin.
@@ -34,7 +33,10 @@ def kubeadm_config(layout: Layout, certificates: Path) -> str:
         "apiVersion": "kubeadm.k8s.io/v1beta4",
         "kind": "InitConfiguration",
         "localAPIEndpoint": {"advertiseAddress": layout.node_address, "bindPort": 6443},
-        "nodeRegistration": {"name": NODE_NAME, "criSocket": f"unix://{CONTAINERD_SOCKET}"},
+        "nodeRegistration": {
+            "name": layout.node_name(0),
+            "criSocket": f"unix://{CONTAINERD_SOCKET}",
+        },
     }
     cluster = {
         "apiVersion": "kubeadm.k8s.io/v1beta4",
@@ -52,13 +54,13 @@ def kubeadm_config(layout: Layout, certificates: Path) -> str:
     return f"{json.dumps(init)}\n---\n{json.dumps(cluster)}\n"
 
 
-def files(layout: Layout, cgroup_v1: bool) -> dict[str, str]:
-    """Return file name under the state directory -> content."""
+def files(layout: Layout, node: int, *, cgroup_v1: bool) -> dict[str, str]:
+    """Return file name under the node's state directory -> content."""
     return {
         "containerd.toml": _containerd(),
-        "cni/10-pods.conflist": json.dumps(_network(layout), indent=1),
-        "kubelet.json": json.dumps(_kubelet(layout, cgroup_v1), indent=1),
-        "kube-proxy.json": json.dumps(_proxy(layout), indent=1),
+        "cni/10-pods.conflist": json.dumps(_network(layout, node), indent=1),
+        "kubelet.json": json.dumps(_kubelet(layout, node, cgroup_v1=cgroup_v1), indent=1),
+        "kube-proxy.json": json.dumps(_proxy(layout, node), indent=1),
         "Corefile": _corefile(layout),
         "resolv.conf": "",
     }
@@ -79,7 +81,7 @@ state = "/run/containerd"
 """
 
 
-def _network(layout: Layout) -> dict[str, object]:
+def _network(layout: Layout, node: int) -> dict[str, object]:
     bridge = {
         "type": "bridge",
         "bridge": "pods0",
@@ -87,8 +89,7 @@ def _network(layout: Layout) -> dict[str, object]:
         "hairpinMode": True,
         "ipam": {
             "type": "host-local",
-            # A bridge has 1,024 ports, and the node may have as many pods.
-            "ranges": [[{"subnet": str(next(layout.pod_network.subnets(new_prefix=22)))}]],
+            "ranges": [[{"subnet": str(layout.pods_of(node))}]],
             "dataDir": "/run/addresses",
         },
     }
@@ -96,7 +97,7 @@ def _network(layout: Layout) -> dict[str, object]:
     return {"cniVersion": "1.0.0", "name": "pods", "plugins": [bridge, portmap]}
 
 
-def _kubelet(layout: Layout, cgroup_v1: bool) -> dict[str, object]:
+def _kubelet(layout: Layout, node: int, *, cgroup_v1: bool) -> dict[str, object]:
     config: dict[str, object] = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -107,7 +108,8 @@ def _kubelet(layout: Layout, cgroup_v1: bool) -> dict[str, object]:
         },
         "authorization": {"mode": "Webhook"},
         "cgroupDriver": "cgroupfs",
-        "cgroupRoot": f"/{layout.name}",
+        # A kubelet removes the cgroups of pods that it does not have.
+        "cgroupRoot": f"/{layout.cgroup(node)}",
         "clusterDNS": [layout.dns_address],
         "clusterDomain": "cluster.local",
         "containerRuntimeEndpoint": f"unix://{CONTAINERD_SOCKET}",
@@ -127,14 +129,14 @@ def _kubelet(layout: Layout, cgroup_v1: bool) -> dict[str, object]:
     return config
 
 
-def _proxy(layout: Layout) -> dict[str, object]:
+def _proxy(layout: Layout, node: int) -> dict[str, object]:
     return {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
         "clientConnection": {"kubeconfig": f"{PKI}/kube-proxy.conf"},
         "mode": "nftables",
         "clusterCIDR": str(layout.pod_network),
-        "hostnameOverride": NODE_NAME,
+        "hostnameOverride": layout.node_name(node),
         "oomScoreAdj": 0,
         "conntrack": {
             "maxPerCore": 0,
@@ -160,10 +162,16 @@ def _corefile(layout: Layout) -> str:
 """
 
 
-def processes(layout: Layout, hyper: Path, coredns: Path) -> dict[str, list[str]]:
+def processes(layout: Layout, node: int, hyper: Path, coredns: Path) -> dict[str, list[str]]:
     """Return name -> command, in start order."""
+    commands = {} if node else _control_plane(layout, hyper, coredns)
+    commands |= _of_every_node(layout, node, hyper)
+    return {name: [str(word) for word in command] for name, command in commands.items()}
+
+
+def _control_plane(layout: Layout, hyper: Path, coredns: Path) -> dict[str, list[str | Path]]:
     etcd = "http://127.0.0.1:2379"
-    commands: dict[str, list[str | Path]] = {
+    return {
         "etcd": [
             hyper,
             "etcd",
@@ -174,7 +182,6 @@ def processes(layout: Layout, hyper: Path, coredns: Path) -> dict[str, list[str]
             # The cluster ends with its node: a crash that loses writes loses the cluster too.
             "--unsafe-no-fsync",
         ],
-        "containerd": ["containerd", f"--config={NODE_STATE}/containerd.toml"],
         "kube-apiserver": [hyper, "kube-apiserver", *_apiserver_flags(layout, etcd)],
         "kube-controller-manager": [
             hyper,
@@ -196,25 +203,32 @@ def processes(layout: Layout, hyper: Path, coredns: Path) -> dict[str, list[str]
             "--node-monitor-grace-period=20s",
         ],
         "kube-scheduler": [hyper, "kube-scheduler", *_client_flags("scheduler")],
+        "coredns": [coredns, "-conf", f"{NODE_STATE}/Corefile"],
+    }
+
+
+def _of_every_node(layout: Layout, node: int, hyper: Path) -> dict[str, list[str | Path]]:
+    name = layout.node_name(node)
+    return {
+        "containerd": ["containerd", f"--config={NODE_STATE}/containerd.toml"],
         "kubelet": [
             hyper,
             "kubelet",
             f"--config={NODE_STATE}/kubelet.json",
             f"--kubeconfig={PKI}/kubelet.conf",
-            f"--hostname-override={NODE_NAME}",
-            f"--node-ip={layout.node_address}",
+            f"--hostname-override={name}",
+            f"--node-ip={layout.address(node)}",
+            f"--node-labels={ZONE}={layout.zone(node)}",
         ],
         "kube-proxy": [hyper, "kube-proxy", f"--config={NODE_STATE}/kube-proxy.json"],
-        "coredns": [coredns, "-conf", f"{NODE_STATE}/Corefile"],
         "volumes": [
             hyper,
             "volumes",
             f"--kubeconfig={PKI}/super-admin.conf",
             f"--root={NODE_STATE}/volumes",
-            f"--node={NODE_NAME}",
+            f"--node={name}",
         ],
     }
-    return {name: [str(word) for word in command] for name, command in commands.items()}
 
 
 def _client_flags(name: str) -> list[str]:

@@ -1,8 +1,8 @@
 """What the local cluster needs and changes on the machine, and how that is restored.
 
-A cluster changes four things on the machine outside its own namespaces. Debian packages stay. One
-link with two routes ends with the node's process. A directory in the cgroup tree is removed. The
-kernel settings that a kubelet writes are saved before and restored after.
+A cluster changes four things on the machine outside its own namespaces. Debian packages stay. A
+bridge, and a port and a route for each node, are removed. So is a directory for each node in the
+cgroup tree. The kernel settings that a kubelet writes are saved before and restored after.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import shutil
 from pathlib import Path
 
 from .commands import run, wait_for
-from .layout import ClusterError, Layout
+from .layout import NODES_MAX, ClusterError, Layout
 
 #: Debian package -> a file that exists once it is installed.
 PACKAGES = {
@@ -88,18 +88,20 @@ def require_free_addresses(layout: Layout) -> None:
                 )
 
 
-def cgroup_roots(layout: Layout) -> list[Path]:
-    """Return the cluster's directories in the cgroup tree: one, or one for each v1 controller."""
+def cgroup_roots(layout: Layout, nodes: int = NODES_MAX) -> list[Path]:
+    """Return the directories of these nodes in the cgroup tree: one each, or one for each v1
+    controller. The default is all that such a cluster may have."""
+    names = [layout.cgroup(node) for node in range(nodes)]
     if (CGROUPS / "cgroup.controllers").exists():
-        return [CGROUPS / layout.name]
+        return [CGROUPS / name for name in names]
     # A controller's directory may have several names (cpu, cpuacct): each one counts once.
     mounted = sorted({path.resolve() for path in CGROUPS.glob("*") if path.is_dir()})
-    return [path / layout.name for path in mounted]
+    return [path / name for path in mounted for name in names]
 
 
 def create_cgroups(layout: Layout) -> None:
     """Make the cluster's cgroup roots; raise ClusterError if the tree is read-only."""
-    roots = cgroup_roots(layout)
+    roots = cgroup_roots(layout, layout.nodes)
     if not roots:
         raise ClusterError(f"No cgroups are mounted at {CGROUPS}: mount them (cgroup2 is best).")
     for root in roots:
@@ -142,6 +144,24 @@ def remove_cgroups(layout: Layout, timeout_s: float = 20) -> None:
         return True
 
     wait_for(f"the cgroups of {layout.name} to empty", removed, timeout_s)
+
+
+def add_bridge(layout: Layout) -> None:
+    """Connect the machine and the nodes. Nothing is forwarded beyond the bridge."""
+    # With an address of its own, the bridge does not take that of the next port.
+    mac = f"02:00:0a:c8:{layout.index:02x}:01"
+    run("ip", "link", "add", layout.link, "address", mac, "type", "bridge")
+    prefix = layout.node_network.prefixlen
+    run("ip", "address", "add", f"{layout.host_address}/{prefix}", "dev", layout.link)
+    run("ip", "link", "set", layout.link, "up")
+    run("ip", "route", "add", str(layout.service_network), "via", layout.node_address)
+
+
+def remove_link(name: str) -> None:
+    """Remove a bridge or one of its ports; wait until it has gone."""
+    link = Path("/sys/class/net") / name
+    run("ip", "link", "delete", name, check=False)
+    wait_for(f"the link {name} to go", lambda: not link.exists(), 30)
 
 
 def save_sysctls(note: Path) -> None:

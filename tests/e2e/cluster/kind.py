@@ -1,4 +1,4 @@
-"""The test cluster with a Docker engine: one kind node, of the same Kubernetes version."""
+"""The test cluster with a Docker engine: nodes of kind, of the same Kubernetes version."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from .backend import Cluster, docker_answers, tool
 from .commands import run
-from .layout import KUBERNETES_VERSION, POLICIES, POLICIES_API, ClusterError
+from .layout import KUBERNETES_VERSION, POLICIES, POLICIES_API, ZONE, ClusterError, Layout
 from .programs import program
 
 if TYPE_CHECKING:
@@ -16,16 +16,31 @@ if TYPE_CHECKING:
 
 #: kind's own release notes list the node image of each Kubernetes version.
 NODE_IMAGE = f"kindest/node:{KUBERNETES_VERSION}"
-CONFIG = {
-    "kind": "Cluster",
-    "apiVersion": "kind.x-k8s.io/v1alpha4",
-    "featureGates": {POLICIES: True},
-    "runtimeConfig": {POLICIES_API: "true"},
-}
+NO_TAINTS = {"kind": "InitConfiguration", "nodeRegistration": {"taints": []}}
+
+
+def config(layout: Layout) -> dict[str, object]:
+    """Return the configuration of a cluster; each node has a zone of its own."""
+    nodes = [
+        {
+            "role": "worker" if node else "control-plane",
+            "labels": {ZONE: layout.zone(node)},
+            # kind keeps pods off a control plane that has workers.
+            **({} if node else {"kubeadmConfigPatches": [json.dumps(NO_TAINTS)]}),
+        }
+        for node in range(layout.nodes)
+    ]
+    return {
+        "kind": "Cluster",
+        "apiVersion": "kind.x-k8s.io/v1alpha4",
+        "featureGates": {POLICIES: True},
+        "runtimeConfig": {POLICIES_API: "true"},
+        "nodes": nodes,
+    }
 
 
 class Kind(Cluster):
-    """A cluster of the kind command; its node is a container."""
+    """A cluster of the kind command; its nodes are containers."""
 
     kind = "kind"
 
@@ -41,6 +56,11 @@ class Kind(Cluster):
     def in_node(self, *argv: str) -> None:
         run("docker", "exec", self._node, *argv)
 
+    def name_image(self, image: str, other: str) -> None:
+        for node in self._kind("get", "nodes").split():
+            tag = ("ctr", "--namespace=k8s.io", "images", "tag", "--force", image, other)
+            run("docker", "exec", node, *tag)
+
     @property
     def _node(self) -> str:
         return f"{self.layout.name}-control-plane"
@@ -55,9 +75,9 @@ class Kind(Cluster):
 
     def _up(self) -> None:
         self._provide()
-        config = self.state / "kind.json"
-        config.write_text(json.dumps(CONFIG))
-        create = ("create", "cluster", f"--image={NODE_IMAGE}", "--wait=180s", f"--config={config}")
+        file = self.state / "kind.json"
+        file.write_text(json.dumps(config(self.layout)))
+        create = ("create", "cluster", f"--image={NODE_IMAGE}", "--wait=180s", f"--config={file}")
         self._kind(*create, f"--kubeconfig={self.kubeconfig}")
         self.laps("the node is Ready")
 
@@ -69,6 +89,6 @@ class Kind(Cluster):
     def _load(self, archive: Path) -> None:
         self._kind("load", "image-archive", str(archive))
 
-    def _kind(self, *argv: str) -> None:
+    def _kind(self, *argv: str) -> str:
         installed = shutil.which("kind")
-        run(installed or program("kind"), *argv, f"--name={self.layout.name}")
+        return run(installed or program("kind"), *argv, f"--name={self.layout.name}").stdout

@@ -45,13 +45,15 @@ def prepare_mounts(state: str, in_memory: bool) -> None:
     command("mount", "--make-rshared", "/")
 
 
-def prepare_network(address: str, prefix: int, gateway: str) -> None:
+def prepare_network(address: str, prefix: int, gateway: str, routes: dict[str, str]) -> None:
     command("ip", "link", "set", "lo", "up")
     command("ip", "address", "add", f"{address}/{prefix}", "dev", "eth0")
     command("ip", "link", "set", "eth0", "up")
     # A route has to exist before a process of the node can be redirected to a Service's address;
     # the machine behind it does not forward.
     command("ip", "route", "add", "default", "via", gateway)
+    for network, node in routes.items():
+        command("ip", "route", "add", network, "via", node)
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
     bridged = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
     if bridged.exists():
@@ -114,7 +116,8 @@ def main() -> None:
     print("namespaces", flush=True)
     if sys.stdin.readline() != "link\n":
         sys.exit("the link to the machine was not made")
-    prepare_network(settings["address"], settings["prefix"], settings["gateway"])
+    keys = ("address", "prefix", "gateway", "routes")
+    prepare_network(*(settings[key] for key in keys))
     processes = Processes(settings["processes"])
     while True:
         processes.start_due()

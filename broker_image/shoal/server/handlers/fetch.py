@@ -150,8 +150,12 @@ class _Fetch:
             partition = find(cursor.name, cursor.topic_id, cursor.index)
             if partition is None or self._epoch_error(partition, cursor.current_leader_epoch):
                 return True
-            if self._rack and replica_selector.replica_for(
-                self._broker.image, partition, self._rack, cursor.fetch_offset
+            if (
+                self._rack
+                and replica_selector.replica_for(
+                    self._broker.image, partition, self._rack, cursor.fetch_offset
+                )
+                is not None
             ):
                 return True
             log, offset = partition.log, cursor.fetch_offset

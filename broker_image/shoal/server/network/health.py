@@ -1,8 +1,9 @@
 """The optional HTTP listener: `/metrics` for Prometheus, `/healthz` and `/readyz` for Kubernetes.
 
 A connection serves one request and is then closed. `/healthz` succeeds if the event loop runs and
-the log directory is online, `/readyz` if the broker serves clients. The `Server` header of each
-response has the version.
+the log directory is online, `/readyz` if the broker serves clients. `/readyz?in-sync` also
+fails while no other broker may stop, because this one has to catch up first. The `Server` header of
+each response has the version.
 
 Metrics contain the names of topics and groups. With `shoal.metrics.security.protocol=SSL` they are
 served over TLS only, and with `shoal.metrics.token.file` to readers with a token or a certificate.
@@ -34,6 +35,8 @@ HEAD_SIZE_MAX = 8192
 #: A connection without a request is closed after this time.
 TIMEOUT_S = 10
 CONNECTIONS_MAX = 100
+#: The parameter of `/readyz` that asks for in-sync replicas, too.
+IN_SYNC = "in-sync"
 _REASONS = {
     200: "OK",
     400: "Bad Request",
@@ -59,6 +62,9 @@ class HealthSource(Protocol):
 
     def not_ready(self) -> str | None:
         """Return why clients are not served, or None."""
+
+    def out_of_sync(self) -> str | None:
+        """Return why no other broker may stop until this one has caught up, or None."""
 
 
 class Reader(NamedTuple):
@@ -130,7 +136,8 @@ class HealthListener:
 
     def answer(self, path: str, reader: Reader = Reader()) -> tuple[int, str, str]:
         """Return the status, the content type and the body for a path."""
-        match path.partition("?")[0]:
+        name, _, query = path.partition("?")
+        match name:
             case "/metrics":
                 refusal = self._refusal(reader)
                 return refusal if refusal is not None else (200, _METRICS, self._metrics.text())
@@ -139,6 +146,8 @@ class HealthListener:
                 return (200, _TEXT, "ok\n") if why is None else (503, _TEXT, why + "\n")
             case "/readyz":
                 why = self._health.not_ready()
+                if why is None and IN_SYNC in query.split("&"):
+                    why = self._health.out_of_sync()
                 return (200, _TEXT, "ready\n") if why is None else (503, _TEXT, why + "\n")
         return 404, _TEXT, "Not found. The paths are /metrics, /healthz and /readyz.\n"
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	core "k8s.io/api/core/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -15,9 +16,31 @@ import (
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 )
 
-// directories gives every claim a directory of the node, under the provisioner name that kind
-// uses, so that manifests see no difference between the two clusters.
+// directories gives every claim a directory of the node that its pod runs on, under the
+// provisioner name that kind uses, so that manifests see no difference between the two clusters.
+// Each node runs one, for its own claims and volumes.
 type directories struct{ root, node string }
+
+const selectedNode = "volume.kubernetes.io/selected-node"
+
+func (d directories) ShouldProvision(_ context.Context, claim *core.PersistentVolumeClaim) bool {
+	return claim.Annotations[selectedNode] == d.node
+}
+
+func (d directories) ShouldDelete(_ context.Context, volume *core.PersistentVolume) bool {
+	affinity := volume.Spec.NodeAffinity
+	if affinity == nil || affinity.Required == nil {
+		return false
+	}
+	for _, term := range affinity.Required.NodeSelectorTerms {
+		for _, wanted := range term.MatchExpressions {
+			if wanted.Key == core.LabelHostname && slices.Contains(wanted.Values, d.node) {
+				return true
+			}
+		}
+	}
+	return false
+}
 
 func (d directories) Provision(
 	_ context.Context, options controller.ProvisionOptions,

@@ -1,0 +1,49 @@
+"""How a pod gets its rack: the annotations by which it asks, and what reads the answer.
+
+`shoal_operator.racks` answers. See there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shoal_operator.model import names
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shoal_operator.model.names import Manifest
+
+#: The container that waits for the rack.
+CONTAINER = "shoal-rack"
+#: Fields that it takes from the pod's main container.
+_SHARED = ("image", "imagePullPolicy", "securityContext", "resources")
+
+
+def topology_key(cluster: Mapping[str, Any]) -> str:
+    """Return the node label that has the racks of a cluster, empty without racks."""
+    return str((cluster["spec"].get("rack") or {}).get("topologyKey", ""))
+
+
+def volume() -> Manifest:
+    """Return the volume with the pod's annotations."""
+    item = {"path": "annotations", "fieldRef": {"fieldPath": "metadata.annotations"}}
+    return {"name": names.POD_VOLUME, "downwardAPI": {"items": [item]}}
+
+
+def mount() -> Manifest:
+    """Return the mount of that volume."""
+    return {"name": names.POD_VOLUME, "mountPath": names.POD_DIR, "readOnly": True}
+
+
+def container(main: Mapping[str, Any]) -> Manifest:
+    """Return the init container that waits for the rack, with the image of `main`."""
+    command = ["python3", "-m", "shoal.server.host.await_rack", names.POD_ANNOTATIONS, names.RACK]
+    kept = {key: main[key] for key in _SHARED if key in main}
+    return {"name": CONTAINER, "command": command, "volumeMounts": [mount()], **kept}
+
+
+def variable(name: str) -> Manifest:
+    """Return the variable with the rack, for containers that start after `container`."""
+    source = {"fieldRef": {"fieldPath": f"metadata.annotations['{names.RACK}']"}}
+    return {"name": name, "valueFrom": source}
