@@ -121,6 +121,9 @@ released records only within the limit; Kafka does not bound them.
 Kafka lists DescribeUserScramCredentials and DescribeDelegationToken on listeners of controllers. It
 does not answer the first, and answers the second with `UNKNOWN_SERVER_ERROR`. Shoal answers both.
 
+A client that may not describe users, and asks for all of them, gets no answer from Kafka on any
+listener. Shoal answers `CLUSTER_AUTHORIZATION_FAILED`.
+
 ## Sessions of removed users
 
 In Kafka, removing a SCRAM credential only refuses new logins. Shoal also closes the connections of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from typing import TYPE_CHECKING, Any
 
 import captures
@@ -243,6 +244,49 @@ def test_no_record_leaves_in_clear_text(tmp_path: Path) -> None:
             cluster.stop()
     assert capture.bytes > 5 * 20_000 * len(MARKER), "the capture missed packets"
     assert capture.found == 0
+
+
+@pytest.mark.nightly
+def test_a_broker_is_killed_while_it_loads_certificates(cluster: Secured) -> None:
+    """Its files change all the time. It starts again with what is there, and nothing is lost."""
+    topic = new_topic(cluster)
+    writer, over = Writer(cluster, topic), threading.Event()
+
+    def renew() -> None:
+        while not over.is_set():
+            for id in cluster.nodes:
+                cluster.certify(id)
+
+    thread = threading.Thread(target=renew, daemon=True)
+    thread.start()
+    try:
+        for id in cluster.nodes:
+            writer.write(500)
+            loaded = cluster.nodes[id].samples("shoal_listener_certificate_loads_total")
+            before = min(sample.value for sample in loaded)
+            eventually(
+                lambda id=id, before=before: all(
+                    sample.value > before
+                    for sample in cluster.nodes[id].samples(
+                        "shoal_listener_certificate_loads_total"
+                    )
+                ),
+                what="certificates are loaded",
+            )
+            cluster.nodes[id].kill9()
+            cluster.nodes[id].start()
+            eventually(
+                lambda id=id: all(len(p.isr_nodes) == 3 for p in cluster.topic(id, topic)),
+                timeout_s=60,
+                what="all replicas are in sync",
+            )
+        writer.flush()
+    finally:
+        over.set()
+        thread.join()
+    assert not writer.failed
+    assert len(writer.acknowledged) == 1500
+    read(cluster, topic, writer.acknowledged)
 
 
 def test_certificates_are_renewed_under_load(cluster: Secured) -> None:

@@ -667,11 +667,14 @@ def _acl_requests() -> list[tuple[ApiKey, dict[str, Any]]]:
 
 
 def _login_requests() -> list[tuple[ApiKey, dict[str, Any]]]:
-    """Return requests about users of SCRAM and delegation tokens, none of which exists."""
+    """Return requests about users of SCRAM and delegation tokens, none of which exists.
+
+    Kafka never answers a refused request about all users of SCRAM.
+    """
     owner = {"owner_principal_type": "User", "owner_principal_name": "nobody"}
     principal = {"principal_type": "User", "principal_name": "nobody"}
     return [
-        (ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, {"users": [{"name": "nobody"}]}),
+        (ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, {"users": [{"name": "nobody"}, {"name": "no"}]}),
         (
             ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
             {"deletions": [{"name": "nobody", "mechanism": 1}], "upsertions": []},

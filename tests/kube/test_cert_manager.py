@@ -62,7 +62,7 @@ class World:
 
     def renewed(self) -> list[str]:
         """Reconcile until no renewal is under way. Return the phases of the brokers' authority."""
-        phases = []
+        phases: list[str] = []
         while not phases or phases[-1]:
             self.now += HOUR
             phases.append(self.reconcile(self.loaded()).status[0]["phase"])

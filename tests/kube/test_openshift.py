@@ -47,7 +47,7 @@ def test_brokers_run_as_the_assigned_user(per_pod: int, first_id: int) -> None:
     assert pod["securityContext"]["runAsNonRoot"]
     # Only the group reads the certificates, and the user is not the one of the image.
     modes = [v["secret"]["defaultMode"] for v in pod["volumes"] if "secret" in v]
-    assert len(modes) == 3
+    assert len(modes) == 4
     assert set(modes) == {0o440}
 
 

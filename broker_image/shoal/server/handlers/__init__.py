@@ -337,6 +337,7 @@ HANDLERS: dict[int, Api] = {
             ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS,
             range(1),
             describe_user_scram_credentials.handle,
+            describe_user_scram_credentials.refuse,
             on=BOTH,
         ),
         Api(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shoal.metadata.scram_credentials import describe
 from shoal.protocol.errors import ErrorCode
@@ -21,3 +21,9 @@ def handle(broker: Broker, request: Request) -> Answer:
             broker.image.scram_credentials, None if users is None else [u.name for u in users]
         ),
     }
+
+
+def refuse(request: Request, code: int, message: str | None) -> dict[str, Any]:
+    """Return the error for the request and, as Kafka, for each user without a name."""
+    error = {"error_code": code, "error_message": message}
+    return {**error, "results": [{"user": "", **error} for _ in request.body.users or ()]}
