@@ -157,6 +157,9 @@ def test_shoal_storage_check_finds_and_repairs(tiered: Tiered) -> None:
     broker = ShoalProcess(tiered.broker.data_dir, configs=configs).start()
     try:
         shoal = Shoal(broker.bootstrap)
+        # Its next check is in 6 hours.
+        lists = 'shoal_remote_store_requests_total{operation="list"}'
+        eventually(lambda: broker.metric(lists) >= 1, timeout_s=TIMEOUT_S)
         first, second = tiered.objects()[:2]
         orphan = first.with_name(f"{first.name[:20]}-{'A' * 21}Q.segment")
         young = first.with_name(f"{first.name[:20]}-{'A' * 21}g.segment")
