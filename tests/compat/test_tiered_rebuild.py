@@ -88,7 +88,7 @@ def test_a_lost_metadata_topic_is_written_again(tmp_path: Path) -> None:
         (after,) = manifests(store)
         assert set(before.segments) <= set(after.segments)
         assert set(objects) <= set(store.rglob("*.segment"))
-        # Copying goes on.
+        # Copying continues.
         produce(cluster.bootstrap, 3000, start=5000)
         eventually(lambda: min(local_starts()) > 5500, timeout_s=TIMEOUT_S)
         consume(cluster.bootstrap, 8000)
