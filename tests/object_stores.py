@@ -108,7 +108,7 @@ class FaultyStore:
             if key in self.objects:
                 yield ObjectInfo(key, len(self.objects[key]), self.modified_ms[key])
 
-    async def children(self, prefix: str) -> list[str]:
+    async def children(self, prefix: str) -> Sequence[str]:
         await self._arrive("list", prefix)
         start = f"{prefix}/"
         below = (k.removeprefix(start) for k in self.objects if k.startswith(start))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
@@ -76,6 +76,20 @@ class Quiet:
     def warning(self, *_: object, **__: object) -> None: ...
 
     def error(self, *_: object, **__: object) -> None: ...
+
+
+class Image:
+    """The part of a metadata image that quotas read."""
+
+    def __init__(self, broker_config: dict[str, int]) -> None:
+        self.broker_config = broker_config
+
+
+class Images:
+    """A cache with one image, whose configs a test may change."""
+
+    def __init__(self, broker_config: dict[str, int]) -> None:
+        self.image = Image(broker_config)
 
 
 class Node:
@@ -206,7 +220,7 @@ class World:
         cache.open()
         self.metadata.restart()
         metadata: Any = self.metadata
-        image: Any = SimpleNamespace(image=SimpleNamespace(broker_config=self.limits))
+        image: Any = Images(self.limits)
         self.meters = RemoteMeters()
         self.copy_quota, self.fetch_quota = (
             TransferQuota(node, image, side) for side in (COPY, FETCH)

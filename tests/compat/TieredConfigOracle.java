@@ -2,7 +2,6 @@ import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import java.util.HashMap;
 import java.util.Map;
-import java.util.Properties;
 import org.apache.kafka.storage.internals.log.LogConfig;
 
 /**
@@ -11,14 +10,15 @@ import org.apache.kafka.storage.internals.log.LogConfig;
  * is empty, or the reason of the refusal.
  */
 public final class TieredConfigOracle {
+    /** Without a broker's defaults, Kafka checks no combinations. */
+    private static final Map<String, ?> DEFAULTS = Map.of("retention.ms", 604_800_000L);
+
     public static void main(String[] args) throws Exception {
         BufferedReader in = new BufferedReader(new InputStreamReader(System.in));
         for (String line = in.readLine(); line != null; line = in.readLine()) {
             String[] parts = line.split("\t", -1);
-            Properties after = new Properties();
-            after.putAll(parsed(parts[1]));
             try {
-                LogConfig.validate(parsed(parts[0]), after, Map.of(), true);
+                LogConfig.validate(parsed(parts[0]), parsed(parts[1]), DEFAULTS, true);
                 System.out.println();
             } catch (Exception error) {
                 System.out.println(error.getMessage().replace('\n', ' '));

@@ -88,7 +88,7 @@ def test_a_lost_metadata_topic_is_written_again(tmp_path: Path) -> None:
         (after,) = manifests(store)
         assert set(before.segments) <= set(after.segments)
         assert set(objects) <= set(store.rglob("*.segment"))
-        # Copying goes on.
+        # Copying continues.
         produce(cluster.bootstrap, 3000, start=5000)
         eventually(lambda: min(local_starts()) > 5500, timeout_s=TIMEOUT_S)
         consume(cluster.bootstrap, 8000)
@@ -157,6 +157,9 @@ def test_shoal_storage_check_finds_and_repairs(tiered: Tiered) -> None:
     broker = ShoalProcess(tiered.broker.data_dir, configs=configs).start()
     try:
         shoal = Shoal(broker.bootstrap)
+        # Its next check is in 6 hours.
+        lists = 'shoal_remote_store_requests_total{operation="list"}'
+        eventually(lambda: broker.metric(lists) >= 1, timeout_s=TIMEOUT_S)
         first, second = tiered.objects()[:2]
         orphan = first.with_name(f"{first.name[:20]}-{'A' * 21}Q.segment")
         young = first.with_name(f"{first.name[:20]}-{'A' * 21}g.segment")

@@ -156,8 +156,9 @@ def test_a_topic_that_is_no_longer_tiered(tiered: Tiered) -> None:
     eventually(lambda: not list(tiered.store.rglob("manifest")), timeout_s=TIMEOUT_S)
     tiered.broker.kill9()
     tiered.broker.start()
-    assert tiered.offset(OffsetSpec.earliest()) == start
+    tiered = tiered._replace(admin=AdminClient({"bootstrap.servers": tiered.broker.bootstrap}))
     produce(tiered.broker.bootstrap, 4000, start=4000)
+    assert tiered.offset(OffsetSpec.earliest()) == start
     assert not tiered.objects()
     alter(tiered.admin, {"remote.storage.enable": "true"})
     eventually(lambda: len(tiered.local_logs()) == 1, timeout_s=TIMEOUT_S)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from shoal.server.tiered import reconciliation
+from shoal.server.tiered import rebuild
 from shoal.server.tiered.copier import Copier
 from shoal.server.tiered.manifests import Manifests
 from shoal.server.tiered.reconciliation import Reconciliation
+from shoal.tiered import keys
 from shoal.tiered.audit import Audit
 from tiered_world import crash_everywhere
 
@@ -44,14 +45,14 @@ def deletes_objects_before_the_metadata(patch: pytest.MonkeyPatch) -> None:
     async def keys_of(self: Any, segments: Any) -> Any:
         ids = {segment.segment_id for segment in segments}
         async for info in self._store.list("cluster"):
-            if reconciliation.keys.segment_id_of(info.key) in ids:
+            if keys.segment_id_of(info.key) in ids:
                 yield info.key
 
     patch.setattr(Copier, "_begin_deletion", late)
 
 
 def does_not_write_lost_metadata_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(reconciliation.rebuild, "unfinished", lambda segments, remote: [])
+    patch.setattr(rebuild, "unfinished", lambda segments, remote: [])
     patch.setattr(Reconciliation, "_claim_objects", nothing)
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from shoal.server.tiered.quota import COPY, FETCH, TransferQuota
-from tiered_world import CONFIG, KEY, UNLIMITED, World
+from tiered_world import CONFIG, KEY, UNLIMITED, Clock, Images, World
 
 
 def limit(world: World, side: str, bytes_per_s: int) -> None:
@@ -116,6 +115,14 @@ def test_copying_is_switched_off_and_on_again() -> None:
     asyncio.run(run())
 
 
+class QuotaNode:
+    """What a quota uses of a node."""
+
+    def __init__(self, config: dict[str, int]) -> None:
+        self.config = config
+        self.clock = Clock()
+
+
 @pytest.mark.parametrize("side", [COPY, FETCH])
 def test_the_rate_is_measured_over_the_windows(side) -> None:
     """1,000 bytes in 5 windows of 2 s are more than 50 bytes/s, and 400 are not."""
@@ -125,16 +132,14 @@ def test_the_rate_is_measured_over_the_windows(side) -> None:
         "remote.log.manager.fetch.quota.window.num": 5,
         "remote.log.manager.fetch.quota.window.size.seconds": 2,
     }
-    now = [1_000_000]
-    clock = SimpleNamespace(now_ms=lambda: now[0])
-    node: Any = SimpleNamespace(config=configs, clock=clock)
+    node: Any = QuotaNode(configs)
     limits = {f"remote.log.manager.{side}.max.bytes.per.second": 50}
-    cache: Any = SimpleNamespace(image=SimpleNamespace(broker_config=limits))
+    cache: Any = Images(limits)
     quota = TransferQuota(node, cache, side)
     quota.record(400)
     assert quota.throttle_ms() == 0, "400 bytes in 10 s"
     quota.record(600)
-    now[0] += 8_000
+    node.clock.ms += 8_000
     assert quota.throttle_ms() > 0
-    now[0] += 12_000
+    node.clock.ms += 12_000
     assert quota.throttle_ms() == 0

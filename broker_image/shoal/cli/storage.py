@@ -369,8 +369,9 @@ async def _broker_configs(client: Client) -> dict[str, str | None]:
     """Return the configs of the store, which are the same on all brokers."""
     cluster = await client.admin.describe_cluster()
     resource = Resource(ResourceType.BROKER, str(cluster.brokers[0].node_id))
-    found = await client.admin.configs.describe([resource], keys=[_URL, _ENDPOINT, _REGION, _GRACE])
-    return {name: entry.value for name, entry in expect(found[resource]).items()}
+    wanted = [_URL, _ENDPOINT, _REGION, _GRACE]
+    found = expect(await client.admin.configs.describe([resource], keys=wanted))
+    return {name: entry.value for name, entry in found[resource].items()}
 
 
 def _store(configs: dict[str, str | None], of: StoreOptions) -> ObjectStore:

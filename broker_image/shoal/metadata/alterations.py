@@ -232,7 +232,7 @@ def _remote_storage_refusal(image: MetadataImage, values: Mapping[str, Any]) -> 
             "Remote log storage only supports topics with cleanup.policy=delete or cleanup.policy "
             "being an empty list."
         )
-    for unit in ("ms", "bytes"):
+    for unit in ("bytes", "ms"):
         name, whole = f"local.retention.{unit}", f"retention.{unit}"
         local, total = values[name], values[whole]
         if local == -2 or total == -1:

@@ -123,7 +123,7 @@ class ObjectStore(Protocol):
     def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         """Iterate over the objects below `prefix`, a whole number of key parts, in no order."""
 
-    async def children(self, prefix: str) -> list[str]:
+    async def children(self, prefix: str) -> Sequence[str]:
         """Return the prefixes one key part below `prefix` that have objects, without a slash at
         their ends."""
 

@@ -33,7 +33,7 @@ class LostLeadership(Exception):
 
 
 class _Claim:
-    """What this broker knows of the manifest of one partition in one epoch of its own."""
+    """The manifest of one partition in one epoch of this broker."""
 
     __slots__ = ("in_doubt", "leader_epoch", "revision", "version", "written")
 

@@ -186,7 +186,7 @@ class LibraryStore:
                     modified_ms = int(found["last_modified"].timestamp() * 1000)
                     yield ObjectInfo(found["path"], found["size"], modified_ms)
 
-    async def children(self, prefix: str) -> list[str]:
+    async def children(self, prefix: str) -> Sequence[str]:
         with _errors_of(prefix):
             found = await self._obstore.list_with_delimiter_async(self._store, prefix)
         return [child.rstrip("/") for child in found["common_prefixes"]]

@@ -147,8 +147,10 @@ class Downloads:
             call()
 
     def stop(self) -> None:
-        for work in (*self._running.values(), *self._paused.values()):
-            work.cancel()
+        for task in self._running.values():
+            task.cancel()
+        for pause in self._paused.values():
+            pause.cancel()
 
 
 class PartitionReader:

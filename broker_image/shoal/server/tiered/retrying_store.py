@@ -94,7 +94,7 @@ class RetryingStore:
         for info in found:
             yield info
 
-    async def children(self, prefix: str) -> list[str]:
+    async def children(self, prefix: str) -> Sequence[str]:
         async with self._reads:
             return await self._call("list", prefix, 0, lambda: self._store.children(prefix))
 

@@ -17,7 +17,7 @@ from shoal.server.metrics.tiered import RemoteMeters, RemoteState
 from shoal.server.tiered.chunk_cache import ChunkCache
 from shoal.server.tiered.copier import Copier, state_of
 from shoal.server.tiered.manifests import LostLeadership
-from shoal.server.tiered.metadata_topic import CreateTopic, Key, MetadataTopic, MetadataUnavailable
+from shoal.server.tiered.metadata_topic import CreateTopic, MetadataTopic, MetadataUnavailable
 from shoal.server.tiered.object_store import InvalidStore, open_store
 from shoal.server.tiered.quota import COPY, FETCH, TransferQuota
 from shoal.server.tiered.reader import Downloads, PartitionReader
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from shoal.server.network.purgatory import Purgatory
     from shoal.server.node import Node
     from shoal.server.replication.partitions import Partitions
+    from shoal.tiered.remote_logs import Key
     from shoal.tiered.store import ObjectStore
 
 #: Passes of the copier at the same time.
@@ -253,18 +254,16 @@ class TieredStorage:
                 self._unknown_ms.pop(key, None)
             elif now_ms - self._unknown_ms.setdefault(key, now_ms) >= wait_ms:
                 name = self.metadata.logs.names[topic_id]
-                work = partial(
-                    self._copier.delete_partition,
-                    key,
-                    name,
-                    lambda topic_id=topic_id: not self._is_tiered(topic_id),
-                )
-                self._start(key, work)
+                is_due = partial(self._is_untiered, topic_id)
+                self._start(key, partial(self._copier.delete_partition, key, name, is_due))
 
     def _is_tiered(self, topic_id: UUID) -> bool:
         image = self._image.image
         topic = image.topics_by_id.get(topic_id)
-        return topic is not None and image.topic_config(topic.name)["remote.storage.enable"]
+        return topic is not None and bool(image.topic_config(topic.name)["remote.storage.enable"])
+
+    def _is_untiered(self, topic_id: UUID) -> bool:
+        return not self._is_tiered(topic_id)
 
     def _start(self, key: Key, work: Callable[[], Coroutine[Any, Any, int]]) -> None:
         if key in self._passes:
