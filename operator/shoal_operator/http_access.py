@@ -44,8 +44,11 @@ class HttpAccess:
     def __init__(self, folder: Path, tokens: Path | None) -> None:
         """Raises `BadAccess`."""
         self._folder, self._tokens = folder, tokens
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        #: Of the HTTP server, and of the gRPC server, whose clients ask for HTTP/2.
+        self.context, self.grpc_context = (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) for _ in "12")
+        for context in (self.context, self.grpc_context):
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self.grpc_context.set_alpn_protocols(["h2"])
         #: The certificate and key in force, and what was read last.
         self.pair = self._seen = self._read()
         self._load(self.pair)
@@ -74,7 +77,8 @@ class HttpAccess:
     def _load(self, found: KeyPair) -> None:
         try:
             certificates.check_pair(found)
-            self.context.load_cert_chain(self._folder / "tls.crt", self._folder / "tls.key")
+            for context in (self.context, self.grpc_context):
+                context.load_cert_chain(self._folder / "tls.crt", self._folder / "tls.key")
         except (BadCertificate, ssl.SSLError, OSError) as error:
             raise BadAccess(
                 f"{TLS_DIR}: the certificate in {self._folder} cannot be used: {error}."
