@@ -17,6 +17,7 @@ from shoal_operator import (
     idle_members,
     metrics,
     scale_secret,
+    scale_targets,
     scaling,
     schedules,
 )
@@ -284,9 +285,13 @@ class Consumers:
             await self._statuses.write(consumer, refused)
             return False
         target = await self._targets.observe(consumer)
-        decision = self._decide(consumer, group)
+        if target is None:
+            # Without a decision: a target that appears may have replicas at work.
+            await self._statuses.write(consumer, scale_targets.not_found(consumer))
+            return False
+        decision = self._decide(consumer, group, target.replicas)
         # A StatefulSet removes its pods by their numbers.
-        if target is not None and consumer["spec"]["scaleTargetRef"]["kind"] == "Deployment":
+        if consumer["spec"]["scaleTargetRef"]["kind"] == "Deployment":
             decision = await self._idle_first(consumer, group, decision, target)
         workload = await self._targets.apply(consumer, target, decision.replicas)
         await self._write_status(consumer, group, decision, workload, Login(""))
@@ -362,7 +367,9 @@ class Consumers:
             self._store.put(await self._kube.apply(want))
         return None
 
-    def _decide(self, consumer: Manifest, group: Manifest) -> scaling.Decision:
+    def _decide(self, consumer: Manifest, group: Manifest, running: int = 0) -> scaling.Decision:
+        """Return the number of consumers; `running` is that of a workload before the first
+        decision."""
         spec, status = consumer["spec"], consumer.get("status", {})
         name = consumer["metadata"]["name"]
         state = self._monitor.current(group_model.group_id(group))
@@ -371,7 +378,7 @@ class Consumers:
             return scaling.Decision(0, top, "spec.paused is true")
         if not is_scaled(spec):
             return scaling.Decision(spec.get("replicas", 1), top, "spec.replicas")
-        current = status.get("desiredReplicas", spec.get("replicas", 0))
+        current = status.get("desiredReplicas", spec.get("replicas", running))
         if state is None:
             return scaling.Decision(current, top, "the lag is unknown")
         now_ms = clock.now_ms()
@@ -384,13 +391,11 @@ class Consumers:
         locks, partitions = group["spec"]["maxRecordLocks"], max(1, len(state.partitions))
         starts = [p.start_offset for p in state.partitions]
         settled = sum(starts) if starts and min(starts) >= 0 else -1
-        running = status.get("readyReplicas", 0)
+        ready = status.get("readyReplicas", 0)
         due = state.due(startup_s(spec))
         not_due = state.workable - due
         age_ms = self._monitor.age_ms(state.group)
-        load = scaling.Load(
-            due, partitions, locks, settled, running, state.blocked, not_due, age_ms
-        )
+        load = scaling.Load(due, partitions, locks, settled, ready, state.blocked, not_due, age_ms)
         return scaling.decide(policy(spec, _now()), load, current, history, now_ms)
 
     async def _write_status(

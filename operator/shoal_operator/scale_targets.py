@@ -25,6 +25,16 @@ API_VERSION = "apps/v1"
 OBSERVED_MS_MAX = 15_000
 
 
+def not_found(consumer: Manifest) -> Verdict:
+    """Return the verdict on a target that does not exist."""
+    ref = consumer["spec"]["scaleTargetRef"]
+    text = (
+        f"{ref['kind']} {ref['name']!r} of spec.scaleTargetRef does not exist in this namespace. "
+        "Create it, or correct the name."
+    )
+    return Verdict.waiting("ScaleTargetNotFound", text)
+
+
 class ScaleTargets:
     """Reads and scales the targets of the ShareConsumers of one namespace."""
 
@@ -84,15 +94,9 @@ class ScaleTargets:
         for name in self._observed.keys() - set(consumers):
             del self._observed[name]
 
-    async def apply(self, consumer: Manifest, target: Target | None, replicas: int) -> Workload:
+    async def apply(self, consumer: Manifest, target: Target, replicas: int) -> Workload:
         """Bring the target to this number of replicas. Raises `KubeError`."""
         ref, meta = consumer["spec"]["scaleTargetRef"], consumer["metadata"]
-        if target is None:
-            text = (
-                f"{ref['kind']} {ref['name']!r} of spec.scaleTargetRef does not exist in this "
-                "namespace. Create it, or correct the name."
-            )
-            return Workload(0, 0, "", Verdict.waiting("ScaleTargetNotFound", text))
         if target.replicas != replicas:
             await self._kube.set_scale(
                 API_VERSION, ref["kind"], ref["name"], meta["namespace"], replicas

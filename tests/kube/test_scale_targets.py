@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from conditions import eventually_async
 from kube.api_server import ApiServer, CrashPoint, resource
 from kube.test_due import CLUSTER, POD, FixedGroup
 from shoal.client.client import Client
@@ -19,6 +20,7 @@ from shoal_operator.brokers import Brokers
 from shoal_operator.consumers import Consumers
 from shoal_operator.group_monitor import GroupMonitor
 from shoal_operator.idle_members import ANNOTATION, Holding, costs
+from shoal_operator.runtime import Operator
 from shoal_operator.scale_targets import OBSERVED_MS_MAX
 from shoal_operator.scaling import History, Load, Policy, decide
 from shoal_operator.settings import Settings
@@ -150,10 +152,57 @@ def test_a_target_that_does_not_exist_is_a_condition(monkeypatch: pytest.MonkeyP
         nonlocal now_ms
         shop = Shop()
         assert ready(await shop.look(35)) == (False, "ScaleTargetNotFound")
+        assert "desiredReplicas" not in shop.kube.find("ShareConsumer", "eaters")["status"]
         shop.deploy()
         now_ms += OBSERVED_MS_MAX
         await shop.look(35)
         assert shop.of_target()["spec"]["replicas"] == 4
+
+    asyncio.run(scenario())
+
+
+def test_a_target_keeps_its_replicas_until_the_lag_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without it, the first pass over a Deployment in use would remove all its consumers."""
+    now_ms = 1_000_000
+    monkeypatch.setattr(clock, "now_ms", lambda: now_ms)
+
+    async def scenario() -> None:
+        nonlocal now_ms
+        shop = Shop()
+        shop.deploy(replicas=7)
+        await shop.consumers.reconcile(["eaters"])
+        status = shop.kube.find("ShareConsumer", "eaters")["status"]
+        assert (status["desiredReplicas"], status["decision"]) == (7, "the lag is unknown")
+        assert (await shop.look(5))["desiredReplicas"] == 7, "during the cooldown"
+        now_ms += 2_000
+        assert (await shop.look(5))["desiredReplicas"] == 1
+        assert shop.of_target()["spec"]["replicas"] == 1
+
+    asyncio.run(scenario())
+
+
+def test_the_next_share_consumer_takes_over_a_target() -> None:
+    async def scenario() -> None:
+        shop = Shop()
+        shop.deploy()
+        shop.add("later", scaleTargetRef=TARGET)
+        away = {"type": "external", "external": {"bootstrapServers": "127.0.0.1:1"}}
+        shop.kube.add(resource("QueueCluster", "main", **away))
+        settings = Settings("b:1", "s:1", "role", "u", workloads=frozenset(["scaleTargetRef"]))
+        operator = Operator(shop.kube, settings, ("n",))
+
+        def reason() -> str:
+            return ready(shop.kube.find("ShareConsumer", "later")["status"])[1]
+
+        try:
+            operator.set_leading(True)
+            await eventually_async(lambda: reason() == "ScaleTargetClaimed")
+            operator.on_delete(shop.kube.objects.pop(("ShareConsumer", "eaters")))
+            await eventually_async(lambda: reason() in ("Scaling", "Reconciled"), timeout_s=20)
+        finally:
+            await operator.close()
 
     asyncio.run(scenario())
 
@@ -258,11 +307,19 @@ def test_an_owned_deployment_loses_idle_pods_first() -> None:
     asyncio.run(scenario())
 
 
-def test_brokers_that_do_not_list_records_in_flight_change_no_pod() -> None:
+def test_brokers_that_do_not_list_records_in_flight_change_no_pod(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_ms = 1_000_000
+    monkeypatch.setattr(clock, "now_ms", lambda: now_ms)
+
     async def scenario() -> None:
-        shop = Shop(scaling=SCALING | {"cooldown": "0s"})
+        nonlocal now_ms
+        shop = Shop()
         shop.deploy(replicas=5)
         shop.start_pods(5)
+        await shop.look(5)
+        now_ms += 2_000
         await shop.look(5)
         assert shop.of_target()["spec"]["replicas"] == 1
         assert not any("annotations" in p["metadata"] for p in shop.kube.all("Pod"))
