@@ -50,6 +50,11 @@ def of_disk(usable: str) -> list[dict[str, str]]:
     return [*total, *of_brokers("shoal_log_dir_usable_bytes", usable)]
 
 
+def of_listener(seconds: str) -> list[dict[str, str]]:
+    labels = BROKER % "a" + ',listener="tls"'
+    return [series(f"shoal_listener_certificate_expiry_seconds{{{labels}}}", seconds)]
+
+
 def of_consumer(wanted: str, ready: str, most: str, due: str) -> list[dict[str, str]]:
     values = {"wanted": wanted, "ready": ready, "maximum": most, "due": due}
     return [
@@ -123,6 +128,14 @@ CASES: dict[str, tuple[list[dict[str, str]], list[str]]] = {
     "a volume failed": (
         of_brokers(f"{_REPLICAS}OfflineReplicaCount", "4x120"),
         ["ShoalDiskFailed"],
+    ),
+    "a certificate is renewed in time": (
+        of_listener("2000000x120"),
+        [],
+    ),
+    "a certificate is not renewed": (
+        of_listener("600000-60x120"),
+        ["ShoalCertificateExpires"],
     ),
     "a group is paused": (of_queue("shoal_share_group_held", "2x120", ',why="paused"'), []),
     "a window is full": (of_queue("shoal_share_group_held", "2x120", ',why="window-full"'), []),
