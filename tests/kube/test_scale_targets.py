@@ -164,7 +164,7 @@ def test_a_target_that_does_not_exist_is_a_condition(monkeypatch: pytest.MonkeyP
 def test_a_target_keeps_its_replicas_until_the_lag_is_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without it, the first pass over a Deployment in use would remove all its consumers."""
+    """Without it, a Deployment in use would lose all its consumers at first."""
     now_ms = 1_000_000
     monkeypatch.setattr(clock, "now_ms", lambda: now_ms)
 
