@@ -6,6 +6,7 @@ import asyncio
 import base64
 import dataclasses
 import datetime
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ from shoal.client.configs import Resource, ResourceType
 from shoal.client.errors import Unreachable
 from shoal.client.producer import Producer
 from shoal.client.share import ShareSession
+from shoal.security.acls import Acl, Operation, PatternType, Permission
+from shoal.security.acls import ResourceType as AclResource
 from shoal_operator import certificates, clock
 from shoal_operator.broker_states import ExternalState, GroupState
 from shoal_operator.brokers import Brokers
@@ -251,6 +254,9 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProcess]:
         folder / "node",
         listeners={"SECURE": "SASL_SSL"},
         configs={
+            # Clients of the listener without security may do everything.
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users": "User:ANONYMOUS",
             "sasl.enabled.mechanisms": "SCRAM-SHA-512",
             "listener.name.secure.scram-sha-512.sasl.jaas.config": (
                 "org.apache.kafka.common.security.scram.ScramLoginModule required;"
@@ -267,6 +273,35 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProcess]:
 def login(password: str) -> dict[str, bytes]:
     own = Credentials(password=password)
     return secret_data(user("scram-sha-512"), "elsewhere:9092", CA.certificate, own)
+
+
+#: The permissions that docs/operator.md lists.
+PERMISSIONS = re.findall(
+    r"^\| (the cluster|topics of \w+|groups) \| (\w.*) \|$",
+    (ROOT / "docs" / "operator.md").read_text(),
+    re.MULTILINE,
+)
+
+
+async def permit(kafka: KafkaProcess) -> None:
+    """Give the operator's user what the documentation says."""
+    kinds = {
+        "the cluster": (AclResource.CLUSTER, "kafka-cluster"),
+        "groups": (AclResource.GROUP, "early"),
+    }
+    operations = {"".join(one.name.title().split("_")): one for one in Operation}
+    entries = [
+        Acl(*place, PatternType.LITERAL, "User:ann", "*", operations[word], Permission.ALLOW)
+        for where, text in PERMISSIONS
+        for place in [kinds.get(where, (AclResource.TOPIC, "early"))]
+        for word in re.findall(r"\w+", re.sub("`[^`]*`", "", text))
+        if word in operations
+    ]
+    assert len(entries) > 10
+    assert len(PERMISSIONS) == 4
+    async with Client(kafka.bootstrap) as client:
+        done = await client.admin.acls.create(entries)
+    assert not [error for error in done.values() if error]
 
 
 @pytest.mark.java
@@ -290,7 +325,17 @@ def test_the_operator_logs_in_with_a_secret(kafka: KafkaProcess) -> None:
             assert shop.ready("QueueCluster", "kafka")[:2] == (True, "Reconciled")
             assert shop.answers == 1, "the topics and groups are reconciled now"
             await shop.topics.reconcile(["early"])
-            assert shop.ready("QueueTopic", "early")[0]
+            assert shop.ready("QueueTopic", "early")[1] == "TopicAuthorizationFailed"
+            await permit(kafka)
+            shop.apply("ShareGroup", "early", **GROUP | {"topics": ["early"]})
+            more = {"replicas": 1, "config": {"retention.ms": "1"}}
+            shop.apply("QueueTopic", "early", cluster="kafka", partitions=2, **more)
+            await shop.topics.reconcile(["early"])
+            assert shop.ready("QueueTopic", "early")[0], shop.ready("QueueTopic", "early")
+            await shop.groups.reconcile(["early"])
+            assert shop.ready("ShareGroup", "early")[0], shop.ready("ShareGroup", "early")
+            found = shop.kube.find("ShareGroup", "early")["status"]["partitions"]
+            assert [p["startOffset"] for p in found] == [0, 0]
         finally:
             await shop.brokers.close()
 
