@@ -14,6 +14,7 @@ import pytest
 import yaml
 from kafkas import KafkaProcess
 from kube.api_server import ApiServer, CrashPoint, resource
+from kube.test_spark_consumers import CONSUMER, env
 from shoal.client.acquired import AcknowledgeType
 from shoal.client.client import Client
 from shoal.client.configs import Resource, ResourceType
@@ -383,8 +384,7 @@ def test_a_group_of_apache_kafka_scales_consumers_to_zero_and_back(
             assert "inFlight" not in status, "Apache Kafka does not report it to the operator"
             assert await shop.brokers.oldest_record_ms({("jobs", 0): 0, ("jobs", 1): 0})
             assert await shop.brokers.holdings("workers", [("jobs", 0)]) is None
-            env = shop.kube.find("Deployment", "eaters")["spec"]["template"]["spec"]["containers"]
-            variables = {v["name"]: v["value"] for v in env[0]["env"]}
+            variables = env(shop.kube.find("Deployment", "eaters")["spec"])
             assert variables["SHOAL_BOOTSTRAP_SERVERS"] == kafka.bootstrap
 
             await consume(client, 55)
@@ -490,6 +490,25 @@ def test_consumers_log_in_with_their_own_secret() -> None:
         shop.apply("ShareConsumer", "eaters", **spec, user="ann")
         await shop.consumers.reconcile(["eaters"])
         assert shop.ready("ShareConsumer", "eaters")[1] == "NotForExternalCluster"
+
+    asyncio.run(scenario())
+
+
+def test_spark_jobs_reach_the_external_brokers() -> None:
+    async def scenario() -> None:
+        shop = Shop("kafka.example:9093")
+        shop.apply("ShareGroup", "workers", **GROUP)
+        spec = CONSUMER["spec"] | {"shareGroup": "workers", "userSecret": "theirs"}
+        shop.apply("ShareConsumer", "eaters", **spec)
+        shop.put_secret("theirs", login("word"))
+        await shop.consumers.reconcile(["eaters"])
+        application = shop.kube.find("SparkApplication", "eaters")["spec"]
+        for part in ("driver", "executor"):
+            pod = application[part]["template"]["spec"]
+            assert {"secretName": "theirs"} in [v.get("secret") for v in pod["volumes"]]
+        variables = env(application["driver"])
+        assert variables["SHOAL_BOOTSTRAP_SERVERS"] == "kafka.example:9093"
+        assert variables["SHOAL_COMMAND_CONFIG"] == "/etc/shoal/user/client.properties"
 
     asyncio.run(scenario())
 
