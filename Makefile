@@ -110,6 +110,7 @@ docs: venv                  ## generate pages of docs/ from tables
 	$(BIN)/python tools/compat_page.py > docs/compat.md
 	$(BIN)/python tools/metrics_page.py > docs/metrics.md
 	$(BIN)/python tools/crd_reference.py crds docs/reference
+	$(BIN)/python tools/dashboards.py helm/shoal/dashboards
 	$(BIN)/python bench/pages.py
 site: venv                  ## build the documentation site into build/site, with all links checked
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --config-file tools/site/mkdocs.yml

@@ -68,6 +68,7 @@ SECTIONS = (
     Section("Tiered storage", r"kafka_server_BrokerTopicMetrics_Remote|shoal_remote_"),
     Section("Topics", r"kafka_server_BrokerTopicMetrics_"),
     Section("Partitions, logs and disk", r"kafka_server_ReplicaManager_|(kafka|shoal)_(log|disk)_"),
+    Section("Controllers", r"kafka_controller_|kafka_server_raft_"),
     Section("Replication throttles", r"kafka_server_(Leader|Follower)Replication_"),
     Section(
         "Coordinators",
@@ -123,7 +124,7 @@ UNITS = (
     (r"[Bb]ytes?(In|Out|PerSec|_total|$)|kafka_log_Log_Size|MemoryPool|resident_memory", "bytes"),
     (r"idle_ratio", "0 to 1"),
     (r"_info$|_paused$|_full$|_leader$", "1 or 0"),
-    (r"Offset$|_offset$", "offset"),
+    (r"Offset$|_offset$|raft_metrics_high_watermark", "offset"),
 )
 
 

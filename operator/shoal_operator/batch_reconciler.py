@@ -71,6 +71,15 @@ def cluster_not_found(name: str) -> Verdict:
     )
 
 
+def of_external(kind: str, name: str) -> Verdict:
+    """Return the verdict on a resource that needs Shoal's brokers, in an external cluster."""
+    return Verdict.refused(
+        "NotForExternalCluster",
+        f"QueueCluster {name!r} is external, and a {kind} needs a cluster that the operator runs. "
+        "Delete this resource; docs/operator.md has what replaces it.",
+    )
+
+
 class BatchReconciler(abc.ABC):
     """Reconciles all resources of one kind of one QueueCluster.
 

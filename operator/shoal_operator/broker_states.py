@@ -139,6 +139,22 @@ class ClusterState:
     log_levels: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class ExternalState:
+    """A cluster whose brokers the operator does not run. `brokers` is their number.
+
+    `features` are the finalized levels. `reports_lag` is whether the brokers return the lag of
+    share groups, and `is_shoal` whether they are Shoal's.
+    """
+
+    cluster_id: str
+    controller_id: int
+    brokers: int
+    features: Mapping[str, int]
+    reports_lag: bool
+    is_shoal: bool
+
+
 def group_state(
     name: str, about: Any, offsets: Any, metrics: GroupMetrics | None, *, scraped: bool
 ) -> GroupState:

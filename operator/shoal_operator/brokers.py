@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import httpx2
@@ -15,11 +17,13 @@ from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
 from shoal.client.configs import AlterOperation, ConfigChange, ConfigSource, Resource, ResourceType
 from shoal.client.connection import connect
-from shoal.client.errors import ClientError, KafkaError
+from shoal.client.errors import ClientError, KafkaError, Unreachable
 from shoal.client.redrive import Plan, Redrive
 from shoal.client.settings import Settings
 from shoal.client.topics import NewTopic, OffsetSpec
+from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
+from shoal.protocol.features import IN_FLIGHT_FEATURE
 
 from shoal_operator import clock, metrics, tiered_health
 from shoal_operator.batches import chunks
@@ -27,6 +31,7 @@ from shoal_operator.broker_certificates import parse_certificates
 from shoal_operator.broker_states import (
     NO_GROUP,
     ClusterState,
+    ExternalState,
     GroupState,
     Partition,
     StartSpec,
@@ -35,6 +40,7 @@ from shoal_operator.broker_states import (
 )
 from shoal_operator.diagnostics import Disk
 from shoal_operator.group_metrics import GroupMetrics, parse_group_metrics
+from shoal_operator.idle_members import Holding
 from shoal_operator.roller import PartitionState, Quorum
 from shoal_operator.user_calls import UserCalls
 
@@ -50,6 +56,12 @@ REACH_SECONDS_MAX = 1.0
 CAUGHT_UP_MS = 10_000
 #: How long numbers from the brokers' metrics stay valid while a broker does not answer.
 METRICS_MS_MAX = 60_000
+#: How long a fetch of records that exist may take.
+FETCH_WAIT_MS = 500
+#: Bytes of a partition's first batches; larger ones cost a request each.
+FIRST_BATCH_BYTES = 16 << 10
+#: The version of DescribeShareGroupOffsets whose response has the lag (KIP-1226).
+LAG_VERSION = 1
 MIN_ISR = "min.insync.replicas"
 ABSENT = frozenset({ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id})
 
@@ -58,7 +70,8 @@ class Brokers:
     """Admin calls to one cluster over persistent connections, which open on first use.
 
     `urls` are the base URLs of the brokers' metrics and health checks, by broker id. `client` has
-    the client's properties of TLS.
+    the client's properties of TLS and of the login. Without credentials that it needs
+    (`has_credentials`), every call raises `ClientError` until `set_client`.
     """
 
     def __init__(
@@ -66,9 +79,12 @@ class Brokers:
         bootstrap_servers: str,
         urls: Mapping[int, str] | None = None,
         client: Mapping[str, str] | None = None,
+        *,
+        has_credentials: bool = True,
     ) -> None:
         self._addresses = (bootstrap_servers, dict(urls or {}))
         self._client_properties = dict(client or {})
+        self._has_credentials = has_credentials
         self._admin_client: Client | None = None
         self._web_client: httpx2.AsyncClient | None = None
         #: The properties of TLS that `_web_client` has.
@@ -85,8 +101,9 @@ class Brokers:
             await self.close()
 
     def set_client(self, properties: Mapping[str, str]) -> None:
-        """Use these properties of TLS for new connections; open ones stay."""
+        """Use these properties for new connections; open ones stay."""
         self._client_properties = dict(properties)
+        self._has_credentials = True
 
     def _properties(self) -> dict[str, str]:
         """Return the client's properties, which it reads for each new connection."""
@@ -100,6 +117,8 @@ class Brokers:
 
     @property
     def _client(self) -> Client:
+        if not self._has_credentials:
+            raise Unreachable("the credentials of the cluster have not been read yet")
         if self._admin_client is None:
             self._admin_client = Client(Settings.of(self._addresses[0], self._properties))
         return self._admin_client
@@ -187,6 +206,29 @@ class Brokers:
             serving & known,
             await self._log_levels(sorted(known & set(ids)), loggers) if loggers else {},
         )
+
+    async def external_state(self) -> ExternalState:
+        """Return a cluster that the operator does not run. Raises `ClientError`."""
+        self._count("DescribeCluster")
+        about = await self._client.admin.describe_cluster()
+        link = await self._client.cluster.any_connection()
+        return ExternalState(
+            about.cluster_id,
+            about.controller_id,
+            len(about.brokers),
+            await self._client.admin.features(),
+            LAG_VERSION in link.versions.get(ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, ()),
+            IN_FLIGHT_FEATURE in link.features,
+        )
+
+    async def group_config_names(self, group: str) -> frozenset[str]:
+        """Return the names of all group configs that the brokers have. Raises `ClientError`."""
+        self._count("DescribeConfigs")
+        resource = Resource(ResourceType.GROUP, group)
+        found = (await self._client.admin.configs.describe([resource]))[resource]
+        if isinstance(found, KafkaError):
+            raise found
+        return frozenset(found)
 
     def redrive(self, plan: Plan) -> Redrive:
         """Return a redrive of dead letters. Raises `ValueError` for a plan that cannot work."""
@@ -454,8 +496,58 @@ class Brokers:
             for name, state in found.items()
         }
 
+    async def holdings(self, group: str, partitions: Iterable[Partition]) -> list[Holding] | None:
+        """Return the members of a share group with the records that they hold.
+
+        None if the brokers do not list records in flight. Raises `ClientError`.
+        """
+        self._count("ShareGroupDescribe")
+        about = (await self._client.admin.groups.describe_share([group]))[group]
+        if isinstance(about, KafkaError):
+            raise about
+        held: Counter[str] = Counter()
+        starts = {TopicPartition(*p): 0 for p in partitions}
+        while starts:
+            self._count("DescribeShareGroupOffsets")
+            pages = await self._client.admin.share_groups.in_flight(group, starts)
+            starts = {}
+            for where, page in pages.items():
+                if isinstance(page, KafkaError):
+                    if page.code is ErrorCode.unsupported_version:
+                        return None
+                    raise page
+                for entry in page.entries:
+                    if entry.member_id:
+                        held[entry.member_id] += entry.last_offset - entry.first_offset + 1
+                if page.next_offset is not None:
+                    starts[where] = page.next_offset
+        return [Holding(m.client_id, m.client_host, held[m.member_id]) for m in about.members]
+
+    async def oldest_record_ms(self, starts: Mapping[Partition, int]) -> int | None:
+        """Return the timestamp of the oldest record at these offsets, None without records.
+
+        Raises `ClientError`.
+        """
+        positions = {TopicPartition(*p): offset for p, offset in starts.items()}
+        first: list[int] = []
+        while positions:
+            self._count("Fetch")
+            # A broker returns a larger batch in the first partition of a response only.
+            found = await self._client.fetcher.poll(
+                positions, max_wait_ms=FETCH_WAIT_MS, partition_bytes=FIRST_BATCH_BYTES
+            )
+            if not found:
+                break
+            positions = {where: at for where, at in positions.items() if where not in found}
+            for one in found.values():
+                if not isinstance(one, KafkaError):
+                    first += [record.timestamp_ms for record in itertools.islice(one.records(), 1)]
+        return min(first, default=None)
+
     async def _scrape(self) -> bool:
         """Read the metrics of all brokers into `group_metrics`; return whether all answered."""
+        if not self._addresses[1]:
+            return False  # An external cluster, or a new operator that does not know the brokers.
         try:
             found = parse_group_metrics((await self._metrics_pages()).values())
         except (httpx2.HTTPError, ValueError):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shoal_operator.conditions import Verdict, ready_condition
 from shoal_operator.model import cluster as cluster_model
-from shoal_operator.model import listeners, security
+from shoal_operator.model import external, listeners, security
 from shoal_operator.model import users as model
 
 if TYPE_CHECKING:
@@ -33,9 +33,13 @@ def login(store: Store, cluster: Manifest, consumer: Manifest) -> Login:
     If `problem` is set and `secret` is empty, the pods could not start.
     """
     name = consumer["spec"].get("user", "")
+    servers = cluster_model.bootstrap_servers(cluster)
+    if own := consumer["spec"].get("userSecret", ""):
+        return Login(servers, own)
+    if external.is_external(cluster):
+        return _external(cluster, name)
     if not name:
         return _without_user(cluster)
-    servers = cluster_model.bootstrap_servers(cluster)
     user = store.get("QueueUser", cluster["metadata"]["namespace"], name)
     if user is None:
         text = f"QueueUser {name!r} does not exist in this namespace."
@@ -56,6 +60,24 @@ def login(store: Store, cluster: Manifest, consumer: Manifest) -> Login:
     if listener is not None:
         servers = listeners.bootstrap_servers(cluster, listener)
     return Login(servers, user.get("status", {}).get("secret", ""), problem)
+
+
+def _external(cluster: Manifest, user: str) -> Login:
+    """An external cluster has no QueueUsers."""
+    servers, name = cluster_model.bootstrap_servers(cluster), cluster["metadata"]["name"]
+    if user:
+        text = (
+            f"QueueCluster {name!r} is external and has no QueueUsers. Remove spec.user, and name "
+            "a Secret in spec.userSecret."
+        )
+        return Login(servers, problem=Verdict.refused("NotForExternalCluster", text))
+    if not external.needs_secrets(cluster):
+        return Login(servers)
+    text = (
+        f"The operator connects to QueueCluster {name!r} with Secrets, and spec.userSecret names "
+        "none. Set spec.userSecret, unless the pods have credentials of their own."
+    )
+    return Login(servers, warning=("NoUser", text))
 
 
 def _without_user(cluster: Manifest) -> Login:

@@ -7,25 +7,37 @@ in `status.desiredReplicas`.
 
 from __future__ import annotations
 
+import datetime
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from shoal_operator import clock, consumer_users, metrics, scale_secret, scaling
+from shoal_operator import (
+    clock,
+    consumer_users,
+    idle_members,
+    metrics,
+    scale_secret,
+    scale_targets,
+    scaling,
+    schedules,
+)
 from shoal_operator.batch_reconciler import cluster_not_found
 from shoal_operator.conditions import Verdict
+from shoal_operator.consumer_users import Login
 from shoal_operator.drift import has_drifted
 from shoal_operator.group_monitor import GroupMonitor, consumer_groups, due_time
 from shoal_operator.kube import Kube, KubeError, now
+from shoal_operator.model import external, names, rack, spark
 from shoal_operator.model import groups as group_model
-from shoal_operator.model import names, rack, spark
 from shoal_operator.quantities import duration_ms
+from shoal_operator.scale_targets import ScaleTargets
 from shoal_operator.settings import WORKLOADS
 from shoal_operator.statuses import Statuses
-from shoal_operator.workloads import Workload, Workloads
+from shoal_operator.workloads import Target, Workload, Workloads
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
-    from shoal_operator.consumer_users import Login
     from shoal_operator.model.names import Manifest
     from shoal_operator.settings import Settings
     from shoal_operator.store import Store
@@ -33,18 +45,32 @@ if TYPE_CHECKING:
 KIND = "ShareConsumer"
 #: The shortest time between two status updates that carry measurements only.
 STATUS_SECONDS = 5.0
+#: How long a Secret of `spec.userSecret` counts as present.
+SECRET_MS = 60_000
 #: The default of `scaling.startupTime`.
 STARTUP_TIME = "30s"
 #: Fields of the status and of a scale signal that are present only while the lag is known.
-LAG_FIELDS = ("lag", "workable", "due", "inFlight", "partitions", "nextDueTime")
+LAG_FIELDS = (
+    "lag",
+    "workable",
+    "due",
+    "inFlight",
+    "partitions",
+    "nextDueTime",
+    "oldestRecordSeconds",
+)
+POD_KIND = {"apiVersion": "v1", "kind": "Pod"}
 #: Reasons of a ShareGroup that keep all its consumers from working.
-_GROUP_REASONS = ("TopicNotFound", "PositionsRefused", "OtherGroupType")
+_GROUP_REASONS = ("TopicNotFound", "PositionsRefused", "OtherGroupType", "FieldNotSupported")
+#: Reasons that a person must resolve.
+_REFUSED = ("OtherGroupType", "FieldNotSupported")
 
 
-def policy(spec: Mapping[str, Any]) -> scaling.Policy:
+def policy(spec: Mapping[str, Any], now: datetime.datetime | None = None) -> scaling.Policy:
     """Return `spec.scaling` as numbers, with the schema's defaults.
 
-    Executors have their own bounds, and share the records of one micro-batch.
+    Executors have their own bounds, and share the records of one micro-batch. With `now`, the
+    bounds are those of the schedules at that time.
     """
     given = spec.get("scaling", {})
     low, high = given.get("minReplicas", 0), given.get("maxReplicas", 10)
@@ -54,6 +80,9 @@ def policy(spec: Mapping[str, Any]) -> scaling.Policy:
         low, high = application["minExecutors"], application["maxExecutors"]
         records = application["coresPerExecutor"] * scaling.RECORDS_PER_TASK_MIN
         batch = application["maxRecordsPerTrigger"]
+    names_now: tuple[str, ...] = ()
+    if now is not None:
+        low, high, names_now = schedules.bounds(given.get("schedules", ()), now, low, high)
     return scaling.Policy(
         replicas_min=low,
         replicas_max=high,
@@ -62,6 +91,8 @@ def policy(spec: Mapping[str, Any]) -> scaling.Policy:
         records_per_batch=batch,
         cooldown_ms=duration_ms(given.get("cooldown", "60s")),
         scale_to_zero_after_ms=duration_ms(given.get("scaleToZeroAfter", "5m")),
+        target_age_ms=duration_ms(given["targetRecordAge"]) if "targetRecordAge" in given else 0,
+        schedules=names_now,
     )
 
 
@@ -73,7 +104,8 @@ def startup_s(spec: Mapping[str, Any]) -> float:
 
 def is_scaled(spec: Mapping[str, Any]) -> bool:
     """Return whether the operator decides the number of consumers."""
-    return "scaling" in spec or ("spark" in spec and "replicas" not in spec)
+    owned = "deployment" in spec
+    return "scaling" in spec or (not owned and "replicas" not in spec)
 
 
 def warning(
@@ -119,13 +151,16 @@ def group_verdict(group: Mapping[str, Any]) -> Verdict | None:
         reason = condition["reason"]
         if condition["type"] == "Ready" and reason in _GROUP_REASONS and current:
             text = f"ShareGroup {meta['name']!r}: {condition['message']}"
-            made = Verdict.refused if reason == "OtherGroupType" else Verdict.waiting
+            made = Verdict.refused if reason in _REFUSED else Verdict.waiting
             return made(reason, text)
     return None
 
 
 class Consumers:
-    """The reconciler of all ShareConsumers of one cluster."""
+    """The reconciler of all ShareConsumers of one cluster.
+
+    `on_signal` is called after each change of a scale signal.
+    """
 
     def __init__(
         self,
@@ -135,13 +170,21 @@ class Consumers:
         namespace: str,
         cluster: str,
         settings: Settings,
+        *,
+        on_signal: Callable[[], None] = lambda: None,
     ) -> None:
         self._kube, self._store, self._monitor = kube, store, monitor
         self._namespace, self._cluster, self._settings = namespace, cluster, settings
+        self._on_signal = on_signal
         self._statuses = Statuses(kube, store)
         self._workloads = Workloads(kube, store, settings)
+        self._targets = ScaleTargets(kube, store)
+        #: Since when ShareConsumers wait for records to remove pods.
+        self._shrinking_ms: dict[str, int] = {}
         self._histories: dict[str, scaling.History] = {}
         self._signals: dict[str, dict[str, int]] = {}
+        #: When Secrets of `spec.userSecret` were last found.
+        self._secrets_seen_ms: dict[str, int] = {}
 
     def list_names(self) -> list[str]:
         """Return the names of all ShareConsumers of the cluster."""
@@ -171,6 +214,8 @@ class Consumers:
         for name in gone:
             del self._histories[name]
             self._signals.pop(name, None)
+            self._shrinking_ms.pop(name, None)
+        self._targets.forget_others(self.list_names())
         return 2.0 if soon else None
 
     def signal(self, name: str) -> dict[str, int]:
@@ -195,7 +240,15 @@ class Consumers:
         if disabled := _disabled(consumer, self._settings.workloads):
             await self._statuses.write(consumer, disabled)
             return False
+        if wrong := schedules.problem(consumer["spec"].get("scaling", {}).get("schedules", ())):
+            await self._statuses.write(consumer, Verdict.refused("ScheduleNotValid", wrong))
+            return False
+        if "scaleTargetRef" in consumer["spec"]:
+            return await self._apply_target(consumer, group)
         login = consumer_users.login(self._store, cluster, consumer)
+        if problem := await self._missing_secret(consumer):
+            await self._statuses.write(consumer, problem)
+            return True
         if login.problem and not login.secret:
             await self._statuses.write(consumer, login.problem)
             return login.problem.progressing
@@ -217,9 +270,82 @@ class Consumers:
             await self._statuses.write(consumer, refused)
             return False
         decision = self._decide(consumer, group)
+        if "deployment" in consumer["spec"]:
+            have = self._workloads.of_deployment(consumer)
+            decision = await self._idle_first(consumer, group, decision, have)
         workload = await self._workloads.apply(consumer, context, decision.replicas)
         await self._write_status(consumer, group, decision, workload, login)
         return workload.verdict.progressing
+
+    async def _apply_target(self, consumer: Manifest, group: Manifest) -> bool:
+        """Scale a workload that the operator does not own; return whether it is in progress."""
+        if refused := self._targets.refusal(consumer):
+            await self._statuses.write(consumer, refused)
+            return False
+        if refused := await self._write_scale_secret(consumer):
+            await self._statuses.write(consumer, refused)
+            return False
+        target = await self._targets.observe(consumer)
+        if target is None:
+            # Without a decision: a target that appears may have replicas at work.
+            await self._statuses.write(consumer, scale_targets.not_found(consumer))
+            return False
+        decision = self._decide(consumer, group, target.replicas)
+        # A StatefulSet removes its pods by their numbers.
+        if consumer["spec"]["scaleTargetRef"]["kind"] == "Deployment":
+            decision = await self._idle_first(consumer, group, decision, target)
+        workload = await self._targets.apply(consumer, target, decision.replicas)
+        await self._write_status(consumer, group, decision, workload, Login(""))
+        return workload.verdict.progressing
+
+    async def _idle_first(
+        self,
+        consumer: Manifest,
+        group: Manifest,
+        decision: scaling.Decision,
+        have: Target,
+    ) -> scaling.Decision:
+        """Before a Deployment shrinks, note on its pods what their members hold.
+
+        The number does not fall below the number of pods that hold records, for as long as one
+        lock lasts. After that, the members release their records as they stop.
+        """
+        name, id = consumer["metadata"]["name"], group_model.group_id(group)
+        if consumer["spec"].get("paused") or not 0 < decision.replicas < have.replicas:
+            self._shrinking_ms.pop(name, None)
+            return decision
+        holdings = await self._monitor.holdings(id) if self._monitor.current(id) else None
+        if holdings is None:
+            return decision
+        pods = [pod for pod in have.pods if not pod["metadata"].get("deletionTimestamp")]
+        costs = idle_members.costs(pods, holdings)
+        for pod, cost in idle_members.changes(pods, costs).items():
+            (found,) = (p for p in pods if p["metadata"]["name"] == pod)
+            noted = {"annotations": {idle_members.ANNOTATION: cost}}
+            await self._kube.merge({**found, **POD_KIND}, {"metadata": noted})
+        busy, now_ms = sum(cost > 0 for cost in costs.values()), clock.now_ms()
+        waited_ms = now_ms - self._shrinking_ms.setdefault(name, now_ms)
+        if busy <= decision.replicas or waited_ms > duration_ms(group["spec"]["lockDuration"]):
+            return decision
+        reason = f"{decision.reason}, {busy} pods hold records"
+        return replace(decision, replicas=min(busy, have.replicas), reason=reason)
+
+    async def _missing_secret(self, consumer: Manifest) -> Verdict | None:
+        """Return the verdict on a Secret of `spec.userSecret` with which no pod could start."""
+        name, now_ms = consumer["spec"].get("userSecret", ""), clock.now_ms()
+        if not name or now_ms - self._secrets_seen_ms.get(name, -SECRET_MS) < SECRET_MS:
+            return None
+        found = await self._kube.get("v1", "Secret", name, self._namespace)
+        if found is not None and external.PROPERTIES in found.get("data", {}):
+            self._secrets_seen_ms[name] = now_ms
+            return None
+        text = f"Secret {name!r} of spec.userSecret does not exist in this namespace."
+        if found is not None:
+            text = (
+                f"Secret {name!r} of spec.userSecret has no key {external.PROPERTIES}, from which "
+                "consumers read how to log in."
+            )
+        return Verdict.waiting("UserSecretNotFound", text)
 
     async def _write_scale_secret(self, consumer: Manifest) -> Verdict | None:
         """Write what a reader of the scale signal needs, if the operator asks for it. Return the
@@ -242,7 +368,9 @@ class Consumers:
             self._store.put(await self._kube.apply(want))
         return None
 
-    def _decide(self, consumer: Manifest, group: Manifest) -> scaling.Decision:
+    def _decide(self, consumer: Manifest, group: Manifest, running: int = 0) -> scaling.Decision:
+        """Return the number of consumers; `running` is that of a workload before the first
+        decision."""
         spec, status = consumer["spec"], consumer.get("status", {})
         name = consumer["metadata"]["name"]
         state = self._monitor.current(group_model.group_id(group))
@@ -251,7 +379,7 @@ class Consumers:
             return scaling.Decision(0, top, "spec.paused is true")
         if not is_scaled(spec):
             return scaling.Decision(spec.get("replicas", 1), top, "spec.replicas")
-        current = status.get("desiredReplicas", spec.get("replicas", 0))
+        current = status.get("desiredReplicas", spec.get("replicas", running))
         if state is None:
             return scaling.Decision(current, top, "the lag is unknown")
         now_ms = clock.now_ms()
@@ -264,11 +392,12 @@ class Consumers:
         locks, partitions = group["spec"]["maxRecordLocks"], max(1, len(state.partitions))
         starts = [p.start_offset for p in state.partitions]
         settled = sum(starts) if starts and min(starts) >= 0 else -1
-        running = status.get("readyReplicas", 0)
+        ready = status.get("readyReplicas", 0)
         due = state.due(startup_s(spec))
         not_due = state.workable - due
-        load = scaling.Load(due, partitions, locks, settled, running, state.blocked, not_due)
-        return scaling.decide(policy(spec), load, current, history, now_ms)
+        age_ms = self._monitor.age_ms(state.group)
+        load = scaling.Load(due, partitions, locks, settled, ready, state.blocked, not_due, age_ms)
+        return scaling.decide(policy(spec, _now()), load, current, history, now_ms)
 
     async def _write_status(
         self,
@@ -292,12 +421,14 @@ class Consumers:
             }
             if state.in_flight >= 0:
                 measured["inFlight"] = state.in_flight
+            age_ms = self._monitor.age_ms(state.group)
+            measured["oldestRecordSeconds"] = age_ms // 1000 if age_ms >= 0 else None
         fields: dict[str, Any] = {
             "replicas": workload.replicas,
             "readyReplicas": workload.ready,
             "desiredReplicas": decision.replicas,
             "ceiling": decision.ceiling,
-            "selector": names.selector_text(workload.selector),
+            "selector": workload.selector,
         }
         if workload.state:
             fields["applicationState"] = workload.state
@@ -307,9 +438,17 @@ class Consumers:
         changed = before.get("desiredReplicas") != decision.replicas
         if changed:
             fields |= {"lastScaleTime": now(), **measured}
-        metrics.WANTED.labels(meta["namespace"], meta["name"]).set(decision.replicas)
+        labels = (meta["namespace"], meta["name"])
+        metrics.WANTED.labels(*labels).set(decision.replicas)
+        metrics.READY.labels(*labels).set(workload.ready)
+        if is_scaled(consumer["spec"]):
+            most = policy(consumer["spec"], _now()).replicas_max
+            metrics.MAXIMUM.labels(*labels).set(min(most, decision.ceiling or most))
+        if state:
+            metrics.DUE.labels(*labels).set(measured["due"])
         numbers = {k: v for k, v in (fields | measured).items() if isinstance(v, int)}
         self._signals[meta["name"]] = numbers
+        self._on_signal()
         verdict = group_verdict(group) or login.problem or workload.verdict
         if consumer["spec"].get("paused"):
             verdict = Verdict(True, "Paused", "spec.paused is true: no consumer runs.", paused=True)
@@ -322,6 +461,10 @@ class Consumers:
         if changed and "desiredReplicas" in before:
             text = f"{before['desiredReplicas']} to {decision.replicas}: {decision.reason}."
             await self._kube.event(consumer, "Scaled", text)
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(clock.epoch_ms() / 1000, datetime.UTC)
 
 
 def _disabled(consumer: Manifest, workloads: Collection[str]) -> Verdict | None:

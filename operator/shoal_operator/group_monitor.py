@@ -6,11 +6,14 @@ multiple of that.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import math
 from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from shoal.client.errors import ClientError
 
 from shoal_operator import clock, metrics
 from shoal_operator.batch_reconciler import owners
@@ -20,10 +23,11 @@ from shoal_operator.redelivery_rates import RedeliveryRates
 from shoal_operator.statuses import Statuses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from shoal_operator.broker_states import GroupState
     from shoal_operator.brokers import Brokers
+    from shoal_operator.idle_members import Holding
     from shoal_operator.kube import Kube
     from shoal_operator.model.names import Manifest
     from shoal_operator.store import Store
@@ -62,6 +66,8 @@ class GroupMonitor:
         self._read_ms: dict[str, int] = {}
         #: By group with a delay: times and lags of the last `SCANNED_MS`, and the one before.
         self._lags: dict[str, deque[tuple[int, int]]] = {}
+        #: Timestamps of the oldest records, by id of the groups whose consumers scale by age.
+        self._oldest_ms: dict[str, int] = {}
         #: The last known state by group id.
         self.states: dict[str, GroupState] = {}
 
@@ -90,6 +96,7 @@ class GroupMonitor:
             return None
         try:
             await self.read(sorted(due))
+            await self._read_ages(due)
         finally:
             self._forget_stale(by_id)
             # After a failure too: nothing may scale by a lag that is no longer known.
@@ -113,6 +120,39 @@ class GroupMonitor:
                 self.states[group] = state
             if state.lag_known:
                 self._read_ms[group] = now_ms
+
+    async def _read_ages(self, groups: Mapping[str, Manifest]) -> None:
+        """Read the oldest records of groups whose consumers have `scaling.targetRecordAge`."""
+        wanted = {
+            consumer["spec"]["shareGroup"]
+            for consumer in self._store.all("ShareConsumer")
+            if consumer["metadata"]["namespace"] == self._namespace
+            and consumer["spec"].get("scaling", {}).get("targetRecordAge")
+        }
+        for group, resource in groups.items():
+            if resource["metadata"]["name"] not in wanted:
+                continue
+            self._oldest_ms.pop(group, None)
+            partitions = self.states[group].partitions
+            starts = {(p.topic, p.partition): p.start_offset for p in partitions if p.lag > 0}
+            # Without the age, the lag alone counts.
+            with contextlib.suppress(ClientError):
+                oldest_ms = await self._brokers.oldest_record_ms(starts) if starts else None
+                if oldest_ms is not None:
+                    self._oldest_ms[group] = oldest_ms
+
+    def age_ms(self, group: str) -> int:
+        """Return the age of a group's oldest record that is not completed; -1 if unknown."""
+        oldest_ms = self._oldest_ms.get(group)
+        return -1 if oldest_ms is None else max(0, clock.epoch_ms() - oldest_ms)
+
+    async def holdings(self, group: str) -> Sequence[Holding] | None:
+        """Return the members of a group with the records that they hold, None if unknown."""
+        partitions = [(p.topic, p.partition) for p in self.states[group].partitions]
+        try:
+            return await self._brokers.holdings(group, partitions)
+        except ClientError:
+            return None
 
     def _new(self, group: str, lag: int, now_ms: int) -> int:
         """Return how many records of a group with a delay joined the lag within `SCANNED_MS`.

@@ -9,14 +9,15 @@ from shoal.client.errors import KafkaError
 from shoal.protocol.errors import ErrorCode
 
 from shoal_operator import clock
-from shoal_operator.batch_reconciler import WRITES_MAX, BatchReconciler, Outcome
+from shoal_operator.batch_reconciler import WRITES_MAX, BatchReconciler, Outcome, live_cluster
 from shoal_operator.conditions import Verdict
 from shoal_operator.group_offsets import first_offsets, pending_reset, reset_target, resume
 from shoal_operator.kube import now
+from shoal_operator.model import external
 from shoal_operator.model import groups as model
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from shoal_operator.broker_states import GroupState
     from shoal_operator.brokers import Brokers
@@ -28,12 +29,33 @@ if TYPE_CHECKING:
 KIND = "ShareGroup"
 
 
-def decide_config(resource: Manifest, have: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the group configs to set, or to unset with None. Pure."""
+def decide_config(
+    resource: Manifest, have: Mapping[str, str], known: Collection[str] | None = None
+) -> dict[str, str | None]:
+    """Return the group configs to set, or to unset with None. Pure.
+
+    `known` are the configs that the brokers of an external cluster have.
+    """
     want = model.config(resource["spec"])
+    if known is not None:
+        want, _ = model.supported(resource["spec"], known)
     changed: dict[str, str | None] = {k: v for k, v in want.items() if have.get(k) != v}
     applied = resource.get("status", {}).get("appliedConfig", [])
     return changed | {k: None for k in applied if k not in want and k in have}
+
+
+def unsupported(resource: Manifest, known: Collection[str]) -> Verdict | None:
+    """Return the verdict on a ShareGroup whose fields the brokers do not support, else None."""
+    _, lacking = model.supported(resource["spec"], known)
+    if not lacking:
+        return None
+    fields = ", ".join(f"spec.{field}" for field in lacking)
+    configs = ", ".join(name for of_field in lacking.values() for name in of_field)
+    return Verdict.refused(
+        "FieldNotSupported",
+        f"{fields}: the brokers of the external cluster do not have the group config {configs}. "
+        "Remove the field, or use a cluster of Shoal's brokers.",
+    )
 
 
 async def alter_configs(
@@ -103,14 +125,27 @@ class Groups(BatchReconciler):
 
     async def apply(self, owned: Sequence[Manifest]) -> list[Outcome]:
         """Set configs and start offsets, create dead-letter topics. Raises `ClientError`."""
-        by_id = {model.group_id(o): o for o in owned}
+        every = {model.group_id(o): o for o in owned}
+        known = await self._known_configs(every)
+        refused = {
+            group: verdict
+            for group, resource in every.items()
+            if known is not None and (verdict := unsupported(resource, known))
+        }
+        by_id = {group: resource for group, resource in every.items() if group not in refused}
+        outcomes = [
+            Outcome(every[group], verdict, {"groupId": group}) for group, verdict in refused.items()
+        ]
+        if not by_id:
+            return outcomes
         have = await self._brokers.describe_group_configs(sorted(by_id))
-        changes = {g: c for g, o in by_id.items() if (c := decide_config(o, have.get(g, {})))}
+        changes = {
+            g: c for g, o in by_id.items() if (c := decide_config(o, have.get(g, {}), known))
+        }
         failures, warnings = await alter_configs(self._brokers, changes)
         warnings |= await self._create_dead_letter_topics(by_id)
         await self._monitor.read(sorted(by_id), of_any_type=True)
         waiting = await self._set_first_offsets(by_id)
-        outcomes = []
         for group, resource in by_id.items():
             verdict, fields = await self._outcome(resource, failures.get(group), waiting.get(group))
             if warning := warnings.get(group) or self._state(group).metrics.warning():
@@ -121,6 +156,13 @@ class Groups(BatchReconciler):
     def reconciled(self, outcomes: Sequence[Outcome]) -> None:
         """Notify the ShareConsumers, whose statuses repeat errors of their group."""
         self._monitor.notify(outcome.resource for outcome in outcomes)
+
+    async def _known_configs(self, groups: Collection[str]) -> frozenset[str] | None:
+        """Return the group configs that an external cluster has; None for other clusters."""
+        cluster = live_cluster(self._store, self._namespace, self._cluster)
+        if not groups or cluster is None or not external.is_external(cluster):
+            return None
+        return await self._brokers.group_config_names(min(groups))
 
     def _state(self, group: str) -> GroupState:
         return self._monitor.states[group]

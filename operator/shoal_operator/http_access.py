@@ -60,10 +60,12 @@ class HttpAccess:
         self.pair = self._seen.pair
         #: Keys from which tokens of ShareConsumers follow: the one in force and the one before.
         self._keys = [self.pair.key]
-        self._newest = self._context(self._seen)
-        #: The server's context. Each handshake uses the newest one instead.
-        self.context = self._newest
-        self.context.sni_callback = self._choose
+        self._newest = self._contexts(self._seen)
+        #: The contexts of the HTTP server, and of the gRPC server, whose clients ask for HTTP/2.
+        #: Each handshake uses the newest ones instead.
+        self.context, self.grpc_context = self._newest
+        self.context.sni_callback = lambda connection, *_: self._choose(connection, 0)
+        self.grpc_context.sni_callback = lambda connection, *_: self._choose(connection, 1)
         if tokens is not None and not self._current():
             raise BadAccess(f"{TOKEN_FILE}: {tokens} has no token. Write one a line.")
 
@@ -101,6 +103,11 @@ class HttpAccess:
         readers = content(self._readers, CLIENT_CA_FILE) if self._readers is not None else b""
         return Files(pair, readers)
 
+    def _contexts(self, found: Files) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+        grpc = self._context(found)
+        grpc.set_alpn_protocols(["h2"])
+        return self._context(found), grpc
+
     def _context(self, found: Files) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -125,8 +132,8 @@ class HttpAccess:
         context.num_tickets = 0
         return context
 
-    def _choose(self, connection: ssl.SSLObject, _name: str | None, _: ssl.SSLContext) -> None:
-        connection.context = self._newest
+    def _choose(self, connection: ssl.SSLObject, which: int) -> None:
+        connection.context = self._newest[which]
 
     def reload(self) -> None:
         """Load the certificates if they have changed. Does not raise."""
@@ -135,7 +142,7 @@ class HttpAccess:
             if found == self._seen:
                 return
             self._seen = found
-            self._newest = self._context(found)
+            self._newest = self._contexts(found)
         except BadAccess as error:
             log.error("the certificates are not loaded, the previous ones stay", reason=str(error))
             return

@@ -89,8 +89,9 @@ def _path_of(manifest: Mapping[str, Any]) -> str:
     return _path(manifest["apiVersion"], manifest["kind"], meta["namespace"], meta["name"])
 
 
-def _selected(labels: Mapping[str, str]) -> dict[str, str]:
-    return {"labelSelector": names.selector_text(labels)} if labels else {}
+def _selected(labels: Mapping[str, str] | str) -> dict[str, str]:
+    text = labels if isinstance(labels, str) else names.selector_text(labels)
+    return {"labelSelector": text} if text else {}
 
 
 class Kube:
@@ -162,12 +163,34 @@ class Kube:
                 return None
             raise
 
+    async def scale(
+        self, api_version: str, kind: str, name: str, namespace: str
+    ) -> Manifest | None:
+        """Return the subresource `scale` of a workload, None if the workload does not exist."""
+        try:
+            return await self._call("get", _path(api_version, kind, namespace, name) + "/scale")
+        except KubeError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def set_scale(
+        self, api_version: str, kind: str, name: str, namespace: str, replicas: int
+    ) -> None:
+        """Set the number of replicas of a workload through its subresource `scale`."""
+        path = _path(api_version, kind, namespace, name) + "/scale"
+        await self._call("patch", path, {"spec": {"replicas": replicas}}, _MERGE, _MANAGER)
+
     async def snapshot(
-        self, api_version: str, kind: str, namespace: str | None, labels: Mapping[str, str]
+        self,
+        api_version: str,
+        kind: str,
+        namespace: str | None,
+        labels: Mapping[str, str] | str,
     ) -> tuple[list[Manifest], str]:
         """Return the objects with these labels, and the resource version from which to watch.
 
-        `namespace` None means all namespaces.
+        `namespace` None means all namespaces. `labels` may be a label selector, too.
         """
         params = {"limit": str(PAGE_OBJECTS), **_selected(labels)}
         found: list[Manifest] = []

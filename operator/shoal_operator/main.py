@@ -11,6 +11,7 @@ SHOAL_BROKER_PULL_POLICY, SHOAL_SPARK_PULL_POLICY: their pull policies; default 
 SHOAL_DRIVER_ROLE: the ClusterRole of Spark drivers.
 SHOAL_SCALE_URL: the URL at which drivers reach this operator.
 SHOAL_HTTP_PORT: the port of metrics and scale signals; default 8080.
+SHOAL_KEDA_PORT: the port of KEDA's external scaler (gRPC); off without it.
 SHOAL_HTTP_TLS_DIR, SHOAL_HTTP_TOKEN_FILE: its certificate and its tokens; see `http_access`.
 POD_NAME: the identity in the leader election.
 """
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import kopf
 import structlog
 
-from shoal_operator import __version__, endpoint
+from shoal_operator import __version__, endpoint, keda
 from shoal_operator.election import Election
 from shoal_operator.kube import PLURALS, Kube
 from shoal_operator.model import names
@@ -96,6 +97,10 @@ async def start(memo: Environment, settings: kopf.OperatorSettings, **_: Any) ->
     election.subscribe(memo.operator.set_leading)
     port = int(os.environ.get("SHOAL_HTTP_PORT", "8080"))
     web = await endpoint.serve(memo.operator, port, memo.http_access)
+    scaler = keda.server(memo.operator, memo.http_access)
+    if keda_port := int(os.environ.get("SHOAL_KEDA_PORT", "0")):
+        context = memo.http_access.grpc_context if memo.http_access else None
+        await scaler.start("0.0.0.0", keda_port, context)
     campaign = asyncio.create_task(election.run(), name="election")
 
     async def close() -> None:
@@ -103,6 +108,7 @@ async def start(memo: Environment, settings: kopf.OperatorSettings, **_: Any) ->
         await asyncio.gather(campaign, return_exceptions=True)
         await memo.operator.close()
         await web.cleanup()
+        await scaler.close()
         await kube.close()
 
     memo.close = close

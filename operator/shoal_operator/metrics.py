@@ -20,6 +20,15 @@ LAG = Gauge("shoal_share_group_lag", "Lag of a share group.", ["namespace", "sha
 WANTED = Gauge(
     "shoal_share_consumer_wanted", "Wanted number of consumers.", ["namespace", "share_consumer"]
 )
+_CONSUMER = ("namespace", "share_consumer")
+READY = Gauge("shoal_share_consumer_ready", "Ready consumers, or running executors.", _CONSUMER)
+MAXIMUM = Gauge(
+    "shoal_share_consumer_maximum",
+    "Maximum number of consumers, by the spec, a schedule and the record locks.",
+    _CONSUMER,
+)
+DUE = Gauge("shoal_share_consumer_due", "Records by which consumers are scaled.", _CONSUMER)
+_OF_CONSUMERS = (WANTED, READY, MAXIMUM, DUE)
 AUTHORITY_EXPIRY = Gauge(
     "shoal_certificate_authority_expiry_timestamp_seconds",
     "Unix time at which a certificate authority of a QueueCluster expires.",
@@ -38,7 +47,14 @@ def forget_group(namespace: str, share_group: str) -> None:
             gauge.remove(namespace, share_group)
 
 
+def forget_consumer(namespace: str, share_consumer: str) -> None:
+    """Remove the samples of a ShareConsumer that is gone."""
+    for gauge in _OF_CONSUMERS:
+        with contextlib.suppress(KeyError):
+            gauge.remove(namespace, share_consumer)
+
+
 def forget_all() -> None:
     """Remove the samples of all resources, which the leader reports."""
-    for gauge in (*_OF_GROUPS, WANTED, AUTHORITY_EXPIRY):
+    for gauge in (*_OF_GROUPS, *_OF_CONSUMERS, AUTHORITY_EXPIRY):
         gauge.clear()

@@ -16,8 +16,9 @@ from shoal.client.errors import ClientError, KafkaError
 from shoal.protocol.errors import ErrorCode
 
 from shoal_operator import clock, kube
-from shoal_operator.batch_reconciler import cluster_not_found, live_cluster
+from shoal_operator.batch_reconciler import cluster_not_found, live_cluster, of_external
 from shoal_operator.conditions import Verdict, is_ready
+from shoal_operator.model import external
 from shoal_operator.model import redrive as model
 from shoal_operator.statuses import Statuses, transition_key
 
@@ -121,9 +122,13 @@ class Redrives:
     async def _one(self, uid: str, resource: Manifest) -> float | None:
         """Report one Redrive; return seconds until the next pass, None without one."""
         run = self._runs.get(uid)
-        if live_cluster(self._store, self._namespace, self._cluster) is None:
+        cluster = live_cluster(self._store, self._namespace, self._cluster)
+        if cluster is None:
             await self._statuses.write(resource, cluster_not_found(self._cluster))
             return RETRY_SECONDS
+        if external.is_external(cluster):
+            await self._statuses.write(resource, of_external(KIND, self._cluster))
+            return None
         if model.is_complete(resource):
             await self._statuses.write(resource, _completed(resource))
             return None

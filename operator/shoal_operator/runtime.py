@@ -8,7 +8,6 @@ lists all objects before its loops start, so that no loop acts on an incomplete 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ from shoal_operator.group_monitor import WATCH_SECONDS, GroupMonitor
 from shoal_operator.groups import Groups
 from shoal_operator.kube import Kube, KubeError
 from shoal_operator.model import cluster as cluster_model
-from shoal_operator.model import names, security
+from shoal_operator.model import external, names, security
 from shoal_operator.racks import Racks, wanted_label
 from shoal_operator.reconcile_loop import ReconcileLoop
 from shoal_operator.redrives import Redrives
@@ -78,7 +77,7 @@ SPARK = (names.SPARK_API, "SparkApplication", _MANAGED)
 
 def watched(workloads: frozenset[str]) -> list[tuple[str, str, Mapping[str, str]]]:
     """Return what kopf watches for an operator of these workloads."""
-    return [*WATCHED, *(WATCHED_FOR[one] for one in sorted(workloads))]
+    return [*WATCHED, *(WATCHED_FOR[one] for one in sorted(workloads) if one in WATCHED_FOR)]
 
 
 @dataclass(slots=True)
@@ -153,6 +152,7 @@ class Operator:
         ]
         self._watching = [asyncio.create_task(w.run(), name="watch of Spark") for w in self._spark]
         self._retiring: set[asyncio.Task[None]] = set()
+        self._signal_listeners: list[Callable[[], None]] = []
         self._orphans = ReconcileLoop("ShareConsumer", self._report_orphans, list, RESYNC_SECONDS)
 
     # -- leadership
@@ -211,6 +211,8 @@ class Operator:
         meta = manifest["metadata"]
         before = self.store.get(manifest["kind"], meta["namespace"], meta["name"])
         self.store.put(manifest)
+        if manifest["kind"] == "ShareConsumer":
+            self._signals_changed()
         if before is None or _matters(before, manifest):
             self._enqueue(manifest)
 
@@ -221,8 +223,8 @@ class Operator:
         if kind == "ShareGroup":
             metrics.forget_group(meta["namespace"], meta["name"])
         if kind == "ShareConsumer":
-            with contextlib.suppress(KeyError):
-                metrics.WANTED.remove(meta["namespace"], meta["name"])
+            metrics.forget_consumer(meta["namespace"], meta["name"])
+            self._signals_changed()
         self._enqueue(manifest, deleted=True)
         key = (meta["namespace"], self._cluster_of(manifest))
         if kind in CUSTOM and key in self._loops and not self._is_used(key):
@@ -255,6 +257,15 @@ class Operator:
         if self._another_leads():
             found |= {key: status[key] for key in SIGNALS if key in status}
         return found
+
+    def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call `listener` whenever a scale signal may have changed; return what ends that."""
+        self._signal_listeners.append(listener)
+        return lambda: self._signal_listeners.remove(listener)
+
+    def _signals_changed(self) -> None:
+        for listener in list(self._signal_listeners):
+            listener()
 
     def _enqueue(self, manifest: Manifest, *, deleted: bool = False) -> None:
         """Enqueue the resources that a changed object concerns."""
@@ -409,7 +420,12 @@ class Operator:
 
     def _start(self, key: ClusterKey) -> ClusterLoops:
         namespace, name = key
-        brokers = Brokers(*self._access(key))
+        cluster = self.store.get("QueueCluster", *key)
+        if cluster is not None and external.is_external(cluster):
+            ready = not external.needs_secrets(cluster)
+            brokers = Brokers(external.bootstrap_servers(cluster), has_credentials=ready)
+        else:
+            brokers = Brokers(*self._access(key))
         parts = (self._kube, self.store, brokers, namespace, name)
         racks = Racks(*parts[:2], *key)
         clusters = Clusters(
@@ -427,7 +443,9 @@ class Operator:
         groups = Groups(*parts, monitor=monitor)
         users = Users(*parts)
         redrives = Redrives(*parts)
-        consumers = Consumers(*parts[:2], monitor, namespace, name, self._settings)
+        consumers = Consumers(
+            *parts[:2], monitor, namespace, name, self._settings, on_signal=self._signals_changed
+        )
         loops = ClusterLoops(
             brokers,
             consumers,

@@ -10,7 +10,10 @@
 2. The ceiling: at most `maxRecordLocks` records of a partition are in flight, so at most
    partitions x maxRecordLocks / recordsPerReplica consumers find work. This may exceed the number
    of partitions. Spark executors share one batch, so its size limits them too.
-3. Bounds: minReplicas and maxReplicas.
+   With `targetRecordAge`, the backlog drains within that time, if it is shorter. While the oldest
+   record is older, at least one and a half times the running consumers are wanted; more follow
+   once these run.
+3. Bounds: minReplicas and maxReplicas, or those of a schedule.
 4. Scaling up is immediate. Scaling down stops at the highest number that was wanted during the
    cooldown, and reaches zero only after `scaleToZeroAfter` without lag.
 """
@@ -23,6 +26,8 @@ from dataclasses import dataclass, field
 
 #: The time in which a backlog should drain; slow consumers get replicas for that.
 DRAIN_MS = 300_000
+#: The factor by which consumers are added while the oldest record is older than its target.
+AGE_FACTOR = 1.5
 #: The rate is a mean over `RATE_MS`; it is known after `RATE_MS_MIN` of work.
 RATE_MS, RATE_MS_MIN = 120_000, 20_000
 #: With fewer records, a Spark task is more overhead than work.
@@ -34,6 +39,7 @@ class Policy:
     """`spec.scaling` in numbers; times are milliseconds.
 
     `records_per_batch` is how many records all consumers together can hold, 0 for no limit.
+    `target_age_ms` is 0 without a target. `schedules` are those that set the bounds now.
     """
 
     replicas_min: int = 0
@@ -43,6 +49,8 @@ class Policy:
     records_per_batch: int = 0
     cooldown_ms: int = 60_000
     scale_to_zero_after_ms: int = 300_000
+    target_age_ms: int = 0
+    schedules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +60,7 @@ class Load:
     `blocked` records wait for the redrive or skip of a dead letter, and `not_due` records for a
     delay or a back-off; `lag` contains neither. `start_offsets_sum` is the sum of the group's start
     offsets, which grows as records are settled; -1 means unknown. `running` consumers settle them.
+    `age_ms` is the age of the oldest record of the lag, -1 if it is unknown.
     """
 
     lag: int
@@ -61,6 +70,7 @@ class Load:
     running: int = 0
     blocked: int = 0
     not_due: int = 0
+    age_ms: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +162,8 @@ def decide(policy: Policy, load: Load, current: int, history: History, now_ms: i
     if raw > bounded:
         bound = "maxReplicas" if bounded == policy.replicas_max else f"record locks allow {limit}"
         reason += f", held at {bounded} ({bound})"
+    if policy.schedules:
+        reason += f", schedule {', '.join(policy.schedules)}"
     if bounded >= current:
         return Decision(bounded, limit, reason)
     target = min(current, history.highest())
@@ -169,9 +181,15 @@ def _raw_number(policy: Policy, load: Load, rate: float) -> tuple[int, str]:
     """Return the unbounded number of consumers and the reason; `rate` is per millisecond."""
     number = -(-load.lag // policy.target_lag)
     reason = f"lag {load.lag} / {policy.target_lag} a consumer"
-    if rate > 0 and (by_rate := math.ceil(load.lag / (rate * DRAIN_MS))) > number:
+    drain_ms = min(DRAIN_MS, policy.target_age_ms or DRAIN_MS)
+    if rate > 0 and (by_rate := math.ceil(load.lag / (rate * drain_ms))) > number:
         number = by_rate
         reason = f"lag {load.lag} at {rate * 1000:.3g} records a second and consumer"
+    if policy.target_age_ms and load.lag and load.age_ms > policy.target_age_ms:
+        by_age = min(load.lag, math.ceil(max(1, load.running) * AGE_FACTOR))
+        if by_age > number:
+            number = by_age
+            reason = f"the oldest record is {load.age_ms // 1000} s old"
     if load.not_due:
         reason += f", {load.not_due} more cannot be delivered yet"
     if load.blocked:

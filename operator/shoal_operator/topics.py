@@ -10,7 +10,7 @@ from shoal.protocol.errors import ErrorCode
 from shoal_operator import topic_replicas
 from shoal_operator.batch_reconciler import BatchReconciler, Outcome
 from shoal_operator.conditions import Verdict
-from shoal_operator.model import pod_layout, tiered
+from shoal_operator.model import external, pod_layout, tiered
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -146,12 +146,10 @@ class Topics(BatchReconciler):
         cluster = self._store.get("QueueCluster", self._namespace, self._cluster)
         if not wanted or cluster is None:
             return {}
+        racks = await self._brokers.racks()
+        brokers = sorted(racks) if external.is_external(cluster) else pod_layout.brokers(cluster)
         found = topic_replicas.plan(
-            wanted,
-            await self._brokers.partitions(),
-            moving,
-            pod_layout.brokers(cluster),
-            await self._brokers.racks(),
+            wanted, await self._brokers.partitions(), moving, brokers, racks
         )
         moves = {p: replicas for one in found.values() for p, replicas in one.moves.items()}
         done = await self._brokers.reassign(moves) if moves else {}
@@ -206,6 +204,8 @@ class Topics(BatchReconciler):
     def _lacks_brokers(self, resource: Manifest, error: KafkaError) -> bool:
         """Return whether the topic has enough brokers once all brokers of the cluster run."""
         cluster = self._store.get("QueueCluster", self._namespace, self._cluster)
+        if cluster is not None and external.is_external(cluster):
+            return False
         brokers = len(pod_layout.brokers(cluster)) if cluster else 1
         enough = int(resource["spec"].get("replicas") or 1) <= brokers
         return enough and error.code == ErrorCode.invalid_replication_factor

@@ -17,11 +17,16 @@ from shoal.client.errors import KafkaError
 from shoal.protocol.errors import ErrorCode
 
 from shoal_operator import certificates, revoked_users
-from shoal_operator.batch_reconciler import BatchReconciler, Outcome, live_cluster
+from shoal_operator.batch_reconciler import (
+    BatchReconciler,
+    Outcome,
+    live_cluster,
+    of_external,
+)
 from shoal_operator.certificates import BadCertificate, KeyPair
 from shoal_operator.cluster.authorities import OWN_CERTIFICATE, parse_authority
 from shoal_operator.conditions import Verdict
-from shoal_operator.model import listeners, names, secret, security
+from shoal_operator.model import external, listeners, names, secret, security
 from shoal_operator.model import users as model
 
 if TYPE_CHECKING:
@@ -76,6 +81,8 @@ class Users(BatchReconciler):
     async def delete(self, wanted: Sequence[str]) -> Mapping[str, KafkaError]:
         """Delete the credentials, permissions and quotas of principals; return the errors by
         principal."""
+        if self._is_external():
+            return {}
         failures = await self._change_acls({principal: set() for principal in wanted})
         failures |= await self._change_quotas({principal: {} for principal in wanted})
         scram = [p.removeprefix("User:") for p in wanted if not p.startswith("User:CN=")]
@@ -86,6 +93,8 @@ class Users(BatchReconciler):
 
     async def apply(self, owned: Sequence[Manifest]) -> list[Outcome]:
         """Bring Secrets, credentials, permissions and quotas to the specs. Raises `ClientError`."""
+        if self._is_external():
+            return [Outcome(user, of_external(KIND, self._cluster), {}) for user in owned]
         cluster = live_cluster(self._store, self._namespace, self._cluster)
         assert cluster is not None, "the caller has checked it"
         refused: dict[str, Verdict] = {}
@@ -110,6 +119,10 @@ class Users(BatchReconciler):
                 fields["certificateNotAfter"] = self._not_after(user)
             outcomes.append(Outcome(user, verdict, fields))
         return outcomes
+
+    def _is_external(self) -> bool:
+        cluster = live_cluster(self._store, self._namespace, self._cluster)
+        return cluster is not None and external.is_external(cluster)
 
     # Certificates of deleted users.
 

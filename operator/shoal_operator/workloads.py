@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal_operator import clock
 from shoal_operator.conditions import Verdict
 from shoal_operator.drift import has_drifted, marked
 from shoal_operator.kube import Kube, KubeError
-from shoal_operator.model import deployment, spark
+from shoal_operator.model import deployment, names, spark
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -48,11 +48,11 @@ _LOGGED = re.compile(r"\d\d/\d\d/\d\d \d\d:\d\d:\d\d (INFO|WARN) ")
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The state of a workload; `state` is that of the SparkApplication."""
+    """The state of a workload; `selector` is that of its pods, `state` of the SparkApplication."""
 
     replicas: int
     ready: int
-    selector: Mapping[str, str]
+    selector: str
     verdict: Verdict
     state: str = ""
 
@@ -91,6 +91,14 @@ def application_verdict(
     return Verdict.fine(f"{running} executors run.")
 
 
+class Target(NamedTuple):
+    """A workload as it is: its number of replicas, its pods, and the selector of the pods."""
+
+    replicas: int
+    pods: Sequence[Manifest]
+    selector: str
+
+
 class Workloads:
     """Applies workloads through the API server and reads them from the store."""
 
@@ -125,7 +133,17 @@ class Workloads:
             text = f"{ready} of {replicas} consumers are ready."
             verdict = Verdict(ready > 0, "Scaling", text, progressing=True)
         selector = deployment.consumer_selector(consumer["metadata"]["name"])
-        return Workload(status.get("replicas", 0), ready, selector, verdict)
+        text = names.selector_text(selector)
+        return Workload(status.get("replicas", 0), ready, text, verdict)
+
+    def of_deployment(self, consumer: Manifest) -> Target:
+        """Return the Deployment of a ShareConsumer as it is."""
+        meta = consumer["metadata"]
+        selector = deployment.consumer_selector(meta["name"])
+        have = self._store.get("Deployment", meta["namespace"], meta["name"]) or {}
+        replicas = int(have.get("spec", {}).get("replicas", 0))
+        pods = self._pods(meta["namespace"], selector)
+        return Target(replicas, pods, names.selector_text(selector))
 
     async def _apply_manifest(self, want: Manifest) -> Manifest:
         want, meta = marked(want), want["metadata"]
@@ -159,12 +177,12 @@ class Workloads:
                 "spark.jobNamespaces. Consumers start after that.",
                 degraded=True,
             )
-            return Workload(0, 0, selector, verdict)
+            return Workload(0, 0, names.selector_text(selector), verdict)
         state = have.get("status", {}).get("applicationState", {}).get("state", "")
         verdict = application_verdict(
             have, replicas, running, self.failure_of(consumer, state), _age_seconds(have)
         )
-        return Workload(len(pods), running, selector, verdict, state)
+        return Workload(len(pods), running, names.selector_text(selector), verdict, state)
 
     def _pods(self, namespace: str, selector: Mapping[str, str]) -> Sequence[Manifest]:
         return [

@@ -16,6 +16,7 @@ def promtool() -> Path:
     if installed := shutil.which("promtool"):
         return Path(installed)
     path = CACHE / "bin" / "promtool"
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         if not path.exists():
             _unpack(path)

@@ -128,6 +128,17 @@ def test_every_combination_renders(values: tuple[Any, ...]) -> None:
     assert len(shared) == 3 * given["aggregatedRoles.enabled"]
 
 
+@pytest.mark.parametrize("on", BOTH)
+def test_workloads_of_others_are_scaled_and_not_changed(on: bool) -> None:
+    workloads = {"workloads.deployment": False, "workloads.scaleTargetRef": on}
+    granted = permissions(template(**workloads), "ClusterRole")
+    of_deployments = {(r, verb) for r, verb in granted if r.startswith("deployments")}
+    expected = {("deployments/scale", verb) for verb in ("get", "patch")} if on else set()
+    assert of_deployments == expected
+    assert (("statefulsets/scale", "patch") in granted) == on
+    assert (("pods", "patch") in granted) == on
+
+
 def test_the_readme_describes_every_value() -> None:
     text = (CHART / "README.md").read_text()
     rows = re.findall(r"^\| (`.*?) \|", text.partition("## Permissions")[0], re.MULTILINE)

@@ -106,12 +106,16 @@ class ApiServer(Kube):
         content_type: str = "",
         params: Mapping[str, str] | None = None,
     ) -> Manifest:
-        del params  # Field managers and preconditions have no effect here.
+        # Field managers and preconditions have no effect here.
         self.crash_point.check()
         _, _, rest = path.partition("/namespaces/")
         # Nodes have no namespace.
         _, plural, *more = rest.split("/") if rest else path.split("/")[2:]
         kind = KINDS[plural]
+        if verb == "list":
+            return self._list(kind, (params or {}).get("labelSelector", ""))
+        if more[-1:] == ["scale"]:
+            return self._scale(verb, kind, more[0], body)
         name = more[0] if more else body["metadata"].get("name", f"made-{next(self.numbers)}")
         have = self.objects.get((kind, name))
         if verb == "create":
@@ -134,6 +138,27 @@ class ApiServer(Kube):
             made = self._write(kind, name, body, status=of_status, merge=merge)
         self.crash_point.count()
         return copy.deepcopy(made)
+
+    def _list(self, kind: str, selector: str) -> Manifest:
+        wanted = [term.partition("=")[::2] for term in selector.split(",") if term]
+        found = [
+            one
+            for one in self.all(kind)
+            if all(one["metadata"].get("labels", {}).get(k) == v for k, v in wanted)
+        ]
+        return {"items": copy.deepcopy(found), "metadata": {"resourceVersion": "1"}}
+
+    def _scale(self, verb: str, kind: str, name: str, body: Any) -> Manifest:
+        """The subresource `scale` of a Deployment or a StatefulSet."""
+        if (kind, name) not in self.objects:
+            raise KubeError(404, f"{name} not found")
+        if verb == "patch":
+            replicas = {"spec": {"replicas": body["spec"]["replicas"]}}
+            self._write(kind, name, {"metadata": {}, **replicas}, merge=True)
+            self.crash_point.count()
+        have = self.objects[kind, name]
+        selector = names.selector_text(have["spec"]["selector"]["matchLabels"])
+        return {"spec": {"replicas": have["spec"]["replicas"]}, "status": {"selector": selector}}
 
     def _disown(self, kind: str, name: str, body: Manifest) -> None:
         """Remove the fields that the previous apply had and this one no longer has."""

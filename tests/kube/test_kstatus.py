@@ -52,6 +52,10 @@ AT_WORK = (
     "Queued",
     "BrokersMissing",
     "ListenerCertificateInvalid",
+    "CredentialsNotFound",
+    "LoginFailed",
+    "UserSecretNotFound",
+    "ScaleTargetNotFound",
 )
 STALLED = (
     "NoMajority",
@@ -75,6 +79,14 @@ STALLED = (
     "OtherGroupType",
     "ResetNeedsTopics",
     "SparkOperatorMissing",
+    "CredentialsInvalid",
+    "ShareGroupsDisabled",
+    "LagNotReported",
+    "FieldNotSupported",
+    "NotForExternalCluster",
+    "ScaleTargetClaimed",
+    "ScaleTargetNotAllowed",
+    "ScheduleNotValid",
 )
 #: Reasons with several states, listed individually below.
 SEVERAL = ("Paused", "ConfigRefused", "BrokerNotReady", "ApplicationFailed", "Scaling")

@@ -42,6 +42,7 @@ from shoal.server.coordinators.streams_topics import StreamsTopics
 from shoal.server.coordinators.transactions import TransactionService
 from shoal.server.metadata_cache import MetadataCache
 from shoal.server.metrics import broker as broker_metrics
+from shoal.server.metrics import controller as controller_metrics
 from shoal.server.metrics import coordinator as coordinator_metrics
 from shoal.server.metrics import tiered as tiered_metrics
 from shoal.server.metrics.registry import Metrics
@@ -178,9 +179,15 @@ class Broker:
             self.disk,
             self.log_maintenance,
             self.listeners,
+            lambda: self.directory.storage.free_bytes(self.directory.path),
         )
         broker_metrics.register(self.metrics, sources)
         tiered_metrics.register(self.metrics, lambda: self.tiered)
+        controller_metrics.register_quorum(self.metrics, self.metadata.quorum)
+        if self.cluster.is_controller:
+            controller_metrics.register(
+                self.metrics, lambda: self.metadata_cache.image, lambda: self.metadata.is_active
+            )
         self.tls.register(self.metrics)
 
     def _make_network(self, errors: ErrorResponses) -> None:

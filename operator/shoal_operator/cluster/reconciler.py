@@ -12,6 +12,7 @@ from shoal.client.errors import ClientError, KafkaError
 from shoal_operator import clock, metrics, pods, roller
 from shoal_operator.cluster import decision, metadata_version, metrics_token
 from shoal_operator.cluster.authorities import Authorities, AuthorityLost
+from shoal_operator.cluster.external import ExternalCluster
 from shoal_operator.cluster.listener_secrets import ListenerSecrets, NoListenerCertificate
 from shoal_operator.cluster.objects import ClusterObjects
 from shoal_operator.cluster.observation import Observation, Observer
@@ -21,7 +22,7 @@ from shoal_operator.conditions import Verdict, is_ready, is_seen
 from shoal_operator.diagnostics import Diagnosis
 from shoal_operator.kube import Kube, KubeError
 from shoal_operator.membership import Membership, ScaleDown
-from shoal_operator.model import broker_config, broker_pod, names, pod_layout, security
+from shoal_operator.model import broker_config, broker_pod, external, names, pod_layout, security
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,6 +92,7 @@ class Clusters:
         self._racks = racks
         self._namespace, self._name = namespace, name
         self._observer = Observer(store, brokers, namespace, name, on_reachable)
+        self._external = ExternalCluster(kube, store, brokers, on_reachable)
         self._objects = ClusterObjects(
             kube,
             store,
@@ -123,10 +125,16 @@ class Clusters:
         cluster = self._store.get(KIND, self._namespace, self._name)
         if cluster is None or cluster["metadata"].get("deletionTimestamp"):
             return None
+        if external.is_external(cluster):
+            return await self._external.reconcile(cluster)
         if cluster["spec"].get("paused"):
             paused = Verdict(False, "Paused", "spec.paused is true.", paused=True)
             await self._report(cluster, paused)
             return STEADY_SECONDS
+        return await self._bring_about(cluster)
+
+    async def _bring_about(self, cluster: Manifest) -> float | None:
+        """Write the objects of a cluster whose brokers the operator runs, and roll them."""
         have = security.stage(cluster, self._observer.stateful_set())
         rolled = self._observer.stateful_set() is not None and self._rolled == have
         stage = security.next_stage(cluster, have, rolled=rolled)

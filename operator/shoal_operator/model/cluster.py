@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal_operator.model import broker_config, broker_pod, listeners, names, pod_layout, security
+from shoal_operator.model import (
+    broker_config,
+    broker_pod,
+    external,
+    listeners,
+    names,
+    pod_layout,
+    security,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,6 +64,8 @@ def service_manifests(cluster: Mapping[str, Any]) -> list[Manifest]:
 
 def bootstrap_servers(cluster: Mapping[str, Any]) -> str:
     """Return the bootstrap servers for clients inside the Kubernetes cluster."""
+    if external.is_external(cluster):
+        return external.bootstrap_servers(cluster)
     return listeners.bootstrap_servers(cluster, listeners.internal(cluster))
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from shoal_operator.quantities import duration_ms, iso_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 ORDERING = "share.ordering"
 #: The config of a topic that takes dead letters.
@@ -77,6 +77,48 @@ def _shoal_config(spec: Mapping[str, Any]) -> dict[str, str]:
         if dead_letters.get("floodPerMinute"):
             made[f"shoal.{prefix}flood.per.minute"] = str(dead_letters["floodPerMinute"])
     return made
+
+
+#: The fields of a ShareGroup, by the beginning of the names of their configs. The first one counts.
+_FIELDS = (
+    ("share.record.lock.duration.ms", "lockDuration"),
+    ("share.delivery.count.limit", "deliveryLimit"),
+    ("share.partition.max.record.locks", "maxRecordLocks"),
+    ("share.auto.offset.reset", "startOffset"),
+    ("share.isolation.level", "isolation"),
+    ("share.renew.acknowledge.enable", "renewal"),
+    ("share.session.timeout.ms", "sessionTimeout"),
+    ("share.heartbeat.interval.ms", "heartbeatInterval"),
+    ("share.delivery.paused", "pauseDelivery"),
+    ("share.ordering.key.", "keyOrder"),
+    (ORDERING, "ordering"),
+    ("share.delay.", "delay"),
+    ("share.priority.", "priority"),
+    ("share.redelivery.backoff.", "redeliveryBackoff"),
+    ("shoal.errors.deadletterqueue.drop.after.ms", "deadLetters.dropAfter"),
+    ("shoal.errors.deadletterqueue.flood.per.minute", "deadLetters.floodPerMinute"),
+    ("errors.deadletterqueue.", "deadLetters"),
+)
+#: The schema's defaults that are Kafka's own, too: brokers without the config behave like this.
+_KAFKAS_DEFAULTS = {
+    "share.delivery.count.limit": "5",
+    "share.partition.max.record.locks": "2000",
+    "share.renew.acknowledge.enable": "true",
+    "share.isolation.level": "read_uncommitted",
+}
+
+
+def supported(
+    spec: Mapping[str, Any], known: Collection[str]
+) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Return the group configs for brokers that have the `known` ones, and by field the configs
+    that these brokers lack."""
+    given, lacking = config(spec), dict[str, list[str]]()
+    for name, value in given.items():
+        if name not in known and _KAFKAS_DEFAULTS.get(name) != value:
+            field = next(field for prefix, field in _FIELDS if name.startswith(prefix))
+            lacking.setdefault(field, []).append(name)
+    return {name: value for name, value in given.items() if name in known}, lacking
 
 
 def dead_letter_topic(spec: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:

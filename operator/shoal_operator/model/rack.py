@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal_operator.model import names
+from shoal_operator.model import external, names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,6 +22,8 @@ _SHARED = ("image", "imagePullPolicy", "securityContext", "resources")
 
 def topology_key(cluster: Mapping[str, Any]) -> str:
     """Return the node label that has the racks of a cluster, empty without racks."""
+    if external.is_external(cluster):
+        return ""
     return str((cluster["spec"].get("rack") or {}).get("topologyKey", ""))
 
 

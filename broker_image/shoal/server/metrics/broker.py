@@ -5,6 +5,7 @@ Families have Kafka's names. Each reads its source when the metrics are asked fo
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from shoal.server.metrics.registry import Metrics, Samples, label
@@ -93,6 +94,8 @@ class Sources(NamedTuple):
     disk: Disk
     log_maintenance: LogMaintenancePort
     listeners: Sequence[ListenerPort]
+    #: Returns the total and the usable bytes of the volume with the logs. Raises `OSError`.
+    volume_bytes: Callable[[], tuple[int, int]]
 
 
 def register(metrics: Metrics, sources: Sources) -> None:
@@ -102,6 +105,7 @@ def register(metrics: Metrics, sources: Sources) -> None:
     _register_fetch_sessions(metrics, sources.fetch_sessions)
     _register_request_limits(metrics, sources.request_limits)
     _register_disk(metrics, sources.disk, sources.log_maintenance)
+    _register_volume(metrics, sources.volume_bytes)
     _register_sockets(metrics, sources.listeners)
     _register_logins(metrics, sources.listeners)
     _register_logs(metrics, sources.partitions)
@@ -214,6 +218,20 @@ def _register_disk(metrics: Metrics, disk: Disk, log_maintenance: LogMaintenance
         "Segments deleted by retention and compaction.",
         lambda: [((), log_maintenance.segments_deleted_total)],
     )
+
+
+def _register_volume(metrics: Metrics, volume_bytes: Callable[[], tuple[int, int]]) -> None:
+    def collect(at: int) -> Samples:
+        try:
+            return [((), volume_bytes()[at])]
+        except OSError:
+            return []  # A volume that failed has no size.
+
+    for at, name, description in (
+        (0, "total", "Size of the volume with the logs."),
+        (1, "usable", "Bytes of the volume with the logs that the broker can still write."),
+    ):
+        metrics.add(f"shoal_log_dir_{name}_bytes", "gauge", description, partial(collect, at))
 
 
 def _register_sockets(metrics: Metrics, listeners: Sequence[ListenerPort]) -> None:

@@ -1,0 +1,162 @@
+"""Reconciles a QueueCluster of type `external`: connects, checks the features, reports.
+
+The operator creates nothing for it and changes nothing in its brokers' configs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shoal.client.errors import ClientError, SecurityError
+
+from shoal_operator.certificates import BadCertificate
+from shoal_operator.conditions import Verdict
+from shoal_operator.model import external as model
+from shoal_operator.model import secret
+from shoal_operator.statuses import Statuses
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from shoal_operator.broker_states import ExternalState
+    from shoal_operator.brokers import Brokers
+    from shoal_operator.kube import Kube
+    from shoal_operator.model.names import Manifest
+    from shoal_operator.store import Store
+
+#: The feature that share groups need (KIP-932).
+SHARE_VERSION = "share.version"
+#: The first levels of `metadata.version` of Apache Kafka's releases, and the first unknown one.
+_RELEASES = {22: "4.0", 26: "4.1", 28: "4.2", 30: "4.3", 31: "later than 4.3"}
+#: Seconds between passes of a cluster that is ready, and of any other one.
+STEADY_SECONDS, RETRY_SECONDS = 30.0, 5.0
+#: What Apache Kafka does not have, for the message of `Ready`.
+LIMITS = (
+    "Consumers scale by lag alone. QueueUsers, Redrives and fields whose configs Apache Kafka does "
+    "not have are refused."
+)
+
+
+def verdict(state: ExternalState) -> Verdict:
+    """Return the verdict on an external cluster whose brokers answer. Pure."""
+    if state.features.get(SHARE_VERSION, 0) < 1:
+        return Verdict.refused(
+            "ShareGroupsDisabled",
+            "The brokers have no share groups: the feature share.version is not 1. Run Apache "
+            "Kafka 4.2 or later, and finalize the feature: `kafka-features.sh upgrade --feature "
+            "share.version=1`.",
+        )
+    if not state.reports_lag:
+        return Verdict.refused(
+            "LagNotReported",
+            "The brokers do not report the lag of share groups, by which consumers scale "
+            "(KIP-1226). Upgrade to Apache Kafka 4.2 or later.",
+        )
+    count = f"{state.brokers} broker{'s' * (state.brokers != 1)} run"
+    return Verdict.fine(
+        f"{count} outside of the operator. {'' if state.is_shoal else LIMITS}".rstrip()
+    )
+
+
+def release(features: Mapping[str, int]) -> str:
+    """Return the release of Apache Kafka whose metadata version is finalized, empty for old ones.
+
+    Brokers do not report their own version.
+    """
+    level = features.get("metadata.version", 0)
+    return max(
+        ((first, name) for first, name in _RELEASES.items() if first <= level), default=(0, "")
+    )[1]
+
+
+class ExternalCluster:
+    """The reconciler of one external QueueCluster.
+
+    `on_reachable` is called when its brokers begin to answer.
+    """
+
+    def __init__(
+        self, kube: Kube, store: Store, brokers: Brokers, on_reachable: Callable[[], None]
+    ) -> None:
+        self._kube, self._brokers = kube, brokers
+        self._statuses = Statuses(kube, store)
+        self._on_reachable, self._reachable = on_reachable, False
+
+    async def reconcile(self, cluster: Manifest) -> float:
+        """Connect to the brokers and report; return seconds until the next pass."""
+        servers = model.bootstrap_servers(cluster)
+        fields: dict[str, Any] = {"bootstrapServers": servers}
+        if cluster["spec"].get("paused"):
+            paused = Verdict(False, "Paused", "spec.paused is true.", paused=True)
+            await self._statuses.write(cluster, paused, fields)
+            return STEADY_SECONDS
+        try:
+            properties = await self._properties(cluster)
+        except _Unusable as error:
+            self._reachable = False
+            await self._statuses.write(cluster, error.verdict, fields)
+            return STEADY_SECONDS if error.verdict.stalled else RETRY_SECONDS
+        await self._brokers.set_addresses(servers, {})
+        self._brokers.set_client(properties)
+        try:
+            state = await self._brokers.external_state()
+        except (ClientError, ValueError) as error:
+            self._reachable = False
+            await self._statuses.write(cluster, _unreachable(servers, error), fields)
+            return RETRY_SECONDS
+        found = verdict(state)
+        if found.ready and not self._reachable:
+            self._reachable = True
+            self._on_reachable()
+        fields |= {
+            "clusterId": state.cluster_id,
+            "controllerId": state.controller_id,
+            "brokersReady": f"{state.brokers}/{state.brokers}",
+            "features": dict(sorted(state.features.items())),
+            "version": "Shoal" if state.is_shoal else release(state.features),
+        }
+        await self._statuses.write(cluster, found, fields)
+        return STEADY_SECONDS
+
+    async def _properties(self, cluster: Manifest) -> dict[str, str]:
+        """Return the client properties of the cluster's Secrets. Raises `_Unusable`."""
+        name, (trusted, key) = model.credentials_secret(cluster), model.trust_secret(cluster)
+        credentials = await self._secret(cluster, name) if name else None
+        authorities = None
+        if trusted:
+            authorities = (await self._secret(cluster, trusted)).get(key)
+            if not authorities:
+                text = f"Secret {trusted!r} of spec.external.trust has no key {key!r}."
+                raise _Unusable(Verdict.refused("CredentialsInvalid", text))
+        try:
+            return model.client_properties(credentials, authorities)
+        except model.BadCredentials as error:
+            text = f"Secret {name!r} of spec.external.credentials cannot be used: {error}."
+            raise _Unusable(Verdict.refused("CredentialsInvalid", text)) from None
+
+    async def _secret(self, cluster: Manifest, name: str) -> dict[str, bytes]:
+        # The operator watches its own Secrets only.
+        found = await self._kube.get("v1", "Secret", name, cluster["metadata"]["namespace"])
+        if found is None:
+            text = f"Secret {name!r} of spec.external does not exist in this namespace."
+            raise _Unusable(Verdict.waiting("CredentialsNotFound", text))
+        try:
+            return secret.data_of(found)
+        except BadCertificate as error:
+            text = f"Secret {name!r} of spec.external cannot be used: {error}."
+            raise _Unusable(Verdict.refused("CredentialsInvalid", text)) from None
+
+
+class _Unusable(Exception):
+    """The cluster's Secrets give no credentials."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(verdict.message)
+        self.verdict = verdict
+
+
+def _unreachable(servers: str, error: Exception) -> Verdict:
+    if isinstance(error, SecurityError):
+        text = f"The brokers at {servers} refused the connection or the login: {error}."
+        return Verdict.blocked("LoginFailed", text)
+    return Verdict.blocked("BrokersUnreachable", f"No broker answered at {servers}: {error}.")

@@ -1,0 +1,111 @@
+"""Workloads that ShareConsumers scale and do not own (`spec.scaleTargetRef`).
+
+The operator reads and writes the subresource `scale` only. Of two ShareConsumers with the same
+target, the older one scales it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shoal_operator import clock, pods
+from shoal_operator.conditions import Verdict
+from shoal_operator.store import is_older
+from shoal_operator.workloads import Target, Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from shoal_operator.kube import Kube
+    from shoal_operator.model.names import Manifest
+    from shoal_operator.store import Store
+
+API_VERSION = "apps/v1"
+#: How long an observation is used again while nothing changes.
+OBSERVED_MS_MAX = 15_000
+
+
+def not_found(consumer: Manifest) -> Verdict:
+    """Return the verdict on a target that does not exist."""
+    ref = consumer["spec"]["scaleTargetRef"]
+    text = (
+        f"{ref['kind']} {ref['name']!r} of spec.scaleTargetRef does not exist in this namespace. "
+        "Create it, or correct the name."
+    )
+    return Verdict.waiting("ScaleTargetNotFound", text)
+
+
+class ScaleTargets:
+    """Reads and scales the targets of the ShareConsumers of one namespace."""
+
+    def __init__(self, kube: Kube, store: Store) -> None:
+        self._kube, self._store = kube, store
+        #: Observations with their times, by name of the ShareConsumer.
+        self._observed: dict[str, tuple[int, Mapping[str, Any], Target | None]] = {}
+
+    def refusal(self, consumer: Manifest) -> Verdict | None:
+        """Return the verdict on a target that this ShareConsumer may not scale, else None."""
+        ref, namespace = consumer["spec"]["scaleTargetRef"], consumer["metadata"]["namespace"]
+        what = f"{ref['kind']} {ref['name']!r}"
+        for other in self._store.all("ShareConsumer"):
+            theirs = other["spec"].get("scaleTargetRef")
+            if (
+                other["metadata"]["namespace"] == namespace
+                and theirs
+                and (theirs["kind"], theirs["name"]) == (ref["kind"], ref["name"])
+                and not other["metadata"].get("deletionTimestamp")
+                and other["metadata"]["name"] != consumer["metadata"]["name"]
+                and is_older(other, consumer)
+            ):
+                text = (
+                    f"The older ShareConsumer {other['metadata']['name']!r} scales {what}. Delete "
+                    "one of the two, or name another target."
+                )
+                return Verdict.refused("ScaleTargetClaimed", text)
+        # The store has the operator's own objects only.
+        if self._store.get(ref["kind"], namespace, ref["name"]) is not None:
+            text = (
+                f"{what} belongs to a resource of the operator, which sets its replicas. Name a "
+                "workload of your own in spec.scaleTargetRef."
+            )
+            return Verdict.refused("ScaleTargetNotAllowed", text)
+        return None
+
+    async def observe(self, consumer: Manifest) -> Target | None:
+        """Return the target, None if it does not exist. Raises `KubeError`."""
+        meta, ref = consumer["metadata"], consumer["spec"]["scaleTargetRef"]
+        now_ms, observed = clock.now_ms(), self._observed.get(meta["name"])
+        if observed is not None and now_ms - observed[0] < OBSERVED_MS_MAX and observed[1] == ref:
+            return observed[2]
+        scale = await self._kube.scale(API_VERSION, ref["kind"], ref["name"], meta["namespace"])
+        target = None
+        if scale is not None:
+            # An empty selector would select all pods of the namespace.
+            selector = scale.get("status", {}).get("selector", "")
+            found: list[Manifest] = []
+            if selector:
+                found, _ = await self._kube.snapshot("v1", "Pod", meta["namespace"], selector)
+            target = Target(int(scale.get("spec", {}).get("replicas", 0)), found, selector)
+        self._observed[meta["name"]] = (now_ms, ref, target)
+        return target
+
+    def forget_others(self, consumers: Collection[str]) -> None:
+        """Forget the targets of all ShareConsumers but these."""
+        for name in self._observed.keys() - set(consumers):
+            del self._observed[name]
+
+    async def apply(self, consumer: Manifest, target: Target, replicas: int) -> Workload:
+        """Bring the target to this number of replicas. Raises `KubeError`."""
+        ref, meta = consumer["spec"]["scaleTargetRef"], consumer["metadata"]
+        if target.replicas != replicas:
+            await self._kube.set_scale(
+                API_VERSION, ref["kind"], ref["name"], meta["namespace"], replicas
+            )
+        ready = sum(pods.is_ready(pod) for pod in target.pods)
+        verdict = Verdict.fine(f"{replicas} consumers run.")
+        if target.replicas != replicas or ready < replicas:
+            text = f"{ready} of {replicas} consumers are ready."
+            verdict = Verdict(ready > 0 or replicas == 0, "Scaling", text, progressing=True)
+            # Look again at the next pass.
+            self._observed.pop(meta["name"], None)
+        return Workload(len(target.pods), ready, target.selector, verdict)
