@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import struct
 import urllib.parse
 from contextlib import asynccontextmanager
@@ -12,18 +13,21 @@ import h2.config
 import h2.connection
 import h2.events
 import pytest
+from certificates import Authority, Stores
 from hypothesis import given
 from hypothesis import strategies as st
 from kube.api_server import ApiServer, CrashPoint, resource
 from shoal_operator import keda
 from shoal_operator import keda_messages as messages
 from shoal_operator.grpc_server import REQUEST_BYTES_MAX, UNREAD_BYTES_MAX, Status
+from shoal_operator.http_access import HttpAccess
 from shoal_operator.keda_messages import BadMessage
 from shoal_operator.runtime import Operator
 from shoal_operator.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
 REF = bytes.fromhex(
     # name "so", namespace "n", metadata shareConsumer: "eaters"
@@ -152,8 +156,8 @@ def framed(message: bytes) -> bytes:
 class FixedAccess:
     """Asks for the token `secret`."""
 
-    def allows(self, header: str, consumer: tuple[str, str]) -> bool:
-        return (header, consumer) == ("Bearer secret", ("n", "eaters"))
+    def allows(self, header: str, consumer: tuple[str, str], *, certified: bool) -> bool:
+        return certified or (header, consumer) == ("Bearer secret", ("n", "eaters"))
 
 
 class Scene:
@@ -176,12 +180,14 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(access: Any = None) -> AsyncIterator[Scene]:
+async def scene(
+    access: Any = None, tls: ssl.SSLContext | None = None, client: ssl.SSLContext | None = None
+) -> AsyncIterator[Scene]:
     made = Scene()
     server = keda.server(made.operator, access)
-    port = await server.start("127.0.0.1", 0)
+    port = await server.start("127.0.0.1", 0, tls)
     loop = asyncio.get_running_loop()
-    await loop.create_connection(lambda: made.client, "127.0.0.1", port)
+    await loop.create_connection(lambda: made.client, "127.0.0.1", port, ssl=client)
     try:
         yield made
     finally:
@@ -309,5 +315,37 @@ def test_a_token_opens_the_signal_of_its_share_consumer_only() -> None:
             # metadata tokenFromEnv: "secret"
             token = REF + bytes.fromhex("1a160a0c746f6b656e46726f6d456e761206736563726574")
             assert (await found.client.call("IsActive", token)).messages == [b"\x08\x01"]
+
+    asyncio.run(scenario())
+
+
+def test_a_client_certificate_opens_every_signal(tmp_path: Path) -> None:
+    """Also after the certificates were read again; the client and server agree on HTTP/2."""
+    of_server, of_readers = Authority("Servers"), Authority("Readers")
+    stores, server = Stores(tmp_path), of_server.issue("operator")
+    stores.write("tls.key", server.key_pem())
+    stores.write("tls.crt", server.chain_pem)
+    stores.write("readers.crt", Authority("Others").pem)
+    access = HttpAccess(tmp_path, None, tmp_path / "readers.crt")
+    stores.write("readers.crt", of_readers.pem)
+    access.reload()
+    keda_pod = of_readers.issue("keda")
+    stores.write("keda.pem", keda_pod.key_pem() + keda_pod.chain_pem)
+
+    async def answer(certificate: Path | None) -> Answer:
+        context = ssl.create_default_context(cadata=of_server.pem)
+        context.check_hostname = False
+        context.set_alpn_protocols(["h2"])
+        if certificate is not None:
+            context.load_cert_chain(certificate)
+        async with scene(access, access.grpc_context, context) as found:
+            found.report(lag=1, due=1)
+            secured = found.client.transport.get_extra_info("ssl_object")
+            assert secured.selected_alpn_protocol() == "h2"
+            return await found.client.call("IsActive", REF)
+
+    async def scenario() -> None:
+        assert (await answer(None)).status == Status.PERMISSION_DENIED
+        assert (await answer(tmp_path / "keda.pem")).messages == [b"\x08\x01"]
 
     asyncio.run(scenario())
