@@ -111,7 +111,8 @@ test_requests_go_to_the_endpoint_in_the_region shoal.remote.store.endpoint
     shoal.remote.store.region
 
 compat/test_tiered_storage.py
-test_records_are_read_from_the_store remote.log.storage.system.enable shoal.remote.store.url
+test_records_are_read_from_the_store remote.log.storage.system.enable=Tiered
+    shoal.remote.store.url=objects()
 test_configs_of_copying_and_of_the_metadata_topic shoal.remote.copy.interval.ms
     shoal.remote.chunk.cache.bytes remote.log.manager.task.interval.ms
     rlmm.config.remote.log.metadata.topic.num.partitions
@@ -376,7 +377,7 @@ test_a_node_that_was_given_another_clusters_id shoal.cluster.id=--cluster-id
 """),
     "topic": _proofs("""
 compat/test_tiered_storage.py
-test_records_are_read_from_the_store remote.storage.enable local.retention.bytes
+test_records_are_read_from_the_store remote.storage.enable=create( local.retention.bytes=local_logs
 test_configs_of_copying_and_of_the_metadata_topic local.retention.ms
 test_copying_is_switched_off_and_on_again remote.log.copy.disable
 test_a_topic_that_is_no_longer_tiered remote.log.delete.on.disable
