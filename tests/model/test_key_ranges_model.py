@@ -62,15 +62,20 @@ BATCHES = st.lists(
 )
 
 
+#: Bounds of ranges, most of them far apart, since hashes are.
+CUTS = st.integers(1, 15).map(lambda n: n << 59) | st.integers(1, KEY_HASH_MAX)
+
+
 @st.composite
-def tilings(draw: st.DrawFn, readers: int = 4) -> list[KeyRanges]:
-    """Ranges of up to `readers` readers, each possibly of several pieces, that cover all hashes."""
-    cuts = sorted(draw(st.sets(st.integers(1, KEY_HASH_MAX), max_size=6)))
+def tilings(draw: st.DrawFn) -> list[KeyRanges]:
+    """Ranges of two to four readers, each possibly of several pieces, that cover all hashes."""
+    readers = draw(st.integers(2, 4))
+    cuts = sorted(draw(st.sets(CUTS, min_size=readers - 1, max_size=6)))
     pieces = [(a, b - 1) for a, b in pairwise([0, *cuts, KEY_HASH_MAX + 1])]
-    owners: dict[int, list[tuple[int, int]]] = {}
-    for piece in pieces:
-        owners.setdefault(draw(st.integers(1, readers)), []).append(piece)
-    return [KeyRanges(ranges) for ranges in owners.values()]
+    owners: list[list[tuple[int, int]]] = [[piece] for piece in pieces[:readers]]
+    for piece in pieces[readers:]:
+        draw(st.sampled_from(owners)).append(piece)
+    return [KeyRanges(ranges) for ranges in owners]
 
 
 def log_of(batches: list[Batch]) -> bytes:
@@ -248,6 +253,8 @@ def test_ranges_as_text() -> None:
 
 MANY_BATCHES = st.lists(BATCHES, min_size=2, max_size=3).map(lambda some: sum(some, []))  # noqa: RUF017
 SHARES = st.sampled_from([0.0, 0.3, 0.6, 1.0, 1.0])
+#: A reader, the part of the log up to which it reads, and the most bytes.
+READS = st.tuples(st.integers(0, 3), SHARES, st.sampled_from([0, 300, 1 << 20, 1 << 20]))
 
 
 class ReadersOfALog(RuleBasedStateMachine):
@@ -255,7 +262,7 @@ class ReadersOfALog(RuleBasedStateMachine):
 
     @initialize(
         tiling=tilings(),
-        cache=st.sampled_from([0, 2_000, 8_000, 1 << 20, 1 << 20]),
+        cache=st.sampled_from([1 << 20, 1 << 20, 8_000, 2_000, 0]),
         batches=MANY_BATCHES,
         data=st.data(),
     )
@@ -288,8 +295,13 @@ class ReadersOfALog(RuleBasedStateMachine):
             batch = build_batch(rows, compression=one.codec)
             self.log.append(batch, now_ms=NOW_MS, leader_epoch=0)
 
-    @rule(reader=st.integers(0, 5), share=SHARES, size=st.sampled_from([0, 300, 1 << 20, 1 << 20]))
-    def read(self, reader: int, share: float, size: int) -> None:
+    @rule(reads=st.lists(READS, min_size=3, max_size=8))
+    def read(self, reads: list[tuple[int, float, int]]) -> None:
+        for reader, share, size in reads:
+            self.read_one(reader, share, size)
+        assert self.got == self.expected()
+
+    def read_one(self, reader: int, share: float, size: int) -> None:
         """Read up to a limit at the end of a batch, such as a high watermark."""
         reader %= len(self.tiling)
         ends = [0, *(h.next_offset for _, h in headers(self.whole()))]
@@ -306,7 +318,6 @@ class ReadersOfALog(RuleBasedStateMachine):
         self.got[reader] += got
         self.positions[reader] = read.next_offset
         assert self.reads.cache_bytes <= self.cache
-        assert self.got == self.expected()
 
     @rule(share=SHARES, batches=MANY_BATCHES)
     def replace(self, share: float, batches: list[Batch]) -> None:
