@@ -1,9 +1,10 @@
 """Shoal's additions to share groups, compared with the same load without them: `make bench-queues`.
 
-Key order, a hot key, delayed records, and dead letters with a killed broker. Kafka has none of
-them, so every figure is Shoal's and has an absolute goal. Prints one table and writes it into
-bench/results/queues.json and .md. `--only WORD` selects loads, `--rounds N` repeats them. A load
-that finds an error (`load_checks.py`) has a row "failed", and the exit code is 1.
+Key order, a hot key, delayed records, dead letters with a killed broker, and readers of key
+ranges. Kafka has none of them, so every figure is Shoal's and has an absolute goal. Prints one
+table and writes it into bench/results/queues.json and .md. `--only WORD` selects loads, `--rounds
+N` repeats them. A load that finds an error (`load_checks.py`) has a row "failed", and the exit code
+is 1.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from load_checks import (
 )
 from load_setup import CHECKED, QUIET, Figures, Run
 from loads import check_processes, percentiles
+from range_readers import key_ranges
 from report import show
 from results import Clock, Goal, Results, document
 from shoal.client.client import Client
@@ -475,6 +477,7 @@ LOADS: dict[str, Callable[[Measured, Run], Figures]] = {
     "100,000 delayed records": delayed,
     "dead letters": dead_letters,
     "dead letters over kill -9": dead_letters_over_a_kill,
+    "key ranges": lambda b, r: key_ranges(b, r, fill),
 }
 #: Goals by load and figure.
 GOALS = {
@@ -488,6 +491,7 @@ GOALS = {
     ("dead letters", "rate"): Goal(5000, alone=True),
     ("dead letters", "lost"): Goal(0, more=False, alone=True),
     ("dead letters over kill -9", "lost"): Goal(0, more=False, alone=True),
+    ("key ranges", "ratio_by_readers"): Goal(1.5, more=False, alone=True),
 }
 FIGURES = (
     "rate",
@@ -506,6 +510,10 @@ FIGURES = (
     "p50_ms",
     "p99_ms",
     "cpu_us",
+    "cpu_us_1",
+    "cpu_us_2",
+    "cpu_us_8",
+    "ratio_by_readers",
     "written_before",
     "lost",
     "twice",

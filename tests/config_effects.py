@@ -288,6 +288,10 @@ test_the_switch shoal.group.consumer.individual.commit.enable
 test_a_partition_at_its_limit_accepts_only_what_closes_gaps
     shoal.group.consumer.individual.commit.max.ranges
 
+wire/test_key_ranges.py
+test_the_switches_of_the_broker shoal.fetch.key.ranges.enable
+    shoal.fetch.key.ranges.cache.bytes
+
 wire/test_client_quotas.py
 test_connections_of_an_address quota.window.num quota.window.size.seconds
 test_connections_wait_for_their_turn max.connection.creation.rate
@@ -418,6 +422,9 @@ test_new_segments_have_their_space_reserved preallocate
 
 wire/test_group_commit.py
 test_the_topic_decides_over_the_broker shoal.flush.group.commit
+
+wire/test_key_ranges.py
+test_the_switch_of_the_topic shoal.key.ranges.enable
 
 cluster/test_replication.py
 test_with_too_few_in_sync_acks_all_is_refused min.insync.replicas

@@ -159,6 +159,10 @@ _ADDED = {
         "OffsetCommit, TxnOffsetCommit, OffsetFetch",
         "commit and return finished offsets above the position ([cooperative.md](cooperative.md))",
     ),
+    features.KEY_RANGES_FEATURE: (
+        "Fetch",
+        "leaves out records of other key ranges ([cooperative.md](cooperative.md#key-ranges))",
+    ),
 }
 
 

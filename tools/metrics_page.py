@@ -78,6 +78,7 @@ SECTIONS = (
         "Requests",
         r"kafka_network_|shoal_network_|kafka_server_(DelayedOperationPurgatory|FetchSessionCache)_",
     ),
+    Section("Key ranges", r"shoal_key_range_"),
     Section("Connections and logins", r"kafka_server_socket_server_metrics_"),
     Section("Certificates", r"shoal_listener_"),
     Section("Client quotas", r"kafka_server_(Produce|Fetch|Request)_"),

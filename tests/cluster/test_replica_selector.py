@@ -11,8 +11,11 @@ from clusters import ShoalCluster, running
 from conditions import eventually
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from shoal.client.batches import decode
 from shoal.client.client import Client
 from shoal.client.settings import Settings
+from shoal.record.key_ranges import KeyRanges
+from wireclient import WireClient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +69,8 @@ def test_ranges_are_read_in_the_rack_and_from_the_leader_otherwise(cluster: Shoa
 
 def test_a_consumer_reads_in_its_rack(cluster: ShoalCluster) -> None:
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
-    made = NewTopic("t", 1, replica_assignment=[[1, 2, 3]])
+    ranged = {"shoal.key.ranges.enable": "true"}
+    made = NewTopic("t", 1, replica_assignment=[[1, 2, 3]], config=ranged)
     admin.create_topics([made])["t"].result(60)
     producer = Producer({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
     consumer = Consumer(
@@ -95,6 +99,7 @@ def test_a_consumer_reads_in_its_rack(cluster: ShoalCluster) -> None:
         eventually(lambda: read(RECORDS))
         assert sent(cluster, 3, "t") > RECORDS
         assert not sent(cluster, 1, "t")
+        check_key_ranges(cluster.nodes[3].bootstrap)
         cluster.nodes[3].kill9()
         write()
         eventually(lambda: read(2 * RECORDS))
@@ -113,3 +118,21 @@ def test_a_consumer_reads_in_its_rack(cluster: ShoalCluster) -> None:
         assert set(found) == {b"v"}
     finally:
         consumer.close()
+
+
+def check_key_ranges(bootstrap: str) -> None:
+    """A follower also leaves out records of other key ranges, up to its high watermark."""
+    found = []
+    with WireClient(bootstrap) as client:
+        for ranges in (KeyRanges.part(1, 2), KeyRanges.part(2, 2)):
+            asked = {"key_ranges": [{"first_hash": a, "last_hash": b} for a, b in ranges]}
+            part = eventually(
+                lambda asked=asked: (
+                    (p := client.fetch("t", 0, asked=asked, rack_id="c")).next_offset == RECORDS
+                    and p
+                )
+            )
+            sent = [r.offset for r in decode(bytes(part.records))]
+            assert all(ranges.holds(None, offset) for offset in sent)
+            found += sent
+    assert sorted(found) == list(range(RECORDS))

@@ -32,9 +32,13 @@ from confluent_kafka.admin import (
 from kafka_tools import command
 from ports import free_ports
 from servers import ShoalProcess
+from shoal.client.client import Client
+from shoal.client.cluster import TopicPartition as Partition
 from shoal.client.connection import connect
+from shoal.client.consumer import Reader
 from shoal.client.settings import Settings
 from shoal.protocol.api import ApiKey
+from shoal.record.key_ranges import KeyRanges
 from tiered_topics import BASE_MS, MB, TIMEOUT_S, Tiered, alter, consume, create, produce, settings
 
 if TYPE_CHECKING:
@@ -52,8 +56,29 @@ def tiered(tmp_path: Path) -> Iterator[Tiered]:
     broker.stop()
 
 
+def consume_by_key_ranges(bootstrap: str, count: int) -> None:
+    """Read `count` records by two readers, each with half of the keys."""
+    where = Partition("t", 0)
+
+    async def half(number: int) -> list[int]:
+        async with Client(bootstrap) as client:
+            reader = Reader(client.cluster, {where: 0})
+            await reader.assign({where: KeyRanges.part(number, 2)})
+            found: list[int] = []
+            while reader.positions[where] < count:
+                found += [r.offset for r in await reader.poll() if r.key == b"%d" % r.offset]
+            return found
+
+    async def both() -> list[list[int]]:
+        return await asyncio.gather(half(1), half(2))
+
+    first, second = asyncio.run(both())
+    assert min(len(first), len(second)) > count // 3
+    assert sorted(first + second) == list(range(count))
+
+
 def test_records_are_read_from_the_store(tiered: Tiered) -> None:
-    create(tiered.admin)
+    create(tiered.admin, shoal_key_ranges_enable="true")
     produce(tiered.broker.bootstrap, 8000)
     eventually(lambda: len(tiered.local_logs()) == 1, timeout_s=TIMEOUT_S)
     (local_start,) = tiered.local_logs()
@@ -61,6 +86,7 @@ def test_records_are_read_from_the_store(tiered: Tiered) -> None:
     assert tiered.bases()[0] == 0
     assert local_start - 1100 < tiered.bases()[-1] < local_start
     consume(tiered.broker.bootstrap, 8000)
+    consume_by_key_ranges(tiered.broker.bootstrap, 8000)
     consume(tiered.broker.bootstrap, 100, start=3333)
     assert tiered.offset(OffsetSpec.earliest()) == 0
     for number in (0, 1234, local_start - 1, local_start, 7999):

@@ -496,6 +496,29 @@ def test_individual_commits_need_what_plain_ones_need(guest: Guest, admin: WireC
     assert (stored.position, stored.finished) == (3, finished)
 
 
+def test_fetches_by_key_ranges_need_what_plain_ones_need(guest: Guest, admin: WireClient) -> None:
+    """READ on the topic. Without it, the client does not learn whether the topic has key ranges."""
+    admin.create_topic("ranged", shoal_key_ranges_enable="true")
+    admin.create_topic("plain")
+    for topic in ("ranged", "plain"):
+        admin.produce(topic, *[b"v"] * 10)
+
+    def fetched(topic: str) -> Any:
+        asked = {"key_ranges": [{"first_hash": 0, "last_hash": KEY_HASH_MAX}]}
+        return guest.client.fetch(topic, 0, asked=asked, max_wait_ms=1)
+
+    for topic in ("ranged", "plain"):
+        part = fetched(topic)
+        assert part.error_code == ErrorCode.topic_authorization_failed
+        assert not part.records
+        assert not hasattr(part, "error_message")
+    guest.may(READ, TOPIC, "ranged")
+    guest.may(READ, TOPIC, "plain")
+    part = fetched("ranged")
+    assert (part.error_code, part.next_offset) == (ErrorCode.none, 10)
+    assert fetched("plain").error_code == ErrorCode.policy_violation
+
+
 def test_entries_in_a_metadata_snapshot_are_in_force_after_a_restart(tmp_path: Path) -> None:
     """The first image comes from the snapshot, without a delta. Without an entry for a resource,
     everyone may use it here: so a broker that loses its entries serves strangers."""

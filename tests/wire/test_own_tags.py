@@ -95,3 +95,16 @@ def test_null_is_refused_beside_an_own_field() -> None:
     data = bytes(codec.write_request(ApiKey.OFFSET_COMMIT, 9, commit))
     with pytest.raises(WireError, match="finished is null"):
         codec.read_request(ApiKey.OFFSET_COMMIT, 9, data)
+
+
+def test_a_fetch_with_the_tag_of_a_newer_client_is_read_like_kafkas() -> None:
+    """Fields of ours that have their default are no reason to read a body in our way."""
+    asked = {"partition": 1, "fetch_offset": 5, "partition_max_bytes": 9, "key_hash_version": 2}
+    body = {"max_wait_ms": 7, "min_bytes": 1, "topics": [{"topic": "t", "partitions": [asked]}]}
+    data = bytearray(codec.write_request(ApiKey.FETCH, 12, body))
+    at = data.index(b"\xe9\x07\x01\x02")
+    assert codec.read_request(ApiKey.FETCH, 12, bytes(data)).max_wait_ms == 7
+    data[at : at + 2] = b"\xea\x07"
+    read = codec.read_request(ApiKey.FETCH, 12, bytes(data))
+    assert codec.ms(read.max_wait) == 7
+    assert read.topics[0].partitions[0].fetch_offset == 5

@@ -18,10 +18,15 @@ from shoal.client.consumer import GroupConsumer, Reader, Reset, starts
 from shoal.client.errors import KafkaError, expect
 from shoal.client.fetcher import Isolation
 from shoal.client.membership import FENCED
+from shoal.record.key_ranges import InvalidKeyRanges, KeyRanges
 
 app = new_app("Read records, by offset or in a consumer group.")
 
 POLL_MS = 500
+_NOT_IN_A_GROUP = (
+    "--partition, --offset, --timestamp, --exit-at-end and --key-ranges do not work with --group. "
+    "To move the group's positions, use `shoal groups reset-offsets`."
+)
 
 
 @command(app)
@@ -47,6 +52,12 @@ async def consume(
         list[int] | None,
         typer.Option("--partition", "-p", help="Only this partition; may be repeated."),
     ] = None,
+    key_ranges: Annotated[
+        str | None,
+        typer.Option(
+            metavar="1/4", help="Only records of these key ranges: 1/4, or FIRST-LAST hashes."
+        ),
+    ] = None,
     max_messages: Annotated[
         int | None,
         typer.Option("--max-messages", "-n", min=1, help="Stop after this number of records."),
@@ -69,12 +80,8 @@ async def consume(
     if sum([from_beginning, offset is not None, timestamp is not None]) > 1:
         raise Failed("use only one of --from-beginning, --offset and --timestamp.", USAGE)
     if group is not None:
-        if partition or offset is not None or timestamp is not None or exit_at_end:
-            raise Failed(
-                "--partition, --offset, --timestamp and --exit-at-end do not work with --group. "
-                "To move the group's positions, use `shoal groups reset-offsets`.",
-                USAGE,
-            )
+        if partition or offset is not None or timestamp is not None or exit_at_end or key_ranges:
+            raise Failed(_NOT_IN_A_GROUP, USAGE)
         for topic in topics:
             await client.cluster.topic(topic)
         reset = Reset.EARLIEST if from_beginning else Reset.LATEST
@@ -84,8 +91,17 @@ async def consume(
     reset = Reset.EARLIEST if from_beginning else Reset.LATEST
     positions = await _positions(client, where, reset, offset, timestamp)
     reader = Reader(client.cluster, positions, isolation=isolation)
+    if key_ranges is not None:
+        await reader.assign(dict.fromkeys(where, _key_ranges(key_ranges)))
     ends = await starts(client.cluster, where, Reset.LATEST) if exit_at_end else {}
     await _alone(reader, ends, show, stop)
+
+
+def _key_ranges(text: str) -> KeyRanges:
+    try:
+        return KeyRanges.parse(text)
+    except InvalidKeyRanges as error:
+        raise Failed(f"--key-ranges: {error}.", USAGE) from None
 
 
 class Stop:

@@ -27,6 +27,7 @@ from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.features import INDIVIDUAL_COMMIT_FEATURE
 from shoal.record.finished_offsets import EMPTY, FinishedOffsets
+from shoal.record.key_ranges import KeyRanges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -72,7 +73,11 @@ class ConsumedRecord(NamedTuple):
 
 
 class Reader:
-    """Reads forward from given offsets. `positions` are the next offsets to read."""
+    """Reads forward from given offsets. `positions` are the next offsets to read.
+
+    `assign` gives it key ranges of partitions. Readers with different ranges share a partition, and
+    each key goes to one of them, in offset order.
+    """
 
     def __init__(
         self,
@@ -87,7 +92,28 @@ class Reader:
         self.isolation = isolation
         self.reset = reset
         self.high_watermarks: dict[TopicPartition, int] = {}
+        self.key_ranges: dict[TopicPartition, KeyRanges] = {}
         self._fetcher = Fetcher(cluster)
+
+    async def assign(
+        self, partitions: Mapping[TopicPartition, KeyRanges | Sequence[tuple[int, int]]]
+    ) -> None:
+        """Read from now on the key ranges [first, last] of these partitions, instead of all others.
+
+        A partition continues at its position. One without a position starts as `reset` says.
+        Raises `InvalidKeyRanges`, `ValueError` if a start is needed and `reset` is NONE, and
+        `KafkaError`. Then nothing changes.
+        """
+        ranges = {
+            where: given if isinstance(given, KeyRanges) else KeyRanges(given)
+            for where, given in partitions.items()
+        }
+        new = [where for where in ranges if where not in self.positions]
+        if new and self.reset == Reset.NONE:
+            raise ValueError(f"{new[0]} has no position: pass one to Reader, or a reset")
+        found = await starts(self.cluster, new, self.reset) if new else {}
+        self.positions = {where: self.positions.get(where, found.get(where, 0)) for where in ranges}
+        self.key_ranges = ranges
 
     async def poll(self, max_wait_ms: int = 500) -> Iterator[ConsumedRecord]:
         """Return new records, decoded on demand. Positions advance as if all were read.
@@ -106,7 +132,10 @@ class Reader:
     ) -> list[Fetched]:
         """Return what is new at some of the positions, and advance them. Raises as `poll` does."""
         results = await self._fetcher.poll(
-            positions, max_wait_ms=max_wait_ms, isolation=self.isolation
+            positions,
+            max_wait_ms=max_wait_ms,
+            isolation=self.isolation,
+            key_ranges=self.key_ranges,
         )
         out_of_range = []
         found = []
@@ -118,6 +147,8 @@ class Reader:
                 continue
             if where not in self.positions:
                 continue
+            if where in self.key_ranges:  # The next fetch looks at the other partitions first.
+                del self.positions[where]
             self.positions[where] = result.next_offset
             self.high_watermarks[where] = result.high_watermark
             found.append(result)

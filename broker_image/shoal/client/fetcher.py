@@ -23,23 +23,27 @@ from shoal.client.errors import STALE_METADATA, ClientError, KafkaError, transie
 from shoal.client.topics import OffsetSpec, Topics
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
+from shoal.protocol.features import KEY_HASH_VERSION, KEY_RANGES_FEATURE
 from shoal.record.batch import headers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping
 
+    from shoal.record.key_ranges import KeyRanges
     from shoal.record.records import Record
 
 #: Bytes of one partition in one response. The first batch always fits (KIP-74).
 CHUNK_BYTES = 4 << 20
 POLL_BYTES = 50 << 20
+NO_RANGES: Mapping[TopicPartition, KeyRanges] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
     """Whole batches of one partition, as the broker sent them.
 
-    They may start before the requested offset and end after it. `records` drops the surplus.
+    They may start before the requested offset and end after it. `records` drops the surplus. With
+    `key_ranges` it drops records of other ranges, too: the broker need not leave out all of them.
     """
 
     topic: str
@@ -55,12 +59,15 @@ class Fetched:
     isolation: Isolation = Isolation.READ_UNCOMMITTED
     #: The replica to read from instead, which the leader has named; else -1.
     read_replica: int = -1
+    key_ranges: KeyRanges | None = None
 
     def records(self) -> Iterator[Record]:
         """Decode the requested records without control records and aborted ones."""
         committed = self.isolation == Isolation.READ_COMMITTED
         hidden = AbortedTransactions(self.aborted) if committed else None
-        return decode(self.data, first=self.first, last=self.last, aborted=hidden)
+        found = decode(self.data, first=self.first, last=self.last, aborted=hidden)
+        ranges = self.key_ranges
+        return found if ranges is None else (r for r in found if ranges.holds(r.key, r.offset))
 
 
 class Fetcher:
@@ -207,11 +214,14 @@ class Fetcher:
         partition_bytes: int = CHUNK_BYTES,
         min_bytes: int = 1,
         isolation: Isolation = Isolation.READ_UNCOMMITTED,
+        key_ranges: Mapping[TopicPartition, KeyRanges] = NO_RANGES,
     ) -> dict[TopicPartition, Fetched | KafkaError]:
-        """Fetch once from each leader everything new at `positions`.
+        """Fetch once from each leader everything new at `positions`, in some partitions only
+        records of `key_ranges`.
 
         Partitions without new records are left out. Transient errors are retried within
-        `max_wait_ms`; other errors are values.
+        `max_wait_ms`; other errors are values. A partition with key ranges may have progress
+        without records. UNSUPPORTED_VERSION is raised if its leader does not offer key ranges.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + max_wait_ms / 1000
@@ -228,7 +238,15 @@ class Fetcher:
             answers = await asyncio.gather(
                 *(
                     self._ask(
-                        n, some, {}, isolation, max_bytes, partition_bytes, left_ms, min_bytes
+                        n,
+                        some,
+                        {},
+                        isolation,
+                        max_bytes,
+                        partition_bytes,
+                        left_ms,
+                        min_bytes,
+                        key_ranges,
                     )
                     for n, some in by_node.items()
                 ),
@@ -270,17 +288,23 @@ class Fetcher:
         partition_bytes: int,
         wait_ms: int,
         min_bytes: int = 1,
+        key_ranges: Mapping[TopicPartition, KeyRanges] = NO_RANGES,
         rack: str = "",
     ) -> dict[TopicPartition, Fetched | KafkaError]:
         topics: dict[str, list[dict[str, Any]]] = {}
+        if not key_ranges.keys().isdisjoint(positions):
+            await self._check_offers_ranges(node)
         for where, offset in positions.items():
-            topics.setdefault(where.topic, []).append(
-                {
-                    "partition": where.partition,
-                    "fetch_offset": offset,
-                    "partition_max_bytes": partition_bytes,
-                }
-            )
+            asked: dict[str, Any] = {
+                "partition": where.partition,
+                "fetch_offset": offset,
+                "partition_max_bytes": partition_bytes,
+            }
+            if where in key_ranges:
+                asked["key_ranges"] = [
+                    {"first_hash": first, "last_hash": last} for first, last in key_ranges[where]
+                ]
+            topics.setdefault(where.topic, []).append(asked)
         names: dict[Any, str] = {}
         for name in topics:
             names[(await self.cluster.topic(name)).topic_id] = name
@@ -308,22 +332,52 @@ class Fetcher:
             name = topic.topic if hasattr(topic, "topic") else names[topic.topic_id]
             for part in topic.partitions:
                 where = TopicPartition(name, part.partition_index)
-                found[where] = _fetched(where, part, positions[where], last.get(where), isolation)
+                found[where] = _fetched(
+                    where,
+                    part,
+                    positions[where],
+                    last.get(where),
+                    isolation,
+                    key_ranges.get(where),
+                )
         return found
+
+    async def _check_offers_ranges(self, node: int) -> None:
+        """Raise `KafkaError` if a broker does not serve fetches by key ranges."""
+        link = await self.cluster.connection(node, self._lane)
+        versions = link.features.get(KEY_RANGES_FEATURE)
+        if versions is None:
+            raise KafkaError(
+                ErrorCode.unsupported_version,
+                f"broker {node} does not offer fetches by key ranges; upgrade it, or set "
+                "shoal.fetch.key.ranges.enable=true on it",
+            )
+        if KEY_HASH_VERSION not in versions:
+            raise KafkaError(
+                ErrorCode.unsupported_version,
+                f"broker {node} hashes keys by versions {versions.start} to {versions.stop - 1}, "
+                f"this client by version {KEY_HASH_VERSION}; upgrade the older one",
+            )
 
 
 _GONE = (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id)
 
 
 def _fetched(
-    where: TopicPartition, part: Any, first: int, last: int | None, isolation: Isolation
+    where: TopicPartition,
+    part: Any,
+    first: int,
+    last: int | None,
+    isolation: Isolation,
+    key_ranges: KeyRanges | None,
 ) -> Fetched | KafkaError:
     if part.error_code == ErrorCode.offset_out_of_range:
         return KafkaError(part.error_code, f"offset {first} is not in the log of {where}")
     if part.error_code:
-        return KafkaError(part.error_code, f"fetching from {where}")
+        message = getattr(part, "error_message", "") or f"fetching from {where}"
+        return KafkaError(part.error_code, message)
     data = bytes(part.records or b"")
-    next_offset = first
+    next_offset = max(first, getattr(part, "next_offset", -1))
     for _, header in headers(data):
         next_offset = max(next_offset, header.next_offset)
     aborted = getattr(part, "aborted_transactions", None) or ()
@@ -340,4 +394,5 @@ def _fetched(
         tuple((a.producer_id, a.first_offset) for a in aborted),
         isolation,
         getattr(part, "preferred_read_replica", -1),
+        key_ranges,
     )

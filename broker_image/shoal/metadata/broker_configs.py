@@ -79,6 +79,11 @@ max.request.partition.size.limit int 2000 1..
     Maximum number of partitions in one response to DescribeTopicPartitions.
 fetch.max.bytes int 57671680 1024..
     Maximum bytes that one fetch returns, even if the client requests more.
+shoal.fetch.key.ranges.enable boolean true -
+    Whether fetches may name key ranges of topics with shoal.key.ranges.enable.
+shoal.fetch.key.ranges.cache.bytes long 33554432 0..
+    Memory for batches in which key ranges were searched, with the hashes of their records. 0
+    switches the cache off.
 max.incremental.fetch.session.cache.slots int 1000 0..
     Maximum number of fetch sessions (KIP-227) on this broker.
 # applied: Delegation tokens

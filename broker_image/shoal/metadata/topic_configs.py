@@ -63,6 +63,8 @@ shoal.flush.group.commit boolean false -
 # applied: Records
 errors.deadletterqueue.group.enable boolean false -
     Whether share groups may write their dead letters to this topic (KIP-1191).
+shoal.key.ranges.enable boolean false -
+    Whether several readers may share a partition by key ranges.
 max.message.bytes int 1048588 0..
     < message.max.bytes
     Maximum size of a record batch after compression.

@@ -27,6 +27,8 @@ from kio.static.constants import EntityType
 
 from shoal.protocol import compiler, length_check
 from shoal.protocol.errors import WireError
+from shoal.protocol.features import KEY_HASH_MAX as KEY_HASH_MAX
+from shoal.protocol.features import KEY_HASH_VERSION
 from shoal.protocol.schema import Field, Struct, zero
 
 if typing.TYPE_CHECKING:
@@ -72,8 +74,6 @@ _HELD = Struct(
 #: Dead-lettered offsets that hold their keys; in requests, those whose keys are released.
 _HELD_OFFSETS = (Field("held_offsets", _HELD, array=True, tag=1000, default=[]),)
 _FREED_OFFSETS = (Field("freed_offsets", _HELD, array=True, tag=1000, default=[]),)
-#: The highest hash of a key. A whole partition is the key range 0 to this hash.
-KEY_HASH_MAX = 2**63 - 1
 #: Progress of a group in the records of a partition whose keys have a hash in a range: all records
 #: below the position are finished, and those in `finished` (`record.finished_offsets`).
 _KEY_RANGE = Struct(
@@ -100,6 +100,12 @@ _INDIVIDUAL_COMMIT = Struct(
 _COMMITTED = (
     Field("individual_commit", _INDIVIDUAL_COMMIT, nullable=True, tag=1000, default=None),
 )
+#: Fetch: the records of a partition whose keys have a hash in the range (`record.key_hash`).
+_FETCHED_RANGE = Struct(
+    "FetchedKeyRange",
+    True,
+    (Field("first_hash", "int64", default=0), Field("last_hash", "int64", default=0)),
+)
 _IN_FLIGHT = Struct(
     "InFlight",
     True,
@@ -116,6 +122,16 @@ _IN_FLIGHT = Struct(
 #: far above Kafka's, which count up from 0; other readers ignore them. A body without them is read
 #: like Kafka's, without these attributes.
 OWN_TAGS: dict[tuple[int, str], tuple[Field, ...]] = {
+    (1, "FetchPartition"): (
+        Field("key_ranges", _FETCHED_RANGE, array=True, tag=1000, default=[]),
+        Field("key_hash_version", "int8", tag=1001, default=KEY_HASH_VERSION),
+    ),
+    # Fetch: the offset from which to read on, as the records may end before it, and the reason of
+    # a refusal.
+    (1, "PartitionData"): (
+        Field("next_offset", "int64", tag=1000, default=-1),
+        Field("error_message", "string", tag=1001, default=""),
+    ),
     (8, "OffsetCommitRequestPartition"): _KEY_RANGES,
     (8, "OffsetCommitResponsePartition"): _COMMITTED,
     # OffsetFetch: whether the response has key ranges, and the most ranges of a partition.
@@ -204,12 +220,14 @@ def read(api_key: int, version: int, kind: Kind, buf: Any, at: int = 0) -> Any:
 
 def _with_own_tags(api_key: int, version: int, kind: Kind, buf: memoryview, at: int) -> Any:
     """Return the body with `OWN_TAGS` fields as attributes of its structs, if it has some."""
-    names = {f.name for (key, _), fields in OWN_TAGS.items() if key == api_key for f in fields}
-    if not names:
+    defaults = {
+        f.name: f.default for (key, _), fields in OWN_TAGS.items() if key == api_key for f in fields
+    }
+    if not defaults:
         return None
     struct = struct_of(entity(api_key, version, kind))
     body, _ = compiler.reader(struct)(buf, at)
-    if not _has(body, names):
+    if not _has(body, defaults):
         return None
     _check_nulls(struct, body)
     return _as_attributes(body)
@@ -229,11 +247,13 @@ def _check_nulls(struct: Struct, body: Mapping[str, Any]) -> None:
                 raise WireError(f"{field.name} is null")
 
 
-def _has(value: Any, names: set[str]) -> bool:
-    """Whether a field with one of these names is present and not empty, at any depth."""
+def _has(value: Any, defaults: Mapping[str, Any]) -> bool:
+    """Whether a field with one of these names has another value than its default, at any depth."""
     if isinstance(value, dict):
-        return any((k in names and v) or _has(v, names) for k, v in value.items())
-    return isinstance(value, list) and any(_has(v, names) for v in value)
+        return any(
+            (k in defaults and v != defaults[k]) or _has(v, defaults) for k, v in value.items()
+        )
+    return isinstance(value, list) and any(_has(v, defaults) for v in value)
 
 
 def _as_attributes(value: Any) -> Any:

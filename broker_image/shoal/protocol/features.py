@@ -21,6 +21,15 @@ INDIVIDUAL_COMMIT_FEATURE = "shoal.group.individual.commit"
 #: DescribeShareGroupOffsets lists records in flight in the partitions that the broker leads. A
 #: broker without the feature would only describe offsets.
 IN_FLIGHT_FEATURE = "shoal.share.in.flight"
+#: Fetch has key ranges: the response leaves out records of other ranges, and has the offset from
+#: which to read on. The versions of the feature are those of the hash (`record.key_hash`).
+KEY_RANGES_FEATURE = "shoal.fetch.key.ranges"
+#: The version of the hash of keys.
+KEY_HASH_VERSION = 1
+#: The highest hash of a key. A whole partition is the key range 0 to this hash.
+KEY_HASH_MAX = 2**63 - 1
+#: Maximum number of key ranges of a partition in a Fetch request.
+KEY_RANGES_MAX = 1_000
 #: All features.
 FEATURES = (
     HEADERS_ONLY_FEATURE,
@@ -28,4 +37,5 @@ FEATURES = (
     HELD_KEYS_FEATURE,
     INDIVIDUAL_COMMIT_FEATURE,
     IN_FLIGHT_FEATURE,
+    KEY_RANGES_FEATURE,
 )

@@ -21,8 +21,8 @@ try:
     from shoal.record import _walk as native  # type: ignore[attr-defined,no-redef]
 except ImportError:
     native = None
-if os.environ.get("PURE_PYTHON"):
-    native = None
+if os.environ.get("PURE_PYTHON") or not hasattr(native, "hash_batches"):
+    native = None  # Or it was compiled from older sources.
 
 #: Size of the smallest record after its length: attributes, two deltas, two lengths and a header
 #: count, in bytes.

@@ -68,6 +68,7 @@ from shoal.server.replication.isr_changes import IsrChanges
 from shoal.server.replication.log_maintenance import LogMaintenance
 from shoal.server.replication.partitions import Partitions
 from shoal.server.replication.quotas import FOLLOWER, LEADER, ReplicationQuota
+from shoal.server.replication.range_reads import CACHE_BYTES, RangeReads
 from shoal.server.replication.replica_fetch import ReplicaFetches
 from shoal.server.replication.replica_fetchers import ReplicaFetcherManager
 from shoal.server.replication.replica_manager import ReplicaManager
@@ -259,6 +260,9 @@ class Broker:
             node, self.directory, purgatory=self.purgatory, isr_controller=isr_changes
         )
         self.partitions.on_removed(lambda p: self.metrics.forget_topic(p.topic))
+        self.range_reads = RangeReads(self.config[CACHE_BYTES])
+        self.range_reads.register(self.metrics)
+        self.partitions.on_removed(self.range_reads.forget)
         self.log_maintenance = LogMaintenance(node, cache, self.partitions, self.directory)
         fetchers = ReplicaFetcherManager(
             node,

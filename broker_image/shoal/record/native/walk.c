@@ -1,11 +1,14 @@
 /* The module `_walk` validates the encoded records of a batch in one pass. `walker.in_python` does
  * the same in Python, and tests/unit/test_record_walk.py compares them. `sound` recognises a whole
- * batch that is stored as it came; tests/unit/test_sound_batches.py compares it with the long way. The end of the record or of
- * the data bounds every read. Sums of timestamps wrap in unsigned arithmetic. A size is compared
+ * batch that is stored as it came; tests/unit/test_sound_batches.py compares it with the long way.
+ * `key_ranges.c` has the functions of key ranges. The end of the record or of the data bounds every
+ * read. Sums of timestamps wrap in unsigned arithmetic. A size is compared
  * with the remaining bytes before it is added to a pointer. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include "crc32c.h"
+#include "key_ranges.h"
+#include "varints.h"
 
 /* As in `walker.Fault`. */
 enum fault {
@@ -36,45 +39,6 @@ typedef struct {
     const uint8_t *place;
     int no_memory;
 } Walk;
-
-/* Read the unsigned varint of at most `bits` bits at *at; 0 if it is wider or has no end. */
-static inline int uvarint(const uint8_t **at, const uint8_t *end, int bits, uint64_t *found)
-{
-    const uint8_t *next = *at;
-    uint64_t value = 0;
-    for (int shift = 0; shift < bits && next < end; shift += 7) {
-        uint64_t part = *next & 0x7F;
-        if (shift + 7 > bits && part >> (bits - shift))
-            return 0;
-        value |= part << shift;
-        if (*next++ < 0x80) {
-            *at = next;
-            *found = value;
-            return 1;
-        }
-    }
-    return 0;
-}
-
-static inline int varint32(const uint8_t **at, const uint8_t *end, int32_t *found)
-{
-    uint64_t value;
-    if (*at < end && **at < 0x80)
-        value = *(*at)++;
-    else if (!uvarint(at, end, 32, &value))
-        return 0;
-    *found = (int32_t)((int64_t)(value >> 1) ^ -(int64_t)(value & 1));
-    return 1;
-}
-
-static inline int varint64(const uint8_t **at, const uint8_t *end, uint64_t *found)
-{
-    uint64_t value;
-    if (!uvarint(at, end, 64, &value))
-        return 0;
-    *found = (value >> 1) ^ (0 - (value & 1));
-    return 1;
-}
 
 /* Return the wrapped sum of two signed numbers, as Java computes it. */
 static inline int64_t wrapped(int64_t a, uint64_t b)
@@ -338,6 +302,10 @@ static PyObject *walk_crc32c_by_table(PyObject *self, PyObject *arg)
 static PyMethodDef methods[] = {
     {"crc32c", walk_crc32c, METH_O, NULL},
     {"crc32c_by_table", walk_crc32c_by_table, METH_O, NULL},
+    {"hash_batches", key_ranges_hash_batches, METH_VARARGS, NULL},
+    {"key_hash", key_ranges_hash, METH_O, NULL},
+    {"record_hashes", key_ranges_record_hashes, METH_VARARGS, NULL},
+    {"records_in", key_ranges_records_in, METH_VARARGS, NULL},
     {"sound", (PyCFunction)(void (*)(void))walk_sound, METH_FASTCALL, NULL},
     {"walk", walk_walk, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 from shoal.coordinator.group import individual_commit
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
-from shoal.protocol.features import FEATURES, INDIVIDUAL_COMMIT_FEATURE, OWN_CLIENT
+from shoal.protocol.features import (
+    FEATURES,
+    INDIVIDUAL_COMMIT_FEATURE,
+    KEY_RANGES_FEATURE,
+    OWN_CLIENT,
+)
+from shoal.server.replication import range_reads
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,6 +25,11 @@ if TYPE_CHECKING:
 #: librdkafka up to 2.8 does not compress for a broker without Produce v0 (KAFKA-18659). So Kafka
 #: names these versions, and refuses requests with them.
 _NAMED_FROM = {ApiKey.PRODUCE: 0}
+#: Features that a broker config switches off.
+_SWITCHES = {
+    INDIVIDUAL_COMMIT_FEATURE: individual_commit.ENABLE,
+    KEY_RANGES_FEATURE: range_reads.ENABLE,
+}
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
 
@@ -33,8 +44,9 @@ def handle(broker: Broker, request: Request) -> Answer:
     supported = features.supported
     if request.version >= 3 and body.client_software_name == OWN_CLIENT:
         supported |= dict.fromkeys(FEATURES, (1, 1))
-        if not broker.node.config[individual_commit.ENABLE]:
-            del supported[INDIVIDUAL_COMMIT_FEATURE]
+        for feature, switch in _SWITCHES.items():
+            if not broker.node.config[switch]:
+                del supported[feature]
     if request.version < 4:  # Clients before KIP-1022 reject features that start at 0.
         supported = {name: span for name, span in supported.items() if span[0] > 0}
     return {

@@ -4,6 +4,10 @@ A request that finds less than `min_bytes` waits for appends to its partitions, 
 of them, or for `max_wait`. Records are sent as they are in the log, with `sendfile` if they are
 large (`log.slices`, `network.sendfile_writer`). A `read_committed` consumer gets the records below
 the last stable offset, and the list of aborted transactions.
+
+A partition may be requested with key ranges (`replication.range_reads`). Then the records of other
+ranges are left out, `min_bytes` counts what is left, and the response has the offset from which to
+read on, also if it has no records. A request that has looked at as much as it may is answered.
 """
 
 from __future__ import annotations
@@ -11,11 +15,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shoal.log.errors import LogOffline, OffsetOutOfRange
-from shoal.protocol import codec
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import CorruptBatch
 from shoal.security.acls import Operation, ResourceType
 from shoal.server.authorization import CHANGES
+from shoal.server.handlers.range_fetch import RangeFetch
 from shoal.server.network.fetch_sessions import TOPIC_IDS_FROM, Cursor, Session
 from shoal.server.network.responses import absence, leader_endpoints
 from shoal.server.replication import replica_fetch, replica_selector
@@ -40,7 +44,7 @@ def handle(broker: Broker, request: Request) -> Answer:
         request.body, request.version, now_ms
     )
     fetch = _Fetch(broker, request, session, incremental, cursors)
-    max_wait_ms = codec.ms(request.body.max_wait)
+    max_wait_ms = replica_fetch.max_wait_ms(request.body)
     if not cursors or max_wait_ms <= 0 or fetch.satisfied():
         return fetch.read()
     if fetch.awaits_store:
@@ -99,6 +103,7 @@ class _Fetch:
         "_min_bytes",
         "_partitions",
         "_rack",
+        "_range_fetch",
         "_request",
         "_session",
         "_version",
@@ -136,6 +141,7 @@ class _Fetch:
         self._generation = broker.access.generation if broker.access.enabled else None
         self._partitions: list[Partition] = []
         self._base_bytes = 0
+        self._range_fetch: RangeFetch | None = None
         #: Whether records have to be downloaded from the object store first.
         self.awaits_store = False
         self.keys: list[Any] = []
@@ -148,7 +154,11 @@ class _Fetch:
         available = 0
         for cursor in self._cursors if self._generation is None else self._permitted():
             partition = find(cursor.name, cursor.topic_id, cursor.index)
-            if partition is None or self._epoch_error(partition, cursor.current_leader_epoch):
+            if (
+                partition is None
+                or self._epoch_error(partition, cursor.current_leader_epoch)
+                or (cursor.key_ranges is not None and self._ranges.refusal(partition, cursor))
+            ):
                 return True
             if (
                 self._rack
@@ -165,9 +175,7 @@ class _Fetch:
             if cursor.last_fetched_epoch >= 0 and _diverges(partition, cursor):
                 return True
             if offset < limit:
-                size = self._available(partition, cursor, limit)
-                self.awaits_store |= not size
-                available += size
+                available += self._available(partition, cursor, limit)
             elif cursor.last_sent is not None and self._incremental:
                 # In a session, the client gets a high watermark that has advanced without records.
                 if cursor.last_sent != (partition.high_watermark, log.log_start_offset):
@@ -196,15 +204,31 @@ class _Fetch:
         return broker.access.allows(self._request, Operation.READ, ResourceType.TOPIC, name)
 
     def _available(self, partition: Partition, cursor: Cursor, limit: int) -> int:
-        """The bytes that can be read now, counted up to `min_bytes`."""
+        """The bytes that can be read now, counted up to `min_bytes`. Notes if the store has to be
+        awaited."""
         log = partition.log
-        if self._min_bytes <= 1 and cursor.fetch_offset >= log.local_start_offset:
-            return 1
         try:
+            if cursor.key_ranges is not None:
+                found = self._ranges.look(partition, cursor, limit, self._max_bytes)
+                self.awaits_store |= found.next_offset < min(limit, log.local_start_offset)
+                if found.is_cut or self._ranges.holds_enough:
+                    return max(1, self._min_bytes)
+                return found.size
+            if self._min_bytes <= 1 and cursor.fetch_offset >= log.local_start_offset:
+                return 1
             wanted = min(cursor.max_bytes, self._min_bytes)
-            return len(log.slice(cursor.fetch_offset, wanted, max_offset=limit).data)
+            size = len(log.slice(cursor.fetch_offset, wanted, max_offset=limit).data)
         except (OSError, LogOffline, CorruptBatch):
             return max(1, self._min_bytes)  # the response reports the error
+        self.awaits_store |= not size
+        return size
+
+    @property
+    def _ranges(self) -> RangeFetch:
+        """The reads of key ranges."""
+        if self._range_fetch is None:
+            self._range_fetch = RangeFetch(self._broker, self._cursors)
+        return self._range_fetch
 
     def attempt(self) -> Body | None:
         """The response once enough is committed, or a partition cannot be read any more."""
@@ -215,7 +239,7 @@ class _Fetch:
             self._generation = generation
         if any(p.log.offline or self._epoch_error(p, -1) for p in partitions):
             return self.read()
-        if self._committed or self.awaits_store:
+        if self._committed or self.awaits_store or self._range_fetch is not None:
             # Open transactions advance the high watermark, but this request gets none of it.
             return self.read() if self.satisfied() else None
         if self._base_bytes + sum(p.bytes_committed for p in partitions) < self._min_bytes:
@@ -299,6 +323,7 @@ class _Fetch:
             or cursor.last_sent != offsets
             or entry.get("preferred_read_replica", -1) >= 0
             or "diverging_epoch" in entry
+            or entry.get("next_offset", -1) > cursor.fetch_offset
         )
         # After an error, the next response has the partition in any case.
         cursor.last_sent = None if entry["error_code"] else offsets
@@ -307,9 +332,9 @@ class _Fetch:
     def _read_one(
         self, partition: Partition, cursor: Cursor, left: int, *, min_one: bool
     ) -> _Entry:
-        code = self._epoch_error(partition, cursor.current_leader_epoch)
-        if code is not None:
-            return _refusal(code) | self._led_by(partition.leader_id, partition.leader_epoch)
+        refused = self._unreadable(partition, cursor)
+        if refused is not None:
+            return refused
         log, offset = partition.log, cursor.fetch_offset
         if not log.log_start_offset <= offset <= log.log_end_offset:
             return _refusal(ErrorCode.offset_out_of_range)
@@ -335,23 +360,54 @@ class _Fetch:
             diverged = _diverged(partition, cursor, entry)
             if diverged is not None:
                 return diverged
-        next_offset = offset
         size_max = min(cursor.max_bytes, max(left, 0))
         limit = entry["last_stable_offset" if self._committed else "high_watermark"]
-        if offset < limit and (size_max > 0 or min_one):
-            try:
-                found = log.slice(offset, size_max, max_offset=limit, min_one=min_one)
-                entry["records"], next_offset = found
-            except OffsetOutOfRange:
-                return _refusal(ErrorCode.offset_out_of_range)
-            except (OSError, LogOffline, CorruptBatch):
-                return _refusal(ErrorCode.kafka_storage_error)
+        try:
+            next_offset = self._fill(entry, partition, cursor, limit, size_max, min_one)
+        except OffsetOutOfRange:
+            return _refusal(ErrorCode.offset_out_of_range)
+        except (OSError, LogOffline, CorruptBatch):
+            return _refusal(ErrorCode.kafka_storage_error)
         if self._committed:
             entry["aborted_transactions"] = [
                 {"producer_id": a.producer_id, "first_offset": a.first_offset}
                 for a in log.aborted_transactions(offset, next_offset)
             ]
         return entry
+
+    def _unreadable(self, partition: Partition, cursor: Cursor) -> _Entry | None:
+        """The refusal of a partition that cannot be read here, or not by key ranges."""
+        code = self._epoch_error(partition, cursor.current_leader_epoch)
+        if code is not None:
+            return _refusal(code) | self._led_by(partition.leader_id, partition.leader_epoch)
+        if cursor.key_ranges is not None:
+            refused = self._ranges.refusal(partition, cursor)
+            if refused is not None:
+                return _refusal(refused.code) | {"error_message": refused.message}
+        return None
+
+    def _fill(
+        self,
+        entry: _Entry,
+        partition: Partition,
+        cursor: Cursor,
+        limit: int,
+        size_max: int,
+        min_one: bool,
+    ) -> int:
+        """Add the records to a partition's entry. Return the offset behind them, or from which to
+        read on. Raises what `Log.slice` raises."""
+        offset = cursor.fetch_offset
+        if cursor.key_ranges is not None:
+            found = self._ranges.read(partition, cursor, limit, size_max, min_one=min_one)
+            entry["records"], entry["next_offset"] = found.data, found.next_offset
+            return found.next_offset
+        if offset >= limit or (size_max <= 0 and not min_one):
+            return offset
+        entry["records"], next_offset = partition.log.slice(
+            offset, size_max, max_offset=limit, min_one=min_one
+        )
+        return next_offset
 
     def _by_topic(self, entries: list[tuple[Cursor, _Entry]]) -> list[_Entry]:
         topics: dict[Any, _Entry] = {}

@@ -13,6 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.protocol.features import KEY_HASH_VERSION
+from shoal.record.key_ranges import InvalidKeyRanges, KeyRanges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -40,6 +42,7 @@ class Cursor:
         "current_leader_epoch",
         "fetch_offset",
         "index",
+        "key_ranges",
         "last_fetched_epoch",
         "last_sent",
         "log_start_offset",
@@ -66,6 +69,10 @@ class Cursor:
         self.last_fetched_epoch: int = getattr(requested, "last_fetched_epoch", -1)
         #: Only in a follower's request.
         self.log_start_offset: int = getattr(requested, "log_start_offset", -1)
+        #: The wanted records by their hash; None for all, or the error of invalid ranges.
+        self.key_ranges: KeyRanges | ApiError | None = None
+        if getattr(requested, "key_ranges", None):
+            self.key_ranges = _key_ranges(requested)
 
     @property
     def key(self) -> PartitionKey:
@@ -193,6 +200,7 @@ class FetchSessions:
                 known.current_leader_epoch = cursor.current_leader_epoch
                 known.last_fetched_epoch = cursor.last_fetched_epoch
                 known.log_start_offset = cursor.log_start_offset
+                known.key_ranges = cursor.key_ranges
             session.activate(known)
         for topic in request.forgotten_topics_data:
             name = topic.topic_id if session.uses_topic_ids else topic.topic
@@ -214,3 +222,17 @@ def _requested_partitions(request: Any, uses_topic_ids: bool) -> Iterable[Cursor
         topic_id = topic.topic_id if uses_topic_ids else None
         for requested in topic.partitions:
             yield Cursor(name, topic_id, requested)
+
+
+def _key_ranges(requested: Any) -> KeyRanges | ApiError:
+    version = requested.key_hash_version
+    if version != KEY_HASH_VERSION:
+        return ApiError(
+            ErrorCode.unsupported_version,
+            f"the key ranges are of hash version {version}, and this broker has version "
+            f"{KEY_HASH_VERSION}. Use the same version of Shoal on both sides",
+        )
+    try:
+        return KeyRanges((one.first_hash, one.last_hash) for one in requested.key_ranges)
+    except InvalidKeyRanges as error:
+        return ApiError(ErrorCode.invalid_request, str(error))

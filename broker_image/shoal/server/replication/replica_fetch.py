@@ -115,6 +115,12 @@ def replica_of(body: Any) -> int:
     return body.replica_id if state is None else state.replica_id
 
 
+def max_wait_ms(body: Any) -> int:
+    """Return the longest wait of a fetch. A body with own tags has plain milliseconds."""
+    plain: int | None = getattr(body, "max_wait_ms", None)
+    return codec.ms(body.max_wait) if plain is None else plain
+
+
 class ReplicaFetches:
     """Serves the fetches of this broker's followers."""
 
@@ -152,11 +158,11 @@ class ReplicaFetches:
         found = fetch.begin()
         if found is not None:
             return found
-        max_wait_ms = codec.ms(request.body.max_wait)
+        wait_ms = max_wait_ms(request.body)
         if fetch.throttled:
-            max_wait_ms = min(max_wait_ms, self._ports.throttle.wait_ms(now_ms))
+            wait_ms = min(wait_ms, self._ports.throttle.wait_ms(now_ms))
         if self._replicas.awaits_fetch(replica_id, now_ms):
-            max_wait_ms = min(max_wait_ms, AWAITED_FETCH_WAIT_MS)
+            wait_ms = min(wait_ms, AWAITED_FETCH_WAIT_MS)
         attempt, expire = fetch.attempt, fetch.expire
         if refusal is not None:
             attempt = lambda: refusal() or fetch.attempt()  # noqa: E731
@@ -165,7 +171,7 @@ class ReplicaFetches:
             keys=[("replica", replica_id), CHANGES],
             attempt=attempt,
             expire=expire,
-            deadline_ms=now_ms + max_wait_ms,
+            deadline_ms=now_ms + wait_ms,
         )
 
 
@@ -203,7 +209,7 @@ class ReplicaFetchRequest:
         self._cursors = cursors
         self._max_bytes: int = body.max_bytes
         self._nothing_yet = True
-        self._waits = body.min_bytes > 0 and codec.ms(body.max_wait) > 0
+        self._waits = body.min_bytes > 0 and max_wait_ms(body) > 0
         #: Whether the throttle left a partition out.
         self.throttled = False
 
