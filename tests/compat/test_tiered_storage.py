@@ -69,7 +69,7 @@ def consume_by_key_ranges(bootstrap: str, count: int) -> None:
                 found += [r.offset for r in await reader.poll() if r.key == b"%d" % r.offset]
             return found
 
-    async def both() -> list[list[int]]:
+    async def both() -> tuple[list[int], list[int]]:
         return await asyncio.gather(half(1), half(2))
 
     first, second = asyncio.run(both())
