@@ -52,7 +52,7 @@ class ShareMembership(Membership):
     ) -> None:
         super().__init__(cluster, group)
         self._topics = sorted(topics)
-        self._rack = rack or cluster.settings.client_rack or None
+        self._rack = rack
 
     def _body(self, *, whole: bool) -> dict[str, Any]:
         return {
@@ -84,7 +84,8 @@ class ShareSession:
         Raises `KafkaError`: GROUP_MAX_SIZE_REACHED, INVALID_GROUP_ID or GROUP_ID_NOT_FOUND for a
         group of another type, UNSUPPORTED_VERSION if share groups are disabled.
         """
-        membership = ShareMembership(cluster, group, topics, rack)
+        at = rack or cluster.settings.client_rack or None
+        membership = ShareMembership(cluster, group, topics, at)
         await membership.join()
         return cls(cluster, membership)
 
