@@ -66,7 +66,9 @@ SPARK_STAGE = tuple(
 )
 IMAGES = {
     "broker": Image(
-        "broker_image/Containerfile", ("broker_image/shoal", "broker_image/compile.py"), ("broker",)
+        "broker_image/Containerfile",
+        ("broker_image/shoal", "broker_image/compile.py"),
+        ("broker", "console"),
     ),
     "operator": Image(
         "operator/Containerfile", ("broker_image/shoal", "operator/shoal_operator"), ("operator",)
