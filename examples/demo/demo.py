@@ -19,6 +19,7 @@ from e2e.cluster.backend import choose
 from e2e.cluster.layout import ClusterError, layout_from_environment
 from pipeline import (
     BROKEN_EVERY,
+    CONSOLE_PORT,
     CONSUMER,
     DEAD_LETTERS,
     GROUP,
@@ -82,6 +83,7 @@ def report(watch: Watch, pipeline: Pipeline, given: argparse.Namespace, console:
         '\nLook around: eval "$(python tests/e2e/cluster/cli.py env)", then\n'
         f"  {where} get shoal,sparkapp,pods\n"
         f"  {where} describe shareconsumer {CONSUMER}\n"
+        f"  {where} port-forward deployment/shoal-console {CONSOLE_PORT}\n"
         f"  {where} exec demo-broker-0 -- shoal groups describe {GROUP}\n"
         f"  {where} exec demo-broker-0 -- shoal consume {DEAD_LETTERS} --from-beginning -n 1\n"
         "Take it away: python tests/e2e/cluster/cli.py down",
@@ -107,7 +109,9 @@ def main() -> int:
     try:
         pipeline = Pipeline(choose(layout_from_environment()))
         pipeline.set_up(console)
-        watch = run(pipeline, given, console)
+        with pipeline.console_page() as address:
+            console.print(f"The console is at {address} while the demo runs.", highlight=False)
+            watch = run(pipeline, given, console)
         return report(watch, pipeline, given, console)
     except (ClusterError, OSError, subprocess.SubprocessError) as error:
         console.print(f"[red]The demo stopped: {error}")

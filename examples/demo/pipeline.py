@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import time
 import urllib.error
@@ -30,6 +31,8 @@ HERE = Path(__file__).resolve().parent
 NAMESPACE = "shoal-demo"
 TASKS, RESULTS, DEAD_LETTERS = "images", "thumbnails", "dlq.images"
 GROUP, CONSUMER, FEEDER = "thumbnailers", "thumbnailer", "feeder"
+#: The QueueUser of the console, and the port in its pod.
+CONSOLE, CONSOLE_PORT = "console", 9080
 #: Where a user's Secret is mounted.
 LOGIN = "/etc/shoal/user"
 PARTITIONS = 2
@@ -71,8 +74,36 @@ class Pipeline:
         self.kubectl("apply", f"--filename={HERE / 'pipeline.yaml'}")
         self.kubectl("wait", "--for=condition=Ready", "queuecluster/demo", "--timeout=120s")
         topics = (f"queuetopic/{TASKS}", f"queuetopic/{RESULTS}")
-        for name in (*topics, f"sharegroup/{GROUP}", f"queueuser/{FEEDER}"):
+        users = (f"queueuser/{FEEDER}", f"queueuser/{CONSOLE}")
+        for name in (*topics, f"sharegroup/{GROUP}", *users):
             self.kubectl("wait", "--for=condition=Ready", name, "--timeout=60s")
+        console.print("Starting the console.")
+        # Only now the Secret of its user exists.
+        Release(self.cluster).install(
+            console__enabled=True,
+            console__userSecret=CONSOLE,
+            console__namespace=NAMESPACE,
+            console__allowActions=True,
+        )
+
+    @contextlib.contextmanager
+    def console_page(self) -> Iterator[str]:
+        """Forward a port of this machine to the console; yield its address."""
+        where = ("--namespace", NAMESPACE, "deployment/shoal-console", f":{CONSOLE_PORT}")
+        command = (str(tool("kubectl")), "port-forward", *where)
+        environment = {**os.environ, "KUBECONFIG": str(self.cluster.kubeconfig)}
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        ) as process:
+            try:
+                assert process.stdout is not None
+                line = process.stdout.readline()
+                found = re.search(r"127\.0\.0\.1:\d+", line)
+                if found is None:
+                    raise ClusterError(f"the console cannot be reached: {line.strip()}")
+                yield f"http://{found[0]}/"
+            finally:
+                process.terminate()
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:

@@ -497,7 +497,7 @@ def test_every_response_has_the_headers(cluster: Cluster) -> None:
             assert "frame-ancestors 'none'" in policy
             assert "unsafe" not in policy
             assert found.headers["X-Content-Type-Options"] == "nosniff"
-            assert found.headers["Referrer-Policy"] == "no-referrer"
+            assert found.headers["Referrer-Policy"] == "same-origin"
             assert "aiohttp" not in found.headers["Server"]
             cached = path.startswith("/static/") and status == 200
             assert found.headers["Cache-Control"].startswith("max-age" if cached else "no-store")

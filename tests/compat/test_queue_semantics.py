@@ -416,14 +416,19 @@ def test_with_share_version_1_there_are_no_dead_letters(
     assert "shoal_share_group_dead_letter_failures_total{" not in broker.scrape()
 
 
+@pytest.mark.parametrize("ordering", ["none", "key"])
 def test_the_age_of_the_oldest_lock_counts_renewals_in(
-    broker: ShoalProcess, queue: Queue, member: ShareConsumer
+    broker: ShoalProcess, queue: Queue, member: ShareConsumer, ordering: str
 ) -> None:
+    queue.configure(share_ordering=ordering)
     queue.produce(["slow"])
     begun = time.monotonic()
     held = eventually(lambda: member.poll(0.2), what="a record comes")
-    eventually(lambda: gauge(broker, queue, "oldest_lock_age_seconds") >= 1.0)
+    age_s = eventually(
+        lambda: age if (age := gauge(broker, queue, "oldest_lock_age_seconds")) >= 1.0 else None
+    )
     assert time.monotonic() - begun >= 1.0
+    assert age_s <= time.monotonic() - begun + 1.0
     member.acknowledge(held[0], ACCEPT)
     member.commit_sync(10)
     assert gauge(broker, queue, "oldest_lock_age_seconds") == 0

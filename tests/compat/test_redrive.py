@@ -14,12 +14,13 @@ from confluent_kafka import AcknowledgeType, ShareConsumer
 from queues import Queue
 from shoal.client.client import SyncClient
 from shoal.client.cluster import TopicPartition
-from shoal.client.dead_letters import redriven_from
+from shoal.client.dead_letters import DeadLetterFilter, redriven_from
 from shoal.client.errors import KafkaError, expect
-from shoal.client.redrive import Plan, Redrive
+from shoal.client.redrive import Edit, Plan, Redrive
 from shoal.client.redrive_ledger import RedriveLedger, RedriveState, Sending
 from shoal.client.topics import NewTopic, OffsetSpec
 from shoal.protocol.errors import ErrorCode
+from shoal.record.offset_set import OffsetSet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -322,3 +323,29 @@ def test_progress_too_large_for_the_ledger_is_refused_in_a_sentence(queue: Lette
     with pytest.raises(KafkaError, match="form too many ranges") as refused:
         queue.client.run(write())
     assert refused.value.code == ErrorCode.message_too_large
+
+
+def test_letters_after_the_given_ends_stay(queue: Letters) -> None:
+    queue.produce(["a", "b", "c"])
+    queue.reject(3)
+    where = TopicPartition(queue.letters, 0)
+    plan = Plan(queue.letters, ends={where: 2})
+    done = queue.client.run(queue.client.admin.redrive(plan))
+    assert done.total == 2
+    assert values(queue.records(queue.topic)[3:]) == [b"a", b"b"]
+    assert queue.redrive()["redriven"] == 1
+
+
+def test_an_edited_letter_is_sent_once(queue: Letters) -> None:
+    """It goes to the partition of its new key, and counts as sent back."""
+    queue.produce(["a", "b"], key=b"k")
+    queue.reject(2)
+    chosen = DeadLetterFilter(partitions=[0], offsets=OffsetSet([1]))
+    plan = Plan(queue.letters, filter=chosen, edit=Edit(b"other", None))
+    done = queue.client.run(queue.client.admin.redrive(plan))
+    assert done.total == 1
+    (record,) = queue.records(queue.topic)[2:]
+    assert (record.key, record.value) == (b"other", None)
+    assert redriven_from(record.headers) == f"{queue.letters}-0@1"
+    assert queue.redrive()["redriven"] == 1
+    assert values(queue.records(queue.topic)[3:]) == [b"a"]

@@ -193,3 +193,38 @@ def test_it_names_settings_without_effect(start_broker: Callable[..., ShoalProce
 
 def test_a_broker_without_such_settings_logs_nothing(broker: ShoalProcess) -> None:
     assert not [line for line in broker.log if "without effect" in line]
+
+
+def test_a_console_beside_the_broker(start_broker: Callable[..., ShoalProcess]) -> None:
+    """It finds the broker's metrics, and ends with the broker, also after a kill."""
+    broker = start_broker(flags=("--console=127.0.0.1:0",))
+
+    def address() -> str | None:
+        lines = [line for line in broker.log if line.startswith("The console is at ")]
+        return lines[0].split()[4].rstrip(".") if lines else None
+
+    def page() -> str | None:
+        with urllib.request.urlopen(eventually(address), timeout=60) as answer:
+            text = answer.read().decode()
+        return text if "There are no queues yet." in text else None
+
+    assert "shows its metrics" not in eventually(page, what="the first sample")
+    url = eventually(address)
+    broker.kill9()
+
+    def ended() -> bool:
+        try:
+            urllib.request.urlopen(url, timeout=60).close()
+        except urllib.error.URLError:
+            return True
+        return False
+
+    eventually(ended, what="the end of the console")
+
+
+def test_a_console_needs_a_listener_without_login(tmp_path: Path) -> None:
+    flags = (f"--data-dir={tmp_path}", "--console=127.0.0.1:0", "--listener=SASL://127.0.0.1:0")
+    protocols = "--set=listener.security.protocol.map=SASL:SASL_PLAINTEXT"
+    mechanisms = "--set=sasl.enabled.mechanisms=SCRAM-SHA-256"
+    said = refusal(server(*flags, protocols, mechanisms))
+    assert "--console connects to the first listener, and SASL needs SASL_PLAINTEXT." in said

@@ -13,6 +13,7 @@ import yaml
 from conditions import eventually
 from e2e.cluster.backend import tool
 from e2e.cluster.commands import run
+from e2e.cluster.layout import ClusterError
 from e2e.release import CHART, KUBE, OPERATOR, Release
 from e2e.resources import Resources, queue_cluster, queue_topic, share_consumer, share_group
 
@@ -131,12 +132,68 @@ def test_every_combination_renders(values: tuple[Any, ...]) -> None:
 @pytest.mark.parametrize("on", BOTH)
 def test_workloads_of_others_are_scaled_and_not_changed(on: bool) -> None:
     workloads = {"workloads.deployment": False, "workloads.scaleTargetRef": on}
+    workloads["racks.enabled"] = False
     granted = permissions(template(**workloads), "ClusterRole")
     of_deployments = {(r, verb) for r, verb in granted if r.startswith("deployments")}
     expected = {("deployments/scale", verb) for verb in ("get", "patch")} if on else set()
     assert of_deployments == expected
     assert (("statefulsets/scale", "patch") in granted) == on
     assert (("pods", "patch") in granted) == on
+
+
+USER = {"console.enabled": True, "console.userSecret": "console"}
+OPEN = {"console.login.secretName": "users", "console.tls.secretName": "page"}
+
+
+def console_of(made: list[Manifest]) -> tuple[list[str], dict[str, Manifest]]:
+    """Return the arguments of the console's container, and its objects by kind."""
+    mine = {m["kind"]: m for m in made if m["metadata"]["name"] == "shoal-console"}
+    pod = mine["Deployment"]["spec"]["template"]["spec"]
+    assert not pod["automountServiceAccountToken"]
+    (container,) = pod["containers"]
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    return container["args"], mine
+
+
+def test_a_console_without_login_listens_in_its_pod_only() -> None:
+    assert not any("console" in m["metadata"]["name"] for m in template())
+    args, mine = console_of(template(**USER))
+    assert "--listen=127.0.0.1:9080" in args
+    assert "--allow-actions" not in args
+    assert mine.keys() == {"Deployment", "NetworkPolicy"}
+    assert mine["NetworkPolicy"]["spec"]["ingress"] == []
+    args, _ = console_of(template(**USER, **{"console.allowActions": True}))
+    assert "--allow-actions" in args
+
+
+def test_a_console_with_login_and_tls_has_a_service_and_an_ingress() -> None:
+    ingress = {"enabled": True, "host": "queues.example", "tlsSecretName": "public"}
+    peers = [{"podSelector": {"matchLabels": {"app": "ingress"}}}]
+    more = {"console.ingress": ingress, "console.from": peers, "console.namespace": "team"}
+    args, mine = console_of(template(**USER, **OPEN, **more))
+    assert {"--listen=0.0.0.0:9080", "--login=/etc/shoal/login/users"} < set(args)
+    assert {"--certificate=/etc/shoal/tls/tls.crt", "--key=/etc/shoal/tls/tls.key"} < set(args)
+    assert mine.keys() == {"Deployment", "Service", "Ingress", "NetworkPolicy"}
+    assert {m["metadata"]["namespace"] for m in mine.values()} == {"team"}
+    assert mine["NetworkPolicy"]["spec"]["ingress"][0]["from"] == peers
+    (rule,) = mine["Ingress"]["spec"]["rules"]
+    assert rule["host"] == "queues.example"
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"console.enabled": True}, "console.userSecret is missing"),
+        ({**USER, "console.login.secretName": "users"}, "console.tls.secretName, or"),
+        ({**USER, "console.ingress.enabled": True}, "console.tls.secretName, or"),
+        ({**USER, **OPEN, "console.ingress.enabled": True}, "console.ingress.host is missing"),
+    ],
+)
+def test_a_console_that_nobody_could_trust_is_refused(
+    values: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ClusterError, match=sentence):
+        template(**values)
 
 
 def test_the_readme_describes_every_value() -> None:

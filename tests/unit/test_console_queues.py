@@ -11,7 +11,9 @@ from shoal.client.cluster_health import Health
 from shoal.client.groups import SHARE, Group, Member
 from shoal.client.lag import Position
 from shoal.client.scrape import Numbers, ShareNumbers
+from shoal.console.actions import ACTIONS
 from shoal.console.history import History, Point
+from shoal.console.holdings import Held, Holding, Holdings
 from shoal.console.queues import LOCK_AGE_S_MAX, NO_PROGRESS_S, Level, causes, points, queues
 from shoal.console.sample import Metrics, Sample
 
@@ -185,7 +187,7 @@ def test_trouble_comes_first_then_depth() -> None:
 
 def sentences(taken: Sample, history: History | None = None) -> list[str]:
     (group,) = taken.groups
-    return causes(taken, group, queues(taken, history or History()))
+    return [one.text for one in causes(taken, group, queues(taken, history or History()))]
 
 
 def test_each_cause_has_a_remedy() -> None:
@@ -204,6 +206,59 @@ def test_each_cause_has_a_remedy() -> None:
     assert lock.startswith("A consumer has locked a record of t for 10 min, and renews the lock.")
     (still,) = sentences(sample(), standing(NO_PROGRESS_S))
     assert still.startswith("No record of t was completed in the last minute")
+
+
+@pytest.mark.parametrize(
+    ("why", "wanted"),
+    [
+        ("paused", [("resume", {"group": GROUP})]),
+        ("topic-missing", [("letter-topic", {"group": GROUP})]),
+        ("topic-forbidden", [("letter-topic", {"group": GROUP})]),
+        ("flood", [("limit", "shoal.errors.deadletterqueue.flood.per.minute")]),
+        ("window-full", [("limit", "share.partition.max.record.locks")]),
+        (
+            "look-ahead",
+            [("limit", "share.ordering.key.lookahead"), ("limit", "share.delay.max.records")],
+        ),
+        (
+            "held-keys",
+            [
+                ("redrive", {"topic": "dlq.t", "group": GROUP}),
+                ("skip", {"group": GROUP}),
+                ("limit", "share.ordering.key.dead.letter.max.held"),
+            ],
+        ),
+        ("other", []),
+    ],
+)
+def test_each_stop_has_actions_that_mend_it(why: str, wanted: list[tuple[str, object]]) -> None:
+    (cause,) = causes(stopped(why), GROUP, queues(stopped(why), History()))
+    assert [(one.action, one.fields.get("config", one.fields)) for one in cause.remedies] == wanted
+    assert all(one.action in ACTIONS for one in cause.remedies)
+
+
+def test_held_keys_are_sent_back_or_skipped() -> None:
+    taken = sample(numbers=ShareNumbers(keys_held=1, held_by_key=2))
+    (cause,) = causes(taken, GROUP, queues(taken, History()))
+    assert [(one.action, one.fields) for one in cause.remedies] == [
+        ("redrive", {"topic": "dlq.t", "group": GROUP, "source": TOPIC}),
+        ("skip", {"group": GROUP, "topic": TOPIC}),
+    ]
+
+
+def test_consumers_with_an_old_lock_are_named() -> None:
+    taken = sample(members=5, numbers=ShareNumbers(oldest_lock_age_s=600))
+    held = Holdings()
+    for index, count in enumerate((1, 5, 3, 2, 4)):
+        held.members[f"m{index}"] = Holding(count, [Held(WHERE, 0, count - 1, 1, 1_000)])
+    held.members["gone"] = Holding(6, [Held(WHERE, 9, 14, 1, 1_000)])
+    other = Held(TopicPartition("other", 0), 0, 9, 1, 1_000)
+    held.members["elsewhere"] = Holding(10, [other])
+    (cause,) = causes(taken, GROUP, queues(taken, History()), held)
+    assert cause.text.endswith(
+        " These consumers hold records: gone, which has left (6 records), m1 at 127.0.0.1 (5"
+        " records), m4 at 127.0.0.1 (4 records) and 3 more."
+    )
 
 
 def test_commands_quote_names_for_a_shell() -> None:

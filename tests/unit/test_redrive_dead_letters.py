@@ -103,6 +103,8 @@ def test_a_redriven_record_names_its_origin() -> None:
     )
     assert redriven_from(headers) == letter.name
     assert redriven_from(()) == ""
+    edited = redriven_headers(letter, letter.record, now_ms=900, is_edited=True)
+    assert dict(edited)["__dlq.redrive.edited"] == b"true"
 
 
 @pytest.mark.parametrize(

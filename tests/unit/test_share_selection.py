@@ -113,7 +113,7 @@ def test_a_record_that_was_put_back_and_delivered_waits_again_when_released() ->
     known.put_back([0], NOW_MS)
     chosen = known.choose(1, settings, NOW_MS)[0]
     records, _ = known.lock(chosen, 1, read, settings, NOW_MS)
-    open_lock(share, 1, "m", NOW_MS + 1000, records, 1)
+    open_lock(share, 1, "m", NOW_MS + 1000, records, 1, now_ms=NOW_MS)
     later = build_batch([(NOW_MS, None, b"x", [("p", b"2")])], base_offset=1)
     known.scan(NOW_MS + 100, 9, settings, scan(bytes(later), 1))
     released = share.acknowledge(NOW_MS + 200, "m", [(0, 0, b"\2")], settings)

@@ -13,6 +13,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from shoal.cli import side_console
+
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
@@ -23,6 +25,10 @@ def demo(
     picture: Annotated[
         Path | None, typer.Option(help="Write a PNG of the run; needs matplotlib.")
     ] = None,
+    console: Annotated[
+        bool,
+        typer.Option("--console", help="Serve the console on a free port while the demo runs."),
+    ] = False,
 ) -> None:
     """Run the image pipeline on this machine, without Kubernetes.
 
@@ -38,8 +44,10 @@ def demo(
         _fail(lacking)
     if picture is not None and importlib.util.find_spec("matplotlib") is None:
         _fail("--picture needs matplotlib. Run pip install matplotlib.")
+    if console and (lacking := side_console.missing()):
+        _fail(lacking)
     try:
-        wrong = local.run(images, timeout, picture)
+        wrong = local.run(images, timeout, picture, console=console)
     except local.CannotRun as error:
         _fail(str(error))
     except KeyboardInterrupt:

@@ -11,7 +11,7 @@ from shoal.cli import output, timestamps
 from shoal.cli.gaps import Gap, gaps
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, new_app, warn
-from shoal.client import lag, remedies, scrape, stop_reasons
+from shoal.client import lag, remedies, resets, scrape, stop_reasons
 from shoal.client.admin import Admin
 from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
@@ -365,20 +365,20 @@ async def reset_offsets(
     kind, members = await _kind_to_reset(admin, group, type)
     places = await partitions(client, topic)
     current = {p.where: p.offset for p in (await lag.positions(admin, {group: kind}))[group]}
-    starts = await _listed(admin, places, int(OffsetSpec.EARLIEST))
-    ends = await _listed(admin, places, int(OffsetSpec.LATEST))
-    if to_earliest:
-        wanted: Mapping[TopicPartition, int] = starts
-    elif to_latest:
-        wanted = ends
-    elif time is not None:
-        found = await _listed(admin, places, timestamps.timestamp(time))
-        wanted = {p: ends[p] if o < 0 else o for p, o in found.items()}
+    if time is not None:
+        how = resets.Reset(spec=timestamps.timestamp(time))
     elif to_offset is not None:
-        wanted = dict.fromkeys(places, to_offset)
+        how = resets.Reset(offset=to_offset)
+    elif shift_by is not None:
+        how = resets.Reset(shift=shift_by)
     else:
-        wanted = _shifted(group, places, current, shift_by or 0)
-    plan = {p: min(max(o, starts[p]), ends[p]) for p, o in wanted.items()}
+        how = resets.Reset(spec=OffsetSpec.EARLIEST if to_earliest else OffsetSpec.LATEST)
+    try:
+        plan = await resets.plan(admin, places, current, how)
+    except resets.NoPosition as error:
+        raise Failed(
+            f"group {group!r} has no position in {error.where}. Use --to-offset, not --shift-by."
+        ) from None
     output.rows(format, _plan_rows(plan, current))
     if not execute:
         if format is Format.TABLE:
@@ -397,23 +397,6 @@ def _plan_rows(
         {"topic": p.topic, "partition": p.partition, "offset": current.get(p), "new_offset": o}
         for p, o in sorted(plan.items())
     ]
-
-
-def _shifted(
-    group: str,
-    partitions: list[TopicPartition],
-    current: Mapping[TopicPartition, int | None],
-    by: int,
-) -> dict[TopicPartition, int]:
-    found = {}
-    for where in partitions:
-        offset = current.get(where)
-        if offset is None:
-            raise Failed(
-                f"group {group!r} has no position in {where}. Use --to-offset, not --shift-by."
-            )
-        found[where] = offset + by
-    return found
 
 
 async def _kind_to_reset(admin: Admin, group: str, type: str | None) -> tuple[str, int]:
@@ -471,13 +454,6 @@ async def partitions(
             indexes = [topic.partition(int(n)).index for n in numbers.split(",")]
         found += [TopicPartition(name, i) for i in indexes]
     return found
-
-
-async def _listed(
-    admin: Admin, partitions: list[TopicPartition], spec: int
-) -> dict[TopicPartition, int]:
-    listed = expect(await admin.topics.offsets(dict.fromkeys(partitions, spec)))
-    return {p: o.offset for p, o in listed.items()}
 
 
 @command(app, "delete-offsets")

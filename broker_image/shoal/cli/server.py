@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 from uuid import uuid4
@@ -22,6 +22,7 @@ import typer
 from shoal.cli import add_scram as first_users
 
 if TYPE_CHECKING:
+    from shoal.cli.side_console import SideConsole
     from shoal.server.config import BrokerConfig
 
 #: Configs of the listener that `controller_listener` may add.
@@ -54,6 +55,14 @@ BrokersPerHost = Annotated[
         metavar="N",
         help="Brokers to run on this host, one per core (shoal.brokers.per.host; docs/cluster.md)."
         " Without --quorum their controller listens on 127.0.0.1, at the port after the brokers'.",
+    ),
+]
+ConsoleAddress = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Address of the console, a web page that shows the queues, such as 127.0.0.1:9080."
+        " It only reads. See `shoal console`.",
     ),
 ]
 Insecure = Annotated[
@@ -110,6 +119,7 @@ def server(
         ),
     ] = None,
     brokers_per_host: BrokersPerHost = None,
+    console: ConsoleAddress = None,
     insecure: Insecure = False,
     add_scram: AddScram = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
@@ -132,17 +142,68 @@ def server(
         "shoal.brokers.per.host": None if brokers_per_host is None else str(brokers_per_host),
         "shoal.insecure.listeners.enable": "true" if insecure else None,
     }
-    flags = _flags(listener, set_ or [], named)
+    flags: Mapping[str, str] = _flags(listener, set_ or [], named)
     resolved = _resolved(flags, config)
     if log_level not in ("debug", "info", "warning", "error"):
         _fail(f"--log-level must be debug, info, warning or error, not {log_level}.")
+    beside = None
+    if console is not None:
+        resolved, flags = _with_metrics(resolved, flags, config)
+        beside = _side_console(console, resolved)
     _add_users(add_scram or [], resolved)
+    try:
+        _serve(resolved, flags, config, started, log_level, log_json=log_json, beside=beside)
+    finally:
+        if beside is not None:
+            beside.stop()
+
+
+def _serve(
+    resolved: BrokerConfig,
+    flags: Mapping[str, str],
+    config: Path | None,
+    started: float,
+    log_level: str,
+    *,
+    log_json: bool,
+    beside: SideConsole | None,
+) -> None:
+    """Run the broker, or the brokers of this host."""
+    say = _say if beside is None else beside.say
     if resolved["shoal.brokers.per.host"] > 1:
         words = [f"--log-level={log_level}", *(["--log-json"] if log_json else [])]
         words += [f"--config={config}"] if config is not None else []
-        _run_host(resolved, flags, words, started)
+        _run_host(resolved, flags, words, started, say)
     else:
-        _run(resolved, started, log_level, log_json)
+        _run(resolved, started, log_level, log_json, say)
+
+
+def _with_metrics(
+    resolved: BrokerConfig, flags: Mapping[str, str], config: Path | None
+) -> tuple[BrokerConfig, Mapping[str, str]]:
+    """Give a broker with a console a metrics listener for it, if it has none."""
+    if resolved.metrics_listener is not None or resolved["shoal.brokers.per.host"] > 1:
+        return resolved, flags
+    flags = {**flags, "shoal.metrics.listener": "127.0.0.1:0"}
+    return _resolved(flags, config), flags
+
+
+def _side_console(listen: str, resolved: BrokerConfig) -> SideConsole:
+    """Return the console beside this broker. It connects without TLS and login."""
+    from shoal.cli import side_console
+    from shoal.server.config import address
+
+    first = resolved.listeners[0]
+    protocol = resolved.security_protocols[first.name]
+    if protocol.is_tls or protocol.is_sasl:
+        _fail(
+            f"--console connects to the first listener, and {first.name} needs {protocol.name}."
+            " Start the console apart: `shoal console --command-config FILE`."
+        )
+    if lacking := side_console.missing():
+        _fail(lacking)
+    bootstrap = "" if resolved["shoal.brokers.per.host"] == 1 else address(first.host, first.port)
+    return side_console.SideConsole(listen, _say, bootstrap)
 
 
 def _add_users(flags: list[str], resolved: BrokerConfig) -> None:
@@ -171,7 +232,11 @@ def _resolved(flags: Mapping[str, str], path: Path | None) -> BrokerConfig:
 
 
 def _run_host(
-    resolved: BrokerConfig, flags: Mapping[str, str], words: list[str], started: float
+    resolved: BrokerConfig,
+    flags: Mapping[str, str],
+    words: list[str],
+    started: float,
+    say: Callable[[str], None],
 ) -> NoReturn:
     """Run the brokers of this host, each a process with the host's flags and its own settings."""
     from shoal.log.uuids import uuid_text
@@ -198,18 +263,24 @@ def _run_host(
         for name, text in resolved.given.items()
         if name.startswith(_OF_CONTROLLER_LISTENER) and name not in flags
     )
-    supervisor = host.Host(found, command, _say, lambda line: print(line, file=sys.stderr))
+    supervisor = host.Host(found, command, say, lambda line: print(line, file=sys.stderr))
     raise typer.Exit(asyncio.run(supervisor.run(started)))
 
 
-def _run(resolved: BrokerConfig, started: float, log_level: str, log_json: bool) -> None:
+def _run(
+    resolved: BrokerConfig,
+    started: float,
+    log_level: str,
+    log_json: bool,
+    say: Callable[[str], None],
+) -> None:
     from shoal.server import logs
 
     logs.configure(json=log_json, level=log_level)
     with logs.absent("hypothesis", "rich"):
         from shoal.server import process
     try:
-        process.run(resolved, started=started, say=_say)
+        process.run(resolved, started=started, say=say)
     except process.CannotStart as error:
         _fail(str(error))
 

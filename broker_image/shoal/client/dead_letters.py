@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 ERRORS = "__dlq.errors."
 REDRIVE = "__dlq.redrive."
 #: Headers of a redriven record: its dead letter as topic-partition@offset; the time of the redrive
-#: in epoch milliseconds; the number of redrives; the original timestamp; the operator's note.
-FROM, TIME, COUNT, ORIGINAL_TIMESTAMP, NOTE = (
-    REDRIVE + name for name in ("from", "time", "count", "original.timestamp", "note")
+#: in epoch milliseconds; the number of redrives; the original timestamp; the operator's note;
+#: "true" if key or value were edited.
+FROM, TIME, COUNT, ORIGINAL_TIMESTAMP, NOTE, EDITED = (
+    REDRIVE + name for name in ("from", "time", "count", "original.timestamp", "note", "edited")
 )
 #: Names of reasons, with the start of `__dlq.errors.message`.
 REASONS = {
@@ -103,7 +104,12 @@ def parse_dead_letter(topic: str, partition: int, record: Record) -> DeadLetter 
 
 
 def redriven_headers(
-    letter: DeadLetter, original: Record, *, now_ms: int, note: str = ""
+    letter: DeadLetter,
+    original: Record,
+    *,
+    now_ms: int,
+    note: str = "",
+    is_edited: bool = False,
 ) -> RecordHeaders:
     """Return the headers of the redriven record; `original` is the failed record."""
     kept = [(n, v) for n, v in original.headers if not n.startswith((ERRORS, REDRIVE))]
@@ -114,6 +120,8 @@ def redriven_headers(
         added[ORIGINAL_TIMESTAMP] = original.timestamp_ms
     if note:
         added[NOTE] = note
+    if is_edited:
+        added[EDITED] = "true"
     return (*kept, *((name, str(value).encode()) for name, value in added.items()))
 
 

@@ -44,7 +44,7 @@ from shoal.record.batch import CorruptBatch
 from shoal.record.offset_set import OffsetSet, ranges_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
     from uuid import UUID
 
     from shoal.record.records import Record
@@ -99,12 +99,21 @@ class Redriven:
         return self.sent.total()
 
 
+class Edit(NamedTuple):
+    """A record's key and value to send instead of those that failed."""
+
+    key: bytes | None
+    value: bytes | None
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The letters to redrive and how.
 
-    Selects letters of `topic` that `filter` matches, at most `letters_max`. Sends them to `to`, or
-    to their source topics if None, at `rate` letters per second. `again` ignores the ledger.
+    Selects letters of `topic` that `filter` matches, at most `letters_max`, before the offsets
+    `ends` of its partitions (default: the end of the log). Sends them to `to`, or to their source
+    topics if None, at `rate` letters per second. `again` ignores the ledger. `edit` replaces key
+    and value; the filter then selects one letter.
     """
 
     topic: str
@@ -115,6 +124,8 @@ class Plan:
     note: str = ""
     again: bool = False
     dry_run: bool = False
+    ends: Mapping[TopicPartition, int] | None = None
+    edit: Edit | None = None
 
 
 class Redrive:
@@ -187,6 +198,8 @@ class Redrive:
     ) -> None:
         states = await self._ledger.read(topic_id)
         ends = await self._offsets(partitions, OffsetSpec.LATEST)
+        if self.plan.ends is not None:
+            ends = {where: min(end, self.plan.ends.get(where, 0)) for where, end in ends.items()}
         starts = await self._offsets(partitions, OffsetSpec.EARLIEST)
         self._begun_s = self.cluster.now()
         for where in partitions:
@@ -281,6 +294,8 @@ class Redrive:
                 for record in await self._source_records(source, first, last):
                     if record.offset in by_offset:
                         found[by_offset[record.offset]] = record
+        if (edit := self.plan.edit) is not None:
+            found = {at: one._replace(key=edit.key, value=edit.value) for at, one in found.items()}
         return found
 
     async def _source_records(self, where: TopicPartition, first: int, last: int) -> list[Record]:
@@ -308,7 +323,7 @@ class Redrive:
         targets = {}
         for letter in letters:
             if letter.offset in originals:
-                target = await self._target(letter)
+                target = await self._target(letter, originals[letter.offset].key)
                 if target is not None:
                     targets[letter.offset] = target
         letters = [letter for letter in letters if letter.offset in targets]
@@ -330,8 +345,9 @@ class Redrive:
             due_s = self._begun_s + self.result.total / self.plan.rate
             await asyncio.sleep(max(0.0, due_s - self.cluster.now()))
 
-    async def _target(self, letter: DeadLetter) -> TopicPartition | None:
-        """Return a letter's target: its source partition, or the key's in another topic."""
+    async def _target(self, letter: DeadLetter, key: bytes | None) -> TopicPartition | None:
+        """Return a letter's target: its source partition, or the key's in another topic or for an
+        edited key."""
         name = self.plan.to or letter.source_topic
         if name == self.plan.topic:
             self.result.topics_missing[name] += 1
@@ -343,9 +359,9 @@ class Redrive:
                 raise
             self.result.topics_missing[name] += 1
             return None
-        if name == letter.source_topic and letter.source_partition < count:
+        is_rekeyed = self.plan.edit is not None and not letter.is_bare and key != letter.record.key
+        if name == letter.source_topic and letter.source_partition < count and not is_rekeyed:
             return TopicPartition(name, letter.source_partition)
-        key = letter.record.key
         index = letter.source_partition % count if key is None else partition_of(key, count)
         return TopicPartition(name, index)
 
@@ -381,7 +397,13 @@ class Redrive:
                     original.value,
                     key=original.key,
                     partition=target.partition,
-                    headers=redriven_headers(letter, original, now_ms=now_ms, note=self.plan.note),
+                    headers=redriven_headers(
+                        letter,
+                        original,
+                        now_ms=now_ms,
+                        note=self.plan.note,
+                        is_edited=self.plan.edit is not None,
+                    ),
                 )
             )
         await self._producer.flush()

@@ -118,6 +118,18 @@ class Security:
         state.newest, state.failure = found, ""
         return found
 
+    def with_token(self, token_id: str, password: Secret) -> Security:
+        """Return these settings with a login by a delegation token, which needs SCRAM.
+
+        Raises `SecurityError` if these settings have no SASL.
+        """
+        if not self.sasl:
+            raise SecurityError(
+                f"a delegation token needs SASL, and security.protocol is {self.protocol}"
+            )
+        mechanism = self.mechanism if self.mechanism in DIGESTS else "SCRAM-SHA-512"
+        return Security(self.protocol, mechanism, token_id, password, True, self.tls)
+
     def tls_context(self) -> ssl.SSLContext | None:
         """Return the context for a new connection, or None without TLS. It blocks.
 

@@ -14,10 +14,14 @@ from shoal.client.client import Client
 from shoal.client.errors import ClientError, KafkaError, transient
 from shoal.client.remedies import remedy
 from shoal.console import sampler as samplers
+from shoal.console.actors import Actors
+from shoal.console.forms import FORM_BYTES_MAX, Forms
 from shoal.console.live import Streams
 from shoal.console.pages import Page, Pages
 from shoal.console.render import STATIC, compile_templates, render
-from shoal.console.security import Access, guard, with_headers
+from shoal.console.runs import Runs
+from shoal.console.security import NO_RIGHT, Access, guard, with_headers
+from shoal.console.sessions import Sessions
 from shoal.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -35,13 +39,8 @@ log = logging.getLogger("shoal.console")
 SHUTDOWN_S = 1.0
 #: The longest request line and header. Group ids in an address may be long.
 LINE_BYTES_MAX = 16 << 10
-_NO_RIGHT = frozenset(
-    {
-        ErrorCode.topic_authorization_failed,
-        ErrorCode.group_authorization_failed,
-        ErrorCode.cluster_authorization_failed,
-    }
-)
+#: Titles of error pages that say more than the phrase of HTTP.
+_TITLES = {HTTPStatus.CONFLICT: "Not possible now", HTTPStatus.FORBIDDEN: "No right"}
 _ABSENT = frozenset(
     {
         ErrorCode.unknown_topic_or_partition,
@@ -53,12 +52,35 @@ _ABSENT = frozenset(
 )
 
 
-def application(pages: Pages, streams: Streams, access: Access) -> web.Application:
+class Console:
+    """The parts of one console over a client's cluster. `close` ends its actions."""
+
+    def __init__(self, client: Client, sampler: samplers.Sampler, access: Access) -> None:
+        self.access = access
+        self.actors = Actors(client, access)
+        self.pages = Pages(client, sampler, self.actors)
+        self.streams = Streams(sampler)
+        self.sessions = Sessions(is_encrypted=access.is_encrypted)
+        self.runs = Runs(sampler.hurry)
+        self.forms = Forms(self.pages, sampler, self.actors, self.sessions, self.runs)
+
+    async def close(self) -> None:
+        await self.runs.close()
+        await self.actors.close()
+
+
+def application(console: Console) -> web.Application:
     """Return the application."""
     compile_templates()
+    pages = console.pages
     app = web.Application(
-        middlewares=[with_headers, _errors_as_pages(pages), guard(access)],
-        client_max_size=0,
+        middlewares=[
+            with_headers,
+            console.sessions.middleware,
+            _errors_as_pages(pages),
+            guard(console.access),
+        ],
+        client_max_size=FORM_BYTES_MAX,
         handler_args={"max_line_size": LINE_BYTES_MAX, "max_field_size": LINE_BYTES_MAX},
     )
     live: dict[str, PageHandler] = {"": pages.overview, "group": pages.group}
@@ -69,9 +91,15 @@ def application(pages: Pages, streams: Streams, access: Access) -> web.Applicati
         "letters": pages.letters,
         "letter": pages.letter,
     }
+    if console.access.allow_actions:
+        live |= {"run": console.forms.run, "actions": console.forms.actions}
+        still["act-{name}"] = console.forms.open
+        app.router.add_post("/act-{name}", partial(_page, console.forms.preview, False))
+        app.router.add_post("/confirm", partial(_page, console.forms.confirm, False))
+        app.router.add_post("/stop", partial(_page, console.forms.stop, False))
     for name, handler in live.items():
         app.router.add_get(f"/{name}", partial(_page, handler, True))
-        app.router.add_get(f"/live/{name}", partial(_stream, streams, handler))
+        app.router.add_get(f"/live/{name}", partial(_stream, console.streams, handler))
     for name, handler in still.items():
         app.router.add_get(f"/{name}", partial(_page, handler, False))
     app.router.add_get("/payload", pages.payload)
@@ -83,7 +111,9 @@ async def _page(handler: PageHandler, is_live: bool, request: web.Request) -> we
     page = await handler(request)
     text = render(f"{page.template}.html", {**page.context, "is_live": is_live})
     response = web.Response(text=text, content_type="text/html")
-    response.enable_compression()
+    # The size of a compressed page with both a secret and a part of the request betrays the secret.
+    if "token" not in page.context:
+        response.enable_compression()
     return response
 
 
@@ -114,6 +144,9 @@ def _errors_as_pages(pages: Pages) -> Middleware:
         headers = {}
         try:
             return await handler(request)
+        except web.HTTPRedirection as error:
+            location = {"Location": error.headers["Location"]}
+            return web.Response(status=error.status, headers=location)
         except web.HTTPException as error:
             status, text = HTTPStatus(error.status), error.text or error.reason
             kept = ("WWW-Authenticate", "Allow")
@@ -128,7 +161,8 @@ def _errors_as_pages(pages: Pages) -> Middleware:
         if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.MISDIRECTED_REQUEST):
             # Without a login, nothing of the cluster is shown.
             context |= {"sample": None, "problem": None}
-        page = render("error.html", {**context, "title": status.phrase})
+        title = _TITLES.get(status, status.phrase)
+        page = render("error.html", {**context, "title": title})
         return web.Response(text=page, status=status, content_type="text/html", headers=headers)
 
     return answer
@@ -136,7 +170,7 @@ def _errors_as_pages(pages: Pages) -> Middleware:
 
 def _status(error: ClientError) -> HTTPStatus:
     if isinstance(error, KafkaError):
-        if error.code in _NO_RIGHT:
+        if error.code in NO_RIGHT:
             return HTTPStatus.FORBIDDEN
         if error.code in _ABSENT:
             return HTTPStatus.NOT_FOUND
@@ -163,8 +197,8 @@ async def serving(
     """
     async with Client(settings) as client:
         sampler = samplers.Sampler(client, metrics=metrics, interval_s=interval_s)
-        app = application(Pages(client, sampler), Streams(sampler), access)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
+        console = Console(client, sampler, access)
+        runner = web.AppRunner(application(console), access_log=None, shutdown_timeout=SHUTDOWN_S)
         await runner.setup()
         try:
             site = web.TCPSite(runner, access.host, access.port, ssl_context=ssl_context)
@@ -175,4 +209,5 @@ async def serving(
                 scheme = "http" if ssl_context is None else "https"
                 yield f"{scheme}://{host}:{port}/"
         finally:
+            await console.close()
             await runner.cleanup()

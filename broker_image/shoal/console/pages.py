@@ -16,20 +16,25 @@ from shoal.client.dead_letters import REASONS, DeadLetterFilter
 from shoal.client.errors import ClientError, KafkaError, expect
 from shoal.client.held_keys import held_keys
 from shoal.client.timestamps import timestamp
-from shoal.console import figures, letters, payloads, queues, records
+from shoal.console import figures, holdings, letters, payloads, queues, records
 from shoal.console.charts import Line, chart
 from shoal.console.queues import Level, Queue
 from shoal.console.sample import Metrics, Sample
+from shoal.console.security import USER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shoal.client.client import Client
     from shoal.client.configs import ConfigEntry
+    from shoal.console.actors import Actors
+    from shoal.console.holdings import Holdings
     from shoal.console.sampler import Sampler
 
 #: Rows of a table on one page of it.
 ROWS_MAX = 100
+#: Groups in which the page of a record looks for it.
+STANDING_MAX = 50
 #: Held keys that a group's page shows.
 HELD_MAX = 20
 _NO_NUMBER = float("nan")
@@ -45,9 +50,13 @@ class Page(NamedTuple):
 class Pages:
     """The pages over one cluster."""
 
-    def __init__(self, client: Client, sampler: Sampler) -> None:
+    def __init__(self, client: Client, sampler: Sampler, actors: Actors) -> None:
         self._client = client
         self._sampler = sampler
+        self._actors = actors
+        #: The holdings of groups in one sample: several pages of a group read them once.
+        self._holdings: dict[str, Holdings | None] = {}
+        self._holdings_at_ms = -1
 
     def base(self, request: web.Request) -> dict[str, object]:
         """Return the variables that every page needs."""
@@ -62,6 +71,9 @@ class Pages:
             "kafka": sample is not None and sample.metrics is Metrics.UNSUPPORTED,
             "silent": sample is not None and sample.metrics is Metrics.SILENT,
             "is_live": False,
+            "user": request.get(USER, ""),
+            "why_off": self._actors.why_off,
+            "can_act": not self._actors.why_off,
         }
 
     # The overview
@@ -129,10 +141,13 @@ class Pages:
         found.sort(key=lambda queue: queue.topic)
         positions = sample.positions.get(name, [])
         held = sum(last - first + 1 for p in positions for first, last in p.key_holder_offsets)
+        in_hands = await self._held_by_members(sample, name)
         return {
             "group": sample.groups[name],
             "queues": found,
-            "causes": queues.causes(sample, name, found),
+            "holdings": in_hands,
+            "is_paused": name in sample.paused,
+            "causes": queues.causes(sample, name, found, in_hands),
             "charts": {queue.topic: self._charts(sample, queue) for queue in found},
             "ages": {(q.group, q.topic): _age_s(sample, q.oldest_ms) for q in found},
             "held_count": held,
@@ -140,6 +155,17 @@ class Pages:
             if held
             else [],
         }
+
+    async def _held_by_members(self, sample: Sample, name: str) -> Holdings | None:
+        if sample.metrics is Metrics.UNSUPPORTED:
+            return None
+        if self._holdings_at_ms != sample.at_ms:
+            self._holdings_at_ms = sample.at_ms
+            self._holdings = {}
+        if name not in self._holdings:
+            places = [p.where for p in sample.positions.get(name, ()) if p.lag != 0]
+            self._holdings[name] = await holdings.read(self._client, name, places)
+        return self._holdings[name]
 
     def _charts(self, sample: Sample, queue: Queue) -> list[object]:
         series = self._sampler.history.of(queue.group, queue.topic)
@@ -279,6 +305,12 @@ class Pages:
             for p in positions
             if p.where == where
         ]
+        shares = set(sample.groups) if sample else set()
+        in_flight = {
+            group: await holdings.standing(self._client, group, where, offset)
+            for group, p in standing[:STANDING_MAX]
+            if group in shares and p.offset is not None and p.offset <= offset
+        }
         return Page(
             "record",
             context
@@ -291,7 +323,8 @@ class Pages:
                 "wanted": wanted,
                 "formats": payloads.FORMATS,
                 "standing": standing,
-                "shares": set(sample.groups) if sample else set(),
+                "in_flight": in_flight,
+                "shares": shares,
             },
         )
 

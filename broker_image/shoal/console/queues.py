@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from shoal.client.lag import Position
     from shoal.console.history import History, Series
+    from shoal.console.holdings import Holdings
     from shoal.console.sample import Sample
 
 _NAN = float("nan")
@@ -29,6 +30,15 @@ NO_PROGRESS_S = 60.0
 #: Only a consumer that renews a lock keeps it for this long: it works slowly, or it hangs. Without
 #: a renewal a lock ends after a minute at most (group.share.max.record.lock.duration.ms).
 LOCK_AGE_S_MAX = 300.0
+#: Consumers that a sentence names.
+HOLDERS_MAX = 3
+#: The limits that were reached, by the reason for which delivery has stopped.
+_LIMITS = {
+    "flood": ("shoal.errors.deadletterqueue.flood.per.minute",),
+    "held-keys": ("share.ordering.key.dead.letter.max.held",),
+    "window-full": ("share.partition.max.record.locks",),
+    "look-ahead": ("share.ordering.key.lookahead", "share.delay.max.records"),
+}
 
 
 class Level(IntEnum):
@@ -43,6 +53,21 @@ class Level(IntEnum):
 class State(NamedTuple):
     level: Level
     words: str
+
+
+class Remedy(NamedTuple):
+    """A button: an action of the console, and the fields of its form."""
+
+    label: str
+    action: str
+    fields: dict[str, str]
+
+
+class Cause(NamedTuple):
+    """Why records are not delivered, and the actions that mend it."""
+
+    text: str
+    remedies: tuple[Remedy, ...] = ()
 
 
 class Part(NamedTuple):
@@ -213,46 +238,107 @@ def _stops(sample: Sample, group: str) -> list[str]:
     return sorted(found | {"paused"} if group in sample.paused else found)
 
 
-def causes(sample: Sample, group: str, found: Iterable[Queue]) -> list[str]:
-    """Return sentences on why records of a group are not delivered, each with its remedy.
+def causes(
+    sample: Sample, group: str, found: Iterable[Queue], holdings: Holdings | None = None
+) -> list[Cause]:
+    """Return why records of a group are not delivered, each with its remedy.
 
     Commands are in backquotes. Empty if nothing is wrong.
     """
     every = list(found)
     # Readers paste the commands into a shell, and a group may have any name.
     quoted = shlex.quote(group)
-    letters = shlex.quote(sample.letter_topics.get(group, "TOPIC"))
-    sentences = [stop_reasons.sentence(why, quoted) for why in _stops(sample, group)]
+    causes = [
+        Cause(stop_reasons.sentence(why, quoted), _remedies(sample, group, why))
+        for why in _stops(sample, group)
+    ]
     depth = sum(queue.depth or 0 for queue in every)
     wait = "waits" if depth == 1 else "wait"
     if depth and not sample.groups[group].members:
-        sentences.append(
-            f"The group has no consumers, and {figures.plural(depth, 'record')} {wait}. Start"
-            f" one, for example with `shoal share-consume {every[0].topic} --group {quoted}`."
+        causes.append(
+            Cause(
+                f"The group has no consumers, and {figures.plural(depth, 'record')} {wait}. Start"
+                f" one, for example with `shoal share-consume {every[0].topic} --group {quoted}`."
+            )
         )
     for queue in every:
-        words = {state.words for state in queue.states}
-        if _KEYS_HELD.words in words and queue.numbers is not None:
-            behind = figures.plural(queue.numbers.held_by_key, "record")
-            sentences.append(
-                f"{behind} of {queue.topic} {'waits' if queue.numbers.held_by_key == 1 else 'wait'}"
-                f" behind dead letters of the same keys (share.ordering.key.dead.letter=hold)."
-                f" `shoal dlq redrive {letters} --group {quoted}` sends the dead letters back;"
-                f" `shoal dlq skip {quoted} --key KEY` releases one key."
-            )
-        if "Old lock" in words and queue.numbers is not None:
-            age = figures.duration(queue.numbers.oldest_lock_age_s)
-            sentences.append(
-                f"A consumer has locked a record of {queue.topic} for {age}, and renews the lock."
-                " If the consumer hangs, end its process. The record is then delivered to another"
-                " consumer."
-            )
-        if "No progress" in words:
-            sentences.append(
-                f"No record of {queue.topic} was completed in the last minute, although consumers"
-                " are connected and records can be delivered. See the consumers' logs."
-            )
-    return sentences
+        causes += _causes_of_queue(sample, queue, holdings)
+    return causes
+
+
+def _causes_of_queue(sample: Sample, queue: Queue, holdings: Holdings | None) -> list[Cause]:
+    group, words = queue.group, {state.words for state in queue.states}
+    causes = []
+    if _KEYS_HELD.words in words and queue.numbers is not None:
+        quoted, behind = shlex.quote(group), queue.numbers.held_by_key
+        letters = shlex.quote(sample.letter_topics.get(group, "TOPIC"))
+        text = (
+            f"{figures.plural(behind, 'record')} of {queue.topic}"
+            f" {'waits' if behind == 1 else 'wait'}"
+            f" behind dead letters of the same keys (share.ordering.key.dead.letter=hold)."
+            f" `shoal dlq redrive {letters} --group {quoted}` sends the dead letters back;"
+            f" `shoal dlq skip {quoted} --key KEY` releases one key."
+        )
+        causes.append(Cause(text, _held_remedies(sample, group, topic=queue.topic)))
+    if "Old lock" in words and queue.numbers is not None:
+        age = figures.duration(queue.numbers.oldest_lock_age_s)
+        text = (
+            f"A consumer has locked a record of {queue.topic} for {age}, and renews the lock."
+            " If the consumer hangs, end its process. The record is then delivered to another"
+            " consumer."
+        )
+        causes.append(Cause(text + _holders(sample, queue, holdings)))
+    if "No progress" in words:
+        text = (
+            f"No record of {queue.topic} was completed in the last minute, although consumers"
+            " are connected and records can be delivered. See the consumers' logs."
+        )
+        causes.append(Cause(text + _holders(sample, queue, holdings)))
+    return causes
+
+
+def _holders(sample: Sample, queue: Queue, holdings: Holdings | None) -> str:
+    """Return a sentence on the consumers that hold records of a queue, the most first."""
+    members = {one.member_id: one for one in sample.groups[queue.group].members}
+    held = [
+        (one.records, id)
+        for id, one in (holdings.members if holdings else {}).items()
+        if any(where.topic == queue.topic for where in one.places())
+    ]
+    if not held:
+        return ""
+    words = []
+    for records, id in sorted(held, reverse=True)[:HOLDERS_MAX]:
+        member = members.get(id)
+        at = f" at {member.client_host.lstrip('/')}" if member else ", which has left"
+        words.append(f"{id}{at} ({figures.plural(records, 'record')})")
+    more = f" and {len(held) - HOLDERS_MAX} more" if len(held) > HOLDERS_MAX else ""
+    return f" These consumers hold records: {', '.join(words)}{more}."
+
+
+def _remedies(sample: Sample, group: str, why: str) -> tuple[Remedy, ...]:
+    """Return the actions against a reason for which delivery, or letters, have stopped."""
+    if why == "paused":
+        return (Remedy("Resume delivery", "resume", {"group": group}),)
+    if why.startswith("topic-"):
+        return (Remedy("Repair the dead-letter topic", "letter-topic", {"group": group}),)
+    limits = tuple(
+        Remedy(f"Raise {name}", "limit", {"group": group, "config": name})
+        for name in _LIMITS.get(why, ())
+    )
+    return (_held_remedies(sample, group) if why == "held-keys" else ()) + limits
+
+
+def _held_remedies(sample: Sample, group: str, topic: str = "") -> tuple[Remedy, ...]:
+    """Return the actions that release keys which dead letters hold."""
+    skip = {"group": group, **({"topic": topic} if topic else {})}
+    letters = sample.letter_topics.get(group)
+    source = {"source": topic} if topic else {}
+    redrive = {"topic": letters or "", "group": group, **source}
+    return (
+        *((Remedy("Send the letters back", "redrive", redrive),) if letters else ()),
+        Remedy("Skip the letters", "skip", skip),
+    )
 
 
 def points(sample: Sample) -> dict[tuple[str, str], Point]:

@@ -54,6 +54,7 @@ class Sampler:
         self._client = client
         self._metrics = metrics
         self._changed = asyncio.Event()
+        self._hurried = asyncio.Event()
         self._oldest = OldestRecords(client)
         self._kept: dict[str, Any] = {}
         self._problems: list[str] = []
@@ -71,11 +72,24 @@ class Sampler:
         """The time of the last sample; empty before the first."""
         return "" if self.sample is None else figures.clock(self.sample.at_ms)
 
+    def hurry(self) -> None:
+        """Wake the open pages, and read the next sample now: an action has changed the cluster."""
+        self._slow_at_s = float("-inf")
+        self._hurried.set()
+        self._wake()
+
     async def run(self) -> None:
         """Read samples until cancelled."""
         while True:
+            self._hurried.clear()
             await self.step()
-            await asyncio.sleep(self.interval_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.interval_s):
+                    await self._hurried.wait()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def step(self) -> None:
         """Read one sample."""
@@ -94,8 +108,7 @@ class Sampler:
                 self.history.add(key, point)
             self.history.keep(set(points))
             self.queues = queues.queues(self.sample, self.history)
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._wake()
 
     def _failed(self, why: str) -> None:
         if self.error is None:

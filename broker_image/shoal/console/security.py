@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from shoal.protocol.errors import ErrorCode
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -28,12 +30,23 @@ HEADERS = {
     " frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
+    # With no-referrer, browsers send forms without their origin, which `Sessions.check` needs.
+    "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     # Without the versions of Python and aiohttp.
     "Server": "shoal console",
 }
+#: The codes with which brokers refuse a request for lack of a permission.
+NO_RIGHT = frozenset(
+    {
+        ErrorCode.topic_authorization_failed,
+        ErrorCode.group_authorization_failed,
+        ErrorCode.cluster_authorization_failed,
+    }
+)
+#: The name of the logged-in user; "" without a login.
+USER = web.RequestKey("user", str)
 #: Seconds until the answer to a wrong password.
 REFUSAL_DELAY_S = 0.5
 
@@ -45,12 +58,13 @@ class InvalidAccess(ValueError):
 @dataclass(frozen=True, slots=True)
 class Access:
     """Where the console listens and who may use it. `users` maps names to hashed passwords; without
-    users there is no login."""
+    users there is no login. `allow_actions` lets users change the cluster."""
 
     host: str = "127.0.0.1"
     port: int = 9080
     is_encrypted: bool = False
     users: Mapping[str, bytes] = field(default_factory=dict)
+    allow_actions: bool = False
 
     def check(self, *, insecure: bool) -> None:
         """Raise `InvalidAccess` if other hosts could reach the console without encryption or login.
@@ -120,7 +134,8 @@ def guard(access: Access) -> Middleware:
             raise web.HTTPMisdirectedRequest(
                 text=f"The console listens on {access.host} only, not as {name[:100]}."
             )
-        if access.users and not _is_login(access.users, request.headers.get("Authorization", "")):
+        user = _login(access.users, request.headers.get("Authorization", ""))
+        if access.users and user is None:
             if "Authorization" in request.headers:
                 log.warning("login from %s failed", request.remote)
                 await asyncio.sleep(REFUSAL_DELAY_S)
@@ -128,20 +143,23 @@ def guard(access: Access) -> Middleware:
                 text="Log in to see the console.",
                 headers={"WWW-Authenticate": 'Basic realm="Shoal console", charset="UTF-8"'},
             )
+        request[USER] = user or ""
         return await handler(request)
 
     return check
 
 
-def _is_login(users: Mapping[str, bytes], header: str) -> bool:
+def _login(users: Mapping[str, bytes], header: str) -> str | None:
+    """Return the user who logs in by a header of basic authentication, or None."""
     scheme, _, text = header.partition(" ")
     try:
         user, _, password = base64.b64decode(text, validate=True).decode().partition(":")
     except (binascii.Error, ValueError):
-        return False
+        return None
     # Compare also for an unknown user, so that the time does not show which users exist.
     expected = users.get(user, b"\0" * 32)
-    return hmac.compare_digest(expected, _hash(password)) and scheme.lower() == "basic"
+    is_right = hmac.compare_digest(expected, _hash(password)) and scheme.lower() == "basic"
+    return user if is_right else None
 
 
 @web.middleware

@@ -15,6 +15,18 @@ app.kubernetes.io/name: shoal-operator
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{- define "shoal.consoleSelector" -}}
+app.kubernetes.io/name: shoal-console
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "shoal.consoleLabels" -}}
+{{ include "shoal.consoleSelector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end }}
+
 {{- define "shoal.image" -}}
 {{- $tag := .image.tag | default .root.Chart.AppVersion -}}
 {{- $registry := .image.registry | default .root.Values.image.registry -}}

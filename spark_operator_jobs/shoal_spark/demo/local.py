@@ -39,6 +39,7 @@ STARTED_S, STOPPED_S = 30.0, 15.0
 LAST_LINES = 12
 _READY = re.compile(r"listens on (\S+:\d+)")
 _METRICS = re.compile(r"(http://\S+)/metrics")
+_CONSOLE = re.compile(r"The console is at (http://\S+)/\.")
 _END = re.compile(r'^kafka_log_Log_LogEndOffset\{[^}]*topic="([^"]+)"[^}]*\} (\S+)$', re.MULTILINE)
 #: Python modules and the packages to install for them.
 PACKAGES = {
@@ -92,9 +93,10 @@ def jobs() -> Path | None:
 class Pipeline:
     """The processes of the demo in one folder. All end with it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, has_console: bool = False) -> None:
         self.folder = folder
-        self.bootstrap = self.metrics = ""
+        self.bootstrap = self.metrics = self.console = ""
+        self._has_console = has_console
         self.ui = f"http://127.0.0.1:{_free_port()}"
         self._stack = contextlib.ExitStack()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -116,10 +118,13 @@ class Pipeline:
             "--listener": "127.0.0.1:0",
             "--data-dir": self.folder / "data",
             "--metrics": "127.0.0.1:0",
+            **({"--console": "127.0.0.1:0"} if self._has_console else {}),
         }
         self._run("broker", sys.executable, "-m", "shoal.cli", "server", *_words(options))
         self.bootstrap = self._said("broker", _READY)
         self.metrics = self._said("broker", _METRICS)
+        if self._has_console:
+            self.console = self._said("broker", _CONSOLE)
 
     def _start_feeder(self, images: int) -> None:
         options = {
@@ -243,22 +248,24 @@ class Pipeline:
         return found[1]
 
 
-def run(images: int, timeout_s: float, picture: Path | None) -> list[str]:
+def run(images: int, timeout_s: float, picture: Path | None, *, console: bool = False) -> list[str]:
     """Run and show the pipeline; return broken promises as sentences. Raises `CannotRun`."""
     from rich.console import Console
     from rich.live import Live
 
     from shoal_spark.demo import view
 
-    console = Console()
+    terminal = Console()
     watch = Watch(images, images // BROKEN_EVERY, PARTITIONS, workers="tasks at once")
     watch.state = "Starting a broker, filling the queue, starting Spark."
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-demo-"))
-        pipeline = stack.enter_context(Pipeline(Path(folder)))
+        pipeline = stack.enter_context(Pipeline(Path(folder), has_console=console))
         began = time.monotonic()
-        with Live(view.view(watch), console=console, refresh_per_second=4) as live:
+        with Live(view.view(watch), console=terminal, refresh_per_second=4) as live:
             pipeline.start(images)
+            if console:
+                live.console.print(f"The console is at {pipeline.console}/.", highlight=False)
             while not watch.settled and time.monotonic() - began < timeout_s:
                 pipeline.check()
                 watch.samples.append(pipeline.sample(watch.last, began))
@@ -271,8 +278,8 @@ def run(images: int, timeout_s: float, picture: Path | None) -> list[str]:
         view.picture(watch, picture)
     good = watch.fed - watch.broken
     # Print whole lines, also if the output goes to a file.
-    console.print()
-    console.print(
+    terminal.print()
+    terminal.print(
         f"{distinct} of {good} images have a thumbnail and a hash; "
         f"{watch.last.dead_letters} of {watch.broken} broken ones are dead letters; "
         f"{watch.last.at_s:.0f} s in all.",

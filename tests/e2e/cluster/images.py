@@ -68,7 +68,7 @@ IMAGES = {
     "broker": Image(
         "broker_image/Containerfile",
         ("broker_image/shoal", "broker_image/compile.py"),
-        ("broker", "tiered"),
+        ("broker", "console", "tiered"),
     ),
     "operator": Image(
         "operator/Containerfile", ("broker_image/shoal", "operator/shoal_operator"), ("operator",)

@@ -17,7 +17,8 @@ function morph(from, to) {
     return;
   }
   if (from.isEqualNode(to)) return;
-  // What the user has typed or opened stays.
+  // What the user has typed or opened stays. A hidden input is the server's.
+  if (from.type === "hidden") from.value = to.value;
   if (from.nodeName === "INPUT" || from.nodeName === "SELECT") return;
   for (const { name } of [...from.attributes]) {
     if (!to.hasAttribute(name) && name !== "open") from.removeAttribute(name);

@@ -552,9 +552,12 @@ def open_lock(
     deadline_ms: int,
     records: Sequence[Range],
     held: int,
+    *,
+    now_ms: int,
 ) -> None:
-    """Start the lock of acquired ranges with `records` records."""
-    lock = Lock(member_id, deadline_ms, first=records[0][0], last=records[-1][1], records=held)
+    """Start the lock of acquired ranges with `held` records."""
+    first, last = records[0][0], records[-1][1]
+    lock = Lock(member_id, deadline_ms, first=first, last=last, records=held, since_ms=now_ms)
     share.locks.open(number, lock)
 
 

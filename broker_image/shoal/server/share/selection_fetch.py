@@ -129,7 +129,7 @@ def fetch(
             leader.wake_soon()  # All entries were outdated.
         return [], Acquired((), 0, 0, changes)
     deadline_ms = now_ms + settings.lock_duration_ms
-    open_lock(leader.share, number, wanted.member_id, deadline_ms, acquired, total)
+    open_lock(leader.share, number, wanted.member_id, deadline_ms, acquired, total, now_ms=now_ms)
     return views, Acquired(acquired, total, number, changes, fresh, encoded(acquired))
 
 
