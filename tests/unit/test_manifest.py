@@ -135,6 +135,24 @@ def test_a_new_leader_fences_the_manifest_before_it_copies() -> None:
     asyncio.run(run())
 
 
+def test_a_new_leader_takes_over_the_log_start() -> None:
+    """It may not have heard of the last one, and the objects below are deleted."""
+
+    async def run() -> None:
+        world = await copied(count=20)
+        _, *others = world.metadata.remote(KEY)
+        start = next(s for s in others if s.end_offset > s.base_offset).base_offset + 1
+        world.log.advance_log_start(start)
+        await world.run_pass()
+        assert world.manifest().log_start_offset == start
+        world.log.log_start_offset = 0
+        world.partition.register(Registered(3), world.node.clock.ms)
+        await world.run_pass()
+        assert world.log.log_start_offset == start
+
+    asyncio.run(run())
+
+
 def test_an_earlier_epoch_in_between_is_overwritten() -> None:
     async def run() -> None:
         world = await copied()
@@ -159,10 +177,15 @@ def test_a_put_that_landed_is_recognized(fault) -> None:
             return faults.pop() if faults and (operation, key[-8:]) == ("put", "manifest") else ""
 
         world.store.choose = choose
+        before = len(world.segment_keys())
+        world.store.calls.clear()
         world.produce(8)
         await world.copier.run(world.partition)
         assert not faults
         assert world.manifest().segments == tuple(world.metadata.remote(KEY))
+        copies = len(world.segment_keys()) - before
+        puts = world.store.calls.count(("put", manifest_key(world.prefix)))
+        assert puts == copies + 1, "one put was repeated"
 
     asyncio.run(run())
 
