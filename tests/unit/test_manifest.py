@@ -16,7 +16,7 @@ from shoal.tiered.manifest import Manifest
 from shoal.tiered.metadata_records import SegmentState
 from shoal.tiered.remote_log import RemoteSegment, pack
 from shoal.tiered.segment_object import DamagedObject
-from shoal.tiered.store import BytesSource, ObjectMissing
+from shoal.tiered.store import BytesSource, ObjectMissing, StoreUnavailable
 from tiered_world import CONFIG, GRACE_MS, KEY, World
 
 SEGMENT = RemoteSegment(UUID(int=7), 10, 19, 1234, 500, 700, 100, 3, False, ((0, 10), (2, 15)))
@@ -135,14 +135,32 @@ def test_a_new_leader_fences_the_manifest_before_it_copies() -> None:
     asyncio.run(run())
 
 
+def test_a_new_leader_takes_over_the_log_start() -> None:
+    """It may not have heard of the last one, and the objects below are deleted."""
+
+    async def run() -> None:
+        world = await copied(count=20)
+        _, *others = world.metadata.remote(KEY)
+        start = next(s for s in others if s.end_offset > s.base_offset).base_offset + 1
+        world.log.advance_log_start(start)
+        await world.run_pass()
+        assert world.manifest().log_start_offset == start
+        world.log.log_start_offset = 0
+        world.partition.register(Registered(3), world.node.clock.ms)
+        await world.run_pass()
+        assert world.log.log_start_offset == start
+
+    asyncio.run(run())
+
+
 def test_an_earlier_epoch_in_between_is_overwritten() -> None:
     async def run() -> None:
         world = await copied()
         world.partition.register(Registered(3), world.node.clock.ms)
         await world.run_pass()
         await replace_manifest(world, 2)
-        world.produce(8)
-        await world.copier.run(world.partition)
+        remote = world.metadata.remote(KEY)
+        await world.copier.manifests.write(world.partition, world.prefix, remote)
         assert world.manifest().leader_epoch == 3
         assert world.manifest().segments == tuple(world.metadata.remote(KEY))
 
@@ -159,10 +177,40 @@ def test_a_put_that_landed_is_recognized(fault) -> None:
             return faults.pop() if faults and (operation, key[-8:]) == ("put", "manifest") else ""
 
         world.store.choose = choose
+        before = len(world.segment_keys())
+        world.store.calls.clear()
         world.produce(8)
         await world.copier.run(world.partition)
         assert not faults
         assert world.manifest().segments == tuple(world.metadata.remote(KEY))
+        copies = len(world.segment_keys()) - before
+        puts = world.store.calls.count(("put", manifest_key(world.prefix)))
+        assert puts == copies + 1, "one put was repeated"
+
+    asyncio.run(run())
+
+
+def test_a_put_that_may_have_landed_is_repeated_before_its_object_is_deleted() -> None:
+    async def run() -> None:
+        world = await copied()
+        faults = [object_stores.UNAVAILABLE, object_stores.LANDED]
+
+        def choose(operation: str, key: str) -> str:
+            return faults.pop() if faults and (operation, key[-8:]) == ("put", "manifest") else ""
+
+        world.store.choose = choose
+        world.produce(8)
+        with pytest.raises(StoreUnavailable):
+            await world.copier.run(world.partition)
+        named = {segment.segment_id for segment in world.manifest().segments}
+        (unfinished,) = world.metadata.remote(KEY).in_state(SegmentState.COPY_SEGMENT_STARTED)
+        assert unfinished.segment_id in named
+        world.store.calls.clear()
+        await world.copier.run(world.partition)
+        put = world.store.calls.index(("put", manifest_key(world.prefix)))
+        (deleted,) = [n for n, (call, _) in enumerate(world.store.calls) if call == "delete"]
+        assert put < deleted
+        await world.check_the_end()
 
     asyncio.run(run())
 

@@ -85,7 +85,6 @@ def test_parse(name: str, text: str, value: object) -> None:
         ("compression.gzip.level", "0", "between 1 and 9"),
         ("min.cleanable.dirty.ratio", "1.5", "no more than 1"),
         ("leader.replication.throttled.replicas", "1", "partitionId:brokerId"),
-        ("remote.log.copy.disable", "true", "Copying cannot be switched off"),
     ],
 )
 def test_refusals_name_config_value_and_reason(name: str, text: str, reason: str) -> None:
