@@ -14,6 +14,7 @@ from shoal.client.environment import HERE
 from shoal.client.errors import ConnectionLost, KafkaError, transient
 from shoal.client.fetcher import Isolation
 from shoal.client.membership import LEAVE_MS, Membership
+from shoal.client.settings import Settings
 from shoal.client.share import ShareMembership
 from shoal.protocol.errors import ErrorCode
 
@@ -73,6 +74,7 @@ class _Cluster:
     """Takes heartbeats, and drops the responses that the test wants lost."""
 
     def __init__(self) -> None:
+        self.settings = Settings(())
         self.bodies: list[Mapping[str, Any]] = []
         self.lost = False
         #: Errors of the next responses, and how often a coordinator was found to be the wrong one.
