@@ -171,16 +171,9 @@ ANSWERS: list[tuple[ApiKey, str, str, str]] = [
         "unknown_topic_or_partition",
         _UNKNOWN_STATE,
     ),
-    (
-        ApiKey.ALTER_SHARE_GROUP_OFFSETS,
-        "'topic_id'",
-        "topic_authorization_failed",
-        "Kafka returns the id of a topic that the client may not read, which shows that the topic"
-        " exists.",
-    ),
 ]
 #: How the page shows parts of answers that are no error codes.
-_SHOWN = {"'none'": "`NONE`", "'topic_id'": "the id"}
+_SHOWN = {"'none'": "`NONE`"}
 
 _ANSWERS = """\
 ## Answers to clients with few permissions
