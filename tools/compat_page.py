@@ -131,6 +131,60 @@ the user, unless `shoal.sasl.scram.disconnect.removed.users` is `false`.
 """
 
 
+_NULL_TOPIC = (
+    "Kafka fails to authorize a topic id that does not exist: the name is null. Shoal reports the"
+    " unknown id, as Kafka does without an authorizer."
+)
+_UNKNOWN_STATE = "The state of a partition that does not exist. Both permit the request."
+#: Answers that differ although the permissions are the same: the API, a part of Kafka's answer, a
+#: part of Shoal's, and the reason. The permission matrix accepts no others.
+ANSWERS: list[tuple[ApiKey, str, str, str]] = [
+    (
+        ApiKey.METADATA,
+        "unknown_topic_or_partition",
+        "'none'",
+        "Shoal creates the topic before it answers; Kafka answers first.",
+    ),
+    (
+        ApiKey.FETCH,
+        "not_leader_or_follower",
+        "unknown_topic_or_partition",
+        "The fetch of a broker that has no replica. Both permit it.",
+    ),
+    (ApiKey.SHARE_FETCH, "unknown_server_error", "'none'", _NULL_TOPIC),
+    (ApiKey.SHARE_ACKNOWLEDGE, "unknown_server_error", "'none'", _NULL_TOPIC),
+    (
+        ApiKey.ADD_PARTITIONS_TO_TXN,
+        "unknown_topic_or_partition",
+        "invalid_producer_id_mapping",
+        "Between brokers, Shoal checks the producer before the topics. Both permit the request.",
+    ),
+    (
+        ApiKey.READ_SHARE_GROUP_STATE,
+        "invalid_request",
+        "unknown_topic_or_partition",
+        _UNKNOWN_STATE,
+    ),
+    (
+        ApiKey.WRITE_SHARE_GROUP_STATE,
+        "invalid_request",
+        "unknown_topic_or_partition",
+        _UNKNOWN_STATE,
+    ),
+]
+#: How the page shows parts of answers that are no error codes.
+_SHOWN = {"'none'": "`NONE`"}
+
+_ANSWERS = """\
+## Answers to clients with few permissions
+
+Shoal and Kafka give the same answers to clients with the same permissions, in each version of the
+APIs for clients. The nightly permission matrix compares them. The exceptions are:
+
+| API | Kafka | Shoal | reason |
+|---|---|---|---|"""
+
+
 _EXTENSIONS = """\
 ## Requests that only Shoal has
 
@@ -198,7 +252,12 @@ def page(rows: Iterable[Api] = tuple(HANDLERS.values())) -> str:
         for key, span in sorted(_KAFKA_ALL.items())
         if key not in served
     ]
-    lines += ["", _RECORDS]
+    lines += ["", _RECORDS, _ANSWERS]
+    lines += [
+        f"| {name(key)} | {_shown(kafka)} | {_shown(shoal)} | {reason} |"
+        for key, kafka, shoal, reason in ANSWERS
+    ]
+    lines.append("")
     lines += ["## Features\n", "| feature | Shoal | Kafka |", "|---|---|---|"]
     lines += [
         f"| {feature} | {_span(SUPPORTED_FEATURES.get(feature))} | {_span(span)} |"
@@ -207,6 +266,10 @@ def page(rows: Iterable[Api] = tuple(HANDLERS.values())) -> str:
     lines += ["", _EXTENSIONS]
     lines += [f"| `{name}` | {' | '.join(_ADDED[name])} |" for name in features.FEATURES]
     return "\n".join(lines) + "\n"
+
+
+def _shown(answer: str) -> str:
+    return _SHOWN.get(answer) or f"`{answer.upper()}`"
 
 
 def name(key: ApiKey) -> str:

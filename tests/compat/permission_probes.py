@@ -144,10 +144,13 @@ def _denied_elsewhere(host: str) -> list[Acl]:
 
 
 class Ids(NamedTuple):
-    """What differs between two brokers with the same topics: the topics' ids and the cluster's."""
+    """What differs between two brokers with the same topics: the topics' ids and the cluster's; and
+    a member of a share group for each case: Kafka removes the session of a connection that is
+    closed some time later, and would remove the next one of this member."""
 
     topics: dict[str, UUID]
     cluster: str
+    member: str = ""
 
     def of(self, name: str) -> UUID:
         return self.topics.get(name, UNKNOWN_ID)
@@ -523,7 +526,7 @@ def _share(group: str, topic: str) -> Iterator[Probe]:
             ]
         return {
             "group_id": group,
-            "member_id": "member-of-the-matrix-x",
+            "member_id": ids.member,
             "share_session_epoch": epoch,
             "max_wait_ms": 0,
             "min_bytes": 0,

@@ -1,7 +1,7 @@
 """The permission matrix: the same entries and requests to Apache Kafka and to Shoal.
 
 `permission_probes` has the clients, each with an address and permissions of its own, and the
-requests. The answers must have equal error codes and show the same names. `DIFFERENCES` has the
+requests. The answers must have equal error codes and show the same names. docs/compat.md has the
 exceptions, with the reason of each.
 """
 
@@ -15,6 +15,7 @@ from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import compat_page
 import pytest
 from compat import permission_probes as material
 from compat.permission_probes import Client, Ids, Probe
@@ -105,57 +106,7 @@ class Difference(NamedTuple):
     reason: str
 
 
-_NULL_TOPIC = (
-    "Kafka fails to authorize a topic id that does not exist: the name is null. Shoal reports the"
-    " unknown id, as Kafka does without an authorizer."
-)
-DIFFERENCES = [
-    Difference(
-        ApiKey.METADATA,
-        "unknown_topic_or_partition",
-        "'none'",
-        "Shoal creates the topic before it answers; Kafka answers first.",
-    ),
-    Difference(
-        ApiKey.FETCH,
-        "not_leader_or_follower",
-        "unknown_topic_or_partition",
-        "The fetch of a broker that has no replica: permitted by both.",
-    ),
-    Difference(ApiKey.SHARE_FETCH, "unknown_server_error", "'none'", _NULL_TOPIC),
-    Difference(ApiKey.SHARE_ACKNOWLEDGE, "unknown_server_error", "'none'", _NULL_TOPIC),
-    Difference(
-        ApiKey.ADD_PARTITIONS_TO_TXN,
-        "unknown_topic_or_partition",
-        "invalid_producer_id_mapping",
-        "Between brokers, Shoal checks the producer before the topics. Permitted by both.",
-    ),
-    Difference(
-        ApiKey.DESCRIBE_CONFIGS,
-        "'none'",
-        "invalid_request",
-        "Shoal has no levels of loggers. Permitted by both.",
-    ),
-    Difference(
-        ApiKey.READ_SHARE_GROUP_STATE,
-        "invalid_request",
-        "unknown_topic_or_partition",
-        "The state of a partition that does not exist. Permitted by both.",
-    ),
-    Difference(
-        ApiKey.WRITE_SHARE_GROUP_STATE,
-        "invalid_request",
-        "unknown_topic_or_partition",
-        "The state of a partition that does not exist. Permitted by both.",
-    ),
-    Difference(
-        ApiKey.ALTER_SHARE_GROUP_OFFSETS,
-        "'topic_id'",
-        "topic_authorization_failed",
-        "Kafka returns the id of a topic that the client may not read, which shows that the topic"
-        " exists.",
-    ),
-]
+DIFFERENCES = [Difference(*row) for row in compat_page.ANSWERS]
 
 
 class Side:
@@ -166,6 +117,7 @@ class Side:
         self.bootstrap, self._logins = bootstrap, logins
         self.admin = WireClient(bootstrap)
         self.ids = Ids({}, "")
+        self._cases = 0
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -326,6 +278,9 @@ class Side:
 
     def ask(self, case: Case) -> Any:
         """Return what is visible in the answers to a case."""
+        self._cases += 1
+        # Kafka reads it as an id of 16 bytes in base 64.
+        ids = self.ids._replace(member=f"member-of-the-{self._cases:08}")
         user = case.client.user
         client = WireClient(self._logins if user else self.bootstrap, source=case.client.host)
         with client:
@@ -337,7 +292,7 @@ class Side:
                 if api is not case.probe.api:
                     version = HANDLERS[api].versions[-1]
                 try:
-                    answer = client.call(api, version, body(self.ids))
+                    answer = client.call(api, version, body(ids))
                 except (ConnectionResetError, BrokenPipeError):
                     return [*answers, CLOSED]
                 answers.append(self._visible(answer, ""))
