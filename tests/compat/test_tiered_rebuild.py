@@ -108,6 +108,7 @@ def test_lost_metadata_and_manifests_are_written_again_from_the_objects(tiered: 
     assert len(manifests(tiered.store)) == 1
 
 
+@pytest.mark.nightly
 def test_orphans_are_swept_after_the_grace_period(tiered: Tiered) -> None:
     copied(tiered)
     first, second = [o for o in tiered.objects() if "/t-" in str(o)][:2]
@@ -205,6 +206,7 @@ def problems(shoal: Shoal, *words: str) -> list[tuple[str, str]]:
 
 def test_metrics_have_the_labels_of_their_page(tiered: Tiered) -> None:
     copied(tiered)
+    copies = len(tiered.objects())
     consume(tiered.broker.bootstrap, 4000)
     tiered.admin.delete_records([TopicPartition("t", 0, 2500)])
     eventually(lambda: tiered.bases()[0] > 0, timeout_s=TIMEOUT_S)
@@ -217,7 +219,7 @@ def test_metrics_have_the_labels_of_their_page(tiered: Tiered) -> None:
                 found.setdefault(sample.name, set()).update(sample.labels)
                 values[sample.name] = values.get(sample.name, 0) + sample.value
     assert {n: labels for n, labels in found.items() if set(metrics_page.labels(n)) != labels} == {}
-    assert values[f"{prefix}CopyRequestsPerSec_total"] == 3
+    assert values[f"{prefix}CopyRequestsPerSec_total"] == copies
     assert values[f"{prefix}CopyBytesPerSec_total"] > 3_000_000
     assert values[f"{prefix}FetchBytesPerSec_total"] > 3_000_000
     assert values[f"{prefix}DeleteRequestsPerSec_total"] >= 1
@@ -243,6 +245,7 @@ def test_a_store_that_is_away_is_seen_in_the_metrics(tiered: Tiered) -> None:
     consume(tiered.broker.bootstrap, 7000)
 
 
+@pytest.mark.nightly
 def test_the_operator_creates_a_tiered_topic_and_sees_the_store(tiered: Tiered) -> None:
     """A QueueTopic's fields become configs, and the brokers' metrics the condition."""
     spec = {

@@ -150,6 +150,7 @@ def test_a_topic_with_old_records_becomes_tiered(tiered: Tiered) -> None:
         alter(tiered.admin, {"remote.storage.enable": "false"})
 
 
+@pytest.mark.nightly
 def test_copying_is_switched_off_and_on_again(tiered: Tiered) -> None:
     """KIP-950: what is in the store stays readable, and what is not copied stays on the disk."""
     create(tiered.admin)
