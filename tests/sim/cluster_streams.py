@@ -24,10 +24,9 @@ import contextlib
 import random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.client.cluster import TopicPartition
+from shoal.client.cluster import Topic, TopicPartition
 from shoal.client.errors import ClientError, KafkaError, expect, transient
 from shoal.client.groups import CommittedOffset, Group, commit_body
-from shoal.client.topics import Topic
 from shoal.coordinator.group.streams import target_assignment
 from shoal.coordinator.group.streams.streams_group import State
 from shoal.protocol import codec

@@ -31,7 +31,7 @@ from shoal.coordinator.group.streams.sticky_assignor import MemberSpec, Subtopol
 from shoal.coordinator.group.streams.tasks import NO_TASKS, TaskSets
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from shoal.coordinator.contract import Record
     from shoal.coordinator.deadlines import Key
@@ -60,7 +60,7 @@ class Target(NamedTuple):
 
 
 #: A target assignment that is being computed: yields records to write, and returns the targets.
-Work = Generator["list[Record] | None", None, "Mapping[str, TaskSets]"]
+Work = Generator["Sequence[Record] | None", None, "Mapping[str, TaskSets]"]
 
 
 class TargetAssignments(ModernTargetAssignments):
@@ -150,10 +150,11 @@ class TargetAssignments(ModernTargetAssignments):
             self._under_way[group.group_id] = group.epoch, work
         epoch, work = self._under_way[group.group_id]
         try:
-            draft.records += next(work) or ()
+            records = next(work)
         except StopIteration:
             self._assigned(group, epoch, draft, now_ms)
         else:
+            draft.records += records or ()
             self._context.deadlines.set(self._key(group), now_ms + SLICE_DELAY_MS)
 
     def assign(
@@ -169,11 +170,12 @@ class TargetAssignments(ModernTargetAssignments):
         work = self._compute(group, members, members, configured)
         while True:
             try:
-                draft.records += next(work) or ()
+                records = next(work)
             except StopIteration as end:
                 self._assigned(group, epoch, draft, now_ms)
                 targets: Mapping[str, TaskSets] = end.value
                 return targets
+            draft.records += records or ()
 
     def _is_large(
         self, group: StreamsGroup, members: Mapping[str, Member], configured: ConfiguredTopology
