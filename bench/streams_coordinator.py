@@ -123,7 +123,8 @@ def group_of(broker: Broker) -> StreamsGroup:
     for _, shard in broker.groups.shards():
         found: Any = shard.context.groups.get(GROUP)
         if found is not None:
-            return found  # type: ignore[no-any-return]
+            group: StreamsGroup = found
+            return group
     raise AssertionError("the group does not exist")
 
 
