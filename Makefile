@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 # Tests start hundreds of brokers. Without cached bytecode, each start takes three times as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv release compiled check lint types imports unit model sim wire fuzz java kcat compat spark brokers kube cluster image e2e e2e-nodes demo bench bench-cluster bench-security bench-queues bench-spark test test-clients test-clusters test-alone test-all nightly docs site lock clean
+.PHONY: help venv release compiled check lint types imports unit model sim wire fuzz java kcat compat spark brokers kube cluster image e2e e2e-nodes demo bench bench-cluster bench-security bench-streams bench-queues bench-spark test test-clients test-clusters test-alone test-all nightly docs site lock clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z0-9-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 12
@@ -73,6 +73,8 @@ bench: venv java            ## compare one broker with Apache Kafka; 25 minutes
 	$(BIN)/python bench/run.py $(BENCH)
 bench-security: venv java    ## compare TLS, logins and permissions with Apache Kafka
 	$(BIN)/python bench/run_security.py $(BENCH)
+bench-streams: venv java     ## compare streams groups with Apache Kafka
+	$(BIN)/python bench/run_streams.py $(BENCH)
 bench-queues: venv          ## measure Shoal's additions to share groups
 	$(BIN)/python bench/queues.py $(BENCH)
 bench-cluster: venv java    ## compare three brokers with Apache Kafka, with BENCH_KILLS=10 kills per row

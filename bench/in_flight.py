@@ -91,9 +91,13 @@ class Turns:
         now_ns = time.thread_time_ns()
         took_ms = (now_ns - self.began_ns) / 1e6
         self.longest_ms = sorted([*self.longest_ms, took_ms])[-3:]
+        self.noted(took_ms)
         self.began_ns = now_ns
         if self._watches:
             self._loop.call_soon(self._turn)
+
+    def noted(self, took_ms: float) -> None:
+        """For subclasses: a turn has ended."""
 
     def report(self, what: str) -> None:
         self._watches = False

@@ -29,6 +29,7 @@ TITLES = {
     "cluster": "Three brokers against three of Apache Kafka",
     "spark": "Spark",
     "security": "TLS, logins and permissions against Apache Kafka",
+    "streams": "Streams groups against Apache Kafka",
 }
 _LIST = re.compile(r"(<!-- runs -->\n).*?(<!-- end -->)", re.DOTALL)
 TABLE = re.compile(r"(<!-- run: ([\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -32,6 +32,8 @@ NAMES = {
     "start_s": "start, s",
     "cpu_s_gb": "broker CPU, s/GB",
     "pause_ms": "longest turn, CPU ms",
+    "heartbeat_cpu_ms": "CPU of a heartbeat, ms",
+    "assignment_cpu_ms": "CPU of an assignment, ms",
     "record_cpu_us": "broker CPU of a record, µs",
     "record_bytes": "memory of a record, B",
     "mixed_record_bytes": "memory of a record in mixed states, B",

@@ -91,7 +91,7 @@ kafka-python, aiokafka, the Java clients, Kafka Streams and Kafka's command-line
 Kafka Streams works with both of its protocols, `classic` (the default) and `streams` (KIP-1071),
 with `at_least_once` and `exactly_once_v2`. As in Kafka {KAFKA_VERSION}, streams groups have no
 static members, no regular expressions for source topics, no warm-up tasks, and a topology that
-never changes.
+never changes. [Kafka Streams](streams.md) runs an example with both protocols.
 """
 
 

@@ -28,13 +28,16 @@ KAFKA = "kafka"
 ROOT = Path(__file__).parents[2]
 KAFKA_PAGE = "docs/quickstart/kafka.md"
 SPARK_PAGE = "docs/quickstart/spark.md"
+STREAMS_PAGE = "docs/streams.md"
 #: Pages whose unmarked commands run here, each against one broker.
-PAGES = ("docs/queues.md", "docs/quickstart/developer.md", KAFKA_PAGE, SPARK_PAGE)
+PAGES = ("docs/queues.md", "docs/quickstart/developer.md", KAFKA_PAGE, SPARK_PAGE, STREAMS_PAGE)
 #: What a page needs beside Python.
 NEEDS = {
     KAFKA_PAGE: (pytest.mark.java,),
     # Spark starts slowly on a busy machine.
     SPARK_PAGE: (pytest.mark.spark, pytest.mark.timeout(1200)),
+    # Five JVMs.
+    STREAMS_PAGE: (pytest.mark.java, pytest.mark.nightly),
 }
 #: Pages with commands, and the test that runs them.
 ELSEWHERE = {
@@ -69,7 +72,7 @@ def documents() -> list[str]:
 
 @pytest.fixture
 def tools_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put the scripts of Kafka's `bin` on the PATH."""
+    """Put the scripts of Kafka's `bin` on the PATH, and its folder into KAFKA_HOME."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for script in (*kafka_tools.CLASSES, "kafka-configs"):
@@ -77,6 +80,10 @@ def tools_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path.write_text(f'exec {shlex.join(kafka_tools.command(script))} "$@"\n')
         path.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / "libs").symlink_to(kafka_tools.LIBRARY)
+    monkeypatch.setenv("KAFKA_HOME", str(tmp_path))
+    # Pages name files of the repository from its root.
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
 
 
 @pytest.mark.usefixtures("tools_on_path")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from shoal.coordinator.group.streams import target_assignment
 from shoal.coordinator.group.streams.streams_group import State
 from shoal.coordinator.group.streams.tasks import flat
 from shoal.protocol.errors import ErrorCode
@@ -29,6 +30,8 @@ SENT = topology(
     subtopology("0", ["in"]),
     subtopology("1", ["in", "other"], ["log"]),
 )
+LIMITS = target_assignment.STEPS_AT_ONCE, target_assignment.RECORDS_A_SLICE
+
 if TYPE_CHECKING:
     from shoal.coordinator.group.streams.streams_group import Member
     from shoal.metadata.image import MetadataImage
@@ -46,12 +49,20 @@ class StreamsMachine(RuleBasedStateMachine):
         # Two processes of two members, and one of a single member.
         self.clients = [Client(f"member-{n}", f"process-{n // 2}") for n in range(5)]
 
-    @initialize(replicas=st.integers(0, 2), delay_ms=st.sampled_from((0, 3_000)))
-    def start(self, replicas: int, delay_ms: int) -> None:
+    @initialize(
+        replicas=st.integers(0, 2), delay_ms=st.sampled_from((0, 3_000)), large=st.booleans()
+    )
+    def start(self, replicas: int, delay_ms: int, *, large: bool) -> None:
+        """The assignments of a `large` group are computed in slices."""
         self.replicas = replicas
+        if large:
+            target_assignment.STEPS_AT_ONCE, target_assignment.RECORDS_A_SLICE = 0, 1
         self.delays["streams.initial.rebalance.delay.ms"] = str(delay_ms)
         self.delays["streams.assignment.interval.ms"] = str(delay_ms // 3)
         self.streams = Streams(self._image(), SENT)
+
+    def teardown(self) -> None:
+        target_assignment.STEPS_AT_ONCE, target_assignment.RECORDS_A_SLICE = LIMITS
 
     def _image(self) -> MetadataImage:
         replicas = {"streams.num.standby.replicas": str(self.replicas)}

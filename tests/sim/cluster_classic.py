@@ -26,6 +26,8 @@ from sim.cluster_kernel import Violation
 from sim.cluster_requests import ask_coordinator
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from shoal.client.client import Client
     from sim.cluster_owners import Owners
 
@@ -199,35 +201,7 @@ class ClassicMember:
                 pass
 
     async def positions(self) -> dict[TopicPartition, int]:
-        """Return the positions to read from. Raises `Violation` for an offset that went back."""
-        topic = {"name": TOPIC, "partition_indexes": list(self.owned)}
-        body = {"groups": [{"group_id": self.group, "topics": [topic]}], "require_stable": True}
-        history = self.history
-        before = {
-            where: history.committed[where]
-            for where in ((TOPIC, p) for p in self.owned)
-            if where in history.committed
-        }
-
-        async def attempt() -> dict[TopicPartition, int]:
-            answer = await ask_coordinator(
-                self.cluster,
-                self.group,
-                ApiKey.OFFSET_FETCH,
-                body,
-                8,
-                code=lambda answer: answer.groups[0].error_code,
-            )
-            rows = answer.groups[0].topics[0].partitions
-            return {
-                TopicPartition(TOPIC, row.partition_index): row.committed_offset for row in rows
-            }
-
-        found = await self.cluster.retrying(attempt)
-        known = {(p.topic, p.partition): offset for p, offset in found.items() if offset >= 0}
-        history.offsets("observer", before, known)
-        history.committed |= known  # Violations for smaller offsets were excused above.
-        return {where: max(0, offset) for where, offset in found.items()}
+        return await positions_of(self.cluster, self.group, self.owned, self.history)
 
     async def commit(self, positions: dict[TopicPartition, int]) -> bool:
         """Return whether the group accepted the commit; if not, the member has to join again."""
@@ -245,7 +219,7 @@ class ClassicMember:
         try:
             await self.cluster.retrying(
                 lambda: ask_coordinator(
-                    self.cluster, self.group, ApiKey.OFFSET_COMMIT, body, 9, code=_first_error
+                    self.cluster, self.group, ApiKey.OFFSET_COMMIT, body, 9, code=first_error
                 )
             )
         except KafkaError as error:
@@ -269,11 +243,42 @@ class ClassicMember:
         self.rejoins = True
 
 
+async def positions_of(
+    cluster: Cluster, group: str, owned: Iterable[int], history: GroupOffsets
+) -> dict[TopicPartition, int]:
+    """Return the positions to read from. Raises `Violation` for an offset that went back."""
+    topic = {"name": TOPIC, "partition_indexes": list(owned)}
+    body = {"groups": [{"group_id": group, "topics": [topic]}], "require_stable": True}
+    before = {
+        where: history.committed[where]
+        for where in ((TOPIC, p) for p in topic["partition_indexes"])
+        if where in history.committed
+    }
+
+    async def attempt() -> dict[TopicPartition, int]:
+        answer = await ask_coordinator(
+            cluster,
+            group,
+            ApiKey.OFFSET_FETCH,
+            body,
+            8,
+            code=lambda answer: answer.groups[0].error_code,
+        )
+        rows = answer.groups[0].topics[0].partitions
+        return {TopicPartition(TOPIC, row.partition_index): row.committed_offset for row in rows}
+
+    found = await cluster.retrying(attempt)
+    known = {(p.topic, p.partition): offset for p, offset in found.items() if offset >= 0}
+    history.offsets("observer", before, known)
+    history.committed |= known  # Violations for smaller offsets were excused above.
+    return {where: max(0, offset) for where, offset in found.items()}
+
+
 def _wants_id(answer: Any) -> bool:
     return bool(answer.error_code == ErrorCode.member_id_required)
 
 
-def _first_error(answer: Any) -> int:
+def first_error(answer: Any) -> int:
     return next((p.error_code for t in answer.topics for p in t.partitions if p.error_code), 0)
 
 

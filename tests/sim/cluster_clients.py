@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from sim.cluster_brokers import BrokerMachine, SimCluster
     from sim.cluster_machine import Machine
     from sim.cluster_queues import Queues
+    from sim.cluster_streams import Application
 
 TOPIC, GROUP, SHARE_GROUP = "orders", "readers", "workers"
 PARTITIONS = 2
@@ -60,6 +61,8 @@ class Workload:
         self.transactions = TransactionRules()
         #: The part "queues", if the run has it.
         self.queues: Queues
+        #: The part "streams", if the run has it.
+        self.application: Application
         self.owners = Owners(self.kernel.fail)
         #: Whether all of the output was read at the end.
         self.audited = False

@@ -17,6 +17,7 @@ from shoal.replication.partition import Partition
 from shoal.server.share.leader import ShareLeader
 from shoal.transaction.shard import TransactionShard, Writer
 from sim.cluster_share_mutants import SHARE_MUTANTS
+from sim.cluster_streams_mutants import STREAMS_MUTANTS
 from sim.replica_mutants import commits_by_itself
 
 if TYPE_CHECKING:
@@ -191,5 +192,6 @@ MUTANTS: dict[str, Mutant] = {
         counts_no_generations,
         gives_what_others_own,
         *SHARE_MUTANTS,
+        *STREAMS_MUTANTS,
     )
 }

@@ -1,5 +1,6 @@
 """Owners of partitions in a KIP-848 consumer group, classic members included, as far as members
-have learned for certain. No partition may have two owners.
+have learned for certain. No partition may have two owners. In a streams group the tasks have owners
+(`cluster_streams`).
 
 The response to a heartbeat or to SyncGroup assigns partitions to a member. The member owns them
 from that response up to its last request whose response confirms its membership, even if that
@@ -9,11 +10,13 @@ between and started again with epoch 1.
 
 * `group-two-owners`: a member was assigned a partition while another member owned it.
 * `group-epoch`: a member got an older epoch than before.
+
+The rules of other groups begin with another word.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sim.cluster_kernel import Violation
 
@@ -44,23 +47,25 @@ class Owners:
     """All members of one group. A static member is identified by its instance id, whichever process
     uses it. `broken` gets the violations, since no task awaits the heartbeats."""
 
-    def __init__(self, broken: Callable[[Violation], None]) -> None:
+    def __init__(self, broken: Callable[[Violation], None], group: str = "group") -> None:
+        """`group` begins the names of the rules."""
         self._broken = broken
+        self._group = group
         self._newest: dict[str, int] = {}
-        self._holds: dict[int, list[Hold]] = {}
+        self._holds: dict[Any, list[Hold]] = {}
         #: Partitions of each member, by partition.
-        self._held: dict[str, dict[int, Hold]] = {}
+        self._held: dict[str, dict[Any, Hold]] = {}
         self.confirmations = 0
 
     def confirmed(
-        self, who: str, epoch: int, owned: Collection[int], *, sent: float, answered: float
+        self, who: str, epoch: int, owned: Collection[Any], *, sent: float, answered: float
     ) -> None:
         """Record a response: the request was sent at `sent`, and in `epoch` the member owns
         these."""
         self.confirmations += 1
         if epoch < self._newest.get(who, 0):
             what = f"{who} is in {epoch} after {self._newest[who]}"
-            self._broken(Violation("group-epoch", what))
+            self._broken(Violation(f"{self._group}-epoch", what))
         self._newest[who] = epoch
         self.still(who, sent)
         held = self._held.setdefault(who, {})
@@ -80,15 +85,23 @@ class Owners:
                 hold.ends = sent
                 self._alone(partition, hold)
 
+    def reported(self, who: str, owned: Collection[Any]) -> None:
+        """Record a request without a response in which a member owned only these: the group may
+        have given the others to somebody else since then."""
+        held = self._held.get(who, {})
+        for partition in held.keys() - set(owned):
+            del held[partition]
+
     def out(self, who: str) -> None:
         """Record that a member is not in the group, or gives up everything before its next
         request."""
         self._held.pop(who, None)
         self._newest.pop(who, None)
 
-    def _alone(self, partition: int, hold: Hold) -> None:
+    def _alone(self, partition: Any, hold: Hold) -> None:
         for other in self._holds[partition]:
             if other.who != hold.who and (
                 hold.overlaps(other) or hold.is_within(other) or other.is_within(hold)
             ):
-                self._broken(Violation("group-two-owners", f"{partition}: {hold}; {other}"))
+                what = f"{partition}: {hold}; {other}"
+                self._broken(Violation(f"{self._group}-two-owners", what))

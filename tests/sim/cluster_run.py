@@ -17,6 +17,7 @@ from sim import cluster_classic as classic
 from sim import cluster_clients as clients
 from sim import cluster_queues as queues
 from sim import cluster_share_clients as shares
+from sim import cluster_streams as streams
 from sim import cluster_transactions as transactions
 from sim.cluster_brokers import SimCluster
 from sim.cluster_clients import Workload
@@ -32,7 +33,10 @@ LOOK_S = 0.1
 REST_S = 60.0
 SHORT_UP_TO = 1000
 #: Optional parts of a run beside the producer, the consumer group and the share group.
-PARTS = ("transactions", "classic", "mixed", "queues")
+PARTS = ("transactions", "classic", "mixed", "queues", "streams")
+#: The share of the drawn runs with an application of Kafka Streams. It takes the place of other
+#: consumer groups, so that these runs do not cost more.
+STREAMS_SHARE, REPLACED = 0.25, ("classic", "mixed")
 
 
 class Run:
@@ -67,14 +71,17 @@ class Run:
         some = [of_faults.choice(sorted(FAULTS)) for _ in range(of_faults.randint(1, 5))]
         self.faults = some if faults is None else list(faults)
         of_parts = random.Random(f"{seed} parts")
-        drawn_parts = [part for part in PARTS if of_parts.random() < 0.4]
+        drawn_parts = [part for part in PARTS if part != "streams" and of_parts.random() < 0.4]
+        if of_parts.random() < STREAMS_SHARE:
+            drawn_parts = [p for p in drawn_parts if p not in REPLACED] + ["streams"]
         self.parts = drawn_parts if parts is None else list(parts)
         self.rest_s = rest_s
 
     def go(self) -> Run:
         """Run it. Raises `AssertionError` for a broken rule."""
         try:
-            self._go()
+            with streams.slices(self.seed):
+                self._go()
         finally:
             for machine in self.cluster.machines():
                 machine.bury()
@@ -87,6 +94,8 @@ class Run:
             random.Random(f"{self.seed} snapshots").random() < 0.4
         ):  # Then replicas that restart get snapshots.
             configs["metadata.log.max.record.bytes.between.snapshots"] = "2000"
+        if "streams" in self.parts:
+            configs |= streams.configs(self.seed)
         cluster = self.cluster = SimCluster(kernel, self.count, configs)
         cluster.synced = self.synced
         load = self.load = Workload(cluster)
@@ -117,12 +126,14 @@ class Run:
                 load.run(f"processor-{index}", transactions.process)
             load.run("auditor", transactions.audit)
             load.run("examiner", transactions.examine)
-        if "classic" in self.parts:
-            for index in range(self.rng.randint(1, 3)):
-                load.run(f"classic-{index}", classic.read_in_classic_group)
-        if "mixed" in self.parts:
-            for index in range(self.rng.randint(1, 2)):
-                load.run(f"mixed-{index}", classic.read_in_mixed_group)
+        for part, most, program in (
+            ("classic", 3, classic.read_in_classic_group),
+            ("mixed", 2, classic.read_in_mixed_group),
+        ):
+            for index in range(self.rng.randint(1, most) if part in self.parts else 0):
+                load.run(f"{part}-{index}", program)
+        if "streams" in self.parts:
+            self._streams()
 
     def _queues(self) -> None:
         """Start two share groups that use more than the defaults."""
@@ -135,6 +146,14 @@ class Run:
         for group, member in (("sorter", queues.sort), ("hoarder", queues.hoard)):
             for index in range(rng.randint(1, 2)):
                 load.run(f"{group}-{index}", member)
+
+    def _streams(self) -> None:
+        """Start an application of one to three threads, and a tool that watches it."""
+        load = self.load
+        load.application = streams.Application(load)
+        for index in range(random.Random(f"{self.seed} streams").randint(1, 3)):
+            load.run(f"thread-{index}", streams.run)
+        load.run("inspector", streams.watch)
 
     def _look(self) -> None:
         self.load.look()
@@ -184,6 +203,22 @@ class Run:
         )
         load.run("last reader", clients.read_all)
         cluster.until(lambda: load.final is not None, self.rest_s, "both groups are through")
+        self._rest_of_parts()
+        load.logs.look_through()
+        load.shares.look()
+        assert load.final is not None
+        load.histories.finish(load.final, load.ends)
+        load.share.finish(load.final)
+        if "queues" in self.parts:
+            load.queues.finish()
+        if "classic" in self.parts:
+            load.classic.finish(load.final)
+        if "streams" in self.parts:
+            load.application.finish(load.final)
+
+    def _rest_of_parts(self) -> None:
+        """Wait until the optional parts are through."""
+        cluster, load = self.cluster, self.load
         if "transactions" in self.parts:
             load.run("last auditor", transactions.audit_all)
             cluster.until(lambda: load.audited, self.rest_s, "all input is processed")
@@ -194,15 +229,10 @@ class Run:
         if "queues" in self.parts:
             load.run("last clerk", queues.read_to_the_end)
             cluster.until(lambda: load.queues.is_through, self.rest_s, "the queues are through")
-        load.logs.look_through()
-        load.shares.look()
-        assert load.final is not None
-        load.histories.finish(load.final, load.ends)
-        load.share.finish(load.final)
-        if "queues" in self.parts:
-            load.queues.finish()
-        if "classic" in self.parts:
-            load.classic.finish(load.final)
+        if "streams" in self.parts:
+            load.run("last inspector", streams.read_to_the_end)
+            app = load.application
+            cluster.until(lambda: app.is_through, self.rest_s, "the application is through")
 
 
 @contextlib.contextmanager

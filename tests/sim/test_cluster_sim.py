@@ -254,6 +254,13 @@ def of_queues(mutant: str, *caught_by: str, seed: int = 1, faults: list[str] | N
     return Case(mutant, caught_by, seed, 1, faults or [], parts=("queues",), duration_s=4.0)
 
 
+def of_streams(
+    mutant: str, *caught_by: str, seed: int = 1, faults: list[str] | None = None
+) -> Case:
+    """Return the case of a broken rule of streams groups."""
+    return Case(mutant, caught_by, seed, 1, faults or [], parts=("streams",), duration_s=8.0)
+
+
 CASES = [
     Case("commits_by_itself", LOST, 8, 3, ["partition"]),
     Case(
@@ -317,6 +324,18 @@ CASES = [
     of_queues("knows_no_keys", "share-key-order"),
     of_queues("writes_no_dead_letters", "share-dead-letters", seed=2),
     of_queues("wakes_nobody", "share-stuck"),
+    of_streams("gives_tasks_that_others_own", "streams-two-owners", seed=23),
+    of_streams("gives_before_it_revokes", "streams-revoked-first", "streams-two-owners", seed=23),
+    of_streams("forgets_copies", "streams-copies-two-owners", seed=6),
+    of_streams("leaves_out_a_task", "streams-coverage", seed=6),
+    of_streams(
+        "takes_commits_of_former_owners",
+        "offset-regression",
+        seed=12,
+        faults=["client_pause"] * 6,
+    ),
+    of_streams("makes_a_partition_too_many", "streams-internal-topics", seed=6),
+    of_streams("begins_with_epoch_one", "streams-epoch", seed=6, faults=["crash"]),
 ]
 
 

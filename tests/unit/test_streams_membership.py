@@ -11,6 +11,7 @@ from shoal.coordinator.group.settings import GroupSettings
 from shoal.coordinator.group.shard import GroupShard
 from shoal.coordinator.group.streams.internal_topics import StatusCode
 from shoal.coordinator.group.streams.streams_group import Endpoint, State
+from shoal.coordinator.group.streams.tasks import from_wire
 from shoal.protocol.errors import ErrorCode
 from streams_groups import (
     NO_DELAYS,
@@ -274,6 +275,13 @@ def test_a_group_without_its_topics_has_endpoints_without_partitions() -> None:
     response = group.heartbeat(Client("a", "pa"), user_endpoint=Endpoint("here", 1))
     (found,) = response["partitions_by_user_endpoint"]
     assert found["active_partitions"] == []
+
+
+def test_a_record_may_list_a_subtopology_twice_and_without_tasks() -> None:
+    listed = [("1", [3]), ("0", [2, 1]), ("1", [0]), ("2", [])]
+    tasks = from_wire([{"subtopology_id": s, "partitions": p} for s, p in listed])
+    assert list(tasks.items()) == [("0", {1, 2}), ("1", {0, 3})]
+    assert from_wire([{"subtopology_id": "0", "partitions": []}]) == {}
 
 
 def test_a_group_is_deleted_when_its_last_offset_has_expired() -> None:

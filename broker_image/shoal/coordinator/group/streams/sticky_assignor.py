@@ -13,20 +13,27 @@ copies of one task.
 
 Ties are broken as Kafka breaks them, by the orders in `java_order` (docs/adr/0080). The result
 depends on the order of `members` only where ids share a bucket.
+
+`in_slices` stops after every `SLICE_STEPS` steps, so that a large assignment does not block the
+event loop (docs/adr/0086). `assign` does not stop. Both return the same tasks.
 """
 
 from __future__ import annotations
 
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from shoal.coordinator.group.streams.tasks import NO_TASKS, TaskId, TaskSets, flat, grouped
 from shoal.coordinator.java_order import PriorityQueue, hash_order
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Generator, Iterator, Mapping, Sequence
+
+T = TypeVar("T")
 
 NAME = "sticky"
+#: Steps between two stops. A step handles one task, and takes 1 to 5 us.
+SLICE_STEPS = 1_000
 
 _BY_LOAD = attrgetter("load")
 _BY_COUNT = itemgetter(1)
@@ -46,6 +53,13 @@ class SubtopologySpec(NamedTuple):
     is_stateful: bool
 
 
+def steps(members: int, subtopologies: Mapping[str, SubtopologySpec], standby_replicas: int) -> int:
+    """About how many steps an assignment takes."""
+    active = sum(spec.tasks for spec in subtopologies.values())
+    stateful = sum(spec.tasks for spec in subtopologies.values() if spec.is_stateful)
+    return members + active + stateful * standby_replicas
+
+
 def assign(
     members: Mapping[str, MemberSpec],
     subtopologies: Mapping[str, SubtopologySpec],
@@ -54,16 +68,45 @@ def assign(
     """Return the target assignment of every member. `standby_replicas` is the wanted number of
     standby tasks for each active task with state; there are fewer if there are too few
     processes."""
+    return finished(in_slices(members, subtopologies, standby_replicas))
+
+
+def in_slices(
+    members: Mapping[str, MemberSpec],
+    subtopologies: Mapping[str, SubtopologySpec],
+    standby_replicas: int = 0,
+) -> Generator[None, None, dict[str, TaskSets]]:
+    """Like `assign`, in slices. The arguments must not change until the end."""
     if not members:
         return {}
     assignment = _Assignment(members, subtopologies, standby_replicas)
-    assignment.assign_active(_tasks(subtopologies))
+    yield from assignment.load()
+    yield from assignment.assign_active(_tasks(subtopologies))
     if standby_replicas > 0:
         stateful = {s: spec for s, spec in subtopologies.items() if spec.is_stateful}
-        assignment.assign_standby(_tasks(stateful))
-    return {
-        m: TaskSets(grouped(assignment.active[m]), grouped(assignment.standby[m])) for m in members
-    }
+        yield from assignment.assign_standby(_tasks(stateful))
+    assigned = {}
+    for some in sliced(list(members), SLICE_STEPS // 10):
+        for m in some:
+            assigned[m] = TaskSets(grouped(assignment.active[m]), grouped(assignment.standby[m]))
+        yield
+    return assigned
+
+
+def finished(work: Generator[None, None, T]) -> T:
+    """Run all slices at once. Returns the result."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
+def sliced(items: Sequence[T], size: int = SLICE_STEPS) -> Iterator[Sequence[T]]:
+    """Yield the items in slices of at most `size`."""
+    for at in range(0, len(items), size):
+        yield items[at : at + size]
 
 
 def _tasks(subtopologies: Mapping[str, SubtopologySpec]) -> list[TaskId]:
@@ -152,36 +195,54 @@ class _Assignment:
         self._process_of: dict[str, _Process] = {}
         self._last_active: dict[TaskId, str] = {}
         self._last_standby: dict[TaskId, list[str]] = {}
+        self._members = members
+        self._processes: list[_Process] = []
+
+    def load(self) -> Iterator[None]:
+        """Read what the members had."""
         processes: dict[str, _Process] = {}
-        for member_id in hash_order(members):
-            spec = members[member_id]
+        read = 0
+        for member_id in hash_order(self._members):
+            spec = self._members[member_id]
             process = processes.setdefault(spec.process_id, _Process())
             process.counts[member_id] = 0
             self._process_of[member_id] = process
-            for task in flat(spec.assigned.active):
+            active, standby = flat(spec.assigned.active), flat(spec.assigned.standby)
+            for task in active:
                 self._last_active[task] = member_id
-            for task in flat(spec.assigned.standby):
+            for task in standby:
                 self._last_standby.setdefault(task, []).append(member_id)
-        self._processes = [processes[p] for p in hash_order(processes, capacity=len(members))]
+            read += 1 + len(active) + len(standby)
+            if read >= SLICE_STEPS:
+                read = 0
+                yield
+        ordered = hash_order(processes, capacity=len(self._members))
+        self._processes = [processes[p] for p in ordered]
 
-    def assign_active(self, tasks: Sequence[TaskId]) -> None:
+    def assign_active(self, tasks: Sequence[TaskId]) -> Iterator[None]:
         left = []
-        for task in sorted(tasks, key=_by_partition):
-            last = self._last_active.get(task)
-            if last is None or not self._keep_active(last, task):
-                left.append(task)
+        for some in sliced(sorted(tasks, key=_by_partition)):
+            for task in some:
+                last = self._last_active.get(task)
+                if last is None or not self._keep_active(last, task):
+                    left.append(task)
+            yield
         unkept = []
-        for task in left:
-            candidates = self._last_standby.get(task)
-            if not candidates or not self._keep_active(self._least_loaded(candidates), task):
-                unkept.append(task)
+        for some in sliced(left):
+            for task in some:
+                candidates = self._last_standby.get(task)
+                if not candidates or not self._keep_active(self._least_loaded(candidates), task):
+                    unkept.append(task)
+            yield
         queue = PriorityQueue(self._processes, _BY_LOAD)
-        for task in sorted(unkept):
-            process = queue.poll()
-            member_id, count = process.add_to_least_loaded(task)
-            self.active[member_id].append(task)
-            self._note_active(count)
-            queue.add(process)
+        for some in sliced(sorted(unkept)):
+            for task in some:
+                process = queue.poll()
+                member_id, count = process.add_to_least_loaded(task)
+                self.active[member_id].append(task)
+                self._note_active(count)
+                queue.add(process)
+            yield
 
     def _keep_active(self, member_id: str, task: TaskId) -> bool:
         """Give a task to a member that is below its quota of active tasks."""
@@ -196,18 +257,22 @@ class _Assignment:
         self._active_quota.reached(count)
         self._quota.reached(count)
 
-    def assign_standby(self, tasks: Sequence[TaskId]) -> None:
+    def assign_standby(self, tasks: Sequence[TaskId]) -> Iterator[None]:
         left: list[tuple[TaskId, int]] = []
-        for task in sorted(tasks, key=_by_partition, reverse=True):
-            for placed in range(self._replicas):
-                if not self._keep_standby(task):
-                    left.append((task, self._replicas - placed))
-                    break
+        for some in sliced(sorted(tasks, key=_by_partition, reverse=True)):
+            for task in some:
+                for placed in range(self._replicas):
+                    if not self._keep_standby(task):
+                        left.append((task, self._replicas - placed))
+                        break
+            yield
         queue = PriorityQueue(self._processes, _BY_LOAD)
-        for task, replicas in sorted(left, reverse=True):
-            for _ in range(replicas):
-                if not self._place_standby(queue, task):
-                    break
+        for missing in sliced(sorted(left, reverse=True)):
+            for task, replicas in missing:
+                for _ in range(replicas):
+                    if not self._place_standby(queue, task):
+                        break
+            yield
 
     def _keep_standby(self, task: TaskId) -> bool:
         """Give a standby task to a member that had the task, active or standby."""

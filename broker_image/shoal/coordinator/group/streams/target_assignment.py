@@ -4,12 +4,18 @@ The target is computed when the group epoch is beyond it, and at most once in ea
 interval (KIP-1263). A group whose first member joins waits for more members first. Both set a
 deadline. A group that is not ready has an empty target.
 
+The target of a small group is computed in the decision that finds it due. That of a large group is
+computed and written in slices, one for each decision of a deadline. The last one writes the epoch
+of the assignment, which is the group epoch of its start: if members have joined or left since then,
+another assignment follows (docs/adr/0086).
+
 The topology is compared with the topics of the cluster when the metadata has changed. The result is
 soft state.
 """
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.coordinator.group.groups import Context, Draft, GroupType
@@ -25,8 +31,9 @@ from shoal.coordinator.group.streams.sticky_assignor import MemberSpec, Subtopol
 from shoal.coordinator.group.streams.tasks import NO_TASKS, TaskSets
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from shoal.coordinator.contract import Record
     from shoal.coordinator.deadlines import Key
     from shoal.coordinator.group.modern_group import ModernGroup
     from shoal.coordinator.group.streams.streams_group import Member, StreamsGroup
@@ -36,6 +43,12 @@ if TYPE_CHECKING:
 NUM_STANDBY_REPLICAS = "num.standby.replicas"
 #: In the key of the deadline until which a new group waits for more members.
 INITIAL = "initial"
+#: The most steps of an assignment that is computed at once, in about 10 ms.
+STEPS_AT_ONCE = 1_000
+#: The delay between two slices in ms. Requests are served in between.
+SLICE_DELAY_MS = 1
+#: Targets that one slice writes and replays, in about 5 ms.
+RECORDS_A_SLICE = 100
 
 
 class Target(NamedTuple):
@@ -46,15 +59,22 @@ class Target(NamedTuple):
     delay: Status | None = None
 
 
+#: A target assignment that is being computed: yields records to write, and returns the targets.
+Work = Generator["Sequence[Record] | None", None, "Mapping[str, TaskSets]"]
+
+
 class TargetAssignments(ModernTargetAssignments):
     """The target assignments of the streams groups of one shard."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(context, GroupType.STREAMS)
         self._configured: dict[str, ConfiguredTopology] = {}
+        #: Assignments that are being computed, with the group epochs of their starts. Soft state.
+        self._under_way: dict[str, tuple[int, Work]] = {}
 
     def forget(self, group_id: str) -> None:
         super().forget(group_id)
+        self._under_way.pop(group_id, None)
         self._configured.pop(group_id, None)
         self._context.deadlines.cancel(self._initial_key_of(group_id))
 
@@ -76,6 +96,7 @@ class TargetAssignments(ModernTargetAssignments):
 
     def await_members(self, group: StreamsGroup, now_ms: int) -> None:
         """Put off the first assignment of an empty group, unless it is already."""
+        self._under_way.pop(group.group_id, None)
         delay_ms = self._config(group, "streams.initial.rebalance.delay.ms")
         key = self._initial_key(group)
         if delay_ms > 0 and key not in self._context.deadlines:
@@ -99,24 +120,42 @@ class TargetAssignments(ModernTargetAssignments):
             )
         delay = None
         if epoch > group.assignment_epoch:
+            members = {**group.members, member.member_id: member}
             due_ms = self._due_ms(group)
-            if now_ms >= due_ms:
-                members = {**group.members, member.member_id: member}
+            if now_ms < due_ms:
+                self._context.deadlines.set(self._key(group), due_ms)
+                delay = _delayed("Assignment delayed due to the configured assignment interval.")
+            elif self._is_large(group, members, configured):
+                if self._key(group) not in self._context.deadlines:
+                    self._context.deadlines.set(self._key(group), now_ms)
+                delay = _delayed("Assignment delayed because it is being computed.")
+            else:
                 targets = self.assign(group, members, epoch, configured, draft, now_ms)
                 return Target(epoch, targets[member.member_id])
-            self._context.deadlines.set(self._key(group), due_ms)
-            delay = _delayed("Assignment delayed due to the configured assignment interval.")
         target = group.target.get(member.member_id, NO_TASKS)
         return Target(group.assignment_epoch, target, delay)
 
     def assign_due(self, group: StreamsGroup, draft: Draft, now_ms: int) -> None:
-        """Compute the target assignment that had to wait."""
+        """Compute the target assignment that had to wait, or one slice of a large one."""
         if group.topology is None:
             return
-        configured = self._configured.get(group.group_id)
-        if configured is None:
-            configured = configure(group.topology, self.catalog)
-        self.assign(group, group.members, group.epoch, configured, draft, now_ms)
+        if group.group_id not in self._under_way:
+            configured = self._configured.get(group.group_id)
+            if configured is None:
+                configured = configure(group.topology, self.catalog)
+            if not self._is_large(group, group.members, configured):
+                self.assign(group, group.members, group.epoch, configured, draft, now_ms)
+                return
+            work = self._compute(group, dict(group.members), group.members, configured)
+            self._under_way[group.group_id] = group.epoch, work
+        epoch, work = self._under_way[group.group_id]
+        try:
+            records = next(work)
+        except StopIteration:
+            self._assigned(group, epoch, draft, now_ms)
+        else:
+            draft.records += records or ()
+            self._context.deadlines.set(self._key(group), now_ms + SLICE_DELAY_MS)
 
     def assign(
         self,
@@ -127,27 +166,58 @@ class TargetAssignments(ModernTargetAssignments):
         draft: Draft,
         now_ms: int,
     ) -> Mapping[str, TaskSets]:
-        """Compute a target assignment, and write records of the targets that change."""
+        """Compute a target assignment at once, and write records of the targets that change."""
+        work = self._compute(group, members, members, configured)
+        while True:
+            try:
+                records = next(work)
+            except StopIteration as end:
+                self._assigned(group, epoch, draft, now_ms)
+                targets: Mapping[str, TaskSets] = end.value
+                return targets
+            draft.records += records or ()
+
+    def _is_large(
+        self, group: StreamsGroup, members: Mapping[str, Member], configured: ConfiguredTopology
+    ) -> bool:
+        if not configured.is_ready:
+            return False
+        replicas = self._config(group, "streams.num.standby.replicas")
+        return sticky_assignor.steps(len(members), _specs(configured), replicas) > STEPS_AT_ONCE
+
+    def _compute(
+        self,
+        group: StreamsGroup,
+        members: Mapping[str, Member],
+        remaining: Mapping[str, Member],
+        configured: ConfiguredTopology,
+    ) -> Work:
+        """Compute a target assignment in slices. `members` must not change until the end.
+        `remaining` has those of them that are still in the group: the others get no records."""
         targets: Mapping[str, TaskSets] = dict.fromkeys(members, NO_TASKS)
         if configured.is_ready:
-            targets = sticky_assignor.assign(
+            targets = yield from sticky_assignor.in_slices(
                 {
                     m: MemberSpec(one.process_id, group.target.get(m, NO_TASKS))
                     for m, one in members.items()
                 },
-                {
-                    s: SubtopologySpec(one.tasks, one.subtopology.is_stateful)
-                    for s, one in configured.subtopologies.items()
-                },
+                _specs(configured),
                 self._config(group, "streams.num.standby.replicas"),
             )
-        for member_id, tasks in targets.items():
-            if group.target.get(member_id) != tasks:
-                draft.records.append(group.target_record(member_id, tasks))
+        for some in sticky_assignor.sliced(list(targets), RECORDS_A_SLICE):
+            yield [
+                group.target_record(m, targets[m])
+                for m in some
+                if m in remaining and group.target.get(m) != targets[m]
+            ]
+        return targets
+
+    def _assigned(self, group: StreamsGroup, epoch: int, draft: Draft, now_ms: int) -> None:
+        """Complete an assignment whose targets are written."""
         draft.records.append(group.target_metadata_record(epoch, now_ms))
         self._context.deadlines.cancel(self._key(group))
+        self._under_way.pop(group.group_id, None)
         self.made += 1
-        return targets
 
     def waits(self, group: ModernGroup[Any, Any]) -> bool:
         """Whether an assignment is put off."""
@@ -166,6 +236,13 @@ class TargetAssignments(ModernTargetAssignments):
 
     def _initial_key_of(self, group_id: str) -> Key:
         return (self._name, INITIAL, group_id)
+
+
+def _specs(configured: ConfiguredTopology) -> dict[str, SubtopologySpec]:
+    return {
+        s: SubtopologySpec(one.tasks, one.subtopology.is_stateful)
+        for s, one in configured.subtopologies.items()
+    }
 
 
 def _delayed(detail: str) -> Status:

@@ -68,7 +68,11 @@ def on_wire(tasks: Mapping[str, Iterable[int]]) -> list[dict[str, Any]]:
 
 def from_wire(tasks: Iterable[Mapping[str, Any]]) -> Tasks:
     """Read the `TaskIds` array of a record."""
-    return grouped((t["subtopology_id"], p) for t in tasks for p in t["partitions"])
+    listed = [(t["subtopology_id"], t["partitions"]) for t in tasks if t["partitions"]]
+    found = {s: frozenset(partitions) for s, partitions in sorted(listed)}
+    if len(found) == len(listed):
+        return found
+    return grouped((s, p) for s, partitions in listed for p in partitions)
 
 
 def sets_on_wire(sets: TaskSets | OwnedTasks) -> dict[str, Any]:

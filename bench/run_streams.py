@@ -1,0 +1,210 @@
+"""Streams groups (KIP-1071) against Apache Kafka, alternating in one run: `make bench-streams`.
+
+Instances of a Kafka Streams application join a group and are killed with -9, with the default
+settings of groups and clients. A broker's coordinator is measured with a large group, in a process
+of its own and without clients (`streams_coordinator.py`). `--rounds N` shortens the run, `--only
+WORD` selects rows by a word of their name, and `--side shoal` leaves Kafka out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from brokers import HEAP, LIBRARY, WAIT_S, Broker, Kafka, Shoal
+from confluent_kafka.admin import AdminClient, NewTopic
+from load_checks import LoadFailed
+from load_setup import QUIET
+from report import show
+from results import Clock, Figures, Goal, Results, document
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HERE = Path(__file__).resolve().parent
+SOURCE = HERE / "StreamsLoad.java"
+TOPIC, PARTITIONS = "streams-in", 4
+JOINS, KILLED = "an instance joins, first task", "an instance is killed, its tasks elsewhere"
+LARGE = "500 members, 5,000 tasks"
+FIGURES = ["wait_ms", "heartbeat_cpu_ms", "assignment_cpu_ms", "pause_ms"]
+GOALS: dict[str, dict[str, Goal]] = {
+    JOINS: {"wait_ms": Goal(1.0, more=False)},
+    KILLED: {"wait_ms": Goal(0.5, more=False)},
+    LARGE: {
+        "heartbeat_cpu_ms": Goal(0.3, more=False, alone=True),
+        "assignment_cpu_ms": Goal(200, more=False, alone=True),
+        "pause_ms": Goal(20, more=False, alone=True),
+    },
+}
+
+
+class Instance:
+    """An instance of the application, in a JVM of its own."""
+
+    def __init__(self, broker: Broker, application: str, folder: Path) -> None:
+        #: When each task began, in ms of the wall clock, and the tasks that run.
+        self.began_ms: dict[str, int] = {}
+        self.started_ms = 0
+        self._lines: list[str] = []
+        self._changed = threading.Condition()
+        words = (str(SOURCE), broker.bootstrap, application, TOPIC, str(folder))
+        options = ("-Xmx384m", "-XX:+UseSerialGC", "-Dlog4j2.level=OFF")
+        self._process = subprocess.Popen(
+            ["java", *options, "-cp", f"{LIBRARY}/*", *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            with self._changed:
+                self._note(line.split())
+                self._lines.append(line)
+                self._changed.notify_all()
+
+    def _note(self, words: list[str]) -> None:
+        match words:
+            case ["started", at]:
+                self.started_ms = int(at)
+            case ["task", task, at]:
+                self.began_ms[task] = int(at)
+            case ["closed", task]:
+                self.began_ms.pop(task, None)
+
+    def until(self, reached: Callable[[dict[str, int]], bool], what: str) -> None:
+        """Wait for a condition on the tasks that run. Raises `LoadFailed`."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: reached(self.began_ms), WAIT_S):
+                raise LoadFailed(f"no {what}: {''.join(self._lines)[-2000:]}")
+
+    def kill9(self) -> None:
+        self._process.kill()
+        self._end()
+
+    def stop(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._end()
+
+    def _end(self) -> None:
+        self._process.wait(60)
+        self._reader.join()
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            stream.close()
+
+
+def instances(broker: Broker, number: int, folder: Path) -> dict[str, Figures]:
+    """Start two instances of a new application and kill the second one."""
+    application = f"application-{number}"
+    first = Instance(broker, application, folder / f"{application}-first")
+    second = None
+    try:
+        first.until(lambda tasks: len(tasks) == PARTITIONS, "tasks of the first instance")
+        second = Instance(broker, application, folder / f"{application}-second")
+        second.until(bool, "task of the second instance")
+        joined_ms = min(second.began_ms.values()) - second.started_ms
+        half = PARTITIONS // 2
+        second.until(lambda tasks: len(tasks) == half, "tasks of the second instance")
+        first.until(lambda tasks: len(tasks) == half, "revoked tasks")
+        moving = set(second.began_ms)
+        killed_ms = time.time() * 1000
+        second.kill9()
+        first.until(lambda tasks: moving <= tasks.keys(), "tasks of the killed instance")
+        moved_ms = max(first.began_ms[task] for task in moving) - killed_ms
+    finally:
+        if second is not None:
+            second.kill9()
+        first.stop()
+    return {JOINS: {"wait_ms": joined_ms}, KILLED: {"wait_ms": moved_ms}}
+
+
+def prepare(broker: Broker) -> None:
+    broker.start()
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap, **QUIET})
+    for made in admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)]).values():
+        made.result(60)
+
+
+def alternate(options: argparse.Namespace, folder: Path, results: Results) -> None:
+    """Run the instances on the brokers in turn; the first round warms up and does not count."""
+    kinds: list[type[Broker]] = [k for k in (Shoal, Kafka) if options.side in ("both", k.name)]
+    brokers = [kind(folder / kind.name) for kind in kinds]
+    broker = brokers[0]
+    try:
+        for broker in brokers:
+            prepare(broker)
+        for number in range(-1, options.rounds):
+            for broker in brokers if number % 2 == 0 else brokers[::-1]:
+                for name, figures in instances(broker, number + 1, broker.directory).items():
+                    if number >= 0:
+                        results.add(name, broker.name, figures)
+                        print(f"{name:45} {broker.name:6} {json.dumps(figures)}", flush=True)
+    except (LoadFailed, OSError) as error:
+        results.fail(JOINS, broker.name, error)
+    finally:
+        for broker in brokers:
+            broker.kill9()
+
+
+def coordinator() -> Figures:
+    """Measure a broker's coordinator in a process of its own."""
+    words = [sys.executable, str(HERE / "streams_coordinator.py")]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=600)
+    if ended.returncode:
+        raise LoadFailed(f"streams_coordinator.py: {ended.stderr[-2000:]}")
+    print(ended.stdout, end="", flush=True)
+    figures: Figures = json.loads(ended.stdout.splitlines()[-1])
+    return figures
+
+
+def measure(options: argparse.Namespace, folder: Path, results: Results) -> None:
+    def wanted(name: str) -> bool:
+        return not options.only or any(word in name for word in options.only)
+
+    if wanted(JOINS) or wanted(KILLED):
+        alternate(options, folder, results)
+    if wanted(LARGE) and options.side != "kafka":
+        for _ in range(options.rounds):
+            try:
+                results.add(LARGE, "shoal", coordinator())
+            except LoadFailed as error:
+                results.fail(LARGE, "shoal", error)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", action="append", default=[])
+    parser.add_argument("--side", choices=("both", "shoal", "kafka"), default="both")
+    parser.add_argument("--into", type=Path, default=HERE / "results", help="folder of the tables")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="shoal-bench-"))
+    clock, results = Clock(), Results()
+    try:
+        measure(options, folder, results)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    rows = results.rows(FIGURES, lambda name, figure: GOALS[name].get(figure))
+    show(document("streams", clock, rows, kafka_heap=HEAP, notes=results.notes), options.into)
+    print(clock.took())
+    sys.exit(results.failed)
+
+
+if __name__ == "__main__":
+    main()
