@@ -4,8 +4,12 @@
 // Arguments: the shape, the prefix of its topics (PREFIX-left, PREFIX-right and PREFIX-out), and
 // settings of the application as name=value. Nothing is cached, so every update is written.
 // Prints each change of state as `state NAME` and the error of a thread as `died CLASS: MESSAGE`.
-// Ends when standard input does.
+// The shape `repartition` fails at the value `fatal`, and then requests the shutdown of all
+// instances. For a line `KEY` of standard input, prints where the key's count is, as `KEY is at
+// HOST:PORT`. Ends when standard input does.
 
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
 import java.time.Duration;
 import java.util.Arrays;
 import java.util.Locale;
@@ -18,7 +22,9 @@ import org.apache.kafka.streams.StreamsConfig;
 import org.apache.kafka.streams.errors.StreamsUncaughtExceptionHandler.StreamThreadExceptionResponse;
 import org.apache.kafka.streams.kstream.JoinWindows;
 import org.apache.kafka.streams.kstream.KStream;
+import org.apache.kafka.streams.kstream.Materialized;
 import org.apache.kafka.streams.kstream.TimeWindows;
+import org.apache.kafka.streams.state.HostInfo;
 
 public class StreamsShapes {
     static final Duration WINDOW = Duration.ofSeconds(10);
@@ -40,9 +46,9 @@ public class StreamsShapes {
                 (String one, String other) -> one + "/" + other,
                 JoinWindows.ofTimeDifferenceWithNoGrace(ALL));
             case "repartition" -> left
-                .map((key, value) -> KeyValue.pair("last-" + value.charAt(value.length() - 1), value))
+                .map((key, value) -> KeyValue.pair("last-" + lastOf(value), value))
                 .groupByKey()
-                .count()
+                .count(Materialized.as("counts"))
                 .toStream()
                 .mapValues(String::valueOf);
             case "global" -> left.join(
@@ -51,6 +57,13 @@ public class StreamsShapes {
                 (one, other) -> one + "/" + other);
             default -> throw new IllegalArgumentException(shape);
         };
+    }
+
+    static char lastOf(String value) {
+        if (value.equals("fatal")) {
+            throw new IllegalStateException("fatal");
+        }
+        return value.charAt(value.length() - 1);
     }
 
     public static void main(String[] arguments) throws Exception {
@@ -67,13 +80,23 @@ public class StreamsShapes {
         KafkaStreams streams = new KafkaStreams(builder.build(), settings);
         streams.setStateListener((now, before) -> System.out.println("state " + now));
         streams.setUncaughtExceptionHandler(error -> {
+            boolean fatal = false;
             for (Throwable cause = error; cause != null; cause = cause.getCause()) {
                 System.out.println("died " + cause);
+                fatal |= "fatal".equals(cause.getMessage());
             }
-            return StreamThreadExceptionResponse.SHUTDOWN_CLIENT;
+            return fatal
+                ? StreamThreadExceptionResponse.SHUTDOWN_APPLICATION
+                : StreamThreadExceptionResponse.SHUTDOWN_CLIENT;
         });
         streams.start();
-        while (System.in.read() >= 0) { }
+        BufferedReader asked = new BufferedReader(new InputStreamReader(System.in));
+        for (String key = asked.readLine(); key != null; key = asked.readLine()) {
+            HostInfo host = streams
+                .queryMetadataForKey("counts", key, Serdes.String().serializer())
+                .activeHost();
+            System.out.println(key + " is at " + host.host() + ":" + host.port());
+        }
         streams.close();
     }
 }

@@ -6,6 +6,7 @@ records in the output of both, also when an instance is killed.
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import threading
@@ -58,7 +59,8 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
 class Instance:
     """An instance of an application; `lines` is its output."""
 
-    def __init__(self, bootstrap: str, shape: str, prefix: str, state: Path) -> None:
+    def __init__(self, bootstrap: str, shape: str, prefix: str, state: Path, **more: str) -> None:
+        """`more` has settings of the application, with underscores for dots."""
         self.lines: list[str] = []
         settings = {
             "application.id": prefix,
@@ -70,6 +72,7 @@ class Instance:
             "num.stream.threads": "2",
             "replication.factor": "-1",
             "consumer.auto.offset.reset": "earliest",
+            **{name.replace("_", "."): value for name, value in more.items()},
         }
         given = [f"{name}={value}" for name, value in settings.items()]
         self._process = subprocess.Popen(
@@ -85,6 +88,20 @@ class Instance:
     def _read(self) -> None:
         assert self._process.stdout is not None
         self.lines += (line.rstrip() for line in self._process.stdout)
+
+    def place_of(self, key: str) -> str:
+        """Ask which instance has the count of a key."""
+        assert self._process.stdin is not None
+        said = f"{key} is at "
+        known = sum(line.startswith(said) for line in self.lines)
+        self._process.stdin.write(f"{key}\n")
+        self._process.stdin.flush()
+
+        def places() -> list[str]:
+            return [line.removeprefix(said) for line in self.lines if line.startswith(said)]
+
+        eventually(lambda: len(places()) > known, timeout_s=30, what=said)
+        return places()[-1]
 
     def wait_running(self) -> None:
         eventually(lambda: "state RUNNING" in self.lines or self.died, timeout_s=90, what="RUNNING")
@@ -225,6 +242,74 @@ def test_exactly_once_when_an_instance_is_killed(servers: dict[str, str], tmp_pa
     assert found == {f"last-{n}": counts for n in range(10)}
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("server", ["shoal", "kafka"])
+def test_interactive_queries_find_the_instance_of_each_key(
+    servers: dict[str, str], tmp_path: Path, server: str
+) -> None:
+    """Each instance has one thread: with two, Kafka Streams 4.3.1 does not find all keys."""
+    bootstrap, prefix = servers[server], "queried"
+    create(bootstrap, prefix)
+    places = ["127.0.0.1:1001", "127.0.0.1:1002"]
+    instances = [
+        Instance(
+            bootstrap,
+            "repartition",
+            prefix,
+            tmp_path / place[-1],
+            application_server=place,
+            num_stream_threads="1",
+        )
+        for place in places
+    ]
+    keys = [f"last-{n}" for n in range(10)]
+
+    def agree(*alive: Instance) -> bool:
+        """Each instance finds the same places, and all instances have keys."""
+        found = [[instance.place_of(key) for key in keys] for instance in alive]
+        assert set(found[0]) == set(places[: len(alive)]), found
+        assert found[0] == found[-1]
+        return True
+
+    try:
+        write(bootstrap, f"{prefix}-left", range(RECORDS))
+        read(bootstrap, f"{prefix}-out", RECORDS, instances)
+        eventually(lambda: agree(*instances), timeout_s=60)
+        instances.pop().kill9()
+        eventually(lambda: agree(*instances), timeout_s=60)
+    finally:
+        for instance in instances:
+            instance.stop()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("server", ["shoal", "kafka"])
+def test_an_instance_shuts_down_the_application(
+    servers: dict[str, str], tmp_path: Path, server: str
+) -> None:
+    """With either server, the other instance ends in the same state."""
+    bootstrap, prefix = servers[server], "fatal"
+    create(bootstrap, prefix)
+    instances = [Instance(bootstrap, "repartition", prefix, tmp_path / str(n)) for n in range(2)]
+    try:
+        for instance in instances:
+            instance.wait_running()
+        producer = Producer({"bootstrap.servers": bootstrap, "log_level": 0})
+        producer.produce(f"{prefix}-left", key="key", value="fatal", partition=0)
+        assert producer.flush(60) == 0
+        for instance in instances:
+            eventually(
+                lambda one=instance: "state ERROR" in one.lines,
+                timeout_s=60,
+                what=f"the end of {instances.index(instance)}",
+            )
+        # One of them has failed, and the other has ended at its request.
+        assert sum(any("fatal" in line for line in i.died) for i in instances) == 1
+    finally:
+        for instance in instances:
+            instance.kill9()
+
+
 def test_kafkas_tool_and_ours(servers: dict[str, str], tmp_path: Path) -> None:
     bootstrap, prefix = servers["shoal"], "tooled"
     create(bootstrap, prefix)
@@ -253,6 +338,77 @@ def test_kafkas_tool_and_ours(servers: dict[str, str], tmp_path: Path) -> None:
     assert {row["NEW-OFFSET"] for row in rows} == {"0"}
     tools.run("streams-groups", "--delete", "--group", prefix)
     assert f"{prefix}\n" not in tools.run("streams-groups", "--list")
+
+
+#: Forms of the tool while the application runs, and after its end.
+LIVE_FORMS = (
+    "--list",
+    "--list --state",
+    "--describe --group {0}",
+    "--describe --group {0} --offsets --verbose",
+    "--describe --group {0} --members",
+    "--describe --group {0} --members --verbose",
+    "--describe --group {0} --state",
+    "--describe --group {0} --state --verbose",
+    "--reset-offsets --group {0} --input-topic {0}-left --to-earliest --dry-run",
+    "--delete --group {0}",
+)
+ENDED_FORMS = (
+    "--describe --group {0} --state",
+    "--reset-offsets --group {0} --input-topic {0}-left --shift-by -1 --dry-run",
+    "--reset-offsets --group {0} --input-topic {0}-left --to-earliest --execute",
+    "--describe --group {0} --offsets",
+    "--delete-offsets --group {0} --input-topic {0}-left",
+    "--delete --group {0}",
+)
+
+
+def _comparable(text: str) -> list[str]:
+    """The lines of the tool without ids and addresses, in order; in tables with epochs without
+    numbers."""
+    text = re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}(-StreamThread-\d+)?\S*", "ID", text)
+    text = re.sub(r"(?<!\S)[\w-]{22}(?!\S)", "ID", text)  # Member ids.
+    text = re.sub(r"127\.0\.0\.1:\d+", "ADDRESS", text)
+    if "EPOCH" in text:
+        text = re.sub(r"\b\d+\b", "N", text)
+    return sorted(" ".join(line.split()) for line in text.splitlines())
+
+
+def _every_form(bootstrap: str, prefix: str, state: Path) -> dict[str, list[str]]:
+    create(bootstrap, prefix)
+    tools = KafkaTools(bootstrap)
+    write(bootstrap, f"{prefix}-left", range(RECORDS))
+    instance = Instance(bootstrap, "repartition", prefix, state)
+    try:
+        read(bootstrap, f"{prefix}-out", RECORDS, [instance])
+        owned = ("--describe", "--group", prefix, "--members")
+        eventually(lambda: tools.run("streams-groups", *owned).count("ACTIVE:") == 2, timeout_s=60)
+        found = {
+            form: tools.run("streams-groups", *form.format(prefix).split()) for form in LIVE_FORMS
+        }
+    finally:
+        instance.stop()
+    for form in ENDED_FORMS:
+        found[f"ended: {form}"] = tools.run("streams-groups", *form.format(prefix).split())
+    return {form: _comparable(text) for form, text in found.items()}
+
+
+@pytest.mark.nightly
+def test_every_form_of_kafkas_tool_prints_the_same(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    directory = tmp_path_factory.mktemp("forms")
+    kafka = KafkaProcess(directory / "kafka", configs=CONFIGS).start()
+    broker = ShoalProcess(directory / "shoal", configs=CONFIGS).start()
+    try:
+        found = {
+            name: _every_form(server.bootstrap, "forms", tmp_path / name)
+            for name, server in (("kafka", kafka), ("shoal", broker))
+        }
+    finally:
+        kafka.kill9()
+        broker.stop()
+    assert found["shoal"] == found["kafka"]
 
 
 def _described(bootstrap: str, group: str) -> dict[str, Any]:

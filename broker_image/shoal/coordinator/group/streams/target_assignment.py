@@ -193,7 +193,7 @@ class TargetAssignments(ModernTargetAssignments):
         configured: ConfiguredTopology,
     ) -> Work:
         """Compute a target assignment in slices. `members` must not change until the end.
-        `remaining` has those of them that are still in the group: the others get no records."""
+        Members that are not in `remaining` have left since then, and get no records."""
         targets: Mapping[str, TaskSets] = dict.fromkeys(members, NO_TASKS)
         if configured.is_ready:
             targets = yield from sticky_assignor.in_slices(
