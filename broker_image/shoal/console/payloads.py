@@ -19,8 +19,10 @@ JSON_BYTES_MAX = 64 << 10
 #: Characters of a payload in a row of a table.
 PREVIEW_CHARS = 120
 #: Categories of characters that are invisible or change how others are shown: control, format,
-#: surrogate, private use, unassigned, and separators of lines and paragraphs.
-_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+#: surrogate, private use, unassigned, and separators of words, lines and paragraphs.
+_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zs", "Zl", "Zp"})
+#: Spaces that text is written with.
+_SPACES = " \N{IDEOGRAPHIC SPACE}"
 FORMATS = ("auto", "text", "json", "hex")
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
 #: Characters of indentation. JSON that needs more, because it is deep, is shown as text.
@@ -75,10 +77,10 @@ def preview(payload: bytes | None, chars: int = PREVIEW_CHARS) -> str:
 def visible(text: str, *, lines: bool = True) -> str:
     """Replace characters that are invisible or change the direction of others.
 
-    Control characters become their pictures (U+2400), others `\\u{…}`. `lines` keeps line feeds and
-    tabs.
+    Control characters become their pictures (U+2400), others `\\u{…}`, such as a no-break space.
+    Spaces of Latin and of East Asian text stay. `lines` keeps line feeds and tabs.
     """
-    kept = "\n\t" if lines else ""
+    kept = _SPACES + "\n\t" if lines else _SPACES
     return "".join(
         c if c in kept or unicodedata.category(c) not in _HIDDEN else _picture(c) for c in text
     )
