@@ -266,7 +266,14 @@ def test_a_topic(cluster: Cluster) -> None:
     topic = cluster.queue.topic
     change = ConfigChange("retention.ms", "77777777")
     resource = Resource(ResourceType.TOPIC, topic)
-    expect(cluster.client.run(cluster.client.admin.configs.alter({resource: [change]})))
+    configs = cluster.client.client.admin.configs
+    expect(cluster.client.run(configs.alter({resource: [change]})))
+
+    def in_force() -> bool:
+        described = expect(cluster.client.run(configs.describe([resource])))
+        return described[resource]["retention.ms"].value == "77777777"
+
+    eventually(in_force, what="a broker may hear of the change later than its controller")
 
     async def call(page: Console) -> None:
         found = (await page.get("/topic", name=topic)).words
