@@ -56,16 +56,18 @@ def serves(pod: Mapping[str, Any], serving: Container[int]) -> bool:
     """Return whether all brokers of the pod serve clients; they may be out of sync.
 
     `serving` are the brokers whose health checks said so. The containers must have started: a check
-    may have been answered by the process of an earlier pod.
+    may have been answered by the process of an earlier pod. If all of them are ready and the pod
+    is not, its node is lost.
     """
     if pod["metadata"].get("deletionTimestamp"):
         return False
+    brokers, number = _containers(pod), ordinal(pod)
     statuses = pod.get("status", {}).get("containerStatuses", [])
-    started = {s["name"] for s in statuses if s.get("started")}
-    number = ordinal(pod)
+    ours = [s for s in statuses if s["name"] in brokers]
+    if len(ours) < len(brokers) or all(s.get("ready") for s in ours):
+        return False
     return all(
-        name in started and pod_layout.broker(number, slot) in serving
-        for name, slot in _containers(pod).items()
+        s.get("started") and pod_layout.broker(number, brokers[s["name"]]) in serving for s in ours
     )
 
 

@@ -252,7 +252,10 @@ class ApiServer(Kube):
         """Set the result of a pod's probe, as the kubelet reports it from now on."""
         now = datetime.datetime.now(datetime.UTC).isoformat()
         status = {"type": "Ready", "status": str(succeeds), "lastTransitionTime": now}
-        self.find("Pod", pod)["status"]["conditions"] = [status]
+        found = self.find("Pod", pod)["status"]
+        found["conditions"] = [status]
+        for container in found.get("containerStatuses", []):
+            container["ready"] = succeeds
 
 
 def _version(manifest: Manifest) -> str:

@@ -74,7 +74,7 @@ def test_a_broker_that_catches_up_is_no_alarm() -> None:
     assert verdict(world, world.step()).reason == "Reconciled"
 
 
-@pytest.mark.parametrize("case", ["does not answer", "starts", "stops"])
+@pytest.mark.parametrize("case", ["does not answer", "starts", "stops", "is on a lost node"])
 def test_a_broker_that_does_not_serve_is_waited_for(case: str) -> None:
     world = World()
     if case == "starts":
@@ -82,6 +82,9 @@ def test_a_broker_that_does_not_serve_is_waited_for(case: str) -> None:
         world.pod()["status"]["containerStatuses"][0]["started"] = False
     if case == "stops":
         world.pod()["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    if case == "is on a lost node":
+        # Its kubelet is silent: the containers' states are old, and Kubernetes says not ready.
+        world.pod()["status"]["containerStatuses"][0]["ready"] = True
     step = world.step(BROKERS - {1} if case == "does not answer" else BROKERS)
     assert isinstance(step, Wait)
     assert step.reason == "broker 1 is not ready"
