@@ -59,6 +59,7 @@ class Queue:
         key: bytes | None = None,
         headers: Headers = (),
         compression: str = "none",
+        timestamp_ms: int | None = None,
     ) -> list[Produced]:
         """Produce values to all partitions in turn, with `batch` records in each batch of the
         log."""
@@ -75,6 +76,7 @@ class Queue:
                         value,
                         key=key,
                         headers=headers,
+                        timestamp_ms=timestamp_ms,
                         partition=(begin + i) % self.partitions if partition is None else partition,
                     )
                     for i, value in enumerate(encoded[begin : begin + size])

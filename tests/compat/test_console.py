@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import html
 import re
+import time
 import urllib.request
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -82,9 +83,12 @@ def cluster(
                     errors_deadletterqueue_topic_name=letters.name,
                     errors_deadletterqueue_copy_record_enable="true",
                 )
+            # Records of one millisecond in two partitions would have no order.
+            began_ms = int(time.time() * 1000) - 60_000
             for value in range(6):
                 queue.produce(
                     [f'{{"n": {value}}}'],
+                    timestamp_ms=began_ms + value,
                     partition=value % 2,
                     key=b"k%d" % value,
                     headers=(("from", b"test"), ("n", b"%d" % value)),
