@@ -6,6 +6,7 @@ that this broker leads.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from shoal.server.metrics.registry import Metrics, Samples, label
@@ -127,96 +128,62 @@ _NUMBERS = (
     ("missing_objects", "Remote segments without a whole object, at the last check."),
     ("failing_partitions", "Tiered partitions led here whose last copy or deletion failed."),
 )
+_REQUESTS = (
+    ("requests", "attempts_total", "Requests to the object store, repeated ones included."),
+    ("failures", "failures_total", "Requests to the object store that failed."),
+    ("bytes", "bytes_total", "Bytes sent to the object store, and received from it."),
+)
+_CACHE = (
+    ("hits_total", "counter", "hits_total", "Reads of chunks that were in the cache."),
+    ("misses_total", "counter", "misses_total", "Reads of chunks that were not in the cache."),
+    ("bytes", "gauge", "size_bytes", "Size of the cached chunks."),
+)
 
 
 def register(metrics: Metrics, tiered: Callable[[], TieredPort | None]) -> None:
-    """Add the families."""
-    for name, attribute, description in _METERS:
-        _add_meter(metrics, tiered, name, attribute, description)
-    for name, attribute, description in _STATES:
-        _add_state(metrics, tiered, name, attribute, description)
-    for names, suffix, kind in ((_TOTALS, "_total", "counter"), (_NUMBERS, "", "gauge")):
-        for name, description in names:
-            _add_number(metrics, tiered, name, suffix, kind, description)
-    _add_requests(metrics, tiered)
-    _add_cache(metrics, tiered)
+    """Add the families. They have no samples without tiered storage."""
 
-
-def _add_meter(
-    metrics: Metrics,
-    tiered: Callable[[], TieredPort | None],
-    name: str,
-    attribute: str,
-    description: str,
-) -> None:
-    def collect() -> Samples:
-        source = tiered()
-        return (
-            []
-            if source is None
-            else [
-                (label(topic=topic), getattr(meter, attribute))
-                for topic, meter in source.meters.topics.items()
-            ]
-        )
-
-    metrics.add(f"{_TOPICS}{name}_total", "counter", description, collect)
-
-
-def _add_state(
-    metrics: Metrics,
-    tiered: Callable[[], TieredPort | None],
-    name: str,
-    attribute: str,
-    description: str,
-) -> None:
-    def collect() -> Samples:
-        source = tiered()
-        sums: dict[str, int] = {}
-        for state in () if source is None else source.states():
-            sums[state.topic] = sums.get(state.topic, 0) + getattr(state, attribute)
-        return [(label(topic=topic), value) for topic, value in sums.items()]
-
-    metrics.add(f"{_TOPICS}{name}", "gauge", description, collect)
-
-
-def _add_number(
-    metrics: Metrics,
-    tiered: Callable[[], TieredPort | None],
-    name: str,
-    suffix: str,
-    kind: str,
-    description: str,
-) -> None:
-    def collect() -> Samples:
-        source = tiered()
-        return [] if source is None else [((), source.totals()[name])]
-
-    metrics.add(f"shoal_remote_{name}{suffix}", kind, description, collect)
-
-
-def _add_requests(metrics: Metrics, tiered: Callable[[], TieredPort | None]) -> None:
-    def add(name: str, attribute: str, description: str) -> None:
+    def add(name: str, kind: str, description: str, read: Callable[[TieredPort], Samples]) -> None:
         def collect() -> Samples:
             source = tiered()
-            counts = {} if source is None else getattr(source.store_counts, attribute)
-            return [(label(operation=operation), n) for operation, n in counts.items()]
+            return [] if source is None else read(source)
 
-        metrics.add(f"shoal_remote_store_{name}_total", "counter", description, collect)
+        metrics.add(name, kind, description, collect)
 
-    add("requests", "attempts_total", "Requests to the object store, repeated ones included.")
-    add("failures", "failures_total", "Requests to the object store that failed.")
-    add("bytes", "bytes_total", "Bytes sent to the object store, and received from it.")
+    for name, attribute, text in _METERS:
+        add(f"{_TOPICS}{name}_total", "counter", text, partial(_of_meters, attribute))
+    for name, attribute, text in _STATES:
+        add(f"{_TOPICS}{name}", "gauge", text, partial(_of_states, attribute))
+    for name, text in _TOTALS:
+        add(f"shoal_remote_{name}_total", "counter", text, partial(_of_totals, name))
+    for name, text in _NUMBERS:
+        add(f"shoal_remote_{name}", "gauge", text, partial(_of_totals, name))
+    for name, attribute, text in _REQUESTS:
+        add(f"shoal_remote_store_{name}_total", "counter", text, partial(_of_requests, attribute))
+    for name, kind, attribute, text in _CACHE:
+        add(f"shoal_remote_chunk_cache_{name}", kind, text, partial(_of_cache, attribute))
 
 
-def _add_cache(metrics: Metrics, tiered: Callable[[], TieredPort | None]) -> None:
-    def add(name: str, kind: str, attribute: str, description: str) -> None:
-        def collect() -> Samples:
-            source = tiered()
-            return [] if source is None else [((), getattr(source.cache_counts, attribute))]
+def _of_meters(attribute: str, source: TieredPort) -> Samples:
+    topics = source.meters.topics.items()
+    return [(label(topic=topic), getattr(meter, attribute)) for topic, meter in topics]
 
-        metrics.add(f"shoal_remote_chunk_cache_{name}", kind, description, collect)
 
-    add("hits_total", "counter", "hits_total", "Reads of chunks that were in the cache.")
-    add("misses_total", "counter", "misses_total", "Reads of chunks that were not in the cache.")
-    add("bytes", "gauge", "size_bytes", "Size of the cached chunks.")
+def _of_states(attribute: str, source: TieredPort) -> Samples:
+    sums: dict[str, int] = {}
+    for state in source.states():
+        sums[state.topic] = sums.get(state.topic, 0) + getattr(state, attribute)
+    return [(label(topic=topic), value) for topic, value in sums.items()]
+
+
+def _of_totals(name: str, source: TieredPort) -> Samples:
+    return [((), source.totals()[name])]
+
+
+def _of_requests(attribute: str, source: TieredPort) -> Samples:
+    counts = getattr(source.store_counts, attribute)
+    return [(label(operation=operation), n) for operation, n in counts.items()]
+
+
+def _of_cache(attribute: str, source: TieredPort) -> Samples:
+    return [((), getattr(source.cache_counts, attribute))]
