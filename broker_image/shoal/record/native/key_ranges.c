@@ -4,6 +4,7 @@
 #include "key_ranges.h"
 #include "crc32c.h"
 #include "key_hash.h"
+#include "integers.h"
 #include "varints.h"
 
 /* The fields of a batch in `HashedBatches.batches`. */
@@ -85,15 +86,6 @@ PyObject *key_ranges_record_hashes(PyObject *self, PyObject *args)
     Py_XDECREF(ends);
     PyBuffer_Release(&view);
     return found;
-}
-
-static int64_t big_endian(const uint8_t *at, int size)
-{
-    uint64_t value = 0;
-    for (int i = 0; i < size; i++)
-        value = value << 8 | at[i];
-    int unused = 64 - 8 * size;
-    return (int64_t)(value << unused) >> unused;
 }
 
 #define NUMBER(batch, name, size) big_endian((batch) + BATCH_##name##_AT, size)

@@ -8,6 +8,7 @@
 #include <Python.h>
 #include "crc32c.h"
 #include "key_ranges.h"
+#include "integers.h"
 #include "varints.h"
 
 /* As in `walker.Fault`. */
@@ -195,15 +196,6 @@ static PyObject *walk_walk(PyObject *self, PyObject *args)
     PyMem_RawFree(walk.flags);
     PyBuffer_Release(&body);
     return found;
-}
-
-static int64_t big_endian(const uint8_t *at, int size)
-{
-    uint64_t value = 0;
-    for (int i = 0; i < size; i++)
-        value = value << 8 | at[i];
-    int unused = 64 - 8 * size;
-    return (int64_t)(value << unused) >> unused;
 }
 
 #define FIELD(name, size) big_endian(data + BATCH_##name##_AT, size)
