@@ -32,7 +32,7 @@ from shoal.server.config import resolve
 from shoal.server.process import compose, tune_collector
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from shoal.server.broker import Broker
 
@@ -333,9 +333,11 @@ async def run(broker: Broker, partitions: int, each: int) -> dict[str, float]:
     }
 
 
-async def main() -> None:
+async def main(run: Callable[[Broker, int, int], Awaitable[Any]], *defaults: str) -> None:
+    """Run a bench of a broker in this process with two numbers of the command line; print what it
+    returns as JSON."""
     words = sys.argv[1:3]
-    partitions, each = map(int, [*words, *("500", "2000")[len(words) :]])
+    first, second = map(int, [*words, *defaults[len(words) :]])
     logs.configure(json=True, level="error")
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         flags = {"listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": folder}
@@ -343,10 +345,10 @@ async def main() -> None:
         await broker.start()
         tune_collector()
         try:
-            print(json.dumps(await run(broker, partitions, each)))
+            print(json.dumps(await run(broker, first, second)))
         finally:
             await broker.stop()
 
 
 if __name__ == "__main__":
-    uvloop.run(main())
+    uvloop.run(main(run, "500", "2000"))

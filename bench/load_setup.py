@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -90,6 +92,20 @@ class Run:
         for future in self.admin.incremental_alter_configs([resource]).values():
             future.result(30)
         return group
+
+
+def figures_of(script: str) -> Figures:
+    """Run a bench of a broker in a process of its own; return the figures of its last line.
+
+    Raises LoadFailed if it ends with an error.
+    """
+    words = [sys.executable, str(Path(__file__).with_name(script))]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=600)
+    if ended.returncode:
+        raise LoadFailed(f"{script}: {ended.stderr[-2000:]}")
+    print(ended.stdout, end="", flush=True)
+    figures: Figures = json.loads(ended.stdout.splitlines()[-1])
+    return figures
 
 
 def mark(word: str) -> None:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from brokers import HEAP, Broker, Kafka, Shoal
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from load_checks import LoadFailed
-from load_setup import BEGIN, END, QUIET, Run
+from load_setup import BEGIN, END, QUIET, Run, figures_of
 from loads import LOADS
 from report import show
 from results import Clock, Figures, Goal, Results, document
@@ -209,14 +209,7 @@ def in_flight() -> Figures:
     """Measure the cost of a million share records over 500 share partitions (`in_flight.py`), in
     about half a minute. It reads the broker's internal state, so Kafka has no such figure.
     """
-    ended = subprocess.run(
-        [sys.executable, str(HERE / "in_flight.py")], capture_output=True, text=True, timeout=600
-    )
-    if ended.returncode:
-        raise LoadFailed(f"in_flight.py: {ended.stderr[-2000:]}")
-    print(ended.stdout, end="", flush=True)
-    figures: Figures = json.loads(ended.stdout.splitlines()[-1])
-    return figures
+    return figures_of("in_flight.py")
 
 
 def measure(options: argparse.Namespace, folder: Path, results: Results) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from brokers import HEAP, LIBRARY, WAIT_S, Broker, Kafka, Shoal
 from confluent_kafka.admin import AdminClient, NewTopic
 from load_checks import LoadFailed
-from load_setup import QUIET
+from load_setup import QUIET, figures_of
 from report import show
 from results import Clock, Figures, Goal, Results, document
 
@@ -162,13 +162,7 @@ def alternate(options: argparse.Namespace, folder: Path, results: Results) -> No
 
 def coordinator() -> Figures:
     """Measure a broker's coordinator in a process of its own."""
-    words = [sys.executable, str(HERE / "streams_coordinator.py")]
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=600)
-    if ended.returncode:
-        raise LoadFailed(f"streams_coordinator.py: {ended.stderr[-2000:]}")
-    print(ended.stdout, end="", flush=True)
-    figures: Figures = json.loads(ended.stdout.splitlines()[-1])
-    return figures
+    return figures_of("streams_coordinator.py")
 
 
 def measure(options: argparse.Namespace, folder: Path, results: Results) -> None:

@@ -13,19 +13,13 @@ turn of all assignments.
 from __future__ import annotations
 
 import asyncio
-import json
 import statistics
-import sys
-import tempfile
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import uvloop
-from in_flight import Client, Turns
+from in_flight import Client, Turns, main
 from shoal.protocol.api import ApiKey
-from shoal.server import logs
-from shoal.server.config import resolve
-from shoal.server.process import compose, tune_collector
 
 if TYPE_CHECKING:
     from shoal.coordinator.group.streams.streams_group import StreamsGroup
@@ -168,20 +162,5 @@ async def run(broker: Broker, members: int, tasks: int) -> dict[str, float]:
     }
 
 
-async def main() -> None:
-    words = sys.argv[1:3]
-    members, tasks = map(int, [*words, *("500", "5000")[len(words) :]])
-    logs.configure(json=True, level="error")
-    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
-        flags = {"listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": folder}
-        broker = compose(resolve(flags, {}), asyncio.get_running_loop())
-        await broker.start()
-        tune_collector()
-        try:
-            print(json.dumps(await run(broker, members, tasks)))
-        finally:
-            await broker.stop()
-
-
 if __name__ == "__main__":
-    uvloop.run(main())
+    uvloop.run(main(run, "500", "5000"))
