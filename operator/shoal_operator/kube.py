@@ -36,6 +36,7 @@ PLURALS = {
     "Event": "events",
     "StatefulSet": "statefulsets",
     "Deployment": "deployments",
+    "Job": "jobs",
     "PodDisruptionBudget": "poddisruptionbudgets",
     "NetworkPolicy": "networkpolicies",
     "RoleBinding": "rolebindings",
@@ -247,10 +248,15 @@ class Kube:
         )
 
     async def delete(self, manifest: Mapping[str, Any]) -> Manifest | None:
-        """Delete the object with this uid; return None if it does not exist."""
-        uid = {"preconditions": {"uid": manifest["metadata"]["uid"]}}
+        """Delete the object with this uid, and then what it owns; return None if it does not
+        exist."""
+        options = {
+            "preconditions": {"uid": manifest["metadata"]["uid"]},
+            # The API server would leave the pods of a Job.
+            "propagationPolicy": "Background",
+        }
         try:
-            return await self._call("delete", _path_of(manifest), uid)
+            return await self._call("delete", _path_of(manifest), options)
         except KubeError as error:
             # 409: another object has the name now.
             if error.status in (404, 409):

@@ -70,6 +70,7 @@ WATCHED: tuple[tuple[str, str, Mapping[str, str]], ...] = (
 #: What kopf watches for each kind of workload, too.
 WATCHED_FOR: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
     "deployment": ("apps/v1", "Deployment", _MANAGED),
+    "job": ("batch/v1", "Job", _MANAGED),
     "spark": ("rbac.authorization.k8s.io/v1", "RoleBinding", _MANAGED),
 }
 SPARK = (names.SPARK_API, "SparkApplication", _MANAGED)
