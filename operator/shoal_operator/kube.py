@@ -45,6 +45,7 @@ PLURALS = {
     "Certificate": "certificates",
     "Issuer": "issuers",
     "ClusterIssuer": "clusterissuers",
+    "CustomResourceDefinition": "customresourcedefinitions",
     "QueueCluster": "queueclusters",
     "QueueTopic": "queuetopics",
     "QueueUser": "queueusers",
@@ -87,7 +88,7 @@ def _path(api_version: str, kind: str, namespace: str | None, name: str = "") ->
 
 def _path_of(manifest: Mapping[str, Any]) -> str:
     meta = manifest["metadata"]
-    return _path(manifest["apiVersion"], manifest["kind"], meta["namespace"], meta["name"])
+    return _path(manifest["apiVersion"], manifest["kind"], meta.get("namespace"), meta["name"])
 
 
 def _selected(labels: Mapping[str, str] | str) -> dict[str, str]:

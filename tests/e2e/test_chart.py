@@ -113,8 +113,12 @@ def test_every_combination_renders(values: tuple[Any, ...]) -> None:
         on = given[f"workloads.{workload}"]
         assert ((resource, "create") in granted) == on
         assert (f"--without={workload}" in container["args"]) == (not on)
-    for resource in ("rolebindings", "clusterroles", "customresourcedefinitions"):
+    for resource in ("rolebindings", "clusterroles"):
         assert any(r == resource for r, _ in granted) == given["workloads.spark"]
+    definitions_are_read = given["workloads.spark"] or not given["watchNamespaces"]
+    assert (("customresourcedefinitions", "get") in granted) == definitions_are_read
+    migrates = ("customresourcedefinitions/status", "patch") in granted
+    assert migrates != bool(given["watchNamespaces"])
     for permission in (("nodes", "get"), ("pods", "patch")):
         assert (permission in granted) == given["racks.enabled"]
     assert ("--without=racks" in container["args"]) == (not given["racks.enabled"])

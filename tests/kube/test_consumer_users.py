@@ -19,7 +19,7 @@ MOUNT = "/etc/shoal/user"
 
 def queue_user(kind: str = "scram-sha-512", cluster: str = "main", **status: Any) -> dict[str, Any]:
     return {
-        "apiVersion": "shoal.dev/v1alpha1",
+        "apiVersion": "shoal.dev/v1beta1",
         "kind": "QueueUser",
         "metadata": {"name": "ann", "namespace": "n", "uid": "u1", "resourceVersion": "1"},
         "spec": {"cluster": cluster, "authentication": {"type": kind}},
