@@ -394,7 +394,9 @@ class Consumers:
         if history is None:
             since = status.get("idleSince")
             idle_ms = int(clock.seconds_since(since) * 1000) if since else None
-            history = scaling.History.resumed(current, idle_ms, now_ms)
+            # The number of Jobs does not depend on that of before.
+            of_before = scaling.History.resumed(current, idle_ms, now_ms)
+            history = scaling.History() if "job" in spec else of_before
             self._histories[name] = history
         locks, partitions = group["spec"]["maxRecordLocks"], max(1, len(state.partitions))
         starts = [p.start_offset for p in state.partitions]

@@ -65,15 +65,16 @@ def test_authorities_and_certificates_are_renewed_under_load(resources: Resource
         status = resources.status("queuecluster/main")
         return {row["name"]: row["notAfter"] for row in status["certificates"]}
 
-    def renewed() -> None:
+    def renewed() -> bool:
         now = expiries()
         assert all(now[name] > first[name] for name in first), now
         phases = [r.get("phase") for r in resources.status("queuecluster/main")["certificates"]]
         assert not any(phases), phases
+        return True
 
     first = expiries()
     with consuming(resources, "workers", members=2) as deliveries, producing(resources) as counts:
-        eventually(lambda: renewed() is None, timeout_s=1200)
+        eventually(renewed, timeout_s=1200)
     sent, failed = counts
     assert (failed, sent > 50) == (0, True), counts
     assert {value for value, _ in deliveries} == set(range(sent))

@@ -61,7 +61,7 @@ def earlier_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def earlier(cluster: Cluster, earlier_tree: Path) -> Iterator[Resources]:
     """A namespace of a cluster with the chart and the definitions of the last release. Afterwards
     the chart of this tree is installed, as other tests expect."""
-    build = [sys.executable, earlier_tree / "tests/e2e/cluster/cli.py", "build"]
+    build = [sys.executable, str(earlier_tree / "tests/e2e/cluster/cli.py"), "build"]
     built = subprocess.run(
         [*build, "broker", "operator"], capture_output=True, text=True, check=True
     )

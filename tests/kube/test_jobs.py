@@ -38,7 +38,8 @@ class JobShop(Shop):
         return self.kube.find("ShareConsumer", "eaters")["status"]
 
     def names(self) -> list[str]:
-        return [one["metadata"]["name"] for one in self.kube.all("Job")]
+        found = [one["metadata"]["name"] for one in self.kube.all("Job")]
+        return sorted(found, key=lambda name: int(name.rpartition("-")[2]))
 
     def active(self) -> list[str]:
         return [o["metadata"]["name"] for o in self.kube.all("Job") if not job.end_of(o)]
@@ -71,7 +72,7 @@ def pass_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 def test_a_job_has_the_users_template_and_the_group() -> None:
-    given = {
+    given: dict[str, Any] = {
         "kind": "ShareConsumer",
         "metadata": {"name": "c", "namespace": "n", "uid": "u"},
         "spec": {"job": TEMPLATE | {"activeDeadlineSeconds": 60}},
@@ -212,6 +213,8 @@ def test_failing_jobs_start_later_each_time(pass_time: Callable[[int], None]) ->
         (newest,) = shop.active()
         shop.end(newest)
         pass_time(1)
+        await shop.at(1)
+        pass_time(1)
         assert ready(await shop.at(1))[1] == "Scaling", "a success ends the wait"
         assert len(shop.active()) == 1
 
@@ -239,7 +242,7 @@ def test_a_restarted_operator_knows_its_jobs() -> None:
         await shop.at(3)
         before = shop.names()
         again = JobShop()
-        again.kube.objects = shop.kube.objects
+        again.kube.objects, again.kube.numbers = shop.kube.objects, shop.kube.numbers
         for one in again.kube.objects.values():
             again.store.put(one)
         await again.at(3)
@@ -270,7 +273,7 @@ def test_failures_since_the_last_success_count_after_a_restart() -> None:
         for name, kind in zip(shop.names(), kinds, strict=True):
             shop.end(name, kind)
         again = JobShop(failedJobsHistoryLimit=5)
-        again.kube.objects = shop.kube.objects
+        again.kube.objects, again.kube.numbers = shop.kube.objects, shop.kube.numbers
         for one in again.kube.objects.values():
             again.store.put(one)
         status = await again.at(0)

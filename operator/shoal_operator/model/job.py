@@ -59,7 +59,7 @@ def sort(jobs: Iterable[Manifest]) -> Ends:
 def end_of(job: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the condition that ended a Job, empty while it is active."""
     for condition in job.get("status", {}).get("conditions", []):
-        if condition["type"] in ("Complete", "Failed") and condition["status"] == "True":
+        if condition["type"] in {"Complete", "Failed"} and condition["status"] == "True":
             found: Mapping[str, Any] = condition
             return found
     return {}
