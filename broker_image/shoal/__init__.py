@@ -1,3 +1,3 @@
 """Shoal: a work queue for Kubernetes that speaks Kafka. This is the broker and its tools."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

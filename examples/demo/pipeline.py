@@ -140,7 +140,7 @@ class Pipeline:
         """Return a sample; a value that cannot be read keeps its last value."""
         last = watch.last
         try:
-            consumers = f"/apis/shoal.dev/v1alpha1/namespaces/{NAMESPACE}/shareconsumers"
+            consumers = f"/apis/shoal.dev/v1beta1/namespaces/{NAMESPACE}/shareconsumers"
             status = json.loads(self._get(f"{consumers}/{CONSUMER}")).get("status", {})
             label = "labelSelector=spark-role%3Dexecutor"
             pods = json.loads(self._get(f"/api/v1/namespaces/{NAMESPACE}/pods?{label}"))["items"]

@@ -12,4 +12,4 @@ Decisions are pure functions. `model` builds manifests without I/O. Only `kube` 
 server, and only `brokers` calls the brokers.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -7,6 +7,7 @@ Keys and serial numbers are random; the time is an argument. All texts are PEM.
 from __future__ import annotations
 
 import datetime
+import os
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 #: How much earlier than now a certificate becomes valid.
 EARLIER = datetime.timedelta(hours=1)
+#: The unit of `validity_days`, and of the fields of a QueueCluster in days. End-to-end tests set a
+#: shorter one, so that they see renewals.
+DAY = datetime.timedelta(seconds=float(os.environ.get("SHOAL_DAY_SECONDS", "86400")))
 #: The organization in the names of the operator's own certificates.
 ORGANIZATION = "shoal.dev"
 
@@ -49,7 +53,7 @@ def make_ca(common_name: str, *, now: datetime.datetime, validity_days: int) -> 
     builder = (
         _builder(name, key.public_key(), now)
         .issuer_name(name)
-        .not_valid_after(now + datetime.timedelta(days=validity_days))
+        .not_valid_after(now + validity_days * DAY)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
     )
@@ -92,7 +96,7 @@ def issue(
     )
     if names:
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-    ends = now + datetime.timedelta(days=validity_days)
+    ends = now + validity_days * DAY
     builder = builder.not_valid_after(min(ends, authority.not_valid_after_utc))
     return KeyPair(_pem(builder.sign(ca_key, hashes.SHA256())), _key_pem(key))
 

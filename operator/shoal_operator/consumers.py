@@ -27,7 +27,7 @@ from shoal_operator.consumer_users import Login
 from shoal_operator.drift import has_drifted
 from shoal_operator.group_monitor import GroupMonitor, consumer_groups, due_time
 from shoal_operator.kube import Kube, KubeError, now
-from shoal_operator.model import external, names, rack, spark
+from shoal_operator.model import external, job, names, rack, spark
 from shoal_operator.model import groups as group_model
 from shoal_operator.quantities import duration_ms
 from shoal_operator.scale_targets import ScaleTargets
@@ -80,6 +80,11 @@ def policy(spec: Mapping[str, Any], now: datetime.datetime | None = None) -> sca
         low, high = application["minExecutors"], application["maxExecutors"]
         records = application["coresPerExecutor"] * scaling.RECORDS_PER_TASK_MIN
         batch = application["maxRecordsPerTrigger"]
+    cooldown_ms = duration_ms(given.get("cooldown", "60s"))
+    idle_ms = duration_ms(given.get("scaleToZeroAfter", "5m"))
+    if "job" in spec:
+        # Jobs end by themselves, and the next ones start at once.
+        cooldown_ms = idle_ms = 0
     names_now: tuple[str, ...] = ()
     if now is not None:
         low, high, names_now = schedules.bounds(given.get("schedules", ()), now, low, high)
@@ -89,8 +94,8 @@ def policy(spec: Mapping[str, Any], now: datetime.datetime | None = None) -> sca
         target_lag=given.get("targetLagPerReplica", 1000),
         records_per_replica=records,
         records_per_batch=batch,
-        cooldown_ms=duration_ms(given.get("cooldown", "60s")),
-        scale_to_zero_after_ms=duration_ms(given.get("scaleToZeroAfter", "5m")),
+        cooldown_ms=cooldown_ms,
+        scale_to_zero_after_ms=idle_ms,
         target_age_ms=duration_ms(given["targetRecordAge"]) if "targetRecordAge" in given else 0,
         schedules=names_now,
     )
@@ -216,6 +221,7 @@ class Consumers:
             self._signals.pop(name, None)
             self._shrinking_ms.pop(name, None)
         self._targets.forget_others(self.list_names())
+        self._workloads.jobs.forget_others(self.list_names())
         return 2.0 if soon else None
 
     def signal(self, name: str) -> dict[str, int]:
@@ -273,7 +279,8 @@ class Consumers:
         if "deployment" in consumer["spec"]:
             have = self._workloads.of_deployment(consumer)
             decision = await self._idle_first(consumer, group, decision, have)
-        workload = await self._workloads.apply(consumer, context, decision.replicas)
+        lag_ms = self._monitor.read_ms(context.group_id)
+        workload = await self._workloads.apply(consumer, context, decision.replicas, lag_ms)
         await self._write_status(consumer, group, decision, workload, login)
         return workload.verdict.progressing
 
@@ -387,7 +394,9 @@ class Consumers:
         if history is None:
             since = status.get("idleSince")
             idle_ms = int(clock.seconds_since(since) * 1000) if since else None
-            history = scaling.History.resumed(current, idle_ms, now_ms)
+            # The number of Jobs does not depend on that of before.
+            of_before = scaling.History.resumed(current, idle_ms, now_ms)
+            history = scaling.History() if "job" in spec else of_before
             self._histories[name] = history
         locks, partitions = group["spec"]["maxRecordLocks"], max(1, len(state.partitions))
         starts = [p.start_offset for p in state.partitions]
@@ -396,6 +405,12 @@ class Consumers:
         due = state.due(startup_s(spec))
         not_due = state.workable - due
         age_ms = self._monitor.age_ms(state.group)
+        if "job" in spec:
+            active = self._workloads.jobs.active(consumer, self._monitor.read_ms(state.group))
+            per_job = spec.get("scaling", {}).get("targetLagPerReplica", 1000)
+            due = job.work(due, state.in_flight, active, per_job)
+            # Jobs that find no record end, and would be started again and again.
+            settled = age_ms = -1
         load = scaling.Load(due, partitions, locks, settled, ready, state.blocked, not_due, age_ms)
         return scaling.decide(policy(spec, _now()), load, current, history, now_ms)
 
@@ -451,7 +466,8 @@ class Consumers:
         self._on_signal()
         verdict = group_verdict(group) or login.problem or workload.verdict
         if consumer["spec"].get("paused"):
-            verdict = Verdict(True, "Paused", "spec.paused is true: no consumer runs.", paused=True)
+            what = "no new Job starts" if "job" in consumer["spec"] else "no consumer runs"
+            verdict = Verdict(True, "Paused", f"spec.paused is true: {what}.", paused=True)
         limit = warning(consumer["spec"], group["spec"], decision.ceiling)
         verdict = verdict.warned(limit or login.warning)
         await self._statuses.write(consumer, verdict, fields)

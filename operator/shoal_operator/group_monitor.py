@@ -170,6 +170,10 @@ class GroupMonitor:
         resources = self._store.of_cluster("ShareGroup", self._namespace, self._cluster)
         return {group_id(one) for one in resources if one["spec"].get("delay")}
 
+    def read_ms(self, group: str) -> int:
+        """Return when the last known lag of a group was read, 0 if it never was."""
+        return self._read_ms.get(group, 0)
+
     def current(self, group: str) -> GroupState | None:
         """Return a group's state if its lag is at most `LAG_AGE_MS_MAX` old, else None."""
         return self.states.get(group) if self._age_ms(group) < LAG_AGE_MS_MAX else None

@@ -36,6 +36,7 @@ PLURALS = {
     "Event": "events",
     "StatefulSet": "statefulsets",
     "Deployment": "deployments",
+    "Job": "jobs",
     "PodDisruptionBudget": "poddisruptionbudgets",
     "NetworkPolicy": "networkpolicies",
     "RoleBinding": "rolebindings",
@@ -44,6 +45,7 @@ PLURALS = {
     "Certificate": "certificates",
     "Issuer": "issuers",
     "ClusterIssuer": "clusterissuers",
+    "CustomResourceDefinition": "customresourcedefinitions",
     "QueueCluster": "queueclusters",
     "QueueTopic": "queuetopics",
     "QueueUser": "queueusers",
@@ -86,7 +88,7 @@ def _path(api_version: str, kind: str, namespace: str | None, name: str = "") ->
 
 def _path_of(manifest: Mapping[str, Any]) -> str:
     meta = manifest["metadata"]
-    return _path(manifest["apiVersion"], manifest["kind"], meta["namespace"], meta["name"])
+    return _path(manifest["apiVersion"], manifest["kind"], meta.get("namespace"), meta["name"])
 
 
 def _selected(labels: Mapping[str, str] | str) -> dict[str, str]:
@@ -247,10 +249,15 @@ class Kube:
         )
 
     async def delete(self, manifest: Mapping[str, Any]) -> Manifest | None:
-        """Delete the object with this uid; return None if it does not exist."""
-        uid = {"preconditions": {"uid": manifest["metadata"]["uid"]}}
+        """Delete the object with this uid, and then what it owns; return None if it does not
+        exist."""
+        options = {
+            "preconditions": {"uid": manifest["metadata"]["uid"]},
+            # The API server would leave the pods of a Job.
+            "propagationPolicy": "Background",
+        }
         try:
-            return await self._call("delete", _path_of(manifest), uid)
+            return await self._call("delete", _path_of(manifest), options)
         except KubeError as error:
             # 409: another object has the name now.
             if error.status in (404, 409):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from shoal_operator import metrics
+from shoal_operator import metrics, storage_versions
 from shoal_operator import topics as topics_module
 from shoal_operator.brokers import Brokers
 from shoal_operator.cluster.reconciler import Clusters
@@ -21,7 +21,7 @@ from shoal_operator.conditions import Verdict, ready_reason
 from shoal_operator.consumers import Consumers
 from shoal_operator.group_monitor import WATCH_SECONDS, GroupMonitor
 from shoal_operator.groups import Groups
-from shoal_operator.kube import Kube, KubeError
+from shoal_operator.kube import PLURALS, Kube, KubeError
 from shoal_operator.model import cluster as cluster_model
 from shoal_operator.model import external, names, security
 from shoal_operator.racks import Racks, wanted_label
@@ -70,6 +70,7 @@ WATCHED: tuple[tuple[str, str, Mapping[str, str]], ...] = (
 #: What kopf watches for each kind of workload, too.
 WATCHED_FOR: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
     "deployment": ("apps/v1", "Deployment", _MANAGED),
+    "job": ("batch/v1", "Job", _MANAGED),
     "spark": ("rbac.authorization.k8s.io/v1", "RoleBinding", _MANAGED),
 }
 SPARK = (names.SPARK_API, "SparkApplication", _MANAGED)
@@ -140,6 +141,7 @@ class Operator:
         self._leading = False
         self._another_leads = another_leads
         self._term: asyncio.Task[None] | None = None
+        self._migration: asyncio.Task[None] | None = None
         self._spark = [
             Watch(
                 kube,
@@ -160,8 +162,9 @@ class Operator:
     def set_leading(self, leading: bool) -> None:
         """Start or stop all loops."""
         log.info("acts now" if leading else "stands by")
-        if self._term:
-            self._term.cancel()
+        for task in (self._term, self._migration):
+            if task:
+                task.cancel()
         self._leading = False
         metrics.forget_all()
         for key in list(self._loops):
@@ -180,6 +183,12 @@ class Operator:
         for kind in CUSTOM:
             for manifest in list(self.store.all(kind)):
                 self._enqueue(manifest)
+        if not self._namespaces:
+            # In some namespaces only, the operator may not read the others' resources.
+            definitions = [f"{PLURALS[kind]}.{names.GROUP}" for kind in CUSTOM]
+            self._migration = asyncio.create_task(
+                storage_versions.migrate_all(self._kube, definitions), name="storage versions"
+            )
         await self._orphans.run()
 
     async def _list_all(self) -> None:

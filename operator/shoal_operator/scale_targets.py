@@ -1,17 +1,21 @@
 """Workloads that ShareConsumers scale and do not own (`spec.scaleTargetRef`).
 
-The operator reads and writes the subresource `scale` only. Of two ShareConsumers with the same
-target, the older one scales it.
+Of a Deployment or a StatefulSet, the operator reads and writes the subresource `scale` only. A
+SparkApplication scales itself: its driver follows the published number (`shoal_spark.allocation`),
+and the operator suspends it at zero executors. Of two ShareConsumers with the same target, the
+older one scales it.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shoal_operator import clock, pods
 from shoal_operator.conditions import Verdict
+from shoal_operator.model import names
 from shoal_operator.store import is_older
-from shoal_operator.workloads import Target, Workload
+from shoal_operator.workloads import Target, Workload, age_seconds, application_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
     from shoal_operator.store import Store
 
 API_VERSION = "apps/v1"
+SPARK = "SparkApplication"
 #: How long an observation is used again while nothing changes.
 OBSERVED_MS_MAX = 15_000
 
@@ -77,6 +82,22 @@ class ScaleTargets:
         now_ms, observed = clock.now_ms(), self._observed.get(meta["name"])
         if observed is not None and now_ms - observed[0] < OBSERVED_MS_MAX and observed[1] == ref:
             return observed[2]
+        target = await (self._application if ref["kind"] == SPARK else self._scaled)(ref, meta)
+        self._observed[meta["name"]] = (now_ms, ref, target)
+        return target
+
+    async def _application(self, ref: Mapping[str, Any], meta: Mapping[str, Any]) -> Target | None:
+        """Return a SparkApplication with its executors."""
+        found = await self._kube.get(names.SPARK_API, SPARK, ref["name"], meta["namespace"])
+        if found is None:
+            return None
+        selector = f"sparkoperator.k8s.io/app-name={ref['name']},spark-role=executor"
+        every, _ = await self._kube.snapshot("v1", "Pod", meta["namespace"], selector)
+        alive = [p for p in every if p.get("status", {}).get("phase") in ("Pending", "Running")]
+        return Target(len(alive), alive, selector, found)
+
+    async def _scaled(self, ref: Mapping[str, Any], meta: Mapping[str, Any]) -> Target | None:
+        """Return a workload with the subresource `scale`."""
         scale = await self._kube.scale(API_VERSION, ref["kind"], ref["name"], meta["namespace"])
         target = None
         if scale is not None:
@@ -86,7 +107,6 @@ class ScaleTargets:
             if selector:
                 found, _ = await self._kube.snapshot("v1", "Pod", meta["namespace"], selector)
             target = Target(int(scale.get("spec", {}).get("replicas", 0)), found, selector)
-        self._observed[meta["name"]] = (now_ms, ref, target)
         return target
 
     def forget_others(self, consumers: Collection[str]) -> None:
@@ -97,6 +117,8 @@ class ScaleTargets:
     async def apply(self, consumer: Manifest, target: Target, replicas: int) -> Workload:
         """Bring the target to this number of replicas. Raises `KubeError`."""
         ref, meta = consumer["spec"]["scaleTargetRef"], consumer["metadata"]
+        if target.application is not None:
+            return await self._apply_application(consumer, target, target.application, replicas)
         if target.replicas != replicas:
             await self._kube.set_scale(
                 API_VERSION, ref["kind"], ref["name"], meta["namespace"], replicas
@@ -109,3 +131,21 @@ class ScaleTargets:
             # Look again at the next pass.
             self._observed.pop(meta["name"], None)
         return Workload(len(target.pods), ready, target.selector, verdict)
+
+    async def _apply_application(
+        self, consumer: Manifest, target: Target, application: Manifest, replicas: int
+    ) -> Workload:
+        """Suspend or resume a SparkApplication; its driver requests and removes executors."""
+        suspend = replicas == 0
+        if bool(application["spec"].get("suspend")) != suspend:
+            changed = await self._kube.merge(application, {"spec": {"suspend": suspend}})
+            application = changed or application
+        running = sum(pod["status"]["phase"] == "Running" for pod in target.pods)
+        state = application.get("status", {}).get("applicationState", {}).get("state", "")
+        verdict = application_verdict(application, replicas, running, "", age_seconds(application))
+        if verdict.reason == "Scaling":
+            text = f"{verdict.message} Its driver requests them if it has SHOAL_SCALE_URL."
+            verdict = replace(verdict, message=text)
+        if verdict.progressing:
+            self._observed.pop(consumer["metadata"]["name"], None)
+        return Workload(len(target.pods), running, target.selector, verdict, state)

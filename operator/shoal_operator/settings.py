@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from shoal_operator.http_access import HttpAccess
 
 #: The fields of a ShareConsumer that describe its workload.
-WORKLOADS = ("deployment", "spark", "scaleTargetRef")
+WORKLOADS = ("deployment", "spark", "scaleTargetRef", "job")
 #: The feature besides workloads that an operator may be without.
 RACKS = "racks"
 

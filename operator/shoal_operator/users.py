@@ -148,7 +148,7 @@ class Users(BatchReconciler):
                 revoked_users.of_deleted(
                     user,
                     now=now,
-                    validity=datetime.timedelta(days=days),
+                    validity=days * certificates.DAY,
                     trusted=trusted,
                     own=self._certificate(user),
                 )

@@ -1,4 +1,4 @@
-"""Workloads of ShareConsumers: a Deployment, or a SparkApplication of Kubeflow's operator.
+"""Workloads of ShareConsumers: a Deployment, Jobs, or a SparkApplication of Kubeflow's operator.
 
 `Workloads.apply` applies the objects and returns the state. The driver scales a SparkApplication;
 the operator suspends it at zero executors and resumes it when there is work.
@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shoal_operator import clock
 from shoal_operator.conditions import Verdict
 from shoal_operator.drift import has_drifted, marked
+from shoal_operator.jobs import Jobs
 from shoal_operator.kube import Kube, KubeError
-from shoal_operator.model import deployment, names, spark
+from shoal_operator.model import consumer_pod, deployment, names, spark
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -92,11 +93,15 @@ def application_verdict(
 
 
 class Target(NamedTuple):
-    """A workload as it is: its number of replicas, its pods, and the selector of the pods."""
+    """A workload as it is: its number of replicas, its pods, and the selector of the pods.
+
+    `application` is the object, of a SparkApplication only. Its replicas are executors.
+    """
 
     replicas: int
     pods: Sequence[Manifest]
     selector: str
+    application: Manifest | None = None
 
 
 class Workloads:
@@ -106,40 +111,42 @@ class Workloads:
         self._kube, self._store, self._settings = kube, store, settings
         self._failures: dict[str, str] = {}
         self._running_since_ms: dict[str, int] = {}
+        self.jobs = Jobs(kube, store)
 
     async def apply(
-        self, consumer: Manifest, context: spark.WorkloadContext, replicas: int
+        self, consumer: Manifest, context: spark.WorkloadContext, replicas: int, lag_ms: int
     ) -> Workload:
-        """Bring the workload to this number of consumers. Raises `KubeError`."""
+        """Bring the workload to this number of consumers; the lag was read at `lag_ms`. Raises
+        `KubeError`."""
         if "spark" in consumer["spec"]:
             return await self._apply_application(consumer, context, replicas)
-        want = deployment.manifest(
-            consumer,
-            cluster=context.cluster,
-            replicas=replicas,
-            bootstrap_servers=context.bootstrap_servers,
-            group_id=context.group_id,
-            topics=context.topics,
-            default_image=self._settings.broker_image,
-            pull_policy=self._settings.broker_pull_policy,
-            user_secret=context.user_secret,
-            rack_key=context.rack,
+        about = consumer_pod.PodContext(
+            context.cluster,
+            context.bootstrap_servers,
+            context.group_id,
+            context.topics,
+            self._settings.broker_image,
+            self._settings.broker_pull_policy,
+            context.user_secret,
+            context.rack,
         )
-        have = await self._apply_manifest(want)
+        selector = names.selector_text(consumer_pod.selector(consumer["metadata"]["name"]))
+        if "job" in consumer["spec"]:
+            active, ready, verdict = await self.jobs.apply(consumer, about, replicas, lag_ms)
+            return Workload(active, ready, selector, verdict)
+        have = await self._apply_manifest(deployment.manifest(consumer, about, replicas))
         status = have.get("status", {})
         ready = status.get("readyReplicas", 0)
         verdict = Verdict.fine(f"{replicas} consumers run.")
         if ready < replicas:
             text = f"{ready} of {replicas} consumers are ready."
             verdict = Verdict(ready > 0, "Scaling", text, progressing=True)
-        selector = deployment.consumer_selector(consumer["metadata"]["name"])
-        text = names.selector_text(selector)
-        return Workload(status.get("replicas", 0), ready, text, verdict)
+        return Workload(status.get("replicas", 0), ready, selector, verdict)
 
     def of_deployment(self, consumer: Manifest) -> Target:
         """Return the Deployment of a ShareConsumer as it is."""
         meta = consumer["metadata"]
-        selector = deployment.consumer_selector(meta["name"])
+        selector = consumer_pod.selector(meta["name"])
         have = self._store.get("Deployment", meta["namespace"], meta["name"]) or {}
         replicas = int(have.get("spec", {}).get("replicas", 0))
         pods = self._pods(meta["namespace"], selector)
@@ -180,7 +187,7 @@ class Workloads:
             return Workload(0, 0, names.selector_text(selector), verdict)
         state = have.get("status", {}).get("applicationState", {}).get("state", "")
         verdict = application_verdict(
-            have, replicas, running, self.failure_of(consumer, state), _age_seconds(have)
+            have, replicas, running, self.failure_of(consumer, state), age_seconds(have)
         )
         return Workload(len(pods), running, names.selector_text(selector), verdict, state)
 
@@ -235,6 +242,7 @@ def _cause(text: str) -> str:
     return f"{what}: {termination_message(log)}" if "\n" in text.strip() else text.strip()
 
 
-def _age_seconds(manifest: Mapping[str, Any]) -> float:
+def age_seconds(manifest: Mapping[str, Any]) -> float:
+    """Return how long an object has existed."""
     stamp = manifest["metadata"].get("creationTimestamp")
     return clock.seconds_since(stamp) if stamp else 0.0

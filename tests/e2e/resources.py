@@ -272,7 +272,7 @@ def consumer_pod(per_second: int = 20) -> Manifest:
 
 def _resource(kind: str, name: str, spec: Manifest) -> Manifest:
     meta = {"name": name}
-    return {"apiVersion": "shoal.dev/v1alpha1", "kind": kind, "metadata": meta, "spec": spec}
+    return {"apiVersion": "shoal.dev/v1beta1", "kind": kind, "metadata": meta, "spec": spec}
 
 
 #: Accepts records at a rate, and releases the rest when it is stopped.

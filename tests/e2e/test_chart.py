@@ -113,8 +113,12 @@ def test_every_combination_renders(values: tuple[Any, ...]) -> None:
         on = given[f"workloads.{workload}"]
         assert ((resource, "create") in granted) == on
         assert (f"--without={workload}" in container["args"]) == (not on)
-    for resource in ("rolebindings", "clusterroles", "customresourcedefinitions"):
+    for resource in ("rolebindings", "clusterroles"):
         assert any(r == resource for r, _ in granted) == given["workloads.spark"]
+    definitions_are_read = given["workloads.spark"] or not given["watchNamespaces"]
+    assert (("customresourcedefinitions", "get") in granted) == definitions_are_read
+    migrates = ("customresourcedefinitions/status", "patch") in granted
+    assert migrates != bool(given["watchNamespaces"])
     for permission in (("nodes", "get"), ("pods", "patch")):
         assert (permission in granted) == given["racks.enabled"]
     assert ("--without=racks" in container["args"]) == (not given["racks.enabled"])
@@ -123,10 +127,21 @@ def test_every_combination_renders(values: tuple[Any, ...]) -> None:
         assert everywhere <= {*definitions, ("nodes", "get")}
         roles = {n for kind, n, _ in kinds if kind == "Role"}
         assert roles == {"one", "two", "shoal-system"}
-    assert {r for r, verb in granted if verb == "delete"} == {"pods", "services", "networkpolicies"}
+    deleted = {"pods", "services", "networkpolicies", "jobs"}
+    assert {r for r, verb in granted if verb == "delete"} == deleted
     assert any(m["kind"] == "NetworkPolicy" for m in made) == given["networkPolicy"]["enabled"]
     shared = [m for m in made if "aggregat" in str(m["metadata"].get("labels", {}))]
     assert len(shared) == 3 * given["aggregatedRoles.enabled"]
+
+
+@pytest.mark.parametrize("on", BOTH)
+def test_jobs_are_started_and_deleted_if_they_are_on(on: bool) -> None:
+    made = template(**{"workloads.job": on})
+    verbs = {verb for resource, verb in permissions(made, "ClusterRole") if resource == "jobs"}
+    assert verbs == ({"get", "list", "watch", "create", "delete"} if on else set())
+    (operator,) = (m for m in made if m["kind"] == "Deployment")
+    (container,) = operator["spec"]["template"]["spec"]["containers"]
+    assert ("--without=job" in container["args"]) == (not on)
 
 
 @pytest.mark.parametrize("on", BOTH)
@@ -264,7 +279,7 @@ def test_nothing_is_refused_in_one_namespace_without_workloads(
 ) -> None:
     release.install(
         watchNamespaces=[resources.namespace],
-        workloads={"deployment": False, "spark": False},
+        workloads={"deployment": False, "spark": False, "job": False},
     )
     try:
         resources.apply(queue_cluster(), queue_topic(), share_group(), share_consumer(user=""))

@@ -15,7 +15,7 @@ LETTERS = 20
 
 def redrive(**spec: Any) -> dict[str, Any]:
     return {
-        "apiVersion": "shoal.dev/v1alpha1",
+        "apiVersion": "shoal.dev/v1beta1",
         "kind": "Redrive",
         "metadata": {"name": "again"},
         "spec": {"cluster": "main", "topic": "dlq.jobs", **spec},

@@ -87,7 +87,7 @@ def test_kubectl_scale_drives_it_where_the_operator_does_not(queue: Resources) -
     queue.patch("shareconsumer/manual", {"spec": {"paused": False}})
     queue.wait_status("shareconsumer/manual", readyReplicas=3)
     # Kubernetes' own autoscaler drives it too: below its minimum it needs no metrics.
-    target = {"apiVersion": "shoal.dev/v1alpha1", "kind": "ShareConsumer", "name": "manual"}
+    target = {"apiVersion": "shoal.dev/v1beta1", "kind": "ShareConsumer", "name": "manual"}
     queue.apply(
         {
             "apiVersion": "autoscaling/v2",

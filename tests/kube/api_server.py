@@ -109,8 +109,10 @@ class ApiServer(Kube):
         # Field managers and preconditions have no effect here.
         self.crash_point.check()
         _, _, rest = path.partition("/namespaces/")
-        # Nodes have no namespace.
-        _, plural, *more = rest.split("/") if rest else path.split("/")[2:]
+        # Nodes and definitions have no namespace, and lists may be of all.
+        _, plural, *more = (
+            rest.split("/") if rest else path.split("/")[2 + path.startswith("/apis/") :]
+        )
         kind = KINDS[plural]
         if verb == "list":
             return self._list(kind, (params or {}).get("labelSelector", ""))

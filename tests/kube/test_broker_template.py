@@ -75,7 +75,7 @@ def test_a_field_that_is_removed_from_a_consumers_template_is_removed_from_its_p
         spec = {"shareGroup": "g", "deployment": {"template": {"spec": copy.deepcopy(pod)}}}
         kube.add(resource("ShareConsumer", "eaters", **spec))
         consumer = kube.find("ShareConsumer", "eaters")
-        asyncio.run(Workloads(kube, kube.store(), SETTINGS).apply(consumer, CONTEXT, 1))
+        asyncio.run(Workloads(kube, kube.store(), SETTINGS).apply(consumer, CONTEXT, 1, lag_ms=0))
         return kube.find("Deployment", "eaters")["spec"]["template"]["spec"]
 
     assert apply()["nodeSelector"] == {"disk": "fast"}

@@ -10,6 +10,7 @@ from kube.test_security import MTLS, PLAIN, SCRAM, TLS, queue_cluster
 from kube.test_spark_consumers import CONTEXT, consumer
 from shoal_operator.consumer_users import Login, login
 from shoal_operator.model import deployment, spark
+from shoal_operator.model.consumer_pod import PodContext
 from shoal_operator.store import Store
 
 SECURE = [MTLS, SCRAM]
@@ -18,7 +19,7 @@ MOUNT = "/etc/shoal/user"
 
 def queue_user(kind: str = "scram-sha-512", cluster: str = "main", **status: Any) -> dict[str, Any]:
     return {
-        "apiVersion": "shoal.dev/v1alpha1",
+        "apiVersion": "shoal.dev/v1beta1",
         "kind": "QueueUser",
         "metadata": {"name": "ann", "namespace": "n", "uid": "u1", "resourceVersion": "1"},
         "spec": {"cluster": cluster, "authentication": {"type": kind}},
@@ -116,14 +117,8 @@ def test_each_container_of_a_deployment_has_the_secret() -> None:
     }
     made = deployment.manifest(
         given,
-        cluster="main",
-        replicas=1,
-        bootstrap_servers="b:1",
-        group_id="g",
-        topics=["t"],
-        default_image="r/broker:1",
-        pull_policy="Always",
-        user_secret="ann",
+        PodContext("main", "b:1", "g", ["t"], "r/broker:1", "Always", user_secret="ann"),
+        1,
     )
     spec = made["spec"]["template"]["spec"]
     assert spec["volumes"] == [

@@ -33,6 +33,7 @@ from shoal_operator.group_offsets import first_offsets, pending_reset, resume
 from shoal_operator.groups import alter_configs, decide_config
 from shoal_operator.maintenance_windows import is_open
 from shoal_operator.model import broker_config, cluster, deployment
+from shoal_operator.model.consumer_pod import PodContext
 from shoal_operator.model.groups import config as group_config
 from shoal_operator.model.groups import dead_letter_topic
 from shoal_operator.store import Store
@@ -451,13 +452,8 @@ def test_consumers_get_the_connection_settings() -> None:
     }
     made = deployment.manifest(
         consumer,
-        cluster="main",
-        replicas=4,
-        bootstrap_servers="b:1",
-        group_id="g",
-        topics=["t", "u"],
-        default_image="r/broker:1",
-        pull_policy="Always",
+        PodContext("main", "b:1", "g", ["t", "u"], "r/broker:1", "Always"),
+        4,
     )
     pod_env = [
         [(e["name"], e["value"]) for e in c["env"]]
@@ -487,13 +483,8 @@ def test_a_container_without_an_image_gets_the_brokers() -> None:
             "metadata": {"name": "c", "namespace": "n", "uid": "u"},
             "spec": {"deployment": {"template": {"spec": pods}}},
         },
-        cluster="main",
-        replicas=1,
-        bootstrap_servers="b:1",
-        group_id="g",
-        topics=["t"],
-        default_image="r/broker:1",
-        pull_policy="Always",
+        PodContext("main", "b:1", "g", ["t"], "r/broker:1", "Always"),
+        1,
     )
     images = [
         (one["image"], one.get("imagePullPolicy"))

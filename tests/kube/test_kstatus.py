@@ -89,7 +89,14 @@ STALLED = (
     "ScheduleNotValid",
 )
 #: Reasons with several states, listed individually below.
-SEVERAL = ("Paused", "ConfigRefused", "BrokerNotReady", "ApplicationFailed", "Scaling")
+SEVERAL = (
+    "Paused",
+    "ConfigRefused",
+    "BrokerNotReady",
+    "ApplicationFailed",
+    "JobsFailing",
+    "Scaling",
+)
 
 
 def verdicts() -> list[tuple[Verdict, str]]:
@@ -113,6 +120,8 @@ def verdicts() -> list[tuple[Verdict, str]]:
         (Verdict.refused("BrokerNotReady", "text"), "Failed"),
         (Verdict(True, "Scaling", "text", progressing=True), "InProgress"),
         (Verdict(False, "Scaling", "text", progressing=True), "InProgress"),
+        # The next Job starts later.
+        (Verdict(False, "JobsFailing", "t", progressing=True, degraded=True), "InProgress"),
         # Kubeflow restarts it.
         (Verdict(False, "ApplicationFailed", "t", progressing=True, degraded=True), "InProgress"),
     ]

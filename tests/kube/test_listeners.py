@@ -141,7 +141,7 @@ def test_the_image_of_a_version() -> None:
     wanted = queue_cluster(INSIDE)
     wanted["spec"]["version"] = "0.2.0"
     for default in (
-        "r:5000/shoal/broker:0.1.0",
+        "r:5000/shoal/broker:0.2.0",
         "r:5000/shoal/broker@sha256:12",
         "r:5000/shoal/broker",
     ):

@@ -11,6 +11,7 @@ from kube import rendered, test_spark_consumers
 from kube.restricted_v2 import RANGE, Refused, admitted
 from seeding import SEED
 from shoal_operator.model import cluster, deployment, security, spark
+from shoal_operator.model.consumer_pod import PodContext
 
 #: Ranges of namespaces on OpenShift begin here.
 FIRST_ID = 1_000_680_000
@@ -66,14 +67,10 @@ def test_consumers_run_as_the_assigned_user(first_id: int) -> None:
     }
     made = deployment.manifest(
         consumer,
-        cluster="main",
-        replicas=1,
-        bootstrap_servers="b:9092",
-        group_id="g",
-        topics=["jobs"],
-        default_image="r/broker:1",
-        pull_policy="IfNotPresent",
-        user_secret="worker",
+        PodContext(
+            "main", "b:9092", "g", ["jobs"], "r/broker:1", "IfNotPresent", user_secret="worker"
+        ),
+        1,
     )
     pod = admitted(made["spec"]["template"]["spec"], first_id)
     assert pod["containers"][0]["securityContext"]["runAsUser"] == first_id

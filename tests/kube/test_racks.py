@@ -17,6 +17,7 @@ from shoal_operator.broker_states import ClusterState
 from shoal_operator.cluster.decision import refusal
 from shoal_operator.kube import KubeError
 from shoal_operator.model import deployment, names, spark
+from shoal_operator.model.consumer_pod import PodContext
 from shoal_operator.store import Store
 from shoal_spark import rack as pod_rack
 from shoal_spark.options import Connection
@@ -226,14 +227,8 @@ def deployment_of(rack_key: str) -> Manifest:
     pod = {"containers": [{"name": "one", "image": "theirs"}, {"name": "two"}]}
     return deployment.manifest(
         consumer(deployment={"template": {"spec": pod}}),
-        cluster="main",
-        replicas=1,
-        bootstrap_servers="b:9092",
-        group_id="g",
-        topics=["t"],
-        default_image="shoal/broker:1",
-        pull_policy="Never",
-        rack_key=rack_key,
+        PodContext("main", "b:9092", "g", ["t"], "shoal/broker:1", "Never", rack_key=rack_key),
+        1,
     )["spec"]["template"]
 
 

@@ -159,7 +159,7 @@ class World:
 
 def _resource(kind: str, name: str, spec: Manifest) -> Manifest:
     meta = {"name": name, "namespace": "n", "uid": f"{kind}-{name}", "generation": 1}
-    return {"apiVersion": "shoal.dev/v1alpha1", "kind": kind, "metadata": meta, "spec": spec}
+    return {"apiVersion": "shoal.dev/v1beta1", "kind": kind, "metadata": meta, "spec": spec}
 
 
 @pytest.fixture

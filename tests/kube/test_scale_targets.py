@@ -20,6 +20,7 @@ from shoal_operator.brokers import Brokers
 from shoal_operator.consumers import Consumers
 from shoal_operator.group_monitor import GroupMonitor
 from shoal_operator.idle_members import ANNOTATION, Holding, costs
+from shoal_operator.model import names
 from shoal_operator.runtime import Operator
 from shoal_operator.scale_targets import OBSERVED_MS_MAX
 from shoal_operator.scaling import History, Load, Policy, decide
@@ -179,6 +180,40 @@ def test_a_target_keeps_its_replicas_until_the_lag_is_known(
         now_ms += 2_000
         assert (await shop.look(5))["desiredReplicas"] == 1
         assert shop.of_target()["spec"]["replicas"] == 1
+
+    asyncio.run(scenario())
+
+
+APPLICATION = {"apiVersion": names.SPARK_API, "kind": "SparkApplication", "name": "legacy"}
+EXECUTOR = {"sparkoperator.k8s.io/app-name": "legacy", "spark-role": "executor"}
+
+
+def test_a_spark_application_follows_the_number_and_is_suspended_at_zero(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_ms = 1_000_000
+    monkeypatch.setattr(clock, "now_ms", lambda: now_ms)
+
+    async def scenario() -> None:
+        nonlocal now_ms
+        shop = Shop(scaleTargetRef=APPLICATION, scaling=SCALING | {"scaleToZeroAfter": "1s"})
+        meta, spec = {"name": "legacy", "namespace": "n"}, {"mode": "cluster", "suspend": True}
+        state = {"applicationState": {"state": "RUNNING"}}
+        shop.kube.add({**APPLICATION, "metadata": meta, "spec": spec, "status": state})
+        status = await shop.look(35)
+        assert shop.of_target("SparkApplication")["spec"] == spec | {"suspend": False}
+        assert shop.consumers.signal("eaters")["desiredReplicas"] == 4
+        assert ready(status) == (True, "Scaling")
+        assert "SHOAL_SCALE_URL" in status["conditions"][0]["message"]
+        shop.start_pods(4, EXECUTOR)
+        status = await shop.look(35)
+        assert ready(status) == (True, "Reconciled")
+        assert (status["readyReplicas"], status["applicationState"]) == (4, "RUNNING")
+        for _ in range(3):
+            now_ms += 5_000
+            status = await shop.look(0)
+        assert status["desiredReplicas"] == 0
+        assert shop.of_target("SparkApplication")["spec"] == spec
 
     asyncio.run(scenario())
 

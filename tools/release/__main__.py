@@ -17,7 +17,7 @@ PARTS = ("python", "charts", *images.NAMES)
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make release")
-    parser.add_argument("version", help="version of the release, such as 0.1.0")
+    parser.add_argument("version", help="version of the release, such as 0.2.0")
     parser.add_argument("--key", type=Path, help="PEM file with the Ed25519 key that signs")
     parser.add_argument(
         "--only", default=",".join(PARTS), help=f"parts to build: {', '.join(PARTS)}"

@@ -29,7 +29,7 @@ class Checkout:
         """Raises `ReleaseError`."""
         self.folder, self.version = folder, version
         if not _VERSION.fullmatch(version):
-            raise ReleaseError(f"{version!r} is not a version: give three numbers, such as 0.1.0.")
+            raise ReleaseError(f"{version!r} is not a version: give three numbers, such as 0.2.0.")
         changed = self._git("status", "--porcelain")
         if changed:
             raise ReleaseError(

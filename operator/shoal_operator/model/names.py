@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 GROUP = "shoal.dev"
-VERSION = "v1alpha1"
+VERSION = "v1beta1"
 API_VERSION = f"{GROUP}/{VERSION}"
 FIELD_MANAGER = "shoal-operator"
 #: Finalizer of resources with `deletionPolicy: Delete`.

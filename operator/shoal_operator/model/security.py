@@ -120,7 +120,7 @@ def settings(cluster: Mapping[str, Any], kind: str) -> CaSettings:
     return CaSettings(
         given.get("generate", True),
         given.get("validityDays", VALIDITY_DAYS),
-        datetime.timedelta(days=given.get("renewalDays", RENEWAL_DAYS)),
+        given.get("renewalDays", RENEWAL_DAYS) * certificates.DAY,
         overlap,
     )
 

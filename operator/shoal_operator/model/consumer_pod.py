@@ -1,0 +1,83 @@
+"""The pods of a ShareConsumer's Deployment or Jobs, from the user's template."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shoal_operator.model import broker_pod, names, rack, users
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shoal_operator.model.names import Manifest
+
+
+#: The variable of the client property `client.rack` (`shoal.client.settings`).
+CLIENT_RACK = "SHOAL_CLIENT_CLIENT_RACK"
+
+
+class PodContext(NamedTuple):
+    """The cluster, group and user of the pods.
+
+    Containers without an image get `default_image`, with `pull_policy` unless they have their own.
+    `user_secret` is the Secret of the user that they log in as, empty without one. `rack_key` is
+    the node label that has the racks of the cluster, empty without racks.
+    """
+
+    cluster: str
+    bootstrap_servers: str
+    group_id: str
+    topics: Sequence[str]
+    default_image: str
+    pull_policy: str
+    user_secret: str = ""
+    rack_key: str = ""
+
+
+def template(consumer: Mapping[str, Any], given: Mapping[str, Any], about: PodContext) -> Manifest:
+    """Return the pod template `given`, with the group in the environment of its containers."""
+    labels = names.consumer_labels(consumer["metadata"]["name"], about.cluster)
+    made: Manifest = copy.deepcopy(dict(given))
+    pod_meta = made.setdefault("metadata", {})
+    pod_meta["labels"] = {**pod_meta.get("labels", {}), **labels}
+    variables = [
+        {"name": "SHOAL_BOOTSTRAP_SERVERS", "value": about.bootstrap_servers},
+        {"name": "SHOAL_GROUP_ID", "value": about.group_id},
+        {"name": "SHOAL_TOPICS", "value": ",".join(about.topics)},
+    ]
+    for container in made["spec"]["containers"]:
+        container["env"] = names.environment(variables, container.get("env", []))
+        if not container.get("image"):
+            container["image"] = about.default_image
+            container.setdefault("imagePullPolicy", about.pull_policy)
+    if about.user_secret:
+        _mount(made["spec"], users.mounted(about.user_secret))
+    if about.rack_key:
+        notes = {**pod_meta.get("annotations", {}), names.RACK_KEY: about.rack_key}
+        pod_meta["annotations"] = notes
+        _add_rack(made["spec"], about.default_image, about.pull_policy)
+    return made
+
+
+def selector(consumer: str) -> dict[str, str]:
+    """Return the labels that select a ShareConsumer's pods."""
+    return {names.CONSUMER_LABEL: consumer}
+
+
+def _mount(pod: Manifest, user: users.Mounted) -> None:
+    """Mount a user's Secret in all containers of a pod."""
+    pod.setdefault("volumes", []).append(user.volume)
+    for container in pod["containers"]:
+        container["volumeMounts"] = users.with_mount(container.get("volumeMounts", []), user)
+        container["env"] = names.environment([user.variable], container["env"])
+
+
+def _add_rack(pod: Manifest, image: str, pull_policy: str) -> None:
+    """Give all containers of a pod its rack; the container that waits for it has `image`."""
+    context = broker_pod.CONTAINER_SECURITY_CONTEXT
+    waiting = {"image": image, "imagePullPolicy": pull_policy, "securityContext": context}
+    pod["initContainers"] = [rack.container(waiting), *pod.get("initContainers", [])]
+    pod.setdefault("volumes", []).append(rack.volume())
+    for container in pod["containers"]:
+        container["env"] = names.environment([rack.variable(CLIENT_RACK)], container["env"])
