@@ -68,6 +68,10 @@ def earlier(cluster: Cluster, earlier_tree: Path) -> Iterator[Resources]:
     for line in built.stdout.splitlines():
         cluster.load(Path(line.split()[1]))
     cluster.load(images.archive("broker"))
+    if cluster.kubectl("get", "crd", DEFINITIONS[0], check=False).returncode == 0:
+        # While their operator runs: it removes the finalizers.
+        kinds = ",".join(DEFINITIONS)
+        cluster.kubectl("delete", kinds, "--all", "--all-namespaces", "--timeout=120s")
     remove = ("uninstall", NAME, f"--namespace={NAMESPACE}", "--wait", "--ignore-not-found")
     cluster.helm(*remove)
     cluster.kubectl("delete", "crd", "--ignore-not-found", "--timeout=60s", *DEFINITIONS)
