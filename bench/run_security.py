@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import multiprocessing
 import resource
 import shutil
@@ -28,7 +27,6 @@ from typing import TYPE_CHECKING
 import cluster_loads
 from brokers import HEAP, METADATA, WAIT_S, Broker, Kafka, Shoal
 from clusters import Cluster, KafkaNode, ShoalNode
-from confluent_kafka import KafkaException
 from confluent_kafka.admin import (
     AclBinding,
     AclOperation,
@@ -38,6 +36,7 @@ from confluent_kafka.admin import (
     ResourcePatternType,
     ResourceType,
 )
+from in_turn import in_turn
 from load_checks import LoadFailed
 from load_setup import QUIET, log_in
 from report import show
@@ -46,7 +45,6 @@ from run import FIGURES, alternate
 from security import MUTUAL, PRINCIPALS, SASL_SSL, SSL, Security
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from multiprocessing.connection import Connection
 
 HERE = Path(__file__).resolve().parent
@@ -180,53 +178,11 @@ def grant(broker: Broker) -> None:
             future.result(60)
 
 
-def in_turn(
-    name: str,
-    options: argparse.Namespace,
-    brokers: list[Broker],
-    results: Results,
-    prepare: Callable[[Broker], None],
-    load: Callable[[Broker], Figures],
-) -> None:
-    """Run a load in turn; the first round warms up and does not count."""
-    try:
-        for broker in brokers:
-            broker.start()
-            prepare(broker)
-        for number in range(-1, options.rounds):
-            for broker in brokers if number % 2 == 0 else brokers[::-1]:
-                figures = load(broker)
-                if number >= 0:
-                    results.add(name, broker.name, figures)
-                    print(f"{name:42} {broker.name:6} {json.dumps(figures)}", flush=True)
-    except (LoadFailed, OSError) as error:
-        results.fail(name, broker.name, error)
-    finally:
-        for broker in brokers:
-            broker.kill9()
-
-
-def replicate(
-    options: argparse.Namespace, folder: Path, security: Security, results: Results
-) -> None:
-    """Produce to three brokers in turn; the first round warms up and does not count."""
-    kinds = [k for k in (ShoalNode, KafkaNode) if options.side in ("both", k.name)]
-    clusters = [Cluster(kind, folder / f"three-{kind.name}", security) for kind in kinds]
-    try:
-        for cluster in clusters:
-            cluster.start()
-        for number in range(-1, options.rounds):
-            for cluster in clusters if number % 2 == 0 else clusters[::-1]:
-                figures = cluster_loads.produce(cluster, options.scale)
-                cluster.check_alive()
-                if number >= 0:
-                    results.add(CLUSTER_ROW, cluster.name, figures)
-                    print(f"{CLUSTER_ROW:42} {cluster.name:6} {json.dumps(figures)}", flush=True)
-    except (LoadFailed, KafkaException, OSError) as error:
-        results.fail(CLUSTER_ROW, cluster.name, error)
-    finally:
-        for cluster in clusters:
-            cluster.stop()
+def replicate(cluster: Cluster, scale: float) -> dict[str, Figures]:
+    """Produce to three brokers."""
+    figures = cluster_loads.produce(cluster, scale)
+    cluster.check_alive()
+    return {CLUSTER_ROW: figures}
 
 
 def measure(options: argparse.Namespace, folder: Path, results: Results) -> None:
@@ -249,25 +205,32 @@ def measure(options: argparse.Namespace, folder: Path, results: Results) -> None
         brokers = [one(folder / f"mutual-{one.name}", security) for one in kinds]
         in_turn(
             RECONNECT,
-            options,
+            options.rounds,
             brokers,
             results,
-            lambda _: None,
-            lambda broker: asyncio.run(reconnect(broker, security)),
+            lambda broker: {RECONNECT: asyncio.run(reconnect(broker, security))},
         )
     if wanted(METADATA_ROW):
         configs = {"authorizer.class.name": AUTHORIZER, "super.users": ";".join(PRINCIPALS)}
         brokers = [one(folder / f"entries-{one.name}", security, configs) for one in kinds]
         in_turn(
             METADATA_ROW,
-            options,
+            options.rounds,
             brokers,
             results,
+            lambda broker: {METADATA_ROW: asyncio.run(ask_metadata(broker))},
             grant,
-            lambda broker: asyncio.run(ask_metadata(broker)),
         )
     if wanted(CLUSTER_ROW):
-        replicate(options, folder, security, results)
+        nodes = [k for k in (ShoalNode, KafkaNode) if options.side in ("both", k.name)]
+        clusters = [Cluster(kind, folder / f"three-{kind.name}", security) for kind in nodes]
+        in_turn(
+            CLUSTER_ROW,
+            options.rounds,
+            clusters,
+            results,
+            lambda cluster: replicate(cluster, options.scale),
+        )
 
 
 def main() -> None:
