@@ -59,13 +59,13 @@ def both_servers(directory: Path, configs: dict[str, str]) -> Iterator[dict[str,
     shoal = ShoalProcess(directory / "shoal", configs=configs).start()
     for bootstrap in (kafka.bootstrap, shoal.bootstrap):
         with WireClient(bootstrap) as wire:
-            eventually(lambda: _has_coordinators(wire), what="coordinators of all groups")
+            eventually(lambda: has_coordinators(wire), what="coordinators of all groups")
     yield {"kafka": kafka.bootstrap, "shoal": shoal.bootstrap}
     kafka.kill9()
     assert shoal.stop() == 0, "\n".join(shoal.log[-40:])
 
 
-def _has_coordinators(wire: WireClient) -> bool:
+def has_coordinators(wire: WireClient) -> bool:
     """Create `__consumer_offsets`, and return whether its partitions are loaded."""
     body = {"key_type": 0, "coordinator_keys": ["any"]}
     (found,) = wire.call(ApiKey.FIND_COORDINATOR, 4, body).coordinators
