@@ -17,6 +17,7 @@ from confluent_kafka.admin import (
     ConfigResource,
     NewTopic,
 )
+from kafkas import KafkaProcess
 from prometheus_client.parser import text_string_to_metric_families
 from shoal.log.uuids import uuid_text
 from shoal.protocol.api import ApiKey
@@ -25,6 +26,7 @@ from wireclient import WireClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from servers import ShoalProcess
 
@@ -119,7 +121,7 @@ class Member:
 class Setup:
     """A topic with one partition whose share-group state is initialized from offset 0."""
 
-    def __init__(self, broker: ShoalProcess) -> None:
+    def __init__(self, broker: ShoalProcess | KafkaProcess) -> None:
         self.broker = broker
         self.members: list[Member] = []
         self.topic = f"t-{uuid.uuid4().hex[:8]}"
@@ -267,6 +269,38 @@ def test_a_lost_connection_releases_its_records(setup: Setup) -> None:
     assert first.acquired() == [(0, 2, 1)]
     first.wire.sock.close()
     assert second.acquired(max_wait_ms=5000) == [(0, 2, 2)]
+
+
+def connected_again(setup: Setup) -> Member:
+    """Return a member that opens its session over a second connection, while the first one ends."""
+    first, second = Member(setup), Member(setup)
+    second.member_id = first.member_id
+    for member in (first, second):
+        assert member.fetch().error_code is ErrorCode.none
+    first.wire.close()
+    return second
+
+
+def test_a_session_does_not_end_with_an_earlier_connection(setup: Setup) -> None:
+    member = connected_again(setup)
+    # Each fetch waits, so the broker has seen the end of the connection.
+    for _ in range(5):
+        assert member.fetch().error_code is ErrorCode.none
+
+
+@pytest.mark.java
+@pytest.mark.nightly
+def test_in_kafka_a_session_ends_with_an_earlier_connection(tmp_path: Path) -> None:
+    """So the permission matrix has a member of its own for each case."""
+    kafka = KafkaProcess(tmp_path).start()
+    try:
+        member = connected_again(Setup(kafka))
+        lost = ErrorCode.share_session_not_found
+        eventually(lambda: member.fetch().error_code is lost, what="the end of the session")
+        for one in member.setup.members:
+            one.wire.close()
+    finally:
+        kafka.kill9()
 
 
 # Acquiring.
