@@ -38,7 +38,7 @@ class Member:
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-        self.wire = WireClient(setup.broker.bootstrap)
+        self.wire = WireClient(setup.bootstrap)
         self.member_id = uuid_text(uuid.uuid4())
         self.epoch = 0
         setup.members.append(self)
@@ -121,14 +121,14 @@ class Member:
 class Setup:
     """A topic with one partition whose share-group state is initialized from offset 0."""
 
-    def __init__(self, broker: ShoalProcess | KafkaProcess) -> None:
-        self.broker = broker
+    def __init__(self, bootstrap: str) -> None:
+        self.bootstrap = bootstrap
         self.members: list[Member] = []
         self.topic = f"t-{uuid.uuid4().hex[:8]}"
         self.group = f"g-{uuid.uuid4().hex[:8]}"
-        self.admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        self.admin = AdminClient({"bootstrap.servers": bootstrap})
         self.admin.create_topics([NewTopic(self.topic, 1, 1)])[self.topic].result(15)
-        wire = WireClient(broker.bootstrap)
+        wire = WireClient(bootstrap)
         found = wire.call(ApiKey.METADATA, 12, {"topics": [{"name": self.topic}]})
         self.topic_id = found.topics[0].topic_id
         body = {
@@ -161,14 +161,14 @@ class Setup:
 
     def produce(self, *batches: int) -> None:
         """Produce batches of these sizes."""
-        with WireClient(self.broker.bootstrap) as wire:
+        with WireClient(self.bootstrap) as wire:
             for size in batches:
                 assert wire.produce(self.topic, *[b"x"] * size).error_code == 0
 
 
 @pytest.fixture
 def setup(shared_broker: ShoalProcess) -> Iterator[Setup]:
-    made = Setup(shared_broker)
+    made = Setup(shared_broker.bootstrap)
     yield made
     for member in made.members:
         member.wire.sock.close()
@@ -201,7 +201,7 @@ def test_a_request_that_opens_a_session_acknowledges_nothing(setup: Setup) -> No
 
 def test_the_number_of_sessions_is_limited(start_broker: Callable[..., ShoalProcess]) -> None:
     configs = {"group.share.max.share.sessions": "2", "group.share.max.size": "2"}
-    setup = Setup(start_broker(configs=configs))
+    setup = Setup(start_broker(configs=configs).bootstrap)
     first, second, third = Member(setup), Member(setup), Member(setup)
     assert first.fetch().error_code is ErrorCode.none
     assert second.fetch().error_code is ErrorCode.none
@@ -294,7 +294,7 @@ def test_in_kafka_a_session_ends_with_an_earlier_connection(tmp_path: Path) -> N
     """So the permission matrix has a member of its own for each case."""
     kafka = KafkaProcess(tmp_path).start()
     try:
-        member = connected_again(Setup(kafka))
+        member = connected_again(Setup(kafka.bootstrap))
         lost = ErrorCode.share_session_not_found
         eventually(lambda: member.fetch().error_code is lost, what="the end of the session")
         for one in member.setup.members:
@@ -399,7 +399,7 @@ def test_renewal_keeps_a_lock_and_moves_nothing(
         "group.share.min.record.lock.duration.ms": "1000",
         "group.share.record.lock.duration.ms": "3000",
     }
-    setup = Setup(start_broker(configs=configs))
+    setup = Setup(start_broker(configs=configs).bootstrap)
     setup.produce(2)
     member, other = Member(setup), Member(setup)
     assert member.acquired() == [(0, 1, 1)]
@@ -481,7 +481,7 @@ def test_lag_counts_what_is_not_complete(setup: Setup) -> None:
 
 
 def _row(setup: Setup) -> Any:
-    wire = WireClient(setup.broker.bootstrap)
+    wire = WireClient(setup.bootstrap)
     topics = [{"topic_name": setup.topic, "partitions": [0]}]
     answer = wire.call(
         ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS,
@@ -508,7 +508,7 @@ def test_the_state_log_is_cut_and_state_is_rebuilt_from_what_is_left(
         "share.coordinator.state.topic.prune.interval.ms": "200",
     }
     broker = start_broker(configs=configs)
-    setup = Setup(broker)
+    setup = Setup(broker.bootstrap)
     setup.produce(*[1] * 40)
     member = Member(setup)
     assert member.acquired() == [(0, 39, 1)]
@@ -546,12 +546,12 @@ share_coordinator_metrics: write_total write_latency_ms_sum last_pruned_offset n
 """
 
 
-def test_metrics_have_kafkas_names(setup: Setup) -> None:
+def test_metrics_have_kafkas_names(setup: Setup, shared_broker: ShoalProcess) -> None:
     setup.produce(3)
     member = Member(setup)
     member.acquired()
     member.acknowledge((0, 0, [ACCEPT]))
-    found = setup.broker.scrape()
+    found = shared_broker.scrape()
     # Without the TYPE lines, from which the parser would add `_total` to the names of counters.
     lines = "\n".join(line for line in found.split("\n") if not line.startswith("#"))
     families = text_string_to_metric_families(lines)
