@@ -1,11 +1,11 @@
 """TLS, logins and permissions against Apache Kafka, alternating in one run: `make bench-security`.
 
 The loads are those of `make bench` over SSL and SASL_SSL, with the same certificates, TLS versions
-and cipher on both sides. Three more rows: a thousand clients that reconnect at once with
-certificates, the time of Metadata with ten thousand access control entries, and producers of three
-brokers whose listeners all need certificates, those for controllers too. `--only WORD` selects
-rows by a word of their name, `--rounds N` and `--scale 0.2` shorten the run, `--side shoal` leaves
-Kafka out.
+and cipher on both sides. More rows: a thousand clients that reconnect at once with certificates,
+Metadata with ten thousand access control entries, and producers of three brokers whose listeners
+all need certificates, those for controllers too. `security_costs.py` has rows of Shoal alone: what
+TLS, entries, and the code for both cost. `--only WORD` selects rows by a word of their name,
+`--rounds N` and `--scale 0.2` shorten the run, `--side shoal` leaves Kafka out.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import cluster_loads
+import security_costs
 from brokers import HEAP, METADATA, WAIT_S, Broker, Kafka, Shoal
 from clusters import Cluster, KafkaNode, ShoalNode
 from confluent_kafka.admin import (
@@ -67,6 +68,7 @@ GOALS: dict[str, dict[str, Goal]] = {
     },
     "Metadata": {"p50_ms": Goal(0.2, more=False)},
     "three brokers": {"rate": Goal(1.0), "cpu_s_gb": Goal(0.8, more=False)},
+    **security_costs.GOALS,
 }
 RECONNECTS, RECONNECT = 1_000, "1,000 clients with certificates reconnect"
 #: Seconds between the requests of a client that is connected already.
@@ -173,9 +175,7 @@ def grant(broker: Broker) -> None:
         for topic in topics
         for user in users
     ]
-    for first in range(0, len(entries), 500):
-        for future in admin.create_acls(entries[first : first + 500]).values():
-            future.result(60)
+    security_costs.create_entries(admin, entries)
 
 
 def replicate(cluster: Cluster, scale: float) -> dict[str, Figures]:
@@ -231,6 +231,8 @@ def measure(options: argparse.Namespace, folder: Path, results: Results) -> None
             results,
             lambda cluster: replicate(cluster, options.scale),
         )
+    if options.side != "kafka":
+        security_costs.measure(options.rounds, folder, results, wanted)
 
 
 def main() -> None:
@@ -251,7 +253,8 @@ def main() -> None:
         print("interrupted", flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    rows = results.rows([*FIGURES, "cpu_s_gb", "whole_s", "others_p99_ms"], goal_of)
+    more_figures = ["cpu_s_gb", "whole_s", "others_p99_ms", *security_costs.FIGURES]
+    rows = results.rows([*FIGURES, *more_figures], goal_of)
     more = {"kafka_heap": HEAP, "scale": options.scale, "notes": results.notes}
     show(document("security", clock, rows, **more), options.into)
     print(clock.took())
