@@ -94,8 +94,9 @@ class CommitsByEpoch(Generic[M]):
         return None if epoch == known else self._epoch_check(member, epoch)
 
     def _stale(self, member: M, message: str) -> ApiError:
-        code = ErrorCode.stale_member_epoch
-        return ApiError(ErrorCode.illegal_generation if self._is_classic(member) else code, message)
+        classic = self._is_classic(member)
+        code = ErrorCode.illegal_generation if classic else ErrorCode.stale_member_epoch
+        return ApiError(code, message)
 
     def _epoch_check(self, member: M, epoch: int) -> CommitCheck:
         refusal = self._stale(member, "").code
