@@ -44,6 +44,7 @@ NAMES = {
     "tls_times": "CPU of TLS to that of openssl speed",
     "tls_s_gb": "broker CPU of TLS, s/GB",
     "openssl_s_gb": "CPU of openssl speed, s/GB",
+    "login_cpu_ms": "broker CPU of a login, ms",
     "lost_percent": "broker CPU lost, %",
     "failover_s": "all partitions led, s",
     "sync_s": "in sync, s",

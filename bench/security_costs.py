@@ -1,6 +1,7 @@
 """What security costs Shoal's brokers, in CPU time for equal requests:
 
 * TLS, beside what `openssl speed` needs for the same bytes and cipher,
+* a login by SCRAM, with its connection,
 * ten thousand access control entries, beside a few,
 * a listener without TLS and a broker without an authorizer, beside the last tree before security.
 
@@ -10,13 +11,14 @@ pieces: what else the machine does distorts them alike.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import statistics
 import subprocess
 from typing import TYPE_CHECKING
 
 import raw_requests
-from brokers import Shoal
+from brokers import Shoal, free_port
 from confluent_kafka.admin import (
     AclBinding,
     AclOperation,
@@ -29,7 +31,10 @@ from earlier_tree import NoHistory, extract
 from load_checks import LoadFailed
 from raw_requests import Socket
 from results import Figures, Goal, Results
-from security import SSL, Security
+from security import PASSWORD, SSL, USER, Security
+from shoal.client.connection import connect
+from shoal.client.errors import ClientError
+from shoal.client.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -43,16 +48,18 @@ CIPHER, OPENSSL_CIPHER = "TLS_AES_256_GCM_SHA384", "aes-256-gcm"
 #: A TLS record at most.
 RECORD_BYTES = 16_384
 TLS_ROWS = {"fetch": "TLS, fetches of 1 MB", "produce": "TLS, produces of 1 MB"}
+LOGIN_ROW, MECHANISM, LOGINS = "a login by SCRAM-SHA-512", "SCRAM-SHA-512", 20
 ENTRIES = 10_000
 ENTRIES_ROW = "rates with 10,000 access control entries"
 PLAIN_ROW = "rates without TLS and authorizer"
 KINDS = ("produce", "fetch", "metadata")
 GOALS: dict[str, dict[str, Goal]] = {
     "TLS, ": {"tls_times": Goal(2.0, more=False, alone=True)},
+    LOGIN_ROW: {"login_cpu_ms": Goal(1.0, more=False, alone=True)},
     ENTRIES_ROW: {"lost_percent": Goal(3.0, more=False, alone=True)},
     PLAIN_ROW: {"lost_percent": Goal(2.0, more=False, alone=True)},
 }
-FIGURES = ["tls_times", "tls_s_gb", "openssl_s_gb", "lost_percent"]
+FIGURES = ["tls_times", "tls_s_gb", "openssl_s_gb", "login_cpu_ms", "lost_percent"]
 #: Pieces of each side, and requests of a piece.
 PIECES, LARGE, SMALL, DEPTH = 20, 25, 400, 20
 AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
@@ -124,6 +131,56 @@ def tls(broker: Broker, security: Security) -> dict[str, Figures]:
                 "openssl_s_gb": openssl,
             }
     return found
+
+
+# Logins
+
+
+class WithLogins(Shoal):
+    """A broker with a listener on which clients log in."""
+
+    def __init__(self, folder: Path) -> None:
+        configs = {
+            "listener.security.protocol.map": (
+                "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,LOGIN:SASL_PLAINTEXT"
+            ),
+            "listener.name.login.sasl.enabled.mechanisms": MECHANISM,
+        }
+        super().__init__(folder, configs=configs)
+        self.login_port = free_port()
+
+    def command(self) -> list[str]:
+        user = f"{MECHANISM}=[name={USER},password={PASSWORD}]"
+        more = (f"--listener=LOGIN://127.0.0.1:{self.login_port}", f"--add-scram={user}")
+        return [*super().command(), *more]
+
+
+async def log_in(settings: Settings) -> None:
+    """Log in several times, each over a connection of its own."""
+    for _ in range(LOGINS):
+        connection = await connect(settings, settings.bootstrap[0])
+        connection.close()
+
+
+def logins(folder: Path) -> dict[str, Figures]:
+    broker = WithLogins(folder)
+    settings = Settings.of(
+        f"127.0.0.1:{broker.login_port}",
+        {
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": MECHANISM,
+            "sasl.username": USER,
+            "sasl.password": PASSWORD,
+        },
+    )
+    try:
+        broker.start()
+        (used,) = in_pieces([(broker, lambda: asyncio.run(log_in(settings)))], PIECES)
+        return {LOGIN_ROW: {"login_cpu_ms": 1000 * used / LOGINS}}
+    except ClientError as error:
+        raise LoadFailed(str(error)) from None
+    finally:
+        broker.kill9()
 
 
 # Access control entries, and a broker without them
@@ -228,7 +285,7 @@ def with_tls(folder: Path) -> dict[str, Figures]:
         broker.kill9()
 
 
-MEASUREMENTS = {"TLS, ": with_tls, ENTRIES_ROW: with_entries, PLAIN_ROW: without}
+MEASUREMENTS = {"TLS, ": with_tls, LOGIN_ROW: logins, ENTRIES_ROW: with_entries, PLAIN_ROW: without}
 
 
 def measure(
