@@ -670,7 +670,7 @@ def test_one_namespace_of_group_ids(compare: Compare) -> None:
         d.join("a", sent)
         d.heartbeat("a", member_epoch=1)
         d.group = f"{d.group}-shared"
-        d.call(ApiKey.SHARE_GROUP_HEARTBEAT, 1, share | {"group_id": d.group})
+        d.wire.call(ApiKey.SHARE_GROUP_HEARTBEAT, 1, share | {"group_id": d.group})
         d.join("a", sent)
         d.heartbeat("a", member_epoch=1)
         d.describe()
