@@ -145,8 +145,8 @@ def _denied_elsewhere(host: str) -> list[Acl]:
 
 class Ids(NamedTuple):
     """What differs between two brokers with the same topics: the topics' ids and the cluster's; and
-    a member of a share group for each case: Kafka removes the session of a connection that is
-    closed some time later, and would remove the next one of this member."""
+    a member of a share group for each case: Kafka may notice the end of a connection while this
+    member opens its next session, and remove that one."""
 
     topics: dict[str, UUID]
     cluster: str

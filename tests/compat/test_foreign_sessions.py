@@ -60,6 +60,11 @@ def prepare(admin: WireClient) -> UUID:
         entry("127.0.4.9", Operation.ALL, group, NAME),
     ]
     grant(admin, entries)
+    find = {"key_type": 0, "coordinator_keys": [NAME]}
+    eventually(
+        lambda: not admin.call(ApiKey.FIND_COORDINATOR, 6, find).coordinators[0].error_code,
+        what="a coordinator",
+    )
     eventually(lambda: permissions.count(admin) == len(entries) + len(everything(ADMIN)))
     return topic_id
 
@@ -112,6 +117,8 @@ def test_a_share_session_of_another_user(bootstrap: str) -> None:
 
         def is_assigned() -> bool:
             answer = owner.call(ApiKey.SHARE_GROUP_HEARTBEAT, 1, body)
+            if not answer.error_code:
+                body.update(member_epoch=answer.member_epoch)
             return answer.assignment is not None and bool(answer.assignment.topic_partitions)
 
         def ask(client: WireClient, epoch: int, **fields: Any) -> Any:

@@ -141,7 +141,11 @@ class Setup:
             ],
         }
 
+        key = f"{self.group}:{uuid_text(self.topic_id)}:0"
+        find = {"key_type": 2, "coordinator_keys": [key]}
+
         def initialized() -> bool:
+            wire.call(ApiKey.FIND_COORDINATOR, 6, find)  # Kafka creates the state topic for it.
             answer = wire.call(ApiKey.INITIALIZE_SHARE_GROUP_STATE, 0, body)
             return answer.results[0].partitions[0].error_code is ErrorCode.none
 
@@ -290,14 +294,14 @@ def test_a_session_does_not_end_with_an_earlier_connection(setup: Setup) -> None
 
 @pytest.mark.java
 @pytest.mark.nightly
-def test_in_kafka_a_session_ends_with_an_earlier_connection(tmp_path: Path) -> None:
-    """So the permission matrix has a member of its own for each case."""
+def test_nor_does_it_in_kafka(tmp_path: Path) -> None:
+    """But it may, if Kafka notices the end while it opens the session: a few of a hundred thousand
+    did in the permission matrix. So that has a member of its own for each case."""
     kafka = KafkaProcess(tmp_path).start()
     try:
-        member = connected_again(Setup(kafka.bootstrap))
-        lost = ErrorCode.share_session_not_found
-        eventually(lambda: member.fetch().error_code is lost, what="the end of the session")
-        for one in member.setup.members:
+        setup = Setup(kafka.bootstrap)
+        test_a_session_does_not_end_with_an_earlier_connection(setup)
+        for one in setup.members:
             one.wire.close()
     finally:
         kafka.kill9()
