@@ -5,8 +5,9 @@
 * ten thousand access control entries, beside a few,
 * a listener without TLS and a broker without an authorizer, beside the last tree before security.
 
-Both sides of a comparison alternate in short pieces, and a figure comes from the medians of the
-pieces: what else the machine does distorts them alike.
+Both sides of a comparison alternate in short pieces, and a figure is the median of pairs of
+neighbours: what else the machine does distorts both alike. The last comparison has all changes since
+that tree, not only those of security.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ GOALS: dict[str, dict[str, Goal]] = {
 }
 FIGURES = ["tls_times", "tls_s_gb", "openssl_s_gb", "login_cpu_ms", "lost_percent"]
 #: Pieces of each side, and requests of a piece.
-PIECES, LARGE, SMALL, DEPTH = 20, 25, 400, 20
+PIECES, LARGE, SMALL, DEPTH = 30, 25, 400, 20
 AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 
 
@@ -75,17 +76,18 @@ class Earlier(Shoal):
         return ["env", f"PYTHONPATH={self.packages}", *words]
 
 
-def in_pieces(works: Sequence[tuple[Broker, Callable[[], object]]], pieces: int) -> list[float]:
-    """Do each work in turn. Return the median CPU seconds that a piece takes its broker."""
+def in_pieces(works: Sequence[tuple[Broker, Callable[[], object]]]) -> list[list[float]]:
+    """Do each work in turn, several times. Return the CPU seconds that the pieces take their
+    brokers, by work. Pieces of the same index are neighbours in time."""
     used: list[list[float]] = [[] for _ in works]
-    for number in range(-1, pieces):
+    for number in range(-1, PIECES):
         order = list(enumerate(works))
         for index, (broker, work) in order if number % 2 else order[::-1]:
             before = broker.cpu_s()
             work()
             if number >= 0:
                 used[index].append(broker.cpu_s() - before)
-    return [statistics.median(some) for some in used]
+    return used
 
 
 # TLS
@@ -122,9 +124,10 @@ def tls(broker: Broker, security: Security) -> dict[str, Figures]:
                 for one in (plain, secured)
             ]
             before = openssl_s_gb()
-            without, with_tls = in_pieces(works, PIECES)
+            pairs = zip(*in_pieces(works), strict=True)
             openssl = (before + openssl_s_gb()) / 2
-            added = (with_tls - without) / (LARGE * size / GB)
+            added_s = statistics.median(ours - base for base, ours in pairs)
+            added = added_s / (LARGE * size / GB)
             found[row] = {
                 "tls_times": added / openssl,
                 "tls_s_gb": added,
@@ -175,8 +178,8 @@ def logins(folder: Path) -> dict[str, Figures]:
     )
     try:
         broker.start()
-        (used,) = in_pieces([(broker, lambda: asyncio.run(log_in(settings)))], PIECES)
-        return {LOGIN_ROW: {"login_cpu_ms": 1000 * used / LOGINS}}
+        (used,) = in_pieces([(broker, lambda: asyncio.run(log_in(settings)))])
+        return {LOGIN_ROW: {"login_cpu_ms": 1000 * statistics.median(used) / LOGINS}}
     except ClientError as error:
         raise LoadFailed(str(error)) from None
     finally:
@@ -236,8 +239,8 @@ def lost_percent(base: Broker, other: Broker) -> Mapping[str, float]:
                 (broker, lambda side=side, sent=sent: side.repeat(sent, SMALL, DEPTH))
                 for broker, side in ((base, one), (other, two))
             ]
-            before, after = in_pieces(works, PIECES)
-            found[kind] = 100 * (after / before - 1)
+            pairs = zip(*in_pieces(works), strict=True)
+            found[kind] = 100 * (statistics.median(ours / base for base, ours in pairs) - 1)
     return found
 
 
