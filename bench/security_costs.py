@@ -6,8 +6,8 @@
 * a listener without TLS and a broker without an authorizer, beside the last tree before security.
 
 Both sides of a comparison alternate in short pieces, and a figure is the median of pairs of
-neighbours: what else the machine does distorts both alike. The last comparison has all changes since
-that tree, not only those of security.
+neighbours: what else the machine does distorts both alike. The last comparison has all changes
+since that tree, not only those of security.
 """
 
 from __future__ import annotations
