@@ -72,11 +72,13 @@ class Clocks(ShoalCluster):
             node.environment["PYTHONPATH"] = path
             node.flags = (*node.flags, f"--listener=SASL://{self.logins[id]}")
 
-    def log_in(self, id: int, user: str = USER, password: str = PASSWORD, **more: str) -> Dialogue:
+    def log_in(
+        self, id: int, user: str = USER, password: str = PASSWORD, extensions: str = ""
+    ) -> Dialogue:
         """Log in at a broker by SCRAM. The last note of the dialogue is the result."""
         dialogue = Dialogue(self.logins[id])
         dialogue.handshake("SCRAM-SHA-256")
-        dialogue.scram_login(user, password, **more)
+        dialogue.scram_login(user, password, extensions=extensions)
         return dialogue
 
     def log_in_by_token(self, id: int, created: Any) -> tuple[str, float]:
@@ -98,7 +100,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clocks]:
 
 @pytest.fixture(scope="module")
 def user(cluster: Clocks) -> str:
-    """A user that all brokers know."""
+    """A user that all brokers have."""
     add_scram_user(cluster.addresses[1], USER, PASSWORD)
 
     def is_known(id: int) -> bool:
@@ -135,7 +137,11 @@ def test_delegation_tokens(cluster: Clocks) -> None:
     """A token of a day works everywhere. One of five minutes has ended where the clock is ahead of
     the controller's by more."""
     ahead_s = {id: s - OFFSETS_S[cluster.controller()] for id, s in OFFSETS_S.items()}
-    body = {"renewers": [], "owner_principal_type": None, "owner_principal_name": None}
+    body: dict[str, Any] = {
+        "renewers": [],
+        "owner_principal_type": None,
+        "owner_principal_name": None,
+    }
     with cluster.log_in(2) as dialogue:
         brief, lasting = (
             dialogue.call(ApiKey.CREATE_DELEGATION_TOKEN, 3, body | {"max_lifetime_ms": lifetime})

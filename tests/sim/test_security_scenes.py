@@ -65,7 +65,7 @@ def await_refusal(cluster: Scene, id: int, topic_id: UUID) -> None:
 
 
 def is_confirmed(withdrawal: Asked) -> bool:
-    """Whether the client knows that entries were deleted."""
+    """Whether the response reports that entries were deleted."""
     try:
         return not any(row.error_code for row in withdrawal.result().filter_results)
     except ClientError:
