@@ -178,7 +178,7 @@ class Cluster:
         eventually(lambda: len(self.brokers()) == len(NODES), "the brokers are not all let in")
         self.start_s = time.perf_counter() - began
 
-    def stop(self) -> None:
+    def kill9(self) -> None:
         for node in self.nodes.values():
             node.kill9()
 

@@ -156,7 +156,7 @@ def crowded(cluster: Cluster, partitions: int) -> Figures:
     except KafkaException as error:
         raise LoadFailed(str(error)) from None
     finally:
-        cluster.stop()
+        cluster.kill9()
 
 
 def crowd(
@@ -228,7 +228,7 @@ def measure(options: argparse.Namespace, folder: Path, results: Results) -> None
                     _round(cluster, name, options.scale, results, counts=number >= 0)
     finally:
         for cluster in clusters:
-            cluster.stop()
+            cluster.kill9()
     if options.partitions and "partitions" in options.runs:
         crowd(sides, options.partitions, folder, results)
 

@@ -1,18 +1,17 @@
 """TLS, logins and permissions against Apache Kafka, alternating in one run: `make bench-security`.
 
 The loads are those of `make bench` over SSL and SASL_SSL, with the same certificates, TLS versions
-and cipher on both sides. Three more rows: a thousand clients that reconnect at once with
-certificates, the time of Metadata with ten thousand access control entries, and producers of three
-brokers whose listeners all need certificates, those for controllers too. `--only WORD` selects
-rows by a word of their name, `--rounds N` and `--scale 0.2` shorten the run, `--side shoal` leaves
-Kafka out.
+and cipher on both sides. More rows: a thousand clients that reconnect at once with certificates,
+Metadata with ten thousand access control entries, and producers of three brokers whose listeners
+all need certificates, those for controllers too. `security_costs.py` has rows of Shoal alone: what
+TLS, entries, and the code for both cost. `--only WORD` selects rows by a word of their name,
+`--rounds N` and `--scale 0.2` shorten the run, `--side shoal` leaves Kafka out.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import multiprocessing
 import resource
 import shutil
@@ -26,9 +25,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import cluster_loads
+import security_costs
 from brokers import HEAP, METADATA, WAIT_S, Broker, Kafka, Shoal
 from clusters import Cluster, KafkaNode, ShoalNode
-from confluent_kafka import KafkaException
 from confluent_kafka.admin import (
     AclBinding,
     AclOperation,
@@ -38,6 +37,7 @@ from confluent_kafka.admin import (
     ResourcePatternType,
     ResourceType,
 )
+from in_turn import in_turn
 from load_checks import LoadFailed
 from load_setup import QUIET, log_in
 from report import show
@@ -46,7 +46,6 @@ from run import FIGURES, alternate
 from security import MUTUAL, PRINCIPALS, SASL_SSL, SSL, Security
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from multiprocessing.connection import Connection
 
 HERE = Path(__file__).resolve().parent
@@ -69,6 +68,7 @@ GOALS: dict[str, dict[str, Goal]] = {
     },
     "Metadata": {"p50_ms": Goal(0.2, more=False)},
     "three brokers": {"rate": Goal(1.0), "cpu_s_gb": Goal(0.8, more=False)},
+    **security_costs.GOALS,
 }
 RECONNECTS, RECONNECT = 1_000, "1,000 clients with certificates reconnect"
 #: Seconds between the requests of a client that is connected already.
@@ -175,58 +175,14 @@ def grant(broker: Broker) -> None:
         for topic in topics
         for user in users
     ]
-    for first in range(0, len(entries), 500):
-        for future in admin.create_acls(entries[first : first + 500]).values():
-            future.result(60)
+    security_costs.create_entries(admin, entries)
 
 
-def in_turn(
-    name: str,
-    options: argparse.Namespace,
-    brokers: list[Broker],
-    results: Results,
-    prepare: Callable[[Broker], None],
-    load: Callable[[Broker], Figures],
-) -> None:
-    """Run a load in turn; the first round warms up and does not count."""
-    try:
-        for broker in brokers:
-            broker.start()
-            prepare(broker)
-        for number in range(-1, options.rounds):
-            for broker in brokers if number % 2 == 0 else brokers[::-1]:
-                figures = load(broker)
-                if number >= 0:
-                    results.add(name, broker.name, figures)
-                    print(f"{name:42} {broker.name:6} {json.dumps(figures)}", flush=True)
-    except (LoadFailed, OSError) as error:
-        results.fail(name, broker.name, error)
-    finally:
-        for broker in brokers:
-            broker.kill9()
-
-
-def replicate(
-    options: argparse.Namespace, folder: Path, security: Security, results: Results
-) -> None:
-    """Produce to three brokers in turn; the first round warms up and does not count."""
-    kinds = [k for k in (ShoalNode, KafkaNode) if options.side in ("both", k.name)]
-    clusters = [Cluster(kind, folder / f"three-{kind.name}", security) for kind in kinds]
-    try:
-        for cluster in clusters:
-            cluster.start()
-        for number in range(-1, options.rounds):
-            for cluster in clusters if number % 2 == 0 else clusters[::-1]:
-                figures = cluster_loads.produce(cluster, options.scale)
-                cluster.check_alive()
-                if number >= 0:
-                    results.add(CLUSTER_ROW, cluster.name, figures)
-                    print(f"{CLUSTER_ROW:42} {cluster.name:6} {json.dumps(figures)}", flush=True)
-    except (LoadFailed, KafkaException, OSError) as error:
-        results.fail(CLUSTER_ROW, cluster.name, error)
-    finally:
-        for cluster in clusters:
-            cluster.stop()
+def replicate(cluster: Cluster, scale: float) -> dict[str, Figures]:
+    """Produce to three brokers."""
+    figures = cluster_loads.produce(cluster, scale)
+    cluster.check_alive()
+    return {CLUSTER_ROW: figures}
 
 
 def measure(options: argparse.Namespace, folder: Path, results: Results) -> None:
@@ -249,25 +205,34 @@ def measure(options: argparse.Namespace, folder: Path, results: Results) -> None
         brokers = [one(folder / f"mutual-{one.name}", security) for one in kinds]
         in_turn(
             RECONNECT,
-            options,
+            options.rounds,
             brokers,
             results,
-            lambda _: None,
-            lambda broker: asyncio.run(reconnect(broker, security)),
+            lambda broker: {RECONNECT: asyncio.run(reconnect(broker, security))},
         )
     if wanted(METADATA_ROW):
         configs = {"authorizer.class.name": AUTHORIZER, "super.users": ";".join(PRINCIPALS)}
         brokers = [one(folder / f"entries-{one.name}", security, configs) for one in kinds]
         in_turn(
             METADATA_ROW,
-            options,
+            options.rounds,
             brokers,
             results,
+            lambda broker: {METADATA_ROW: asyncio.run(ask_metadata(broker))},
             grant,
-            lambda broker: asyncio.run(ask_metadata(broker)),
         )
     if wanted(CLUSTER_ROW):
-        replicate(options, folder, security, results)
+        nodes = [k for k in (ShoalNode, KafkaNode) if options.side in ("both", k.name)]
+        clusters = [Cluster(kind, folder / f"three-{kind.name}", security) for kind in nodes]
+        in_turn(
+            CLUSTER_ROW,
+            options.rounds,
+            clusters,
+            results,
+            lambda cluster: replicate(cluster, options.scale),
+        )
+    if options.side != "kafka":
+        security_costs.measure(options.rounds, folder, results, wanted)
 
 
 def main() -> None:
@@ -288,7 +253,8 @@ def main() -> None:
         print("interrupted", flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    rows = results.rows([*FIGURES, "cpu_s_gb", "whole_s", "others_p99_ms"], goal_of)
+    more_figures = ["cpu_s_gb", "whole_s", "others_p99_ms", *security_costs.FIGURES]
+    rows = results.rows([*FIGURES, *more_figures], goal_of)
     more = {"kafka_heap": HEAP, "scale": options.scale, "notes": results.notes}
     show(document("security", clock, rows, **more), options.into)
     print(clock.took())

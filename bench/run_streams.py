@@ -9,18 +9,18 @@ WORD` selects rows by a word of their name, and `--side shoal` leaves Kafka out.
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
-import subprocess
 import sys
 import tempfile
-import threading
 import time
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from brokers import HEAP, LIBRARY, WAIT_S, Broker, Kafka, Shoal
 from confluent_kafka.admin import AdminClient, NewTopic
+from in_turn import in_turn
+from line_process import LineProcess
 from load_checks import LoadFailed
 from load_setup import QUIET, figures_of
 from report import show
@@ -46,37 +46,19 @@ GOALS: dict[str, dict[str, Goal]] = {
 }
 
 
-class Instance:
+class Instance(LineProcess):
     """An instance of the application, in a JVM of its own."""
 
     def __init__(self, broker: Broker, application: str, folder: Path) -> None:
         #: When each task began, in ms of the wall clock, and the tasks that run.
         self.began_ms: dict[str, int] = {}
         self.started_ms = 0
-        self._lines: list[str] = []
-        self._changed = threading.Condition()
         words = (str(SOURCE), broker.bootstrap, application, TOPIC, str(folder))
         options = ("-Xmx384m", "-XX:+UseSerialGC", "-Dlog4j2.level=OFF")
-        self._process = subprocess.Popen(
-            ["java", *options, "-cp", f"{LIBRARY}/*", *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
+        super().__init__(["java", *options, "-cp", f"{LIBRARY}/*", *words])
 
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            with self._changed:
-                self._note(line.split())
-                self._lines.append(line)
-                self._changed.notify_all()
-
-    def _note(self, words: list[str]) -> None:
-        match words:
+    def noted(self, line: str) -> None:
+        match line.split():
             case ["started", at]:
                 self.started_ms = int(at)
             case ["task", task, at]:
@@ -86,35 +68,18 @@ class Instance:
 
     def until(self, reached: Callable[[dict[str, int]], bool], what: str) -> None:
         """Wait for a condition on the tasks that run. Raises `LoadFailed`."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: reached(self.began_ms), WAIT_S):
-                raise LoadFailed(f"no {what}: {''.join(self._lines)[-2000:]}")
-
-    def kill9(self) -> None:
-        self._process.kill()
-        self._end()
-
-    def stop(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._end()
-
-    def _end(self) -> None:
-        self._process.wait(60)
-        self._reader.join()
-        for stream in (self._process.stdin, self._process.stdout):
-            assert stream is not None
-            stream.close()
+        if not self.wait_for(lambda: reached(self.began_ms), WAIT_S):
+            raise LoadFailed(f"no {what}: {' | '.join(self.lines)[-2000:]}")
 
 
-def instances(broker: Broker, number: int, folder: Path) -> dict[str, Figures]:
+def instances(broker: Broker) -> dict[str, Figures]:
     """Start two instances of a new application and kill the second one."""
-    application = f"application-{number}"
-    first = Instance(broker, application, folder / f"{application}-first")
+    application = f"application-{uuid.uuid4().hex[:10]}"
+    first = Instance(broker, application, broker.directory / f"{application}-first")
     second = None
     try:
         first.until(lambda tasks: len(tasks) == PARTITIONS, "tasks of the first instance")
-        second = Instance(broker, application, folder / f"{application}-second")
+        second = Instance(broker, application, broker.directory / f"{application}-second")
         second.until(bool, "task of the second instance")
         joined_ms = min(second.began_ms.values()) - second.started_ms
         half = PARTITIONS // 2
@@ -128,36 +93,14 @@ def instances(broker: Broker, number: int, folder: Path) -> dict[str, Figures]:
     finally:
         if second is not None:
             second.kill9()
-        first.stop()
+        first.end()
     return {JOINS: {"wait_ms": joined_ms}, KILLED: {"wait_ms": moved_ms}}
 
 
 def prepare(broker: Broker) -> None:
-    broker.start()
     admin = AdminClient({"bootstrap.servers": broker.bootstrap, **QUIET})
     for made in admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)]).values():
         made.result(60)
-
-
-def alternate(options: argparse.Namespace, folder: Path, results: Results) -> None:
-    """Run the instances on the brokers in turn; the first round warms up and does not count."""
-    kinds: list[type[Broker]] = [k for k in (Shoal, Kafka) if options.side in ("both", k.name)]
-    brokers = [kind(folder / kind.name) for kind in kinds]
-    broker = brokers[0]
-    try:
-        for broker in brokers:
-            prepare(broker)
-        for number in range(-1, options.rounds):
-            for broker in brokers if number % 2 == 0 else brokers[::-1]:
-                for name, figures in instances(broker, number + 1, broker.directory).items():
-                    if number >= 0:
-                        results.add(name, broker.name, figures)
-                        print(f"{name:45} {broker.name:6} {json.dumps(figures)}", flush=True)
-    except (LoadFailed, OSError) as error:
-        results.fail(JOINS, broker.name, error)
-    finally:
-        for broker in brokers:
-            broker.kill9()
 
 
 def coordinator() -> Figures:
@@ -170,7 +113,9 @@ def measure(options: argparse.Namespace, folder: Path, results: Results) -> None
         return not options.only or any(word in name for word in options.only)
 
     if wanted(JOINS) or wanted(KILLED):
-        alternate(options, folder, results)
+        kinds: list[type[Broker]] = [k for k in (Shoal, Kafka) if options.side in ("both", k.name)]
+        brokers = [kind(folder / kind.name) for kind in kinds]
+        in_turn(JOINS, options.rounds, brokers, results, instances, prepare)
     if wanted(LARGE) and options.side != "kafka":
         for _ in range(options.rounds):
             try:

@@ -7,7 +7,7 @@ administrator can begin.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.api import ApiKey
 from shoal.security.acls import (
@@ -54,9 +54,9 @@ def everything(host: str, without: ResourceType | None = None) -> list[Acl]:
     return [entry(host, Operation.ALL, kind) for kind in kinds]
 
 
-def grant(admin: WireClient, acls: Iterable[Acl]) -> None:
-    """Create entries."""
-    creations = [
+def creations(acls: Iterable[Acl]) -> dict[str, Any]:
+    """Return the body of a CreateAcls request."""
+    rows = [
         {
             "resource_type": acl.resource_type,
             "resource_name": acl.resource_name,
@@ -68,12 +68,11 @@ def grant(admin: WireClient, acls: Iterable[Acl]) -> None:
         }
         for acl in acls
     ]
-    answer = admin.call(ApiKey.CREATE_ACLS, 3, {"creations": creations})
-    assert not any(row.error_code for row in answer.results), answer
+    return {"creations": rows}
 
 
-def withdraw(admin: WireClient, acls: Iterable[Acl]) -> None:
-    """Delete entries."""
+def deletions(acls: Iterable[Acl]) -> dict[str, Any]:
+    """Return the body of a DeleteAcls request for exactly these entries."""
     filters = [
         {
             "resource_type_filter": acl.resource_type,
@@ -86,7 +85,18 @@ def withdraw(admin: WireClient, acls: Iterable[Acl]) -> None:
         }
         for acl in acls
     ]
-    answer = admin.call(ApiKey.DELETE_ACLS, 3, {"filters": filters})
+    return {"filters": filters}
+
+
+def grant(admin: WireClient, acls: Iterable[Acl]) -> None:
+    """Create entries."""
+    answer = admin.call(ApiKey.CREATE_ACLS, 3, creations(acls))
+    assert not any(row.error_code for row in answer.results), answer
+
+
+def withdraw(admin: WireClient, acls: Iterable[Acl]) -> None:
+    """Delete entries."""
+    answer = admin.call(ApiKey.DELETE_ACLS, 3, deletions(acls))
     for row in answer.filter_results:
         assert not row.error_code, row
         assert len(row.matching_acls) == 1, row

@@ -5,10 +5,6 @@ The earlier tree comes from the history of git. It runs with the packages of thi
 
 from __future__ import annotations
 
-import io
-import subprocess
-import tarfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +12,7 @@ from cluster.test_migration import Jobs, Worker, go_on
 from cluster.test_replication import CONFIGS
 from clusters import ShoalCluster
 from conditions import eventually
+from earlier_tree import NoHistory, extract
 from machine import lacking
 from queues import Queue
 from shoal.client.client import SyncClient
@@ -24,10 +21,8 @@ from shoal.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-#: The commit that added this file is the first one of security.
-FIRST_FILE = "broker_image/shoal/security/acls.py"
 #: Sets the password of a user of SCRAM-SHA-512.
 UPSERTION = {
     "name": "ann",
@@ -38,32 +33,13 @@ UPSERTION = {
 }
 
 
-def git(*words: str) -> bytes:
-    done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, check=False)
-    if done.returncode:
-        lacking(f"git {words[0]} fails: {done.stderr.decode().strip()}")
-    return done.stdout
-
-
-def commit_before_security() -> str:
-    if git("rev-parse", "--is-shallow-repository").strip() == b"true":
-        lacking("the history of this checkout is shallow: run git fetch --unshallow")
-    found = git("log", "--diff-filter=A", "--format=%H", "--", FIRST_FILE).decode().split()
-    if not found:
-        lacking(f"the history of this checkout does not have the commit that added {FIRST_FILE}")
-    return git("rev-parse", f"{found[-1]}^").decode().strip()
-
-
 @pytest.fixture
 def earlier(tmp_path: Path) -> Path:
     """The folder of packages of the earlier tree."""
-    packed = git("archive", commit_before_security(), "broker_image")
-    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-        archive.extractall(tmp_path / "earlier", filter="data")
-    found = tmp_path / "earlier" / "broker_image"
-    assert (found / "shoal" / "server").is_dir()
-    assert not (found / "shoal" / "security").exists()
-    return found
+    try:
+        return extract(tmp_path / "earlier")
+    except NoHistory as error:
+        lacking(str(error))
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ TOPICS = ("data-1", "data-2", "else")
 GROUPS = ("group-1", "group-2", "other-group")
 TRANSACTIONS = ("tx-1", "tx-2", "other-tx")
 #: Groups with a live member that is assigned the first topic.
-CONSUMERS, SHARERS = "group-consumers", "group-sharers"
+CONSUMERS, SHARERS, STREAMERS = "group-consumers", "group-sharers", "group-streamers"
 #: A topic and a group that requests delete, and that are created again.
 DOOMED_TOPIC, DOOMED_GROUP = "data-doomed", "group-doomed"
 AUTO_TOPIC = "data-auto"
@@ -145,8 +145,8 @@ def _denied_elsewhere(host: str) -> list[Acl]:
 
 class Ids(NamedTuple):
     """What differs between two brokers with the same topics: the topics' ids and the cluster's; and
-    a member of a share group for each case: Kafka removes the session of a connection that is
-    closed some time later, and would remove the next one of this member."""
+    a member of a share group for each case: Kafka may notice the end of a connection while this
+    member opens its next session, and remove that one."""
 
     topics: dict[str, UUID]
     cluster: str
@@ -443,6 +443,7 @@ def _by_group() -> Iterator[Probe]:
         (ApiKey.CONSUMER_GROUP_DESCRIBE, GROUPS[1]),
         (ApiKey.SHARE_GROUP_DESCRIBE, SHARERS),
         (ApiKey.SHARE_GROUP_DESCRIBE, GROUPS[1]),
+        (ApiKey.STREAMS_GROUP_DESCRIBE, STREAMERS),
         (ApiKey.STREAMS_GROUP_DESCRIBE, GROUPS[1]),
     ):
         body = {"group_ids": [group], "include_authorized_operations": True}
@@ -496,6 +497,15 @@ def _by_group_and_topic(group: str, topic: str) -> Iterator[Probe]:
 
 
 def _streams(member: dict[str, Any], topic: str) -> Callable[[Ids], dict[str, Any]]:
+    return _always({**member, **dict.fromkeys(STREAMS_TASKS), **streams_fields(topic)})
+
+
+#: The fields of a streams member's tasks.
+STREAMS_TASKS = ("active_tasks", "standby_tasks", "warmup_tasks")
+
+
+def streams_fields(topic: str) -> dict[str, Any]:
+    """Return the other fields of a streams member whose application reads a topic."""
     subtopology = {
         "subtopology_id": "0",
         "source_topics": [topic],
@@ -505,14 +515,10 @@ def _streams(member: dict[str, Any], topic: str) -> Callable[[Ids], dict[str, An
         "repartition_source_topics": [],
         "copartition_groups": [],
     }
-    unset = ("active_tasks", "standby_tasks", "warmup_tasks", "client_tags")
-    return _always(
-        {
-            **member,
-            "topology": {"epoch": 0, "subtopologies": [subtopology]},
-            **dict.fromkeys((*unset, "task_offsets", "task_end_offsets")),
-        }
-    )
+    return {
+        "topology": {"epoch": 0, "subtopologies": [subtopology]},
+        **dict.fromkeys(("client_tags", "task_offsets", "task_end_offsets")),
+    }
 
 
 def _share(group: str, topic: str) -> Iterator[Probe]:

@@ -68,6 +68,7 @@ NAMES = {
     "key",
     "name",
     "resource_name",
+    "source_topics",
     "topic",
     "topic_authorized_operations",
     "cluster_authorized_operations",
@@ -137,8 +138,14 @@ class Side:
             self._commit(group)
         for name in (material.TRANSACTIONS[0], material.TRANSACTIONS[2]):
             self._begin_transaction(name)
-        self._join(ApiKey.CONSUMER_GROUP_HEARTBEAT, material.CONSUMERS)
-        self._join(ApiKey.SHARE_GROUP_HEARTBEAT, material.SHARERS)
+        read = material.TOPICS[0]
+        names = {"subscribed_topic_names": [read]}
+        consumer = {**names, "rebalance_timeout_ms": 60_000, "topic_partitions": []}
+        streams = material.streams_fields(read) | {name: [] for name in material.STREAMS_TASKS}
+        streams |= {"rebalance_timeout_ms": 60_000, "process_id": "process"}
+        self._join(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, material.CONSUMERS, consumer)
+        self._join(ApiKey.SHARE_GROUP_HEARTBEAT, 1, material.SHARERS, names)
+        self._join(ApiKey.STREAMS_GROUP_HEARTBEAT, 0, material.STREAMERS, streams)
 
     def _create_topic(self, name: str) -> None:
         topic = {"name": name, "num_partitions": 1, "replication_factor": 1}
@@ -206,31 +213,28 @@ class Side:
 
         eventually(committed, what=f"offsets of {group}")
 
-    def _join(self, api: ApiKey, group: str) -> None:
-        """Have a member of the group, whose session is extended until the end."""
-        client, member = WireClient(self.bootstrap), "the-only-member-of-grp"
+    def _join(self, api: ApiKey, version: int, group: str, fields: dict[str, Any]) -> None:
+        """Have a member of the group, whose session is extended until the end. `fields` are those
+        of its first heartbeat; later ones report no change."""
+        client = WireClient(self.bootstrap)
         body: dict[str, Any] = {
             "group_id": group,
-            "member_id": member,
+            "member_id": "the-only-member-of-grp",
             "member_epoch": 0,
-            "rebalance_timeout_ms": 60_000,
-            "subscribed_topic_names": [material.TOPICS[0]],
-            "topic_partitions": [],
+            **fields,
         }
-        version = 1
 
-        def joined() -> Any:
+        def joined() -> bool:
             answer = client.call(api, version, body)
-            if answer.error_code == ErrorCode.none:
-                body["member_epoch"] = answer.member_epoch
-                if answer.assignment is not None and answer.assignment.topic_partitions:
-                    return answer
-                body.update(subscribed_topic_names=None, topic_partitions=None)
-                body["rebalance_timeout_ms"] = -1
-            return None
+            if answer.error_code != ErrorCode.none:
+                return False
+            body.update(dict.fromkeys(fields), member_epoch=answer.member_epoch)
+            body["rebalance_timeout_ms"] = -1
+            if api is ApiKey.STREAMS_GROUP_HEARTBEAT:
+                return bool(answer.active_tasks)
+            return answer.assignment is not None and bool(answer.assignment.topic_partitions)
 
         eventually(joined, what=f"an assignment in {group}")
-        body.update(subscribed_topic_names=None, topic_partitions=None, rebalance_timeout_ms=-1)
 
         def remain() -> None:
             with client:

@@ -365,9 +365,9 @@ def test_other_requests_in_place_of_a_token(
 def test_the_size_of_requests_before_the_login(
     kafka: dict[str, str], shoal: dict[str, str]
 ) -> None:
-    """The largest request has 1000 bytes on this listener."""
+    """The largest request has 1000 bytes on this listener. One of 100 MB ends with its size."""
     largest = b"\0\0\x03\xe8" + b"\0\x11\0\x01\0\0\0\1\xff\xff" + b"\x03\xdc" + b"x" * 988
-    for data in (b"\0\0\x03\xe9", largest):
+    for data in (b"\0\0\x03\xe9", b"\x06\x40\0\0" + b"x" * 100_000, largest):
         expected = notes(kafka["BRIEF"], sent(data))
         assert notes(shoal["BRIEF"], sent(data)) == expected
     assert expected != [CLOSED]

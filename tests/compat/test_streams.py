@@ -7,14 +7,10 @@ Every update of a count is written to the output. With exactly-once, a read_comm
 from __future__ import annotations
 
 import random
-import signal
-import subprocess
-import threading
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import kafka_tools
 import pytest
 from cluster.test_replication import CONFIGS, in_sync
 from clusters import ShoalCluster, running
@@ -23,6 +19,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from seeding import SEED
 from shoal.protocol.api import ApiKey
+from streams_applications import StreamsApplication
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -41,65 +38,21 @@ PROTOCOLS = {
 }
 
 
-class Application:
-    """An instance of the word count; `lines` is its output."""
+class Application(StreamsApplication):
+    """An instance of the word count."""
 
     def __init__(
         self, cluster: ShoalCluster, name: str, state: Path, settings: Mapping[str, str] = {}
     ) -> None:
-        self.lines: list[str] = []
-        given = {
-            "application.id": name,
-            "bootstrap.servers": cluster.bootstrap,
-            "state.dir": str(state),
-            "num.stream.threads": "2",
-            "replication.factor": "-1",
-            "consumer.auto.offset.reset": "earliest",
-            **settings,
-        }
-        words = [str(SOURCE), f"{name}-in", f"{name}-out"]
-        self._process = subprocess.Popen(
-            kafka_tools.java(*words, *(f"{k}={v}" for k, v in given.items()), heap="384m"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+        super().__init__(
+            SOURCE,
+            f"{name}-in",
+            f"{name}-out",
+            bootstrap=cluster.bootstrap,
+            name=name,
+            state=state,
+            settings=settings,
         )
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        self.lines += (line.rstrip() for line in self._process.stdout)
-
-    def freeze(self) -> None:
-        self._process.send_signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        self._process.send_signal(signal.SIGCONT)
-
-    def kill9(self) -> None:
-        self._process.kill()
-        self._ended()
-
-    def stop(self) -> None:
-        """Stop it cleanly; it must not have died before."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        assert self._ended() == 0, self.lines
-        assert not self.died, self.lines
-
-    def _ended(self) -> int:
-        status = self._process.wait(60)
-        self._reader.join()
-        for stream in (self._process.stdin, self._process.stdout):
-            assert stream is not None
-            stream.close()
-        return status
-
-    @property
-    def died(self) -> list[str]:
-        return [line for line in self.lines if line.startswith("died ")]
 
 
 class Lines:

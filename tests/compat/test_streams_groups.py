@@ -7,15 +7,11 @@ records in the output of both, also when an instance is killed.
 from __future__ import annotations
 
 import re
-import signal
-import subprocess
-import threading
 import time
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import kafka_tools
 import pytest
 from commands import Shoal
 from conditions import eventually
@@ -23,6 +19,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from kafka_tools import KafkaTools
 from kafkas import KafkaProcess
 from servers import ShoalProcess
+from streams_applications import StreamsApplication
 from wireclient import WireClient
 
 if TYPE_CHECKING:
@@ -56,80 +53,38 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     assert broker.stop() == 0, "\n".join(broker.log[-40:])
 
 
-class Instance:
-    """An instance of an application; `lines` is its output."""
+class Instance(StreamsApplication):
+    """An instance of an application of one of the shapes."""
 
     def __init__(self, bootstrap: str, shape: str, prefix: str, state: Path, **more: str) -> None:
         """`more` has settings of the application, with underscores for dots."""
-        self.lines: list[str] = []
         settings = {
-            "application.id": prefix,
-            "bootstrap.servers": bootstrap,
             "group.protocol": "streams",
             "processing.guarantee": "exactly_once_v2",
             "commit.interval.ms": "200",
-            "state.dir": str(state),
-            "num.stream.threads": "2",
-            "replication.factor": "-1",
-            "consumer.auto.offset.reset": "earliest",
             **{name.replace("_", "."): value for name, value in more.items()},
         }
-        given = [f"{name}={value}" for name, value in settings.items()]
-        self._process = subprocess.Popen(
-            kafka_tools.java(str(SOURCE), shape, prefix, *given, heap="384m"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+        super().__init__(
+            SOURCE,
+            shape,
+            prefix,
+            bootstrap=bootstrap,
+            name=prefix,
+            state=state,
+            settings=settings,
         )
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        self.lines += (line.rstrip() for line in self._process.stdout)
 
     def place_of(self, key: str) -> str:
         """Ask which instance has the count of a key."""
-        assert self._process.stdin is not None
         said = f"{key} is at "
         known = sum(line.startswith(said) for line in self.lines)
-        self._process.stdin.write(f"{key}\n")
-        self._process.stdin.flush()
+        self.write(key)
 
         def places() -> list[str]:
             return [line.removeprefix(said) for line in self.lines if line.startswith(said)]
 
         eventually(lambda: len(places()) > known, timeout_s=30, what=said)
         return places()[-1]
-
-    def wait_running(self) -> None:
-        eventually(lambda: "state RUNNING" in self.lines or self.died, timeout_s=90, what="RUNNING")
-        assert not self.died, self.lines
-
-    @property
-    def died(self) -> list[str]:
-        return [line for line in self.lines if line.startswith("died ")]
-
-    def kill9(self) -> None:
-        self._process.send_signal(signal.SIGKILL)
-        self._end()
-
-    def stop(self) -> None:
-        """Stop it cleanly; it must not have died before."""
-        assert self._process.stdin is not None
-        if not self._process.stdin.closed:
-            self._process.stdin.close()
-        assert self._end() == 0, self.lines
-        assert not self.died, self.lines
-
-    def _end(self) -> int:
-        status = self._process.wait(90)
-        self._reader.join()
-        for stream in (self._process.stdin, self._process.stdout):
-            assert stream is not None
-            stream.close()
-        return status
 
 
 def create(bootstrap: str, prefix: str) -> None:

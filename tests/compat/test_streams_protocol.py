@@ -59,13 +59,13 @@ def both_servers(directory: Path, configs: dict[str, str]) -> Iterator[dict[str,
     shoal = ShoalProcess(directory / "shoal", configs=configs).start()
     for bootstrap in (kafka.bootstrap, shoal.bootstrap):
         with WireClient(bootstrap) as wire:
-            eventually(lambda: _has_coordinators(wire), what="coordinators of all groups")
+            eventually(lambda: has_coordinators(wire), what="coordinators of all groups")
     yield {"kafka": kafka.bootstrap, "shoal": shoal.bootstrap}
     kafka.kill9()
     assert shoal.stop() == 0, "\n".join(shoal.log[-40:])
 
 
-def _has_coordinators(wire: WireClient) -> bool:
+def has_coordinators(wire: WireClient) -> bool:
     """Create `__consumer_offsets`, and return whether its partitions are loaded."""
     body = {"key_type": 0, "coordinator_keys": ["any"]}
     (found,) = wire.call(ApiKey.FIND_COORDINATOR, 4, body).coordinators
@@ -197,7 +197,15 @@ class Dialogue:
         answer = self.wire.call(ApiKey.METADATA, 12, body)
         self.transcript.append(sorted((t.name, len(t.partitions)) for t in answer.topics))
 
-    def commit(self, member: str, topic: str, partition: int, *, epoch: int | None = None) -> None:
+    def commit(
+        self,
+        member: str,
+        topic: str,
+        partition: int,
+        *,
+        epoch: int | None = None,
+        version: int = 9,
+    ) -> None:
         body = {
             "group_id": self.group,
             "generation_id_or_member_epoch": self.epochs[member] if epoch is None else epoch,
@@ -217,7 +225,7 @@ class Dialogue:
                 }
             ],
         }
-        answer = plain(self.wire.call(ApiKey.OFFSET_COMMIT, 9, body))
+        answer = plain(self.wire.call(ApiKey.OFFSET_COMMIT, version, body))
         self.transcript.append(("commit", answer))
 
     def fetch_offsets(self, member: str | None, epoch: int, topic: str) -> None:
@@ -488,6 +496,34 @@ def test_invalid_requests(compare: Compare) -> None:
     compare(talk)
 
 
+def test_tasks_that_contradict(compare: Compare) -> None:
+    """A member lists tasks of another one, a task twice, and tasks that cannot be."""
+
+    def active(*partitions: int) -> dict[str, Any]:
+        return {"subtopology_id": "0", "partitions": list(partitions)}
+
+    def talk(d: Dialogue) -> None:
+        d.topic("contradicted", 2)
+        sent = topology(subtopology("0", ["contradicted"]))
+        d.join("a", sent)
+        d.join("b", sent)
+        for tasks in (
+            {"active_tasks": [active(0, 1)]},
+            {"active_tasks": [active(0, 0)]},
+            {"active_tasks": [active(-1)]},
+            {"active_tasks": [active(0)], "standby_tasks": [active(0)]},
+            {"standby_tasks": [active(2)]},
+            {"warmup_tasks": [active(0)]},
+            {"active_tasks": [{"subtopology_id": "", "partitions": [0]}]},
+        ):
+            d.heartbeat("b", **NOTHING | tasks)
+        d.describe()
+        d.settle("a", "b")
+        d.describe()
+
+    compare(talk)
+
+
 def test_topologies_that_differ(compare: Compare) -> None:
     def talk(d: Dialogue) -> None:
         d.topic("one", 1)
@@ -498,6 +534,9 @@ def test_topologies_that_differ(compare: Compare) -> None:
         d.join("b", topology(subtopology("0", ["another"]), epoch=0))
         d.heartbeat("b", **NOTHING)
         d.join("c", topology(subtopology("0", ["another"]), epoch=1), process_id="process-a")
+        d.join("d", topology(subtopology("0", ["another"]), epoch=0), process_id="process-a")
+        d.heartbeat("d", **NOTHING)
+        d.settle("a", "b", "d")
         d.describe()
 
     transcript = compare(talk)
@@ -566,6 +605,7 @@ def test_offsets_of_members(compare: Compare) -> None:
         d.commit("a", "foreign", 0, epoch=first)
         d.commit("a", "committed", 0, epoch=99)
         d.commit("a", "committed", 0, epoch=-1)
+        d.commit("a", "committed", 0, version=8)
         d.fetch_offsets("a", d.epochs["a"], "committed")
         d.fetch_offsets("a", first, "committed")
         d.fetch_offsets("nobody", first, "committed")
@@ -629,6 +669,11 @@ def test_one_namespace_of_group_ids(compare: Compare) -> None:
         d.call(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, consumer)
         d.join("a", sent)
         d.heartbeat("a", member_epoch=1)
+        d.group = f"{d.group}-shared"
+        d.wire.call(ApiKey.SHARE_GROUP_HEARTBEAT, 1, share | {"group_id": d.group})
+        d.join("a", sent)
+        d.heartbeat("a", member_epoch=1)
+        d.describe()
 
     compare(talk)
 

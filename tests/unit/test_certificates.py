@@ -66,6 +66,19 @@ def test_handshake(tmp_path: Path, name: str) -> None:
     assert shake_hands(client, context(tmp_path, BROKER, CA, server=True), name) == "ann"
 
 
+@pytest.mark.parametrize("minutes", [-10, 10])
+def test_a_clock_that_is_ten_minutes_off(tmp_path: Path, minutes: int) -> None:
+    """The operator signs by a clock that is behind or ahead. Its certificates are valid at once."""
+    now = NOW + datetime.timedelta(minutes=minutes)
+    ca = certificates.make_ca("main-cluster-ca", now=now, validity_days=365)
+    broker, user = (
+        certificates.issue(ca, name, now=now, validity_days=1, ips=["127.0.0.1"], server=serves)
+        for name, serves in (("main-broker", True), ("ann", False))
+    )
+    client = context(tmp_path, user, ca, server=False)
+    assert shake_hands(client, context(tmp_path, broker, ca, server=True), "127.0.0.1") == "ann"
+
+
 @pytest.mark.parametrize(
     ("own", "trusted", "server", "name"),
     [

@@ -98,6 +98,23 @@ def test_three_brokers_with_tls_everywhere(tmp_path: Path) -> None:
     assert all(row["load"].startswith("three brokers") and row["shoal"] > 0 for row in rows)
 
 
+@pytest.mark.nightly
+def test_what_security_costs(tmp_path: Path) -> None:
+    """Each goal of a broker alone has its figure. The goals themselves need a quiet machine."""
+    options = ("--rounds", "1", "--only", "TLS, ", "--only", "rates with", "--only", "login")
+    ended = subprocess.run(
+        [sys.executable, str(BENCH / "run_security.py"), *options, "--into", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    rows = json.loads((tmp_path / "security.json").read_text())["rows"]
+    goals = [row for row in rows if row["goal"] is not None]
+    assert len(goals) == 9
+    assert {row["figure"] for row in goals} == {"tls_times", "login_cpu_ms", "lost_percent"}
+
+
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[ShoalProcess]:
     broker = ShoalProcess(tmp_path / "broker").start()

@@ -1,4 +1,4 @@
-"""A streams member whose connection ends without a goodbye is replaced before its session ends."""
+"""Streams groups of a broker: a member whose connection ends, and metrics."""
 
 from __future__ import annotations
 
@@ -79,3 +79,23 @@ def test_a_dead_member_is_replaced_before_its_session_ends(broker: ShoalProcess)
             second.wire.create_topic("in", 2)
             eventually(lambda: first.heartbeat() and second.heartbeat())
         eventually(lambda: len(second.heartbeat()) == 2, timeout_s=BEFORE_THE_SESSION_ENDS_S)
+
+
+def test_metrics_count_groups_by_state_and_assignments(broker: ShoalProcess) -> None:
+    prefix = "kafka_server_group_coordinator_metrics"
+
+    def groups() -> dict[str, float]:
+        found = broker.samples(f"{prefix}_streams_group_count")
+        return {sample.labels["state"]: sample.value for sample in found if sample.value}
+
+    member = Member(broker.bootstrap, "counted")
+    with member.wire:
+        member.wire.create_topic("other", 1)
+        eventually(lambda: member.heartbeat() == [], what="a group without its topic")
+        assert groups() == {"not_ready": 1}
+        assigned = broker.metric(f"{prefix}_streams_group_rebalance_count_total")
+        member.wire.create_topic("in", 1)
+        eventually(lambda: member.heartbeat() and groups() == {"stable": 1}, what="a task")
+        assert broker.metric(f"{prefix}_streams_group_rebalance_count_total") > assigned
+        (kind,) = broker.samples(f"{prefix}_group_count", protocol="streams")
+        assert kind.value == 1

@@ -17,7 +17,8 @@ from shoal.coordinator.group.assignment import (
     Assignment,
     TopicIdPartition,
 )
-from shoal.coordinator.group.groups import CommitCheck, GroupType
+from shoal.coordinator.group.commits_by_epoch import CommitsByEpoch
+from shoal.coordinator.group.groups import GroupType
 from shoal.coordinator.group.modern_group import (
     PartitionGroup,
     RecordTypes,
@@ -33,14 +34,12 @@ from shoal.coordinator.group.reconciliation import (
     owned_on_wire,
 )
 from shoal.coordinator.group.records import RecordType, record, tombstone
-from shoal.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from uuid import UUID
 
     from shoal.coordinator.contract import Record
-    from shoal.coordinator.deadlines import Deadlines
     from shoal.coordinator.group.topics import Catalog
 
 #: The epoch of a static member that has left and may rejoin (KIP-848).
@@ -90,7 +89,7 @@ class Member(SubscribedMember):
 
 
 @dataclass(slots=True, eq=False)
-class ConsumerGroup(PartitionGroup[Member]):
+class ConsumerGroup(CommitsByEpoch[Member], PartitionGroup[Member]):
     """Hard state and its indexes; the last two fields are soft."""
 
     type: ClassVar[GroupType] = GroupType.CONSUMER
@@ -128,61 +127,19 @@ class ConsumerGroup(PartitionGroup[Member]):
     def state_name(self) -> str:
         return self.state.value
 
-    @property
-    def expires(self) -> bool:
-        return True
+    def _is_classic(self, member: Member) -> bool:
+        return member.classic is not None
 
-    def check_offset_commit(
-        self,
-        *,
-        member_id: str,
-        group_instance_id: str | None,
-        generation_id_or_member_epoch: int,
-        transactional: bool,
-        api_version: int,
-    ) -> CommitCheck | None:
-        epoch = generation_id_or_member_epoch
-        if epoch < 0 and not self.members:
-            return None  # An admin client, or a consumer that manages its partitions itself.
-        if transactional and epoch == -1 and not member_id and group_instance_id is None:
-            return None
-        member = self.member(member_id)
-        if not transactional and member.classic is None and api_version < 9:
-            raise ApiError(
-                ErrorCode.unsupported_version,
-                "Members of the consumer protocol commit with OffsetCommit version 9 or above.",
-            )
-        if epoch == member.current.member_epoch:
-            return None
-        if epoch > member.current.member_epoch:
-            raise _stale(
-                member,
-                f"Member {member_id} is at epoch {member.current.member_epoch}, not yet {epoch}.",
-            )
-        return _epoch_check(member, epoch)
+    def _owned_since(self, member: Member) -> Callable[[str, UUID | None, int], int | None]:
+        def since(_topic: str, topic_id: UUID | None, partition: int) -> int | None:
+            if topic_id is None:
+                return None
+            return member.current.assignment_epoch(topic_id, partition)
 
-    def offsets_committed(self, member_id: str, now_ms: int, deadlines: Deadlines) -> None:
-        """Do nothing: only heartbeats extend a session (KIP-848)."""
-
-    def check_offset_fetch(self, member_id: str | None, member_epoch: int) -> None:
-        if member_id is None and member_epoch < 0:
-            return
-        member = self.member(member_id or "")
-        if member_epoch != member.current.member_epoch:
-            raise _stale(
-                member,
-                f"Member {member_id} is at epoch {member.current.member_epoch}, "
-                f"not {member_epoch}.",
-            )
-
-    def check_offset_delete(self) -> None:
-        """Allow deletion: the offsets of subscribed topics are checked one by one."""
+        return since
 
     def subscribes_to(self, topic: str) -> bool:
         return topic in self.subscribed_topic_names()
-
-    def offset_expiry_base_ms(self, commit_timestamp_ms: int) -> int | None:
-        return commit_timestamp_ms
 
     def _own_tombstones(self) -> Sequence[Record]:
         return [regex_tombstone(self.group_id, regex) for regex in sorted(self.regexes)]
@@ -410,23 +367,3 @@ def _classic(value: Mapping[str, Any] | None) -> ClassicProtocols | None:
         return None
     protocols = tuple((p["name"], p["metadata"]) for p in value["supported_protocols"])
     return ClassicProtocols(value["session_timeout_ms"], protocols)
-
-
-def _stale(member: Member, message: str) -> ApiError:
-    classic = member.classic is not None
-    code = ErrorCode.illegal_generation if classic else ErrorCode.stale_member_epoch
-    return ApiError(code, message)
-
-
-def _epoch_check(member: Member, epoch: int) -> CommitCheck:
-    """The check of a commit with an old epoch: the member must own the partition since then
-    (KIP-1251)."""
-    refusal = _stale(member, "").code
-
-    def check(_topic: str, topic_id: UUID | None, partition: int) -> ErrorCode:
-        if topic_id is None:
-            return refusal
-        since = member.current.assignment_epoch(topic_id, partition)
-        return refusal if since is None or epoch < since else ErrorCode.none
-
-    return check

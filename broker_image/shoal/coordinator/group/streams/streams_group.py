@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from shoal.coordinator.group.groups import CommitCheck, GroupType
+from shoal.coordinator.group.commits_by_epoch import CommitsByEpoch
+from shoal.coordinator.group.groups import GroupType
 from shoal.coordinator.group.modern_group import (
     FIRST_EPOCH,
     ModernGroup,
@@ -31,14 +32,13 @@ from shoal.coordinator.group.streams.tasks import (
     sets_on_wire,
 )
 from shoal.coordinator.group.streams.topology import Topology
-from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from uuid import UUID
 
     from shoal.coordinator.contract import Record
-    from shoal.coordinator.deadlines import Deadlines
     from shoal.coordinator.group.topics import Catalog
 
 #: The validated topology epoch of a group that is not ready.
@@ -75,7 +75,7 @@ class Member(ModernMember):
 
 
 @dataclass(slots=True, eq=False)
-class StreamsGroup(ModernGroup[Member, TaskSets]):
+class StreamsGroup(CommitsByEpoch[Member], ModernGroup[Member, TaskSets]):
     """Hard state, and the owners of tasks, which follow from the members."""
 
     type: ClassVar[GroupType] = GroupType.STREAMS
@@ -114,78 +114,21 @@ class StreamsGroup(ModernGroup[Member, TaskSets]):
     def state_name(self) -> str:
         return self.state.value
 
-    @property
-    def expires(self) -> bool:
-        return True
-
-    def check_offset_commit(
-        self,
-        *,
-        member_id: str,
-        group_instance_id: str | None,
-        generation_id_or_member_epoch: int,
-        transactional: bool,
-        api_version: int,
-    ) -> CommitCheck | None:
-        epoch = generation_id_or_member_epoch
-        if epoch < 0 and not self.members:
-            return None  # An admin client.
-        if transactional and epoch == -1 and not member_id and group_instance_id is None:
-            return None
-        member = self.member(member_id)
-        if not transactional and api_version < 9:
-            raise ApiError(
-                ErrorCode.unsupported_version,
-                "Members of the streams protocol commit with OffsetCommit version 9 or above.",
-            )
-        if epoch == member.current.member_epoch:
-            return None
-        if epoch > member.current.member_epoch:
-            raise ApiError(
-                ErrorCode.stale_member_epoch,
-                f"Member {member_id} is at epoch {member.current.member_epoch}, not yet {epoch}.",
-            )
-        return self._epoch_check(member, epoch)
-
-    def _epoch_check(self, member: Member, epoch: int) -> CommitCheck:
-        """The check of a commit with an old epoch: the member must own the task since then
-        (KIP-1251)."""
+    def _owned_since(self, member: Member) -> Callable[[str, UUID | None, int], int | None]:
         subtopology_of = {} if self.topology is None else self.topology.subtopology_of
 
-        def check(topic: str, _topic_id: UUID | None, partition: int) -> ErrorCode:
+        def since(topic: str, _topic_id: UUID | None, partition: int) -> int | None:
             subtopology_id = subtopology_of.get(topic)
             if subtopology_id is None:
-                return ErrorCode.stale_member_epoch
-            since = member.current.assignment_epoch((subtopology_id, partition))
-            stale = since is None or epoch < since
-            return ErrorCode.stale_member_epoch if stale else ErrorCode.none
+                return None
+            return member.current.assignment_epoch((subtopology_id, partition))
 
-        return check
-
-    def offsets_committed(self, _member_id: str, _now_ms: int, _deadlines: Deadlines) -> None:
-        """Do nothing: only heartbeats extend a session."""
-
-    def check_offset_fetch(self, member_id: str | None, member_epoch: int) -> None:
-        if member_id is None and member_epoch < 0:
-            return
-        member = self.member(member_id or "")
-        if member_epoch != member.current.member_epoch:
-            raise ApiError(
-                ErrorCode.stale_member_epoch,
-                f"Member {member_id} is at epoch {member.current.member_epoch}, "
-                f"not {member_epoch}.",
-            )
-
-    def check_offset_delete(self) -> None:
-        """Allow deletion: the offsets of topics that tasks read are checked one by one."""
+        return since
 
     def subscribes_to(self, topic: str) -> bool:
         if not self.members or self.topology is None:
             return False
         return topic in self.topology.subtopology_of
-
-    def offset_expiry_base_ms(self, commit_timestamp_ms: int) -> int | None:
-        return commit_timestamp_ms
 
     def tombstones(self) -> Sequence[Record]:
         topology = self.tombstone(RecordType.STREAMS_GROUP_TOPOLOGY)

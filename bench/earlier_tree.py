@@ -1,0 +1,42 @@
+"""The last tree before security, from the history of git. It runs with the packages of this one."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+#: The commit that added this file is the first one of security.
+FIRST_FILE = "broker_image/shoal/security/acls.py"
+
+
+class NoHistory(Exception):
+    """The history lacks the tree. The message has the remedy."""
+
+
+def extract(folder: Path) -> Path:
+    """Write the tree into a folder, and return its folder of packages. Raises `NoHistory`."""
+    with tarfile.open(fileobj=io.BytesIO(_git("archive", _commit(), "broker_image"))) as archive:
+        archive.extractall(folder, filter="data")
+    found = folder / "broker_image"
+    assert (found / "shoal" / "server").is_dir()
+    assert not (found / "shoal" / "security").exists()
+    return found
+
+
+def _commit() -> str:
+    if _git("rev-parse", "--is-shallow-repository").strip() == b"true":
+        raise NoHistory("the history of this checkout is shallow: run git fetch --unshallow")
+    found = _git("log", "--diff-filter=A", "--format=%H", "--", FIRST_FILE).decode().split()
+    if not found:
+        raise NoHistory(f"the history of this checkout lacks the commit that added {FIRST_FILE}")
+    return _git("rev-parse", f"{found[-1]}^").decode().strip()
+
+
+def _git(*words: str) -> bytes:
+    done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, check=False)
+    if done.returncode:
+        raise NoHistory(f"git {words[0]} fails: {done.stderr.decode().strip()}")
+    return done.stdout
