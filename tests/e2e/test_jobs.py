@@ -1,4 +1,4 @@
-"""A ShareConsumer with `spec.job` on Kubernetes: a Job for each record, and none that is stopped."""
+"""A ShareConsumer with `spec.job` on Kubernetes: each record gets a Job that nobody stops."""
 
 from __future__ import annotations
 
