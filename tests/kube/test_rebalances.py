@@ -6,9 +6,11 @@ import asyncio
 import copy
 from collections import Counter
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 from clusters import ShoalCluster, running
 from conditions import eventually, eventually_async
 from kube.api_server import STAMP, ApiServer, Crash, CrashPoint, resource
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 Manifest = dict[str, Any]
 NAME = "spread"
 RECORD_BYTES = 1000
+EXAMPLE = Path(__file__).parents[2] / "examples" / "07-rebalance.yaml"
 CHANGES_MAX = 40
 #: Calls that change something in the brokers.
 CHANGING = ("AlterPartitionReassignments", "IncrementalAlterConfigs", "ElectLeaders")
@@ -242,7 +245,7 @@ def test_a_proposal_waits_and_its_approval_moves_the_bytes(three: ShoalCluster) 
 
     async def steps() -> None:
         await world.write([[1]] * 6, records)
-        world.add()
+        world.add(**yaml.safe_load(EXAMPLE.read_text())["spec"])
         async with world.operator() as operator:
             await world.until_reason(operator, "ProposalReady")
             for _ in range(3):
@@ -272,7 +275,7 @@ def test_a_proposal_waits_and_its_approval_moves_the_bytes(three: ShoalCluster) 
         placed = await world.partitions()
         assert [r for r, _ in placed] == [wanted.get(f"full-{n}", (1,)) for n in range(6)]
         assert [leader for _, leader in placed] == [replicas[0] for replicas, _ in placed]
-        assert await world.ends() == records
+        assert (await world.ends(), await world.throttles()) == (records, set())
         assert world.status()["progress"] == {
             "partitions": 4,
             "done": 4,
