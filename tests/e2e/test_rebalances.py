@@ -1,5 +1,5 @@
-"""A QueueRebalance on Kubernetes: the API server's checks, an approval by kubectl, a new broker with
-its part of the replicas, and the same broker without them before it leaves."""
+"""A QueueRebalance on Kubernetes: the API server's checks, an approval by kubectl, a new broker
+with its part of the replicas, and the broker that leaves without any."""
 
 from __future__ import annotations
 
