@@ -175,15 +175,20 @@ class _Layout:
         return len(self.on[broker])
 
     def fits(self, name: str, source: int, target: int) -> bool:
-        """Return whether `target` may take the place of `source`."""
+        """Return whether `target` may take the place of `source`.
+
+        The partition loses a pod or a rack if another replica has that of `target`, and none has
+        that of `source`.
+        """
         replicas = self.replicas[name]
         if target in replicas:
             return False
-        after = [target if broker == source else broker for broker in replicas]
-        return all(
-            len(set(map(of, after))) >= len(set(map(of, replicas)))
-            for of in (pod_layout.pod_of, self.rack_of)
-        )
+        others = [broker for broker in replicas if broker != source]
+        for of in (pod_layout.pod_of, self.rack_of):
+            used = [of(broker) for broker in others]
+            if of(target) in used and of(source) not in used:
+                return False
+        return True
 
     def move(self, name: str, source: int, target: int) -> None:
         replicas = self.replicas[name]
