@@ -102,15 +102,17 @@ def plan(
     brokers: Iterable[int],
     racks: Mapping[int, str] | None = None,
     chosen: Collection[int] = (),
+    excluded: Collection[str] = (),
 ) -> Plan:
     """Return the moves of a mode.
 
     `brokers` may have replicas; others keep theirs, except those that `REMOVE_BROKERS` names in
-    `chosen`. `racks` are by broker id, without brokers that have none.
+    `chosen`. `racks` are by broker id, without brokers that have none. `excluded` topics count with
+    their replicas, which stay.
     """
     removed = frozenset(chosen if mode is Mode.REMOVE_BROKERS else ())
     every = sorted(partitions)
-    layout = _Layout(every, frozenset(brokers) - removed, racks or {})
+    layout = _Layout(every, frozenset(brokers) - removed, racks or {}, excluded)
     unplaceable: list[str] = []
     if mode in (Mode.FULL, Mode.RACKS):
         _spread(layout, pod_layout.pod_of)
@@ -124,7 +126,7 @@ def plan(
     elif mode is Mode.REMOVE_BROKERS:
         unplaceable = _drain(layout, removed)
     if mode in (Mode.FULL, Mode.LEADERSHIP):
-        _Leaders(layout.replicas, layout.on).spread()
+        _Leaders(layout.replicas, layout.on, layout.movable).spread()
     elif mode in (Mode.ADD_BROKERS, Mode.REMOVE_BROKERS):
         moved = {p.name for p in every if layout.replicas[p.name] != list(p.replicas)}
         _Leaders(layout.replicas, layout.on, moved).spread()
@@ -158,11 +160,16 @@ class _Layout:
     """The placement while it is being planned."""
 
     def __init__(
-        self, partitions: Sequence[Placed], brokers: Iterable[int], racks: Mapping[int, str]
+        self,
+        partitions: Sequence[Placed],
+        brokers: Iterable[int],
+        racks: Mapping[int, str],
+        excluded: Collection[str],
     ) -> None:
         self.rack_of: Callable[[int], str | None] = racks.get
         self.replicas = {p.name: list(p.replicas) for p in partitions}
         self.sizes = {p.name: p.size_bytes for p in partitions}
+        self.movable = {p.name for p in partitions if _topic(p.name) not in excluded}
         #: Partitions by the brokers that replicas may move between; the order is that of names.
         self.on: dict[int, dict[str, None]] = {broker: {} for broker in sorted(brokers)}
         self.size_bytes = Counter(dict.fromkeys(self.on, 0))
@@ -181,7 +188,7 @@ class _Layout:
         that of `source`.
         """
         replicas = self.replicas[name]
-        if target in replicas:
+        if target in replicas or name not in self.movable:
             return False
         others = [broker for broker in replicas if broker != source]
         for of in (pod_layout.pod_of, self.rack_of):
@@ -368,7 +375,7 @@ class _Leaders:
         self,
         replicas: Mapping[str, list[int]],
         brokers: Iterable[int],
-        movable: Collection[str] | None = None,
+        movable: Collection[str],
     ) -> None:
         self._replicas = replicas
         self._counts = Counter(dict.fromkeys(brokers, 0))
@@ -377,7 +384,7 @@ class _Leaders:
         for name, placed in replicas.items():
             if placed and placed[0] in self._counts:
                 self._counts[placed[0]] += 1
-                if movable is None or name in movable:
+                if name in movable:
                     self._put(name)
 
     def spread(self) -> None:

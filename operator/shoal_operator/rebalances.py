@@ -172,6 +172,7 @@ class Rebalances:
             pod_layout.brokers(cluster),
             racks,
             model.chosen(resource),
+            model.excluded(resource),
         )
         verdict = model.refused(plan, [disk for disk in disks if disk.broker_id in targets])
         if verdict is not None:

@@ -31,6 +31,10 @@ def rebalance(**spec: Any) -> dict[str, Any]:
         ({"brokers": [1]}, "brokers belong to the modes AddBrokers and RemoveBrokers"),
         ({"mode": "RemoveBrokers", "brokers": []}, "spec.brokers"),
         ({"mode": "Everything"}, "spec.mode"),
+        (
+            {"mode": "RemoveBrokers", "brokers": [1], "excludedTopics": ["jobs"]},
+            "RemoveBrokers moves all replicas",
+        ),
         ({"throttle": "fast"}, "spec.throttle"),
         ({"approval": "Perhaps"}, "spec.approval"),
         ({"concurrentPartitionMovements": 0}, "spec.concurrentPartitionMovements"),

@@ -126,6 +126,15 @@ def test_no_replica_moves_without_need(case: Case) -> None:
     assert sum(len(move.added) for move in case.plan(Mode.FULL).moves) == least
 
 
+@given(cases())
+def test_excluded_topics_stay(case: Case) -> None:
+    excluded = {"topic0", "topic1"}
+    for mode in (Mode.FULL, Mode.LEADERSHIP, Mode.RACKS):
+        found = plan(mode, case.partitions, case.brokers, case.racks, (), excluded)
+        assert all(move.partition.startswith("topic2-") for move in found.moves)
+        case.after(found.moves)
+
+
 def spread(numbers: Iterable[int]) -> int:
     every = list(numbers)
     return max(every) - min(every)

@@ -170,6 +170,7 @@ def test_the_id_names_the_moves_and_the_spec() -> None:
     assert first == model.proposal_id(proposed(grown)), "topics grow all the time"
     assert first != model.proposal_id(proposed(MOVES[:2]))
     assert first != model.proposal_id(proposed(MOVES, id="2"))
+    assert first != model.proposal_id(proposed(MOVES, excludedTopics=["u"]))
     assert first == model.proposal_id(proposed(MOVES, throttle="1M", paused=True))
 
 

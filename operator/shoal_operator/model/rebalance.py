@@ -46,10 +46,15 @@ def chosen(resource: Manifest) -> list[int]:
     return sorted(resource["spec"].get("brokers", []))
 
 
+def excluded(resource: Manifest) -> list[str]:
+    """Return the topics whose replicas stay."""
+    return sorted(resource["spec"].get("excludedTopics", []))
+
+
 def request(resource: Manifest) -> str:
     """Return a digest of the part of the spec whose change asks for another proposal."""
-    asked = [mode(resource), chosen(resource), str(resource["spec"].get("id", ""))]
-    return _digest(asked)
+    id = str(resource["spec"].get("id", ""))
+    return _digest([mode(resource), chosen(resource), excluded(resource), id])
 
 
 def has_proposal(resource: Manifest) -> bool:
