@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 BYTES_TOLERANCE = 0.1
 #: An exchange of replicas has to shrink the difference by more than this part.
 GAIN_MIN = 64
+#: Replicas that are compared for one move, those of the most crowded topics.
+CANDIDATES_MAX = 100
 #: Replicas of about the right size that are tried as the other part of an exchange.
 NEIGHBOURS = 4
 
@@ -173,7 +175,8 @@ class _Layout:
         #: Partitions by the brokers that replicas may move between; the order is that of names.
         self.on: dict[int, dict[str, None]] = {broker: {} for broker in sorted(brokers)}
         self.size_bytes = Counter(dict.fromkeys(self.on, 0))
-        self.of_topic: Counter[tuple[str, int]] = Counter()
+        #: The same by broker and topic.
+        self.of_topic: dict[int, dict[str, dict[str, None]]] = {b: {} for b in self.on}
         for p in partitions:
             for broker in p.replicas:
                 self._put(p.name, broker)
@@ -204,13 +207,13 @@ class _Layout:
         if source in self.on:
             del self.on[source][name]
             self.size_bytes[source] -= self.sizes[name]
-            self.of_topic[_topic(name), source] -= 1
+            del self.of_topic[source][_topic(name)][name]
 
     def _put(self, name: str, broker: int) -> None:
         if broker in self.on:
             self.on[broker][name] = None
             self.size_bytes[broker] += self.sizes[name]
-            self.of_topic[_topic(name), broker] += 1
+            self.of_topic[broker].setdefault(_topic(name), {})[name] = None
 
     def free(self, name: str, source: int) -> Iterator[int]:
         """Yield the brokers that may take the place of `source`, as far as pods matter."""
@@ -278,22 +281,24 @@ def _count_move(
         for target in sorted(targets, key=lambda b: _fullness(layout, b)):
             if layout.count(source) - layout.count(target) < 2:
                 break
-            fitting = [n for n in layout.on[source] if layout.fits(n, source, target)]
-            if fitting:
-                return min(fitting, key=_suitable(layout, source, target)), source, target
+            if name := _suitable(layout, source, target):
+                return name, source, target
     return None
 
 
-def _suitable(layout: _Layout, source: int, target: int) -> Callable[[str], tuple[Any, ...]]:
-    """Return the order in which replicas should move: spread topics first, then bytes."""
+def _suitable(layout: _Layout, source: int, target: int) -> str | None:
+    """Return the replica that should move: it spreads its topic best, then the bytes."""
+    here, there = layout.of_topic[source], layout.of_topic[target]
     gap_bytes = max(0, layout.size_bytes[source] - layout.size_bytes[target])
-
-    def rank(name: str) -> tuple[Any, ...]:
-        topic = _topic(name)
-        more = layout.of_topic[topic, source] - layout.of_topic[topic, target]
-        return -more, abs(2 * layout.sizes[name] - gap_bytes), name
-
-    return rank
+    crowds = {topic: len(there.get(topic, ())) - len(some) for topic, some in here.items()}
+    fitting = (
+        (crowds[topic], abs(2 * layout.sizes[name] - gap_bytes), name)
+        for topic in sorted(crowds, key=lambda topic: (crowds[topic], topic))
+        for name in here[topic]
+        if layout.fits(name, source, target)
+    )
+    best = min(itertools.islice(fitting, CANDIDATES_MAX), default=None)
+    return best[2] if best else None
 
 
 # Step 3: bytes.

@@ -122,6 +122,7 @@ class Rebalances:
             return None
         if model.is_complete(resource):
             await self._write(resource, model.complete(resource))
+            await self._set_finalizer(resource, wanted=False)
             return None
         if resource["spec"].get("paused"):
             await self._stop(resource, cluster)

@@ -291,9 +291,11 @@ class Histories(RuleBasedStateMachine):
             for name in list(self.brokers.targets):
                 self.brokers.complete(name)
         assert self.is_reconciled(), self.found
+        self.reconcile()
         assert not self.brokers.throttled
         assert self.found is not None
         assert not self.found["status"].get("throttle")
+        assert not self.found["metadata"].get("finalizers")
 
 
 TestHistories = Histories.TestCase

@@ -243,7 +243,8 @@ def proposed(resource: Manifest) -> Verdict:
         f"queuerebalance/{name} {APPROVE}={found['id']}"
     )
     verdict = Verdict(False, "ProposalReady", text, paused=True)
-    if given := approval(resource):
+    given = approval(resource)
+    if given and given != found["id"]:
         other = (
             f"{APPROVE} is {given!r}, and the proposal is {found['id']}: partitions have changed "
             "since, or the spec. Look at the new proposal before you approve it."
