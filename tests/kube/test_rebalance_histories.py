@@ -252,19 +252,31 @@ class Histories(RuleBasedStateMachine):
     def complete(self, data: Any) -> None:
         self.brokers.complete(data.draw(st.sampled_from(sorted(self.brokers.targets))))
 
-    @rule(broker=st.sampled_from(BROKERS))
-    def stop_or_start(self, broker: int) -> None:
-        self.brokers.running ^= {broker}
+    @rule(broker=st.none() | st.sampled_from(BROKERS), deletes=st.booleans())
+    def disturb(self, broker: int | None, deletes: bool) -> None:
+        """A broker stops, or all of them do not answer, or a topic is deleted."""
+        if broker is not None:
+            self.brokers.running -= {broker}
+        elif deletes:
+            for name in [name for name in self.brokers.replicas if name.startswith("t1-")]:
+                del self.brokers.replicas[name]
+                self.brokers.targets.pop(name, None)
+        else:
+            self.brokers.reachable = False
+
+    @rule(passes=st.integers(1, 4))
+    def recover(self, passes: int) -> None:
+        """All brokers run, and the operator has time."""
+        self.brokers.running, self.brokers.reachable = set(BROKERS), True
+        for _ in range(passes):
+            self.reconcile()
 
     @rule()
-    def answer_or_not(self) -> None:
-        self.brokers.reachable = not self.brokers.reachable
-
-    @rule()
-    def delete_a_topic(self) -> None:
-        for name in [name for name in self.brokers.replicas if name.startswith("t1-")]:
-            del self.brokers.replicas[name]
-            self.brokers.targets.pop(name, None)
+    def approve_and_begin(self) -> None:
+        self.change(paused=False)
+        self.recover(1)
+        self.approve(right=True)
+        self.recover(2)
 
     @invariant()
     def replicas_are_kept(self) -> None:
@@ -299,4 +311,4 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestHistories.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)

@@ -123,6 +123,10 @@ def test_no_copy_begins_while_another_partition_catches_up() -> None:
     # A replica on a broker that is down does not catch up, and moves may be the remedy.
     some.running = {0, 1, 2}
     assert len(step(MOVES, some.placement(), BROKERS, 10).begin) == 3
+    # Nor does a replica count that another reassignment copies.
+    some = world()
+    some.targets = {"u-0": (2, 3, 0)}
+    assert len(step(MOVES, some.placement(), BROKERS, 10).begin) == 3
     some = world()
     some.behind = {"t-0": 0}
     assert len(step(MOVES[1:], some.placement(), BROKERS, 10).begin) == 1
