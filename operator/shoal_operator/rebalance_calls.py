@@ -9,7 +9,6 @@ from shoal.client.cluster import TopicPartition
 from shoal.client.configs import (
     AlterOperation,
     ConfigChange,
-    ConfigSource,
     Resource,
     ResourceType,
 )
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 #: Topic configs that name throttled replicas, and broker configs with bytes per second (KIP-73).
 THROTTLED = ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas")
 RATES = ("leader.replication.throttled.rate", "follower.replication.throttled.rate")
-_OWN = (ConfigSource.DYNAMIC_TOPIC_CONFIG, ConfigSource.DYNAMIC_BROKER_CONFIG)
 #: Errors of partitions and topics that have been deleted in the meantime.
 _ABSENT = (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id)
 _OVER = (*_ABSENT, ErrorCode.no_reassignment_in_progress)
@@ -159,27 +157,18 @@ class RebalanceCalls:
         await self._alter(changes)
 
     async def unthrottle(self, topics: Iterable[str], brokers: Iterable[int]) -> None:
-        """Remove the throttles of topics that exist, and of brokers that run, as far as they are
-        set. Raises `KafkaError`."""
+        """Remove the throttles of topics that exist, and of brokers that run. Raises `KafkaError`.
+
+        It does not ask which ones are set: the answer may be older than the last change.
+        """
         resources = {Resource(ResourceType.TOPIC, topic): THROTTLED for topic in sorted(topics)}
         resources |= {Resource(ResourceType.BROKER, str(id)): RATES for id in sorted(brokers)}
-        changes: dict[Resource, list[ConfigChange]] = {}
-        for some in chunks(list(resources)):
-            self._count("DescribeConfigs")
-            found = await self._admin.configs.describe(some, keys=[*THROTTLED, *RATES])
-            for resource, entries in found.items():
-                if isinstance(entries, KafkaError):
-                    if entries.code in _ABSENT:
-                        continue
-                    raise entries
-                own = [
-                    ConfigChange(name, None, AlterOperation.DELETE)
-                    for name in resources[resource]
-                    if name in entries and entries[name].source in _OWN
-                ]
-                if own:
-                    changes[resource] = own
-        await self._alter(changes)
+        await self._alter(
+            {
+                resource: [ConfigChange(name, None, AlterOperation.DELETE) for name in keys]
+                for resource, keys in resources.items()
+            }
+        )
 
     async def _alter(self, changes: Mapping[Resource, list[ConfigChange]]) -> None:
         for some in chunks(list(changes)):

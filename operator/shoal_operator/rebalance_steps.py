@@ -59,7 +59,10 @@ def step(
     changes = [move for move in waiting if not move.added][:LEADERSHIP_MAX]
     copies, waits = _copies(waiting, moving, placement, copies_max)
     return Step(
-        *(tuple(by_state.get(s, ())) for s in ("done", "moving", "waiting", "left out")),
+        done=tuple(by_state.get("done", ())),
+        moving=tuple(moving),
+        waiting=tuple(waiting),
+        left_out=tuple(by_state.get("left out", ())),
         unsettled=tuple(by_state.get("unsettled", ())),
         begin=(*copies, *changes),
         waits=waits,

@@ -175,7 +175,7 @@ class Rebalances:
             model.chosen(resource),
             model.excluded(resource),
         )
-        verdict = model.refused(plan, [disk for disk in disks if disk.broker_id in targets])
+        verdict = model.too_large(plan, [disk for disk in disks if disk.broker_id in targets])
         if verdict is not None:
             await self._write(resource, verdict, model.NO_PROPOSAL)
             return RETRY_SECONDS

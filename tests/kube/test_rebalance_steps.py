@@ -209,7 +209,7 @@ def test_only_the_id_of_the_proposal_approves_it() -> None:
 def test_a_volume_has_room_for_what_comes(usable: int, reason: str | None) -> None:
     moves = (Move("t-0", (0,), (1,), 10 << 20),)
     disks = [Disk(1, 1 << 40, usable), Disk(2, 1 << 40, 0), Disk(3)]
-    verdict = model.refused(Plan(moves), disks)
+    verdict = model.too_large(Plan(moves), disks)
     assert (verdict.reason if verdict else None) == reason
     if verdict:
         assert verdict.message.startswith("Broker 1 would get 10 MiB, and its volume has 15 MiB")

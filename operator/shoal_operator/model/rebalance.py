@@ -158,7 +158,7 @@ def movable(plan: rebalance_plan.Plan, placement: Placement) -> list[Move]:
     return [move for move in plan.moves if move.partition not in placement.targets]
 
 
-def refused(plan: rebalance_plan.Plan, disks: Sequence[Disk]) -> Verdict | None:
+def too_large(plan: rebalance_plan.Plan, disks: Sequence[Disk]) -> Verdict | None:
     """Return the verdict on a plan that cannot be carried out, else None."""
     if plan.unplaceable:
         text = (
