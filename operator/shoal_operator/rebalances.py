@@ -9,13 +9,12 @@ throttle is set, and removed after it, so that no throttle outlives its resource
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shoal.client.errors import ClientError, KafkaError
 
-from shoal_operator import kube, rebalance_plan, rebalance_steps
+from shoal_operator import clock, kube, rebalance_plan, rebalance_steps
 from shoal_operator.batch_reconciler import cluster_not_found, live_cluster, of_external
 from shoal_operator.conditions import Verdict
 from shoal_operator.model import external, names, pod_layout
@@ -37,9 +36,11 @@ PROGRESS_SECONDS = 2.0
 RETRY_SECONDS = 10.0
 #: Seconds between checks that a proposal still fits the cluster.
 PROPOSED_SECONDS = 30.0
-#: Passes after which a partition with other replicas is left out. Until then, its metadata may be
+#: Seconds after which a partition with other replicas is left out. Until then, its metadata may be
 #: old.
-UNSETTLED_PASSES = 5
+UNSETTLED_SECONDS = 10.0
+#: How long the end waits for preferred leaders.
+ELECTION_SECONDS_MAX = 10.0
 
 
 @dataclass(slots=True)
@@ -48,10 +49,10 @@ class _Run:
 
     proposal: str
     throttle: str | None = None
-    #: Passes in a row in which a partition was unsettled.
-    unsettled: Counter[str] = field(default_factory=Counter)
-    #: Passes in which a preferred leader did not lead yet.
-    elections: int = 0
+    #: Since when partitions have been unsettled, in milliseconds.
+    unsettled: dict[str, int] = field(default_factory=dict)
+    #: Since when nothing but elections is left, in milliseconds.
+    elects_ms: int | None = None
 
 
 class Rebalances:
@@ -226,7 +227,9 @@ class Rebalances:
         return None
 
     def _step(self, resource: Manifest, cluster: Manifest, run: _Run, placement: Placement) -> Step:
-        given_up = {name for name, n in run.unsettled.items() if n >= UNSETTLED_PASSES}
+        now_ms = clock.now_ms()
+        longest_ms = int(UNSETTLED_SECONDS * 1000)
+        given_up = {name for name, ms in run.unsettled.items() if now_ms - ms >= longest_ms}
         paused = cluster["spec"].get("paused")
         step = rebalance_steps.step(
             model.moves(resource),
@@ -236,7 +239,7 @@ class Rebalances:
             given_up,
         )
         left = {move.partition for move in (*step.unsettled, *step.left_out)}
-        run.unsettled = Counter({name: run.unsettled[name] + 1 for name in left})
+        run.unsettled = {name: run.unsettled.get(name, now_ms) for name in left}
         if not paused:
             return step
         text = f"QueueCluster {self._cluster!r} is paused"
@@ -254,9 +257,12 @@ class Rebalances:
             if move.after[0] in placement.running and not _leads(placement, move.partition)
         ]
         if wanted:
-            run.elections += 1
             await self._calls.elect(wanted)
-        return bool(wanted) and run.elections < UNSETTLED_PASSES
+        if not wanted or not step.is_last:
+            return bool(wanted)
+        now_ms = clock.now_ms()
+        run.elects_ms = run.elects_ms or now_ms
+        return now_ms - run.elects_ms < ELECTION_SECONDS_MAX * 1000
 
     async def _stop(self, resource: Manifest, cluster: Manifest) -> None:
         """Take back the moves that are under way, and remove the throttle."""

@@ -10,15 +10,17 @@ import asyncio
 import copy
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from kube.api_server import STAMP, ApiServer, Crash, CrashPoint, resource
 from shoal.client.errors import Unreachable
+from shoal_operator import rebalances
 from shoal_operator.diagnostics import Disk
 from shoal_operator.model import names
 from shoal_operator.rebalance_calls import Placement, Replicas
-from shoal_operator.rebalances import UNSETTLED_PASSES, Rebalances
+from shoal_operator.rebalances import Rebalances
 from shoal_operator.store import Store
 
 if TYPE_CHECKING:
@@ -142,6 +144,9 @@ class ModelBrokers:
 class Histories(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
+        # The metadata of the model is never old.
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(rebalances, "UNSETTLED_SECONDS", 0.0)
         self.crash_point = CrashPoint()
         self.kube = ApiServer(self.crash_point)
         self.brokers = ModelBrokers(self.kube, self.crash_point)
@@ -285,6 +290,12 @@ class Histories(RuleBasedStateMachine):
             assert len(set(replicas)) == len(replicas) == number
 
     def teardown(self) -> None:
+        try:
+            self.end()
+        finally:
+            self.patch.undo()
+
+    def end(self) -> None:
         """Whatever has happened: with brokers that answer and an approval, it comes to its end."""
         self.brokers.running, self.brokers.reachable = set(BROKERS), True
         if self.found is not None and self.found["metadata"].get("deletionTimestamp"):
@@ -295,7 +306,7 @@ class Histories(RuleBasedStateMachine):
             assert not self.brokers.throttled
             self.create()
         self.change(paused=False)
-        for _ in range(60 + UNSETTLED_PASSES):
+        for _ in range(60):
             self.reconcile()
             if self.is_reconciled():
                 break

@@ -59,6 +59,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pass often. The brokers of the tests have the ids from 1 on."""
     for name in ("RETRY_SECONDS", "PROGRESS_SECONDS", "PROPOSED_SECONDS"):
         monkeypatch.setattr(rebalances, name, 0.05)
+    monkeypatch.setattr(rebalances, "UNSETTLED_SECONDS", 30.0)
     monkeypatch.setattr(
         pod_layout, "brokers", lambda cluster: list(range(1, cluster["spec"]["replicas"] + 1))
     )
@@ -490,7 +491,10 @@ def test_one_rebalance_moves_replicas_at_a_time(three: ShoalCluster) -> None:
     scenario(world, steps)
 
 
-def test_a_partition_that_is_deleted_meanwhile_is_left_out(three: ShoalCluster) -> None:
+def test_a_partition_that_is_deleted_meanwhile_is_left_out(
+    three: ShoalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rebalances, "UNSETTLED_SECONDS", 1.0)
     world, other = World(three, "here"), World(three, "elsewhere")
 
     async def steps() -> None:

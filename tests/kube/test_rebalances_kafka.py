@@ -37,7 +37,6 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
         scenarios.test_leadership_alone_copies_nothing,
         scenarios.test_a_proposal_of_other_replicas_is_replaced,
         scenarios.test_a_throttle_changes_while_replicas_move,
-        scenarios.test_a_partition_that_is_deleted_meanwhile_is_left_out,
         scenarios.test_an_operator_may_die_after_each_change,
     ],
 )
