@@ -1,4 +1,4 @@
-"""Apache Kafka itself, one node, for tests that compare our clients with the original.
+"""Apache Kafka itself, one node or several, for tests that compare Shoal with the original.
 
 The jars come from `make java`.
 """
@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from conditions import eventually
 from kafka_tools import java
 from ports import free_ports
 from shoal.client.client import Client
+from shoal.client.connection import connect
 from shoal.client.errors import ClientError
+from shoal.client.settings import Settings
+from shoal.protocol.api import ApiKey
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,8 +43,8 @@ _SINGLE_NODE = {
 
 
 class KafkaProcess:
-    """A broker with its controller. `listeners` maps further listener names to security
-    protocols."""
+    """A broker with its controller, if `standalone`. `listeners` maps further listener names to
+    security protocols."""
 
     def __init__(
         self,
@@ -51,6 +54,7 @@ class KafkaProcess:
         configs: Mapping[str, str] | None = None,
         format_flags: tuple[str, ...] = (),
         jvm_flags: tuple[str, ...] = (),
+        standalone: bool = True,
     ) -> None:
         self.directory = directory
         protocols = {"PLAINTEXT": "PLAINTEXT", **(listeners or {}), "CONTROLLER": "PLAINTEXT"}
@@ -65,7 +69,7 @@ class KafkaProcess:
             "controller.quorum.bootstrap.servers": self.addresses["CONTROLLER"],
             **(configs or {}),
         }
-        self._format_flags = format_flags
+        self._format_flags = (*(["--standalone"] if standalone else []), *format_flags)
         self._jvm_flags = jvm_flags
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -84,7 +88,6 @@ class KafkaProcess:
                 "format",
                 "-t",
                 CLUSTER_ID,
-                "--standalone",
                 "-c",
                 str(properties),
                 "--feature",
@@ -130,3 +133,56 @@ class KafkaProcess:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+
+class KafkaCluster:
+    """Brokers with the ids from 1 on; the first one is the controller, too."""
+
+    def __init__(self, folder: Path, nodes: int = 3) -> None:
+        first = KafkaProcess(folder / "1")
+        self.nodes = {1: first}
+        for id in range(2, nodes + 1):
+            address = f"PLAINTEXT://127.0.0.1:{free_ports(1)[0]}"
+            configs = {
+                "process.roles": "broker",
+                "node.id": str(id),
+                "listeners": address,
+                "advertised.listeners": address,
+                "controller.quorum.bootstrap.servers": first.addresses["CONTROLLER"],
+            }
+            node = KafkaProcess(folder / str(id), configs=configs, standalone=False)
+            node.addresses = {"PLAINTEXT": address.removeprefix("PLAINTEXT://")}
+            self.nodes[id] = node
+
+    @property
+    def brokers(self) -> list[int]:
+        return sorted(self.nodes)
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(node.bootstrap for node in self.nodes.values())
+
+    def start(self) -> KafkaCluster:
+        """Start all nodes, and wait until each of them lists all brokers."""
+        for node in self.nodes.values():
+            node.start()
+        for id in self.nodes:
+            eventually(lambda id=id: len(self.metadata(id).brokers) == len(self.nodes))
+        return self
+
+    def stop(self) -> None:
+        for node in reversed(self.nodes.values()):
+            node.kill9()
+
+    def metadata(self, id: int) -> Any:
+        """Return a broker's Metadata response for all topics."""
+        host, _, port = self.nodes[id].bootstrap.rpartition(":")
+
+        async def ask() -> Any:
+            connection = await connect(Settings.of(self.bootstrap), (host, int(port)))
+            try:
+                return await connection.request(ApiKey.METADATA, {"topics": None})
+            finally:
+                connection.close()
+
+        return asyncio.run(ask())

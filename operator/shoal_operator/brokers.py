@@ -41,6 +41,7 @@ from shoal_operator.broker_states import (
 from shoal_operator.diagnostics import Disk
 from shoal_operator.group_metrics import GroupMetrics, parse_group_metrics
 from shoal_operator.idle_members import Holding
+from shoal_operator.rebalance_calls import RebalanceCalls
 from shoal_operator.roller import PartitionState, Quorum
 from shoal_operator.user_calls import UserCalls
 
@@ -166,6 +167,11 @@ class Brokers:
     def users(self) -> UserCalls:
         """The calls on users: permissions, passwords, quotas."""
         return UserCalls(self._client.admin, self._count)
+
+    @property
+    def rebalances(self) -> RebalanceCalls:
+        """The calls of rebalances: placement, reassignments, throttles."""
+        return RebalanceCalls(self._client.admin, self._count)
 
     def _count(self, api: str) -> None:
         metrics.BROKER_CALLS.labels(api).inc()

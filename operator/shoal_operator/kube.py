@@ -52,6 +52,7 @@ PLURALS = {
     "ShareGroup": "sharegroups",
     "ShareConsumer": "shareconsumers",
     "Redrive": "redrives",
+    "QueueRebalance": "queuerebalances",
 }
 TIMEOUT_SECONDS = 20.0
 PAGE_OBJECTS = 500

@@ -41,3 +41,13 @@ def size_bytes(text: str) -> int:
     if not found:
         raise ValueError(f"{text!r} is not a size; use a form like 512Mi or 10Gi")
     return int(found[1]) * _BYTES[found[2]]
+
+
+def size_text(size: int) -> str:
+    """Return bytes as `512 B`, `1.5 GiB` or `20 MiB`."""
+    number, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        if number < 1024:
+            break
+        number, unit = number / 1024, larger
+    return f"{number:.0f} {unit}" if number >= 10 or unit == "B" else f"{number:.1f} {unit}"

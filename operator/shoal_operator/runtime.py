@@ -25,6 +25,7 @@ from shoal_operator.kube import PLURALS, Kube, KubeError
 from shoal_operator.model import cluster as cluster_model
 from shoal_operator.model import external, names, security
 from shoal_operator.racks import Racks, wanted_label
+from shoal_operator.rebalances import Rebalances
 from shoal_operator.reconcile_loop import ReconcileLoop
 from shoal_operator.redrives import Redrives
 from shoal_operator.statuses import Statuses
@@ -50,9 +51,17 @@ LOAD_RETRY_SECONDS = 2.0
 #: The fields that `/scale` returns for a ShareConsumer, where they are known.
 SIGNALS = ("lag", "workable", "due", "inFlight", "partitions", "desiredReplicas", "ceiling")
 _MANAGED = {"app.kubernetes.io/managed-by": names.FIELD_MANAGER}
-CUSTOM = ("QueueCluster", "QueueTopic", "QueueUser", "ShareGroup", "ShareConsumer", "Redrive")
+CUSTOM = (
+    "QueueCluster",
+    "QueueTopic",
+    "QueueUser",
+    "ShareGroup",
+    "ShareConsumer",
+    "Redrive",
+    "QueueRebalance",
+)
 #: The kinds whose resources name their cluster.
-OF_CLUSTER = ("QueueTopic", "QueueUser", "ShareGroup", "Redrive")
+OF_CLUSTER = ("QueueTopic", "QueueUser", "ShareGroup", "Redrive", "QueueRebalance")
 SPARK_CRD = "sparkapplications.sparkoperator.k8s.io"
 #: What kopf watches: API version, kind, labels. `SPARK` has its own watch since it may be absent.
 WATCHED: tuple[tuple[str, str, Mapping[str, str]], ...] = (
@@ -95,6 +104,7 @@ class ClusterLoops:
     consumers: ReconcileLoop
     users: ReconcileLoop
     redrives: ReconcileLoop
+    rebalances: ReconcileLoop
     racks: ReconcileLoop
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -109,6 +119,7 @@ class ClusterLoops:
                 self.consumers,
                 self.users,
                 self.redrives,
+                self.rebalances,
                 self.racks,
             )
         ]
@@ -309,6 +320,7 @@ class Operator:
             "ShareGroup": loops.groups,
             "QueueUser": loops.users,
             "Redrive": loops.redrives,
+            "QueueRebalance": loops.rebalances,
         }
         if kind in of_kinds:
             self._enqueue_with_rivals(of_kinds[kind], manifest, deleted=deleted)
@@ -368,6 +380,7 @@ class Operator:
             (loops.groups, "ShareGroup"),
             (loops.users, "QueueUser"),
             (loops.redrives, "Redrive"),
+            (loops.rebalances, "QueueRebalance"),
         )
         for loop, kind in of_kinds:
             for other in self.store.of_cluster(kind, *key):
@@ -451,7 +464,7 @@ class Operator:
         monitor.subscribe(lambda changed: self._enqueue_consumers(key, changed))
         groups = Groups(*parts, monitor=monitor)
         users = Users(*parts)
-        redrives = Redrives(*parts)
+        redrives, rebalances = Redrives(*parts), Rebalances(*parts)
         consumers = Consumers(
             *parts[:2], monitor, namespace, name, self._settings, on_signal=self._signals_changed
         )
@@ -474,6 +487,9 @@ class Operator:
                 "QueueUser", users.reconcile, users.list_names, RESYNC_SECONDS, SETTLE_SECONDS
             ),
             ReconcileLoop("Redrive", redrives.reconcile, redrives.list_names, RESYNC_SECONDS),
+            ReconcileLoop(
+                "QueueRebalance", rebalances.reconcile, rebalances.list_names, RESYNC_SECONDS
+            ),
             ReconcileLoop("Rack", racks.reconcile, racks.list_names, RESYNC_SECONDS),
         )
         self._loops[key] = loops

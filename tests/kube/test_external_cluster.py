@@ -34,6 +34,7 @@ from shoal_operator.groups import Groups, unsupported
 from shoal_operator.model import external
 from shoal_operator.model.external import BadCredentials, client_properties
 from shoal_operator.model.users import Credentials, secret_data
+from shoal_operator.rebalances import Rebalances
 from shoal_operator.redrives import Redrives
 from shoal_operator.settings import Settings
 from shoal_operator.topics import Topics
@@ -213,6 +214,7 @@ class Shop:
         self.monitor = GroupMonitor(*parts)
         self.groups = Groups(*parts, monitor=self.monitor)
         self.redrives = Redrives(*parts)
+        self.rebalances = Rebalances(*parts)
         settings = Settings("b:1", "s:1", "role", "http://o")
         self.consumers = Consumers(self.kube, self.store, self.monitor, "n", "kafka", settings)
 
@@ -441,6 +443,9 @@ def test_what_apache_kafka_does_not_have_is_refused(kafka: KafkaProcess) -> None
             shop.apply("Redrive", "again", cluster="kafka", topic="dlq.jobs", id="1")
             await shop.redrives.reconcile(["again"])
             assert shop.ready("Redrive", "again")[:2] == (False, "NotForExternalCluster")
+            shop.apply("QueueRebalance", "all", cluster="kafka", mode="Full")
+            await shop.rebalances.reconcile(["all"])
+            assert shop.ready("QueueRebalance", "all")[:2] == (False, "NotForExternalCluster")
             many = {"cluster": "kafka", "partitions": 1, "replicas": 3}
             shop.apply("QueueTopic", "wide", **many)
             await shop.topics.reconcile(["wide"])

@@ -14,7 +14,15 @@ from kube.kstatus import results
 from shoal_operator.conditions import Verdict, conditions
 from shoal_operator.model.names import API_VERSION
 
-KINDS = ("QueueCluster", "QueueTopic", "QueueUser", "Redrive", "ShareConsumer", "ShareGroup")
+KINDS = (
+    "QueueCluster",
+    "QueueRebalance",
+    "QueueTopic",
+    "QueueUser",
+    "Redrive",
+    "ShareConsumer",
+    "ShareGroup",
+)
 #: Reasons of the condition Ready, by kstatus result. `test_no_reason_is_missing` compares.
 READY = ("Reconciled", "NotManaged", "ScaledToZero")
 AT_WORK_AND_READY = (
@@ -49,6 +57,8 @@ AT_WORK = (
     "UserNotReady",
     "Redriving",
     "RedriveFailed",
+    "Rebalancing",
+    "RebalanceFailed",
     "Queued",
     "BrokersMissing",
     "ListenerCertificateInvalid",
@@ -73,6 +83,8 @@ STALLED = (
     "PartitionsNeverShrink",
     "ReplicasNotPlaceable",
     "ReplicasBelowMinIsr",
+    "BrokersNotOfCluster",
+    "VolumeTooSmall",
     "TopicClaimed",
     "TopicNotAllowed",
     "GroupClaimed",
@@ -91,6 +103,7 @@ STALLED = (
 #: Reasons with several states, listed individually below.
 SEVERAL = (
     "Paused",
+    "ProposalReady",
     "ConfigRefused",
     "BrokerNotReady",
     "ApplicationFailed",
@@ -114,6 +127,8 @@ def verdicts() -> list[tuple[Verdict, str]]:
         # A paused cluster does not match its spec; a workload with zero consumers does.
         (Verdict(False, "Paused", "text", paused=True), "InProgress"),
         (Verdict(True, "Paused", "text", paused=True), "Current"),
+        # A proposal waits for its approval.
+        (Verdict(False, "ProposalReady", "text", paused=True), "InProgress"),
         (Verdict.refused("ConfigRefused", "text"), "Failed"),
         (Verdict(False, "ConfigRefused", "text", progressing=True), "InProgress"),
         (Verdict.blocked("BrokerNotReady", "text"), "InProgress"),
