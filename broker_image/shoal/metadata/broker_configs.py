@@ -133,6 +133,9 @@ remote.log.manager.fetch.quota.window.size.seconds int 1 1..
     Length of a sample of the rate of reads, in seconds.
 remote.log.manager.task.interval.ms long 30000 1..
     Interval at which a leader copies segments to the store and deletes them there.
+follower.fetch.last.tiered.offset.enable boolean false - cluster-wide
+    Whether a replica without records begins behind what is in the store (KIP-1023). If not, it also
+    copies what its leader has on the disk and in the store.
 remote.fetch.max.wait.ms int 500 1.. cluster-wide
     Minimum time for which a fetch waits for the store before it returns nothing.
 remote.list.offsets.request.timeout.ms long 30000 1.. cluster-wide

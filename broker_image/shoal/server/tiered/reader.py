@@ -13,8 +13,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shoal.log.checkpoints import parse_epochs
 from shoal.log.indexes import AbortedTransaction, parse_aborted
-from shoal.log.remote import RemoteUnavailable
+from shoal.log.remote import RebuiltState, RemoteUnavailable
 from shoal.log.slices import Slice
 from shoal.record.batch import CorruptBatch
 from shoal.server.tiered.chunk_cache import CachedChunk, ChunkCache, ChunkKey
@@ -312,11 +313,33 @@ class PartitionReader:
     ) -> list[AbortedTransaction]:
         if Section.TRANSACTION_INDEX not in footer.sections:
             return []
-        key = keys.segment_key(self._prefix, segment.base_offset, segment.segment_id)
-        wanted = footer.section_range(Section.TRANSACTION_INDEX)
-        (data,) = await self._downloads.store.get_ranges(key, [wanted])
-        footer.check_section(Section.TRANSACTION_INDEX, data)
+        (data,) = await self._sections(segment, footer, Section.TRANSACTION_INDEX)
         return parse_aborted(data)
+
+    async def _sections(
+        self, segment: RemoteSegment, footer: Footer, *kinds: Section
+    ) -> list[bytes]:
+        """Download sections that the object has. Raises `DamagedObject`, `StoreError`."""
+        key = keys.segment_key(self._prefix, segment.base_offset, segment.segment_id)
+        ranges = [footer.section_range(kind) for kind in kinds]
+        found = await self._downloads.store.get_ranges(key, ranges)
+        for kind, data in zip(kinds, found, strict=True):
+            footer.check_section(kind, data)
+        return found
+
+    async def state_behind(self, segment: RemoteSegment) -> RebuiltState:
+        """Return what a segment knows of all records up to its end. Raises `DamagedObject`,
+        `StoreError`."""
+        footer = await self._footer(segment)
+        wanted = (Section.LEADER_EPOCHS, Section.PRODUCER_SNAPSHOT)
+        missing = [kind.name for kind in wanted if kind not in footer.sections]
+        if missing:
+            raise DamagedObject(f"segment {segment.segment_id} has no {' and no '.join(missing)}")
+        checkpoint, snapshot = await self._sections(segment, footer, *wanted)
+        epochs = parse_epochs(checkpoint)
+        if not epochs:
+            raise DamagedObject(f"segment {segment.segment_id} has no valid LEADER_EPOCHS")
+        return RebuiltState(segment.end_offset + 1, tuple(epochs), snapshot)
 
     async def download_chunk(self, segment: RemoteSegment, footer: Footer, number: int) -> None:
         """Download a chunk into the cache."""

@@ -11,6 +11,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from shoal.log.remote import RemoteUnavailable
 from shoal.record.batch import CorruptBatch
 from shoal.server.config import InvalidConfig
 from shoal.server.metrics.tiered import RemoteMeters, RemoteState
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from shoal.log.directory import LogDirectory
+    from shoal.log.remote import RebuiltState
     from shoal.metadata.delta import MetadataDelta
     from shoal.metadata.image import MetadataImage
     from shoal.replication.partition import Partition
@@ -181,6 +183,30 @@ class TieredStorage:
             meter=self.meters.of(partition.topic),
         )
         partition.log.remote = self.readers[key] = reader
+
+    async def state_behind(
+        self, partition: Partition, offset: int, leader_epoch: int
+    ) -> RebuiltState:
+        """Return the state behind the remote segment with an offset, which has it in that leader
+        epoch. Raises `RemoteUnavailable`."""
+        key = partition.key
+        reader = self.readers.get(key)
+        if reader is None:
+            raise RemoteUnavailable(f"topic {partition.topic} is not tiered on this broker")
+        if not self.metadata.is_loaded(key):
+            raise RemoteUnavailable(f"this broker has not read {TOPIC} yet")
+        meter = self.meters.of(partition.topic)
+        meter.rebuilds += 1
+        try:
+            segment = self.metadata.remote(key).find(offset, leader_epoch)
+            if segment is None:
+                raise RemoteUnavailable(
+                    f"no remote segment has offset {offset} in leader epoch {leader_epoch}"
+                )
+            return await reader.state_behind(segment)
+        except (StoreError, DamagedObject, RemoteUnavailable) as error:
+            meter.rebuild_errors += 1
+            raise RemoteUnavailable(str(error)) from error
 
     def _removed(self, partition: Partition) -> None:
         self.readers.pop(partition.key, None)
