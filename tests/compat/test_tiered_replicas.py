@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 from clusters import ShoalCluster, running
 from conditions import eventually
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from shoal.protocol.api import ApiKey
 from shoal.record.records import build_batch
-from tiered_topics import BASE_MS, MB, TIMEOUT_S, TOPIC, settings
+from tiered_topics import BASE_MS, MB, TIMEOUT_S, TOPIC, read_committed, settings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,27 +81,8 @@ def produce_and_abort(bootstrap: str) -> None:
 
 
 def check_records(bootstrap: str) -> None:
-    """Read the topic from its start as read_committed: all records but the aborted one."""
-    reader = Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": "g",
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-        }
-    )
-    reader.assign([TopicPartition("t", 0, 0)])
-    keys: list[bytes | None] = []
-    ended = False
-    while not ended:
-        found = reader.consume(1000, TIMEOUT_S)
-        assert found, f"nothing after {len(keys)} records"
-        for message in found:
-            error = message.error()
-            ended |= error is not None and error.code() == KafkaError._PARTITION_EOF
-            if error is None:
-                keys.append(message.key())
-    reader.close()
+    """All records but the aborted one are there."""
+    keys = read_committed(bootstrap)
     assert len(keys) == 1 + REMOTE_RECORDS + TAIL_RECORDS
     assert [key for key in keys if key is not None] == [b"once"]
 

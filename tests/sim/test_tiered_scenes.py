@@ -178,7 +178,8 @@ def test_a_broker_that_lost_its_disk_copies_the_tail(
     monkeypatch.setattr(composition, "store_of", lambda config: store)
     configs = CONFIGS | {"follower.fetch.last.tiered.offset.enable": str(last_tiered).lower()}
     sent: list[bytes] = []
-    with scene(seed, configs=configs) as cluster:
+    # Broker 3 is no voter: without its disk and broker 1 there would be no quorum.
+    with scene(seed, brokers=4, voters=(1, 2, 4), configs=configs) as cluster:
         topic_id = cluster.make_topic("t", [1, 3], configs=TIERED | LONG_LOCAL)
 
         def produce(count: int) -> None:

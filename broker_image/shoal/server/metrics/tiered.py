@@ -134,6 +134,8 @@ _TOTALS = (
     ("manifest_writes", "Manifests of partitions written to the object store."),
     ("segments_rebuilt", "Remote segments whose lost metadata was written again."),
     ("orphans_deleted", "Objects deleted that no metadata named."),
+    ("backups", "Backups of metadata and of internal topics written to the object store."),
+    ("backup_failures", "Backups that were not written. The next interval tries again."),
     ("copies_throttled", "Times that a copy waited for its quota."),
     ("fetches_throttled", "Times that a download waited for its quota."),
 )

@@ -13,15 +13,15 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.log.checkpoints import parse_epochs
 from shoal.log.indexes import AbortedTransaction, parse_aborted
-from shoal.log.remote import RebuiltState, RemoteUnavailable
+from shoal.log.remote import RemoteUnavailable
 from shoal.log.slices import Slice
 from shoal.record.batch import CorruptBatch
+from shoal.server.tiered import segments
 from shoal.server.tiered.chunk_cache import CachedChunk, ChunkCache, ChunkKey
 from shoal.tiered import keys
-from shoal.tiered.segment_object import DamagedObject, Footer, Section, read_footer
-from shoal.tiered.store import Range, StoreError
+from shoal.tiered.segment_object import DamagedObject, Footer, Section
+from shoal.tiered.store import StoreError
 
 if TYPE_CHECKING:
     import asyncio
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from shoal.log.log import Log
+    from shoal.log.remote import RebuiltState
     from shoal.log.search import TimestampOffset
     from shoal.server.metrics.tiered import RemoteTopicMeter
     from shoal.server.node import Node
@@ -298,48 +299,22 @@ class PartitionReader:
         self._downloads.keep(segment.segment_id, OpenSegment(footer, tuple(aborted)))
 
     async def _footer(self, segment: RemoteSegment) -> Footer:
-        key = keys.segment_key(self._prefix, segment.base_offset, segment.segment_id)
-        end = segment.object_size
-        (data,) = await self._downloads.store.get_ranges(
-            key, [Range(end - segment.footer_size, end)]
-        )
-        footer = read_footer(data)
-        if footer.description.segment_id != segment.segment_id:
-            raise DamagedObject(f"{key} has the segment {footer.description.segment_id}")
-        return footer
+        return await segments.footer(self._downloads.store, self._prefix, segment)
 
     async def _transactions(
         self, segment: RemoteSegment, footer: Footer
     ) -> list[AbortedTransaction]:
         if Section.TRANSACTION_INDEX not in footer.sections:
             return []
-        (data,) = await self._sections(segment, footer, Section.TRANSACTION_INDEX)
+        (data,) = await segments.sections(
+            self._downloads.store, self._prefix, segment, footer, Section.TRANSACTION_INDEX
+        )
         return parse_aborted(data)
-
-    async def _sections(
-        self, segment: RemoteSegment, footer: Footer, *kinds: Section
-    ) -> list[bytes]:
-        """Download sections that the object has. Raises `DamagedObject`, `StoreError`."""
-        key = keys.segment_key(self._prefix, segment.base_offset, segment.segment_id)
-        ranges = [footer.section_range(kind) for kind in kinds]
-        found = await self._downloads.store.get_ranges(key, ranges)
-        for kind, data in zip(kinds, found, strict=True):
-            footer.check_section(kind, data)
-        return found
 
     async def state_behind(self, segment: RemoteSegment) -> RebuiltState:
         """Return what a segment knows of all records up to its end. Raises `DamagedObject`,
         `StoreError`."""
-        footer = await self._footer(segment)
-        wanted = (Section.LEADER_EPOCHS, Section.PRODUCER_SNAPSHOT)
-        missing = [kind.name for kind in wanted if kind not in footer.sections]
-        if missing:
-            raise DamagedObject(f"segment {segment.segment_id} has no {' and no '.join(missing)}")
-        checkpoint, snapshot = await self._sections(segment, footer, *wanted)
-        epochs = parse_epochs(checkpoint)
-        if not epochs:
-            raise DamagedObject(f"segment {segment.segment_id} has no valid LEADER_EPOCHS")
-        return RebuiltState(segment.end_offset + 1, tuple(epochs), snapshot)
+        return await segments.state_behind(self._downloads.store, self._prefix, segment)
 
     async def download_chunk(self, segment: RemoteSegment, footer: Footer, number: int) -> None:
         """Download a chunk into the cache."""
