@@ -144,6 +144,7 @@ def test_the_data_directory_of_a_node() -> None:
             True,
             40,
         )
+        assert directory.high_watermarks == {("t", 0): end, ("__consumer_offsets", 0): 2}
         directory.unlock()
         log = log_of(storage, "t", TOPIC_ID)
         assert (log.log_start_offset, log.local_start_offset, log.log_end_offset) == (0, end, end)

@@ -16,6 +16,7 @@ from shoal.log.producers import CorruptSnapshot
 from shoal.log.remote import RebuiltState, RemoteUnavailable
 from shoal.log.slices import Slice
 from shoal.replication.partition import Partition
+from shoal.server.handlers.list_offsets import NOTHING, _first_pending
 from shoal.server.share.dead_letters import _records as dead_letter_records_of
 
 if TYPE_CHECKING:
@@ -152,6 +153,18 @@ def test_truncation_below_the_local_log_begins_at_the_log_start() -> None:
     plain.config = config(remote_storage_enable=False)
     plain.truncate(10)
     assert (plain.log_start_offset, plain.log_end_offset) == (10, 10)
+
+
+def test_the_first_offset_that_is_not_copied() -> None:
+    """ListOffsets with -6, as in Kafka: unknown until the metadata of remote segments is read."""
+    log = shortened(MemoryStorage())
+    assert _first_pending(log)[1] == 20
+    log.remote.end_offset = -1
+    assert _first_pending(log) == NOTHING
+    log = tiered(MemoryStorage(), 0)
+    assert _first_pending(log)[1] == 0, "nothing is copied yet"
+    log.advance_log_start(3)
+    assert _first_pending(log)[1] == 3
 
 
 EPOCHS = ((0, 0), (2, 3), (3, 8))

@@ -46,6 +46,8 @@ INCARNATION = "shoal.remote.store.incarnation"
 _INTERVAL, _LEASE_INTERVAL = "shoal.remote.backup.interval.ms", "shoal.remote.lease.interval.ms"
 #: Bytes of a log that are replayed in one turn of the event loop, which takes a few milliseconds.
 _READ_BYTES = 64 << 10
+#: Pause after such a turn, as a multiple of its time: backups take at most a tenth of the loop.
+_PAUSE_FACTOR = 9
 _RETRY_MS = 1_000
 
 
@@ -200,14 +202,17 @@ class Backups:
     async def _save_state(self, partition: Partition, mark: tuple[int, int]) -> None:
         epoch, end = mark
         live = backup.LiveRecords(STATE_TOPICS[partition.topic])
-        at = partition.log.log_start_offset
-        while at < end:
+        loop, at = self._node.loop, 0
+        while at < end and not partition.lost_leadership_since(epoch):
+            began_s = loop.time()
+            # Records below the log start, which moves, are superseded.
+            at = max(at, partition.log.log_start_offset)
             data, next_offset = partition.read(at, _READ_BYTES, committed=False, min_one=True)
             if next_offset == at:
                 break
             live.replay(bytes(data))
             at = next_offset
-            await asyncio.sleep(0)
+            await asyncio.sleep((loop.time() - began_s) * _PAUSE_FACTOR)
         body = await self._joined(live)
         opened = []
         for producer_id, pairs in sorted(live.open.items()):
