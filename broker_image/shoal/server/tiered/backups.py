@@ -184,7 +184,7 @@ class Backups:
             self.failed_total += 1
             self._node.log.warning("a backup was not written", of=name, error=str(error))
         except Exception:
-            # A bug. The other backups go on.
+            # A bug. The other backups continue.
             self.failed_total += 1
             self._node.log.exception("a backup failed", of=name)
 
