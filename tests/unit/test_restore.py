@@ -21,7 +21,9 @@ from shoal.log.memory import MemoryStorage
 from shoal.metadata.image import PartitionImage
 from shoal.metadata.names import METADATA_TOPIC
 from shoal.metadata.records import MetadataRecord, encode
-from shoal.quorum import snapshots
+from shoal.quorum import snapshots, wire
+from shoal.quorum.store import QuorumStore
+from shoal.quorum.voters import ReplicaKey, Voter, VoterSet
 from shoal.record.batch import headers
 from shoal.record.control import build_marker
 from shoal.record.records import read_records
@@ -186,6 +188,22 @@ def found_image(storage: MemoryStorage) -> Any:
     values = (value for data in batches for _, value in backup.pairs_of(data))
     records = [restore.decode(value) for value in values if value is not None]
     return restored_metadata.image_of(records, 40)
+
+
+def test_the_quorum_begins_with_the_configured_voters() -> None:
+    """The first leader writes them to the log, as for a new cluster."""
+
+    async def test(lost: Lost) -> None:
+        await lost.leave()
+        _, storage = await lost.restore()
+        log = log_of(storage, METADATA_TOPIC, wire.TOPIC_ID)
+        configured = VoterSet.of([Voter(ReplicaKey(1), ())])
+        store = QuorumStore(storage, log, configured)
+        assert (store.voters.latest, store.voters.latest_offset) == (configured, -1)
+        assert store.index.base == (41, 0)
+        assert store.index.end_offset == 41
+
+    run(test)
 
 
 def test_open_transactions_are_aborted() -> None:
