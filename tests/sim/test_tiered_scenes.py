@@ -180,7 +180,7 @@ def test_a_broker_that_lost_its_disk_copies_the_tail(
     sent: list[bytes] = []
     # Broker 3 is no voter: without its disk and broker 1 there would be no quorum.
     with scene(seed, brokers=4, voters=(1, 2, 4), configs=configs) as cluster:
-        topic_id = cluster.make_topic("t", [1, 3], configs=TIERED | LONG_LOCAL)
+        topic_id = cluster.make_topic("t", [1, 3, 4], configs=TIERED | LONG_LOCAL)
 
         def produce(count: int) -> None:
             for _ in range(count):

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 RETRY_MS = 1_000
 #: Footers in memory, each about 4 KB for 1 GB of log.
 FOOTERS_MAX = 1_000
+#: The `transactions_end` of a segment whose transactions have all ended.
+_ALL_KNOWN = 1 << 63
 #: Longest pause of a download before the quota is asked again.
 PAUSE_MS_MAX = 1_000
 
@@ -51,6 +53,9 @@ class OpenSegment(NamedTuple):
 
     footer: Footer
     aborted: tuple[AbortedTransaction, ...]
+    #: The `transactions_end` of the remote log at that time. Segments that are copied later may
+    #: have the markers of transactions in this one, unless all of them are known.
+    transactions_end: int
 
 
 class Downloads:
@@ -259,11 +264,12 @@ class PartitionReader:
     def _open(self, segment: RemoteSegment) -> OpenSegment | None:
         """Return the opened segment, or start to download its footer."""
         opened = self._downloads.segment(segment.segment_id)
-        if opened is None:
-            self._downloads.start(
-                segment.segment_id, lambda: self.download_footer(segment), self._changed
-            )
-        return opened
+        if opened is not None and opened.transactions_end >= self._remote.transactions_end:
+            return opened
+        self._downloads.start(
+            segment.segment_id, lambda: self.download_footer(segment), self._changed
+        )
+        return None
 
     def _chunk(self, segment: RemoteSegment, footer: Footer, number: int) -> CachedChunk | None:
         """Return a cached chunk, or start its download. Start that of the next one, too."""
@@ -286,6 +292,7 @@ class PartitionReader:
 
     async def download_footer(self, segment: RemoteSegment) -> None:
         """Download the footer, and the aborted transactions."""
+        seen_to = self._remote.transactions_end
         footer = await self._footer(segment)
         aborted: list[AbortedTransaction] = []
         for other in self._remote:
@@ -295,8 +302,9 @@ class PartitionReader:
             entries = await self._transactions(other, here)
             aborted += [a for a in entries if a.first_offset <= segment.end_offset]
             if any(a.last_stable_offset > segment.end_offset for a in entries):
+                seen_to = _ALL_KNOWN
                 break
-        self._downloads.keep(segment.segment_id, OpenSegment(footer, tuple(aborted)))
+        self._downloads.keep(segment.segment_id, OpenSegment(footer, tuple(aborted), seen_to))
 
     async def _footer(self, segment: RemoteSegment) -> Footer:
         return await segments.footer(self._downloads.store, self._prefix, segment)
