@@ -194,7 +194,8 @@ test_compaction_keeps_to_its_rate log.cleaner.io.max.bytes.per.second
 
 compat/test_tiered_restore.py
 test_a_cluster_comes_back_from_its_bucket shoal.remote.backup.interval.ms
-test_a_bucket_belongs_to_one_cluster shoal.remote.lease.interval.ms shoal.remote.store.incarnation
+test_a_bucket_belongs_to_one_cluster shoal.remote.lease.interval.ms
+    shoal.remote.store.incarnation=INCARNATION
 
 sim/test_tiered_scenes.py
 test_a_broker_that_lost_its_disk_copies_the_tail follower.fetch.last.tiered.offset.enable

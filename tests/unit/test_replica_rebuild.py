@@ -59,7 +59,8 @@ class Pair:
 
     def __init__(self, **options: Any) -> None:
         log = open_log(MemoryStorage(), CONFIG)
-        log.remote = Remote()
+        remote: Any = Remote()
+        log.remote = remote
         fill(log, [batch(b"x" * 100, b"y" * 100) for _ in range(10)])
         self.leader = partition(1, log)
         log.tick_retention(NOW_MS, high_watermark=20)

@@ -20,7 +20,7 @@ from shoal.log.directory import LogDirectory
 from shoal.log.memory import MemoryStorage
 from shoal.metadata.image import PartitionImage
 from shoal.metadata.names import METADATA_TOPIC
-from shoal.metadata.records import MetadataRecord, encode
+from shoal.metadata.records import MetadataRecord, decode, encode
 from shoal.quorum import snapshots, wire
 from shoal.quorum.store import QuorumStore
 from shoal.quorum.voters import ReplicaKey, Voter, VoterSet
@@ -186,7 +186,7 @@ def found_image(storage: MemoryStorage) -> Any:
     voters, batches = snapshots.read(storage.read_file(f"{folder}/{name}"))
     assert voters is None, "the configured ones apply"
     values = (value for data in batches for _, value in backup.pairs_of(data))
-    records = [restore.decode(value) for value in values if value is not None]
+    records = [decode(value) for value in values if value is not None]
     return restored_metadata.image_of(records, 40)
 
 

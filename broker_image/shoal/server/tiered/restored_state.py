@@ -149,9 +149,9 @@ def transactions(pairs: Iterable[Pair]) -> Transactions:
     out = Transactions([], {})
     for key, value in pairs:
         found = transaction_records.decode(Record(key, value))
-        if found is None or found[1] is None:
+        transactional_id, transaction = found or ("", None)
+        if transaction is None:
             continue
-        transactional_id, transaction = found
         if transaction.state is State.PREPARE_COMMIT:
             out.committing[transaction.producer_id] = frozenset(transaction.partitions)
         elif transaction.state in _OPEN:
