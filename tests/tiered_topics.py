@@ -114,15 +114,14 @@ def read_committed(bootstrap: str) -> list[bytes | None]:
     )
     reader.assign([TopicPartition("t", 0, 0)])
     keys: list[bytes | None] = []
-    ended = False
-    while not ended:
-        found = reader.consume(1000, TIMEOUT_S)
-        assert found, f"nothing after {len(keys)} records"
-        for message in found:
-            error = message.error()
-            ended |= error is not None and error.code() == KafkaError._PARTITION_EOF
-            if error is None:
-                keys.append(message.key())
+    while True:
+        message = reader.poll(TIMEOUT_S)
+        assert message is not None, f"nothing after {len(keys)} records"
+        error = message.error()
+        if error is None:
+            keys.append(message.key())
+        elif error.code() == KafkaError._PARTITION_EOF:
+            break
     reader.close()
     return keys
 
