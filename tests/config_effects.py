@@ -192,6 +192,14 @@ test_large_requests_wait_for_room_over_all_connections queued.max.request.bytes
 test_batches_of_offsets_are_compressed offsets.topic.compression.codec
 test_compaction_keeps_to_its_rate log.cleaner.io.max.bytes.per.second
 
+compat/test_tiered_restore.py
+test_a_cluster_comes_back_from_its_bucket shoal.remote.backup.interval.ms
+test_a_bucket_belongs_to_one_cluster shoal.remote.lease.interval.ms
+    shoal.remote.store.incarnation=INCARNATION
+
+sim/test_tiered_scenes.py
+test_a_broker_that_lost_its_disk_copies_the_tail follower.fetch.last.tiered.offset.enable
+
 sim/test_settings_scenes.py
 test_produces_that_wait_for_a_coordinator_are_bounded queued.max.requests
 test_partitions_are_spread_over_fetch_loops_and_move_between_them num.replica.fetchers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, NamedTuple
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -100,6 +100,30 @@ def consume(bootstrap: str, count: int, *, start: int = 0, topic: str = "t", **c
                 at += 1
     finally:
         client.close()
+
+
+def read_committed(bootstrap: str) -> list[bytes | None]:
+    """Return the keys of the topic's records from its start to its last stable offset."""
+    reader = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "g",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        }
+    )
+    reader.assign([TopicPartition("t", 0, 0)])
+    keys: list[bytes | None] = []
+    while True:
+        message = reader.poll(TIMEOUT_S)
+        assert message is not None, f"nothing after {len(keys)} records"
+        error = message.error()
+        if error is None:
+            keys.append(message.key())
+        elif error.code() == KafkaError._PARTITION_EOF:
+            break
+    reader.close()
+    return keys
 
 
 def alter(

@@ -56,7 +56,7 @@ WITHOUT_SAMPLE = {
     r"shoal_share_group_dead_letters_dropped|kafka_server_ShareGroupMetrics_\w+FailedProduce",
     "a client that is throttled": r"kafka_server_\w+_throttle_time_total",
     "a client with a quota, in the last seconds": r"kafka_server_\w+_(byte_rate|request_time)$",
-    "a broker with tiered storage": r"kafka_server_BrokerTopicMetrics_Remote|shoal_remote_",
+    "a broker with tiered storage": r"kafka_server_BrokerTopicMetrics_(Build)?Remote|shoal_remote_",
     "a redrive": r"shoal_share_group_redriven_total",
 }
 

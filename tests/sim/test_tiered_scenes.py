@@ -30,6 +30,8 @@ CONFIGS = {
     "log.retention.check.interval.ms": "300",
 }
 TIERED = {"remote.storage.enable": "true", "local.retention.bytes": "0"}
+#: Some closed segments stay on the disk, although they are copied.
+LONG_LOCAL = {"local.retention.bytes": "1200"}
 ROUNDS, BATCHES = 6, 5
 #: Errors of reads that clients repeat.
 RETRIABLE = (
@@ -52,9 +54,12 @@ def produced(cluster: Scene, topic_id: UUID, keys: list[bytes]) -> None:
         cluster.passes(0.2)
 
 
-def read_from(cluster: Scene, topic_id: UUID, offset: int) -> tuple[list[bytes], int] | None:
-    """Fetch once from the leader. Return keys and the next offset, None after a retriable error."""
-    leader = cluster.leader("t", 0)
+def read_from(
+    cluster: Scene, topic_id: UUID, offset: int, asked: int = 1
+) -> tuple[list[bytes], int] | None:
+    """Fetch once from the leader that a broker names. Return keys and the next offset, None after a
+    retriable error."""
+    leader = cluster.leader("t", 0, asked)
     partition = {
         "partition": 0,
         "current_leader_epoch": -1,
@@ -85,6 +90,23 @@ def read_from(cluster: Scene, topic_id: UUID, offset: int) -> tuple[list[bytes],
         keys += [record.key or b"" for record in found]
         offset = header.next_offset
     return keys, offset
+
+
+def read_all(cluster: Scene, topic_id: UUID, end: int, asked: int = 1) -> list[bytes]:
+    """Read the keys up to an offset, without repetitions: a retry after a lost answer may have
+    written a batch twice."""
+    got: list[bytes] = []
+    offset = tries = 0
+    while offset < end:
+        tries += 1
+        assert tries < 2_000, f"offset {offset} of {end} is not readable"
+        found = read_from(cluster, topic_id, offset, asked)
+        if found is None:
+            cluster.passes(0.2)
+            continue
+        got += found[0]
+        offset = found[1]
+    return list(dict.fromkeys(got))
 
 
 def lose_metadata(cluster: Scene) -> None:
@@ -132,20 +154,67 @@ def test_acknowledged_records_are_read_from_a_failing_store(
             cluster.until(cluster.cluster.fully_replicated, "the broker is back", 120)
         cluster.passes(5)
         lose_metadata(cluster)
-        # A retry after a lost answer may have written a batch twice.
-        got: list[bytes] = []
-        offset, tries = 0, 0
         end = cluster.partition("t", 0, cluster.leader("t", 0)).high_watermark
-        while offset < end:
-            tries += 1
-            assert tries < 2_000, f"offset {offset} of {end} is not readable"
-            found = read_from(cluster, topic_id, offset)
-            if found is None:
-                cluster.passes(0.2)
-                continue
-            got += found[0]
-            offset = found[1]
-        assert list(dict.fromkeys(got)) == sent
+        assert read_all(cluster, topic_id, end) == sent
         assert len(store.objects) > ROUNDS
         starts = [cluster.partition("t", 0, id).log.local_start_offset for id in (1, 2, 3)]
         assert min(starts) > end // 2, f"{starts} of {end}: nothing left the disks"
+
+
+@pytest.mark.parametrize("last_tiered", [False, True])
+@pytest.mark.parametrize("seed", drawn_seeds(1))
+def test_a_broker_that_lost_its_disk_copies_the_tail(
+    seed: int, last_tiered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes leader epochs and producer states from the store, while that fails, and then leads.
+    follower.fetch.last.tiered.offset.enable: it begins behind the last remote record."""
+    rng = random.Random(seed)
+    rate = 0.0
+
+    def choose(_operation: str, _key: str) -> str:
+        return rng.choice(object_stores.FAULTS) if rng.random() < rate else ""
+
+    store = FaultyStore(choose)
+    monkeypatch.setattr(composition, "store_of", lambda config: store)
+    configs = CONFIGS | {"follower.fetch.last.tiered.offset.enable": str(last_tiered).lower()}
+    sent: list[bytes] = []
+    # Broker 3 is no voter: without its disk and broker 1 there would be no quorum.
+    with scene(seed, brokers=4, voters=(1, 2, 4), configs=configs) as cluster:
+        topic_id = cluster.make_topic("t", [1, 3, 4], configs=TIERED | LONG_LOCAL)
+
+        def produce(count: int) -> None:
+            for _ in range(count):
+                keys = [b"%d-%d" % (len(sent), n) for n in range(3)]
+                produced(cluster, topic_id, keys)
+                sent.extend(keys)
+                cluster.passes(0.3)
+
+        produce(12)
+        # Broker 3 leads in another epoch, whose records are in the store as well.
+        cluster.cluster.brokers[1].crash()
+        cluster.until(lambda: cluster.leader("t", 0, 3) == 3, "another leader")
+        cluster.cluster.brokers[1].start()
+        cluster.until(cluster.cluster.fully_replicated, "the broker is back", 120)
+        produce(12)
+        cluster.passes(3)
+        rate = 0.3
+        lost = cluster.cluster.brokers[3]
+        lost.crash()
+        lost.disk.remove_directory(lost.config.data_dir)
+        lost.start()
+        cluster.until(cluster.cluster.fully_replicated, "the broker is back", 120)
+        leader = cluster.partition("t", 0, cluster.leader("t", 0)).log
+        log = cluster.partition("t", 0, 3).log
+        assert leader.log_start_offset == log.log_start_offset == 0
+        assert 0 < leader.local_start_offset < leader.log_end_offset == log.log_end_offset
+        expected = leader.log_end_offset if last_tiered else leader.local_start_offset
+        assert log.local_start_offset == expected
+        produce(3)
+        end = leader.log_end_offset
+        cluster.until(lambda: log.log_end_offset == end, "the new records are copied")
+        assert log.epochs.entries == leader.epochs.entries
+        assert len(log.epochs.entries) > 2
+        cluster.cluster.brokers[1].crash()
+        cluster.until(lambda: cluster.leader("t", 0, 3) == 3, "the broker leads")
+        assert read_all(cluster, topic_id, end, asked=3) == sent
+        produced(cluster, topic_id, [b"new"])

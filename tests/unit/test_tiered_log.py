@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
@@ -10,10 +12,17 @@ from shoal.log.config import LogConfig
 from shoal.log.errors import OffsetOutOfRange
 from shoal.log.indexes import AbortedTransaction
 from shoal.log.memory import MemoryStorage
-from shoal.log.remote import RemoteUnavailable
+from shoal.log.producers import CorruptSnapshot
+from shoal.log.remote import RebuiltState, RemoteUnavailable
 from shoal.log.slices import Slice
 from shoal.replication.partition import Partition
+from shoal.server.handlers.list_offsets import NOTHING, _first_pending
 from shoal.server.share.dead_letters import _records as dead_letter_records_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.log.log import Log
 
 HOUR_MS = 3_600_000
 #: Ten batches of two records, each in a segment of its own.
@@ -131,13 +140,112 @@ def test_a_restart_keeps_the_log_start(clean) -> None:
     assert log.log_start_offset == 18
 
 
-def test_truncation_below_the_local_log_keeps_what_is_remote() -> None:
+def test_truncation_below_the_local_log_begins_at_the_log_start() -> None:
+    """The epochs and producers below the local log are in the object store: a follower takes them
+    from there, and a log with a part of its epochs would mislead it."""
     log = shortened(MemoryStorage())
+    log.advance_log_start(3)
     log.truncate(10)
-    assert (log.log_start_offset, log.local_start_offset, log.log_end_offset) == (0, 10, 10)
-    assert log.read(9, 50).data == b"remote"
-    log.append(BATCHES[0], now_ms=NOW_MS, leader_epoch=1)
-    assert log.read(10, 1000).next_offset == 12
+    assert (log.log_start_offset, log.local_start_offset, log.log_end_offset) == (3, 3, 3)
+    assert log.epochs.entries == []
+    plain = tiered(MemoryStorage(), 20, local_retention_bytes=0)
+    plain.tick_retention(NOW_MS, high_watermark=20)
+    plain.config = config(remote_storage_enable=False)
+    plain.truncate(10)
+    assert (plain.log_start_offset, plain.log_end_offset) == (10, 10)
+
+
+def test_the_first_offset_that_is_not_copied() -> None:
+    """ListOffsets with -6, as in Kafka: unknown until the metadata of remote segments is read."""
+    log = shortened(MemoryStorage())
+    assert _first_pending(log)[1] == 20
+    log.remote.end_offset = -1
+    assert _first_pending(log) == NOTHING
+    log = tiered(MemoryStorage(), 0)
+    assert _first_pending(log)[1] == 0, "nothing is copied yet"
+    log.advance_log_start(3)
+    assert _first_pending(log)[1] == 3
+
+
+EPOCHS = ((0, 0), (2, 3), (3, 8))
+PRODUCER = 7
+
+
+def rebuilt_state() -> RebuiltState:
+    """Return the state behind offset 11: a producer's last batch has offset 5."""
+    source = open_log(MemoryStorage(), config())
+    fill(source, BATCHES[:2])
+    fill(source, [batch(b"1", producer=(PRODUCER, 0, 0)), batch(b"2", producer=(PRODUCER, 0, 1))])
+    return RebuiltState(12, EPOCHS, source.producers.snapshot())
+
+
+def check_rebuilt(log: Log) -> None:
+    assert (log.log_start_offset, log.local_start_offset, log.log_end_offset) == (4, 12, 12)
+    assert log.epochs.entries == [(2, 4), (3, 8)]
+    again = log.append(batch(b"2", producer=(PRODUCER, 0, 1)), now_ms=NOW_MS, leader_epoch=3)
+    assert (again.duplicate, again.base_offset) == (True, 5)
+
+
+def test_a_log_continues_behind_the_object_store() -> None:
+    storage = MemoryStorage()
+    log = open_log(storage, config())
+    fill(log, BATCHES[:4])
+    log.rebuild(rebuilt_state(), 4)
+    check_rebuilt(log)
+    log.close()
+    log = open_log(storage, config(), clean=True, recovery_point=12, log_start_offset=4)
+    check_rebuilt(log)
+    assert log.append(BATCHES[0], now_ms=NOW_MS, leader_epoch=5).base_offset == 12
+    assert log.epochs.entries == [(2, 4), (3, 8), (5, 12)]
+
+
+def test_a_damaged_producer_snapshot_changes_nothing() -> None:
+    log = open_log(MemoryStorage(), config())
+    fill(log, BATCHES[:4])
+    with pytest.raises(CorruptSnapshot):
+        log.rebuild(rebuilt_state()._replace(producer_snapshot=b"damaged"), 4)
+    assert (log.log_start_offset, log.log_end_offset, log.epochs.entries) == (0, 8, [(0, 0)])
+
+
+class Crash(BaseException):
+    """The machine stops here."""
+
+
+@pytest.mark.parametrize("choose", [lambda n: 0, lambda n: n - 1], ids=["power", "kill"])
+def test_a_crash_while_a_log_is_rebuilt(choose: Callable[[int], int]) -> None:
+    """Afterwards the log is empty or has a part of its old records, or it is rebuilt in full."""
+    state, ends = rebuilt_state(), []
+    for steps in count():
+        storage = MemoryStorage()
+        log = open_log(storage, config())
+        fill(log, BATCHES[:2])
+        log.sync()
+        left = steps
+
+        def step(*_: str) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Crash
+
+        storage.fault = step
+        try:
+            log.rebuild(state, 4)
+        except Crash:
+            pass
+        storage.fault = lambda *_: None
+        storage.crash(choose)
+        log = open_log(storage, config(), recovery_point=4, log_start_offset=4)
+        ends.append(log.log_end_offset)
+        if log.log_end_offset == 12:
+            check_rebuilt(log)
+        else:
+            assert (log.log_start_offset, log.log_end_offset) == (4, 4)
+            assert all(start <= 4 for _, start in log.epochs.entries)
+        if left >= 0:
+            break
+    assert (ends[0], ends[-1]) == (4, 12)
+    assert len(ends) > 8
 
 
 def test_a_dead_letter_waits_for_its_record() -> None:

@@ -56,7 +56,8 @@ COMMANDS: dict[str, Command] = {
         "shoal.cli.quotas", "List, set and remove quotas of users, clients and addresses."
     ),
     "storage": Command(
-        "shoal.cli.storage", "Show what is in the object store, and compare it with the metadata."
+        "shoal.cli.storage",
+        "Show and check the object store, and restore a lost cluster.",
     ),
     "whoami": Command("shoal.cli.whoami", "Show how the cluster has authenticated you."),
     "explain": Command("shoal.cli.explain", "Show the rule that decides what a user may do."),

@@ -1,4 +1,4 @@
-"""`shoal storage`: what tiered topics have in the object store.
+"""`shoal storage`: what tiered topics have in the object store. `storage_restore` adds `restore`.
 
 `status` and `segments` read `__remote_log_metadata`. `check` lists the objects as well, with the
 credentials of its own environment, and compares both.
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from shoal.cli import output, shoal_only, timestamps
+from shoal.cli import output, shoal_only, storage_restore, timestamps
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, new_app
 from shoal.client.client import Client
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from shoal.client.cluster import Topic
     from shoal.tiered.remote_log import RemoteLog
 
-app = new_app("Show what is in the object store, and compare it with the metadata.")
+app = new_app("Show and check the object store, and restore a lost cluster.")
+app.command("restore")(storage_restore.restore)
 _URL, _ENDPOINT, _REGION = (f"shoal.remote.store.{name}" for name in ("url", "endpoint", "region"))
 _GRACE = "shoal.remote.orphan.grace.ms"
 #: The config of a topic that makes it tiered.

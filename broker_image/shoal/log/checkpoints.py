@@ -16,8 +16,15 @@ if TYPE_CHECKING:
 
 def _read_lines(storage: Storage, path: str) -> list[list[str]] | None:
     try:
-        lines = storage.read_file(path).decode().splitlines()
-    except (FileNotFoundError, UnicodeDecodeError):
+        return _lines(storage.read_file(path))
+    except FileNotFoundError:
+        return None
+
+
+def _lines(data: bytes) -> list[list[str]] | None:
+    try:
+        lines = data.decode().splitlines()
+    except UnicodeDecodeError:
         return None
     if len(lines) < 2 or lines[0] != "0" or not lines[1].isdigit():
         return None
@@ -47,7 +54,15 @@ def write_offsets(storage: Storage, path: str, offsets: Mapping[tuple[str, int],
 
 def read_epochs(storage: Storage, path: str) -> list[tuple[int, int]] | None:
     """Return the (epoch, start offset) pairs of a checkpoint; None if it is missing or invalid."""
-    entries = _read_lines(storage, path)
+    try:
+        return parse_epochs(storage.read_file(path))
+    except FileNotFoundError:
+        return None
+
+
+def parse_epochs(data: bytes) -> list[tuple[int, int]] | None:
+    """Return the (epoch, start offset) pairs in the contents of a checkpoint; None if invalid."""
+    entries = _lines(data)
     if entries is None:
         return None
     try:

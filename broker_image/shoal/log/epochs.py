@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from shoal.log.checkpoints import read_epochs, write_epochs
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shoal.log.storage import Storage
 
 FILE_NAME = "leader-epoch-checkpoint"
@@ -71,6 +73,12 @@ class LeaderEpochs:
         at = bisect_right(self.entries, offset, key=lambda e: e[1]) - 1
         if at > 0 or (at == 0 and self.entries[0][1] < offset):
             self._replace([(self.entries[at][0], offset), *self.entries[at + 1 :]])
+
+    def restore(self, entries: Sequence[tuple[int, int]]) -> None:
+        """Replace all epochs durably. Raises `OSError`; then nothing has changed."""
+        write_epochs(self._storage, self.path, entries, sync=True)
+        self.entries = list(entries)
+        self.unsynced = False
 
     def clear(self) -> None:
         if self.entries:

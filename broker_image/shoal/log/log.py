@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from shoal.log.config import LogConfig
     from shoal.log.reads import Read
+    from shoal.log.remote import RebuiltState
     from shoal.log.search import TimestampOffset
     from shoal.log.segment import DeletedSegment
     from shoal.log.storage import Storage
@@ -201,6 +202,11 @@ class Log(LogState):
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Remove all records and continue at `offset`. Raises `OSError`."""
         truncation.fully(self, offset)
+
+    def rebuild(self, state: RebuiltState, log_start_offset: int) -> None:
+        """Remove all records and continue behind those in the object store, with what the store
+        knows of them. Raises `OSError`, `CorruptSnapshot`."""
+        truncation.rebuild(self, state, log_start_offset)
 
     # Cleaning
 

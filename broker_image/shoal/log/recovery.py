@@ -41,6 +41,9 @@ def load(
     log.storage.make_directory(log.directory)
     _finish_swaps(log, now_ms)
     _open_segments(log, now_ms, log_start_offset)
+    # A checkpoint may be older than the first segment. Of the producers below that segment only the
+    # snapshot at its base is left.
+    recovery_point = max(recovery_point, log.bases[0])
     if clean:
         log.log_end_offset = log.active.next_offset()
         if recovery_point < log.log_end_offset:

@@ -8,7 +8,7 @@ starts, and the partition's listeners are called when it has ended.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from shoal.log.indexes import AbortedTransaction
@@ -17,6 +17,15 @@ if TYPE_CHECKING:
 
 class RemoteUnavailable(OSError):
     """The records exist and cannot be downloaded now. The reader tries again later."""
+
+
+class RebuiltState(NamedTuple):
+    """What the object store knows of the records below `next_offset`, with which a log continues
+    there: the leader epochs with their start offsets, and the contents of a producer snapshot."""
+
+    next_offset: int
+    leader_epochs: tuple[tuple[int, int], ...]
+    producer_snapshot: bytes
 
 
 class RemoteReads(Protocol):

@@ -39,6 +39,13 @@ class ProducerSnapshots:
         self.offset = offset
         self.behind_bytes = 0
 
+    def restore(self, offset: int, data: bytes) -> None:
+        """Write the snapshot of an offset durably, as another replica wrote it. Raises
+        `OSError`."""
+        self._storage.replace_file(self._path(offset), data, sync=True)
+        self.offset = offset
+        self.behind_bytes = 0
+
     def load(self, producers: ProducerStates, now_ms: int, at_most: int | None) -> int | None:
         """Load the newest snapshot of an offset `at_most`. Return that offset, None without any.
         Damaged files are removed."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.log import producer_recovery, rolling
+from shoal.log.producers import ProducerStates
 
 if TYPE_CHECKING:
+    from shoal.log.remote import RebuiltState
     from shoal.log.segment import Segment
     from shoal.log.state import LogState
 
@@ -22,10 +24,10 @@ def from_offset(log: LogState, offset: int) -> None:
         log.epochs.truncate_from_end(log.log_end_offset)
         return
     if offset < log.local_start_offset:
-        # Records below the local log may be in the object store.
-        start = min(log.log_start_offset, offset)
-        fully(log, offset)
-        log.log_start_offset = start if log.config.remote_storage_enable else offset
+        # Epochs and producer states below the local log are in the object store, with its records.
+        # From the log start on, the replica gets them from there again (`rebuild`).
+        tiered = log.config.remote_storage_enable
+        fully(log, min(log.log_start_offset, offset) if tiered else offset)
         return
     _void(log)
     while len(log.segments) > 1 and log.segments[-1].base_offset >= offset:
@@ -56,6 +58,30 @@ def fully(log: LogState, offset: int) -> None:
     log.log_start_offset = log.log_end_offset = offset
     log.recovery_point = log.cleaned_to = offset
     log.unsynced_since_ms = None
+
+
+def rebuild(log: LogState, state: RebuiltState, log_start_offset: int) -> None:
+    """Remove all records and continue behind those in the object store, with what the store knows
+    of them. Raises `OSError`, `CorruptSnapshot`.
+
+    Until the last step, the log is an empty one at its start. After a crash the replica begins
+    again there.
+    """
+    producers = ProducerStates()
+    now_ms = log.active.created_ms
+    producers.load(state.producer_snapshot, now_ms)
+    start, end = min(log_start_offset, state.next_offset), state.next_offset
+    fully(log, start)
+    log.snapshots.restore(end, state.producer_snapshot)
+    log.epochs.restore(state.leader_epochs)
+    if end > start:
+        fresh = rolling.fresh_segment(log.storage, log.directory, log.config, end, now_ms)
+        _drop(log, log.segments.pop())
+        log.segments.append(fresh)
+        log.bases[:] = [end]
+    log.producers = producers
+    log.log_end_offset = log.recovery_point = log.cleaned_to = end
+    log.epochs.truncate_from_start(start)
 
 
 def _void(log: LogState) -> None:

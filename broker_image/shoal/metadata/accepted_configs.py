@@ -133,8 +133,6 @@ transaction.abort.timed.out.transaction.cleanup.interval.ms int 10000 1..
 add.partitions.to.txn.retry.backoff.ms int 20 1..
     First pause before the check of a transaction is retried.
 # accepted: Tiered storage
-follower.fetch.last.tiered.offset.enable boolean false - cluster-wide
-    Whether a new follower starts at the last tiered offset.
 remote.log.index.file.cache.total.size.bytes long 1073741824 1.. cluster-wide
     Maximum size of cached remote indexes on local disk.
 remote.log.index.file.cache.ttl.ms long 900000 -1.. internal

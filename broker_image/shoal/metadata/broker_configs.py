@@ -115,6 +115,13 @@ shoal.remote.copy.interval.ms long 3600000 -1..
     bounds what is not in the store yet. -1 means that segment.ms and segment.bytes alone close it.
 shoal.remote.chunk.cache.bytes long 1073741824 1..
     Maximum size of downloaded chunks on the disk. A chunk has about 8 MB.
+shoal.remote.backup.interval.ms long 600000 -1..
+    Interval at which the cluster's metadata, and the positions, transactions and share-group states
+    that have changed, go to the store. A cluster is restored from there. -1 writes none.
+shoal.remote.lease.interval.ms long 10000 100..
+    Interval at which a cluster shows in the store that it is alive, so that it is not restored.
+shoal.remote.store.incarnation string "" - cluster-wide
+    Id of the restore from which this cluster began. `shoal storage restore` sets it.
 shoal.remote.orphan.check.interval.ms long 21600000 1000..
     Interval at which the leader of a tiered partition compares its objects with its metadata.
 shoal.remote.orphan.grace.ms long 86400000 0..
@@ -133,6 +140,9 @@ remote.log.manager.fetch.quota.window.size.seconds int 1 1..
     Length of a sample of the rate of reads, in seconds.
 remote.log.manager.task.interval.ms long 30000 1..
     Interval at which a leader copies segments to the store and deletes them there.
+follower.fetch.last.tiered.offset.enable boolean false - cluster-wide
+    Whether a replica without records begins behind what is in the store (KIP-1023). If not, it also
+    copies what its leader has on the disk and in the store.
 remote.fetch.max.wait.ms int 500 1.. cluster-wide
     Minimum time for which a fetch waits for the store before it returns nothing.
 remote.list.offsets.request.timeout.ms long 30000 1.. cluster-wide

@@ -7,7 +7,7 @@ its footer is incomplete.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shoal.quorum.control_records import build_control_batch, read_control_batch
 from shoal.quorum.log_index import OffsetAndEpoch
@@ -37,23 +37,28 @@ def id_of(name: str) -> OffsetAndEpoch | None:
 
 def build(
     snapshot_id: OffsetAndEpoch,
-    voters: VoterSet,
+    voters: VoterSet | None,
     batches: Iterable[Buffer],
     *,
     last_timestamp_ms: int,
 ) -> bytearray:
-    """Return the whole file. The offsets in `batches`, the state, are replaced."""
-    head = build_control_batch(
-        [
-            (ControlType.SNAPSHOT_HEADER, {"last_contained_log_timestamp": last_timestamp_ms}),
+    """Return the whole file. The offsets in `batches`, the state, are replaced. Without `voters`
+    the configured ones of each node apply."""
+    controls: list[tuple[ControlType, dict[str, Any]]] = [
+        (ControlType.SNAPSHOT_HEADER, {"last_contained_log_timestamp": last_timestamp_ms})
+    ]
+    if voters is not None:
+        controls += [
             (ControlType.KRAFT_VERSION, {"kraft_version": KRAFT_VERSION}),
             (ControlType.KRAFT_VOTERS, voters.fields()),
-        ],
+        ]
+    head = build_control_batch(
+        controls,
         base_offset=0,
         leader_epoch=snapshot_id.epoch,
         timestamp_ms=last_timestamp_ms,
     )
-    out, next_offset = bytearray(head), 3
+    out, next_offset = bytearray(head), len(controls)
     for batch in batches:
         data = bytearray(batch)
         assign(data, 0, next_offset, snapshot_id.epoch)

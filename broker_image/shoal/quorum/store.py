@@ -68,9 +68,10 @@ class QuorumStore:
             epochs=log.epochs.entries,
             snapshots=self._snapshots(),
         )
-        # Kafka's formatting tool leaves the first voters in a snapshot at offset 0.
+        # Kafka's formatting tool leaves the first voters in a snapshot at offset 0. That of a
+        # restored cluster has none, and the first leader writes those that are configured.
         first = self.read_snapshot(base)[0] if base in found else None
-        self.voters = VoterHistory(first or configured, base.offset - 1)
+        self.voters = VoterHistory(first or configured, base.offset - 1 if first else -1)
         self._load_voters()
         self.state = QuorumState()
         if storage.exists(self._state_path):

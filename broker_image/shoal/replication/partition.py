@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from shoal.log.log import Log
     from shoal.log.reads import Read
+    from shoal.log.remote import RebuiltState
     from shoal.log.validation import ValidatedBatch
 
 NO_LEADER = -1
@@ -439,6 +440,13 @@ class Partition:
                 return ReplicaFetched(
                     ErrorCode.none, self.high_watermark, log.log_start_offset, divergence
                 )
+            if log.log_start_offset <= fetch.fetch_offset < log.local_start_offset:
+                # The follower takes from the object store what is not on this disk (KIP-405).
+                return ReplicaFetched(
+                    ErrorCode.offset_moved_to_tiered_storage,
+                    self.high_watermark,
+                    log.log_start_offset,
+                )
             data = log.read(fetch.fetch_offset, max_bytes, min_one=min_one).data
         except OffsetOutOfRange:
             return ReplicaFetched(ErrorCode.offset_out_of_range)
@@ -501,6 +509,17 @@ class Partition:
         self.log.truncate_fully_and_start_at(offset)
         self._uncommitted.clear()
         self.high_watermark = offset
+        self.notify_changed()
+
+    def rebuild(self, state: RebuiltState, log_start_offset: int) -> None:
+        """Replace a follower's log by an empty one that continues behind the records in the object
+        store. Raises `OSError`, `CorruptSnapshot`."""
+        try:
+            self.log.rebuild(state, log_start_offset)
+        finally:
+            self._uncommitted.clear()
+            # Only committed records are copied.
+            self.high_watermark = self.log.log_end_offset
         self.notify_changed()
 
     # Reading

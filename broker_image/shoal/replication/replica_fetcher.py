@@ -5,6 +5,11 @@ A state machine without I/O. `next_fetch` returns the request to send. `complete
 cannot do: it syncs the logs in `FetchOutcome.sync` and then calls `synced`, and it asks the leader
 for the start and end offsets of `FetchOutcome.list_offsets` and calls `complete_list_offsets`.
 
+A partition whose next records are only in the object store (KIP-405) takes leader epochs and
+producer states from there, and continues behind them. The caller finds them for the partitions of
+`FetchOutcome.rebuild` and of `begin_rebuilds`, and calls `complete_rebuild` or `fail_rebuild`. With
+`starts_at_last_tiered`, an empty partition begins so (KIP-1023).
+
 A partition whose log diverges from its leader's log is truncated (KIP-101, KIP-595). It fetches
 again only when the truncation is durable: a power loss could otherwise restore truncated records
 below records fetched since. With `group_commit` the same holds after every append, because a fetch
@@ -22,11 +27,13 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from uuid import UUID
 
 from shoal.log.errors import AppendRefused, CorruptLog, LogOffline
+from shoal.log.producers import CorruptSnapshot
 from shoal.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from shoal.log.remote import RebuiltState
     from shoal.replication.partition import Partition, ReplicaFetch, ReplicaFetched
 
 Key = tuple[UUID, int]
@@ -40,11 +47,17 @@ BACKOFF_MAX_MS = 1_000
 
 
 class Step(Enum):
-    """The state of one partition: it fetches, waits for its disk, or lists the leader's offsets."""
+    """The state of one partition: it fetches, waits for its disk, lists the leader's offsets, or
+    looks for its state in the object store."""
 
     FETCHING = "fetching"
     SYNCING = "syncing"
     LISTING_OFFSETS = "listing offsets"
+    REBUILDING = "rebuilding"
+
+
+#: The steps that end with an answer of the leader or of the object store.
+_AT_LEADER = (Step.LISTING_OFFSETS, Step.REBUILDING)
 
 
 class FetchRequest(NamedTuple):
@@ -70,6 +83,7 @@ class FetchOutcome:
 
     sync: list[Partition] = field(default_factory=list)
     list_offsets: list[Partition] = field(default_factory=list)
+    rebuild: list[Partition] = field(default_factory=list)
     #: Partitions whose disk failed, with the errors.
     failed: list[tuple[Partition, Exception]] = field(default_factory=list)
 
@@ -94,7 +108,15 @@ class Throttle(Protocol):
 class _Followed:
     """One partition, and its fetch position in the leader's session."""
 
-    __slots__ = ("backoff_ms", "not_before_ms", "partition", "session_position", "step", "sync_to")
+    __slots__ = (
+        "backoff_ms",
+        "is_new",
+        "not_before_ms",
+        "partition",
+        "session_position",
+        "step",
+        "sync_to",
+    )
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
@@ -104,6 +126,8 @@ class _Followed:
         self.backoff_ms = BACKOFF_MS
         #: The log end offset that must be durable before the next fetch.
         self.sync_to = 0
+        #: Whether nothing was fetched or rebuilt since this partition is followed.
+        self.is_new = True
 
 
 class ReplicaFetcher:
@@ -116,8 +140,10 @@ class ReplicaFetcher:
         backoff_max_ms: int = BACKOFF_MAX_MS,
         throttle: Throttle | None = None,
         on_synced: Callable[[], None] | None = None,
+        starts_at_last_tiered: Callable[[Partition], bool] | None = None,
     ) -> None:
-        """`on_synced` is called when a partition that waited for its disk may fetch again."""
+        """`on_synced` is called when a partition that waited for its disk may fetch again.
+        `starts_at_last_tiered` returns whether a partition begins behind the object store."""
         self.leader_id = leader_id
         self._backoff_max_ms = backoff_max_ms
         self._throttle = throttle
@@ -134,6 +160,8 @@ class ReplicaFetcher:
         self._pausing: dict[Key, None] = {}
         self._syncing: dict[Key, None] = {}
         self._on_synced = on_synced
+        self._starts_at_last_tiered = starts_at_last_tiered
+        self._to_rebuild: list[Partition] = []
 
     def __len__(self) -> int:
         return len(self._followed)
@@ -150,7 +178,7 @@ class ReplicaFetcher:
             partition.fetcher = self
         followed.not_before_ms = 0
         followed.backoff_ms = BACKOFF_MS
-        if followed.step is Step.LISTING_OFFSETS:
+        if followed.step in _AT_LEADER:
             followed.step = Step.FETCHING
         self.notify_changed(partition)
 
@@ -165,8 +193,8 @@ class ReplicaFetcher:
     def hand_over(self, partition: Partition, to: ReplicaFetcher) -> None:
         """Move this partition to another fetcher of the same leader.
 
-        A partition that waits for its disk continues to wait there. One that lists the leader's
-        offsets fetches again, and gets the same error again.
+        A partition that waits for its disk continues to wait there. One that waits for the leader
+        or the object store fetches again, and gets the same error again.
         """
         followed = self._followed.get(partition.key)
         if followed is None or followed.partition is not partition:
@@ -174,7 +202,7 @@ class ReplicaFetcher:
         self._drop(partition.key)
         self.notify_changed(partition)
         followed.session_position = None
-        if followed.step is Step.LISTING_OFFSETS:
+        if followed.step in _AT_LEADER:
             followed.step = Step.FETCHING
         to._take_over(followed)
 
@@ -248,9 +276,23 @@ class ReplicaFetcher:
         if followed.not_before_ms <= now_ms:
             followed.not_before_ms = now_ms + self._throttled_ms(partition, now_ms)
         if followed.not_before_ms <= now_ms:
-            return True
+            if not followed.is_new or not self._begins_behind_store(partition):
+                return True
+            followed.step = Step.REBUILDING
+            self._to_rebuild.append(partition)
+            return False
         self._pausing[partition.key] = None
         return False
+
+    def _begins_behind_store(self, partition: Partition) -> bool:
+        starts = self._starts_at_last_tiered
+        return starts is not None and not partition.log.log_end_offset and starts(partition)
+
+    def begin_rebuilds(self) -> list[Partition]:
+        """Return the partitions that the last `next_fetch` left out to begin behind the object
+        store."""
+        found, self._to_rebuild = self._to_rebuild, []
+        return found
 
     def _throttled_ms(self, partition: Partition, now_ms: int) -> int:
         throttle = self._throttle
@@ -321,6 +363,9 @@ class ReplicaFetcher:
             if answer.error_code is ErrorCode.offset_out_of_range:
                 followed.step = Step.LISTING_OFFSETS
                 out.list_offsets.append(partition)
+            elif answer.error_code is ErrorCode.offset_moved_to_tiered_storage:
+                followed.step = Step.REBUILDING
+                out.rebuild.append(partition)
             elif answer.error_code:
                 self._pause(followed, now_ms)
             elif answer.diverging is not None:
@@ -331,6 +376,7 @@ class ReplicaFetcher:
                     self._throttle.record(len(answer.records), now_ms)
                 partition.append_fetched(answer, now_ms)
                 followed.backoff_ms = BACKOFF_MS
+                followed.is_new = False
                 if partition.group_commit and answer.records:
                     self._sync(followed, out)
         except (AppendRefused, OSError, LogOffline, CorruptLog) as error:
@@ -395,3 +441,45 @@ class ReplicaFetcher:
             out.failed.append((partition, error))
             self._pause(followed, now_ms)
         return out
+
+    def complete_rebuild(
+        self,
+        partition: Partition,
+        leader_epoch: int,
+        state: RebuiltState | None,
+        log_start_offset: int,
+        now_ms: int,
+    ) -> FetchOutcome:
+        """Continue with what the object store knows, as was found in that leader epoch. Without
+        `state` the leader has all records on its disk, and the partition fetches them."""
+        out = FetchOutcome()
+        followed = self._rebuilding(partition)
+        if followed is None:
+            return out
+        if leader_epoch != partition.leader_epoch or partition.is_leader:
+            self._pause(followed, now_ms)
+            return out
+        followed.is_new = False
+        try:
+            if state is not None:
+                partition.rebuild(state, log_start_offset)
+                self._sync(followed, out)
+        except (OSError, LogOffline, CorruptSnapshot) as error:
+            out.failed.append((partition, error))
+            self._pause(followed, now_ms)
+        return out
+
+    def fail_rebuild(self, partition: Partition, now_ms: int) -> None:
+        """Try again after a pause."""
+        followed = self._rebuilding(partition)
+        if followed is not None:
+            self._pause(followed, now_ms)
+
+    def _rebuilding(self, partition: Partition) -> _Followed | None:
+        """End the step of a partition that looks for its state in the object store."""
+        followed = self._followed.get(partition.key)
+        if followed is None or followed.step is not Step.REBUILDING:
+            return None
+        followed.step = Step.FETCHING
+        self.notify_changed(partition)
+        return followed

@@ -273,6 +273,7 @@ class Broker:
             leaders=self.unreachable_leaders,
             maintenance=self.log_maintenance,
         )
+        fetchers.register(self.metrics)
         self.replicas = ReplicaManager(
             node,
             self.partitions,
@@ -303,6 +304,7 @@ class Broker:
             create_topic=self.topic_creation.create_internal_topic,
             session=self.lifecycle,
         )
+        self.replicas.fetchers.remote = self.tiered
 
     def _make_coordinators(self) -> None:
         """Construct the parts of `server.coordinators` and `server.share`."""

@@ -61,7 +61,15 @@ def custom_metadata(object_size: int, footer_size: int) -> bytes:
 class RemoteLog:
     """The remote segments of one partition by state."""
 
-    __slots__ = ("_bases", "_ends_max", "_finished", "_other", "fingerprint", "size_bytes")
+    __slots__ = (
+        "_bases",
+        "_ends_max",
+        "_finished",
+        "_other",
+        "fingerprint",
+        "size_bytes",
+        "transactions_end",
+    )
 
     def __init__(self) -> None:
         self._finished: list[bytes] = []
@@ -74,6 +82,8 @@ class RemoteLog:
         self.size_bytes = 0
         #: The ids of the finished segments by exclusive or, which are random.
         self.fingerprint = 0
+        #: The last offset of finished segments that have aborted transactions.
+        self.transactions_end = -1
 
     def __len__(self) -> int:
         return len(self._finished)
@@ -226,6 +236,8 @@ class RemoteLog:
     def _insert(self, segment: RemoteSegment) -> None:
         at = bisect_right(self._bases, segment.base_offset)
         self._finished.insert(at, pack(segment))
+        if not segment.txn_index_empty:
+            self.transactions_end = max(self.transactions_end, segment.end_offset)
         self._bases.insert(at, segment.base_offset)
         self.size_bytes += segment.log_size
         self.fingerprint ^= segment.segment_id.int

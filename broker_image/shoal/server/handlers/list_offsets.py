@@ -168,7 +168,9 @@ def _first_pending(log: Log) -> tuple[int, int, int]:
     """The first offset that is still to be copied."""
     if log.remote is None:
         return NOTHING
-    offset = max(log.remote.end_offset + 1, log.log_start_offset)
+    if log.remote.end_offset < 0 and log.local_start_offset > log.log_start_offset:
+        return NOTHING  # The metadata of remote segments is not read yet.
+    offset = max(log.remote.end_offset + 1, log.local_start_offset)
     return (-1, offset, log.epochs.epoch_of(offset))
 
 

@@ -29,12 +29,15 @@ class RemoteTopicMeter:
         "fetch_errors",
         "fetched_bytes",
         "fetches",
+        "rebuild_errors",
+        "rebuilds",
     )
 
     def __init__(self) -> None:
         self.copied_bytes = self.copies = self.copy_errors = 0
         self.deletes = self.delete_errors = 0
         self.fetched_bytes = self.fetches = self.fetch_errors = 0
+        self.rebuilds = self.rebuild_errors = 0
 
 
 class RemoteMeters:
@@ -107,6 +110,18 @@ _METERS = (
     ("DeleteRequestsPerSec", "deletes", "Remote segments whose deletion was begun."),
     ("DeleteErrorsPerSec", "delete_errors", "Deletions of remote segments that failed."),
 )
+_REBUILDS = (
+    (
+        "BuildRemoteLogAuxStateRequestsPerSec",
+        "rebuilds",
+        "Replicas that began to take leader epochs and producer states from the object store.",
+    ),
+    (
+        "BuildRemoteLogAuxStateErrorsPerSec",
+        "rebuild_errors",
+        "Attempts of replicas to take their state from the object store that failed.",
+    ),
+)
 _STATES = (
     ("LogMetadataCount", "segments", "Remote segments of the partitions led by this broker."),
     ("LogSizeBytes", "size_bytes", "Size of these segments."),
@@ -119,6 +134,8 @@ _TOTALS = (
     ("manifest_writes", "Manifests of partitions written to the object store."),
     ("segments_rebuilt", "Remote segments whose lost metadata was written again."),
     ("orphans_deleted", "Objects deleted that no metadata named."),
+    ("backups", "Backups of metadata and of internal topics written to the object store."),
+    ("backup_failures", "Backups that were not written. The next interval tries again."),
     ("copies_throttled", "Times that a copy waited for its quota."),
     ("fetches_throttled", "Times that a download waited for its quota."),
 )
@@ -152,6 +169,9 @@ def register(metrics: Metrics, tiered: Callable[[], TieredPort | None]) -> None:
 
     for name, attribute, text in _METERS:
         add(f"{_TOPICS}{name}_total", "counter", text, partial(_of_meters, attribute))
+    for name, attribute, text in _REBUILDS:
+        read = partial(_of_meters, attribute)
+        add(f"kafka_server_BrokerTopicMetrics_{name}_total", "counter", text, read)
     for name, attribute, text in _STATES:
         add(f"{_TOPICS}{name}", "gauge", text, partial(_of_states, attribute))
     for name, text in _TOTALS:

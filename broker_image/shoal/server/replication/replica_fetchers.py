@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from zlib import crc32
 
 from shoal.client.errors import ClientError
+from shoal.log.remote import RemoteUnavailable
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.replication.leadership import NOT_ELIGIBLE
@@ -24,23 +25,26 @@ from shoal.replication.replica_fetcher import (
     ReplicaFetcher,
 )
 from shoal.server.replication.isr_changes import broker_epoch
+from shoal.server.replication.leader_offsets import EARLIEST, LATEST, LeaderOffsets, LeaderRefused
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
     from uuid import UUID
 
     from shoal.metadata.delta import MetadataDelta
     from shoal.metadata.image import MetadataImage
     from shoal.server.metadata_cache import MetadataCache
+    from shoal.server.metrics.registry import Metrics
     from shoal.server.network.links import Link
     from shoal.server.network.peers import Peers
     from shoal.server.node import Node
+    from shoal.server.replication.leader_offsets import RemoteStates
     from shoal.server.replication.log_maintenance import LogMaintenance
     from shoal.server.replication.partitions import Partitions
     from shoal.server.replication.quotas import ReplicationQuota
 
 #: First and longest back-off after a failed fetch.
 _RECONNECT_MS, _RECONNECT_MAX_MS = 20, 500
-EARLIEST, LATEST = -2, -1
 
 
 class UnreachableLeaders(Protocol):
@@ -81,12 +85,25 @@ class ReplicaFetcherManager:
         self.throttle = throttle
         self.leaders = leaders
         self.maintenance = maintenance
+        #: The object store of tiered topics; None without one.
+        self.remote: RemoteStates | None = None
+        #: Bytes of records that this broker fetched from other brokers.
+        self.bytes_in_total = 0
         self.tasks: dict[FetcherKey, _FetcherTask] = {}
         self._key_of: dict[Key, FetcherKey] = {}
 
     def stop(self) -> None:
         for task in self.tasks.values():
             task.stop()
+
+    def register(self, metrics: Metrics) -> None:
+        """Add the metric."""
+        metrics.add(
+            "kafka_server_BrokerTopicMetrics_ReplicationBytesInPerSec_total",
+            "counter",
+            "Bytes that followers on this broker fetched from leaders on others.",
+            lambda: [((), self.bytes_in_total)],
+        )
 
     def follow_leader(self, partition: Partition) -> None:
         """Fetch the partition from its leader; fetch nothing if this broker leads it."""
@@ -130,6 +147,16 @@ class ReplicaFetcherManager:
             if key.number:
                 self.tasks.pop(key).stop()
 
+    def starts_at_last_tiered(self, partition: Partition) -> bool:
+        """Whether an empty replica begins behind the object store (KIP-1023)."""
+        config = partition.log.config
+        return (
+            self.remote is not None
+            and config.remote_storage_enable
+            and not config.compact
+            and bool(self.cache.image.broker_config["follower.fetch.last.tiered.offset.enable"])
+        )
+
     def _task_key(self, leader_id: int, partition: Partition) -> FetcherKey:
         count: int = self.cache.image.broker_config["num.replica.fetchers"]
         topic_id, index = partition.key
@@ -155,11 +182,14 @@ class _FetcherTask:
             backoff_max_ms=manager.node.config["replica.fetch.backoff.ms"],
             throttle=manager.throttle,
             on_synced=self._wakeup.set,
+            starts_at_last_tiered=manager.starts_at_last_tiered,
         )
         self._link: Link | None = None
         #: The leader's broker epoch when the link was opened.
         self._link_epoch = NOT_ELIGIBLE
         self._listing: set[asyncio.Task[None]] = set()
+        #: Partitions whose last rebuild failed. Of failures in a row only the first is logged.
+        self._failing: set[Key] = set()
         self._task = asyncio.ensure_future(self._run())
 
     def follow(self, partition: Partition) -> None:
@@ -189,6 +219,8 @@ class _FetcherTask:
         while True:
             now_ms = self._node.clock.now_ms()
             request = self.fetcher.next_fetch(now_ms)
+            for partition in self.fetcher.begin_rebuilds():
+                self._begin(self._rebuild(partition, from_last_tiered=True))
             if request is None:
                 await self._wait(now_ms)
                 continue
@@ -209,6 +241,9 @@ class _FetcherTask:
                 continue
             pause_ms = _RECONNECT_MS
             self._manager.leaders.connected(self._leader_id)
+            self._manager.bytes_in_total += sum(
+                len(found.records) for found in response.partitions.values()
+            )
             self._apply_outcome(self.fetcher.complete_fetch(response, self._node.clock.now_ms()))
 
     async def _wait(self, now_ms: int) -> None:
@@ -308,38 +343,29 @@ class _FetcherTask:
                 error=str(error),
             )
         for partition in outcome.list_offsets:
-            task = asyncio.ensure_future(self._list_offsets(partition))
-            self._listing.add(task)
-            task.add_done_callback(self._listing.discard)
+            self._begin(self._list_offsets(partition))
+        for partition in outcome.rebuild:
+            self._begin(self._rebuild(partition, from_last_tiered=False))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._listing.add(task)
+        task.add_done_callback(self._listing.discard)
+
+    def _offsets(self, partition: Partition) -> LeaderOffsets:
+        return LeaderOffsets(self._manager.peers, self._node.id, self._leader_id, partition)
 
     async def _list_offsets(self, partition: Partition) -> None:
         """Request the start and end offsets of the leader's log."""
         epoch = partition.leader_epoch
         found = {EARLIEST: -1, LATEST: -1}
         code = ErrorCode.none
+        offsets = self._offsets(partition)
         try:
             for timestamp in found:
-                fields = {
-                    "replica_id": self._node.id,
-                    "topics": [
-                        {
-                            "name": partition.topic,
-                            "partitions": [
-                                {
-                                    "partition_index": partition.index,
-                                    "current_leader_epoch": epoch,
-                                    "timestamp": timestamp,
-                                }
-                            ],
-                        }
-                    ],
-                }
-                answer = await self._manager.peers.request(
-                    self._leader_id, ApiKey.LIST_OFFSETS, fields
-                )
-                entry = answer.topics[0].partitions[0]
-                code = code or ErrorCode(entry.error_code)
-                found[timestamp] = entry.offset
+                found[timestamp] = (await offsets.list(timestamp)).offset
+        except LeaderRefused as error:
+            code = error.code
         except ClientError:
             code = ErrorCode.request_timed_out
         now_ms = self._node.clock.now_ms()
@@ -349,6 +375,41 @@ class _FetcherTask:
             )
         )
         self._wakeup.set()
+
+    async def _rebuild(self, partition: Partition, *, from_last_tiered: bool) -> None:
+        """Continue a partition behind the records that are in the object store."""
+        epoch, remote = partition.leader_epoch, self._manager.remote
+        try:
+            if remote is None:
+                raise RemoteUnavailable("set remote.log.storage.system.enable on this broker")
+            offsets = self._offsets(partition)
+            found = await offsets.rebuild(remote, from_last_tiered=from_last_tiered)
+        except (ClientError, LeaderRefused, OSError) as error:
+            self._rebuild_failed(partition, error)
+        except Exception as error:
+            # A bug. Without another attempt the replica would never be in sync again.
+            self._rebuild_failed(partition, error, exc_info=error)
+        else:
+            self._failing.discard(partition.key)
+            now_ms = self._node.clock.now_ms()
+            self._apply_outcome(
+                self.fetcher.complete_rebuild(partition, epoch, *found, now_ms=now_ms)
+            )
+        self._wakeup.set()
+
+    def _rebuild_failed(
+        self, partition: Partition, error: Exception, exc_info: Exception | None = None
+    ) -> None:
+        self.fetcher.fail_rebuild(partition, self._node.clock.now_ms())
+        if partition.key not in self._failing:
+            self._failing.add(partition.key)
+            self._node.log.warning(
+                "a replica waits for what the object store has of its partition",
+                topic=partition.topic,
+                partition=partition.index,
+                error=str(error),
+                exc_info=exc_info,
+            )
 
 
 def _response(answer: Any) -> FetchResponse:

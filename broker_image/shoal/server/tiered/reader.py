@@ -17,10 +17,11 @@ from shoal.log.indexes import AbortedTransaction, parse_aborted
 from shoal.log.remote import RemoteUnavailable
 from shoal.log.slices import Slice
 from shoal.record.batch import CorruptBatch
+from shoal.server.tiered import segments
 from shoal.server.tiered.chunk_cache import CachedChunk, ChunkCache, ChunkKey
 from shoal.tiered import keys
-from shoal.tiered.segment_object import DamagedObject, Footer, Section, read_footer
-from shoal.tiered.store import Range, StoreError
+from shoal.tiered.segment_object import DamagedObject, Footer, Section
+from shoal.tiered.store import StoreError
 
 if TYPE_CHECKING:
     import asyncio
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from shoal.log.log import Log
+    from shoal.log.remote import RebuiltState
     from shoal.log.search import TimestampOffset
     from shoal.server.metrics.tiered import RemoteTopicMeter
     from shoal.server.node import Node
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 RETRY_MS = 1_000
 #: Footers in memory, each about 4 KB for 1 GB of log.
 FOOTERS_MAX = 1_000
+#: The `transactions_end` of a segment whose transactions have all ended.
+_ALL_KNOWN = 1 << 63
 #: Longest pause of a download before the quota is asked again.
 PAUSE_MS_MAX = 1_000
 
@@ -49,6 +53,9 @@ class OpenSegment(NamedTuple):
 
     footer: Footer
     aborted: tuple[AbortedTransaction, ...]
+    #: The `transactions_end` of the remote log at that time. Segments that are copied later may
+    #: have the markers of transactions in this one, unless all of them are known.
+    transactions_end: int
 
 
 class Downloads:
@@ -257,11 +264,12 @@ class PartitionReader:
     def _open(self, segment: RemoteSegment) -> OpenSegment | None:
         """Return the opened segment, or start to download its footer."""
         opened = self._downloads.segment(segment.segment_id)
-        if opened is None:
-            self._downloads.start(
-                segment.segment_id, lambda: self.download_footer(segment), self._changed
-            )
-        return opened
+        if opened is not None and opened.transactions_end >= self._remote.transactions_end:
+            return opened
+        self._downloads.start(
+            segment.segment_id, lambda: self.download_footer(segment), self._changed
+        )
+        return None
 
     def _chunk(self, segment: RemoteSegment, footer: Footer, number: int) -> CachedChunk | None:
         """Return a cached chunk, or start its download. Start that of the next one, too."""
@@ -284,6 +292,7 @@ class PartitionReader:
 
     async def download_footer(self, segment: RemoteSegment) -> None:
         """Download the footer, and the aborted transactions."""
+        seen_to = self._remote.transactions_end
         footer = await self._footer(segment)
         aborted: list[AbortedTransaction] = []
         for other in self._remote:
@@ -293,30 +302,27 @@ class PartitionReader:
             entries = await self._transactions(other, here)
             aborted += [a for a in entries if a.first_offset <= segment.end_offset]
             if any(a.last_stable_offset > segment.end_offset for a in entries):
+                seen_to = _ALL_KNOWN
                 break
-        self._downloads.keep(segment.segment_id, OpenSegment(footer, tuple(aborted)))
+        self._downloads.keep(segment.segment_id, OpenSegment(footer, tuple(aborted), seen_to))
 
     async def _footer(self, segment: RemoteSegment) -> Footer:
-        key = keys.segment_key(self._prefix, segment.base_offset, segment.segment_id)
-        end = segment.object_size
-        (data,) = await self._downloads.store.get_ranges(
-            key, [Range(end - segment.footer_size, end)]
-        )
-        footer = read_footer(data)
-        if footer.description.segment_id != segment.segment_id:
-            raise DamagedObject(f"{key} has the segment {footer.description.segment_id}")
-        return footer
+        return await segments.footer(self._downloads.store, self._prefix, segment)
 
     async def _transactions(
         self, segment: RemoteSegment, footer: Footer
     ) -> list[AbortedTransaction]:
         if Section.TRANSACTION_INDEX not in footer.sections:
             return []
-        key = keys.segment_key(self._prefix, segment.base_offset, segment.segment_id)
-        wanted = footer.section_range(Section.TRANSACTION_INDEX)
-        (data,) = await self._downloads.store.get_ranges(key, [wanted])
-        footer.check_section(Section.TRANSACTION_INDEX, data)
+        (data,) = await segments.sections(
+            self._downloads.store, self._prefix, segment, footer, Section.TRANSACTION_INDEX
+        )
         return parse_aborted(data)
+
+    async def state_behind(self, segment: RemoteSegment) -> RebuiltState:
+        """Return what a segment knows of all records up to its end. Raises `DamagedObject`,
+        `StoreError`."""
+        return await segments.state_behind(self._downloads.store, self._prefix, segment)
 
     async def download_chunk(self, segment: RemoteSegment, footer: Footer, number: int) -> None:
         """Download a chunk into the cache."""

@@ -11,9 +11,11 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from shoal.log.remote import RemoteUnavailable
 from shoal.record.batch import CorruptBatch
 from shoal.server.config import InvalidConfig
 from shoal.server.metrics.tiered import RemoteMeters, RemoteState
+from shoal.server.tiered.backups import Backups, Lease
 from shoal.server.tiered.chunk_cache import ChunkCache
 from shoal.server.tiered.copier import Copier, state_of
 from shoal.server.tiered.manifests import LostLeadership
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from shoal.log.directory import LogDirectory
+    from shoal.log.remote import RebuiltState
     from shoal.metadata.delta import MetadataDelta
     from shoal.metadata.image import MetadataImage
     from shoal.replication.partition import Partition
@@ -105,6 +108,8 @@ class TieredStorage:
         )
         self.meters = RemoteMeters()
         self._copier: Copier | None = None
+        self._lease: Lease | None = None
+        self._backups: Backups | None = None
         self.readers: dict[Key, PartitionReader] = {}
         self._passes: dict[Key, asyncio.Task[None]] = {}
         self._free_passes = asyncio.Semaphore(PASSES_MAX)
@@ -126,6 +131,13 @@ class TieredStorage:
             self.meters,
             self.copy_quota,
         )
+        cluster_id = self._directory.cluster_id
+        self._lease = Lease(self._node, self._image, self.store, cluster_id)
+        self._backups = Backups(
+            self._node, self._image, self._partitions, self.store, self._lease, cluster_id
+        )
+        self._lease.start()
+        self._backups.start()
         self._image.subscribe(self._metadata_changed)
         self.metadata.refresh()
         self._attach_all()
@@ -138,6 +150,9 @@ class TieredStorage:
             task.cancel()
         self.downloads.stop()
         self.metadata.stop()
+        for part in (self._lease, self._backups):
+            if part is not None:
+                part.stop()
         if self._copier is not None:
             self._copier.close()
 
@@ -181,6 +196,30 @@ class TieredStorage:
             meter=self.meters.of(partition.topic),
         )
         partition.log.remote = self.readers[key] = reader
+
+    async def state_behind(
+        self, partition: Partition, offset: int, leader_epoch: int
+    ) -> RebuiltState:
+        """Return the state behind the remote segment with an offset, which has it in that leader
+        epoch. Raises `RemoteUnavailable`."""
+        key = partition.key
+        reader = self.readers.get(key)
+        if reader is None:
+            raise RemoteUnavailable(f"topic {partition.topic} is not tiered on this broker")
+        if not self.metadata.is_loaded(key):
+            raise RemoteUnavailable(f"this broker has not read {TOPIC} yet")
+        meter = self.meters.of(partition.topic)
+        meter.rebuilds += 1
+        try:
+            segment = self.metadata.remote(key).find(offset, leader_epoch)
+            if segment is None:
+                raise RemoteUnavailable(
+                    f"no remote segment has offset {offset} in leader epoch {leader_epoch}"
+                )
+            return await reader.state_behind(segment)
+        except (StoreError, DamagedObject, RemoteUnavailable) as error:
+            meter.rebuild_errors += 1
+            raise RemoteUnavailable(str(error)) from error
 
     def _removed(self, partition: Partition) -> None:
         self.readers.pop(partition.key, None)
@@ -227,6 +266,8 @@ class TieredStorage:
             "manifest_writes": 0 if copier is None else copier.manifests.writes_total,
             "segments_rebuilt": reconciliation.segments_rebuilt_total if reconciliation else 0,
             "orphans_deleted": reconciliation.orphans_deleted_total if reconciliation else 0,
+            "backups": self._backups.written_total if self._backups else 0,
+            "backup_failures": self._backups.failed_total if self._backups else 0,
             "copies_throttled": self.copy_quota.throttled_total,
             "fetches_throttled": self.fetch_quota.throttled_total,
             "orphans": sum(len(audit.orphans) for audit in found),
@@ -239,6 +280,10 @@ class TieredStorage:
 
     def _tick(self) -> None:
         assert self._copier is not None
+        if self._lease is not None and self._lease.is_lost:
+            # Nothing is copied any more. The alert on failing partitions must show it.
+            self._failing.update(p.key for p in self._tiered() if p.is_leader)
+            return
         for partition in self._partitions:
             if partition.key in self.readers and not partition.log.offline:
                 self._roll(partition)

@@ -1,0 +1,258 @@
+"""Backups of what is not in segments, and the lease of the bucket.
+
+At an interval each leader of a partition of `__consumer_offsets`, `__transaction_state` and
+`__share_group_state` writes the state of the partition to the bucket, and the broker with the
+smallest id writes the metadata of the cluster. `restore` begins a cluster from them.
+
+That broker also writes the lease, which shows that the cluster is alive. Each broker reads the
+incarnation. If a restore has changed it, the bucket belongs to the restored cluster, and this
+cluster, which came back, must not write there any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+
+from shoal.log.errors import LogOffline, OffsetOutOfRange
+from shoal.metadata.records import encode
+from shoal.metadata.snapshot import records_of
+from shoal.record.batch import CorruptBatch
+from shoal.tiered import backup
+from shoal.tiered.segment_object import DamagedObject
+from shoal.tiered.store import BytesSource, ObjectMissing, StoreError, Version
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterable
+    from typing import Any
+    from uuid import UUID
+
+    from shoal.metadata.image import MetadataImage
+    from shoal.replication.partition import Partition
+    from shoal.server.metadata_cache import MetadataCache
+    from shoal.server.node import Node
+    from shoal.server.replication.partitions import Partitions
+    from shoal.tiered.store import ObjectStore
+
+#: The internal topics with a backup. The keys of updates in the last one have a type of their own.
+STATE_TOPICS: dict[str, bytes | None] = {
+    "__consumer_offsets": None,
+    "__transaction_state": None,
+    "__share_group_state": b"\x00\x01",
+}
+#: The cluster-wide config that has the incarnation of a restored cluster.
+INCARNATION = "shoal.remote.store.incarnation"
+_INTERVAL, _LEASE_INTERVAL = "shoal.remote.backup.interval.ms", "shoal.remote.lease.interval.ms"
+#: Bytes of a log that are replayed in one turn of the event loop, which takes a few milliseconds.
+_READ_BYTES = 64 << 10
+#: Pause after such a turn, as a multiple of its time: backups take at most a tenth of the loop.
+_PAUSE_FACTOR = 9
+_RETRY_MS = 1_000
+
+
+def is_writer(node: Node, image: MetadataImage) -> bool:
+    """Whether this broker writes the objects that a cluster has once."""
+    return node.id == min(image.running, default=-1)
+
+
+class Lease:
+    """Owns the knowledge to whom the bucket belongs."""
+
+    def __init__(
+        self, node: Node, cache: MetadataCache, store: ObjectStore, cluster_id: str
+    ) -> None:
+        self._node = node
+        self._cache = cache
+        self._store = store
+        self._cluster_id = cluster_id
+        self._task: asyncio.Task[None] | None = None
+        #: Set once the store has answered that the bucket is this cluster's.
+        self.confirmed = asyncio.Event()
+        #: Whether another cluster was restored from the bucket.
+        self.is_lost = False
+
+    def start(self) -> None:
+        self._task = self._node.loop.create_task(self._run())
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        failing = False
+        while True:
+            interval_ms = self._node.config[_LEASE_INTERVAL]
+            try:
+                await self.check()
+                failing = False
+            except StoreError as error:
+                interval_ms = min(interval_ms, _RETRY_MS)
+                if not failing:
+                    self._node.log.warning("the lease was not renewed", error=str(error))
+                failing = True
+            await asyncio.sleep(interval_ms / 1000)
+
+    async def check(self) -> None:
+        """Read the incarnation, and write the lease. Raises `StoreError`."""
+        image = self._cache.image
+        try:
+            found = await self._store.get(backup.incarnation_key(self._cluster_id))
+        except ObjectMissing:
+            found = b""
+        was_lost, own = self.is_lost, str(image.broker_config[INCARNATION])
+        self.is_lost = found.decode(errors="replace") != own
+        if self.is_lost:
+            self.confirmed.clear()
+            if not was_lost:
+                self._node.log.error(
+                    "another cluster was restored from the bucket: this one copies and deletes"
+                    " nothing there any more. Stop its brokers",
+                    cluster_id=self._cluster_id,
+                )
+            return
+        self.confirmed.set()
+        if is_writer(self._node, image):
+            lease = {"broker_id": self._node.id, "written_ms": self._node.clock.now_ms()}
+            source = BytesSource(json.dumps(lease).encode())
+            await self._store.put(backup.lease_key(self._cluster_id), source)
+
+
+class Backups:
+    """Owns what this broker has written last."""
+
+    def __init__(
+        self,
+        node: Node,
+        cache: MetadataCache,
+        partitions: Partitions,
+        store: ObjectStore,
+        lease: Lease,
+        cluster_id: str,
+    ) -> None:
+        self._node = node
+        self._cache = cache
+        self._partitions = partitions
+        self._store = store
+        self._lease = lease
+        self._cluster_id = cluster_id
+        self._task: asyncio.Task[None] | None = None
+        self._saved_offset = -1
+        #: Leader epoch and high watermark of the last backup of a partition.
+        self._saved: dict[tuple[UUID, int], tuple[int, int]] = {}
+        self.written_total = self.failed_total = 0
+
+    def start(self) -> None:
+        if self._node.config[_INTERVAL] > 0:
+            self._task = self._node.loop.create_task(self._run())
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            await self._lease.confirmed.wait()
+            await self.run()
+            await asyncio.sleep(self._node.config[_INTERVAL] / 1000)
+
+    async def run(self) -> None:
+        """Write what has changed since the last backup. A failure is logged."""
+        image = self._cache.image
+        if is_writer(self._node, image) and image.offset > self._saved_offset:
+            await self._attempt("the metadata", self._save_metadata(image))
+        for partition in list(self._partitions):
+            if partition.topic not in STATE_TOPICS or partition.log.offline:
+                continue
+            mark = (partition.leader_epoch, partition.high_watermark)
+            if partition.is_leader and self._saved.get(partition.key) != mark:
+                name = f"{partition.topic}-{partition.index}"
+                await self._attempt(name, self._save_state(partition, mark))
+
+    async def _attempt(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+            self.written_total += 1
+        except (
+            StoreError,
+            DamagedObject,
+            CorruptBatch,
+            OSError,
+            LogOffline,
+            OffsetOutOfRange,
+        ) as error:
+            self.failed_total += 1
+            self._node.log.warning("a backup was not written", of=name, error=str(error))
+        except Exception:
+            # A bug. The other backups continue.
+            self.failed_total += 1
+            self._node.log.exception("a backup failed", of=name)
+
+    async def _save_metadata(self, image: MetadataImage) -> None:
+        pairs: Iterable[backup.Pair] = ((None, encode(record)) for record in records_of(image))
+        fields = {
+            "cluster_id": self._cluster_id,
+            "offset": image.offset,
+            "written_ms": self._node.clock.now_ms(),
+        }
+        body = await self._joined(pairs)
+        await self._replace(backup.metadata_key(self._cluster_id), fields, body, "offset")
+        self._saved_offset = image.offset
+
+    async def _save_state(self, partition: Partition, mark: tuple[int, int]) -> None:
+        epoch, end = mark
+        live = backup.LiveRecords(STATE_TOPICS[partition.topic])
+        loop, at = self._node.loop, 0
+        while at < end and not partition.lost_leadership_since(epoch):
+            began_s = loop.time()
+            # Records below the log start, which moves, are superseded.
+            at = max(at, partition.log.log_start_offset)
+            data, next_offset = partition.read(at, _READ_BYTES, committed=False, min_one=True)
+            if next_offset == at:
+                break
+            live.replay(bytes(data))
+            at = next_offset
+            await asyncio.sleep((loop.time() - began_s) * _PAUSE_FACTOR)
+        body = await self._joined(live)
+        opened = []
+        for producer_id, pairs in sorted(live.open.items()):
+            part = await self._joined(pairs)
+            opened.append({"producer_id": producer_id, "size": len(part)})
+            body += part
+        if partition.lost_leadership_since(epoch):
+            return
+        fields = {
+            "cluster_id": self._cluster_id,
+            "topic": partition.topic,
+            "partition": partition.index,
+            "leader_epoch": epoch,
+            "high_watermark": end,
+            "written_ms": self._node.clock.now_ms(),
+            "open": opened,
+        }
+        key = backup.state_key(self._cluster_id, partition.topic, partition.index)
+        await self._replace(key, fields, body, "leader_epoch")
+        self._saved[partition.key] = mark
+
+    async def _joined(self, pairs: Iterable[backup.Pair]) -> bytes:
+        out = bytearray()
+        for batch in backup.batches(pairs):
+            out += batch
+            await asyncio.sleep(0)
+        return bytes(out)
+
+    async def _replace(
+        self, key: str, fields: dict[str, object], body: bytes, ordered_by: str
+    ) -> None:
+        """Replace an object unless a newer one is there."""
+        version: Version | None = None
+        try:
+            data, version = await self._store.get_versioned(key)
+            newest = backup.decode(data).fields[ordered_by]
+            if newest > fields[ordered_by]:
+                return
+        except ObjectMissing:
+            pass
+        except DamagedObject:
+            pass  # A whole one replaces it.
+        await self._store.put_if(key, BytesSource(backup.encode(fields, body)), version)

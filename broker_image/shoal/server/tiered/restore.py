@@ -1,0 +1,446 @@
+"""Makes the data directory of a node of a restored cluster, from what a lost one left in a bucket.
+
+Each node of the new cluster runs it, with the same arguments but its id, before any of them starts.
+All find the same objects, so they write the same metadata and the same logs. The logs of tiered
+partitions have no records: they continue behind those in the store, as for a replica with an empty
+disk. Leaders then write the lost records of `__remote_log_metadata` from the manifests.
+
+The restored cluster has the id of the lost one and continues under its prefix. A lost cluster that
+comes back would write there as well. So a bucket with a fresh lease is refused, and the restore
+changes the incarnation, by which brokers of the lost cluster notice that it is not theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, NamedTuple
+
+from shoal.log.appends import Origin
+from shoal.log.config import LogConfig
+from shoal.log.directory import LogDirectory
+from shoal.log.producers import CorruptSnapshot, ProducerStates
+from shoal.log.uuids import uuid_text
+from shoal.metadata.names import INTERNAL_TOPICS, METADATA_TOPIC
+from shoal.metadata.records import decode, encode
+from shoal.quorum import snapshots, wire
+from shoal.quorum.log_index import OffsetAndEpoch
+from shoal.record.control import build_marker
+from shoal.server.tiered import rebuild, restored_metadata, restored_state, segments
+from shoal.server.tiered.backups import STATE_TOPICS
+from shoal.server.tiered.restored_state import Ends
+from shoal.tiered import audit, backup, keys, manifest
+from shoal.tiered.remote_log import RemoteLog
+from shoal.tiered.segment_object import DamagedObject
+from shoal.tiered.store import BytesSource, ObjectMissing, StoreConflict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from uuid import UUID
+
+    from shoal.log.log import Log
+    from shoal.log.remote import RebuiltState
+    from shoal.log.storage import Storage
+    from shoal.metadata.image import MetadataImage, TopicImage
+    from shoal.server.tiered.restored_metadata import Lost, Restored
+    from shoal.server.tiered.restored_state import Pair
+    from shoal.tiered.store import ObjectStore
+
+#: Records in one batch of an internal topic.
+_BATCH_RECORDS = 500
+
+
+class Refused(Exception):
+    """The restore cannot be made. The message names the reason and the remedy."""
+
+
+class Target(NamedTuple):
+    """The node to restore, and the brokers of its cluster. `topics` is None for all topics."""
+
+    data_dir: str
+    node_id: int
+    brokers: Sequence[int]
+    topics: frozenset[str] | None = None
+    #: How long the lost cluster must have been silent.
+    idle_ms: int = 60_000
+
+
+class Source(NamedTuple):
+    """What the store has of one tiered partition; `state` is None if it has no segments."""
+
+    topic: TopicImage
+    partition: int
+    log_start_offset: int
+    state: RebuiltState | None
+    newest_ms: int
+    segments: int
+    #: Segments in the manifest without a whole object.
+    missing: int
+    leader_epoch: int
+    written_ms: int
+    #: (producer id, epoch, coordinator epoch) of the transactions that are open at the end.
+    open: tuple[tuple[int, int, int], ...]
+
+
+class PartitionReport(NamedTuple):
+    """How far one partition came back. `newest_ms` is the largest timestamp of its last segment."""
+
+    topic: str
+    partition: int
+    tiered: bool
+    start: int
+    end: int
+    segments: int
+    missing: int
+    aborted: int
+    newest_ms: int
+
+
+class Report(NamedTuple):
+    """The result. `written_ms` is the time of the backup of the metadata."""
+
+    cluster_id: str
+    written_ms: int
+    partitions: list[PartitionReport]
+
+
+async def clusters(store: ObjectStore) -> list[str]:
+    """Return the ids of the clusters that have a backup in the store. Raises `StoreError`."""
+    return sorted(
+        [
+            cluster_id
+            for cluster_id in await store.children("")
+            if backup.metadata_key(cluster_id) in await _modified_ms(store, cluster_id)
+        ]
+    )
+
+
+async def restore(
+    store: ObjectStore,
+    storage: Storage,
+    cluster_id: str,
+    target: Target,
+    random_id: Callable[[], UUID],
+) -> Report:
+    """Write the data directory. Raises `Refused`, `StoreError`, `DamagedObject`, `OSError`."""
+    if storage.names(target.data_dir):
+        raise Refused(f"{target.data_dir} is not empty. Name a directory without files.")
+    found = await _metadata(store, cluster_id, target)
+    incarnation = await _take_over(store, cluster_id, target.idle_ms, random_id)
+    lost, written_ms = found
+    sources = await _sources(store, cluster_id, lost, target.topics)
+    epochs = {(s.topic.topic_id, s.partition): s.leader_epoch for s in sources}
+    image = restored_metadata.restored(
+        lost,
+        brokers=target.brokers,
+        topics=target.topics,
+        incarnation=incarnation,
+        leader_epochs=epochs,
+    )
+    states = {
+        name: await _state(store, cluster_id, image.image.topics[name])
+        for name in STATE_TOPICS
+        if name in image.image.topics
+    }
+    writer = _Writer(storage, cluster_id, target, image, incarnation, written_ms)
+    return writer.write(sources, states)
+
+
+async def _modified_ms(store: ObjectStore, cluster_id: str) -> dict[str, int]:
+    return {info.key: info.modified_ms async for info in store.list(backup.folder(cluster_id))}
+
+
+async def _metadata(store: ObjectStore, cluster_id: str, target: Target) -> tuple[Lost, int]:
+    try:
+        found = backup.decode(await store.get(backup.metadata_key(cluster_id)))
+    except ObjectMissing:
+        raise Refused(
+            f"The store has no backup of cluster {cluster_id}. Check the URL and the cluster id;"
+            " brokers write backups if shoal.remote.backup.interval.ms is positive."
+        ) from None
+    values = (value for _, value in backup.pairs_of(found.body) if value is not None)
+    lost = restored_metadata.lost(map(decode, values), found.fields["offset"])
+    unknown = sorted((target.topics or frozenset()) - lost.image.topics.keys())
+    if unknown:
+        raise Refused(f"The backup of cluster {cluster_id} has no topic {', '.join(unknown)}.")
+    return lost, found.fields["written_ms"]
+
+
+async def _take_over(
+    store: ObjectStore, cluster_id: str, idle_ms: int, random_id: Callable[[], UUID]
+) -> str:
+    """Return the incarnation of the restored cluster. The first node of a restore chooses it.
+
+    All times are the store's, so clocks do not matter. Raises `Refused`.
+    """
+    probe = f"{backup.folder(cluster_id)}/probe-{uuid_text(random_id())}"
+    await store.put(probe, BytesSource(b"probe"))
+    try:
+        modified_ms = await _modified_ms(store, cluster_id)
+    finally:
+        await store.delete([probe])
+    key = backup.incarnation_key(cluster_id)
+    lease_ms = modified_ms.get(backup.lease_key(cluster_id), 0)
+    silent_ms = modified_ms[probe] - lease_ms
+    if silent_ms < idle_ms:
+        raise Refused(
+            f"Cluster {cluster_id} is alive: it wrote its lease {silent_ms / 1000:.0f} s ago. Stop"
+            f" all of its brokers, and wait until {idle_ms / 1000:.0f} s have passed."
+        )
+    version = None
+    if key in modified_ms:
+        data, version = await store.get_versioned(key)
+        if modified_ms[key] > lease_ms:
+            return data.decode()
+    incarnation = uuid_text(random_id())
+    try:
+        await store.put_if(key, BytesSource(incarnation.encode()), version)
+    except StoreConflict:
+        # Another node of the restore was faster.
+        return (await store.get(key)).decode()
+    return incarnation
+
+
+async def _sources(
+    store: ObjectStore, cluster_id: str, lost: Lost, topics: frozenset[str] | None
+) -> list[Source]:
+    wanted = [
+        (keys.partition_prefix(cluster_id, name, topic.topic_id, index), topic, index)
+        for name, topic in sorted(lost.image.topics.items())
+        if (topics is None or name in topics) and _is_tiered(lost.image, name)
+        for index in range(len(topic.partitions))
+    ]
+    # The store bounds how many requests there are at the same time.
+    return await asyncio.gather(*(_source(store, *one) for one in wanted))
+
+
+def _is_tiered(image: MetadataImage, topic: str) -> bool:
+    return bool(image.topic_config(topic)["remote.storage.enable"])
+
+
+async def _source(store: ObjectStore, prefix: str, topic: TopicImage, index: int) -> Source:
+    """Find where a partition ends, and the state behind its last segment."""
+    start, epoch, written_ms = 0, 0, 0
+    try:
+        known = manifest.decode(await store.get(keys.manifest_key(prefix)))
+        start, epoch, written_ms = known.log_start_offset, known.leader_epoch, known.written_ms
+        whole, missing = await rebuild.present(store, prefix, known.segments)
+    except ObjectMissing:
+        infos = [info async for info in store.list(prefix)]
+        whole = await rebuild.described(store, audit.compare(infos, RemoteLog()).orphans)
+        missing = []
+        start = min((segment.base_offset for segment in whole), default=0)
+    nothing = Source(topic, index, start, None, -1, 0, len(missing), epoch, written_ms, ())
+    if not whole:
+        return nothing
+    last = max(whole, key=lambda segment: segment.end_offset)
+    state = await segments.state_behind(store, prefix, last)
+    producers = ProducerStates()
+    try:
+        producers.load(state.producer_snapshot, 0)
+    except CorruptSnapshot as error:
+        raise DamagedObject(f"segment {last.segment_id}: its producer snapshot: {error}") from None
+    opened = tuple(
+        (p.producer_id, p.epoch, p.coordinator_epoch)
+        for p in sorted(producers, key=lambda p: p.producer_id)
+        if p.transaction_start >= 0
+    )
+    return nothing._replace(
+        state=state,
+        newest_ms=last.max_timestamp,
+        segments=len(whole),
+        open=opened,
+        log_start_offset=min(start, state.next_offset),
+    )
+
+
+class _State(NamedTuple):
+    """The backup of one partition of an internal topic."""
+
+    live: list[Pair]
+    #: The records of open transactions, by producer id.
+    open: Mapping[int, list[Pair]]
+
+
+async def _state(store: ObjectStore, cluster_id: str, topic: TopicImage) -> dict[int, _State]:
+    """Return the backups of a topic by partition. Raises `DamagedObject`, `StoreError`."""
+    indexes = range(len(topic.partitions))
+    names = [backup.state_key(cluster_id, topic.name, index) for index in indexes]
+    found = await asyncio.gather(*(_partition_state(store, key) for key in names))
+    return {index: state for index, state in zip(indexes, found, strict=True) if state is not None}
+
+
+async def _partition_state(store: ObjectStore, key: str) -> _State | None:
+    try:
+        found = backup.decode(await store.get(key))
+    except ObjectMissing:
+        return None
+    opened: dict[int, list[Pair]] = {}
+    end = len(found.body)
+    for entry in reversed(found.fields["open"]):
+        begin = end - entry["size"]
+        opened[entry["producer_id"]] = _keyed(found.body[begin:end])
+        end = begin
+    return _State(_keyed(found.body[:end]), opened)
+
+
+def _keyed(body: bytes) -> list[Pair]:
+    return [(key, value) for key, value in backup.pairs_of(body) if key is not None]
+
+
+class _Writer:
+    """Writes the data directory of one node."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        cluster_id: str,
+        target: Target,
+        metadata: Restored,
+        incarnation: str,
+        written_ms: int,
+    ) -> None:
+        self._storage = storage
+        self._cluster_id = cluster_id
+        self._target = target
+        self._metadata = metadata
+        self._written_ms = written_ms
+        self._directory_id = restored_metadata.directory_id(incarnation, target.node_id)
+        self._directory = LogDirectory(storage, target.data_dir)
+
+    def write(
+        self, sources: Sequence[Source], states: Mapping[str, Mapping[int, _State]]
+    ) -> Report:
+        """Write all logs and the metadata. The mark of a clean stop comes last."""
+        found: dict[int, _State] = dict(states.get("__transaction_state", {}))
+        transactions = {
+            index: restored_state.transactions(state.live) for index, state in found.items()
+        }
+        committing = {
+            producer_id: partitions
+            for one in transactions.values()
+            for producer_id, partitions in one.committing.items()
+        }
+        directory, target = self._directory, self._target
+        directory.open(
+            cluster_id=self._cluster_id,
+            node_id=target.node_id,
+            directory_id=self._directory_id,
+        )
+        reports = [self._tiered(source, committing) for source in sources]
+        done = {(report.topic, report.partition) for report in reports}
+        reports += [
+            PartitionReport(name, index, False, 0, 0, 0, 0, 0, -1)
+            for name, topic in sorted(self._metadata.image.topics.items())
+            for index in range(len(topic.partitions))
+            if (name, index) not in done and name not in INTERNAL_TOPICS
+        ]
+        ends = self._ends(reports)
+        for index, one in transactions.items():
+            self._state("__transaction_state", index, one.pairs)
+        for index, state in states.get("__consumer_offsets", {}).items():
+            decided = [
+                pair
+                for producer_id, pairs in state.open.items()
+                if ("__consumer_offsets", index) in committing.get(producer_id, ())
+                for pair in pairs
+            ]
+            live = backup.LiveRecords()
+            live.put([*state.live, *decided])
+            pairs = [(key, value) for key, value in live if key is not None]
+            self._state("__consumer_offsets", index, restored_state.groups(pairs, ends))
+        for index, state in states.get("__share_group_state", {}).items():
+            self._state("__share_group_state", index, restored_state.share_groups(state.live, ends))
+        self._write_metadata()
+        directory.broker_epoch = self._metadata.broker_epoch
+        directory.close()
+        order = sorted(reports, key=lambda report: (report.topic, report.partition))
+        return Report(self._cluster_id, self._written_ms, order)
+
+    def _ends(self, reports: Iterable[PartitionReport]) -> Ends:
+        by_name = {(report.topic, report.partition): report.end for report in reports}
+        topics = self._metadata.image.topics
+        by_id = {(topics[name].topic_id, index): end for (name, index), end in by_name.items()}
+        return Ends(by_name, by_id)
+
+    def _open(self, name: str, index: int) -> tuple[Log, int] | None:
+        """Open the log of a partition; None if it has no replica on this node. Also return its
+        leader epoch."""
+        topic = self._metadata.image.topics[name]
+        partition = topic.partitions[index]
+        if self._target.node_id not in partition.replicas:
+            return None
+        config = LogConfig.of(self._metadata.image.topic_config(name))
+        log = self._directory.open_log(
+            name, index, config, now_ms=self._written_ms, topic_id=topic.topic_id
+        )
+        return log, partition.leader_epoch
+
+    def _tiered(
+        self, source: Source, committing: Mapping[int, frozenset[tuple[str, int]]]
+    ) -> PartitionReport:
+        """Write the log of a tiered partition. Its open transactions are aborted, except those
+        that were decided to commit: their coordinators write the markers."""
+        where = (source.topic.name, source.partition)
+        aborted = [entry for entry in source.open if where not in committing.get(entry[0], ())]
+        start = end = source.log_start_offset
+        if source.state is not None:
+            end = source.state.next_offset + len(aborted)
+        opened = self._open(*where)
+        if opened is not None:
+            log, leader_epoch = opened
+            if source.state is None:
+                log.truncate_fully_and_start_at(start)
+            else:
+                log.rebuild(source.state, start)
+            for producer_id, epoch, coordinator_epoch in aborted:
+                marker = build_marker(
+                    committed=False,
+                    producer_id=producer_id,
+                    producer_epoch=epoch,
+                    coordinator_epoch=max(0, coordinator_epoch),
+                    timestamp_ms=source.written_ms,
+                )
+                log.append(
+                    marker,
+                    now_ms=source.written_ms,
+                    leader_epoch=leader_epoch,
+                    origin=Origin.COORDINATOR,
+                )
+            assert log.log_end_offset == end
+            self._directory.high_watermarks[where] = end
+        return PartitionReport(
+            *where,
+            True,
+            start,
+            end,
+            source.segments,
+            source.missing,
+            len(aborted),
+            source.newest_ms,
+        )
+
+    def _state(self, topic: str, index: int, pairs: Iterable[Pair]) -> None:
+        opened = self._open(topic, index)
+        if opened is None:
+            return
+        log, leader_epoch = opened
+        left = list(pairs)
+        for at in range(0, len(left), _BATCH_RECORDS):
+            log.append_records(
+                left[at : at + _BATCH_RECORDS], now_ms=self._written_ms, leader_epoch=leader_epoch
+            )
+        self._directory.high_watermarks[(topic, index)] = log.log_end_offset
+
+    def _write_metadata(self) -> None:
+        """Write the snapshot from which the metadata log begins. It has no voters: those that the
+        node is configured with apply."""
+        log = self._directory.open_log(
+            METADATA_TOPIC, 0, LogConfig(), now_ms=self._written_ms, topic_id=wire.TOPIC_ID
+        )
+        snapshot_id = OffsetAndEpoch(self._metadata.image.offset + 1, 0)
+        pairs = ((None, encode(record)) for record in self._metadata.records)
+        data = snapshots.build(
+            snapshot_id, None, backup.batches(pairs), last_timestamp_ms=self._written_ms
+        )
+        path = f"{log.directory}/{snapshots.file_name(snapshot_id)}"
+        self._storage.replace_file(path, data, sync=True)

@@ -1,0 +1,169 @@
+"""The state of groups and transactions of a restored cluster, from the backups. Pure.
+
+A log may come back shorter than it was: what was not in the store is lost, and later records get
+its offsets. So nothing may refer to offsets above the restored end: positions move back to it, and
+share groups forget what they finished above it. Members are gone, and open transactions with them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shoal.coordinator.contract import Record, Replayed
+from shoal.coordinator.group import records as group_records
+from shoal.coordinator.group.records import RecordType
+from shoal.coordinator.share import records as share_records
+from shoal.coordinator.share.state_store import ShareStateShard, StateStoreConfig
+from shoal.record.finished_offsets import FinishedOffsets
+from shoal.transaction import records as transaction_records
+from shoal.transaction.states import State
+from shoal.transaction.transactions import LAST_EPOCH
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from uuid import UUID
+
+    from shoal.coordinator.share.backoff import Delay
+    from shoal.coordinator.share.state_store import ShareState
+    from shoal.transaction.transactions import Transaction
+
+Pair = tuple[bytes, bytes | None]
+#: Records of groups that stay. Those of members and their assignments do not.
+_KEPT = (
+    RecordType.CONSUMER_GROUP_METADATA,
+    RecordType.SHARE_GROUP_METADATA,
+    RecordType.SHARE_GROUP_STATE_PARTITION_METADATA,
+)
+_OFFSETS = (RecordType.OFFSET_COMMIT, RecordType.LEGACY_OFFSET_COMMIT)
+_UNKNOWN = -1
+#: States whose transaction was open. Its records are aborted.
+_OPEN = (State.ONGOING, State.PREPARE_ABORT, State.PREPARE_EPOCH_FENCE)
+
+
+class Ends(NamedTuple):
+    """The end offsets of the restored partitions, by name and by topic id."""
+
+    by_name: Mapping[tuple[str, int], int]
+    by_id: Mapping[tuple[UUID, int], int]
+
+
+def groups(pairs: Iterable[Pair], ends: Ends) -> Iterator[Pair]:
+    """Yield the records of `__consumer_offsets`. Raises `WireError`."""
+    for key, value in pairs:
+        found = group_records.decode(Record(key, value))
+        if found is None or found.value is None or value is None:
+            continue
+        version = int.from_bytes(value[:2], "big")
+        if found.type in _OFFSETS:
+            end = ends.by_name.get((found.key["topic"], found.key["partition"]))
+            if end is not None:
+                fields = _position(found.value, end)
+                yield _pair(group_records.record(found.type, found.key, fields, version))
+        elif found.type is RecordType.GROUP_METADATA:
+            fields = found.value | {"members": [], "leader": None, "protocol": None}
+            yield _pair(group_records.record(found.type, found.key, fields, version))
+        elif found.type in _KEPT:
+            yield key, value
+
+
+def _pair(record: Record) -> Pair:
+    return record.key, record.value
+
+
+def _position(fields: Mapping[str, Any], end: int) -> dict[str, Any]:
+    """Return an offset that is at most `end`. Its epoch is unknown then, and finished offsets above
+    it are delivered again."""
+    out = dict(fields)
+    if out["offset"] > end:
+        out["offset"] = end
+        if "leader_epoch" in out:
+            out["leader_epoch"] = _UNKNOWN
+    ranges = out.get("key_ranges") or ()
+    if any(_reaches(found, end) for found in ranges):
+        out["key_ranges"] = []
+    return out
+
+
+def _reaches(key_range: Mapping[str, Any], end: int) -> bool:
+    chunks = FinishedOffsets.decode(bytes(key_range["finished"])).chunks
+    return key_range["position"] > end or bool(chunks and chunks[-1].last >= end)
+
+
+def share_groups(pairs: Iterable[Pair], ends: Ends) -> Iterator[Pair]:
+    """Yield the records of `__share_group_state`: a snapshot of each share partition."""
+    shard = ShareStateShard(StateStoreConfig(), lambda _topic_id: None)
+    for offset, (key, value) in enumerate(pairs):
+        shard.replay(Record(key, value), Replayed(offset, 0))
+    for state in shard.states():
+        end = ends.by_id.get((state.key.topic_id, state.key.partition))
+        if end is not None:
+            yield _pair(_share_snapshot(state, end))
+
+
+def _share_snapshot(state: ShareState, end: int) -> Record:
+    batches = [
+        batch._replace(last_offset=min(batch.last_offset, end - 1))
+        for batch in map(_Batch._make, state.batches)
+        if batch.first_offset < end
+    ]
+    cut = state.start_offset > end or any(batch[1] >= end for batch in state.batches)
+    return share_records.snapshot(
+        state.key,
+        snapshot_epoch=state.snapshot_epoch + 1,
+        state_epoch=state.state_epoch,
+        # The partition has a leader of a later epoch, by whatever number.
+        leader_epoch=0,
+        start_offset=min(state.start_offset, end),
+        delivery_complete_count=_UNKNOWN if cut else state.delivery_complete_count,
+        create_timestamp=state.create_timestamp,
+        write_timestamp=state.write_timestamp,
+        state_batches=batches,
+        delays=[found for delay in state.delays if (found := _delay(delay, end))],
+    )
+
+
+class _Batch(NamedTuple):
+    """A `StateBatch` with names."""
+
+    first_offset: int
+    last_offset: int
+    state: int
+    delivery_count: int
+
+
+def _delay(delay: Delay, end: int) -> Delay | None:
+    first, last = delay[0], min(delay[1], end - 1)
+    return type(delay)._make((first, last, *delay[2:])) if first <= last else None
+
+
+class Transactions(NamedTuple):
+    """The records of `__transaction_state`, and what is committed as soon as the cluster runs: the
+    partitions of each producer id whose transaction was decided."""
+
+    pairs: list[Pair]
+    committing: dict[int, frozenset[tuple[str, int]]]
+
+
+def transactions(pairs: Iterable[Pair]) -> Transactions:
+    """Abort open transactions and fence their producers. Raises `WireError`."""
+    out = Transactions([], {})
+    for key, value in pairs:
+        found = transaction_records.decode(Record(key, value))
+        transactional_id, transaction = found or ("", None)
+        if transaction is None:
+            continue
+        if transaction.state is State.PREPARE_COMMIT:
+            out.committing[transaction.producer_id] = frozenset(transaction.partitions)
+        elif transaction.state in _OPEN:
+            aborted = _aborted(transaction)
+            out.pairs.append(_pair(transaction_records.record(transactional_id, aborted)))
+            continue
+        out.pairs.append((key, value))
+    return out
+
+
+def _aborted(transaction: Transaction) -> Transaction:
+    epoch = min(transaction.producer_epoch + 1, LAST_EPOCH)
+    return transaction._replace(
+        state=State.COMPLETE_ABORT, producer_epoch=epoch, partitions={}, start_timestamp_ms=-1
+    )

@@ -1,0 +1,158 @@
+"""Objects of a cluster in the bucket, apart from segments: what a cluster is restored from.
+
+An object has a header in JSON, and a body of record batches. The metadata is that of a snapshot of
+the metadata log. The state of a partition of an internal topic is the last record of each key.
+`<cluster>/backup/` has these objects, the lease that shows that the cluster is alive, and the
+incarnation: the id of the last restore, which is in the metadata of the cluster that it made.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from crc32c import crc32c
+
+from shoal.record.batch import CorruptBatch, headers
+from shoal.record.control import ControlType, read_marker
+from shoal.record.records import build_batch, read_records
+from shoal.tiered.segment_object import DamagedObject
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from shoal.record.batch import Buffer
+
+#: CRC-32C of all that follows it, format version, magic, size of the header.
+_HEAD = struct.Struct(">IH6sI")
+_CRC_END = 4
+VERSION = 0
+MAGIC = b"SHOALB"
+#: Records of a batch.
+_BATCH_RECORDS = 200
+
+Pair = tuple[bytes | None, bytes | None]
+
+
+class Backup(NamedTuple):
+    """The header and the body of an object."""
+
+    fields: dict[str, Any]
+    body: bytes
+
+
+def folder(cluster_id: str) -> str:
+    """Return the prefix of a cluster's objects of this kind, without a slash at its end."""
+    return f"{cluster_id}/backup"
+
+
+def lease_key(cluster_id: str) -> str:
+    return f"{folder(cluster_id)}/lease"
+
+
+def incarnation_key(cluster_id: str) -> str:
+    return f"{folder(cluster_id)}/incarnation"
+
+
+def metadata_key(cluster_id: str) -> str:
+    return f"{folder(cluster_id)}/metadata"
+
+
+def state_key(cluster_id: str, topic: str, partition: int) -> str:
+    """Return the key of the state of one partition of an internal topic."""
+    return f"{folder(cluster_id)}/{topic}/{partition}"
+
+
+def encode(fields: Mapping[str, Any], body: bytes) -> bytes:
+    """Return the contents of an object."""
+    header = json.dumps(fields, sort_keys=True).encode()
+    out = bytearray(_HEAD.pack(0, VERSION, MAGIC, len(header)))
+    out += header
+    out += body
+    out[:_CRC_END] = crc32c(memoryview(out)[_CRC_END:]).to_bytes(_CRC_END, "big")
+    return bytes(out)
+
+
+def decode(data: Buffer) -> Backup:
+    """Parse the contents of an object. Raises `DamagedObject`."""
+    if len(data) < _HEAD.size:
+        raise DamagedObject(f"an object of {len(data)} bytes is not a backup")
+    crc, version, magic, size = _HEAD.unpack_from(data)
+    if magic != MAGIC:
+        raise DamagedObject("the object is not a backup")
+    if version > VERSION:
+        raise DamagedObject(
+            f"the backup has format {version} of a newer release; this release reads {VERSION}"
+        )
+    if crc32c(memoryview(data)[_CRC_END:]) != crc:
+        raise DamagedObject("the backup has a wrong checksum")
+    at = _HEAD.size + size
+    return Backup(json.loads(bytes(data[_HEAD.size : at])), bytes(data[at:]))
+
+
+def batches(pairs: Iterable[Pair]) -> Iterator[bytes]:
+    """Yield (key, value) records as batches, in their order."""
+    left = iter(pairs)
+    while some := list(islice(left, _BATCH_RECORDS)):
+        yield bytes(build_batch([(0, key, value, ()) for key, value in some]))
+
+
+def pairs_of(body: Buffer) -> Iterator[Pair]:
+    """Yield the (key, value) records of batches. Raises `DamagedObject`."""
+    try:
+        for at, header in headers(body):
+            if not header.is_control:
+                for record in read_records(body, at):
+                    yield record.key, record.value
+    except CorruptBatch as error:
+        raise DamagedObject(f"the backup has damaged records: {error}") from None
+
+
+class LiveRecords:
+    """The last record of each key in one partition of an internal topic, replayed from its log.
+
+    With `updates`, keys of two types differ in their first two bytes: a record whose key begins
+    with `updates` changes what the last record of the other type has, and both count. Records of
+    transactions count from their commit on.
+    """
+
+    def __init__(self, updates: bytes | None = None) -> None:
+        self._updates = updates
+        self._live: dict[bytes, list[tuple[bytes, bytes]]] = {}
+        #: The records of open transactions, by producer id.
+        self.open: dict[int, list[Pair]] = {}
+
+    def replay(self, data: Buffer) -> None:
+        """Apply whole batches. Raises `CorruptBatch`."""
+        for at, header in headers(data):
+            if header.is_control:
+                marker = read_marker(data, at)
+                ended = self.open.pop(header.producer_id, [])
+                if marker is not None and marker.control_type is ControlType.COMMIT:
+                    self.put(ended)
+                continue
+            found: list[Pair] = [(record.key, record.value) for record in read_records(data, at)]
+            if header.is_transactional:
+                self.open.setdefault(header.producer_id, []).extend(found)
+            else:
+                self.put(found)
+
+    def put(self, pairs: Iterable[Pair]) -> None:
+        """Apply committed records."""
+        for key, value in pairs:
+            if key is None:
+                continue
+            name = key if self._updates is None else key[2:]
+            if value is None:
+                self._live.pop(name, None)
+            elif self._updates is not None and key.startswith(self._updates):
+                self._live.setdefault(name, []).append((key, value))
+            else:
+                self._live.pop(name, None)
+                self._live[name] = [(key, value)]
+
+    def __iter__(self) -> Iterator[Pair]:
+        for records in self._live.values():
+            yield from records

@@ -1,0 +1,212 @@
+"""The backups of a cluster in its bucket, and to whom the bucket belongs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from log_material import NOW_MS, open_log
+from object_stores import FaultyStore
+from shoal.log.memory import MemoryStorage
+from shoal.metadata.controller import registration
+from shoal.metadata.image import BrokerImage
+from shoal.metadata.records import MetadataRecord, decode
+from shoal.replication.partition import Partition
+from shoal.server.tiered import restored_metadata
+from shoal.server.tiered.backups import INCARNATION, Backups, Lease
+from shoal.tiered import backup
+from shoal.tiered.store import BytesSource
+from tiered_world import Clock
+
+if TYPE_CHECKING:
+    from shoal.metadata.image import MetadataImage
+
+CLUSTER = "cluster"
+LEASE, STATE = backup.lease_key(CLUSTER), backup.state_key(CLUSTER, "__consumer_offsets", 0)
+METADATA = backup.metadata_key(CLUSTER)
+
+
+class Lines:
+    """A log that keeps its errors and warnings."""
+
+    def __init__(self) -> None:
+        self.errors: list[str] = []
+        self.warnings: list[str] = []
+
+    def error(self, line: str, **_: object) -> None:
+        self.errors.append(line)
+
+    def warning(self, line: str, **_: object) -> None:
+        self.warnings.append(line)
+
+
+class Node:
+    """What backups use of a node."""
+
+    def __init__(self, id: int) -> None:
+        self.id = id
+        self.loop = asyncio.get_running_loop()
+        self.clock = Clock()
+        self.log = Lines()
+
+
+class Cache:
+    """A cache with one image."""
+
+    def __init__(self, image: MetadataImage) -> None:
+        self.image = image
+
+
+def image(offset: int = 10, incarnation: str = "") -> MetadataImage:
+    """Return the image of a cluster with the brokers 2 and 3."""
+    records = [
+        registration(BrokerImage(id, UUID(int=id), id, (), {}, fenced=False), id) for id in (3, 2)
+    ]
+    if incarnation:
+        fields = {
+            "resource_type": 4,
+            "resource_name": "",
+            "name": INCARNATION,
+            "value": incarnation,
+        }
+        records.append(MetadataRecord("ConfigRecord", fields))
+    return restored_metadata.image_of(records, offset)
+
+
+class Broker:
+    """The lease and the backups of one broker, which leads a partition of `__consumer_offsets`."""
+
+    def __init__(self, store: FaultyStore, id: int = 2, epoch: int = 5) -> None:
+        self.node = Node(id)
+        self.cache = Cache(image())
+        self.log = open_log(MemoryStorage())
+        self.partition = Partition(
+            "__consumer_offsets",
+            UUID(int=1),
+            0,
+            self.log,
+            node_id=id,
+            leader_id=id,
+            leader_epoch=epoch,
+            isr=(id,),
+            replicas=(id,),
+        )
+        node: Any = self.node
+        cache: Any = self.cache
+        partitions: Any = [self.partition]
+        self.lease = Lease(node, cache, store, CLUSTER)
+        self.backups = Backups(node, cache, partitions, store, self.lease, CLUSTER)
+
+    def append(self, *pairs: tuple[bytes, bytes | None]) -> None:
+        self.partition.append_records(pairs, now_ms=NOW_MS)
+
+
+def puts(store: FaultyStore) -> list[str]:
+    """Return the keys that were written since the last call."""
+    found = [key for operation, key in store.calls if operation == "put"]
+    store.calls.clear()
+    return found
+
+
+def test_the_broker_with_the_smallest_id_writes_the_lease() -> None:
+    async def main() -> None:
+        store = FaultyStore()
+        for id, expected in ((2, [LEASE]), (3, [])):
+            broker = Broker(store, id)
+            await broker.lease.check()
+            assert broker.lease.confirmed.is_set()
+            assert puts(store) == expected
+
+    asyncio.run(main())
+
+
+def test_a_bucket_that_belongs_to_a_restored_cluster() -> None:
+    async def main() -> None:
+        store = FaultyStore()
+        lost, restored = Broker(store), Broker(store)
+        restored.cache.image = image(incarnation="new")
+        await lost.lease.check()
+        await store.put(backup.incarnation_key(CLUSTER), BytesSource(b"new"))
+        puts(store)
+        for _ in range(2):
+            await lost.lease.check()
+        assert lost.lease.is_lost
+        assert not lost.lease.confirmed.is_set()
+        assert len(lost.node.log.errors) == 1
+        assert puts(store) == []
+        await restored.lease.check()
+        assert not restored.lease.is_lost
+        assert puts(store) == [LEASE]
+
+    asyncio.run(main())
+
+
+def test_what_has_changed_is_written() -> None:
+    async def main() -> None:
+        store = FaultyStore()
+        broker = Broker(store)
+        broker.append((b"a", b"1"), (b"b", b"1"))
+        await broker.backups.run()
+        assert puts(store) == [METADATA, STATE]
+        await broker.backups.run()
+        assert puts(store) == []
+        broker.append((b"a", b"2"))
+        await broker.backups.run()
+        assert puts(store) == [STATE]
+        found = backup.decode(store.objects[STATE])
+        assert list(backup.pairs_of(found.body)) == [(b"b", b"1"), (b"a", b"2")]
+        broker.cache.image = image(11)
+        await broker.backups.run()
+        assert puts(store) == [METADATA]
+        found = backup.decode(store.objects[METADATA])
+        kinds = [decode(value).kind for _, value in backup.pairs_of(found.body) if value]
+        assert (kinds, found.fields["offset"]) == (["RegisterBrokerRecord"] * 2, 11)
+        assert broker.backups.written_total == 4
+
+    asyncio.run(main())
+
+
+def test_only_one_broker_writes_the_metadata() -> None:
+    async def main() -> None:
+        store = FaultyStore()
+        await Broker(store, 3).backups.run()
+        assert puts(store) == [STATE]
+
+    asyncio.run(main())
+
+
+def test_an_earlier_leader_does_not_replace_a_backup() -> None:
+    async def main() -> None:
+        store = FaultyStore()
+        newer, earlier = Broker(store, epoch=6), Broker(store, epoch=5)
+        newer.append((b"a", b"new"))
+        earlier.append((b"a", b"old"))
+        await newer.backups.run()
+        earlier.cache.image = image(9)
+        await earlier.backups.run()
+        found = backup.decode(store.objects[STATE])
+        assert list(backup.pairs_of(found.body)) == [(b"a", b"new")]
+        assert backup.decode(store.objects[METADATA]).fields["offset"] == 10
+
+    asyncio.run(main())
+
+
+def test_a_backup_that_fails_is_written_later() -> None:
+    async def main() -> None:
+        fault = "500"
+        store = FaultyStore(lambda operation, _key: fault if operation == "put" else "")
+        broker = Broker(store)
+        await broker.backups.run()
+        assert (broker.backups.failed_total, len(broker.node.log.warnings)) == (2, 2)
+        fault = ""
+        puts(store)
+        await broker.backups.run()
+        assert puts(store) == [METADATA, STATE]
+        # A damaged object is replaced.
+        store.objects[STATE] = b"damaged"
+        broker.append((b"a", b"1"))
+        await broker.backups.run()
+        assert backup.decode(store.objects[STATE]).fields["high_watermark"] == 1
+
+    asyncio.run(main())
