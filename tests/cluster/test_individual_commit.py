@@ -273,6 +273,41 @@ def test_a_coordinator_without_individual_commits(broker: ShoalProcess) -> None:
     asyncio.run(main())
 
 
+def test_a_commit_ends_while_records_are_finished(broker: ShoalProcess) -> None:
+    """It has what was finished when it began, and does not wait for what other tasks finish."""
+    count = 5_000
+    with WireClient(broker.bootstrap) as wire:
+        wire.create_topic("many", 1)
+        wire.produce("many", *[b"v"] * count)
+
+    async def main() -> None:
+        async with Client(broker.bootstrap) as client:
+            consumer = await GroupConsumer.join(
+                client.cluster,
+                "many",
+                ["many"],
+                reset=Reset.EARLIEST,
+                individual_commit=IndividualCommit(interval_ms=60_000, records=count),
+            )
+            records = await polled(consumer, count)
+
+            async def finish() -> None:
+                for record in records:
+                    consumer.finished(record)
+                    await asyncio.sleep(0)
+
+            finishing = asyncio.create_task(finish())
+            await asyncio.sleep(0)
+            await consumer.commit()
+            assert not finishing.done()
+            await finishing
+            await consumer.close()
+            found = expect(await client.admin.groups.offsets(["many"]))["many"]
+            assert found[TopicPartition("many", 0)].offset == count
+
+    asyncio.run(main())
+
+
 def test_finished_checks_its_record(broker: ShoalProcess) -> None:
     async def main() -> None:
         async with Client(broker.bootstrap) as client, await joined(client) as consumer:

@@ -433,7 +433,8 @@ class GroupConsumer:
                 raise
 
     async def _commit_finished(self, timeout_ms: int | None) -> None:
-        """Commit what is finished, in requests with at most the broker's number of ranges."""
+        """Commit what is finished now, in requests with at most the broker's number of ranges. What
+        other tasks finish meanwhile waits for a later commit."""
         async with self._commit_lock:
             self._finished_count = 0
             while True:
@@ -442,12 +443,12 @@ class GroupConsumer:
                     return
 
     async def _commit_some(self) -> bool:
-        """Send one commit. Return whether there was something to commit."""
+        """Send one commit. Return whether another request has to follow."""
         member = self.membership
         node = await self.cluster.coordinator(member.group)
         link = await self.cluster.connection(node, "coordinator")
         self._check_coordinator(link)
-        commits = self._to_commit(individually=INDIVIDUAL_COMMIT_FEATURE in link.features)
+        commits, more = self._to_commit(individually=INDIVIDUAL_COMMIT_FEATURE in link.features)
         if not commits:
             return False
         version = link.version(ApiKey.OFFSET_COMMIT, 9)
@@ -459,7 +460,7 @@ class GroupConsumer:
                 result |= commits[TopicPartition(topic["name"], result["partition_index"])].fields()
         answer = await link.request(ApiKey.OFFSET_COMMIT, body, version=version)
         self._answered(commits, answer)
-        return True
+        return more
 
     def _check_coordinator(self, link: Connection) -> None:
         """Commit everything again over a new connection: another coordinator may lack it."""
@@ -486,9 +487,9 @@ class GroupConsumer:
                 self.cluster.forget_coordinator(group)
             raise error
 
-    def _to_commit(self, *, individually: bool) -> dict[TopicPartition, Commit]:
-        """Return the commits of one request. A coordinator without individual commits, such as one
-        that is not upgraded yet, gets the positions alone."""
+    def _to_commit(self, *, individually: bool) -> tuple[dict[TopicPartition, Commit], bool]:
+        """Return the commits of one request, and whether more may be left. A coordinator without
+        individual commits, such as one that is not upgraded yet, gets the positions alone."""
         commits: dict[TopicPartition, Commit] = {}
         ranges = 0
         for where, progress in self._progress.items():
@@ -500,9 +501,9 @@ class GroupConsumer:
                 continue
             ranges += progress.ranges
             if commits and ranges > self._ranges_max:
-                break
+                return commits, True
             commits[where] = commit
-        return commits
+        return commits, any(len(c.ranges) >= self._ranges_max for c in commits.values())
 
     async def close(self) -> None:
         """Commit, leave the group, and give up its partitions."""
