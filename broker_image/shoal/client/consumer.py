@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from shoal.client import message_fields
 from shoal.client.cluster import Cluster, TopicPartition
@@ -30,7 +30,7 @@ from shoal.record.finished_offsets import EMPTY, FinishedOffsets
 from shoal.record.key_ranges import KeyRanges
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from shoal.client.connection import Connection
 
@@ -70,6 +70,17 @@ class ConsumedRecord(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
+
+
+class RebalanceListener(Protocol):
+    """Is called while `GroupConsumer.poll` or `tend` gives partitions up."""
+
+    async def revoked(self, partitions: Collection[TopicPartition]) -> None:
+        """Complete the work on these partitions. The member commits what is finished afterwards,
+        and then another member gets them."""
+
+    async def lost(self, partitions: Collection[TopicPartition]) -> None:
+        """End the work on these partitions. Another member may have them already."""
 
 
 class Reader:
@@ -255,6 +266,7 @@ class GroupConsumer:
         self._reader = Reader(cluster, {}, isolation=isolation, reset=reset)
         self._reset = reset
         self._committed: dict[TopicPartition, int] = {}
+        self.listener: RebalanceListener | None = None
 
     @classmethod
     async def join(
@@ -303,25 +315,34 @@ class GroupConsumer:
     def positions(self) -> Mapping[TopicPartition, int]:
         return self._reader.positions
 
+    @property
+    def commits_individually(self) -> bool:
+        return self._individual is not None
+
     async def poll(self, max_wait_ms: int = 500) -> Iterator[ConsumedRecord]:
-        """Return new records of the partitions that this member owns.
+        """Return new records of the partitions that this member owns, decoded on demand.
 
         With individual commits, commit first if the time or the number of finished records is
         reached. Records that the group has finished are left out, and a partition at the limit of
         ranges has no new records. Pass each returned record to `finished`.
         """
-        self.membership.check()
-        await self._reconcile()
-        if self._individual is not None:
-            await self._commit_when_due()
+        await self.tend()
         if not self._reader.positions:
             await self.membership.changed(max_wait_ms / 1000)
             return iter(())
         if self._individual is not None:
-            return iter(await self._poll_unfinished(max_wait_ms))
+            return await self._poll_unfinished(max_wait_ms)
         return await self._reader.poll(max_wait_ms)
 
-    async def _poll_unfinished(self, max_wait_ms: int) -> list[ConsumedRecord]:
+    async def tend(self) -> None:
+        """Do what `poll` does besides fetching: give up and take over partitions, and commit if
+        that is due. Call it at intervals while no new records are wanted."""
+        self.membership.check()
+        await self._reconcile()
+        if self._individual is not None:
+            await self._commit_when_due()
+
+    async def _poll_unfinished(self, max_wait_ms: int) -> Iterator[ConsumedRecord]:
         """Return the new records that are not finished."""
         before = {
             where: position
@@ -333,19 +354,19 @@ class GroupConsumer:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max_wait_ms / 1000):
                     await self._room.wait()
-            return []
+            return iter(())
         fetched = await self._reader.fetch(before, max_wait_ms)
-        records = [
-            ConsumedRecord(one.topic, one.partition, *record)
-            for one in fetched
-            for record in self._progress[TopicPartition(one.topic, one.partition)].deliver(one)
-        ]
+        new = [(one, self._progress[TopicPartition(one.topic, one.partition)]) for one in fetched]
         read = {TopicPartition(one.topic, one.partition) for one in fetched}
         for where, position in before.items():
             now = self._reader.positions.get(where, position)
             if where not in read and now != position:
                 self._progress[where].jump(position, now)
-        return records
+        return (
+            ConsumedRecord(one.topic, one.partition, *record)
+            for one, progress in new
+            for record in progress.deliver(one)
+        )
 
     def finished(self, record: ConsumedRecord) -> None:
         """Finish a record that `poll` returned, in any order. A later `poll`, `commit` or `close`
@@ -521,9 +542,12 @@ class GroupConsumer:
         while member.lost or member.owned != member.assignment:
             if member.lost:
                 member.lost = False
+                lost = list(self._reader.positions)
                 self._reader.positions.clear()
                 self._committed.clear()
                 self._progress.clear()
+                if lost and self.listener is not None:
+                    await self.listener.lost(lost)
                 continue
             wanted = dict(member.assignment)
             await self._take_over(wanted)
@@ -549,7 +573,10 @@ class GroupConsumer:
             for p in some
         }
         positions = self._reader.positions
-        if set(positions) - target and self.membership.member_epoch > 0:
+        leaving = set(positions) - target
+        if leaving and self.listener is not None:
+            await self.listener.revoked(leaving)
+        if leaving and self.membership.member_epoch > 0:
             try:
                 if self._individual is None:
                     await self.commit()
@@ -558,6 +585,8 @@ class GroupConsumer:
             except ClientError as error:
                 if not isinstance(error, KafkaError):
                     raise
+        if self.membership.lost:
+            return
         for where in [p for p in positions if p not in target]:
             del positions[where]
             self._committed.pop(where, None)
