@@ -30,7 +30,7 @@ from shoal.record.finished_offsets import EMPTY, FinishedOffsets
 from shoal.record.key_ranges import KeyRanges
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from shoal.client.connection import Connection
 
@@ -387,6 +387,40 @@ class GroupConsumer:
         self._finished_count += 1
         if progress.ranges < self._ranges_max:
             self._room.set()
+
+    def commits_of(self, records: Iterable[ConsumedRecord]) -> dict[TopicPartition, Commit]:
+        """Return what a transaction commits to finish records that `poll` returned. They are not
+        finished before `committed_in_transaction`.
+
+        Raises `KafkaError` TRANSACTION_ABORTABLE if a record was revoked or finished since, and
+        `ValueError` without `individual_commit`.
+        """
+        if self._individual is None:
+            raise ValueError("join the group with individual_commit to finish records individually")
+        offsets: dict[TopicPartition, list[int]] = {}
+        for record in records:
+            where = TopicPartition(record.topic, record.partition)
+            offsets.setdefault(where, []).append(record.offset)
+        commits = {}
+        for where, some in offsets.items():
+            progress = self._progress.get(where)
+            try:
+                if progress is None or self.membership.lost:
+                    raise ValueError("the partition was revoked")
+                commits[where] = progress.commit_of(some)
+            except ValueError as error:
+                raise KafkaError(
+                    ErrorCode.transaction_abortable,
+                    f"this member no longer has records of {where}: {error}",
+                ) from None
+        return commits
+
+    def committed_in_transaction(self, commits: Mapping[TopicPartition, Commit]) -> None:
+        """Finish what a transaction with these `commits_of` has committed."""
+        for where, commit in commits.items():
+            if where in self._progress:
+                self._progress[where].committed_in_transaction(commit)
+        self._room.set()
 
     def rewind(self, where: TopicPartition, offset: int) -> None:
         """Move a position back to `offset` if it is ahead; `commit` then commits that.
