@@ -75,7 +75,8 @@ bench-security: venv java    ## compare TLS, logins and permissions with Apache 
 	$(BIN)/python bench/run_security.py $(BENCH)
 bench-streams: venv java     ## compare streams groups with Apache Kafka
 	$(BIN)/python bench/run_streams.py $(BENCH)
-bench-queues: venv          ## measure Shoal's additions to share groups
+bench-queues: venv java     ## measure Shoal's additions to share groups and consumer groups
+	@test -d bench/lib || mvn -q -f bench/parallel-consumer.xml dependency:copy-dependencies -DoutputDirectory=lib
 	$(BIN)/python bench/queues.py $(BENCH)
 bench-cluster: venv java    ## compare three brokers with Apache Kafka, with BENCH_KILLS=10 kills per row
 	$(BIN)/python bench/run_cluster.py $(BENCH)

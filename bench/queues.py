@@ -1,7 +1,8 @@
 """Shoal's additions to share groups, compared with the same load without them: `make bench-queues`.
 
-Key order, a hot key, delayed records, dead letters with a killed broker, and readers of key
-ranges. Kafka has none of them, so every figure is Shoal's and has an absolute goal. Prints one
+Key order, a hot key, delayed records, dead letters with a killed broker, readers of key ranges, and
+key workers. Kafka has none of them, so every figure is Shoal's and has an absolute goal. Only key
+workers are compared, with a plain member and with Confluent's Parallel Consumer. Prints one
 table and writes it into bench/results/queues.json and .md. `--only WORD` selects loads, `--rounds
 N` repeats them. A load that finds an error (`load_checks.py`) has a row "failed", and the exit code
 is 1.
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from brokers import Shoal, free_port
 from confluent_kafka import Consumer, KafkaException, Producer, ShareConsumer
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from key_workers import key_workers, parallel_consumer
 from load_checks import (
     LoadFailed,
     Sent,
@@ -478,6 +480,8 @@ LOADS: dict[str, Callable[[Measured, Run], Figures]] = {
     "dead letters": dead_letters,
     "dead letters over kill -9": dead_letters_over_a_kill,
     "key ranges": lambda b, r: key_ranges(b, r, fill),
+    "100 key workers": lambda b, r: key_workers(b, r, fill),
+    "100 key workers, Parallel Consumer": lambda b, r: parallel_consumer(b, r, fill),
 }
 #: Goals by load and figure.
 GOALS = {
@@ -492,9 +496,16 @@ GOALS = {
     ("dead letters", "lost"): Goal(0, more=False, alone=True),
     ("dead letters over kill -9", "lost"): Goal(0, more=False, alone=True),
     ("key ranges", "ratio_by_readers"): Goal(1.5, more=False, alone=True),
+    ("100 key workers", "ratio_to_plain"): Goal(60, alone=True),
+    ("100 key workers, Parallel Consumer", "ratio_to_parallel_consumer"): Goal(1.0, alone=True),
 }
 FIGURES = (
     "rate",
+    "workers_per_s",
+    "plain_per_s",
+    "ratio_to_plain",
+    "parallel_consumer_per_s",
+    "ratio_to_parallel_consumer",
     "unordered_per_s",
     "ordered_per_s",
     "ratio",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import client_scenarios
 import pytest
+import transaction_scenarios
 from confluent_kafka import Producer
 from kafkas import KafkaProcess
 from shoal.client.batches import Isolation
@@ -90,7 +91,9 @@ def _certificate(folder: Path) -> Path:
     return pair
 
 
-@pytest.mark.parametrize("scenario", client_scenarios.ALL, ids=lambda s: s.__name__)
+@pytest.mark.parametrize(
+    "scenario", client_scenarios.ALL + transaction_scenarios.ALL, ids=lambda s: s.__name__
+)
 def test_scenario(scenario: Callable[[Client], Awaitable[None]], kafka: KafkaProcess) -> None:
     async def run() -> None:
         async with Client(kafka.bootstrap) as client:

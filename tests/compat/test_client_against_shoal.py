@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import client_scenarios
 import pytest
+import transaction_scenarios
 from servers import ShoalProcess
 from shoal.client.client import Client, SyncClient
 from shoal.client.errors import expect
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 
-@pytest.mark.parametrize("scenario", client_scenarios.ALL, ids=lambda s: s.__name__)
+@pytest.mark.parametrize(
+    "scenario", client_scenarios.ALL + transaction_scenarios.ALL, ids=lambda s: s.__name__
+)
 def test_scenario(
     scenario: Callable[[Client], Awaitable[None]], roomy_broker: ShoalProcess
 ) -> None:

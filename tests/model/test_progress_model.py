@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -15,6 +16,7 @@ from shoal.client.progress import Progress
 from shoal.coordinator.group import individual_commit
 from shoal.coordinator.group.individual_commit import KeyRange
 from shoal.coordinator.group.settings import GroupSettings
+from shoal.protocol.errors import ApiError
 
 if TYPE_CHECKING:
     from shoal.client.fetcher import Fetched
@@ -54,6 +56,8 @@ class Members(RuleBasedStateMachine):
     def _start(self) -> None:
         """A new member starts where the committed progress is."""
         stored = self.stored
+        #: The member keeps this, even if a commit without individual ones replaces it.
+        self.known_finished = self._committed()
         if stored is None:
             self.member = Progress(self.log_start, committed=False)
             self.at = self.log_start
@@ -75,8 +79,8 @@ class Members(RuleBasedStateMachine):
         rows = [Row(o) for o in range(self.at, end) if o not in self.holes]
         fetched = cast("Fetched", Batch(self.at, end, rows))
         delivered = [record.offset for record in self.member.deliver(fetched)]
-        committed = self._committed()
-        assert delivered == [row.offset for row in rows if row.offset not in committed]
+        known = self.known_finished
+        assert delivered == [row.offset for row in rows if row.offset not in known]
         self.in_flight |= set(delivered)
         self.at = end
 
@@ -119,6 +123,25 @@ class Members(RuleBasedStateMachine):
         (fields,) = commit.fields()["key_ranges"]
         checked = individual_commit.checked([KeyRange(**fields)], SETTINGS)
         self.stored = individual_commit.advanced(self.stored, checked, 1, SETTINGS)
+
+    @precondition(lambda self: self.in_flight)
+    @rule(data=st.data(), end=st.sampled_from(["commit", "abort", "death"]))
+    def transact(self, data: st.DataObject, end: str) -> None:
+        """A transaction finishes records, unless it aborts. The member may die at its end."""
+        some = data.draw(st.sets(st.sampled_from(sorted(self.in_flight)), min_size=1))
+        commit = self.member.commit_of(some)
+        if end == "abort":
+            return
+        try:
+            self._store(commit)
+        except ApiError:  # Too many ranges: it must abort.
+            return
+        self.finished |= some
+        if end == "death":
+            self._start()
+            return
+        self.in_flight -= some
+        self.member.committed_in_transaction(commit)
 
     @rule()
     def die(self) -> None:
@@ -172,6 +195,21 @@ def test_an_earlier_start_replaces_the_commit() -> None:
     assert member.to_commit(MAX_RANGES) is None
     member.finish(6, 6)
     assert member.to_commit(MAX_RANGES) == (4, ((6, 6),), False)
+
+
+def test_a_transaction_is_not_committed_again() -> None:
+    member = Progress(0, committed=True)
+    commits = [member.commit_of([7, 0]), member.commit_of([5, 1])]
+    assert commits == [(1, ((7, 7),), False), (0, ((1, 1), (5, 5)), False)]
+    assert member.to_commit(MAX_RANGES) is None
+    for commit in commits:
+        member.committed_in_transaction(commit)
+    assert (member.position, member.ranges) == (2, 2)
+    assert member.to_commit(MAX_RANGES) is None
+    member.finish(2, 2)
+    assert member.to_commit(MAX_RANGES) == (3, (), False)
+    with pytest.raises(ValueError, match="offset 5 is finished already"):
+        member.commit_of([4, 5])
 
 
 def test_only_changes_are_committed_again() -> None:

@@ -22,6 +22,7 @@ from shoal.client.fetcher import Fetched, Fetcher, Isolation
 from shoal.client.producer import Producer
 from shoal.client.settings import Settings
 from shoal.client.share import ShareSession
+from shoal.client.transactional_producer import TransactionalProducer
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping, Sequence
@@ -49,6 +50,12 @@ class Client:
     def producer(self, **options: Any) -> Producer:
         """Return a producer; see `Producer` for the options."""
         return Producer(self.cluster, **options)
+
+    async def transactional_producer(
+        self, transactional_id: str, **options: Any
+    ) -> TransactionalProducer:
+        """Start a transactional producer; see `TransactionalProducer.start`."""
+        return await TransactionalProducer.start(self.cluster, transactional_id, **options)
 
     async def fetch_range(
         self,

@@ -279,6 +279,7 @@ class Cluster:
         attempt: Callable[[], Awaitable[V]],
         timeout_ms: int | None = None,
         *,
+        pause_ms: int = BACKOFF_MS,
         pause_ms_max: int = BACKOFF_MS_MAX,
     ) -> V:
         """Call `attempt` until it succeeds, fails permanently, or `timeout_ms` is over.
@@ -287,7 +288,7 @@ class Cluster:
         that starts late.
         """
         deadline = self._deadline(timeout_ms)
-        backoff = self.backoff(most_ms=pause_ms_max)
+        backoff = self.backoff(pause_ms, pause_ms_max)
         while True:
             try:
                 return await attempt()

@@ -72,6 +72,8 @@ class Connection(asyncio.Protocol):
         self.address = address
         self.versions: dict[int, range] = {}
         self.features: dict[str, range] = {}
+        #: Levels of the features that the cluster had finalized when the connection opened.
+        self.finalized: dict[str, int] = {}
         self.settings = settings
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -433,4 +435,8 @@ async def _negotiate(connection: Connection) -> None:
     connection.features = {
         result.name: range(result.min_version, result.max_version + 1)
         for result in getattr(answer, "supported_features", None) or ()
+    }
+    connection.finalized = {
+        result.name: result.max_version_level
+        for result in getattr(answer, "finalized_features", None) or ()
     }

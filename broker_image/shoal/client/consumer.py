@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from shoal.client import message_fields
 from shoal.client.cluster import Cluster, TopicPartition
@@ -30,7 +30,7 @@ from shoal.record.finished_offsets import EMPTY, FinishedOffsets
 from shoal.record.key_ranges import KeyRanges
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from shoal.client.connection import Connection
 
@@ -70,6 +70,17 @@ class ConsumedRecord(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
+
+
+class RebalanceListener(Protocol):
+    """Is called while `GroupConsumer.poll` or `tend` gives partitions up."""
+
+    async def revoked(self, partitions: Collection[TopicPartition]) -> None:
+        """Complete the work on these partitions. The member commits what is finished afterwards,
+        and then another member gets them."""
+
+    async def lost(self, partitions: Collection[TopicPartition]) -> None:
+        """End the work on these partitions. Another member may have them already."""
 
 
 class Reader:
@@ -255,6 +266,7 @@ class GroupConsumer:
         self._reader = Reader(cluster, {}, isolation=isolation, reset=reset)
         self._reset = reset
         self._committed: dict[TopicPartition, int] = {}
+        self.listener: RebalanceListener | None = None
 
     @classmethod
     async def join(
@@ -303,25 +315,34 @@ class GroupConsumer:
     def positions(self) -> Mapping[TopicPartition, int]:
         return self._reader.positions
 
+    @property
+    def commits_individually(self) -> bool:
+        return self._individual is not None
+
     async def poll(self, max_wait_ms: int = 500) -> Iterator[ConsumedRecord]:
-        """Return new records of the partitions that this member owns.
+        """Return new records of the partitions that this member owns, decoded on demand.
 
         With individual commits, commit first if the time or the number of finished records is
         reached. Records that the group has finished are left out, and a partition at the limit of
         ranges has no new records. Pass each returned record to `finished`.
         """
-        self.membership.check()
-        await self._reconcile()
-        if self._individual is not None:
-            await self._commit_when_due()
+        await self.tend()
         if not self._reader.positions:
             await self.membership.changed(max_wait_ms / 1000)
             return iter(())
         if self._individual is not None:
-            return iter(await self._poll_unfinished(max_wait_ms))
+            return await self._poll_unfinished(max_wait_ms)
         return await self._reader.poll(max_wait_ms)
 
-    async def _poll_unfinished(self, max_wait_ms: int) -> list[ConsumedRecord]:
+    async def tend(self) -> None:
+        """Do what `poll` does besides fetching: give up and take over partitions, and commit if
+        that is due. Call it at intervals while no new records are wanted."""
+        self.membership.check()
+        await self._reconcile()
+        if self._individual is not None:
+            await self._commit_when_due()
+
+    async def _poll_unfinished(self, max_wait_ms: int) -> Iterator[ConsumedRecord]:
         """Return the new records that are not finished."""
         before = {
             where: position
@@ -333,19 +354,19 @@ class GroupConsumer:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max_wait_ms / 1000):
                     await self._room.wait()
-            return []
+            return iter(())
         fetched = await self._reader.fetch(before, max_wait_ms)
-        records = [
-            ConsumedRecord(one.topic, one.partition, *record)
-            for one in fetched
-            for record in self._progress[TopicPartition(one.topic, one.partition)].deliver(one)
-        ]
+        new = [(one, self._progress[TopicPartition(one.topic, one.partition)]) for one in fetched]
         read = {TopicPartition(one.topic, one.partition) for one in fetched}
         for where, position in before.items():
             now = self._reader.positions.get(where, position)
             if where not in read and now != position:
                 self._progress[where].jump(position, now)
-        return records
+        return (
+            ConsumedRecord(one.topic, one.partition, *record)
+            for one, progress in new
+            for record in progress.deliver(one)
+        )
 
     def finished(self, record: ConsumedRecord) -> None:
         """Finish a record that `poll` returned, in any order. A later `poll`, `commit` or `close`
@@ -366,6 +387,40 @@ class GroupConsumer:
         self._finished_count += 1
         if progress.ranges < self._ranges_max:
             self._room.set()
+
+    def commits_of(self, records: Iterable[ConsumedRecord]) -> dict[TopicPartition, Commit]:
+        """Return what a transaction commits to finish records that `poll` returned. They are not
+        finished before `committed_in_transaction`.
+
+        Raises `KafkaError` TRANSACTION_ABORTABLE if a record was revoked or finished since, and
+        `ValueError` without `individual_commit`.
+        """
+        if self._individual is None:
+            raise ValueError("join the group with individual_commit to finish records individually")
+        offsets: dict[TopicPartition, list[int]] = {}
+        for record in records:
+            where = TopicPartition(record.topic, record.partition)
+            offsets.setdefault(where, []).append(record.offset)
+        commits = {}
+        for where, some in offsets.items():
+            progress = self._progress.get(where)
+            try:
+                if progress is None or self.membership.lost:
+                    raise ValueError("the partition was revoked")
+                commits[where] = progress.commit_of(some)
+            except ValueError as error:
+                raise KafkaError(
+                    ErrorCode.transaction_abortable,
+                    f"this member no longer has records of {where}: {error}",
+                ) from None
+        return commits
+
+    def committed_in_transaction(self, commits: Mapping[TopicPartition, Commit]) -> None:
+        """Finish what a transaction with these `commits_of` has committed."""
+        for where, commit in commits.items():
+            if where in self._progress:
+                self._progress[where].committed_in_transaction(commit)
+        self._room.set()
 
     def rewind(self, where: TopicPartition, offset: int) -> None:
         """Move a position back to `offset` if it is ahead; `commit` then commits that.
@@ -433,7 +488,8 @@ class GroupConsumer:
                 raise
 
     async def _commit_finished(self, timeout_ms: int | None) -> None:
-        """Commit what is finished, in requests with at most the broker's number of ranges."""
+        """Commit what is finished now, in requests with at most the broker's number of ranges. What
+        other tasks finish meanwhile waits for a later commit."""
         async with self._commit_lock:
             self._finished_count = 0
             while True:
@@ -442,12 +498,12 @@ class GroupConsumer:
                     return
 
     async def _commit_some(self) -> bool:
-        """Send one commit. Return whether there was something to commit."""
+        """Send one commit. Return whether another request has to follow."""
         member = self.membership
         node = await self.cluster.coordinator(member.group)
         link = await self.cluster.connection(node, "coordinator")
         self._check_coordinator(link)
-        commits = self._to_commit(individually=INDIVIDUAL_COMMIT_FEATURE in link.features)
+        commits, more = self._to_commit(individually=INDIVIDUAL_COMMIT_FEATURE in link.features)
         if not commits:
             return False
         version = link.version(ApiKey.OFFSET_COMMIT, 9)
@@ -459,7 +515,7 @@ class GroupConsumer:
                 result |= commits[TopicPartition(topic["name"], result["partition_index"])].fields()
         answer = await link.request(ApiKey.OFFSET_COMMIT, body, version=version)
         self._answered(commits, answer)
-        return True
+        return more
 
     def _check_coordinator(self, link: Connection) -> None:
         """Commit everything again over a new connection: another coordinator may lack it."""
@@ -486,9 +542,9 @@ class GroupConsumer:
                 self.cluster.forget_coordinator(group)
             raise error
 
-    def _to_commit(self, *, individually: bool) -> dict[TopicPartition, Commit]:
-        """Return the commits of one request. A coordinator without individual commits, such as one
-        that is not upgraded yet, gets the positions alone."""
+    def _to_commit(self, *, individually: bool) -> tuple[dict[TopicPartition, Commit], bool]:
+        """Return the commits of one request, and whether more may be left. A coordinator without
+        individual commits, such as one that is not upgraded yet, gets the positions alone."""
         commits: dict[TopicPartition, Commit] = {}
         ranges = 0
         for where, progress in self._progress.items():
@@ -500,9 +556,9 @@ class GroupConsumer:
                 continue
             ranges += progress.ranges
             if commits and ranges > self._ranges_max:
-                break
+                return commits, True
             commits[where] = commit
-        return commits
+        return commits, any(len(c.ranges) >= self._ranges_max for c in commits.values())
 
     async def close(self) -> None:
         """Commit, leave the group, and give up its partitions."""
@@ -520,9 +576,12 @@ class GroupConsumer:
         while member.lost or member.owned != member.assignment:
             if member.lost:
                 member.lost = False
+                lost = list(self._reader.positions)
                 self._reader.positions.clear()
                 self._committed.clear()
                 self._progress.clear()
+                if lost and self.listener is not None:
+                    await self.listener.lost(lost)
                 continue
             wanted = dict(member.assignment)
             await self._take_over(wanted)
@@ -548,7 +607,10 @@ class GroupConsumer:
             for p in some
         }
         positions = self._reader.positions
-        if set(positions) - target and self.membership.member_epoch > 0:
+        leaving = set(positions) - target
+        if leaving and self.listener is not None:
+            await self.listener.revoked(leaving)
+        if leaving and self.membership.member_epoch > 0:
             try:
                 if self._individual is None:
                     await self.commit()
@@ -557,6 +619,8 @@ class GroupConsumer:
             except ClientError as error:
                 if not isinstance(error, KafkaError):
                     raise
+        if self.membership.lost:
+            return
         for where in [p for p in positions if p not in target]:
             del positions[where]
             self._committed.pop(where, None)

@@ -89,6 +89,48 @@ class RecordsRefused(KafkaError):
         return InvalidBatch(f"The record is valid, but others of its batch are not: {self}")
 
 
+class TransactionError(KafkaError):
+    """A transactional producer cannot continue as it was asked to (KIP-1050). `code` is that of the
+    cause, or TRANSACTION_ABORTABLE if it has none."""
+
+    remedy = ""
+
+    def __init__(self, cause: ClientError) -> None:
+        code = cause.code if isinstance(cause, KafkaError) else ErrorCode.transaction_abortable
+        about = (cause.message if isinstance(cause, KafkaError) else None) or str(cause)
+        super().__init__(code, f"{about.rstrip('.')}. {self.remedy}")
+
+    @property
+    def retriable(self) -> bool:
+        """A repeated request would fail, too."""
+        return False
+
+
+class TransactionAbortable(TransactionError):
+    """The transaction cannot commit. The producer can begin another one after `abort`."""
+
+    remedy = "Abort the transaction; then repeat it"
+
+
+class ApplicationRecoverable(TransactionError):
+    """The producer cannot continue, but a new one of the same transactional id can. For example,
+    the coordinator has aborted a transaction that took longer than its timeout."""
+
+    remedy = "Close this producer and start it again; its transaction does not commit"
+
+
+class ProducerFenced(ApplicationRecoverable):
+    """Another producer of the same transactional id has started."""
+
+    remedy = "Another producer has started with this transactional id. Close this one"
+
+
+class InvalidConfiguration(TransactionError):
+    """The producer can only continue once permissions or settings are changed."""
+
+    remedy = "Close this producer, and correct the permission or the setting"
+
+
 class InvalidBatch(ClientError):
     """A valid record was not stored because others in its batch are invalid. Send it again."""
 

@@ -191,7 +191,8 @@ class Groups:
         self, group_ids: Iterable[str], *, require_stable: bool = False, finished: bool = False
     ) -> dict[str, dict[TopicPartition, CommittedOffset] | KafkaError]:
         """Return all committed offsets of groups, and with `finished` the finished offsets above
-        them."""
+        them. With `require_stable`, a group with offsets in an open transaction has the error
+        UNSTABLE_OFFSET_COMMIT."""
 
         async def call(
             node: int, some: list[str]
@@ -216,7 +217,7 @@ class Groups:
             return {
                 entry.group_id: KafkaError(entry.error_code, f"group {entry.group_id!r}")
                 if entry.error_code
-                else _committed(entry)
+                else _unstable(entry) or _committed(entry)
                 for entry in answer.groups
             }
 
@@ -334,6 +335,15 @@ def _committed(entry: Any) -> dict[TopicPartition, CommittedOffset]:
         for part in topic.partitions
         if not part.error_code
     }
+
+
+def _unstable(entry: Any) -> KafkaError | None:
+    for topic in entry.topics:
+        for part in topic.partitions:
+            if part.error_code == ErrorCode.unstable_offset_commit:
+                where = TopicPartition(topic.name, part.partition_index)
+                return KafkaError(part.error_code, f"a transaction with an offset of {where}")
+    return None
 
 
 def finished_above(part: Any) -> FinishedOffsets:

@@ -12,10 +12,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from shoal.client import message_fields
-from shoal.client.cluster import Cluster, TopicPartition
+from shoal.client.cluster import BACKOFF_MS, Cluster, TopicPartition
 from shoal.client.errors import (
     STALE_METADATA,
     ClientError,
@@ -102,9 +102,12 @@ class Producer:
         self._room = asyncio.Event()
         self._room.set()
         self._flushing = 0
+        #: The pause before a batch is sent again the first time.
+        self._backoff_ms = BACKOFF_MS
+        self._transactional_id: str | None = None
         self._identity: asyncio.Task[tuple[int, int]] | None = None
 
-    async def __aenter__(self) -> Producer:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -144,6 +147,7 @@ class Producer:
         while self._buffered_bytes and self._buffered_bytes + size > self._buffer_bytes:
             self._room.clear()
             await self._room.wait()
+        self._check_open()
         pending = _Pending(record, size, self._loop.create_future())
         self._buffered_bytes += size
         where = TopicPartition(topic, partition)
@@ -155,6 +159,18 @@ class Producer:
         if lane.task is None:
             lane.task = self._loop.create_task(self._drain(where, lane))
         return pending.future
+
+    def _check_open(self) -> None:
+        """Raise if no record may be queued now. A transactional producer needs a transaction."""
+
+    def _doomed(self) -> ClientError | None:
+        """Return the error of batches that need not be sent, as those of a failed transaction."""
+        return None
+
+    def _given_up(self, error: ClientError) -> None:  # noqa: ARG002
+        """Continue after a batch that may or may not be stored."""
+        if self._idempotent:
+            self._identity = None
 
     def _sticky_partition(self, topic: str, count: int) -> int:
         """Return the partition for records without a key: one batch to each in turn (KIP-480)."""
@@ -206,10 +222,13 @@ class Producer:
 
     async def _deliver(self, where: TopicPartition, lane: _Lane, batch: list[_Pending]) -> None:
         deadline = self._loop.time() + self._delivery_timeout_s
-        backoff = self.cluster.backoff()
+        backoff = self.cluster.backoff(self._backoff_ms)
         data: bytearray | None = None
         error: ClientError
         while True:
+            if (doom := self._doomed()) is not None:
+                self._settle(batch, doom)
+                return
             try:
                 if data is None:
                     data = await self._build(lane, batch)
@@ -220,9 +239,8 @@ class Producer:
             if again := transient(error):
                 await backoff.pause()
             if not again or self._loop.time() > deadline:
+                self._given_up(error)
                 self._settle(batch, error)
-                if self._idempotent:
-                    self._identity = None
                 return
         lane.sequence = advance_sequence(lane.sequence, len(batch))
         self._settle(batch, None, where, offset, append_time_ms)
@@ -263,6 +281,7 @@ class Producer:
             producer_id=lane.producer[0],
             producer_epoch=lane.producer[1],
             base_sequence=sequence,
+            transactional=self._transactional_id is not None,
         )
 
     async def _producer_identity(self) -> tuple[int, int]:
@@ -294,7 +313,7 @@ class Producer:
             raise RequestTimeout(f"a batch for {where} was not stored in time")
         timeout_ms = min(left_ms, self.cluster.settings.request_timeout_ms)
         body: dict[str, Any] = {
-            "transactional_id": None,
+            "transactional_id": self._transactional_id,
             "acks": self._acks,
             "timeout_ms": timeout_ms,
             "topic_data": [

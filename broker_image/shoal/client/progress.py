@@ -152,6 +152,36 @@ class Progress:
             return None
         return Commit(self.position, plain=True)
 
+    def commit_of(self, offsets: Iterable[int]) -> Commit:
+        """Return the commit that finishes these offsets, and change nothing: a transaction may
+        abort. `committed_in_transaction` notes it.
+
+        Raises `ValueError` for an offset that is finished already.
+        """
+        done = OffsetSet()
+        for offset in offsets:
+            if offset < self.position or offset in self._finished:
+                raise ValueError(f"offset {offset} is finished already")
+            done.add(offset)
+        position = self.position
+        while (after := self._finished.first_missing(done.first_missing(position))) > position:
+            position = after
+        done.forget(position)
+        return Commit(position, tuple(done.ranges()))
+
+    def committed_in_transaction(self, commit: Commit) -> None:
+        """Finish what a transaction has committed, so that it is not committed again."""
+        for first, last in commit.ranges:
+            self._committed.add(first, last)
+            self._sent.add(first, last)
+        reached = max(self._committed_position, commit.position)
+        self._committed_position = self._committed.first_missing(reached)
+        for first, last in commit.ranges:
+            self.finish(first, last)
+        self._pass(self.position, commit.position)
+        self._committed.forget(self.position)
+        self._sent.forget(self.position)
+
     def committed(self, commit: Commit, stable_offset: int) -> None:
         """Note a commit that the coordinator answered with `stable_offset`."""
         self._replaces = self._replaces and not commit.plain
