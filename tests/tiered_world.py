@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import random
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -20,6 +21,7 @@ from shoal.replication.partition import Partition
 from shoal.server.metrics.tiered import RemoteMeters
 from shoal.server.tiered.chunk_cache import ChunkCache
 from shoal.server.tiered.copier import Copier
+from shoal.server.tiered.key_ring import Sealing
 from shoal.server.tiered.manifests import LostLeadership
 from shoal.server.tiered.metadata_topic import MetadataUnavailable
 from shoal.server.tiered.quota import COPY, FETCH, TransferQuota
@@ -29,6 +31,7 @@ from shoal.tiered import manifest
 from shoal.tiered.keys import manifest_key, segment_id_of
 from shoal.tiered.metadata_records import SegmentState, decode, segment_of
 from shoal.tiered.remote_log import RemoteLog
+from shoal.tiered.sealing import KeyUnavailable
 from shoal.tiered.segment_object import DamagedObject
 from shoal.tiered.store import StoreError
 
@@ -43,12 +46,16 @@ CONFIG = LogConfig(
 )
 GRACE_MS = 10_000
 UNLIMITED = (1 << 63) - 1
+COMPRESSION = "shoal.remote.compression.type"
+KEY_DIRECTORY = "shoal.remote.encryption.key.directory"
+KEY_ID = "shoal.remote.encryption.key.id"
 LIMITS = CallLimits(timeout_ms=5, backoff_ms=1, backoff_max_ms=1, attempts=2)
 EXPECTED = (
     StoreError,
     MetadataUnavailable,
     DamagedObject,
     CorruptBatch,
+    KeyUnavailable,
     OSError,
     LostLeadership,
 )
@@ -79,16 +86,16 @@ class Quiet:
 
 
 class Image:
-    """The part of a metadata image that quotas read."""
+    """The part of a metadata image that quotas and the sealing of objects read."""
 
-    def __init__(self, broker_config: dict[str, int]) -> None:
+    def __init__(self, broker_config: dict[str, Any]) -> None:
         self.broker_config = broker_config
 
 
 class Images:
     """A cache with one image, whose configs a test may change."""
 
-    def __init__(self, broker_config: dict[str, int]) -> None:
+    def __init__(self, broker_config: dict[str, Any]) -> None:
         self.image = Image(broker_config)
 
 
@@ -104,11 +111,16 @@ class Node:
             "remote.log.manager.copy.quota.window.size.seconds": 1,
             "remote.log.manager.fetch.quota.window.num": 2,
             "remote.log.manager.fetch.quota.window.size.seconds": 1,
+            KEY_DIRECTORY: "keys",
+            KEY_ID: "",
         }
     )
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, rng: random.Random) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, rng: random.Random, storage: MemoryStorage
+    ) -> None:
         self.loop = loop
+        self.system = SimpleNamespace(storage=storage, random_bytes=rng.randbytes)
         self.clock = Clock()
         self.disk = Disk()
         self.log = Quiet()
@@ -194,6 +206,7 @@ class World:
         self.store = FaultyStore(self.steps.choose)
         self.metadata = Metadata(self.steps)
         self.storage = MemoryStorage()
+        self.storage.make_directory("keys")
         self.log = open_log(self.storage, CONFIG)
         self.partition = Partition(
             "t",
@@ -207,27 +220,32 @@ class World:
             replicas=(1,),
         )
         self.values: list[bytes] = []
-        self.limits = {
+        #: Configs of the broker that may change while it runs.
+        self.configs: dict[str, Any] = {COMPRESSION: "uncompressed", KEY_ID: ""}
+        self.configs |= {
             f"remote.log.manager.{side}.max.bytes.per.second": UNLIMITED for side in (COPY, FETCH)
         }
         self.start()
 
     def start(self) -> None:
         """Start the process, again after a crash."""
-        node: Any = Node(asyncio.get_running_loop(), self.random)
+        node: Any = Node(asyncio.get_running_loop(), self.random, self.storage)
         store = RetryingStore(self.store, LIMITS, self.random)
         cache = ChunkCache(self.storage, "data", 4000)
         cache.open()
         self.metadata.restart()
         metadata: Any = self.metadata
-        image: Any = Images(self.limits)
+        image: Any = Images(self.configs)
         self.meters = RemoteMeters()
         self.copy_quota, self.fetch_quota = (
             TransferQuota(node, image, side) for side in (COPY, FETCH)
         )
-        self.copier = Copier(node, store, metadata, cache, "cluster", self.meters, self.copy_quota)
+        sealing = Sealing(node, image)
+        self.copier = Copier(
+            node, store, metadata, cache, "cluster", self.meters, self.copy_quota, sealing
+        )
         self.arrived = asyncio.Event()
-        self.downloads = Downloads(node, store, cache, self.fetch_quota)
+        self.downloads = Downloads(node, store, cache, self.fetch_quota, sealing.keys)
         self.reader = PartitionReader(
             self.downloads,
             self.log,
@@ -239,6 +257,11 @@ class World:
         )
         self.log.remote = self.reader
         self.node = node
+
+    def add_key(self, name: str) -> None:
+        """Put a key into the ring."""
+        key = base64.b64encode(self.random.randbytes(32))
+        self.storage.replace_file(f"keys/{name}", key + b"\n", sync=True)
 
     def produce(self, count: int) -> None:
         for _ in range(count):

@@ -40,9 +40,9 @@ from shoal.tiered.remote_log import RemoteSegment, custom_metadata
 from shoal.tiered.segment_object import (
     DamagedObject,
     Description,
+    SealedSource,
     Section,
     SegmentSource,
-    footer_size,
     scan,
     tail,
 )
@@ -59,9 +59,11 @@ if TYPE_CHECKING:
     from shoal.server.metrics.tiered import RemoteMeters
     from shoal.server.node import Node
     from shoal.server.tiered.chunk_cache import ChunkCache
+    from shoal.server.tiered.key_ring import Sealing
     from shoal.server.tiered.metadata_topic import MetadataTopic
     from shoal.server.tiered.quota import TransferQuota
     from shoal.tiered.remote_log import RemoteLog
+    from shoal.tiered.sealing import Sealer
     from shoal.tiered.store import ObjectStore
 
 #: How long an unfinished attempt of another broker may still be finished by it.
@@ -76,13 +78,13 @@ _FILES = {
 class Prepared(NamedTuple):
     """A segment that is ready to be uploaded."""
 
-    source: SegmentSource
-    footer: bytes
+    source: SegmentSource | SealedSource
     description: Description
     txn_index_empty: bool
 
     def as_remote(self) -> RemoteSegment:
-        """Return the segment as the remote log has it once the copy has finished."""
+        """Return the segment as the remote log has it once the copy has finished, after the
+        upload."""
         found = self.description
         return RemoteSegment(
             found.segment_id,
@@ -91,7 +93,7 @@ class Prepared(NamedTuple):
             found.max_timestamp,
             found.log_size,
             self.source.size,
-            len(self.footer),
+            len(self.source.footer),
             found.broker_id,
             self.txn_index_empty,
             found.leader_epochs,
@@ -110,9 +112,11 @@ class Copier:
         cluster_id: str,
         meters: RemoteMeters,
         quota: TransferQuota,
+        sealing: Sealing,
     ) -> None:
         self._node = node
         self._quota = quota
+        self._sealing = sealing
         self._meters = meters
         self._store = store
         self._metadata = metadata
@@ -139,7 +143,7 @@ class Copier:
         which to run the next one, because the quota does not allow the next copy yet.
 
         Raises `StoreError`, `MetadataUnavailable`, `LostLeadership`, `DamagedObject`,
-        `CorruptBatch`, `OSError`.
+        `CorruptBatch`, `KeyUnavailable`, `OSError`.
         """
         if not partition.is_leader or not self._metadata.is_loaded(partition.key):
             return 0
@@ -321,7 +325,9 @@ class Copier:
         snapshot = f"{log.directory}/{file_name(end, SNAPSHOT)}"
         ready = await node.loop.run_in_executor(
             self._executor,
-            lambda: prepare(log.storage, segment, snapshot, checkpoint, described),
+            lambda: prepare(
+                log.storage, segment, snapshot, checkpoint, described, self._sealing.sealer
+            ),
         )
         identity = SegmentId(partition.topic, partition.topic_id, partition.index, segment_id)
         added = SegmentAdded(
@@ -345,7 +351,7 @@ class Copier:
             await self._upload(keys.segment_key(prefix, segment.base_offset, segment_id), ready)
             remote = self._metadata.remote(partition.key)
             await self.manifests.write(partition, prefix, remote, ready.as_remote())
-            custom = custom_metadata(ready.source.size, len(ready.footer))
+            custom = custom_metadata(ready.source.size, len(ready.source.footer))
             finished = self._updated(identity, SegmentState.COPY_SEGMENT_FINISHED, custom)
             await self._metadata.append(partition.key, [finished])
         except Exception:
@@ -363,8 +369,9 @@ class Copier:
             raise DamagedObject(
                 f"{key} has {size} bytes in the store instead of {ready.source.size}"
             )
-        (footer,) = await self._store.get_ranges(key, [Range(size - len(ready.footer), size)])
-        if footer != ready.footer:
+        written = ready.source.footer
+        (footer,) = await self._store.get_ranges(key, [Range(size - len(written), size)])
+        if footer != written:
             raise DamagedObject(f"{key} has another footer in the store than was written")
 
 
@@ -413,10 +420,15 @@ def _checkpoint(entries: Sequence[tuple[int, int]]) -> bytes:
 
 
 def prepare(
-    storage: Storage, segment: Segment, snapshot: str, checkpoint: bytes, described: Description
+    storage: Storage,
+    segment: Segment,
+    snapshot: str,
+    checkpoint: bytes,
+    described: Description,
+    sealer: Callable[[Description], Sealer | None],
 ) -> Prepared:
     """Check a closed segment and build what its object has behind the log. Runs in a thread.
-    Raises `CorruptBatch`, `OSError`."""
+    Raises `CorruptBatch`, `KeyUnavailable`, `OSError`."""
     found = scan(segment.file.read, described.log_size)
     sections = {Section.LEADER_EPOCHS: checkpoint}
     for section, kind in _FILES.items():
@@ -425,10 +437,12 @@ def prepare(
     if storage.exists(snapshot):
         sections[Section.PRODUCER_SNAPSHOT] = storage.read_file(snapshot)
     described = described._replace(max_timestamp=found.max_timestamp)
-    end = tail(described, found.chunks, sections)
-    return Prepared(
-        SegmentSource(segment.file.read, described.log_size, end),
-        end[len(end) - footer_size(end) :],
-        described,
-        not sections.get(Section.TRANSACTION_INDEX),
-    )
+    read = segment.file.read
+    seals = sealer(described)
+    source: SegmentSource | SealedSource
+    if seals is None:
+        end = tail(described, found.chunks, sections)
+        source = SegmentSource(read, described.log_size, end)
+    else:
+        source = SealedSource(read, described, found.chunks, sections, seals)
+    return Prepared(source, described, not sections.get(Section.TRANSACTION_INDEX))

@@ -19,6 +19,7 @@ from shoal.log.slices import Slice
 from shoal.record.batch import CorruptBatch
 from shoal.server.tiered.chunk_cache import CachedChunk, ChunkCache, ChunkKey
 from shoal.tiered import keys
+from shoal.tiered.sealing import KeyUnavailable
 from shoal.tiered.segment_object import DamagedObject, Footer, Section, read_footer
 from shoal.tiered.store import Range, StoreError
 
@@ -33,12 +34,15 @@ if TYPE_CHECKING:
     from shoal.server.node import Node
     from shoal.server.tiered.quota import TransferQuota
     from shoal.tiered.remote_log import RemoteLog, RemoteSegment
+    from shoal.tiered.sealing import KeyRing
     from shoal.tiered.store import ObjectStore
 
 #: How long reads of a part that could not be downloaded fail before the next attempt.
 RETRY_MS = 1_000
 #: Footers in memory, each about 4 KB for 1 GB of log.
 FOOTERS_MAX = 1_000
+#: Errors of a download that are not bugs.
+_EXPECTED = (StoreError, DamagedObject, CorruptBatch, KeyUnavailable, OSError)
 #: Longest pause of a download before the quota is asked again.
 PAUSE_MS_MAX = 1_000
 
@@ -55,9 +59,15 @@ class Downloads:
     """Owns what was downloaded, and the downloads under way, of all partitions."""
 
     def __init__(
-        self, node: Node, store: ObjectStore, cache: ChunkCache, quota: TransferQuota
+        self,
+        node: Node,
+        store: ObjectStore,
+        cache: ChunkCache,
+        quota: TransferQuota,
+        keys: KeyRing,
     ) -> None:
         self.node = node
+        self.keys = keys
         self.quota = quota
         self.store = store
         self.cache = cache
@@ -136,7 +146,7 @@ class Downloads:
         error = task.exception()
         if error is not None:
             self._failed[part] = (error, self.node.clock.now_ms() + RETRY_MS)
-            expected = isinstance(error, StoreError | DamagedObject | CorruptBatch | OSError)
+            expected = isinstance(error, _EXPECTED)
             self.node.log.warning(
                 "a remote segment was not read",
                 part=str(part),
@@ -315,8 +325,12 @@ class PartitionReader:
         key = keys.segment_key(self._prefix, segment.base_offset, segment.segment_id)
         wanted = footer.section_range(Section.TRANSACTION_INDEX)
         (data,) = await self._downloads.store.get_ranges(key, [wanted])
-        footer.check_section(Section.TRANSACTION_INDEX, data)
-        return parse_aborted(data)
+
+        def parsed() -> list[AbortedTransaction]:
+            cipher = footer.cipher(self._downloads.keys)
+            return parse_aborted(bytes(footer.section(Section.TRANSACTION_INDEX, data, cipher)))
+
+        return await self._downloads.node.disk.run(parsed)
 
     async def download_chunk(self, segment: RemoteSegment, footer: Footer, number: int) -> None:
         """Download a chunk into the cache."""
@@ -334,8 +348,8 @@ class PartitionReader:
         chunk_key = ChunkKey(segment.segment_id, number)
 
         def write() -> CachedChunk:
-            footer.check_chunk(number, data)
-            return downloads.cache.write(chunk_key, data)
+            plain = footer.chunk(number, data, footer.cipher(downloads.keys))
+            return downloads.cache.write(chunk_key, plain)
 
         chunk = await downloads.node.disk.run(write)
         downloads.cache.add(chunk_key, chunk)

@@ -16,6 +16,7 @@ from shoal.server.config import InvalidConfig
 from shoal.server.metrics.tiered import RemoteMeters, RemoteState
 from shoal.server.tiered.chunk_cache import ChunkCache
 from shoal.server.tiered.copier import Copier, state_of
+from shoal.server.tiered.key_ring import Sealing
 from shoal.server.tiered.manifests import LostLeadership
 from shoal.server.tiered.metadata_topic import CreateTopic, MetadataTopic, MetadataUnavailable
 from shoal.server.tiered.object_store import InvalidStore, open_store
@@ -23,6 +24,7 @@ from shoal.server.tiered.quota import COPY, FETCH, TransferQuota
 from shoal.server.tiered.reader import Downloads, PartitionReader
 from shoal.server.tiered.retrying_store import CallLimits, RetryingStore
 from shoal.tiered.metadata_records import TOPIC
+from shoal.tiered.sealing import KeyUnavailable
 from shoal.tiered.segment_object import DamagedObject
 from shoal.tiered.store import StoreError
 
@@ -46,6 +48,15 @@ if TYPE_CHECKING:
 
 #: Passes of the copier at the same time.
 PASSES_MAX = 4
+#: Errors that end a pass and are not bugs.
+_EXPECTED = (
+    StoreError,
+    MetadataUnavailable,
+    DamagedObject,
+    CorruptBatch,
+    KeyUnavailable,
+    OSError,
+)
 #: Session timeouts for which a topic must be unknown before its objects are deleted. Until then the
 #: image of this broker may be behind that of the leader that has copied.
 DELETED_AFTER_SESSIONS = 2
@@ -86,6 +97,7 @@ class TieredStorage:
         create_topic: CreateTopic,
         session: Session,
     ) -> None:
+        """Raises `InvalidConfig`."""
         self._node = node
         self._image = cache
         self._directory = directory
@@ -99,7 +111,10 @@ class TieredStorage:
         )
         self.copy_quota = TransferQuota(node, cache, COPY)
         self.fetch_quota = TransferQuota(node, cache, FETCH)
-        self.downloads = Downloads(node, self.store, self.chunks, self.fetch_quota)
+        self.sealing = Sealing(node, cache)
+        self.downloads = Downloads(
+            node, self.store, self.chunks, self.fetch_quota, self.sealing.keys
+        )
         self.metadata = MetadataTopic(
             node, cache, partitions, peers=peers, purgatory=purgatory, create_topic=create_topic
         )
@@ -125,6 +140,7 @@ class TieredStorage:
             self._directory.cluster_id,
             self.meters,
             self.copy_quota,
+            self.sealing,
         )
         self._image.subscribe(self._metadata_changed)
         self.metadata.refresh()
@@ -290,7 +306,7 @@ class TieredStorage:
                 # It does not know of its successor yet, or leader epochs were lost.
                 self._failing.add(key)
                 self._log_failure(key, error)
-        except (StoreError, MetadataUnavailable, DamagedObject, CorruptBatch, OSError) as error:
+        except _EXPECTED as error:
             self._failing.add(key)
             self._log_failure(key, error)
         except Exception:
