@@ -38,6 +38,8 @@ class CompactionAgainstDict(RuleBasedStateMachine):
         #: offset -> (key, value), of everything that was ever written and not aborted.
         self.written: dict[int, tuple[bytes, bytes | None]] = {}
         self.tombstoned_ms: dict[int, int] = {}
+        #: offset -> producer of the transaction, of what was aborted.
+        self.aborted: dict[int, int] = {}
         self.end = 0
         self.steps: Iterator[Step] | None = None
         self.producer = 100
@@ -83,6 +85,10 @@ class CompactionAgainstDict(RuleBasedStateMachine):
         self.log.append(marker, now_ms=self.now_ms, leader_epoch=0, origin=Origin.COORDINATOR)
         if commit:
             self._note(done.base_offset, pairs)
+        else:
+            self.aborted |= dict.fromkeys(
+                range(done.base_offset, done.base_offset + len(pairs)), self.producer
+            )
         self.end = self.log.log_end_offset
 
     def _note(self, offset: int, pairs: list[tuple[bytes, bytes | None]]) -> None:
@@ -180,6 +186,9 @@ class CompactionAgainstDict(RuleBasedStateMachine):
         for r in records(self.log, max_bytes=400):
             assert r.offset > last
             last = r.offset
+            if r.offset in self.aborted and r.key is not None:
+                hidden = self.log.aborted_transactions(r.offset, r.offset + 1)
+                assert self.aborted[r.offset] in [a.producer_id for a in hidden]
             if r.key is not None and r.offset in self.written:
                 assert self.written[r.offset] == (r.key, r.value)
                 found[r.offset] = r.key

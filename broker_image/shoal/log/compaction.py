@@ -209,8 +209,13 @@ class _Round:
         try:
             yield from self._map()
             end = self.mapped_to + 1
+            groups = self._groups(end)
             transactions = _Transactions()
-            for group in self._groups(end):
+            if groups:
+                # A marker may be in a later segment than its records, also in one that stays.
+                behind = log.bases[log.segments.index(groups[-1][-1]) + 1]
+                transactions.add(log.aborted_transactions(groups[0][0].base_offset, behind))
+            for group in groups:
                 yield from self._clean(group, transactions)
             log.cleaned_to = max(log.cleaned_to, end)
             log.next_horizon_ms = self.next_horizon_ms
@@ -305,7 +310,6 @@ class _Round:
         )
         try:
             for segment in group:
-                transactions.add(segment.aborted())
                 for _, header, data in segment.batches():
                     self.io_bytes += header.size
                     kept = yield from self._filter(header, data, transactions, cleaned.txn_index)
