@@ -20,6 +20,7 @@ from shoal.record.records import read_records
 from shoal.replication.partition import Partition
 from shoal.server.metrics.tiered import RemoteMeters
 from shoal.server.tiered.chunk_cache import ChunkCache
+from shoal.server.tiered.cleaning import RemoteCleaning
 from shoal.server.tiered.copier import Copier
 from shoal.server.tiered.key_ring import Sealing
 from shoal.server.tiered.manifests import LostLeadership
@@ -200,14 +201,14 @@ class Steps:
 class World:
     """One leader with its log, and the store."""
 
-    def __init__(self, seed: int, fault_rate: float = 0.0) -> None:
+    def __init__(self, seed: int, fault_rate: float = 0.0, config: LogConfig = CONFIG) -> None:
         self.random = random.Random(seed)
         self.steps = Steps(self.random, fault_rate)
         self.store = FaultyStore(self.steps.choose)
         self.metadata = Metadata(self.steps)
         self.storage = MemoryStorage()
         self.storage.make_directory("keys")
-        self.log = open_log(self.storage, CONFIG)
+        self.log = open_log(self.storage, config)
         self.partition = Partition(
             "t",
             TOPIC_ID,
@@ -221,7 +222,11 @@ class World:
         )
         self.values: list[bytes] = []
         #: Configs of the broker that may change while it runs.
-        self.configs: dict[str, Any] = {COMPRESSION: "uncompressed", KEY_ID: ""}
+        self.configs: dict[str, Any] = {
+            COMPRESSION: "uncompressed",
+            KEY_ID: "",
+            "log.cleaner.dedupe.buffer.size": 1 << 20,
+        }
         self.configs |= {
             f"remote.log.manager.{side}.max.bytes.per.second": UNLIMITED for side in (COPY, FETCH)
         }
@@ -255,6 +260,9 @@ class World:
             changed=self.arrived.set,
             meter=self.meters.of("t"),
         )
+        quotas = self.copy_quota, self.fetch_quota
+        self.cleaning = RemoteCleaning(node, image, self.copier, quotas, "data/cleaning")
+        self.cleaning.open()
         self.log.remote = self.reader
         self.node = node
 
@@ -274,6 +282,7 @@ class World:
         self.store.now_ms = self.node.clock.ms
         try:
             await self.copier.run(self.partition)
+            await self.cleaning.run(self.partition, self.reader, self.metadata.remote(KEY))
         except EXPECTED:
             pass
         self.log.tick_retention(NOW_MS, high_watermark=self.partition.high_watermark)

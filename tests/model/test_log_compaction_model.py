@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from log_material import NOW_MS, open_log, records
 from shoal.log.appends import Origin
-from shoal.log.compaction import ENTRY_BYTES, Step
+from shoal.log.cleaner import ENTRY_BYTES
+from shoal.log.compaction import Step
 from shoal.log.config import LogConfig
 from shoal.log.memory import MemoryStorage
 from shoal.record.control import build_marker

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from log_material import NOW_MS, batch, compact, fill, keyed, open_log, records
 from shoal.log.appends import Origin
-from shoal.log.compaction import ENTRY_BYTES, cleanable
+from shoal.log.cleaner import ENTRY_BYTES
+from shoal.log.compaction import cleanable
 from shoal.log.config import LogConfig
 from shoal.log.memory import MemoryStorage
 from shoal.record.batch import headers

@@ -113,6 +113,9 @@ shoal.remote.store.request.timeout.ms int 30000 1..
 shoal.remote.copy.interval.ms long 3600000 -1..
     Age at which the active segment of a tiered partition is closed, so that it can be copied. It
     bounds what is not in the store yet. -1 means that segment.ms and segment.bytes alone close it.
+shoal.remote.compacted.topics.enable boolean false -
+    Whether compacted topics may have remote.storage.enable, which Kafka refuses. Set it on all
+    brokers and controllers.
 shoal.remote.compression.type string uncompressed uncompressed|zstd cluster-wide
     How the chunks of new objects are compressed. Chunks of batches that producers compressed stay
     as they are.

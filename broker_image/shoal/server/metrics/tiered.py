@@ -119,6 +119,7 @@ _TOTALS = (
     ("manifest_writes", "Manifests of partitions written to the object store."),
     ("segments_rebuilt", "Remote segments whose lost metadata was written again."),
     ("orphans_deleted", "Objects deleted that no metadata named."),
+    ("cleanings", "Cleanings of the remote segments of compacted partitions."),
     ("copies_throttled", "Times that a copy waited for its quota."),
     ("fetches_throttled", "Times that a download waited for its quota."),
 )

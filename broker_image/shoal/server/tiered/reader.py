@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from shoal.log.log import Log
     from shoal.log.search import TimestampOffset
+    from shoal.record.batch import Buffer
     from shoal.server.metrics.tiered import RemoteTopicMeter
     from shoal.server.node import Node
     from shoal.server.tiered.quota import TransferQuota
@@ -294,19 +295,19 @@ class PartitionReader:
 
     async def download_footer(self, segment: RemoteSegment) -> None:
         """Download the footer, and the aborted transactions."""
-        footer = await self._footer(segment)
+        footer = await self.footer(segment)
         aborted: list[AbortedTransaction] = []
         for other in self._remote:
             if other.end_offset < segment.base_offset or other.txn_index_empty:
                 continue
-            here = footer if other.segment_id == segment.segment_id else await self._footer(other)
-            entries = await self._transactions(other, here)
+            here = footer if other.segment_id == segment.segment_id else await self.footer(other)
+            entries = await self.transactions(other, here)
             aborted += [a for a in entries if a.first_offset <= segment.end_offset]
             if any(a.last_stable_offset > segment.end_offset for a in entries):
                 break
         self._downloads.keep(segment.segment_id, OpenSegment(footer, tuple(aborted)))
 
-    async def _footer(self, segment: RemoteSegment) -> Footer:
+    async def footer(self, segment: RemoteSegment) -> Footer:
         key = keys.segment_key(self._prefix, segment.base_offset, segment.segment_id)
         end = segment.object_size
         (data,) = await self._downloads.store.get_ranges(
@@ -317,39 +318,54 @@ class PartitionReader:
             raise DamagedObject(f"{key} has the segment {footer.description.segment_id}")
         return footer
 
-    async def _transactions(
-        self, segment: RemoteSegment, footer: Footer
+    async def transactions(
+        self, segment: RemoteSegment, footer: Footer | None = None
     ) -> list[AbortedTransaction]:
-        if Section.TRANSACTION_INDEX not in footer.sections:
+        """Return the aborted transactions whose markers are in a segment."""
+        found = await self.footer(segment) if footer is None else footer
+        if Section.TRANSACTION_INDEX not in found.sections:
             return []
+        return parse_aborted(await self.section(segment, found, Section.TRANSACTION_INDEX))
+
+    async def section(self, segment: RemoteSegment, footer: Footer, kind: Section) -> bytes:
+        """Return a file that is behind the log of a segment."""
+        downloads = self._downloads
         key = keys.segment_key(self._prefix, segment.base_offset, segment.segment_id)
-        wanted = footer.section_range(Section.TRANSACTION_INDEX)
-        (data,) = await self._downloads.store.get_ranges(key, [wanted])
+        (data,) = await downloads.store.get_ranges(key, [footer.section_range(kind)])
 
-        def parsed() -> list[AbortedTransaction]:
-            cipher = footer.cipher(self._downloads.keys)
-            return parse_aborted(bytes(footer.section(Section.TRANSACTION_INDEX, data, cipher)))
+        def opened() -> bytes:
+            return bytes(footer.section(kind, data, footer.cipher(downloads.keys)))
 
-        return await self._downloads.node.disk.run(parsed)
+        return await downloads.node.disk.run(opened)
 
     async def download_chunk(self, segment: RemoteSegment, footer: Footer, number: int) -> None:
         """Download a chunk into the cache."""
-        downloads = self._downloads
+        cache = self._downloads.cache
+        chunk_key = ChunkKey(segment.segment_id, number)
+        data = await self._get(segment, footer, number)
+        opened = partial(self._opened, footer, number, data)
+        chunk = await self._downloads.node.disk.run(lambda: cache.write(chunk_key, opened()))
+        cache.add(chunk_key, chunk)
+
+    async def chunk(self, segment: RemoteSegment, footer: Footer, number: int) -> bytes:
+        """Return a chunk that is read once, and therefore not cached."""
+        data = await self._get(segment, footer, number)
+        opened = partial(self._opened, footer, number, data)
+        return await self._downloads.node.disk.run(lambda: bytes(opened()))
+
+    def _opened(self, footer: Footer, number: int, data: bytes) -> Buffer:
+        return footer.chunk(number, data, footer.cipher(self._downloads.keys))
+
+    async def _get(self, segment: RemoteSegment, footer: Footer, number: int) -> bytes:
+        """Return the bytes of a chunk in the object."""
         key = keys.segment_key(self._prefix, segment.base_offset, segment.segment_id)
+        wanted = footer.chunk_range(number)
         self._meter.fetches += 1
-        start, end = footer.chunk_range(number)
-        downloads.quota.record(end - start)
+        self._downloads.quota.record(wanted.end - wanted.start)
         try:
-            (data,) = await downloads.store.get_ranges(key, [footer.chunk_range(number)])
+            (data,) = await self._downloads.store.get_ranges(key, [wanted])
         except StoreError:
             self._meter.fetch_errors += 1
             raise
         self._meter.fetched_bytes += len(data)
-        chunk_key = ChunkKey(segment.segment_id, number)
-
-        def write() -> CachedChunk:
-            plain = footer.chunk(number, data, footer.cipher(downloads.keys))
-            return downloads.cache.write(chunk_key, plain)
-
-        chunk = await downloads.node.disk.run(write)
-        downloads.cache.add(chunk_key, chunk)
+        return data

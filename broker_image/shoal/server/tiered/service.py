@@ -15,6 +15,7 @@ from shoal.record.batch import CorruptBatch
 from shoal.server.config import InvalidConfig
 from shoal.server.metrics.tiered import RemoteMeters, RemoteState
 from shoal.server.tiered.chunk_cache import ChunkCache
+from shoal.server.tiered.cleaning import RemoteCleaning
 from shoal.server.tiered.copier import Copier, state_of
 from shoal.server.tiered.key_ring import Sealing
 from shoal.server.tiered.manifests import LostLeadership
@@ -57,6 +58,8 @@ _EXPECTED = (
     KeyUnavailable,
     OSError,
 )
+#: Where remote segments are cleaned.
+CLEANING_DIRECTORY = "remote-cleaning"
 #: Session timeouts for which a topic must be unknown before its objects are deleted. Until then the
 #: image of this broker may be behind that of the leader that has copied.
 DELETED_AFTER_SESSIONS = 2
@@ -120,6 +123,7 @@ class TieredStorage:
         )
         self.meters = RemoteMeters()
         self._copier: Copier | None = None
+        self._cleaning: RemoteCleaning | None = None
         self.readers: dict[Key, PartitionReader] = {}
         self._passes: dict[Key, asyncio.Task[None]] = {}
         self._free_passes = asyncio.Semaphore(PASSES_MAX)
@@ -142,6 +146,14 @@ class TieredStorage:
             self.copy_quota,
             self.sealing,
         )
+        self._cleaning = RemoteCleaning(
+            self._node,
+            self._image,
+            self._copier,
+            (self.copy_quota, self.fetch_quota),
+            f"{self._directory.path}/{CLEANING_DIRECTORY}",
+        )
+        self._cleaning.open()
         self._image.subscribe(self._metadata_changed)
         self.metadata.refresh()
         self._attach_all()
@@ -243,6 +255,7 @@ class TieredStorage:
             "manifest_writes": 0 if copier is None else copier.manifests.writes_total,
             "segments_rebuilt": reconciliation.segments_rebuilt_total if reconciliation else 0,
             "orphans_deleted": reconciliation.orphans_deleted_total if reconciliation else 0,
+            "cleanings": 0 if self._cleaning is None else self._cleaning.cleanings_total,
             "copies_throttled": self.copy_quota.throttled_total,
             "fetches_throttled": self.fetch_quota.throttled_total,
             "orphans": sum(len(audit.orphans) for audit in found),
@@ -259,7 +272,7 @@ class TieredStorage:
             if partition.key in self.readers and not partition.log.offline:
                 self._roll(partition)
                 if partition.is_leader:
-                    self._start(partition.key, partial(self._copier.run, partition))
+                    self._start(partition.key, partial(self._pass, partition))
         if self._session.is_lost:
             return
         now_ms = self._node.clock.now_ms()
@@ -272,6 +285,16 @@ class TieredStorage:
                 name = self.metadata.logs.names[topic_id]
                 is_due = partial(self._is_untiered, topic_id)
                 self._start(key, partial(self._copier.delete_partition, key, name, is_due))
+
+    async def _pass(self, partition: Partition) -> int:
+        """Run one pass of the copier, and clean remote segments. Return what `Copier.run` does."""
+        assert self._copier is not None
+        assert self._cleaning is not None
+        wait_ms = await self._copier.run(partition)
+        reader = self.readers.get(partition.key)
+        if not wait_ms and reader is not None:
+            await self._cleaning.run(partition, reader, self.metadata.remote(partition.key))
+        return wait_ms
 
     def _is_tiered(self, topic_id: UUID) -> bool:
         image = self._image.image
