@@ -109,7 +109,8 @@ PROOFS = {
 unit/test_sealed_objects.py
 test_keys_rotate_while_old_objects_stay_readable shoal.remote.compression.type=COMPRESSION
     shoal.remote.encryption.key.id=KEY_ID
-test_a_broker_does_not_start_without_its_key shoal.remote.encryption.key.directory=sealed_world
+compat/test_tiered_sealing.py
+test_keys_rotate_on_a_running_broker shoal.remote.encryption.key.directory
 compat/test_tiered_compaction.py
 test_compacted_topics_are_tiered_behind_a_switch shoal.remote.compacted.topics.enable=ENABLED
 unit/test_object_store.py

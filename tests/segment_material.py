@@ -12,7 +12,9 @@ from shoal.record.records import build_batch
 from shoal.tiered.segment_object import Description, Section, SegmentSource, scan, tail
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from shoal.tiered.segment_object import Scan
 
 CHUNK_BYTES = 400
 #: Per batch: number of records, size of each, timestamp, offsets that compaction removed before it.
@@ -35,11 +37,11 @@ def log_of(batches: Sequence[tuple[int, int, int, int]], base_offset: int = 0) -
     return bytes(out)
 
 
-def reader(data: bytes):
-    return lambda at, size: data[at : at + size]
+def reader(data: bytes | bytearray) -> Callable[[int, int], bytes]:
+    return lambda at, size: bytes(data[at : at + size])
 
 
-def describe(log: bytes, found) -> Description:
+def describe(log: bytes, found: Scan) -> Description:
     return Description(
         cluster_id="cluster",
         topic="orders",
@@ -57,7 +59,7 @@ def describe(log: bytes, found) -> Description:
     )
 
 
-def object_of(log: bytes, sections=None) -> bytes:
+def object_of(log: bytes, sections: Mapping[Section, bytes] | None = None) -> bytes:
     found = scan(reader(log), len(log), chunk_bytes=CHUNK_BYTES)
     end = tail(describe(log, found), found.chunks, sections or {})
     source = SegmentSource(reader(log), len(log), end)

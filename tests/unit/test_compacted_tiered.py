@@ -280,9 +280,10 @@ def test_model(number) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("number", range(2_000))
+@pytest.mark.parametrize("number", range(20))
 def test_model_at_length(number) -> None:
-    asyncio.run(play(SEED + number, 25))
+    for seed in range(SEED + 100 * number, SEED + 100 * number + 100):
+        asyncio.run(play(seed, 25))
 
 
 def test_an_unused_copy_is_removed_before_tombstones_are() -> None:

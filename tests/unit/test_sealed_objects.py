@@ -200,7 +200,7 @@ def test_every_attempt_sends_the_same_bytes() -> None:
     log = bytearray(log_of([(2, 100, 5, 0)] * 6))
     source = source_of(bytes(log), "both")
     assert b"".join(source.chunks()) == b"".join(source.chunks())
-    live = memoryview(log)
+    live = log
     found = scan(reader(live), len(log), chunk_bytes=CHUNK_BYTES)
     described = describe(bytes(log), found)
     source = SealedSource(reader(live), described, found.chunks, {}, sealer(described, "both"))

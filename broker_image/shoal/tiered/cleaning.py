@@ -1,7 +1,7 @@
 """What a cleaning of remote segments does: which segments serve reads, which are due, and which
 become one.
 
-Readers use one segment for each offset, and so does a cleaning. Another finished segment, which
+A cleaning reads the segments that readers use, one for each offset. Another finished segment, which
 serves no offset, was left by another leader, or by a cleaning that a crash ended.
 """
 

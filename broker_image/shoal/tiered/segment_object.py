@@ -473,9 +473,9 @@ class SealedSource:
         places: list[tuple[Section, SectionPlace]] = []
         sealed_size = at
         for kind in sorted(self._sections):
-            data = self._sections[kind]
-            codec, out = self._sealer.section(kind, data)
-            places.append((kind, SectionPlace(at, len(out), crc32c(out), codec, len(data))))
+            section = self._sections[kind]
+            codec, out = self._sealer.section(kind, section)
+            places.append((kind, SectionPlace(at, len(out), crc32c(out), codec, len(section))))
             at += len(out)
             yield out
         footer = self._footer(sealed, places, sealed_size)
