@@ -106,6 +106,13 @@ def _proofs(text: str) -> dict[str, list[Proof]]:
 
 PROOFS = {
     "broker": _proofs("""
+unit/test_sealed_objects.py
+test_keys_rotate_while_old_objects_stay_readable shoal.remote.compression.type=COMPRESSION
+    shoal.remote.encryption.key.id=KEY_ID
+compat/test_tiered_sealing.py
+test_keys_rotate_on_a_running_broker shoal.remote.encryption.key.directory
+compat/test_tiered_compaction.py
+test_compacted_topics_are_tiered_behind_a_switch shoal.remote.compacted.topics.enable=ENABLED
 unit/test_object_store.py
 test_requests_go_to_the_endpoint_in_the_region shoal.remote.store.endpoint
     shoal.remote.store.region

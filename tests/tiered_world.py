@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import random
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -19,7 +20,9 @@ from shoal.record.records import read_records
 from shoal.replication.partition import Partition
 from shoal.server.metrics.tiered import RemoteMeters
 from shoal.server.tiered.chunk_cache import ChunkCache
+from shoal.server.tiered.cleaning import RemoteCleaning
 from shoal.server.tiered.copier import Copier
+from shoal.server.tiered.key_ring import Sealing
 from shoal.server.tiered.manifests import LostLeadership
 from shoal.server.tiered.metadata_topic import MetadataUnavailable
 from shoal.server.tiered.quota import COPY, FETCH, TransferQuota
@@ -29,6 +32,7 @@ from shoal.tiered import manifest
 from shoal.tiered.keys import manifest_key, segment_id_of
 from shoal.tiered.metadata_records import SegmentState, decode, segment_of
 from shoal.tiered.remote_log import RemoteLog
+from shoal.tiered.sealing import KeyUnavailable
 from shoal.tiered.segment_object import DamagedObject
 from shoal.tiered.store import StoreError
 
@@ -43,12 +47,16 @@ CONFIG = LogConfig(
 )
 GRACE_MS = 10_000
 UNLIMITED = (1 << 63) - 1
+COMPRESSION = "shoal.remote.compression.type"
+KEY_DIRECTORY = "shoal.remote.encryption.key.directory"
+KEY_ID = "shoal.remote.encryption.key.id"
 LIMITS = CallLimits(timeout_ms=5, backoff_ms=1, backoff_max_ms=1, attempts=2)
 EXPECTED = (
     StoreError,
     MetadataUnavailable,
     DamagedObject,
     CorruptBatch,
+    KeyUnavailable,
     OSError,
     LostLeadership,
 )
@@ -79,16 +87,16 @@ class Quiet:
 
 
 class Image:
-    """The part of a metadata image that quotas read."""
+    """The part of a metadata image that quotas and the sealing of objects read."""
 
-    def __init__(self, broker_config: dict[str, int]) -> None:
+    def __init__(self, broker_config: dict[str, Any]) -> None:
         self.broker_config = broker_config
 
 
 class Images:
     """A cache with one image, whose configs a test may change."""
 
-    def __init__(self, broker_config: dict[str, int]) -> None:
+    def __init__(self, broker_config: dict[str, Any]) -> None:
         self.image = Image(broker_config)
 
 
@@ -104,11 +112,16 @@ class Node:
             "remote.log.manager.copy.quota.window.size.seconds": 1,
             "remote.log.manager.fetch.quota.window.num": 2,
             "remote.log.manager.fetch.quota.window.size.seconds": 1,
+            KEY_DIRECTORY: "keys",
+            KEY_ID: "",
         }
     )
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, rng: random.Random) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, rng: random.Random, storage: MemoryStorage
+    ) -> None:
         self.loop = loop
+        self.system = SimpleNamespace(storage=storage, random_bytes=rng.randbytes)
         self.clock = Clock()
         self.disk = Disk()
         self.log = Quiet()
@@ -188,13 +201,14 @@ class Steps:
 class World:
     """One leader with its log, and the store."""
 
-    def __init__(self, seed: int, fault_rate: float = 0.0) -> None:
+    def __init__(self, seed: int, fault_rate: float = 0.0, config: LogConfig = CONFIG) -> None:
         self.random = random.Random(seed)
         self.steps = Steps(self.random, fault_rate)
         self.store = FaultyStore(self.steps.choose)
         self.metadata = Metadata(self.steps)
         self.storage = MemoryStorage()
-        self.log = open_log(self.storage, CONFIG)
+        self.storage.make_directory("keys")
+        self.log = open_log(self.storage, config)
         self.partition = Partition(
             "t",
             TOPIC_ID,
@@ -207,27 +221,36 @@ class World:
             replicas=(1,),
         )
         self.values: list[bytes] = []
-        self.limits = {
+        #: Configs of the broker that may change while it runs.
+        self.configs: dict[str, Any] = {
+            COMPRESSION: "uncompressed",
+            KEY_ID: "",
+            "log.cleaner.dedupe.buffer.size": 1 << 20,
+        }
+        self.configs |= {
             f"remote.log.manager.{side}.max.bytes.per.second": UNLIMITED for side in (COPY, FETCH)
         }
         self.start()
 
     def start(self) -> None:
         """Start the process, again after a crash."""
-        node: Any = Node(asyncio.get_running_loop(), self.random)
+        node: Any = Node(asyncio.get_running_loop(), self.random, self.storage)
         store = RetryingStore(self.store, LIMITS, self.random)
         cache = ChunkCache(self.storage, "data", 4000)
         cache.open()
         self.metadata.restart()
         metadata: Any = self.metadata
-        image: Any = Images(self.limits)
+        image: Any = Images(self.configs)
         self.meters = RemoteMeters()
         self.copy_quota, self.fetch_quota = (
             TransferQuota(node, image, side) for side in (COPY, FETCH)
         )
-        self.copier = Copier(node, store, metadata, cache, "cluster", self.meters, self.copy_quota)
+        sealing = Sealing(node, image)
+        self.copier = Copier(
+            node, store, metadata, cache, "cluster", self.meters, self.copy_quota, sealing
+        )
         self.arrived = asyncio.Event()
-        self.downloads = Downloads(node, store, cache, self.fetch_quota)
+        self.downloads = Downloads(node, store, cache, self.fetch_quota, sealing.keys)
         self.reader = PartitionReader(
             self.downloads,
             self.log,
@@ -237,8 +260,16 @@ class World:
             changed=self.arrived.set,
             meter=self.meters.of("t"),
         )
+        quotas = self.copy_quota, self.fetch_quota
+        self.cleaning = RemoteCleaning(node, image, self.copier, quotas, "data/cleaning")
+        self.cleaning.open()
         self.log.remote = self.reader
         self.node = node
+
+    def add_key(self, name: str) -> None:
+        """Put a key into the ring."""
+        key = base64.b64encode(self.random.randbytes(32))
+        self.storage.replace_file(f"keys/{name}", key + b"\n", sync=True)
 
     def produce(self, count: int) -> None:
         for _ in range(count):
@@ -251,6 +282,7 @@ class World:
         self.store.now_ms = self.node.clock.ms
         try:
             await self.copier.run(self.partition)
+            await self.cleaning.run(self.partition, self.reader, self.metadata.remote(KEY))
         except EXPECTED:
             pass
         self.log.tick_retention(NOW_MS, high_watermark=self.partition.high_watermark)

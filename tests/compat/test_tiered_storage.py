@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -30,7 +29,6 @@ from confluent_kafka.admin import (
     OffsetSpec,
 )
 from kafka_tools import command
-from ports import free_ports
 from servers import ShoalProcess
 from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition as Partition
@@ -337,77 +335,6 @@ def run_tool(*words: str) -> str:
     done = subprocess.run(command(*words), capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def check_conditional_puts(configs: dict[str, str], credentials: dict[str, str]) -> None:
-    """The server has conditional puts, so manifests are fenced there."""
-    script = (
-        "import asyncio, sys\n"
-        "from shoal.server.tiered.object_store import open_store\n"
-        "from shoal.tiered.store import BytesSource, StoreConflict\n"
-        "async def run(store):\n"
-        "    first = await store.put_if('conditional', BytesSource(b'1'), None)\n"
-        "    await store.put_if('conditional', BytesSource(b'2'), first)\n"
-        "    for version in (None, first):\n"
-        "        try:\n"
-        "            await store.put_if('conditional', BytesSource(b'3'), version)\n"
-        "        except StoreConflict:\n"
-        "            continue\n"
-        "        sys.exit('an old version was replaced')\n"
-        "    await store.delete(['conditional'])\n"
-        "    sys.exit(0 if store.is_conditional else 'not conditional')\n"
-        "url, endpoint, region = sys.argv[1:]\n"
-        "asyncio.run(run(open_store(url, endpoint=endpoint, region=region)))\n"
-    )
-    words = [configs[f"shoal.remote.store.{name}"] for name in ("url", "endpoint", "region")]
-    done = subprocess.run(
-        [sys.executable, "-c", script, *words],
-        env=os.environ | credentials,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.nightly
-def test_records_are_read_from_an_s3_server(tmp_path: Path) -> None:
-    """versitygw serves a directory by S3's protocol."""
-    gateway = shutil.which("versitygw")
-    module = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
-    assert gateway is not None, f"versitygw is missing: go install {module}"
-    bucket = tmp_path / "s3" / "bucket"
-    bucket.mkdir(parents=True)
-    (port,) = free_ports(1)
-    keys = {"ROOT_ACCESS_KEY": "test-id", "ROOT_SECRET_KEY": "test-secret"}
-    server = subprocess.Popen(
-        [gateway, "--port", f"127.0.0.1:{port}", "posix", str(bucket.parent)],
-        env=os.environ | keys,
-        stdout=subprocess.DEVNULL,
-    )
-    configs = settings(tmp_path) | {
-        "shoal.remote.store.url": "s3://bucket/prefix",
-        "shoal.remote.store.endpoint": f"http://127.0.0.1:{port}",
-        "shoal.remote.store.region": "us-east-1",
-    }
-    credentials = {"AWS_ACCESS_KEY_ID": "test-id", "AWS_SECRET_ACCESS_KEY": "test-secret"}
-    broker = ShoalProcess(tmp_path / "data", configs=configs, environment=credentials).start()
-    try:
-        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-        tiered = Tiered(broker, bucket, admin)
-        create(admin, segment_bytes=str(10 * MB))
-        produce(broker.bootstrap, 25_000)
-        eventually(lambda: len(tiered.local_logs()) == 1, timeout_s=TIMEOUT_S)
-        assert len(tiered.objects()) == 2
-        consume(broker.bootstrap, 25_000)
-        check_conditional_puts(configs, credentials)
-        admin.delete_records([TopicPartition("t", 0, tiered.bases()[1])])
-        eventually(lambda: len(tiered.objects()) == 1, timeout_s=TIMEOUT_S)
-    finally:
-        broker.kill9()
-        server.kill()
-        server.wait()
 
 
 def test_configs_of_copying_and_of_the_metadata_topic(tmp_path: Path) -> None:

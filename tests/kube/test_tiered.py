@@ -89,6 +89,38 @@ def test_brokers_read_credentials_from_the_secret() -> None:
     assert environment(cluster()) == []
 
 
+def test_brokers_compress_and_encrypt() -> None:
+    made = cluster(compression="zstd", encryption={"secretName": "keyring", "keyId": "2026-11"})
+    sealed = {
+        "shoal.remote.compression.type": "zstd",
+        "shoal.remote.encryption.key.id": "2026-11",
+    }
+    assert broker_config.dynamic(made) == sealed
+    own = broker_config.of_broker(made, 0, "PLAINTEXT://h:1").splitlines()
+    assert {f"{name}={value}" for name, value in sealed.items()} <= set(own)
+    directory = lines(made)["shoal.remote.encryption.key.directory"]
+    pod = broker_pod.template(made, "i:1", "Always", openshift=False)["spec"]
+    (volume,) = [v for v in pod["volumes"] if v.get("secret", {}).get("secretName") == "keyring"]
+    assert "items" not in volume["secret"], "each entry is a file"
+    mount = {"name": volume["name"], "mountPath": directory, "readOnly": True}
+    assert mount in pod["containers"][0]["volumeMounts"]
+
+
+def test_a_rotation_restarts_no_broker() -> None:
+    def template(key_id: str) -> Any:
+        made = cluster(encryption={"secretName": "keyring", "keyId": key_id})
+        return broker_pod.template(made, "i:1", "Always", openshift=False)
+
+    assert template("2026-11") == template("2026-12")
+    assert template("2026-11") != broker_pod.template(cluster(), "i:1", "Always", openshift=False)
+
+
+def test_without_a_key_id_new_objects_are_not_encrypted() -> None:
+    made = cluster(compression="uncompressed", encryption={"secretName": "keyring"})
+    assert broker_config.dynamic(made) == {}
+    assert "shoal.remote.encryption.key.directory" in lines(made)
+
+
 def test_a_cluster_without_a_store_is_as_before() -> None:
     plain = rendered.clusters()["least"]
     assert not any("remote" in name for name in lines(plain))

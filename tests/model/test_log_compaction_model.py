@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from log_material import NOW_MS, open_log, records
 from shoal.log.appends import Origin
-from shoal.log.compaction import ENTRY_BYTES, Step
+from shoal.log.cleaner import ENTRY_BYTES
 from shoal.log.config import LogConfig
 from shoal.log.memory import MemoryStorage
 from shoal.record.control import build_marker
@@ -23,6 +23,8 @@ from shoal.record.records import build_batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from shoal.log.compaction import Step
 
 KEYS = st.sampled_from([b"a", b"b", b"c", b"d", b"a-long-key-of-many-bytes"])
 VALUES = st.none() | st.binary(max_size=12)
@@ -38,6 +40,8 @@ class CompactionAgainstDict(RuleBasedStateMachine):
         #: offset -> (key, value), of everything that was ever written and not aborted.
         self.written: dict[int, tuple[bytes, bytes | None]] = {}
         self.tombstoned_ms: dict[int, int] = {}
+        #: offset -> producer of the transaction, of what was aborted.
+        self.aborted: dict[int, int] = {}
         self.end = 0
         self.steps: Iterator[Step] | None = None
         self.producer = 100
@@ -83,6 +87,10 @@ class CompactionAgainstDict(RuleBasedStateMachine):
         self.log.append(marker, now_ms=self.now_ms, leader_epoch=0, origin=Origin.COORDINATOR)
         if commit:
             self._note(done.base_offset, pairs)
+        else:
+            self.aborted |= dict.fromkeys(
+                range(done.base_offset, done.base_offset + len(pairs)), self.producer
+            )
         self.end = self.log.log_end_offset
 
     def _note(self, offset: int, pairs: list[tuple[bytes, bytes | None]]) -> None:
@@ -180,6 +188,9 @@ class CompactionAgainstDict(RuleBasedStateMachine):
         for r in records(self.log, max_bytes=400):
             assert r.offset > last
             last = r.offset
+            if r.offset in self.aborted and r.key is not None:
+                hidden = self.log.aborted_transactions(r.offset, r.offset + 1)
+                assert self.aborted[r.offset] in [a.producer_id for a in hidden]
             if r.key is not None and r.offset in self.written:
                 assert self.written[r.offset] == (r.key, r.value)
                 found[r.offset] = r.key

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from log_material import NOW_MS, batch, compact, fill, keyed, open_log, records
 from shoal.log.appends import Origin
-from shoal.log.compaction import ENTRY_BYTES, cleanable
+from shoal.log.cleaner import ENTRY_BYTES
+from shoal.log.compaction import cleanable
 from shoal.log.config import LogConfig
 from shoal.log.memory import MemoryStorage
 from shoal.record.batch import headers
@@ -294,3 +295,26 @@ def test_an_aborted_record_replaces_nothing_and_goes_with_its_marker() -> None:
     assert {1, 7, 8} <= set(control_offsets(log))
     assert not log.aborted_transactions(0, log.log_end_offset)
     assert data == [c for c in contents(log) if c[1] in (b"a", b"b", b"d")]
+
+
+def test_aborted_records_go_if_their_marker_is_in_a_later_segment() -> None:
+    """Otherwise the marker goes first, and the records look as if they were committed."""
+    log = log_of(segment_bytes=150, min_cleanable_dirty_ratio=0.0)
+    fill(log, [keyed((b"a", b"x" * 60))])  # 0
+    in_transaction(log, 2, 0, b"a", b"aborted" * 9)  # 1
+    ended(log, 2, committed=False)  # 2
+    in_transaction(log, 2, 1, b"d", b"y" * 60)  # 3
+    ended(log, 2, committed=True)  # 4
+    closed(log)
+    assert log.bases[:3] == [0, 1, 2]
+    for rounds in range(3):
+        fill(log, [keyed((b"e", b"%d" % rounds))])
+        closed(log)
+        assert compact(log, now_ms=NOW_MS + rounds * (DELAY_MS + 1))
+        found = {offset: key for offset, key, _ in contents(log)}
+        assert found[0] == b"a"
+        assert found[3] == b"d"
+        assert 1 not in found
+        # The marker stays until delete.retention.ms, for readers that have met the records.
+        hidden = [a.first_offset for a in log.aborted_transactions(0, 9)]
+        assert (2 in found, hidden) == ((True, [1]) if rounds == 0 else (rounds == 1, []))

@@ -8,6 +8,7 @@ from typing import Any
 
 import object_stores
 import pytest
+import store_contract
 from object_stores import FaultyStore
 from shoal.server.tiered import object_store
 from shoal.server.tiered.object_store import InvalidStore, open_store
@@ -15,8 +16,6 @@ from shoal.server.tiered.retrying_store import CallLimits, RetryingStore
 from shoal.server.tiered.service import store_of
 from shoal.tiered.store import (
     BytesSource,
-    ObjectMissing,
-    Range,
     StoreConflict,
     StoreDenied,
     StoreError,
@@ -34,66 +33,16 @@ def store(request, tmp_path):
     return open_store("memory:///" if request.param == "memory" else f"file://{tmp_path}/store")
 
 
-async def keys(store, prefix):
-    return sorted([info.key async for info in store.list(prefix)])
-
-
 def test_contract(store) -> None:
-    async def run() -> None:
-        await store.put("c/a/1", BytesSource(b"one", memoryview(b" two")))
-        await store.put("c/a/2", BytesSource(b"x" * (20 << 20)))
-        await store.put("c/ab/1", BytesSource(b"other"))
-        assert await store.get("c/a/1") == b"one two"
-        assert await store.size("c/a/2") == 20 << 20
-        assert await store.get_ranges("c/a/1", [Range(0, 3), Range(4, 7)]) == [b"one", b"two"]
-        assert await keys(store, "c/a") == ["c/a/1", "c/a/2"]
-        sizes = {info.key: info.size async for info in store.list("c")}
-        assert sizes == {"c/a/1": 7, "c/a/2": 20 << 20, "c/ab/1": 5}
-        await store.put("c/a/1", BytesSource(b"replaced"))
-        assert await store.get("c/a/1") == b"replaced"
-        await store.put("c/empty", BytesSource())
-        assert await store.get("c/empty") == b""
-        await store.delete(["c/missing", "c/a/1", "c/also-missing", "c/a/2"])
-        assert await keys(store, "c") == ["c/ab/1", "c/empty"]
-        assert await keys(store, "nothing") == []
-
-    asyncio.run(run())
+    asyncio.run(store_contract.objects(store))
 
 
 def test_a_conditional_put_replaces_the_version_that_was_read(store) -> None:
-    async def run() -> None:
-        first = await store.put_if("c/m", BytesSource(b"1"), None)
-        assert await store.get_versioned("c/m") == (b"1", first)
-        with pytest.raises(StoreConflict, match="c/m"):
-            await store.put_if("c/m", BytesSource(b"x"), None)
-        second = await store.put_if("c/m", BytesSource(b"22"), first)
-        with pytest.raises(StoreConflict, match="c/m"):
-            await store.put_if("c/m", BytesSource(b"x"), first)
-        await store.put("c/m", BytesSource(b"333"))
-        with pytest.raises(StoreConflict, match="c/m"):
-            await store.put_if("c/m", BytesSource(b"x"), second)
-        data, version = await store.get_versioned("c/m")
-        assert data == b"333"
-        await store.delete(["c/m"])
-        with pytest.raises(StoreConflict, match="c/m"):
-            await store.put_if("c/m", BytesSource(b"x"), version)
-        with pytest.raises(ObjectMissing):
-            await store.get_versioned("c/m")
-        await store.put_if("c/m", BytesSource(b"4"), None)
-        assert await store.get("c/m") == b"4"
-
-    asyncio.run(run())
+    asyncio.run(store_contract.conditional_puts(store))
 
 
 def test_children_are_the_next_part_of_the_keys(store) -> None:
-    async def run() -> None:
-        for key in ("c/a/0/1", "c/a/1/1", "c/b/0/1", "c/file", "ca/x/1"):
-            await store.put(key, BytesSource(b"x"))
-        assert sorted(await store.children("c")) == ["c/a", "c/b"]
-        assert sorted(await store.children("c/a")) == ["c/a/0", "c/a/1"]
-        assert await store.children("none") == []
-
-    asyncio.run(run())
+    asyncio.run(store_contract.children(store))
 
 
 def test_a_server_without_conditional_puts_gets_a_comparison_instead(monkeypatch) -> None:
@@ -149,15 +98,7 @@ def test_a_server_without_conditional_puts_gets_a_comparison_instead(monkeypatch
 
 
 def test_a_missing_object_and_a_short_range_are_errors(store) -> None:
-    async def run() -> None:
-        await store.put("k", BytesSource(b"12345"))
-        for call in (store.get("no"), store.size("no"), store.get_ranges("no", [Range(0, 1)])):
-            with pytest.raises(ObjectMissing, match="no"):
-                await call
-        with pytest.raises(StoreUnavailable, match="k"):
-            await store.get_ranges("k", [Range(0, 2), Range(3, 9)])
-
-    asyncio.run(run())
+    asyncio.run(store_contract.errors(store))
 
 
 def of_faults(*faults):
@@ -206,7 +147,7 @@ def test_a_list_is_complete_or_an_error() -> None:
         store = RetryingStore(inner, LIMITS, random.Random(1))
         for name in "abc":
             await store.put(f"p/{name}", BytesSource(b""))
-        assert await keys(store, "p") == ["p/a", "p/b", "p/c"]
+        assert await store_contract.keys(store, "p") == ["p/a", "p/b", "p/c"]
 
     asyncio.run(run())
 

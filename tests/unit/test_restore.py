@@ -28,12 +28,14 @@ from shoal.record.batch import headers
 from shoal.record.control import build_marker
 from shoal.record.records import read_records
 from shoal.server.tiered import restore, restored_metadata
+from shoal.server.tiered.key_ring import KeyDirectory
 from shoal.server.tiered.restore import Refused, Target
 from shoal.tiered import backup
 from shoal.tiered.keys import manifest_key
+from shoal.tiered.sealing import KeyUnavailable
 from shoal.tiered.segment_object import DamagedObject
 from shoal.tiered.store import BytesSource
-from tiered_world import TOPIC_ID, World
+from tiered_world import KEY_ID, TOPIC_ID, World
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -84,6 +86,7 @@ class Lost:
         self.world = World(seed)
         self.store = self.world.store
         self.random = random.Random(seed)
+        self.key_directory = ""
 
     async def leave(self, *positions: tuple[str, int], offset: int = 40) -> None:
         self.store.now_ms = NOW_MS
@@ -105,7 +108,9 @@ class Lost:
     async def restore(self, target: Target = TARGET) -> tuple[restore.Report, MemoryStorage]:
         storage = MemoryStorage()
         random_id = lambda: UUID(int=self.random.getrandbits(128))  # noqa: E731
-        return await restore.restore(self.store, storage, CLUSTER, target, random_id), storage
+        ring = KeyDirectory(self.world.storage, self.key_directory)
+        found = await restore.restore(self.store, storage, CLUSTER, target, random_id, ring)
+        return found, storage
 
 
 def opened(storage: MemoryStorage) -> LogDirectory:
@@ -156,6 +161,22 @@ def test_the_data_directory_of_a_node() -> None:
         (partition,) = image.topics["t"].partitions
         assert (partition.leader, partition.isr) == (1, (1,))
         assert image.offset == 40
+
+    run(test)
+
+
+def test_encrypted_objects_need_the_key_ring() -> None:
+    async def test(lost: Lost) -> None:
+        lost.world.add_key("k0")
+        lost.world.configs |= {"shoal.remote.compression.type": "zstd", KEY_ID: "k0"}
+        end = await copied(lost)
+        await lost.leave(("t", end))
+        with pytest.raises(KeyUnavailable, match="the key 'k0' is needed"):
+            await lost.restore()
+        lost.key_directory = "keys"
+        report, storage = await lost.restore()
+        assert [row.end for row in report.partitions] == [0, end]
+        assert log_of_again(storage, "t", TOPIC_ID).epochs.entries == [(0, 0)]
 
     run(test)
 
@@ -320,7 +341,8 @@ def test_what_is_refused() -> None:
             await lost.restore(TARGET._replace(topics=frozenset({"t", "unknown"})))
         report, storage = await lost.restore(TARGET._replace(topics=frozenset({"t"})))
         assert [row.topic for row in report.partitions] == ["t"]
+        ring = KeyDirectory(storage, "")
         with pytest.raises(Refused, match="new is not empty"):
-            await restore.restore(lost.store, storage, CLUSTER, TARGET, lambda: UUID(int=1))
+            await restore.restore(lost.store, storage, CLUSTER, TARGET, lambda: UUID(int=1), ring)
 
     run(test)

@@ -32,7 +32,7 @@ def deletes_objects_before_the_manifest(patch: pytest.MonkeyPatch) -> None:
         await self._begin_deletion(partition.topic, partition.key, segments)
         await self._delete_objects(partition.topic, partition.key, prefix, segments)
 
-    patch.setattr(Copier, "_delete", delete)
+    patch.setattr(Copier, "delete", delete)
 
 
 def deletes_objects_before_the_metadata(patch: pytest.MonkeyPatch) -> None:

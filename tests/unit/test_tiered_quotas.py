@@ -12,7 +12,7 @@ from tiered_world import CONFIG, KEY, UNLIMITED, Clock, Images, World
 
 
 def limit(world: World, side: str, bytes_per_s: int) -> None:
-    world.limits[f"remote.log.manager.{side}.max.bytes.per.second"] = bytes_per_s
+    world.configs[f"remote.log.manager.{side}.max.bytes.per.second"] = bytes_per_s
 
 
 def chunks_read(world: World) -> int:

@@ -29,6 +29,9 @@ def restore(
     url: Annotated[str, typer.Option(metavar="URL", help="The store: shoal.remote.store.url.")],
     endpoint: Annotated[str, typer.Option(metavar="URL", help="shoal.remote.store.endpoint.")] = "",
     region: Annotated[str, typer.Option(metavar="NAME", help="shoal.remote.store.region.")] = "",
+    key_directory: Annotated[
+        str, typer.Option(metavar="DIR", help="shoal.remote.encryption.key.directory.")
+    ] = "",
     cluster_id: Annotated[
         str | None,
         typer.Option(metavar="ID", help="The lost cluster. Default: the only one in the store."),
@@ -61,7 +64,8 @@ def restore(
         if idle_ms is None:
             raise Failed(f"--idle {idle!r} is not a duration, such as 60s or PT1M.", USAGE)
         target = Target(os.path.abspath(data_dir), node_id, ids, topics, int(idle_ms))
-        _print(asyncio.run(_restored(url, endpoint, region, cluster_id, target)), target, format)
+        store = _store(url, endpoint, region)
+        _print(asyncio.run(_restored(store, key_directory, cluster_id, target)), target, format)
 
     guarded(run)
 
@@ -76,14 +80,19 @@ def _ids(brokers: str | None, node_id: int) -> list[int]:
 
 
 async def _restored(
-    url: str, endpoint: str, region: str, cluster_id: str | None, target: Target
+    store: ObjectStore, key_directory: str, cluster_id: str | None, target: Target
 ) -> Report:
     from shoal.server.tiered import restore
+    from shoal.server.tiered.key_ring import KeyDirectory
+    from shoal.tiered.sealing import KeyUnavailable
 
-    store = _store(url, endpoint, region)
+    disk = DiskStorage()
     try:
         known = cluster_id or await _only(store)
-        return await restore.restore(store, DiskStorage(), known, target, uuid4)
+        ring = KeyDirectory(disk, key_directory)
+        return await restore.restore(store, disk, known, target, uuid4, ring)
+    except KeyUnavailable as error:
+        raise Failed(f"{error}. --key-directory names the directory.") from None
     except restore.Refused as error:
         raise Failed(str(error)) from None
     except (StoreError, DamagedObject) as error:

@@ -227,7 +227,8 @@ def _remote_storage_refusal(image: MetadataImage, values: Mapping[str, Any]) -> 
             "Tiered Storage functionality is disabled in the broker. "
             "Topic cannot be configured with remote log storage."
         )
-    if "compact" in values["cleanup.policy"]:
+    compacts = image.broker_config["shoal.remote.compacted.topics.enable"]
+    if "compact" in values["cleanup.policy"] and not compacts:
         return (
             "Remote log storage only supports topics with cleanup.policy=delete or cleanup.policy "
             "being an empty list."

@@ -113,6 +113,18 @@ shoal.remote.store.request.timeout.ms int 30000 1..
 shoal.remote.copy.interval.ms long 3600000 -1..
     Age at which the active segment of a tiered partition is closed, so that it can be copied. It
     bounds what is not in the store yet. -1 means that segment.ms and segment.bytes alone close it.
+shoal.remote.compacted.topics.enable boolean false -
+    Whether compacted topics may have remote.storage.enable, which Kafka refuses. Set it on all
+    brokers and controllers.
+shoal.remote.compression.type string uncompressed uncompressed|zstd cluster-wide
+    How the chunks of new objects are compressed. Chunks of batches that producers compressed stay
+    as they are.
+shoal.remote.encryption.key.directory string "" -
+    Directory with the keys of objects. The name of a file is the id of its key, and its contents
+    are 32 bytes in base64. A key is read from its file whenever it is used.
+shoal.remote.encryption.key.id string "" @key-id cluster-wide
+    Id of the key that encrypts new objects by AES-256-GCM. Empty means that they are not encrypted.
+    Old objects need the keys with which they were encrypted.
 shoal.remote.chunk.cache.bytes long 1073741824 1..
     Maximum size of downloaded chunks on the disk. A chunk has about 8 MB.
 shoal.remote.backup.interval.ms long 600000 -1..

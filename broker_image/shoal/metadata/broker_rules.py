@@ -49,6 +49,9 @@ def _contradictions(values: Values) -> Iterator[str]:
             "remote.log.storage.system.enable needs an object store: set shoal.remote.store.url, "
             "for instance to s3://bucket/prefix"
         )
+    key_id, directory = (f"shoal.remote.encryption.key.{name}" for name in ("id", "directory"))
+    if values[key_id] and not values[directory]:
+        yield f"{key_id} needs a key ring: set {directory} to the directory that has the key"
     if not values["group.consumer.assignors"]:
         yield "group.consumer.assignors must not be empty"
 

@@ -32,6 +32,7 @@ Check = Callable[[Any], str | None]
 _COMMA = re.compile(r"\s*,\s*")
 _RANGE = re.compile(r"(-?[\d.]+?)\.\.(-?[\d.]*)")
 _THROTTLED = re.compile(r"\d+:\d+")
+_KEY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _DURATION = re.compile(
     r"([-+]?)P(?=.)(?:([-+]?\d+)D)?"
     r"(?:T(?=.)(?:([-+]?\d+)H)?(?:([-+]?\d+)M)?(?:([-+]?\d+)(?:[.,](\d{0,9}))?S)?)?"
@@ -262,11 +263,22 @@ def split_principals(text: str) -> list[str]:
     return [principal.strip() for principal in text.split(";") if principal.strip()]
 
 
+def key_id(value: Any) -> str | None:
+    """empty, or letters, digits, dots, dashes and underscores"""
+    if not value or _KEY_ID.fullmatch(value):
+        return None
+    return (
+        "the id of a key is the name of its file: a letter or a digit, and behind it letters, "
+        "digits, dots, dashes and underscores"
+    )
+
+
 _CHECKS: dict[str, Check] = {
     "@authorizer": authorizer,
     "@principals": principals,
     "@jaas": jaas_config,
     "@gzip-level": gzip_level,
+    "@key-id": key_id,
     "@throttled": throttled,
     "@offset-reset": offset_reset,
     "@per-ip": per_ip,

@@ -107,8 +107,8 @@ internal.segment.bytes int - - internal
 # applied: Tiered storage
 remote.storage.enable boolean false -
     Whether closed segments are copied to the object store, so that the local disk need not keep
-    them. Compacted topics cannot have it. To set it to false, set remote.log.delete.on.disable to
-    true as well.
+    them. Compacted topics need shoal.remote.compacted.topics.enable as well. To set it to false,
+    set remote.log.delete.on.disable to true as well.
 local.retention.bytes long -2 -2..
     < log.local.retention.bytes
     Maximum size of a tiered partition on local disk. -2 means that retention.bytes applies.

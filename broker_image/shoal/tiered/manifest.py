@@ -54,6 +54,8 @@ class Manifest(NamedTuple):
     log_start_offset: int
     #: The segments, packed (`remote_log.pack`).
     packed: bytes
+    #: Of a compacted topic: the offset up to which the keys were cleaned in all segments.
+    cleaned_to: int = 0
 
     @property
     def segments(self) -> tuple[RemoteSegment, ...]:
@@ -75,6 +77,7 @@ _LAYOUT = Message(
         Column("written_ms", "int64"),
         Column("log_start_offset", "int64"),
         Column("packed", "bytes"),
+        Column("cleaned_to", "int64", tagged="0+", tag=0),
     ),
     flexible="0+",
 ).at(0)

@@ -5,13 +5,16 @@
     footer: a description of the segment, its chunks and its sections
     trailer: size and CRC-32C of the footer, format version, magic
 
-Kafka's tools read the first part. A chunk is a run of whole batches with a checksum: the unit in
-which the object is read. The footer has the first offset and the largest timestamp of each chunk,
-so a read by offset or by time needs the footer and one chunk. The description suffices to rebuild
-the metadata of the segment from the object alone.
+Kafka's tools read the first part. If chunks are compressed or encrypted (`sealing`), they take the
+place of the log one behind the other, and the object has format 1 instead of 0.
 
-`scan` finds the chunks of a log, `tail` builds everything behind the log, and `read_footer` parses
-it. Numbers are big-endian.
+A chunk is a run of whole batches with a checksum: the unit in which the object is read. The footer
+has the first offset and the largest timestamp of each chunk, so a read by offset or by time needs
+the footer and one chunk. The description suffices to rebuild the metadata of the segment from the
+object alone.
+
+`scan` finds the chunks of a log. `SegmentSource` and `SealedSource` are the contents of objects of
+format 0 and 1, and `read_footer` parses the end of either. Numbers are big-endian.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_right
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from crc32c import crc32c
 
@@ -27,11 +30,14 @@ from shoal.protocol import compiler
 from shoal.protocol.errors import WireError
 from shoal.protocol.schema import Column, Message
 from shoal.record.batch import HEADER_SIZE, OVERHEAD, CorruptBatch, check_crc, read_header
+from shoal.tiered.sealing import CHUNK, SECTION, Envelope, KeyRing, Sealer, open_envelope, unseal
 from shoal.tiered.store import Range
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from uuid import UUID
+
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     from shoal.record.batch import Buffer
 
@@ -40,7 +46,8 @@ CHUNK_BYTES = 8 << 20
 #: Footer size, its CRC-32C, format version, magic.
 _TRAILER = struct.Struct(">IIH6s")
 TRAILER_SIZE = _TRAILER.size
-VERSION = 0
+#: The format with sealed parts, the newest that this release reads.
+VERSION = 1
 MAGIC = b"SHOALS"
 
 
@@ -80,23 +87,37 @@ class Description(NamedTuple):
     leader_epoch: int
     copied_ms: int
 
+    @property
+    def owner(self) -> bytes:
+        """The object that an envelope belongs to."""
+        place = f"{self.cluster_id}/{self.topic_id}/{self.partition}/{self.segment_id}"
+        return f"segment {place} of topic {self.topic}".encode()
+
 
 class Chunk(NamedTuple):
     """A run of whole batches: its position in the object, the base offset of its first batch, the
-    largest timestamp in it (-1 without one), and the CRC-32C of its bytes."""
+    largest timestamp in it (-1 without one), and the CRC-32C of its bytes in the object.
+
+    A sealed chunk also has its codec (`Compression`), and its size in bytes before that.
+    """
 
     position: int
     base_offset: int
     max_timestamp: int
     crc: int
+    codec: int = 0
+    plain_size: int = 0
 
 
 class SectionPlace(NamedTuple):
-    """A section's position in the object, its size in bytes and its CRC-32C."""
+    """A section's position in the object, its size in bytes and its CRC-32C there. A sealed section
+    also has what a sealed chunk has."""
 
     position: int
     size: int
     crc: int
+    codec: int = 0
+    plain_size: int = 0
 
 
 class Scan(NamedTuple):
@@ -109,7 +130,7 @@ class Scan(NamedTuple):
 
 _FOOTER = Message(
     "SegmentFooter",
-    "0",
+    "0-1",
     (
         Column("cluster_id", "string"),
         Column("topic", "string"),
@@ -131,6 +152,8 @@ _FOOTER = Message(
                 Column("base_offset", "int64"),
                 Column("max_timestamp", "int64"),
                 Column("crc", "uint32"),
+                Column("codec", "int8", "1+"),
+                Column("plain_size", "int64", "1+"),
             ),
         ),
         Column(
@@ -140,11 +163,22 @@ _FOOTER = Message(
                 Column("position", "int64"),
                 Column("size", "int64"),
                 Column("crc", "uint32"),
+                Column("codec", "int8", "1+"),
+                Column("plain_size", "int64", "1+"),
             ),
         ),
+        # Bytes of the sealed chunks together.
+        Column("sealed_size", "int64", "1+"),
+        # The envelope, without which the parts are not encrypted.
+        Column("key_id", "string", "1+", nullable="1+"),
+        Column("key_nonce", "bytes", "1+", nullable="1+"),
+        Column("data_key", "bytes", "1+", nullable="1+"),
     ),
     flexible="0+",
-).at(0)
+)
+#: A chunk or a section in the footer.
+_Entry = TypeVar("_Entry", Chunk, SectionPlace)
+_LAYOUTS = {version: _FOOTER.at(version) for version in (0, 1)}
 
 
 class Footer(NamedTuple):
@@ -153,6 +187,17 @@ class Footer(NamedTuple):
     description: Description
     chunks: tuple[Chunk, ...]
     sections: Mapping[Section, SectionPlace]
+    #: Bytes of the object before the sections: the log, or its sealed chunks.
+    chunks_end: int
+    is_sealed: bool = False
+    #: Of an encrypted object.
+    envelope: Envelope | None = None
+
+    def cipher(self, ring: KeyRing) -> AESGCM | None:
+        """Return what opens the parts, None if they are not encrypted. Raises `KeyUnavailable`."""
+        if self.envelope is None:
+            return None
+        return open_envelope(ring, self.envelope, self.description.owner)
 
     def chunk_at(self, offset: int) -> int:
         """Return the number of the chunk that has `offset`, if the segment has it."""
@@ -168,30 +213,52 @@ class Footer(NamedTuple):
     def chunk_range(self, number: int) -> Range:
         start = self.chunks[number].position
         after = number + 1
-        end = self.description.log_size
+        end = self.chunks_end
         return Range(start, self.chunks[after].position if after < len(self.chunks) else end)
 
-    def check_chunk(self, number: int, data: Buffer) -> None:
-        """Raises `DamagedObject` unless `data` is that chunk."""
+    def chunk(self, number: int, data: Buffer, cipher: AESGCM | None) -> Buffer:
+        """Return the batches of a chunk, whose bytes in the object are `data`. Raises
+        `DamagedObject`."""
+        found = self.chunks[number]
         start, end = self.chunk_range(number)
-        if len(data) != end - start or crc32c(data) != self.chunks[number].crc:
-            raise DamagedObject(
-                f"chunk {number} of segment {self.description.segment_id} of "
-                f"{self.description.topic}-{self.description.partition} is damaged"
-            )
+        is_whole = len(data) == end - start and crc32c(data) == found.crc
+        return self._opened(CHUNK, number, data if is_whole else None, found, cipher)
 
     def section_range(self, kind: Section) -> Range:
         place = self.sections[kind]
         return Range(place.position, place.position + place.size)
 
-    def check_section(self, kind: Section, data: Buffer) -> None:
-        """Raises `DamagedObject` unless `data` is that section."""
-        place = self.sections[kind]
-        if len(data) != place.size or crc32c(data) != place.crc:
-            raise DamagedObject(
-                f"the {kind.name} of segment {self.description.segment_id} of "
-                f"{self.description.topic}-{self.description.partition} is damaged"
-            )
+    def section(self, kind: Section, data: Buffer, cipher: AESGCM | None) -> Buffer:
+        """Return the file of a section, whose bytes in the object are `data`. Raises
+        `DamagedObject`."""
+        found = self.sections[kind]
+        is_whole = len(data) == found.size and crc32c(data) == found.crc
+        return self._opened(SECTION, kind, data if is_whole else None, found, cipher)
+
+    def _opened(
+        self,
+        kind: int,
+        number: int,
+        data: Buffer | None,
+        part: Chunk | SectionPlace,
+        cipher: AESGCM | None,
+    ) -> Buffer:
+        """Return a part as it was before it was sealed. `data` is None if it is not whole."""
+        reason = ""
+        if data is not None:
+            if not self.is_sealed:
+                return data
+            size, codec = part.plain_size, part.codec
+            try:
+                return unseal(data, kind=kind, number=number, codec=codec, size=size, cipher=cipher)
+            except ValueError as error:
+                reason = f": {error}"
+        found = self.description
+        name = f"chunk {number}" if kind == CHUNK else f"the {Section(number).name}"
+        raise DamagedObject(
+            f"{name} of segment {found.segment_id} of {found.topic}-{found.partition} is "
+            f"damaged{reason}"
+        )
 
 
 def scan(read: Callable[[int, int], bytes], size: int, *, chunk_bytes: int = CHUNK_BYTES) -> Scan:
@@ -242,26 +309,34 @@ def _whole_batches(data: bytes, position: int, last_offset: int) -> tuple[int, i
 def tail(
     description: Description, chunks: Sequence[Chunk], sections: Mapping[Section, Buffer]
 ) -> bytes:
-    """Return everything behind the log of an object: sections, footer and trailer."""
-    out = bytearray()
+    """Return everything behind the log of an object of format 0: sections, footer and trailer."""
     places = []
+    position = description.log_size
     for kind in sorted(sections):
         data = sections[kind]
-        position = description.log_size + len(out)
-        places.append(
-            {"kind": int(kind), "position": position, "size": len(data), "crc": crc32c(data)}
-        )
-        out += data
-    fields: dict[str, Any] = description._asdict()
+        places.append((kind, SectionPlace(position, len(data), crc32c(data))))
+        position += len(data)
+    footer = _encoded(description, chunks, places, 0, {})
+    return b"".join([*(sections[kind] for kind, _ in places), footer])
+
+
+def _encoded(
+    description: Description,
+    chunks: Sequence[Chunk],
+    sections: Sequence[tuple[Section, SectionPlace]],
+    version: int,
+    more: Mapping[str, Any],
+) -> bytes:
+    """Return footer and trailer."""
+    fields: dict[str, Any] = description._asdict() | dict(more)
     fields["leader_epochs"] = [
         {"epoch": epoch, "start_offset": start} for epoch, start in description.leader_epochs
     ]
     fields["chunks"] = [chunk._asdict() for chunk in chunks]
-    fields["sections"] = places
-    footer = bytearray()
-    compiler.writer(_FOOTER)(footer, fields)
-    out += footer
-    out += _TRAILER.pack(len(footer), crc32c(footer), VERSION, MAGIC)
+    fields["sections"] = [{"kind": int(kind), **place._asdict()} for kind, place in sections]
+    out = bytearray()
+    compiler.writer(_LAYOUTS[version])(out, fields)
+    out += _TRAILER.pack(len(out), crc32c(out), version, MAGIC)
     return bytes(out)
 
 
@@ -290,35 +365,47 @@ def read_footer(end: Buffer) -> Footer:
     needed = footer_bytes_needed(end)
     if len(end) < needed:
         raise DamagedObject(f"the footer has {needed} bytes, and {len(end)} were read")
-    _, crc, _, _ = _TRAILER.unpack_from(end, len(end) - TRAILER_SIZE)
+    _, crc, version, _ = _TRAILER.unpack_from(end, len(end) - TRAILER_SIZE)
     data = memoryview(end)[len(end) - needed : len(end) - TRAILER_SIZE]
     if crc32c(data) != crc:
         raise DamagedObject("the footer has a wrong checksum")
     try:
-        fields, _ = compiler.reader(_FOOTER)(data, 0)
-        return _footer(fields)
+        fields, _ = compiler.reader(_LAYOUTS[version])(data, 0)
+        return _footer(fields, version)
     except (WireError, ValueError, TypeError) as error:
         raise DamagedObject(f"the footer is invalid: {error}") from None
 
 
-def _footer(fields: dict[str, Any]) -> Footer:
+def _footer(fields: dict[str, Any], version: int) -> Footer:
     epochs = tuple((entry["epoch"], entry["start_offset"]) for entry in fields["leader_epochs"])
     values = {name: fields[name] for name in Description._fields}
-    chunks = tuple(Chunk(**{n: chunk[n] for n in Chunk._fields}) for chunk in fields["chunks"])
+    described = Description(**values | {"leader_epochs": epochs})
+    chunks = tuple(_of(Chunk, entry) for entry in fields["chunks"])
     if not chunks:
         raise ValueError("it has no chunks")
     # Sections that a newer release adds are ignored.
     known = {int(kind) for kind in Section}
     sections = {
-        Section(place["kind"]): SectionPlace(place["position"], place["size"], place["crc"])
+        Section(place["kind"]): _of(SectionPlace, place)
         for place in fields["sections"]
         if place["kind"] in known
     }
-    return Footer(Description(**values | {"leader_epochs": epochs}), chunks, sections)
+    if version == 0:
+        return Footer(described, chunks, sections, described.log_size)
+    envelope = None
+    if fields["key_id"] is not None:
+        nonce, data_key = bytes(fields["key_nonce"]), bytes(fields["data_key"])
+        envelope = Envelope(fields["key_id"], nonce, data_key)
+    return Footer(described, chunks, sections, fields["sealed_size"], True, envelope)
+
+
+def _of(kind: type[_Entry], fields: Mapping[str, Any]) -> _Entry:
+    """Return an entry of a list. Older formats lack its last fields."""
+    return kind(**{name: fields[name] for name in kind._fields if name in fields})
 
 
 class SegmentSource:
-    """The contents of a segment's object, read from its file piece by piece."""
+    """The contents of a segment's object of format 0, read from its file piece by piece."""
 
     __slots__ = ("_log_size", "_read", "_tail", "size")
 
@@ -327,6 +414,11 @@ class SegmentSource:
         self._log_size = log_size
         self._tail = tail_
         self.size = log_size + len(tail_)
+
+    @property
+    def footer(self) -> bytes:
+        """Footer and trailer."""
+        return self._tail[len(self._tail) - footer_size(self._tail) :]
 
     def chunks(self) -> Iterator[Buffer]:
         """Iterate over the contents. Raises `OSError` if the file has become shorter."""
@@ -338,3 +430,80 @@ class SegmentSource:
             yield data
             at += len(data)
         yield self._tail
+
+
+class SealedSource:
+    """The contents of a segment's object of format 1. Each chunk is read from the file and sealed
+    when it is sent, so nothing but a chunk is in memory, and nothing is on the disk."""
+
+    __slots__ = ("_chunks", "_described", "_read", "_sealer", "_sections", "footer", "size")
+
+    def __init__(
+        self,
+        read: Callable[[int, int], bytes],
+        described: Description,
+        chunks: Sequence[Chunk],
+        sections: Mapping[Section, Buffer],
+        sealer: Sealer,
+    ) -> None:
+        """`chunks` are those of the log, as `scan` returns them."""
+        self._read = read
+        self._described = described
+        self._chunks = chunks
+        self._sections = sections
+        self._sealer = sealer
+        #: About the size before the first read of all contents, and the size afterwards.
+        self.size = described.log_size + sum(map(len, sections.values()))
+        #: Footer and trailer, after the first read of all contents.
+        self.footer = b""
+
+    def chunks(self) -> Iterator[Buffer]:
+        """Iterate over the contents. Each time they are the same. Raises `OSError` if the file was
+        changed since it was scanned."""
+        sealed: list[Chunk] = []
+        at = 0
+        for number, chunk in enumerate(self._chunks):
+            data = self._plain(number)
+            codec, out = self._sealer.chunk(number, data)
+            sealed.append(
+                chunk._replace(position=at, crc=crc32c(out), codec=codec, plain_size=len(data))
+            )
+            at += len(out)
+            yield out
+        places: list[tuple[Section, SectionPlace]] = []
+        sealed_size = at
+        for kind in sorted(self._sections):
+            section = self._sections[kind]
+            codec, out = self._sealer.section(kind, section)
+            places.append((kind, SectionPlace(at, len(out), crc32c(out), codec, len(section))))
+            at += len(out)
+            yield out
+        footer = self._footer(sealed, places, sealed_size)
+        if self.footer not in (b"", footer):
+            raise OSError(f"{self._described.owner.decode()} is sealed to other bytes than before")
+        self.footer, self.size = footer, at + len(footer)
+        yield footer
+
+    def _plain(self, number: int) -> bytes:
+        start, after = self._chunks[number].position, number + 1
+        log_size = self._described.log_size
+        end = self._chunks[after].position if after < len(self._chunks) else log_size
+        data = self._read(start, end - start)
+        if len(data) != end - start or crc32c(data) != self._chunks[number].crc:
+            raise OSError(f"bytes {start} to {end} of the segment have changed")
+        return data
+
+    def _footer(
+        self,
+        chunks: Sequence[Chunk],
+        sections: Sequence[tuple[Section, SectionPlace]],
+        sealed_size: int,
+    ) -> bytes:
+        envelope = self._sealer.envelope
+        more = {
+            "sealed_size": sealed_size,
+            "key_id": None if envelope is None else envelope.key_id,
+            "key_nonce": None if envelope is None else envelope.nonce,
+            "data_key": None if envelope is None else envelope.data_key,
+        }
+        return _encoded(self._described, chunks, sections, 1, more)

@@ -71,7 +71,7 @@ class Source(Protocol):
 
     @property
     def size(self) -> int:
-        """The size in bytes."""
+        """The size in bytes; before the first read about that, if it is sealed while it is read."""
 
     def chunks(self) -> Iterator[Buffer]:
         """Iterate over the contents in pieces. May be called from another thread."""

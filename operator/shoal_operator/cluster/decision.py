@@ -156,7 +156,7 @@ def with_replicas(cluster: Manifest, replicas: int) -> Manifest:
 
 def config_changes(cluster: Manifest, state: ClusterState) -> dict[str, str | None]:
     """Return the dynamic broker configs to set, or to unset with None."""
-    want = broker_config.dynamic(cluster["spec"].get("config", {}))
+    want = broker_config.dynamic(cluster)
     changes: dict[str, str | None] = {
         k: v for k, v in want.items() if state.dynamic_config.get(k) != v
     }

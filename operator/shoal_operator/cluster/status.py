@@ -63,7 +63,7 @@ def fields(seen: Observation, default_image: str) -> dict[str, Any]:
             "controllerId": state.controller_id,
             "quorumVoters": sorted(state.quorum.voters),
             "appliedLoggers": sorted(broker_config.log_levels(cluster)),
-            "appliedConfig": sorted(broker_config.dynamic(cluster["spec"].get("config", {}))),
+            "appliedConfig": sorted(broker_config.dynamic(cluster)),
         }
         found["metadataVersion"] = metadata_version.finalized(state.features)
         if state.versions:

@@ -92,7 +92,10 @@ RESERVED = {
     "shoal.insecure.listeners.enable": _OPERATOR,
     "shoal.metrics.listener": "Use spec.metrics.port.",
     "shoal.remote.chunk.cache.bytes": _TIERED,
+    "shoal.remote.compression.type": _TIERED,
     "shoal.remote.copy.interval.ms": _TIERED,
+    "shoal.remote.encryption.key.directory": _TIERED,
+    "shoal.remote.encryption.key.id": _TIERED,
     "shoal.remote.store.endpoint": _TIERED,
     "shoal.remote.store.region": _TIERED,
     "shoal.remote.store.url": _TIERED,
@@ -151,9 +154,11 @@ def _reserved_variable(given: str) -> tuple[str, str] | None:
     return None
 
 
-def dynamic(config: Mapping[str, str]) -> dict[str, str]:
+def dynamic(cluster: Mapping[str, Any]) -> dict[str, str]:
     """Return the configs that are set on running brokers."""
-    return {k: v for k, v in sorted(config.items()) if k in DYNAMIC}
+    config = cluster["spec"].get("config", {})
+    found = {k: v for k, v in config.items() if k in DYNAMIC} | tiered.sealing(cluster)
+    return dict(sorted(found.items()))
 
 
 def log_levels(cluster: Mapping[str, Any]) -> dict[str, str]:
@@ -235,6 +240,8 @@ def of_broker(cluster: Mapping[str, Any], broker_id: int, advertised: str) -> st
         "process.roles": "broker,controller" if broker_id < VOTERS_MAX else "broker",
         "controller.quorum.voters": ",".join(_voter(cluster, voter) for voter in first),
     }
+    # Running brokers get a change as a dynamic config; a broker that starts has it from the start.
+    lines |= tiered.sealing(cluster)
     if "PLAINTEXT" in _protocols(cluster).values():
         # Other pods reach this listener.
         lines["shoal.insecure.listeners.enable"] = "true"

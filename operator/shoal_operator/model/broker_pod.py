@@ -109,7 +109,7 @@ def template(
             {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
         ],
     }
-    for volume, secret, _ in security.volumes(cluster):
+    for volume, secret, _ in (*security.volumes(cluster), *tiered.volumes(cluster)):
         source: Manifest = {"secretName": secret, "defaultMode": SECRET_MODE}
         if volume == security.METRICS_TOKEN:
             # Brokers start without it, and then show their metrics to nobody.
@@ -192,7 +192,7 @@ def _container(
         "readinessProbe": probe("/readyz?in-sync", periodSeconds=1, failureThreshold=3),
         "livenessProbe": probe("/healthz", periodSeconds=10, failureThreshold=6),
     }
-    for volume, _, path in security.volumes(cluster):
+    for volume, _, path in (*security.volumes(cluster), *tiered.volumes(cluster)):
         mount = {"name": volume, "mountPath": path, "readOnly": True}
         container["volumeMounts"].append(mount)
     container["volumeMounts"] += over.get("volumeMounts", [])

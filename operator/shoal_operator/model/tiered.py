@@ -27,6 +27,9 @@ _CREDENTIALS = {
 #: The part of a broker's volume that caches what it reads from the store, without `cacheSize`.
 _CACHE_PART = 10
 _ENABLE = "remote.storage.enable"
+#: Name and mount path of the volume with the keys of encrypted objects.
+_KEYS = "remote-keys"
+KEYS_DIR = "/etc/shoal-remote-keys"
 
 
 def is_enabled(cluster: Mapping[str, Any]) -> bool:
@@ -59,7 +62,30 @@ def properties(cluster: Mapping[str, Any], replication: int) -> dict[str, str]:
     for field in ("endpoint", "region"):
         if given.get(field):
             found[f"shoal.remote.store.{field}"] = given[field]
+    if given.get("encryption"):
+        found["shoal.remote.encryption.key.directory"] = KEYS_DIR
     return found
+
+
+def sealing(cluster: Mapping[str, Any]) -> dict[str, str]:
+    """Return the configs by which brokers seal new objects. They change without a restart."""
+    given = cluster["spec"].get("tieredStorage") or {}
+    found = {}
+    if given.get("compression", "uncompressed") != "uncompressed":
+        found["shoal.remote.compression.type"] = given["compression"]
+    if key_id := given.get("encryption", {}).get("keyId"):
+        found["shoal.remote.encryption.key.id"] = key_id
+    return found
+
+
+def volumes(cluster: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return the name, the Secret and the mount path of the volume with the keys, if there is one.
+
+    Kubernetes updates the files of the volume when the Secret changes.
+    """
+    given = cluster["spec"].get("tieredStorage") or {}
+    secret = given.get("encryption", {}).get("secretName")
+    return [(_KEYS, secret, KEYS_DIR)] if secret else []
 
 
 def environment(cluster: Mapping[str, Any]) -> list[Manifest]:

@@ -14,13 +14,14 @@ import resource
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 
 Labels = tuple[tuple[str, str], ...]
 Samples = Iterable[tuple[Labels, float]]
+T = TypeVar("T")
 
 #: Upper bounds of request times, in milliseconds; the last bucket is open.
 TIME_BUCKETS_MS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 5000)
@@ -72,6 +73,8 @@ class Metrics:
         self._requests: dict[tuple[int, int], _RequestMeter] = {}
         self._errors: dict[tuple[int, int], int] = {}
         self._families: dict[str, Family] = {}
+        #: How often the text was requested.
+        self._expositions = 0
         self._add_own()
 
     def add(self, name: str, kind: str, description: str, collect: Callable[[], Samples]) -> None:
@@ -82,6 +85,17 @@ class Metrics:
     def gauge(self, name: str, description: str, value: Callable[[], float]) -> None:
         """Register a gauge without labels."""
         self.add(name, "gauge", description, lambda: (((), value()),))
+
+    def once(self, read: Callable[[], T]) -> Callable[[], T]:
+        """Return a function for several families that calls `read` once for each exposition."""
+        found: list[tuple[int, T]] = []
+
+        def cached() -> T:
+            if not found or found[0][0] != self._expositions:
+                found[:] = [(self._expositions, read())]
+            return found[0][1]
+
+        return cached
 
     def topic(self, name: str) -> TopicMeter:
         """Return the meter of a topic."""
@@ -109,6 +123,7 @@ class Metrics:
 
     def text(self) -> str:
         """Return all metrics in Prometheus' text format 0.0.4."""
+        self._expositions += 1
         lines: list[str] = []
         for family in self._families.values():
             lines.append(f"# HELP {family.name} {family.description}")

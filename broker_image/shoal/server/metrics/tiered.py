@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from shoal.server.metrics.registry import Metrics, Samples, label
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 _TOPICS = "kafka_server_BrokerTopicMetrics_Remote"
 
@@ -93,7 +93,7 @@ class TieredPort(Protocol):
     def store_counts(self) -> StoreCounts: ...
     @property
     def cache_counts(self) -> CacheCounts: ...
-    def states(self) -> Iterable[RemoteState]:
+    def states(self) -> Sequence[RemoteState]:
         """Return the state of each tiered partition led here."""
 
     def totals(self) -> Mapping[str, int]:
@@ -136,6 +136,7 @@ _TOTALS = (
     ("orphans_deleted", "Objects deleted that no metadata named."),
     ("backups", "Backups of metadata and of internal topics written to the object store."),
     ("backup_failures", "Backups that were not written. The next interval tries again."),
+    ("cleanings", "Cleanings of the remote segments of compacted partitions."),
     ("copies_throttled", "Times that a copy waited for its quota."),
     ("fetches_throttled", "Times that a download waited for its quota."),
 )
@@ -160,6 +161,10 @@ _CACHE = (
 def register(metrics: Metrics, tiered: Callable[[], TieredPort | None]) -> None:
     """Add the families. They have no samples without tiered storage."""
 
+    # Both look at every tiered partition.
+    states = metrics.once(lambda: () if (source := tiered()) is None else source.states())
+    totals = metrics.once(lambda: {} if (source := tiered()) is None else source.totals())
+
     def add(name: str, kind: str, description: str, read: Callable[[TieredPort], Samples]) -> None:
         def collect() -> Samples:
             source = tiered()
@@ -173,11 +178,13 @@ def register(metrics: Metrics, tiered: Callable[[], TieredPort | None]) -> None:
         read = partial(_of_meters, attribute)
         add(f"kafka_server_BrokerTopicMetrics_{name}_total", "counter", text, read)
     for name, attribute, text in _STATES:
-        add(f"{_TOPICS}{name}", "gauge", text, partial(_of_states, attribute))
+        metrics.add(f"{_TOPICS}{name}", "gauge", text, partial(_of_states, attribute, states))
     for name, text in _TOTALS:
-        add(f"shoal_remote_{name}_total", "counter", text, partial(_of_totals, name))
+        metrics.add(
+            f"shoal_remote_{name}_total", "counter", text, partial(_of_totals, name, totals)
+        )
     for name, text in _NUMBERS:
-        add(f"shoal_remote_{name}", "gauge", text, partial(_of_totals, name))
+        metrics.add(f"shoal_remote_{name}", "gauge", text, partial(_of_totals, name, totals))
     for name, attribute, text in _REQUESTS:
         add(f"shoal_remote_store_{name}_total", "counter", text, partial(_of_requests, attribute))
     for name, kind, attribute, text in _CACHE:
@@ -189,15 +196,16 @@ def _of_meters(attribute: str, source: TieredPort) -> Samples:
     return [(label(topic=topic), getattr(meter, attribute)) for topic, meter in topics]
 
 
-def _of_states(attribute: str, source: TieredPort) -> Samples:
+def _of_states(attribute: str, states: Callable[[], Sequence[RemoteState]]) -> Samples:
     sums: dict[str, int] = {}
-    for state in source.states():
+    for state in states():
         sums[state.topic] = sums.get(state.topic, 0) + getattr(state, attribute)
     return [(label(topic=topic), value) for topic, value in sums.items()]
 
 
-def _of_totals(name: str, source: TieredPort) -> Samples:
-    return [((), source.totals()[name])]
+def _of_totals(name: str, totals: Callable[[], Mapping[str, int]]) -> Samples:
+    found = totals()
+    return [((), found[name])] if found else []
 
 
 def _of_requests(attribute: str, source: TieredPort) -> Samples:

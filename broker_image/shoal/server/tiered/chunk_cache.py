@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from shoal.log.search import TimestampOffset
     from shoal.log.storage import File, Storage
+    from shoal.record.batch import Buffer
 
 DIRECTORY = "remote-chunks"
 
@@ -86,7 +87,7 @@ class ChunkCache:
     def has(self, key: ChunkKey) -> bool:
         return key in self._chunks
 
-    def write(self, key: ChunkKey, data: bytes) -> CachedChunk:
+    def write(self, key: ChunkKey, data: Buffer) -> CachedChunk:
         """Write a chunk's file, before `add`. May run in another thread. Raises `OSError`,
         `CorruptBatch`."""
         file = self._storage.open(self._path(key), create=True)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.log.segment import INDEX, SNAPSHOT, TIME_INDEX, TXN_INDEX, file_name
@@ -40,28 +41,29 @@ from shoal.tiered.remote_log import RemoteSegment, custom_metadata
 from shoal.tiered.segment_object import (
     DamagedObject,
     Description,
+    SealedSource,
     Section,
     SegmentSource,
-    footer_size,
     scan,
     tail,
 )
 from shoal.tiered.store import Range, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from uuid import UUID
 
     from shoal.log.log import Log
     from shoal.log.segment import Segment
-    from shoal.log.storage import Storage
     from shoal.replication.partition import Partition
     from shoal.server.metrics.tiered import RemoteMeters
     from shoal.server.node import Node
     from shoal.server.tiered.chunk_cache import ChunkCache
+    from shoal.server.tiered.key_ring import Sealing
     from shoal.server.tiered.metadata_topic import MetadataTopic
     from shoal.server.tiered.quota import TransferQuota
     from shoal.tiered.remote_log import RemoteLog
+    from shoal.tiered.sealing import Sealer
     from shoal.tiered.store import ObjectStore
 
 #: How long an unfinished attempt of another broker may still be finished by it.
@@ -76,13 +78,13 @@ _FILES = {
 class Prepared(NamedTuple):
     """A segment that is ready to be uploaded."""
 
-    source: SegmentSource
-    footer: bytes
+    source: SegmentSource | SealedSource
     description: Description
     txn_index_empty: bool
 
     def as_remote(self) -> RemoteSegment:
-        """Return the segment as the remote log has it once the copy has finished."""
+        """Return the segment as the remote log has it once the copy has finished, after the
+        upload."""
         found = self.description
         return RemoteSegment(
             found.segment_id,
@@ -91,7 +93,7 @@ class Prepared(NamedTuple):
             found.max_timestamp,
             found.log_size,
             self.source.size,
-            len(self.footer),
+            len(self.source.footer),
             found.broker_id,
             self.txn_index_empty,
             found.leader_epochs,
@@ -110,9 +112,11 @@ class Copier:
         cluster_id: str,
         meters: RemoteMeters,
         quota: TransferQuota,
+        sealing: Sealing,
     ) -> None:
         self._node = node
         self._quota = quota
+        self._sealing = sealing
         self._meters = meters
         self._store = store
         self._metadata = metadata
@@ -139,7 +143,7 @@ class Copier:
         which to run the next one, because the quota does not allow the next copy yet.
 
         Raises `StoreError`, `MetadataUnavailable`, `LostLeadership`, `DamagedObject`,
-        `CorruptBatch`, `OSError`.
+        `CorruptBatch`, `KeyUnavailable`, `OSError`.
         """
         if not partition.is_leader or not self._metadata.is_loaded(partition.key):
             return 0
@@ -157,7 +161,7 @@ class Copier:
             *remote.in_state(SegmentState.DELETE_SEGMENT_STARTED),
         ]
         for at in range(0, len(due), rebuild.BATCH):
-            await self._delete(partition, prefix, due[at : at + rebuild.BATCH])
+            await self.delete(partition, prefix, due[at : at + rebuild.BATCH])
         wait_ms = 0
         for segment, end in self._copyable(partition, remote):
             wait_ms = self._quota.throttle_ms()
@@ -235,7 +239,7 @@ class Copier:
         since_ms = self._seen_ms.setdefault(segment.segment_id, now_ms)
         return now_ms - since_ms >= ABANDONED_AFTER_MS
 
-    async def _delete(
+    async def delete(
         self, partition: Partition, prefix: str, segments: Sequence[RemoteSegment]
     ) -> None:
         """Delete the objects of segments, which the manifest no longer names then."""
@@ -291,6 +295,9 @@ class Copier:
         if log.config.remote_log_copy_disable:
             return []
         bound = partition.last_stable_offset
+        if log.config.compact:
+            # The store gets clean segments only.
+            bound = min(bound, log.cleaned_to)
         start = max(remote.end_offset + 1, log.log_start_offset)
         return [
             (segment, end)
@@ -299,40 +306,57 @@ class Copier:
         ]
 
     async def _copy(self, partition: Partition, prefix: str, segment: Segment, end: int) -> None:
-        node, log = self._node, partition.log
-        segment_id = node.random_id()
-        epochs = _epochs_within(log.epochs.entries, segment.base_offset, end)
-        described = Description(
+        log = partition.log
+        described = self.describe(partition, segment.base_offset, end, segment.size)
+        more = {Section.LEADER_EPOCHS: _checkpoint([e for e in log.epochs.entries if e[1] < end])}
+        snapshot = f"{log.directory}/{file_name(end, SNAPSHOT)}"
+        if log.storage.exists(snapshot):
+            read = partial(log.storage.read_file, snapshot)
+            more[Section.PRODUCER_SNAPSHOT] = await self._node.disk.run(read)
+        await self.put(partition, prefix, await self.prepare(segment, described, more))
+
+    def describe(self, partition: Partition, base_offset: int, end: int, size: int) -> Description:
+        """Return the description of a segment with the offsets [base_offset, end), whose log has
+        `size` bytes, for an attempt to copy it."""
+        return Description(
             cluster_id=self._cluster_id,
             topic=partition.topic,
             topic_id=partition.topic_id,
             partition=partition.index,
-            segment_id=segment_id,
-            base_offset=segment.base_offset,
+            segment_id=self._node.random_id(),
+            base_offset=base_offset,
             end_offset=end - 1,
             max_timestamp=-1,
-            log_size=segment.size,
-            leader_epochs=epochs,
-            broker_id=node.id,
+            log_size=size,
+            leader_epochs=_epochs_within(partition.log.epochs.entries, base_offset, end),
+            broker_id=self._node.id,
             leader_epoch=partition.leader_epoch,
-            copied_ms=node.clock.now_ms(),
+            copied_ms=self._node.clock.now_ms(),
         )
-        checkpoint = _checkpoint([e for e in log.epochs.entries if e[1] < end])
-        snapshot = f"{log.directory}/{file_name(end, SNAPSHOT)}"
-        ready = await node.loop.run_in_executor(
-            self._executor,
-            lambda: prepare(log.storage, segment, snapshot, checkpoint, described),
+
+    async def prepare(
+        self, segment: Segment, described: Description, more: Mapping[Section, bytes]
+    ) -> Prepared:
+        """Check a segment, and build its object with its indexes and the sections `more`. Raises
+        `CorruptBatch`, `KeyUnavailable`, `OSError`."""
+        return await self._node.loop.run_in_executor(
+            self._executor, lambda: prepare(segment, described, more, self._sealing.sealer)
         )
+
+    async def put(self, partition: Partition, prefix: str, ready: Prepared) -> None:
+        """Put a segment into the store, with all steps. Raises what `run` raises."""
+        found = ready.description
+        segment_id = found.segment_id
         identity = SegmentId(partition.topic, partition.topic_id, partition.index, segment_id)
         added = SegmentAdded(
             identity,
-            segment.base_offset,
-            end - 1,
-            node.id,
-            ready.description.max_timestamp,
-            described.copied_ms,
-            epochs,
-            segment.size,
+            found.base_offset,
+            found.end_offset,
+            self._node.id,
+            found.max_timestamp,
+            found.copied_ms,
+            found.leader_epochs,
+            found.log_size,
             SegmentState.COPY_SEGMENT_STARTED,
             ready.txn_index_empty,
         )
@@ -342,10 +366,10 @@ class Copier:
         self._quota.record(ready.source.size)
         try:
             await self._metadata.append(partition.key, [(key_of(added), encode(added))])
-            await self._upload(keys.segment_key(prefix, segment.base_offset, segment_id), ready)
+            await self._upload(keys.segment_key(prefix, found.base_offset, segment_id), ready)
             remote = self._metadata.remote(partition.key)
             await self.manifests.write(partition, prefix, remote, ready.as_remote())
-            custom = custom_metadata(ready.source.size, len(ready.footer))
+            custom = custom_metadata(ready.source.size, len(ready.source.footer))
             finished = self._updated(identity, SegmentState.COPY_SEGMENT_FINISHED, custom)
             await self._metadata.append(partition.key, [finished])
         except Exception:
@@ -363,8 +387,9 @@ class Copier:
             raise DamagedObject(
                 f"{key} has {size} bytes in the store instead of {ready.source.size}"
             )
-        (footer,) = await self._store.get_ranges(key, [Range(size - len(ready.footer), size)])
-        if footer != ready.footer:
+        written = ready.source.footer
+        (footer,) = await self._store.get_ranges(key, [Range(size - len(written), size)])
+        if footer != written:
             raise DamagedObject(f"{key} has another footer in the store than was written")
 
 
@@ -413,22 +438,26 @@ def _checkpoint(entries: Sequence[tuple[int, int]]) -> bytes:
 
 
 def prepare(
-    storage: Storage, segment: Segment, snapshot: str, checkpoint: bytes, described: Description
+    segment: Segment,
+    described: Description,
+    more: Mapping[Section, bytes],
+    sealer: Callable[[Description], Sealer | None],
 ) -> Prepared:
     """Check a closed segment and build what its object has behind the log. Runs in a thread.
-    Raises `CorruptBatch`, `OSError`."""
+    Raises `CorruptBatch`, `KeyUnavailable`, `OSError`."""
+    storage = segment.storage
     found = scan(segment.file.read, described.log_size)
-    sections = {Section.LEADER_EPOCHS: checkpoint}
+    sections = dict(more)
     for section, kind in _FILES.items():
         if storage.exists(segment.path(kind)):
             sections[section] = storage.read_file(segment.path(kind))
-    if storage.exists(snapshot):
-        sections[Section.PRODUCER_SNAPSHOT] = storage.read_file(snapshot)
     described = described._replace(max_timestamp=found.max_timestamp)
-    end = tail(described, found.chunks, sections)
-    return Prepared(
-        SegmentSource(segment.file.read, described.log_size, end),
-        end[len(end) - footer_size(end) :],
-        described,
-        not sections.get(Section.TRANSACTION_INDEX),
-    )
+    read = segment.file.read
+    seals = sealer(described)
+    source: SegmentSource | SealedSource
+    if seals is None:
+        end = tail(described, found.chunks, sections)
+        source = SegmentSource(read, described.log_size, end)
+    else:
+        source = SealedSource(read, described, found.chunks, sections, seals)
+    return Prepared(source, described, not sections.get(Section.TRANSACTION_INDEX))

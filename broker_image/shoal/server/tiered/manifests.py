@@ -35,15 +35,16 @@ class LostLeadership(Exception):
 class _Claim:
     """The manifest of one partition in one epoch of this broker."""
 
-    __slots__ = ("in_doubt", "leader_epoch", "revision", "version", "written")
+    __slots__ = ("cleaned_to", "in_doubt", "leader_epoch", "revision", "version", "written")
 
     def __init__(self, leader_epoch: int) -> None:
         self.leader_epoch = leader_epoch
         #: The version in the store, None without a manifest.
         self.version: Version | None = None
         self.revision = 0
-        #: What was written last: fingerprint of the segments, and log start.
-        self.written: tuple[int, int] | None = None
+        self.cleaned_to = 0
+        #: What was written last: fingerprint of the segments, log start, and `cleaned_to`.
+        self.written: tuple[int, int, int] | None = None
         #: Whether a put has not ended, or ended with an error and may have taken effect.
         self.in_doubt = False
 
@@ -90,6 +91,16 @@ class Manifests:
         claim = self._claims[partition.key] = _Claim(leader_epoch)
         if found is not None:
             claim.version, claim.revision = found[1], found[0].revision
+            claim.cleaned_to = found[0].cleaned_to
+
+    def cleaned_to(self, key: tuple[UUID, int]) -> int:
+        """Return the offset up to which the keys of a compacted topic were cleaned in the remote
+        segments. Raises `LostLeadership`."""
+        return self._claim_of(key).cleaned_to
+
+    def set_cleaned_to(self, key: tuple[UUID, int], offset: int) -> None:
+        """Note the end of a cleaning, for the next write. Raises `LostLeadership`."""
+        self._claim_of(key).cleaned_to = offset
 
     def forget(self, key: tuple[UUID, int]) -> None:
         """Forget a partition that this broker no longer leads, or has no more."""
@@ -110,7 +121,7 @@ class Manifests:
             return False
         if claim.written is None:
             return claim.version is None and not fingerprint
-        return claim.written == (fingerprint, partition.log.log_start_offset)
+        return claim.written == (fingerprint, partition.log.log_start_offset, claim.cleaned_to)
 
     async def write(
         self,
@@ -142,7 +153,7 @@ class Manifests:
                 if not await self._read_again(partition.key, prefix, wanted.write_id):
                     continue
             claim.revision = wanted.revision
-            claim.written = (fingerprint, wanted.log_start_offset)
+            claim.written = (fingerprint, wanted.log_start_offset, wanted.cleaned_to)
             claim.in_doubt = False
             self.writes_total += 1
             return
@@ -176,6 +187,7 @@ class Manifests:
             node.clock.now_ms(),
             partition.log.log_start_offset,
             packed,
+            claim.cleaned_to,
         )
 
     async def delete(self, prefix: str, key: tuple[UUID, int]) -> None:

@@ -20,6 +20,7 @@ from shoal.record.batch import CorruptBatch
 from shoal.server.tiered import segments
 from shoal.server.tiered.chunk_cache import CachedChunk, ChunkCache, ChunkKey
 from shoal.tiered import keys
+from shoal.tiered.sealing import KeyUnavailable
 from shoal.tiered.segment_object import DamagedObject, Footer, Section
 from shoal.tiered.store import StoreError
 
@@ -31,10 +32,12 @@ if TYPE_CHECKING:
     from shoal.log.log import Log
     from shoal.log.remote import RebuiltState
     from shoal.log.search import TimestampOffset
+    from shoal.record.batch import Buffer
     from shoal.server.metrics.tiered import RemoteTopicMeter
     from shoal.server.node import Node
     from shoal.server.tiered.quota import TransferQuota
     from shoal.tiered.remote_log import RemoteLog, RemoteSegment
+    from shoal.tiered.sealing import KeyRing
     from shoal.tiered.store import ObjectStore
 
 #: How long reads of a part that could not be downloaded fail before the next attempt.
@@ -43,6 +46,8 @@ RETRY_MS = 1_000
 FOOTERS_MAX = 1_000
 #: The `transactions_end` of a segment whose transactions have all ended.
 _ALL_KNOWN = 1 << 63
+#: Errors of a download that are not bugs.
+_EXPECTED = (StoreError, DamagedObject, CorruptBatch, KeyUnavailable, OSError)
 #: Longest pause of a download before the quota is asked again.
 PAUSE_MS_MAX = 1_000
 
@@ -62,9 +67,15 @@ class Downloads:
     """Owns what was downloaded, and the downloads under way, of all partitions."""
 
     def __init__(
-        self, node: Node, store: ObjectStore, cache: ChunkCache, quota: TransferQuota
+        self,
+        node: Node,
+        store: ObjectStore,
+        cache: ChunkCache,
+        quota: TransferQuota,
+        keys: KeyRing,
     ) -> None:
         self.node = node
+        self.keys = keys
         self.quota = quota
         self.store = store
         self.cache = cache
@@ -143,7 +154,7 @@ class Downloads:
         error = task.exception()
         if error is not None:
             self._failed[part] = (error, self.node.clock.now_ms() + RETRY_MS)
-            expected = isinstance(error, StoreError | DamagedObject | CorruptBatch | OSError)
+            expected = isinstance(error, _EXPECTED)
             self.node.log.warning(
                 "a remote segment was not read",
                 part=str(part),
@@ -293,55 +304,76 @@ class PartitionReader:
     async def download_footer(self, segment: RemoteSegment) -> None:
         """Download the footer, and the aborted transactions."""
         seen_to = self._remote.transactions_end
-        footer = await self._footer(segment)
+        footer = await self.footer(segment)
         aborted: list[AbortedTransaction] = []
         for other in self._remote:
             if other.end_offset < segment.base_offset or other.txn_index_empty:
                 continue
-            here = footer if other.segment_id == segment.segment_id else await self._footer(other)
-            entries = await self._transactions(other, here)
+            here = footer if other.segment_id == segment.segment_id else await self.footer(other)
+            entries = await self.transactions(other, here)
             aborted += [a for a in entries if a.first_offset <= segment.end_offset]
             if any(a.last_stable_offset > segment.end_offset for a in entries):
                 seen_to = _ALL_KNOWN
                 break
         self._downloads.keep(segment.segment_id, OpenSegment(footer, tuple(aborted), seen_to))
 
-    async def _footer(self, segment: RemoteSegment) -> Footer:
+    async def footer(self, segment: RemoteSegment) -> Footer:
         return await segments.footer(self._downloads.store, self._prefix, segment)
 
-    async def _transactions(
-        self, segment: RemoteSegment, footer: Footer
+    async def transactions(
+        self, segment: RemoteSegment, footer: Footer | None = None
     ) -> list[AbortedTransaction]:
-        if Section.TRANSACTION_INDEX not in footer.sections:
+        """Return the aborted transactions whose markers are in a segment."""
+        found = await self.footer(segment) if footer is None else footer
+        if Section.TRANSACTION_INDEX not in found.sections:
             return []
-        (data,) = await segments.sections(
-            self._downloads.store, self._prefix, segment, footer, Section.TRANSACTION_INDEX
-        )
-        return parse_aborted(data)
+        return parse_aborted(await self.section(segment, found, Section.TRANSACTION_INDEX))
+
+    async def section(self, segment: RemoteSegment, footer: Footer, kind: Section) -> bytes:
+        """Return a file that is behind the log of a segment."""
+        downloads = self._downloads
+        key = keys.segment_key(self._prefix, segment.base_offset, segment.segment_id)
+        (data,) = await downloads.store.get_ranges(key, [footer.section_range(kind)])
+
+        def opened() -> bytes:
+            return bytes(footer.section(kind, data, footer.cipher(downloads.keys)))
+
+        return await downloads.node.disk.run(opened)
 
     async def state_behind(self, segment: RemoteSegment) -> RebuiltState:
         """Return what a segment knows of all records up to its end. Raises `DamagedObject`,
-        `StoreError`."""
-        return await segments.state_behind(self._downloads.store, self._prefix, segment)
+        `KeyUnavailable`, `StoreError`."""
+        downloads = self._downloads
+        return await segments.state_behind(downloads.store, self._prefix, segment, downloads.keys)
 
     async def download_chunk(self, segment: RemoteSegment, footer: Footer, number: int) -> None:
         """Download a chunk into the cache."""
-        downloads = self._downloads
+        cache = self._downloads.cache
+        chunk_key = ChunkKey(segment.segment_id, number)
+        data = await self._get(segment, footer, number)
+        opened = partial(self._opened, footer, number, data)
+        chunk = await self._downloads.node.disk.run(lambda: cache.write(chunk_key, opened()))
+        cache.add(chunk_key, chunk)
+
+    async def chunk(self, segment: RemoteSegment, footer: Footer, number: int) -> bytes:
+        """Return a chunk that is read once, and therefore not cached."""
+        data = await self._get(segment, footer, number)
+        opened = partial(self._opened, footer, number, data)
+        return await self._downloads.node.disk.run(lambda: bytes(opened()))
+
+    def _opened(self, footer: Footer, number: int, data: bytes) -> Buffer:
+        return footer.chunk(number, data, footer.cipher(self._downloads.keys))
+
+    async def _get(self, segment: RemoteSegment, footer: Footer, number: int) -> bytes:
+        """Return the bytes of a chunk in the object."""
         key = keys.segment_key(self._prefix, segment.base_offset, segment.segment_id)
+        wanted = footer.chunk_range(number)
         self._meter.fetches += 1
-        start, end = footer.chunk_range(number)
-        downloads.quota.record(end - start)
+        self._downloads.quota.record(wanted.end - wanted.start)
         try:
-            (data,) = await downloads.store.get_ranges(key, [footer.chunk_range(number)])
+            (data,) = await self._downloads.store.get_ranges(key, [wanted])
         except StoreError:
             self._meter.fetch_errors += 1
             raise
         self._meter.fetched_bytes += len(data)
-        chunk_key = ChunkKey(segment.segment_id, number)
-
-        def write() -> CachedChunk:
-            footer.check_chunk(number, data)
-            return downloads.cache.write(chunk_key, data)
-
-        chunk = await downloads.node.disk.run(write)
-        downloads.cache.add(chunk_key, chunk)
+        return data

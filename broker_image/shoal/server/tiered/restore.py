@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from shoal.metadata.image import MetadataImage, TopicImage
     from shoal.server.tiered.restored_metadata import Lost, Restored
     from shoal.server.tiered.restored_state import Pair
+    from shoal.tiered.sealing import KeyRing
     from shoal.tiered.store import ObjectStore
 
 #: Records in one batch of an internal topic.
@@ -120,14 +121,16 @@ async def restore(
     cluster_id: str,
     target: Target,
     random_id: Callable[[], UUID],
+    ring: KeyRing,
 ) -> Report:
-    """Write the data directory. Raises `Refused`, `StoreError`, `DamagedObject`, `OSError`."""
+    """Write the data directory. `ring` has the keys of encrypted objects. Raises `Refused`,
+    `StoreError`, `DamagedObject`, `KeyUnavailable`, `OSError`."""
     if storage.names(target.data_dir):
         raise Refused(f"{target.data_dir} is not empty. Name a directory without files.")
     found = await _metadata(store, cluster_id, target)
     incarnation = await _take_over(store, cluster_id, target.idle_ms, random_id)
     lost, written_ms = found
-    sources = await _sources(store, cluster_id, lost, target.topics)
+    sources = await _sources(store, ring, cluster_id, lost, target.topics)
     epochs = {(s.topic.topic_id, s.partition): s.leader_epoch for s in sources}
     image = restored_metadata.restored(
         lost,
@@ -201,7 +204,11 @@ async def _take_over(
 
 
 async def _sources(
-    store: ObjectStore, cluster_id: str, lost: Lost, topics: frozenset[str] | None
+    store: ObjectStore,
+    ring: KeyRing,
+    cluster_id: str,
+    lost: Lost,
+    topics: frozenset[str] | None,
 ) -> list[Source]:
     wanted = [
         (keys.partition_prefix(cluster_id, name, topic.topic_id, index), topic, index)
@@ -210,14 +217,16 @@ async def _sources(
         for index in range(len(topic.partitions))
     ]
     # The store bounds how many requests there are at the same time.
-    return await asyncio.gather(*(_source(store, *one) for one in wanted))
+    return await asyncio.gather(*(_source(store, ring, *one) for one in wanted))
 
 
 def _is_tiered(image: MetadataImage, topic: str) -> bool:
     return bool(image.topic_config(topic)["remote.storage.enable"])
 
 
-async def _source(store: ObjectStore, prefix: str, topic: TopicImage, index: int) -> Source:
+async def _source(
+    store: ObjectStore, ring: KeyRing, prefix: str, topic: TopicImage, index: int
+) -> Source:
     """Find where a partition ends, and the state behind its last segment."""
     start, epoch, written_ms = 0, 0, 0
     try:
@@ -233,7 +242,7 @@ async def _source(store: ObjectStore, prefix: str, topic: TopicImage, index: int
     if not whole:
         return nothing
     last = max(whole, key=lambda segment: segment.end_offset)
-    state = await segments.state_behind(store, prefix, last)
+    state = await segments.state_behind(store, prefix, last, ring)
     producers = ProducerStates()
     try:
         producers.load(state.producer_snapshot, 0)

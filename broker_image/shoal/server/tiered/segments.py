@@ -12,6 +12,7 @@ from shoal.tiered.store import Range
 
 if TYPE_CHECKING:
     from shoal.tiered.remote_log import RemoteSegment
+    from shoal.tiered.sealing import KeyRing
     from shoal.tiered.store import ObjectStore
 
 
@@ -26,26 +27,22 @@ async def footer(store: ObjectStore, prefix: str, segment: RemoteSegment) -> Foo
     return found
 
 
-async def sections(
-    store: ObjectStore, prefix: str, segment: RemoteSegment, of: Footer, *kinds: Section
-) -> list[bytes]:
-    """Download sections that the object has. Raises `DamagedObject`, `StoreError`."""
-    key = keys.segment_key(prefix, segment.base_offset, segment.segment_id)
-    found = await store.get_ranges(key, [of.section_range(kind) for kind in kinds])
-    for kind, data in zip(kinds, found, strict=True):
-        of.check_section(kind, data)
-    return found
-
-
-async def state_behind(store: ObjectStore, prefix: str, segment: RemoteSegment) -> RebuiltState:
+async def state_behind(
+    store: ObjectStore, prefix: str, segment: RemoteSegment, ring: KeyRing
+) -> RebuiltState:
     """Return what a segment knows of all records up to its end. Raises `DamagedObject`,
-    `StoreError`."""
+    `KeyUnavailable`, `StoreError`."""
     of = await footer(store, prefix, segment)
     wanted = (Section.LEADER_EPOCHS, Section.PRODUCER_SNAPSHOT)
     missing = [kind.name for kind in wanted if kind not in of.sections]
     if missing:
         raise DamagedObject(f"segment {segment.segment_id} has no {' and no '.join(missing)}")
-    checkpoint, snapshot = await sections(store, prefix, segment, of, *wanted)
+    key = keys.segment_key(prefix, segment.base_offset, segment.segment_id)
+    sealed = await store.get_ranges(key, [of.section_range(kind) for kind in wanted])
+    cipher = of.cipher(ring)
+    checkpoint, snapshot = (
+        bytes(of.section(kind, data, cipher)) for kind, data in zip(wanted, sealed, strict=True)
+    )
     epochs = parse_epochs(checkpoint)
     if not epochs:
         raise DamagedObject(f"segment {segment.segment_id} has no valid LEADER_EPOCHS")

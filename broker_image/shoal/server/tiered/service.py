@@ -17,7 +17,9 @@ from shoal.server.config import InvalidConfig
 from shoal.server.metrics.tiered import RemoteMeters, RemoteState
 from shoal.server.tiered.backups import Backups, Lease
 from shoal.server.tiered.chunk_cache import ChunkCache
+from shoal.server.tiered.cleaning import RemoteCleaning
 from shoal.server.tiered.copier import Copier, state_of
+from shoal.server.tiered.key_ring import Sealing
 from shoal.server.tiered.manifests import LostLeadership
 from shoal.server.tiered.metadata_topic import CreateTopic, MetadataTopic, MetadataUnavailable
 from shoal.server.tiered.object_store import InvalidStore, open_store
@@ -25,6 +27,7 @@ from shoal.server.tiered.quota import COPY, FETCH, TransferQuota
 from shoal.server.tiered.reader import Downloads, PartitionReader
 from shoal.server.tiered.retrying_store import CallLimits, RetryingStore
 from shoal.tiered.metadata_records import TOPIC
+from shoal.tiered.sealing import KeyUnavailable
 from shoal.tiered.segment_object import DamagedObject
 from shoal.tiered.store import StoreError
 
@@ -49,6 +52,17 @@ if TYPE_CHECKING:
 
 #: Passes of the copier at the same time.
 PASSES_MAX = 4
+#: Errors that end a pass and are not bugs.
+_EXPECTED = (
+    StoreError,
+    MetadataUnavailable,
+    DamagedObject,
+    CorruptBatch,
+    KeyUnavailable,
+    OSError,
+)
+#: Where remote segments are cleaned.
+CLEANING_DIRECTORY = "remote-cleaning"
 #: Session timeouts for which a topic must be unknown before its objects are deleted. Until then the
 #: image of this broker may be behind that of the leader that has copied.
 DELETED_AFTER_SESSIONS = 2
@@ -89,6 +103,7 @@ class TieredStorage:
         create_topic: CreateTopic,
         session: Session,
     ) -> None:
+        """Raises `InvalidConfig`."""
         self._node = node
         self._image = cache
         self._directory = directory
@@ -102,7 +117,10 @@ class TieredStorage:
         )
         self.copy_quota = TransferQuota(node, cache, COPY)
         self.fetch_quota = TransferQuota(node, cache, FETCH)
-        self.downloads = Downloads(node, self.store, self.chunks, self.fetch_quota)
+        self.sealing = Sealing(node, cache)
+        self.downloads = Downloads(
+            node, self.store, self.chunks, self.fetch_quota, self.sealing.keys
+        )
         self.metadata = MetadataTopic(
             node, cache, partitions, peers=peers, purgatory=purgatory, create_topic=create_topic
         )
@@ -110,6 +128,7 @@ class TieredStorage:
         self._copier: Copier | None = None
         self._lease: Lease | None = None
         self._backups: Backups | None = None
+        self._cleaning: RemoteCleaning | None = None
         self.readers: dict[Key, PartitionReader] = {}
         self._passes: dict[Key, asyncio.Task[None]] = {}
         self._free_passes = asyncio.Semaphore(PASSES_MAX)
@@ -130,6 +149,7 @@ class TieredStorage:
             self._directory.cluster_id,
             self.meters,
             self.copy_quota,
+            self.sealing,
         )
         cluster_id = self._directory.cluster_id
         self._lease = Lease(self._node, self._image, self.store, cluster_id)
@@ -138,6 +158,14 @@ class TieredStorage:
         )
         self._lease.start()
         self._backups.start()
+        self._cleaning = RemoteCleaning(
+            self._node,
+            self._image,
+            self._copier,
+            (self.copy_quota, self.fetch_quota),
+            f"{self._directory.path}/{CLEANING_DIRECTORY}",
+        )
+        self._cleaning.open()
         self._image.subscribe(self._metadata_changed)
         self.metadata.refresh()
         self._attach_all()
@@ -217,7 +245,7 @@ class TieredStorage:
                     f"no remote segment has offset {offset} in leader epoch {leader_epoch}"
                 )
             return await reader.state_behind(segment)
-        except (StoreError, DamagedObject, RemoteUnavailable) as error:
+        except (StoreError, DamagedObject, KeyUnavailable, RemoteUnavailable) as error:
             meter.rebuild_errors += 1
             raise RemoteUnavailable(str(error)) from error
 
@@ -268,6 +296,7 @@ class TieredStorage:
             "orphans_deleted": reconciliation.orphans_deleted_total if reconciliation else 0,
             "backups": self._backups.written_total if self._backups else 0,
             "backup_failures": self._backups.failed_total if self._backups else 0,
+            "cleanings": 0 if self._cleaning is None else self._cleaning.cleanings_total,
             "copies_throttled": self.copy_quota.throttled_total,
             "fetches_throttled": self.fetch_quota.throttled_total,
             "orphans": sum(len(audit.orphans) for audit in found),
@@ -288,7 +317,7 @@ class TieredStorage:
             if partition.key in self.readers and not partition.log.offline:
                 self._roll(partition)
                 if partition.is_leader:
-                    self._start(partition.key, partial(self._copier.run, partition))
+                    self._start(partition.key, partial(self._pass, partition))
         if self._session.is_lost:
             return
         now_ms = self._node.clock.now_ms()
@@ -301,6 +330,16 @@ class TieredStorage:
                 name = self.metadata.logs.names[topic_id]
                 is_due = partial(self._is_untiered, topic_id)
                 self._start(key, partial(self._copier.delete_partition, key, name, is_due))
+
+    async def _pass(self, partition: Partition) -> int:
+        """Run one pass of the copier, and clean remote segments. Return what `Copier.run` does."""
+        assert self._copier is not None
+        assert self._cleaning is not None
+        wait_ms = await self._copier.run(partition)
+        reader = self.readers.get(partition.key)
+        if not wait_ms and reader is not None:
+            await self._cleaning.run(partition, reader, self.metadata.remote(partition.key))
+        return wait_ms
 
     def _is_tiered(self, topic_id: UUID) -> bool:
         image = self._image.image
@@ -335,7 +374,7 @@ class TieredStorage:
                 # It does not know of its successor yet, or leader epochs were lost.
                 self._failing.add(key)
                 self._log_failure(key, error)
-        except (StoreError, MetadataUnavailable, DamagedObject, CorruptBatch, OSError) as error:
+        except _EXPECTED as error:
             self._failing.add(key)
             self._log_failure(key, error)
         except Exception:

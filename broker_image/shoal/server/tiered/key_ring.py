@@ -1,0 +1,93 @@
+"""The key ring of encrypted objects, and how new objects are sealed by the configs.
+
+A key is a file of a directory, under its id. A Secret of Kubernetes that is mounted is such a
+directory. A file is read whenever its key is used, once for a chunk or an object. So keys are added
+without a restart, and a config that may change names the one that encrypts new objects.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import TYPE_CHECKING
+
+from shoal.metadata.config_keys import key_id as key_id_reason
+from shoal.server.config import InvalidConfig
+from shoal.tiered.sealing import KEY_BYTES, KeyUnavailable, Sealer, new_envelope
+
+if TYPE_CHECKING:
+    from shoal.log.storage import Storage
+    from shoal.server.metadata_cache import MetadataCache
+    from shoal.server.node import Node
+    from shoal.tiered.segment_object import Description
+
+_DIRECTORY = "shoal.remote.encryption.key.directory"
+_KEY_ID = "shoal.remote.encryption.key.id"
+_COMPRESSION = "shoal.remote.compression.type"
+_REMEDY = f"Put {KEY_BYTES} random bytes into it as base64: openssl rand -base64 {KEY_BYTES}"
+
+
+class KeyDirectory:
+    """The keys in a directory; an empty path has none."""
+
+    def __init__(self, storage: Storage, path: str) -> None:
+        self._storage = storage
+        self._path = path
+
+    def secret(self, key_id: str) -> bytes:
+        """Return a key. Raises `KeyUnavailable`."""
+        if not self._path:
+            raise KeyUnavailable(
+                f"the key {key_id!r} is needed, and there is no key ring. Set {_DIRECTORY} to the "
+                "directory that has it"
+            )
+        path = f"{self._path}/{key_id}"
+        reason = key_id_reason(key_id) if key_id else "an id is not empty"
+        if reason is not None:
+            raise KeyUnavailable(f"{key_id!r} is not the id of a key: {reason}")
+        try:
+            text = self._storage.read_file(path)
+        except FileNotFoundError:
+            raise KeyUnavailable(
+                f"the key {key_id!r} is missing in {_DIRECTORY}: there is no file {path}. Put it "
+                "back, if objects are encrypted with it, or create it"
+            ) from None
+        except OSError as error:
+            raise KeyUnavailable(
+                f"the key {key_id!r} is unreadable: {path}: {error.strerror}. Make the file "
+                "readable for the broker"
+            ) from None
+        try:
+            found = base64.b64decode(text.strip(), validate=True)
+        except binascii.Error:
+            found = b""
+        if len(found) != KEY_BYTES:
+            raise KeyUnavailable(f"the key {key_id!r} in {path} is invalid. {_REMEDY}")
+        return found
+
+
+class Sealing:
+    """How the objects of this broker are sealed."""
+
+    def __init__(self, node: Node, cache: MetadataCache) -> None:
+        """Raises `InvalidConfig` if the configs name a key that the ring does not have."""
+        self._cache = cache
+        self._random_bytes = node.system.random_bytes
+        self.keys = KeyDirectory(node.system.storage, node.config[_DIRECTORY])
+        key_id = node.config[_KEY_ID]
+        if key_id:
+            try:
+                self.keys.secret(key_id)
+            except KeyUnavailable as error:
+                raise InvalidConfig(f"{_KEY_ID}={key_id}: {error}.") from None
+
+    def sealer(self, described: Description) -> Sealer | None:
+        """Return what seals the object of a segment, None if it stays as it is. Reads the key's
+        file. Raises `KeyUnavailable`."""
+        config = self._cache.image.broker_config
+        compresses, key_id = config[_COMPRESSION] == "zstd", config[_KEY_ID]
+        if key_id:
+            owner = described.owner
+            envelope, cipher = new_envelope(self.keys, key_id, owner, self._random_bytes)
+            return Sealer(compresses=compresses, envelope=envelope, cipher=cipher)
+        return Sealer(compresses=True) if compresses else None
