@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from shoal.coordinator.group import key_slots
 from shoal.coordinator.group.assignment import EMPTY, Assignment, on_wire
 from shoal.coordinator.group.consumer_group import (
     LEFT_STATIC_MEMBER_EPOCH,
@@ -26,12 +27,19 @@ from shoal.coordinator.group.consumer_heartbeat import HeartbeatRequest as Heart
 from shoal.coordinator.group.consumer_heartbeat import check, updated
 from shoal.coordinator.group.consumer_target_assignment import TargetAssignments
 from shoal.coordinator.group.groups import Context, Draft, Group
+from shoal.coordinator.group.key_slots import NO_SLICES, Slices
 from shoal.coordinator.group.modern_membership import (
     LEAVE_EPOCH,
     WAITING_HEARTBEAT_INTERVAL_MS,
     ModernGroups,
 )
-from shoal.coordinator.group.reconciliation import NONE, MemberState, is_subset, reconcile
+from shoal.coordinator.group.reconciliation import (
+    NONE,
+    CurrentAssignment,
+    MemberState,
+    is_subset,
+    reconcile,
+)
 from shoal.coordinator.group.records import RecordType
 from shoal.protocol.errors import ApiError, ErrorCode
 
@@ -78,7 +86,7 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
         joins = request.member_epoch == 0
         group = self._group(request.group_id, draft, now_ms, create=joins)
         known = self._known_member(group, request, draft)
-        before = known.current.assigned
+        before = known.current
         member = self.advance(
             group,
             known,
@@ -86,6 +94,7 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
             request.owned,
             draft,
             now_ms,
+            owned_slices=request.owned_slices,
             describes=request.describes,
         )
         self.deadline_session(group, member, now_ms)
@@ -94,9 +103,8 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
             "member_epoch": member.current.member_epoch,
             "heartbeat_interval_ms": self._heartbeat_interval_ms(group, member),
         }
-        if joins or request.is_full or member.current.assigned != before:
-            assigned = {t: tuple(p) for t, p in member.current.assigned.items()}
-            response["assignment"] = {"topic_partitions": on_wire(assigned)}
+        if joins or request.is_full or _differs(member.current, before):
+            response["assignment"] = _assignment(member)
         draft.reply(token, response)
         return draft.result()
 
@@ -116,6 +124,7 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
                 member_epoch=LEFT_STATIC_MEMBER_EPOCH,
                 assigned=assigned,
                 pending_revocation=NONE,
+                pending_slices={},
             )
             draft.records.append(group.current_record(replace(member, current=current)))
             self.context.deadlines.cancel(self.key("rebalance", group, member.member_id))
@@ -168,7 +177,8 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
             return
         # If the response that bumped the epoch was lost, the member owns no new partition yet.
         if epoch == known.previous_member_epoch and epoch < known.member_epoch:
-            if is_subset(request.owned, known.assigned):
+            slices = request.owned_slices, known.slices
+            if is_subset(request.owned, known.assigned, *slices):
                 return
         raise self.fenced(epoch, stored=known.member_epoch, known=known.member_epoch)
 
@@ -181,7 +191,8 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
         draft.records += group.member_tombstones(existing.member_id)
         draft.records.append(group.member_record(member))
         target = group.target.get(existing.member_id, EMPTY)
-        draft.records.append(group.target_record(member_id, target))
+        slices = group.target_slices.get(existing.member_id)
+        draft.records.append(group.target_record(member_id, target, slices))
         draft.records.append(group.current_record(member))
         if existing.member_id != member_id:
             self.cancel_deadlines(group, existing)
@@ -196,6 +207,7 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
         draft: Draft,
         now_ms: int,
         *,
+        owned_slices: Slices = NO_SLICES,
         describes: Describes | None = None,
     ) -> Member:
         """Update `known` to `member`, and move it one step towards its target.
@@ -213,8 +225,9 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
         current = reconcile(
             member.current,
             target,
-            free=lambda topic, partition: group.is_free((topic, partition), member),
+            free=lambda topic, partition: group.free_slots((topic, partition), member),
             owned=owned,
+            owned_slices=owned_slices,
             subscription_changed=changed,
         )
         if current is not member.current:
@@ -234,6 +247,7 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
         return (
             member.subscribed_topic_names != known.subscribed_topic_names
             or member.subscribed_topic_regex != known.subscribed_topic_regex
+            or member.shares != known.shares
         )
 
     def fence(
@@ -253,7 +267,8 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
         for regex in sorted(set(group.regexes) - wanted):
             draft.records.append(regex_tombstone(group.group_id, regex))
         names = group.subscribed_topic_names(left)
-        record = group.epoch_record(group.epoch + 1, self.catalog.hash_of(names))
+        metadata_hash = self._targets.metadata_hash(left.values(), names)
+        record = group.epoch_record(group.epoch + 1, metadata_hash)
         draft.records.append(record)
 
     # Time.
@@ -336,3 +351,22 @@ def owner_of_instance(group: ConsumerGroup, instance_id: str, member_id: str) ->
             f"{member.member_id}.",
         )
     return member
+
+
+def _differs(current: CurrentAssignment, before: CurrentAssignment) -> bool:
+    """Whether the assignment has changed."""
+    return (current.assigned, current.slices) != (before.assigned, before.slices)
+
+
+def _assignment(member: Member) -> dict[str, Any]:
+    """The assignment of a response. A member that does not share gets whole partitions only."""
+    current = member.current
+    whole = {
+        t: [p for p in partitions if (t, p) not in current.slices]
+        for t, partitions in current.assigned.items()
+    }
+    slices = current.slices if member.shares else NO_SLICES
+    return {
+        "topic_partitions": on_wire({t: p for t, p in whole.items() if p}),
+        "key_ranges": key_slots.on_wire(slices),
+    }

@@ -234,7 +234,7 @@ class GroupService(CoordinatorService[GroupShard]):
             "shoal_group_coordinator_individual_commit_finished_offsets",
             "Finished offsets above the stable offsets of their partitions.",
             lambda: sum(
-                len(o.finished) for _, shard in self.shards() for o in shard.offsets.gaps()
+                o.finished_count for _, shard in self.shards() for o in shard.offsets.gaps()
             ),
         )
         metrics.gauge(
