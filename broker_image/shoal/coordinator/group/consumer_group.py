@@ -457,20 +457,15 @@ class ConsumerGroup(PartitionGroup[Member]):
             "assignment": {"topic_partitions": catalog.described(owned)},
             "target_assignment": {"topic_partitions": catalog.described(target)},
             "member_type": 1 if member.classic is None else 0,
-            "key_ranges": self._described_slices(member, catalog),
+            "key_ranges": self._described_slices(member),
         }
 
     @staticmethod
-    def _described_slices(member: Member, catalog: Catalog) -> list[dict[str, Any]]:
+    def _described_slices(member: Member) -> list[dict[str, Any]]:
         """The partitions that a member shares, with its key ranges, for Shoal's own client."""
         current = member.current
-        slices = {
-            where: current.slots_of(*where) for where in (*current.slices, *current.pending_slices)
-        }
-        return [
-            {**one, "topic_name": catalog.name_of(one["topic_id"]) or ""}
-            for one in key_slots.on_wire(slices)
-        ]
+        shared = (*current.slices, *current.pending_slices)
+        return key_slots.on_wire({where: current.slots_of(*where) for where in shared})
 
 
 def subscription(member: Member, regexes: Mapping[str, Regex]) -> frozenset[str]:
