@@ -252,6 +252,31 @@ def test_a_fenced_member_cannot_commit(client: WireClient) -> None:
     assert one.commit(9, (0, HALF - 1)).error_code == 0
 
 
+def test_a_lost_connection_ends_a_membership_after_the_grace(
+    shoal: ShoalProcess, client: WireClient
+) -> None:
+    """shoal.group.consumer.connection.lost.grace.ms. The session would last 45 s."""
+    one, other = pair(client)
+    with WireClient(shoal.bootstrap) as second:
+        other.client = second
+        other.beat()
+    # A member that heartbeats over another connection in time stays.
+    other.client = client
+    other.beat()
+    with WireClient(shoal.bootstrap) as third:
+        gone = Member(third, one.group, "gone")
+        settled(one, other, gone)
+    eventually(lambda: one.beat() and other.beat() and settled_alone(one, other), timeout_s=20)
+    gone.client = client
+    assert gone.commit(5, *gone.ranges).error_code == ErrorCode.unknown_member_id
+
+
+def settled_alone(*members: Member) -> bool:
+    """Whether these members have the whole partition."""
+    ranges = [r for member in members for r in member.ranges]
+    return sum(last - first + 1 for first, last in ranges) == KEY_HASH_MAX + 1
+
+
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [

@@ -98,18 +98,24 @@ class ConsumerMembership(Membership):
 
     async def _beat(self) -> None:
         try:
-            if self._shares and self.key_ranges:
-                await self._give_up_key_ranges()
+            if self._shares:
+                await self._check_coordinator()
             await super()._beat()
         except ClientError:
             self._reported = None
             raise
 
-    async def _give_up_key_ranges(self) -> None:
-        """Give up key ranges if the coordinator is an older broker, which would give them to others
-        as whole partitions."""
+    async def _check_coordinator(self) -> None:
+        """Send the next heartbeat at once if this connection closes: the coordinator soon gives the
+        key ranges of a member without a connection to others.
+
+        Give up key ranges if the coordinator is an older broker, which gives them to others as
+        whole partitions.
+        """
         node = await self.cluster.coordinator(self.group)
-        if not offers_key_ranges(await self.cluster.connection(node, "coordinator")):
+        link = await self.cluster.connection(node, "coordinator")
+        link.on_close.add(self.hurry)
+        if self.key_ranges and not offers_key_ranges(link):
             self._set_key_ranges({})
 
     async def check_key_ranges(self) -> None:

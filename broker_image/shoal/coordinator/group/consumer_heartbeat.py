@@ -47,6 +47,11 @@ class HeartbeatRequest(NamedTuple):
     key_hash_version: int = 0
     #: The partitions that it owns in part, if `owned` is not None.
     owned_slices: Slices = NO_SLICES
+    connection_id: str = ""
+
+    @property
+    def leaves(self) -> bool:
+        return self.member_epoch in (LEAVE_EPOCH, LEFT_STATIC_MEMBER_EPOCH)
 
     @property
     def is_full(self) -> bool:

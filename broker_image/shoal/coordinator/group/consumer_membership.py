@@ -4,7 +4,8 @@ A heartbeat has four steps, and each may write records. It updates the member. I
 epoch if subscriptions or the metadata of their topics have changed. It computes a target assignment
 if that is behind the group epoch (both in `consumer_target_assignment`). It moves the member one
 step towards its target. A member is fenced when its session expires, or when it does not revoke
-partitions within its rebalance timeout.
+partitions within its rebalance timeout. One that shares partitions is also fenced when its
+connection was lost, after `shoal.group.consumer.connection.lost.grace.ms`.
 
 `consumer_classic` serves the members of the classic protocol in such a group.
 """
@@ -29,7 +30,6 @@ from shoal.coordinator.group.consumer_target_assignment import TargetAssignments
 from shoal.coordinator.group.groups import Context, Draft, Group
 from shoal.coordinator.group.key_slots import NO_SLICES, Slices
 from shoal.coordinator.group.modern_membership import (
-    LEAVE_EPOCH,
     WAITING_HEARTBEAT_INTERVAL_MS,
     ModernGroups,
 )
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shoal.coordinator.contract import Result, Token
+    from shoal.coordinator.deadlines import Key
     from shoal.coordinator.group.consumer_heartbeat import Describes
 
 
@@ -69,6 +70,8 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
     def __init__(self, context: Context, migration: Migration | None = None) -> None:
         super().__init__(context, ConsumerGroup, TargetAssignments(context))
         self.migration = migration
+        #: The connection of the last heartbeat of each member that shares. Soft state.
+        self._connections: dict[Key, str] = {}
         self.replays |= {
             RecordType.CONSUMER_GROUP_REGULAR_EXPRESSION: self._replay_regex,
             # Brokers before Kafka 4.1 wrote it. The metadata hash of the group replaces it.
@@ -80,7 +83,7 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
     def heartbeat(self, request: HeartbeatRequest, now_ms: int, token: Token) -> Result:
         """ConsumerGroupHeartbeat v0-1. Raises `ApiError` to refuse it."""
         check(request, self.assignor_names)
-        if request.member_epoch in (LEAVE_EPOCH, LEFT_STATIC_MEMBER_EPOCH):
+        if request.leaves:
             return self._leave(request, now_ms, token)
         draft = Draft()
         joins = request.member_epoch == 0
@@ -98,6 +101,7 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
             describes=request.describes,
         )
         self.deadline_session(group, member, now_ms)
+        self._note_connection(group, member, request.connection_id)
         response: dict[str, Any] = {
             "member_id": member.member_id,
             "member_epoch": member.current.member_epoch,
@@ -271,6 +275,29 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
         record = group.epoch_record(group.epoch + 1, metadata_hash)
         draft.records.append(record)
 
+    # Lost connections of members that share partitions.
+
+    def _note_connection(self, group: ConsumerGroup, member: Member, connection_id: str) -> None:
+        key = self.key("lost", group, member.member_id)
+        self.context.deadlines.cancel(key)
+        if member.shares and connection_id:
+            self._connections[key] = connection_id
+        else:
+            self._connections.pop(key, None)
+
+    def connection_lost(
+        self, group_id: str, member_id: str, connection_id: str, now_ms: int
+    ) -> None:
+        """The connection of a member's last heartbeat was lost: fence the member unless its next
+        one comes over another connection in time. Shoal's client sends that at once."""
+        grace_ms = self.context.settings.shoal_group_consumer_connection_lost_grace_ms
+        group = self.context.groups.get(group_id)
+        if not grace_ms or not isinstance(group, ConsumerGroup) or member_id not in group.members:
+            return
+        key = self.key("lost", group, member_id)
+        if self._connections.get(key) == connection_id:
+            self.context.deadlines.set(key, now_ms + grace_ms)
+
     # Time.
 
     def member_loaded(self, group: ConsumerGroup, member_id: str, now_ms: int) -> None:
@@ -303,8 +330,9 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
             self.context.deadlines.cancel(key)
 
     def cancel_deadlines(self, group: ConsumerGroup, member: Member) -> None:
-        for what in ("session", "rebalance", "join", "sync"):
+        for what in ("session", "rebalance", "join", "sync", "lost"):
             self.context.deadlines.cancel(self.key(what, group, member.member_id))
+        self._connections.pop(self.key("lost", group, member.member_id), None)
 
     def _heartbeat_interval_ms(self, group: ConsumerGroup, member: Member) -> int:
         interval_ms = self._config(group, "consumer.heartbeat.interval.ms")

@@ -30,6 +30,7 @@ from shoal.server.metrics.registry import Labels, label
 if TYPE_CHECKING:
     from uuid import UUID
 
+    from shoal.coordinator.group.consumer_heartbeat import HeartbeatRequest as ConsumerHeartbeat
     from shoal.coordinator.group.streams.heartbeat import HeartbeatRequest
     from shoal.metadata.delta import MetadataDelta
     from shoal.metadata.image import MetadataImage
@@ -150,6 +151,25 @@ class GroupService(CoordinatorService[GroupShard]):
             done.add_done_callback(lambda done: done.cancelled() or done.exception())
 
         key = ("streams member", group_id, member_id)
+        member_connections.watch(peer, key, reply, lost, leaves=heartbeat.leaves)
+
+    def watch_sharing_member(
+        self, peer: Peer, heartbeat: ConsumerHeartbeat, reply: asyncio.Future[Any]
+    ) -> None:
+        """Report to the consumer group when this connection closes, unless the member, which shares
+        partitions, has left by then."""
+        group_id, member_id = heartbeat.group_id, heartbeat.member_id
+
+        def decide(shard: GroupShard, now_ms: int, token: Token) -> Result:
+            shard.consumer.connection_lost(group_id, member_id, heartbeat.connection_id, now_ms)
+            return Result((), (Reply(token, {}),))
+
+        def lost() -> None:
+            # A shard that moved or is loading has lost the connections anyway.
+            done = self.submit(group_id, decide)
+            done.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+        key = ("sharing member", group_id, member_id)
         member_connections.watch(peer, key, reply, lost, leaves=heartbeat.leaves)
 
     def append_marker(

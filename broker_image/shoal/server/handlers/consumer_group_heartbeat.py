@@ -43,11 +43,15 @@ def handle(broker: Broker, request: Request) -> Answer:
         authorization.describes_silently(broker, request),
         getattr(body, "key_hash_version", 0),
         _slices(body),
+        request.peer.connection_id,
     )
-    return broker.groups.submit(
+    reply = broker.groups.submit(
         body.group_id,
         lambda shard, now_ms, token: shard.consumer.heartbeat(heartbeat, now_ms, token),
     )
+    if heartbeat.key_hash_version:
+        broker.groups.watch_sharing_member(request.peer, heartbeat, reply)
+    return reply
 
 
 def _rebalance_timeout_ms(body: Any) -> int:
