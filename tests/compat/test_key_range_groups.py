@@ -20,7 +20,7 @@ from shoal.client.consumer import GroupConsumer, IndividualCommit, Reset
 from shoal.client.errors import KafkaError
 from shoal.client.shared_partitions import KeyRangeListener, Ranges
 from shoal.protocol.errors import ErrorCode
-from shoal.protocol.features import KEY_HASH_MAX
+from shoal.protocol.features import GROUP_KEY_RANGES_FEATURE, KEY_HASH_MAX
 from shoal.record.records import build_batch
 from wireclient import WireClient
 
@@ -274,6 +274,27 @@ def test_a_member_continues_with_what_another_left_behind(broker: ShoalProcess) 
 
     run(main())
     assert committed(broker, group) == {f"{topic.name}-0": 300}
+
+
+def test_a_member_gives_up_its_ranges_at_an_older_coordinator(broker: ShoalProcess) -> None:
+    """It would assign them to others as whole partitions."""
+    topic, group = Topic(broker, 1), next(_names)
+
+    async def main() -> None:
+        async with Client(broker.bootstrap) as client, Client(broker.bootstrap) as second:
+            one = await join(client, group, topic.name)
+            other = await join(second, group, topic.name)
+            await polled([one, other], split([one, other]))
+            node = await client.cluster.coordinator(group)
+            link = await client.cluster.connection(node, "coordinator")
+            del link.features[GROUP_KEY_RANGES_FEATURE]
+            await polled([one], lambda _: one.key_ranges == {})
+            assert other.key_ranges
+            await one.commit()
+            await one.close()
+            await other.close()
+
+    run(main())
 
 
 def librdkafka(broker: ShoalProcess, group: str, topic: str) -> Consumer:

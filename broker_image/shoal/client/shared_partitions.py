@@ -16,6 +16,7 @@ from shoal.client.consumer_membership import offers_key_ranges
 from shoal.client.errors import ClientError, KafkaError
 from shoal.client.fetcher import Fetched, Fetcher, Isolation
 from shoal.client.groups import CommittedOffset, commit_body
+from shoal.client.membership import FENCED
 from shoal.client.range_positions import WHOLE, Piece, Range, RangePositions, commit_fields
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 
 #: Milliseconds between commits of positions that passed only records of other members.
 PASSED_COMMIT_MS = 1_000
+#: Milliseconds to repeat a commit until the member has its newest epoch.
+STALE_COMMIT_MS = 5_000
+#: Codes of an OffsetFetch that a later one may not get: the member moves to another epoch.
+_NOT_NOW = frozenset({*FENCED, ErrorCode.stale_member_epoch})
 #: Heartbeat intervals after which a refused fetch of a key range is an error: the assignment should
 #: have changed by then.
 _REFUSED_HEARTBEATS = 3
@@ -63,6 +68,10 @@ class Member(Protocol):
     lost: bool
 
     async def changed(self, timeout_s: float) -> bool: ...
+
+    def check(self) -> None: ...
+
+    def hurry(self) -> None: ...
 
 
 class SharedPartitions:
@@ -108,7 +117,8 @@ class SharedPartitions:
         added = _difference(wanted, owned)
         if added:
             await self._start(added)
-            await self._listener.assigned(_as_key_ranges(added))
+            if not self._member.lost:
+                await self._listener.assigned(_as_key_ranges(added))
 
     async def lose(self) -> None:
         """Forget everything: this member was fenced."""
@@ -133,7 +143,9 @@ class SharedPartitions:
 
     async def _start(self, added: Mapping[TopicPartition, Sequence[Range]]) -> None:
         """Set the positions of new ranges: those that are committed, or where `starts` begins."""
-        found = await self.cluster.retrying(lambda: self._committed(sorted(added)))
+        found = await self._committed_now(sorted(added))
+        if self._member.lost:
+            return
         starting: dict[TopicPartition, list[Range]] = {}
         for where, ranges in added.items():
             known = [
@@ -152,6 +164,23 @@ class SharedPartitions:
                 at = begins[where]
                 pieces = [(first, last, at) for first, last in ranges]
                 self.positions.start(where, pieces, committed=False)
+
+    async def _committed_now(
+        self, partitions: Sequence[TopicPartition]
+    ) -> Mapping[TopicPartition, list[Piece]]:
+        """Return the committed positions, in the epoch of a heartbeat that may still be on its way.
+        Nothing is found if the member is fenced meanwhile."""
+        backoff = self.cluster.backoff()
+        while not self._member.lost:
+            try:
+                return await self.cluster.retrying(lambda: self._committed(partitions))
+            except KafkaError as error:
+                if error.code not in _NOT_NOW:
+                    raise
+            self._member.check()
+            self._member.hurry()
+            await backoff.pause()
+        return {}
 
     async def _committed(
         self, partitions: Sequence[TopicPartition]
@@ -245,8 +274,19 @@ class SharedPartitions:
 
     async def commit(self) -> None:
         """Commit the positions that moved. Raises `KafkaError`."""
-        while await self.cluster.retrying(self._commit_once):
-            pass
+        backoff = self.cluster.backoff()
+        last_s = self.cluster.now() + STALE_COMMIT_MS / 1000
+        while True:
+            try:
+                await self.cluster.retrying(self._commit_once)
+            except KafkaError as error:
+                # The member got more of a partition: the heartbeat with its epoch is on its way.
+                if error.code != ErrorCode.stale_member_epoch or self.cluster.now() > last_s:
+                    raise
+            else:
+                return
+            self._member.hurry()
+            await backoff.pause()
 
     async def _commit_passed(self) -> None:
         """Commit positions that moved over records of other members alone. Otherwise the stable
@@ -261,8 +301,8 @@ class SharedPartitions:
         except (ClientError, TimeoutError):
             return  # A later commit has the same positions or higher ones.
 
-    async def _commit_once(self, *, passed: bool = False) -> bool:
-        """Send one commit. Return whether to send it again, with a newer epoch."""
+    async def _commit_once(self, *, passed: bool = False) -> None:
+        """Send one commit, if there is something to commit."""
         member = self._member
         node = await self.cluster.coordinator(member.group)
         link = await self.cluster.connection(node, "coordinator")
@@ -273,11 +313,10 @@ class SharedPartitions:
             # An older coordinator, which assigns whole partitions.
             commits = {where: pieces for where, pieces in commits.items() if not fields[where]}
         if not commits:
-            return False
+            return
         version = link.version(ApiKey.OFFSET_COMMIT, 9)
         offsets = {w: CommittedOffset(min(p[2] for p in some)) for w, some in commits.items()}
-        epoch = member.member_epoch
-        body = commit_body(member.group, member.member_id, epoch, offsets)
+        body = commit_body(member.group, member.member_id, member.member_epoch, offsets)
         for topic in body["topics"]:
             for row in topic["partitions"]:
                 row |= fields[TopicPartition(topic["name"], row["partition_index"])]
@@ -294,12 +333,9 @@ class SharedPartitions:
             else:
                 failures.append(error)
         for error in failures:
-            if error.code == ErrorCode.stale_member_epoch and epoch != member.member_epoch:
-                return True
             if error.code == ErrorCode.not_coordinator:
                 self.cluster.forget_coordinator(member.group)
             raise error
-        return False
 
     def _check_not_lost(self) -> None:
         if self._member.lost:
