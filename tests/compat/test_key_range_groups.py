@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -297,18 +296,32 @@ def test_a_member_gives_up_its_ranges_at_an_older_coordinator(broker: ShoalProce
     run(main())
 
 
-def librdkafka(broker: ShoalProcess, group: str, topic: str) -> Consumer:
-    consumer = Consumer(
-        {
-            "bootstrap.servers": broker.bootstrap,
-            "group.id": group,
-            "group.protocol": "consumer",
-            "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,
-        }
-    )
-    consumer.subscribe([topic])
-    return consumer
+class Librdkafka:
+    """A member of librdkafka, which commits each record."""
+
+    def __init__(self, broker: ShoalProcess, group: str, topic: str) -> None:
+        self.got: set[tuple[int, int]] = set()
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": broker.bootstrap,
+                "group.id": group,
+                "group.protocol": "consumer",
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+            }
+        )
+        self._consumer.subscribe([topic])
+
+    def poll(self) -> int:
+        """Read and commit one record; return the number of partitions."""
+        message = self._consumer.poll(0.02)
+        if message is not None and message.error() is None:
+            self.got.add((message.partition() or 0, message.offset() or 0))
+            self._consumer.commit(message, asynchronous=False)
+        return len(self._consumer.assignment())
+
+    def close(self) -> None:
+        self._consumer.close()
 
 
 def test_librdkafka_gets_whole_partitions(broker: ShoalProcess) -> None:
@@ -317,70 +330,71 @@ def test_librdkafka_gets_whole_partitions(broker: ShoalProcess) -> None:
     topic, group = Topic(broker, 3), next(_names)
     for partition in range(3):
         topic.produce(100, partition)
-    consumer = librdkafka(broker, group, topic.name)
-    got: list[tuple[int, int]] = []
+    plain = Librdkafka(broker, group, topic.name)
+    got: set[tuple[int, int]] = set()
 
-    def poll() -> int:
-        message = consumer.poll(0.05)
-        if message is not None and message.error() is None:
-            got.append((message.partition() or 0, message.offset() or 0))
-            consumer.commit(message, asynchronous=False)
-        return len(consumer.assignment())
-
-    eventually(lambda: poll() == 3, what="all partitions at librdkafka")
-    members = [Member(broker.bootstrap, group, topic.name) for _ in range(3)]
-    try:
-
-        def divided() -> bool:
-            widths = sorted(sum(m.owns.values()) for m in members)
-            return poll() == 1 and sum(widths) == 2 * ALL and widths[0] < ALL
-
-        eventually(divided, what="one partition at librdkafka, and two shared ones")
-        for partition in range(3):
-            topic.produce(100, partition)
-
-        def read() -> bool:
-            poll()
-            mine = {(one.partition, one.offset) for m in members for one in m.got}
-            return len(mine | set(got)) == 600
-
-        eventually(read, what="all records")
-        while members:
-            members.pop().stop()
-        eventually(lambda: poll() == 3, what="all partitions at librdkafka again")
-        assert set(committed(broker, group).values()) == {200}
-    finally:
+    async def step(members: Sequence[GroupConsumer]) -> int:
         for member in members:
-            member.kill9()
-        consumer.close()
+            got.update((r.partition, r.offset) for r in await member.poll(10))
+            await member.commit()
+        return plain.poll()
+
+    def divided(members: Sequence[GroupConsumer]) -> bool:
+        widths = [sum(map(width, m.key_ranges.values())) for m in members]
+        return sum(widths) == 2 * ALL and min(widths) < ALL
+
+    async def main() -> None:
+        async with Client(broker.bootstrap) as client:
+            members = [await join(client, group, topic.name) for _ in range(3)]
+            while await step(members) != 1 or not divided(members):
+                pass
+            for partition in range(3):
+                topic.produce(100, partition)
+            while len(got | plain.got) < 600:
+                await step(members)
+            for member in members:
+                await member.close()
+
+    try:
+        eventually(lambda: plain.poll() == 3, what="all partitions at librdkafka")
+        run(main())
+        eventually(lambda: plain.poll() == 3, what="all partitions at librdkafka again")
+        eventually(lambda: plain.poll() and set(committed(broker, group).values()) == {200})
+    finally:
+        plain.close()
 
 
 @pytest.mark.java
 def test_kafkas_tools_and_ours_describe_the_group(broker: ShoalProcess) -> None:
     topic, group = Topic(broker, 1), next(_names)
-    topic.produce(100)
-    members = [Member(broker.bootstrap, group, topic.name) for _ in range(2)]
-    try:
-        share(members)
-        read_up_to(members, 100)
-        eventually(lambda: committed(broker, group) == {f"{topic.name}-0": 100})
-        words = ("consumer-groups", "--describe", "--group", group)
-        rows = KafkaTools(broker.bootstrap).rows(*words)
+
+    def describe() -> None:
+        rows = KafkaTools(broker.bootstrap).rows("consumer-groups", "--describe", "--group", group)
         assert len({row["CONSUMER-ID"] for row in rows}) == len(rows) == 2
-        assert {(row["PARTITION"], row["CURRENT-OFFSET"], row["LAG"]) for row in rows} == {
-            ("0", "100", "0")
-        }
+        offsets = {(row["PARTITION"], row["CURRENT-OFFSET"], row["LAG"]) for row in rows}
+        assert offsets == {("0", "100", "0")}
         shoal = Shoal(broker.bootstrap)
         table = shoal.says("groups", "describe", group)
         assert "Partitions shared by key ranges" in table
         assert "shared by 2" in table
-        (described,) = json.loads(shoal.says("groups", "describe", group, "--format", "json"))
+        (described,) = shoal.json("groups", "describe", group)
         owners = described["key_ranges"]
         assert [(one["share"], one["position"]) for one in owners] == [("50.0 %", 100)] * 2
         assert {one["member"] for one in owners} == {m["member"] for m in described["members"]}
-    finally:
-        for member in members:
-            member.kill9()
+
+    async def main() -> None:
+        async with Client(broker.bootstrap) as client:
+            members = [await join(client, group, topic.name) for _ in range(2)]
+            await polled(members, split(members))
+            topic.produce(100)
+            await polled(members, lambda _: all(min(m.positions.values()) == 100 for m in members))
+            for member in members:
+                await member.commit()
+            await asyncio.to_thread(describe)
+            for member in members:
+                await member.close()
+
+    run(main())
 
 
 def test_the_command_takes_part(broker: ShoalProcess) -> None:
