@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from conditions import eventually
 from servers import ShoalProcess
-from shoal.protocol import frames
+from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.features import GROUP_KEY_RANGES_FEATURE, KEY_HASH_MAX, OWN_CLIENT
@@ -221,6 +221,23 @@ def test_other_clients_see_unchanged_bytes(client: WireClient) -> None:
         for m in group.members
     }
     assert found == {"one": one.ranges, "other": other.ranges}
+
+
+def test_heartbeats_of_plain_members_have_kafkas_bytes(client: WireClient) -> None:
+    one, _ = pair(client)
+    body = {
+        "group_id": one.group,
+        "member_id": "plain",
+        "member_epoch": 0,
+        "rebalance_timeout_ms": 60_000,
+        "subscribed_topic_names": [TOPIC],
+        "topic_partitions": [],
+    }
+    tag = b"\xe8\x07"
+    assert tag not in codec.write_request(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, body)
+    assert tag not in raw(client, ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, body)
+    shared = {**body, "member_id": one.member_id, "key_hash_version": 1}
+    assert tag in raw(client, ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, shared)
 
 
 def test_a_range_of_another_member_is_refused(client: WireClient) -> None:
