@@ -317,8 +317,13 @@ def test_bad_heartbeats_are_named(
     assert message in answer.error_message
 
 
-def test_a_plain_member_leaves_the_last_partition_to_sharing_ones(client: WireClient) -> None:
-    """It gets the partition as a whole once they have left."""
+def test_a_plain_member_leaves_the_last_partition_to_sharing_ones(
+    shoal: ShoalProcess, client: WireClient
+) -> None:
+    """It gets the partition as a whole once they have left. What it gets again is counted."""
+    shared = "shoal_group_coordinator_key_range_shared_partitions"
+    redone = "shoal_group_coordinator_key_range_redone_records_total"
+    before = shoal.metric(redone)
     group = next(_names)
     plain = Member(client, group, "plain", hash_version=0)
     settled(plain)
@@ -329,11 +334,15 @@ def test_a_plain_member_leaves_the_last_partition_to_sharing_ones(client: WireCl
     assert len(one.ranges) == len(other.ranges) == 1
     assert one.commit(40, *one.ranges).error_code == 0
     assert committed(one)[0] == 11
+    assert shoal.metric(shared) >= 1
     for member in (one, other):
         member.epoch = -1
         member.send()
     settled(plain)
     assert plain.whole
+    assert plain.commit(12).error_code == 0
+    assert shoal.metric(redone) == before + (40 - 11) // 2
+    assert committed(plain) == (12, [])
 
 
 def test_the_switch_of_the_topic_takes_effect(client: WireClient) -> None:

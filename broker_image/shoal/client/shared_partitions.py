@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 #: Milliseconds between commits of positions that passed only records of other members.
 PASSED_COMMIT_MS = 1_000
+#: Milliseconds between fetches that return nothing.
+TURN_PAUSE_MS = 20
 #: Milliseconds to repeat a commit until the member has its newest epoch.
 STALE_COMMIT_MS = 5_000
 #: Codes of an OffsetFetch that a later one may not get: the member moves to another epoch.
@@ -95,6 +97,8 @@ class SharedPartitions:
         self._listener = listener or KeyRangeListener()
         self._fetcher = Fetcher(cluster)
         self._passed_due_s = 0.0
+        #: Fetches in a row that returned nothing.
+        self._empty = 0
         self._refused_since: dict[TopicPartition, float] = {}
 
     # Assignment.
@@ -258,8 +262,12 @@ class SharedPartitions:
                 self._check_refused(where, result)
             else:
                 raise result
+        self._empty = 0 if found else self._empty + 1
         if refused and not found:
             await self._member.changed(max_wait_ms / 1000)
+        elif self._empty > len(cursors):
+            # The fetches of turns do not wait at the broker, and no leader may have answered.
+            await self._member.changed(min(max_wait_ms, TURN_PAUSE_MS) / 1000)
         return found
 
     def _check_refused(self, where: TopicPartition, error: KafkaError) -> None:

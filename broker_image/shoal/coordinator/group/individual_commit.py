@@ -244,6 +244,14 @@ def _advanced(old: Progress, commit: Commit, now_ms: int, settings: GroupSetting
     return advanced(None if old.stable_offset < 0 else old, commit, now_ms, settings)
 
 
+def finished_above_stable(pieces: Pieces) -> int:
+    """About the number of records above the stable offset that are below the positions of their key
+    ranges, if the keys are even over the hashes."""
+    stable = stable_offset(pieces)
+    ahead = sum((p.stable_offset - stable) * (last - first + 1) for first, last, p in pieces)
+    return ahead // (KEY_HASH_MAX + 1) if stable >= 0 else 0
+
+
 def finished_ranges(pieces: Pieces) -> int:
     """Number of ranges of finished offsets of a partition."""
     return sum(progress.finished.count for _, _, progress in pieces)

@@ -198,6 +198,8 @@ class Offsets:
         self.commits = self.expirations = self.deletions = 0
         #: Individual commits of partitions in which everything was finished before, for metrics.
         self.repeated_commits = 0
+        #: About the records that members without key ranges have read again, for metrics.
+        self.redone_records = 0
         self.replays = {
             RecordType.OFFSET_COMMIT: self._replay,
             RecordType.LEGACY_OFFSET_COMMIT: self._replay,
@@ -250,8 +252,20 @@ class Offsets:
         if p.key_ranges:
             return self._commit_key_ranges(draft, topic, p, error)
         if error is ErrorCode.none:
+            self._count_redone(draft.request, topic, p)
             draft.add(topic, p, p.offset)
         return {"partition_index": p.partition, "error_code": error}
+
+    def _count_redone(self, request: CommitRequest, topic: TopicCommit, p: PartitionCommit) -> None:
+        """Count what a member without key ranges reads again: it started at the stable offset, and
+        its first commit replaces the positions of key ranges."""
+        current = self.get(request.group_id, topic.name, p.partition)
+        if current is None or len(current.pieces) < 2:
+            return
+        group = self._context.groups.get(request.group_id)
+        member = group.members.get(request.member_id) if isinstance(group, ConsumerGroup) else None
+        if member is not None and not member.shares:
+            self.redone_records += individual_commit.finished_above_stable(current.pieces)
 
     def _commit_key_ranges(
         self, draft: _CommitDraft, topic: TopicCommit, p: PartitionCommit, error: ErrorCode

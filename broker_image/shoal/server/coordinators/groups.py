@@ -248,6 +248,7 @@ class GroupService(CoordinatorService[GroupShard]):
             )
 
         self._register_metrics_of_individual_commits(metrics)
+        self._register_metrics_of_key_ranges(metrics)
 
     def _register_metrics_of_individual_commits(self, metrics: Metrics) -> None:
         metrics.gauge(
@@ -267,6 +268,24 @@ class GroupService(CoordinatorService[GroupShard]):
             "counter",
             "Individual commits of partitions in which everything was finished before.",
             partial(self._count_offsets, "repeated_commits"),
+        )
+
+    def _register_metrics_of_key_ranges(self, metrics: Metrics) -> None:
+        metrics.gauge(
+            "shoal_group_coordinator_key_range_shared_partitions",
+            "Partitions that members of a consumer group share by key ranges.",
+            lambda: sum(
+                len(group.sharers)
+                for _, shard in self.shards()
+                for group in shard.context.groups
+                if isinstance(group, consumer_group.ConsumerGroup)
+            ),
+        )
+        metrics.add(
+            "shoal_group_coordinator_key_range_redone_records_total",
+            "counter",
+            "About the records above the stable offset that members without key ranges got again.",
+            partial(self._count_offsets, "redone_records"),
         )
 
     def _oldest_gap_s(self) -> float:
