@@ -59,8 +59,7 @@ async def consume(
         str | None,
         typer.Option(
             metavar="1/4",
-            help="Only records of these key ranges: 1/4, or FIRST-LAST hashes. With --group: "
-            "assigned, to share partitions with other members.",
+            help="Only records of these key ranges: 1/4, FIRST-LAST; with --group: assigned.",
         ),
     ] = None,
     max_messages: Annotated[
@@ -84,27 +83,20 @@ async def consume(
     isolation = Isolation(int(read_committed))
     if sum([from_beginning, offset is not None, timestamp is not None]) > 1:
         raise Failed("use only one of --from-beginning, --offset and --timestamp.", USAGE)
+    reset = Reset.EARLIEST if from_beginning else Reset.LATEST
     if group is not None:
         chosen = key_ranges not in (None, ASSIGNED)
         if partition or offset is not None or timestamp is not None or exit_at_end or chosen:
             raise Failed(_NOT_IN_A_GROUP, USAGE)
         for topic in topics:
             await client.cluster.topic(topic)
-        reset = Reset.EARLIEST if from_beginning else Reset.LATEST
-        consumer = await GroupConsumer.join(
-            client.cluster,
-            group,
-            topics,
-            reset=reset,
-            isolation=isolation,
-            key_ranges=key_ranges == ASSIGNED,
-        )
-        await _in_group(consumer, show, stop)
+        shares = key_ranges == ASSIGNED
+        async with await GroupConsumer.join(
+            client.cluster, group, topics, reset=reset, isolation=isolation, key_ranges=shares
+        ) as consumer:
+            await _in_group(consumer, show, stop)
         return
-    if key_ranges == ASSIGNED:
-        raise Failed(f"--key-ranges {ASSIGNED} needs --group.", USAGE)
     where = await _partitions(client, topics, partition)
-    reset = Reset.EARLIEST if from_beginning else Reset.LATEST
     positions = await _positions(client, where, reset, offset, timestamp)
     reader = Reader(client.cluster, positions, isolation=isolation)
     if key_ranges is not None:
@@ -114,6 +106,8 @@ async def consume(
 
 
 def _key_ranges(text: str) -> KeyRanges:
+    if text == ASSIGNED:
+        raise Failed(f"--key-ranges {ASSIGNED} needs --group.", USAGE)
     try:
         return KeyRanges.parse(text)
     except InvalidKeyRanges as error:
@@ -180,24 +174,23 @@ def _at_end(reader: Reader, ends: dict[TopicPartition, int]) -> bool:
 
 
 async def _in_group(consumer: GroupConsumer, show: Callable[[AnyRecord], str], stop: Stop) -> None:
-    async with consumer:
-        while not stop.idle:
-            polled = await consumer.poll(stop.wait_ms)
-            for record in polled:
-                print(show(record), flush=True)
-                if stop.took():
-                    # Leave the rest of the poll to the group's next member.
-                    for unread in polled:
-                        consumer.rewind(TopicPartition(*unread[:2]), unread.offset)
-                    return
-            try:
-                await consumer.commit()
-            except KafkaError as error:
-                if error.code not in FENCED:
-                    raise
-                # The member joins again. The new owner of a partition gets the uncommitted records
-                # again.
-                warn(f"{error}: records printed since the last commit are delivered again.")
+    while not stop.idle:
+        polled = await consumer.poll(stop.wait_ms)
+        for record in polled:
+            print(show(record), flush=True)
+            if stop.took():
+                # Leave the rest of the poll to the group's next member.
+                for unread in polled:
+                    consumer.rewind(TopicPartition(*unread[:2]), unread.offset)
+                return
+        try:
+            await consumer.commit()
+        except KafkaError as error:
+            if error.code not in FENCED:
+                raise
+            # The member joins again. The new owner of a partition gets the uncommitted records
+            # again.
+            warn(f"{error}: records printed since the last commit are delivered again.")
 
 
 async def _partitions(
