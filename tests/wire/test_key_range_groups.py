@@ -203,7 +203,8 @@ def test_the_stable_offset_is_the_lowest_position(client: WireClient) -> None:
 def test_other_clients_see_unchanged_bytes(client: WireClient) -> None:
     one, other = pair(client)
     asked = {"groups": [{"group_id": one.group, "topics": None, "member_epoch": -1}]}
-    assert one.commit(5).error_code == 0
+    assert one.commit(5, *one.ranges).error_code == 0
+    assert other.commit(5, *other.ranges).error_code == 0
     expected = raw(client, ApiKey.OFFSET_FETCH, 9, asked)
     assert one.commit(30, *one.ranges).error_code == 0
     assert committed(one)[0] == 5
@@ -248,6 +249,8 @@ def test_a_range_of_another_member_is_refused(client: WireClient) -> None:
     assert f"Member one does not own the key range {HALF}-{KEY_HASH_MAX} of t-0" in message
     row = one.commit(20, (0, KEY_HASH_MAX - 1))
     assert row.error_code == ErrorCode.stale_member_epoch
+    # A plain commit would replace the positions of all.
+    assert one.commit(20).error_code == ErrorCode.stale_member_epoch
     # A member that had less before commits with an old epoch.
     row = other.commit(20, *other.ranges, epoch=other.epoch - 1)
     assert row.error_code == ErrorCode.stale_member_epoch

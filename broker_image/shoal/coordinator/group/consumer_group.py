@@ -253,6 +253,10 @@ class ConsumerGroup(PartitionGroup[Member]):
         """Whether no member but `member`, or the one that it replaces, owns some of a partition."""
         return self.free_slots(partition, member) == ALL
 
+    def is_shared_by_others(self, partition: TopicIdPartition, member: Member) -> bool:
+        """Whether other members own key ranges of a partition."""
+        return any(m != member.member_id for m in self.sharers.get(partition, NO_SHARERS))
+
     def free_slots(self, partition: TopicIdPartition, member: Member) -> int:
         """The slots that no member but `member`, or the one that it replaces, owns."""
         own = (None, member.member_id, self._place_of(member))

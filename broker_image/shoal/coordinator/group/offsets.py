@@ -252,20 +252,33 @@ class Offsets:
         if p.key_ranges:
             return self._commit_key_ranges(draft, topic, p, error)
         if error is ErrorCode.none:
-            self._count_redone(draft.request, topic, p)
+            error = self._check_plain(draft.request, topic, p)
+        if error is ErrorCode.none:
             draft.add(topic, p, p.offset)
         return {"partition_index": p.partition, "error_code": error}
 
-    def _count_redone(self, request: CommitRequest, topic: TopicCommit, p: PartitionCommit) -> None:
-        """Count what a member without key ranges reads again: it started at the stable offset, and
-        its first commit replaces the positions of key ranges."""
-        current = self.get(request.group_id, topic.name, p.partition)
-        if current is None or len(current.pieces) < 2:
-            return
+    def _check_plain(
+        self, request: CommitRequest, topic: TopicCommit, p: PartitionCommit
+    ) -> ErrorCode:
+        """Refuse a commit of a partition of which other members have key ranges: it would replace
+        their positions.
+
+        Count what a member without key ranges reads again. It started at the stable offset, and its
+        first commit replaces the positions of key ranges.
+        """
         group = self._context.groups.get(request.group_id)
-        member = group.members.get(request.member_id) if isinstance(group, ConsumerGroup) else None
-        if member is not None and not member.shares:
+        if not isinstance(group, ConsumerGroup) or topic.topic_id is None:
+            return ErrorCode.none
+        member = group.members.get(request.member_id)
+        if member is None:
+            return ErrorCode.none
+        if group.is_shared_by_others((topic.topic_id, p.partition), member):
+            classic = member.classic is not None
+            return ErrorCode.illegal_generation if classic else ErrorCode.stale_member_epoch
+        current = self.get(request.group_id, topic.name, p.partition)
+        if current is not None and len(current.pieces) > 1 and not member.shares:
             self.redone_records += individual_commit.finished_above_stable(current.pieces)
+        return ErrorCode.none
 
     def _commit_key_ranges(
         self, draft: _CommitDraft, topic: TopicCommit, p: PartitionCommit, error: ErrorCode
