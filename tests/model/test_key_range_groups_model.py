@@ -78,7 +78,7 @@ class Client:
         self.assigned = {
             (t["topic_id"], p): ALL for t in assignment["topic_partitions"] for p in t["partitions"]
         }
-        for one in assignment["key_ranges"]:
+        for one in assignment.get("key_ranges", ()):
             assert self.shares
             ranges = [(r["first_hash"], r["last_hash"]) for r in one["ranges"]]
             self.assigned[one["topic_id"], one["partition"]] = of_ranges(ranges)

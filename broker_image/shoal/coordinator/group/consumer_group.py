@@ -300,7 +300,7 @@ class ConsumerGroup(PartitionGroup[Member]):
     def target_record(
         self, member_id: str, target: Assignment, slices: Slices | None = None
     ) -> Record:
-        value = {**self._target_value(target), "key_ranges": key_slots.on_wire(slices or {})}
+        value = {**self._target_value(target), "key_ranges": tuple(key_slots.on_wire(slices or {}))}
         return record(self.record_types.target, self._member_key(member_id), value)
 
     def _member_value(self, member: Member) -> dict[str, Any]:
@@ -335,9 +335,9 @@ class ConsumerGroup(PartitionGroup[Member]):
             "partitions_pending_revocation": owned_on_wire(
                 current.pending_revocation, current.pending_slices
             ),
-            "assigned_key_ranges": slices_on_wire(current.assigned, current.slices),
-            "key_ranges_pending_revocation": slices_on_wire(
-                current.pending_revocation, current.pending_slices
+            "assigned_key_ranges": tuple(slices_on_wire(current.assigned, current.slices)),
+            "key_ranges_pending_revocation": tuple(
+                slices_on_wire(current.pending_revocation, current.pending_slices)
             ),
         }
 
@@ -461,15 +461,17 @@ class ConsumerGroup(PartitionGroup[Member]):
             "assignment": {"topic_partitions": catalog.described(owned)},
             "target_assignment": {"topic_partitions": catalog.described(target)},
             "member_type": 1 if member.classic is None else 0,
-            "key_ranges": self._described_slices(member),
+            **self._described_slices(member),
         }
 
     @staticmethod
-    def _described_slices(member: Member) -> list[dict[str, Any]]:
+    def _described_slices(member: Member) -> dict[str, Any]:
         """The partitions that a member shares, with its key ranges, for Shoal's own client."""
         current = member.current
         shared = (*current.slices, *current.pending_slices)
-        return key_slots.on_wire({where: current.slots_of(*where) for where in shared})
+        if not shared:
+            return {}
+        return {"key_ranges": key_slots.on_wire({t: current.slots_of(*t) for t in shared})}
 
 
 def subscription(member: Member, regexes: Mapping[str, Regex]) -> frozenset[str]:

@@ -393,8 +393,7 @@ def _assignment(member: Member) -> dict[str, Any]:
         t: [p for p in partitions if (t, p) not in current.slices]
         for t, partitions in current.assigned.items()
     }
-    slices = current.slices if member.shares else NO_SLICES
-    return {
-        "topic_partitions": on_wire({t: p for t, p in whole.items() if p}),
-        "key_ranges": key_slots.on_wire(slices),
-    }
+    found: dict[str, Any] = {"topic_partitions": on_wire({t: p for t, p in whole.items() if p})}
+    if member.shares and current.slices:
+        found["key_ranges"] = key_slots.on_wire(current.slices)
+    return found
