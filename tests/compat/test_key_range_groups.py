@@ -18,6 +18,7 @@ from shoal.client.client import Client
 from shoal.client.consumer import GroupConsumer, IndividualCommit, Reset
 from shoal.client.errors import KafkaError
 from shoal.client.shared_partitions import KeyRangeListener, Ranges
+from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.features import GROUP_KEY_RANGES_FEATURE, KEY_HASH_MAX
 from shoal.record.records import build_batch
@@ -294,6 +295,43 @@ def test_a_member_gives_up_its_ranges_at_an_older_coordinator(broker: ShoalProce
             await other.close()
 
     run(main())
+
+
+def test_the_topic_may_stop_to_allow_key_ranges(broker: ShoalProcess) -> None:
+    """Fetches of key ranges are refused at once, and the partition is assigned whole soon."""
+    topic, group = Topic(broker, 1), next(_names)
+
+    def alter() -> None:
+        change = {"name": "shoal.key.ranges.enable", "config_operation": 0, "value": "false"}
+        resource = {"resource_type": 2, "resource_name": topic.name, "configs": [change]}
+        with WireClient(broker.bootstrap) as client:
+            answer = client.call(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, {"resources": [resource]})
+            assert answer.responses[0].error_code == 0
+
+    async def main() -> None:
+        async with Client(broker.bootstrap) as client:
+            members = [await join(client, group, topic.name) for _ in range(2)]
+            await polled(members, split(members))
+            topic.produce(100)
+            before = await polled(members, lambda found: sum(map(len, found)) == 100)
+            for member in members:
+                await member.commit()
+            alter()
+            topic.produce(100)
+
+            def rest(found: list[list[Any]]) -> bool:
+                return {r.offset for some in found for r in some} >= set(range(100, 200))
+
+            after = await polled(members, rest)
+            offsets = {r.offset for some in (*before, *after) for r in some}
+            assert offsets == set(range(200))
+            owned = [width(ranges) for m in members for ranges in m.key_ranges.values()]
+            assert owned == [ALL]
+            for member in members:
+                await member.close()
+
+    run(main())
+    assert committed(broker, group) == {f"{topic.name}-0": 200}
 
 
 class Librdkafka:
