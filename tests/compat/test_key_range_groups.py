@@ -367,7 +367,7 @@ def test_librdkafka_gets_whole_partitions(broker: ShoalProcess) -> None:
     it has all, and starts at the stable offsets."""
     topic, group = Topic(broker, 3), next(_names)
     for partition in range(3):
-        topic.produce(100, partition)
+        topic.produce(20, partition)
     plain = Librdkafka(broker, group, topic.name)
     got: set[tuple[int, int]] = set()
 
@@ -387,8 +387,8 @@ def test_librdkafka_gets_whole_partitions(broker: ShoalProcess) -> None:
             while await step(members) != 1 or not divided(members):
                 pass
             for partition in range(3):
-                topic.produce(100, partition)
-            while len(got | plain.got) < 600:
+                topic.produce(20, partition)
+            while len(got | plain.got) < 120:
                 await step(members)
             for member in members:
                 await member.close()
@@ -397,7 +397,7 @@ def test_librdkafka_gets_whole_partitions(broker: ShoalProcess) -> None:
         eventually(lambda: plain.poll() == 3, what="all partitions at librdkafka")
         run(main())
         eventually(lambda: plain.poll() == 3, what="all partitions at librdkafka again")
-        eventually(lambda: plain.poll() and set(committed(broker, group).values()) == {200})
+        eventually(lambda: plain.poll() and set(committed(broker, group).values()) == {40})
     finally:
         plain.close()
 

@@ -94,7 +94,7 @@ def test_plain_members_get_whole_partitions(assignor: Any) -> None:
     assert [whole[p] for p in plain] == [{}, {}]
     assert owners((whole, slices), a) == [2]
     # A plain member keeps its partition when others share.
-    alone = assignor(spec_of({a: 2}, plain)), {}
+    alone: Result = (assignor(spec_of({a: 2}, plain)), {})
     mixed = key_range_assignor.assign(spec_of({a: 2}, plain | sharing(3), alone), assignor)
     kept = [p for p in plain if mixed[0][p] and mixed[0][p] == alone[0][p]]
     assert len(kept) == 1

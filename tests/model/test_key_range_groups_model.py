@@ -228,5 +228,5 @@ class KeyRangeGroups(RuleBasedStateMachine):
                 add(live, client.owned)
 
 
-KeyRangeGroups.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+KeyRangeGroups.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 test_key_range_groups = KeyRangeGroups.TestCase

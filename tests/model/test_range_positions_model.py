@@ -120,7 +120,7 @@ TestPositions = Positions.TestCase
 
 
 def test_ranges_at_different_positions_take_turns() -> None:
-    """What is ahead is read between the fetches of what is behind, and both go on together."""
+    """What is ahead is read between the fetches of what is behind, and both continue together."""
     positions = RangePositions()
     first, second = ranges_of({0, 1, 2, 3}), ranges_of({4, 5, 6, 7})
     positions.start(WHERE, [(*first[0], 10)], committed=True)

@@ -18,6 +18,7 @@ position -1. Then the partition has no committed offset, so that nothing of that
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.protocol.codec import KEY_HASH_MAX
@@ -220,9 +221,8 @@ def committed(
     offsets."""
     before = pieces = whole(Progress(-1)) if current is None else current
     for first, last, commit in commits:
-        pieces = key_range_map.changed(
-            pieces, first, last, lambda old, commit=commit: _advanced(old, commit, now_ms, settings)
-        )
+        change = partial(_advanced, commit=commit, now_ms=now_ms, settings=settings)
+        pieces = key_range_map.changed(pieces, first, last, change)
     if len(pieces) > max(KEY_RANGES_MAX, len(before)):
         raise ApiError(
             ErrorCode.invalid_commit_offset_size,
