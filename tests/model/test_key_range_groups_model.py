@@ -122,6 +122,7 @@ class KeyRangeGroups(RuleBasedStateMachine):
             assert code in (ErrorCode.fenced_member_epoch, ErrorCode.unknown_member_id)
             client.lose_everything()
             return None
+        self.every_slot_has_one_owner()
         return dict(self.sim.delivered[token])
 
     @rule(n=st.integers(0, 5), plain=st.sampled_from([False, False, True]))

@@ -139,6 +139,19 @@ def test_ranges_at_different_positions_take_turns() -> None:
     assert (cursor.position, cursor.key_ranges) == (60, None)
 
 
+def test_ranges_that_are_behind_stop_at_the_next_ones() -> None:
+    """Otherwise they would overtake each other for as long as new records arrive."""
+    positions = RangePositions()
+    first, second = ranges_of({0, 1, 2, 3}), ranges_of({4, 5, 6, 7})
+    positions.start(WHERE, [(*first[0], 10)], committed=True)
+    positions.start(WHERE, [(*second[0], 50)], committed=True)
+    (cursor,) = positions.cursors()
+    found = cursor.cut(fetched(cursor, 45))
+    assert (cursor.end, found.last, found.next_offset) == (50, 49, 50)
+    positions.advance(cursor, found.next_offset, delivered=True)
+    assert positions.cursors() == [Cursor(WHERE, 50, None, None)]
+
+
 def test_passed_positions_are_committed_alone() -> None:
     """Positions that moved without a record are committed for the application."""
     positions = RangePositions()
