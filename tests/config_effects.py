@@ -303,6 +303,11 @@ test_the_switch shoal.group.consumer.individual.commit.enable
 test_a_partition_at_its_limit_accepts_only_what_closes_gaps
     shoal.group.consumer.individual.commit.max.ranges
 
+wire/test_key_range_groups.py
+test_the_switch shoal.group.consumer.key.ranges.enable
+test_a_lost_connection_ends_a_membership_after_the_grace
+    shoal.group.consumer.connection.lost.grace.ms
+
 wire/test_key_ranges.py
 test_the_switches_of_the_broker shoal.fetch.key.ranges.enable
     shoal.fetch.key.ranges.cache.bytes

@@ -217,6 +217,11 @@ _ADDED = {
         "Fetch",
         "leaves out records of other key ranges ([cooperative.md](cooperative.md#key-ranges))",
     ),
+    features.GROUP_KEY_RANGES_FEATURE: (
+        "ConsumerGroupHeartbeat, ConsumerGroupDescribe, OffsetCommit, OffsetFetch",
+        "members share partitions, with a position for each key range "
+        "([cooperative.md](cooperative.md#key-ranges-in-a-group))",
+    ),
 }
 
 

@@ -184,7 +184,7 @@ def test_kafkas_coordinator_loads_the_records(tmp_path: Path) -> None:
                 "metadata": "",
                 "commit_timestamp": int(time.time() * 1000),
                 "topic_id": None,
-                "key_ranges": individual_commit.on_wire(progress),
+                "key_ranges": individual_commit.on_wire(individual_commit.whole(progress)),
             }
             key = {"group": "g", "topic": "t", "partition": 0}
             stored = record(RecordType.OFFSET_COMMIT, key, value)

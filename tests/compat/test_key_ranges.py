@@ -199,7 +199,8 @@ def test_consume_parts(tools_broker: ShoalProcess, topic: str) -> None:
         (["--key-ranges", "3/2"], "part 3 of 2: parts are 1 to 2"),
         (["--key-ranges", "9-1"], "key range 9-1 ends before it begins"),
         (["--key-ranges", "half"], "write 1/4 for the first quarter"),
-        (["--key-ranges", "1/2", "--group", "g"], "do not work with --group"),
+        (["--key-ranges", "1/2", "--group", "g"], "--key-ranges only with assigned"),
+        (["--key-ranges", "assigned"], "--key-ranges assigned needs --group"),
     ],
 )
 def test_refused_options(tools_broker: ShoalProcess, words: list[str], message: str) -> None:

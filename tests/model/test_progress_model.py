@@ -121,7 +121,7 @@ class Members(RuleBasedStateMachine):
             self.stored = individual_commit.Progress(commit.position)
             return
         (fields,) = commit.fields()["key_ranges"]
-        checked = individual_commit.checked([KeyRange(**fields)], SETTINGS)
+        ((_, _, checked),) = individual_commit.checked([KeyRange(**fields)], SETTINGS)
         self.stored = individual_commit.advanced(self.stored, checked, 1, SETTINGS)
 
     @precondition(lambda self: self.in_flight)

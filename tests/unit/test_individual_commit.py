@@ -10,7 +10,13 @@ from coordinator_sim import Simulation
 from shoal.coordinator.contract import ProducerIdAndEpoch, Record
 from shoal.coordinator.group import individual_commit
 from shoal.coordinator.group.consumer_membership import HeartbeatRequest
-from shoal.coordinator.group.individual_commit import KeyRange, Progress
+from shoal.coordinator.group.individual_commit import (
+    KeyRange,
+    Progress,
+    from_record,
+    on_wire,
+    whole,
+)
 from shoal.coordinator.group.offsets import CommitRequest, PartitionCommit, TopicCommit
 from shoal.coordinator.group.settings import GroupSettings
 from shoal.coordinator.group.shard import GroupShard
@@ -144,15 +150,20 @@ def test_long_metadata(sim: Simulation[GroupShard]) -> None:
     assert sim.shard.offsets.get("g", "t", 0) is None
 
 
-def test_key_ranges_of_a_newer_broker_are_delivered_again() -> None:
-    """A record with parts of a partition, or with a position that is not its offset, has only its
+def test_key_ranges_that_do_not_tile_are_delivered_again() -> None:
+    """A record with a part of the hashes, or whose lowest position is not its offset, has only its
     offset here."""
-    (stored,) = individual_commit.on_wire(Progress(5, FINISHED, 1_000))
-    assert individual_commit.from_record(5, [stored]) == Progress(5, FINISHED, 1_000)
-    half = {**stored, "last_hash": 99}
-    assert individual_commit.from_record(5, [half]) == Progress(5)
-    assert individual_commit.from_record(5, [half, {**stored, "first_hash": 100}]) == Progress(5)
-    assert individual_commit.from_record(4, [stored]) == Progress(4)
+    progress = Progress(5, FINISHED, 1_000)
+    (stored,) = on_wire(whole(progress))
+    assert from_record(5, [stored]) == whole(progress)
+    low, high = {**stored, "last_hash": 99}, {**stored, "first_hash": 100}
+    assert from_record(5, [low, high]) == ((0, 99, progress), (100, KEY_HASH_MAX, progress))
+    ahead = {**high, "position": 9, "finished": b"", "gap_timestamp": -1}
+    assert from_record(5, [low, ahead])[1] == (100, KEY_HASH_MAX, Progress(9))
+    for broken in ([low], [low, {**high, "first_hash": 101}], [high, low], [low, high, high]):
+        assert from_record(5, broken) == whole(Progress(5))
+    assert from_record(4, [stored]) == whole(Progress(4))
+    assert from_record(9, [low, ahead]) == whole(Progress(9))
 
 
 def test_without_finished_offsets_the_record_is_kafkas(sim: Simulation[GroupShard]) -> None:
@@ -162,4 +173,4 @@ def test_without_finished_offsets_the_record_is_kafkas(sim: Simulation[GroupShar
     offsets = [record for record in records if record.key.startswith(b"\0\1")]
     assert len(offsets) == 2
     assert offsets[0] == offsets[1]
-    assert individual_commit.on_wire(Progress(5, EMPTY)) == ()
+    assert on_wire(whole(Progress(5, EMPTY))) == ()

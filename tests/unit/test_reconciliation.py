@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from uuid import UUID
 
+from shoal.coordinator.group.key_slots import ALL
 from shoal.coordinator.group.reconciliation import (
     CurrentAssignment,
     MemberState,
     TargetAssignment,
+    add_slices,
     is_subset,
     owned_from_wire,
     owned_on_wire,
     reconcile,
+    slices_on_wire,
 )
 
 A, B = UUID(int=1), UUID(int=2)
@@ -22,12 +25,12 @@ def target(epoch: int, *partitions: int, subscribed: frozenset[UUID] = BOTH) -> 
     return TargetAssignment(epoch, {A: frozenset(partitions)} if partitions else {}, subscribed)
 
 
-def free(_topic: UUID, _partition: int) -> bool:
-    return True
+def free(_topic: UUID, _partition: int) -> int:
+    return ALL
 
 
-def taken(_topic: UUID, _partition: int) -> bool:
-    return False
+def taken(_topic: UUID, _partition: int) -> int:
+    return 0
 
 
 def owned(*partitions: int) -> dict[UUID, frozenset[int]]:
@@ -92,3 +95,70 @@ def test_records_keep_the_epoch_of_each_partition_and_older_ones_have_none():
     assert owned_from_wire(owned_on_wire(STABLE.assigned), 9) == STABLE.assigned
     old = [{"topic_id": A, "partitions": [0, 1], "assignment_epochs": None}]
     assert owned_from_wire(old, 9) == {A: {0: 9, 1: 9}}
+
+
+# Parts of a partition.
+
+LOW, HIGH = ALL >> 128, ALL & ~(ALL >> 128)
+
+
+def part(epoch: int, slots: int, *, shares: bool = True) -> TargetAssignment:
+    return TargetAssignment(epoch, {}, BOTH, {(A, 0): slots}, shares)
+
+
+def test_a_member_revokes_a_part_and_keeps_the_rest():
+    """The rest stays assigned, with the epoch of its assignment, while the part is revoked."""
+    waits = reconcile(STABLE, part(4, LOW), free=free, owned=owned(0))
+    assert waits.state is MemberState.UNREVOKED_PARTITIONS
+    assert (waits.assigned, waits.slices) == ({A: {0: 2}}, {(A, 0): LOW})
+    assert waits.pending_revocation == {A: {0: 2, 1: 3}}
+    assert waits.pending_slices == {(A, 0): HIGH}
+    both = {(A, 0): LOW | 1 << 200}
+    assert reconcile(waits, part(4, LOW), free=free, owned={}, owned_slices=both) is waits
+    reported = {(A, 0): LOW}
+    done = reconcile(waits, part(4, LOW), free=free, owned={}, owned_slices=reported)
+    assert (done.member_epoch, done.state) == (4, MemberState.STABLE)
+    assert (done.assigned, done.slices) == ({A: {0: 2}}, {(A, 0): LOW})
+    assert (done.pending_revocation, done.pending_slices) == ({}, {})
+
+
+def test_a_sharing_member_gets_the_slots_that_are_free():
+    """A partition that becomes whole again is given as its slots are released."""
+    mine = CurrentAssignment(3, 2, MemberState.STABLE, {A: {0: 2}}, {}, {(A, 0): LOW})
+    whole = TargetAssignment(4, {A: frozenset({0})}, BOTH, {}, shares=True)
+    reported = {(A, 0): LOW}
+    some = reconcile(
+        mine, whole, free=lambda _t, _p: LOW | 1 << 200, owned={}, owned_slices=reported
+    )
+    assert (some.member_epoch, some.state) == (4, MemberState.UNRELEASED_PARTITIONS)
+    assert (some.assigned, some.slices) == ({A: {0: 4}}, {(A, 0): LOW | 1 << 200})
+    done = reconcile(some, whole, free=free, owned={}, owned_slices=reported)
+    assert (done.state, done.assigned, done.slices) == (MemberState.STABLE, {A: {0: 4}}, {})
+
+
+def test_a_plain_member_gets_whole_partitions_only():
+    new = CurrentAssignment()
+    some = reconcile(new, target(4, 0), free=lambda _t, _p: LOW, owned={})
+    assert (some.state, some.assigned) == (MemberState.UNRELEASED_PARTITIONS, {})
+    done = reconcile(some, target(4, 0), free=free, owned={})
+    assert (done.assigned, done.slices) == ({A: {0: 4}}, {})
+
+
+def test_a_member_that_stops_sharing_gives_up_its_parts():
+    mine = CurrentAssignment(3, 2, MemberState.STABLE, {A: {0: 2}}, {}, {(A, 0): LOW})
+    waits = reconcile(mine, part(4, LOW, shares=False), free=free, owned=None)
+    assert (waits.assigned, waits.pending_slices) == ({}, {(A, 0): LOW})
+
+
+def test_an_earlier_epoch_is_accepted_for_a_part_of_the_owned_slots():
+    assigned, slices = {A: {0: 2}}, {(A, 0): LOW}
+    assert is_subset({}, assigned, {(A, 0): 1}, slices)
+    assert not is_subset({}, assigned, {(A, 0): 1 << 255}, slices)
+    assert not is_subset(owned(0), assigned, {}, slices)
+
+
+def test_records_have_parts_beside_whole_partitions():
+    mine, slices = {A: {0: 2, 1: 3}, B: {5: 1}}, {(A, 0): LOW, (B, 5): HIGH}
+    whole, parts = owned_on_wire(mine, slices), slices_on_wire(mine, slices)
+    assert whole == [{"topic_id": A, "partitions": [1], "assignment_epochs": [3]}]
+    assert add_slices(owned_from_wire(whole, 9), parts) == (mine, slices)

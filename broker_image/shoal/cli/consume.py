@@ -23,8 +23,11 @@ from shoal.record.key_ranges import InvalidKeyRanges, KeyRanges
 app = new_app("Read records, by offset or in a consumer group.")
 
 POLL_MS = 500
+#: The key ranges that a group assigns to its member.
+ASSIGNED = "assigned"
 _NOT_IN_A_GROUP = (
-    "--partition, --offset, --timestamp, --exit-at-end and --key-ranges do not work with --group. "
+    "--partition, --offset, --timestamp and --exit-at-end do not work with --group, and "
+    f"--key-ranges only with {ASSIGNED}. "
     "To move the group's positions, use `shoal groups reset-offsets`."
 )
 
@@ -55,7 +58,8 @@ async def consume(
     key_ranges: Annotated[
         str | None,
         typer.Option(
-            metavar="1/4", help="Only records of these key ranges: 1/4, or FIRST-LAST hashes."
+            metavar="1/4",
+            help="Only records of these key ranges: 1/4, FIRST-LAST; with --group: assigned.",
         ),
     ] = None,
     max_messages: Annotated[
@@ -79,16 +83,20 @@ async def consume(
     isolation = Isolation(int(read_committed))
     if sum([from_beginning, offset is not None, timestamp is not None]) > 1:
         raise Failed("use only one of --from-beginning, --offset and --timestamp.", USAGE)
+    reset = Reset.EARLIEST if from_beginning else Reset.LATEST
     if group is not None:
-        if partition or offset is not None or timestamp is not None or exit_at_end or key_ranges:
+        chosen = key_ranges not in (None, ASSIGNED)
+        if partition or offset is not None or timestamp is not None or exit_at_end or chosen:
             raise Failed(_NOT_IN_A_GROUP, USAGE)
         for topic in topics:
             await client.cluster.topic(topic)
-        reset = Reset.EARLIEST if from_beginning else Reset.LATEST
-        await _in_group(client, group, topics, reset, isolation, show, stop)
+        shares = key_ranges == ASSIGNED
+        async with await GroupConsumer.join(
+            client.cluster, group, topics, reset=reset, isolation=isolation, key_ranges=shares
+        ) as consumer:
+            await _in_group(consumer, show, stop)
         return
     where = await _partitions(client, topics, partition)
-    reset = Reset.EARLIEST if from_beginning else Reset.LATEST
     positions = await _positions(client, where, reset, offset, timestamp)
     reader = Reader(client.cluster, positions, isolation=isolation)
     if key_ranges is not None:
@@ -98,6 +106,8 @@ async def consume(
 
 
 def _key_ranges(text: str) -> KeyRanges:
+    if text == ASSIGNED:
+        raise Failed(f"--key-ranges {ASSIGNED} needs --group.", USAGE)
     try:
         return KeyRanges.parse(text)
     except InvalidKeyRanges as error:
@@ -163,35 +173,24 @@ def _at_end(reader: Reader, ends: dict[TopicPartition, int]) -> bool:
     return bool(ends) and all(reader.positions[p] >= end for p, end in ends.items())
 
 
-async def _in_group(
-    client: Client,
-    group: str,
-    topics: list[str],
-    reset: Reset,
-    isolation: Isolation,
-    show: Callable[[AnyRecord], str],
-    stop: Stop,
-) -> None:
-    async with await GroupConsumer.join(
-        client.cluster, group, topics, reset=reset, isolation=isolation
-    ) as consumer:
-        while not stop.idle:
-            polled = await consumer.poll(stop.wait_ms)
-            for record in polled:
-                print(show(record), flush=True)
-                if stop.took():
-                    # Leave the rest of the poll to the group's next member.
-                    for unread in polled:
-                        consumer.rewind(TopicPartition(*unread[:2]), unread.offset)
-                    return
-            try:
-                await consumer.commit()
-            except KafkaError as error:
-                if error.code not in FENCED:
-                    raise
-                # The member joins again. The new owner of a partition gets the uncommitted records
-                # again.
-                warn(f"{error}: records printed since the last commit are delivered again.")
+async def _in_group(consumer: GroupConsumer, show: Callable[[AnyRecord], str], stop: Stop) -> None:
+    while not stop.idle:
+        polled = await consumer.poll(stop.wait_ms)
+        for record in polled:
+            print(show(record), flush=True)
+            if stop.took():
+                # Leave the rest of the poll to the group's next member.
+                for unread in polled:
+                    consumer.rewind(TopicPartition(*unread[:2]), unread.offset)
+                return
+        try:
+            await consumer.commit()
+        except KafkaError as error:
+            if error.code not in FENCED:
+                raise
+            # The member joins again. The new owner of a partition gets the uncommitted records
+            # again.
+            warn(f"{error}: records printed since the last commit are delivered again.")
 
 
 async def _partitions(

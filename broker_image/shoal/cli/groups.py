@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 
 from shoal.cli import output, timestamps
 from shoal.cli.gaps import Gap, gaps
+from shoal.cli.key_range_owners import Owner, owners
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, new_app, warn
 from shoal.client import lag, remedies, resets, scrape, stop_reasons
@@ -129,6 +131,7 @@ async def describe(
     paused = await scrape.paused(admin, described.values())
     held = {group: await held_keys(client, found) for group, found in positions.items()}
     unfinished = await gaps(admin, described.values())
+    sharing = await owners(admin, described.values())
     if format is Format.JSON:
         output.rows(
             format,
@@ -138,6 +141,7 @@ async def describe(
                     "paused": g in paused,
                     "held_keys": [key.row() for key in held.get(g, ())],
                     "gaps": [gap.row() for gap in unfinished.get(g, ())],
+                    "key_ranges": [owner.row() for owner in sharing.get(g, ())],
                 }
                 for g, one in described.items()
             ],
@@ -149,7 +153,16 @@ async def describe(
         _print_group(one, positions.get(group, []), _share(numbers, one), paused=group in paused)
         if held.get(group):
             await _print_held(client, group, held[group])
+        _print_owners(sharing.get(group, []))
         _print_gaps(unfinished.get(group, []))
+
+
+def _print_owners(found: list[Owner]) -> None:
+    """Print who shares partitions by key ranges."""
+    if found:
+        print("\nPartitions shared by key ranges:")
+        columns = ["topic", "partition", "member", "share", "position"]
+        output.print_table([owner.row() for owner in found], columns)
 
 
 def _print_gaps(found: list[Gap]) -> None:
@@ -269,7 +282,9 @@ def _print_group(
 
 
 def _position_rows(group: Group, found: list[lag.Position]) -> list[dict[str, Any]]:
-    owners = {p: m.member_id for m in group.members for p in m.assignment}
+    members = {p: m.member_id for m in group.members for p in m.assignment}
+    shared = Counter(p for m in group.members for p in m.key_ranges)
+    members |= {p: f"shared by {count}" for p, count in shared.items()}
     name = "start_offset" if group.type == SHARE else "committed_offset"
     rows: list[dict[str, Any]] = []
     for one in found:
@@ -281,7 +296,7 @@ def _position_rows(group: Group, found: list[lag.Position]) -> list[dict[str, An
             "lag": one.lag,
         }
         if group.type != SHARE:
-            row["member"] = owners.get(one.where)
+            row["member"] = members.get(one.where)
         rows.append(row)
     return rows
 

@@ -37,7 +37,7 @@ from shoal.protocol.errors import WireError
 from shoal.protocol.features import OWN_CLIENT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from shoal.client.security import Security
     from shoal.client.settings import Settings
@@ -87,6 +87,8 @@ class Connection(asyncio.Protocol):
         self._login: Login | None = None
         self._renewal: asyncio.Task[None] | None = None
         self._drained = asyncio.Event()
+        #: Called once when the connection ends.
+        self.on_close: set[Callable[[], None]] = set()
         #: The TLS error that ended the connection. TLS 1.3 refuses a certificate after the
         #: handshake.
         self.tls_error: ssl.SSLError | None = None
@@ -174,6 +176,8 @@ class Connection(asyncio.Protocol):
             if not waiting.future.done():
                 waiting.future.set_exception(error)
         self._buffer.clear()
+        for call in tuple(self.on_close):
+            call()
 
     def close(self) -> None:
         self._end(ConnectionLost(f"this client closed the connection to {self}"))

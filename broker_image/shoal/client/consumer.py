@@ -4,6 +4,9 @@ The group uses KIP-848: the broker assigns, and the member reports its owned par
 commits its position in a revoked partition before it gives the partition up. The next owner starts
 after that position.
 
+With `key_ranges` the coordinator may assign parts of partitions, so that more members than
+partitions have work (`shared_partitions`).
+
 With `individual_commit` the application finishes records in any order, and the member commits the
 finished ones. The next owner gets only the others.
 """
@@ -13,15 +16,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from shoal.client import message_fields
 from shoal.client.cluster import Cluster, TopicPartition
+from shoal.client.consumer_membership import ConsumerMembership as ConsumerMembership
 from shoal.client.errors import ClientError, KafkaError, transient
 from shoal.client.fetcher import Fetched, Fetcher, Isolation
 from shoal.client.groups import CommittedOffset, commit_body, finished_above
-from shoal.client.membership import FENCED, Assignment, Membership
+from shoal.client.membership import FENCED, Assignment
 from shoal.client.progress import Commit, Progress
+from shoal.client.shared_partitions import KeyRangeListener, SharedPartitions
 from shoal.client.topics import OffsetSpec, Topics
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
@@ -34,8 +39,6 @@ if TYPE_CHECKING:
 
     from shoal.client.connection import Connection
 
-#: Milliseconds that a member may take to give up partitions.
-REBALANCE_TIMEOUT_MS = 60_000
 #: Milliseconds to commit finished records before partitions are given up.
 REVOKE_COMMIT_MS = 5_000
 
@@ -182,61 +185,16 @@ async def starts(
     return found
 
 
-class ConsumerMembership(Membership):
-    """The heartbeat of a consumer-group member, which reports owned partitions that changed.
-
-    `lost` is set when the member was fenced. Its positions belong to other members then and must
-    not be committed.
-    """
-
-    api_key: ClassVar[ApiKey] = ApiKey.CONSUMER_GROUP_HEARTBEAT
-
-    def __init__(self, cluster: Cluster, group: str, topics: Sequence[str]) -> None:
-        super().__init__(cluster, group)
-        self.owned: Assignment = {}
-        self._topics = sorted(topics)
-        self._reported: Assignment | None = None
-        #: The last received assignment, with its member epoch.
-        self._last_confirmed: tuple[Assignment, int] | None = None
-        self.lost = False
-
-    def _assigned(self, given: Assignment) -> None:
-        """Report the assignment even if nothing changed here: the coordinator waits for that
-        report. It may have sent and withdrawn another assignment in between. Each assignment is
-        reported once, because some brokers answer a report with the assignment.
-        """
-        super()._assigned(given)
-        current = self.assignment, self.member_epoch
-        if current != self._last_confirmed and self.owned == self.assignment:
-            self._reported = None
-            self.hurry()
-        self._last_confirmed = current
-
-    def _fenced(self) -> None:
-        super()._fenced()
-        self.owned = {}
-        self.lost = True
-
-    async def _beat(self) -> None:
-        try:
-            await super()._beat()
-        except ClientError:
-            self._reported = None
-            raise
-
-    def _body(self, *, whole: bool) -> dict[str, Any]:
-        owned = None
-        if whole or self._reported != self.owned:
-            owned = [{"topic_id": t, "partitions": p} for t, p in self.owned.items()]
-            self._reported = dict(self.owned)
-        return {
-            "group_id": self.group,
-            "member_id": self.member_id,
-            "member_epoch": self.member_epoch,
-            "rebalance_timeout_ms": REBALANCE_TIMEOUT_MS if whole else -1,
-            "subscribed_topic_names": self._topics if whole else None,
-            "topic_partitions": owned,
-        }
+async def first_starts(
+    cluster: Cluster, group: str, partitions: Sequence[TopicPartition], reset: Reset
+) -> dict[TopicPartition, int]:
+    """Return where partitions without a committed offset begin. Raises `KafkaError`."""
+    if reset == Reset.NONE:
+        raise KafkaError(
+            ErrorCode.offset_out_of_range,
+            f"group {group!r} has committed nothing for {partitions[0]}",
+        )
+    return await starts(cluster, partitions, reset)
 
 
 class GroupConsumer:
@@ -250,9 +208,12 @@ class GroupConsumer:
         reset: Reset,
         isolation: Isolation,
         individual_commit: IndividualCommit | None = None,
+        shared: SharedPartitions | None = None,
     ) -> None:
         self.cluster = cluster
         self.membership = membership
+        #: What it owns, if it may own key ranges. The reader then has no positions.
+        self._shared = shared
         self._individual = individual_commit
         #: By owned partition, with individual commits.
         self._progress: dict[TopicPartition, Progress] = {}
@@ -278,14 +239,30 @@ class GroupConsumer:
         reset: Reset = Reset.LATEST,
         isolation: Isolation = Isolation.READ_UNCOMMITTED,
         individual_commit: IndividualCommit | None = None,
+        key_ranges: bool = False,
+        listener: KeyRangeListener | None = None,
     ) -> GroupConsumer:
-        """Become a member of `group`, which finishes records individually with `individual_commit`.
+        """Become a member of `group`, which finishes records individually with `individual_commit`,
+        or may get key ranges of partitions with `key_ranges`. `listener` gets their changes.
 
         Raises the coordinator's refusal, such as GROUP_ID_NOT_FOUND or INVALID_GROUP_ID for a group
-        of another type, and UNSUPPORTED_VERSION if it does not offer individual commits.
+        of another type, and UNSUPPORTED_VERSION if it does not offer individual commits or key
+        ranges. Raises `ValueError` for both.
         """
-        membership = ConsumerMembership(cluster, group, topics)
+        if key_ranges and individual_commit is not None:
+            raise ValueError("a member has key_ranges or individual_commit: choose one")
+        membership = ConsumerMembership(cluster, group, topics, shares=key_ranges)
         await membership.join()
+        shared = None
+        if key_ranges:
+            await membership.check_key_ranges()
+            shared = SharedPartitions(
+                cluster,
+                membership,
+                isolation=isolation,
+                starts=lambda partitions: first_starts(cluster, group, partitions, reset),
+                listener=listener,
+            )
         if individual_commit is not None:
             node = await cluster.coordinator(group)
             link = await cluster.connection(node, "coordinator")
@@ -303,6 +280,7 @@ class GroupConsumer:
             reset=reset,
             isolation=isolation,
             individual_commit=individual_commit,
+            shared=shared,
         )
 
     async def __aenter__(self) -> GroupConsumer:
@@ -313,7 +291,14 @@ class GroupConsumer:
 
     @property
     def positions(self) -> Mapping[TopicPartition, int]:
-        return self._reader.positions
+        """The next offset to read of each partition; of several key ranges the lowest one."""
+        return self._reader.positions if self._shared is None else self._shared.positions.lowest
+
+    @property
+    def key_ranges(self) -> Mapping[TopicPartition, KeyRanges]:
+        """What the member reads of each partition, with `key_ranges`."""
+        owned = {} if self._shared is None else self._shared.positions.owned
+        return {where: KeyRanges(ranges) for where, ranges in owned.items()}
 
     @property
     def commits_individually(self) -> bool:
@@ -327,9 +312,18 @@ class GroupConsumer:
         ranges has no new records. Pass each returned record to `finished`.
         """
         await self.tend()
-        if not self._reader.positions:
+        if not self.positions:
             await self.membership.changed(max_wait_ms / 1000)
             return iter(())
+        if self._shared is not None:
+            fetched = await self._shared.fetch(max_wait_ms)
+            return iter(
+                [
+                    ConsumedRecord(one.topic, one.partition, *record)
+                    for one, records in fetched
+                    for record in records
+                ]
+            )
         if self._individual is not None:
             return await self._poll_unfinished(max_wait_ms)
         return await self._reader.poll(max_wait_ms)
@@ -429,6 +423,9 @@ class GroupConsumer:
         """
         if self._individual is not None:
             raise ValueError("a member with individual commits cannot rewind; reset the group")
+        if self._shared is not None:
+            self._shared.positions.rewind(where, offset)
+            return
         positions = self._reader.positions
         if where in positions:
             positions[where] = min(positions[where], offset)
@@ -442,6 +439,9 @@ class GroupConsumer:
         """
         if self._individual is not None:
             await self._commit_finished(None)
+            return
+        if self._shared is not None:
+            await self._shared.commit()
             return
         self._check_not_lost()
         moved = {
@@ -573,20 +573,25 @@ class GroupConsumer:
         that no revoked partition is read.
         """
         member = self.membership
-        while member.lost or member.owned != member.assignment:
+        while member.lost or not member.is_reconciled:
             if member.lost:
                 member.lost = False
-                lost = list(self._reader.positions)
+                lost = list(self.positions)
+                if self._shared is not None:
+                    await self._shared.lose()
                 self._reader.positions.clear()
                 self._committed.clear()
                 self._progress.clear()
                 if lost and self.listener is not None:
                     await self.listener.lost(lost)
                 continue
-            wanted = dict(member.assignment)
-            await self._take_over(wanted)
+            wanted, key_ranges = dict(member.assignment), dict(member.key_ranges)
+            if self._shared is None:
+                await self._take_over(wanted)
+            else:
+                await self._shared.take_over(wanted, key_ranges)
             if not member.lost:
-                member.owned = wanted
+                member.owned, member.owned_key_ranges = wanted, key_ranges
                 member.hurry()
 
     def _check_not_lost(self) -> None:
@@ -678,13 +683,8 @@ class GroupConsumer:
         found = await self.cluster.retrying(attempt)
         self._committed.update(found)
         missing = [p for p in new if p not in found]
-        if missing and self._reset == Reset.NONE:
-            raise KafkaError(
-                ErrorCode.offset_out_of_range,
-                f"group {member.group!r} has committed nothing for {missing[0]}",
-            )
         if missing:
-            found |= await starts(self.cluster, missing, self._reset)
+            found |= await first_starts(self.cluster, member.group, missing, self._reset)
         if self._individual is not None:
             for where, position in found.items():
                 above = finished.get(where, EMPTY).ranges()

@@ -18,6 +18,7 @@ from shoal.protocol.api import ApiKey
 from shoal.protocol.codec import KEY_HASH_MAX
 from shoal.protocol.errors import ErrorCode
 from shoal.record.finished_offsets import EMPTY, FinishedOffsets
+from shoal.record.key_ranges import KeyRanges
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -58,6 +59,8 @@ class Member:
     target: tuple[TopicPartition, ...] | None = None
     tasks: tuple[str, ...] = ()
     standby_tasks: tuple[str, ...] = ()
+    #: What it has of the partitions that it shares with other members of a consumer group.
+    key_ranges: Mapping[TopicPartition, KeyRanges] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,9 @@ class CommittedOffset:
     #: without one).
     finished: FinishedOffsets = EMPTY
     gap_timestamp_ms: int = -1
+    #: First hash, last hash and position of each key range, if the partition is shared; the
+    #: position is -1 if none is committed. `offset` is the lowest one.
+    key_ranges: tuple[tuple[int, int, int], ...] = ()
 
 
 class Groups:
@@ -152,7 +158,11 @@ class Groups:
     async def describe_consumer(self, group_ids: Iterable[str]) -> dict[str, Group | KafkaError]:
         """Describe consumer groups (KIP-848); GROUP_ID_NOT_FOUND also for other types of group."""
         return await self._describe(
-            group_ids, ApiKey.CONSUMER_GROUP_DESCRIBE, "group_ids", _consumer
+            group_ids,
+            ApiKey.CONSUMER_GROUP_DESCRIBE,
+            "group_ids",
+            _consumer,
+            key_ranges_wanted=True,
         )
 
     async def describe_classic(self, group_ids: Iterable[str]) -> dict[str, Group | KafkaError]:
@@ -165,9 +175,10 @@ class Groups:
         api_key: ApiKey,
         field_name: str,
         read: Callable[[Any, int], Group],
+        **fields: Any,
     ) -> dict[str, Group | KafkaError]:
         async def call(node: int, some: list[str]) -> dict[str, Group | KafkaError]:
-            answer = await self.cluster.request(node, api_key, {field_name: some})
+            answer = await self.cluster.request(node, api_key, {field_name: some, **fields})
             return {
                 entry.group_id: message_fields.error_of(entry, _unknown(entry.group_id))
                 or read(entry, node)
@@ -330,6 +341,7 @@ def _committed(entry: Any) -> dict[TopicPartition, CommittedOffset]:
             part.metadata or "",
             finished_above(part),
             max((r.gap_timestamp for r in getattr(part, "key_ranges", ())), default=-1),
+            _positions_of_ranges(part),
         )
         for topic in entry.topics
         for part in topic.partitions
@@ -344,6 +356,14 @@ def _unstable(entry: Any) -> KafkaError | None:
                 where = TopicPartition(topic.name, part.partition_index)
                 return KafkaError(part.error_code, f"a transaction with an offset of {where}")
     return None
+
+
+def _positions_of_ranges(part: Any) -> tuple[tuple[int, int, int], ...]:
+    """Return the positions of key ranges of a shared partition; none for a whole one."""
+    ranges = getattr(part, "key_ranges", ())
+    if len(ranges) <= 1:
+        return ()
+    return tuple((r.first_hash, r.last_hash, r.position) for r in ranges)
 
 
 def finished_above(part: Any) -> FinishedOffsets:
@@ -407,6 +427,7 @@ def _share(entry: Any, node: int) -> Group:
 
 
 def _consumer(entry: Any, node: int) -> Group:
+    names = {t.topic_id: t.topic_name for m in entry.members for t in m.assignment.topic_partitions}
     members = tuple(
         Member(
             m.member_id,
@@ -418,6 +439,12 @@ def _consumer(entry: Any, node: int) -> Group:
             m.rack_id,
             tuple(m.subscribed_topic_names or ()) or _regex(m.subscribed_topic_regex),
             _partitions(m.target_assignment),
+            key_ranges={
+                TopicPartition(names.get(one.topic_id, ""), one.partition): KeyRanges(
+                    (r.first_hash, r.last_hash) for r in one.ranges
+                )
+                for one in getattr(m, "key_ranges", ())
+            },
         )
         for m in entry.members
     )

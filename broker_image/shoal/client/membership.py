@@ -72,6 +72,15 @@ class Membership(ABC):
     def _body(self, *, whole: bool) -> dict[str, Any]:
         """Return the request: a full one, as for joining, or only the changed fields."""
 
+    @property
+    def _has_partitions(self) -> bool:
+        return bool(self.assignment)
+
+    def _read(self, assignment: Any) -> Assignment:
+        """Read the assignment of a response."""
+        entries = assignment.topic_partitions
+        return {entry.topic_id: tuple(sorted(entry.partitions)) for entry in entries}
+
     def _assigned(self, given: Assignment) -> None:
         """Handle an assignment from the broker, which may equal the current one."""
         if given != self.assignment:
@@ -131,7 +140,7 @@ class Membership(ABC):
         backoff = self.cluster.backoff()
         while True:
             pause_ms = self.heartbeat_interval_ms
-            if not self.assignment and self._beats < EAGER_BEATS:
+            if not self._has_partitions and self._beats < EAGER_BEATS:
                 pause_ms = min(EAGER_MS << min(self._beats, 10), EAGER_MS_MAX, pause_ms)
             try:
                 async with asyncio.timeout(pause_ms / 1000):
@@ -168,11 +177,14 @@ class Membership(ABC):
         self._unsure = False
         self.member_epoch = answer.member_epoch
         self.member_id = answer.member_id or self.member_id
-        self.heartbeat_interval_ms = max(codec.ms(answer.heartbeat_interval), 1)
+        # A body with own tags has plain milliseconds.
+        interval_ms = getattr(answer, "heartbeat_interval_ms", None)
+        if interval_ms is None:
+            interval_ms = codec.ms(answer.heartbeat_interval)
+        self.heartbeat_interval_ms = max(interval_ms, 1)
         self._beats += 1
         if answer.assignment is not None:
-            entries = answer.assignment.topic_partitions
-            self._assigned({entry.topic_id: tuple(sorted(entry.partitions)) for entry in entries})
+            self._assigned(self._read(answer.assignment))
 
     async def _send(self, body: Mapping[str, Any]) -> Any:
         node = await self.cluster.coordinator(self.group)

@@ -404,6 +404,12 @@ shoal.group.consumer.individual.commit.enable boolean true -
 shoal.group.consumer.individual.commit.max.ranges int 10000 1..30000
     Maximum number of ranges of finished offsets above the stable offset of a partition, and in one
     request. A member at the limit takes no new records until it has finished the lowest one.
+shoal.group.consumer.key.ranges.enable boolean true -
+    Whether members of consumer groups may share partitions by key ranges, in topics with
+    shoal.key.ranges.enable.
+shoal.group.consumer.connection.lost.grace.ms int 1000 0..
+    Time that a member with key ranges may be without a connection. Others then get its ranges. 0
+    means that only the session timeout applies.
 shoal.group.share.connection.lost.grace.ms int 300 0..
     Time that a share member may be without a connection. Its locks are then released.
 shoal.group.share.takeover.heartbeat.interval.ms int 400 0..

@@ -106,6 +106,17 @@ _FETCHED_RANGE = Struct(
     True,
     (Field("first_hash", "int64", default=0), Field("last_hash", "int64", default=0)),
 )
+#: A partition that members of a consumer group share, and the key ranges of one of them.
+_SHARED_PARTITION = Struct(
+    "SharedPartition",
+    True,
+    (
+        Field("topic_id", "uuid"),
+        Field("partition", "int32", default=0),
+        Field("ranges", _FETCHED_RANGE, array=True, default=[]),
+    ),
+)
+_SHARED = Field("key_ranges", _SHARED_PARTITION, array=True, tag=1000, default=[])
 _IN_FLIGHT = Struct(
     "InFlight",
     True,
@@ -140,6 +151,18 @@ OWN_TAGS: dict[tuple[int, str], tuple[Field, ...]] = {
     (9, "OffsetFetchResponsePartitions"): _KEY_RANGES,
     (28, "TxnOffsetCommitRequestPartition"): _KEY_RANGES,
     (28, "TxnOffsetCommitResponsePartition"): _COMMITTED,
+    # ConsumerGroupHeartbeat: what a member owns of shared partitions, the version of its hash of
+    # keys if it may share some, and what it is assigned.
+    (68, "ConsumerGroupHeartbeatRequest"): (
+        _SHARED,
+        Field("key_hash_version", "int8", tag=1001, default=0),
+    ),
+    (68, "Assignment"): (_SHARED,),
+    # ConsumerGroupDescribe: whether the response has key ranges.
+    (69, "ConsumerGroupDescribeRequest"): (
+        Field("key_ranges_wanted", "bool", tag=1000, default=False),
+    ),
+    (69, "Member"): (_SHARED,),
     # Envelope: 16 bytes that stay the same when the request is retried.
     (58, "EnvelopeRequest"): (Field("request_id", "bytes", tag=1000, default=b""),),
     (84, "PartitionResult"): _DELAYS,  # ReadShareGroupState response

@@ -24,6 +24,9 @@ IN_FLIGHT_FEATURE = "shoal.share.in.flight"
 #: Fetch has key ranges: the response leaves out records of other ranges, and has the offset from
 #: which to read on. The versions of the feature are those of the hash (`record.key_hash`).
 KEY_RANGES_FEATURE = "shoal.fetch.key.ranges"
+#: ConsumerGroupHeartbeat assigns key ranges, and OffsetCommit and OffsetFetch have a position for
+#: each of them. The versions of the feature are those of the hash.
+GROUP_KEY_RANGES_FEATURE = "shoal.group.key.ranges"
 #: The version of the hash of keys.
 KEY_HASH_VERSION = 1
 #: The highest hash of a key. A whole partition is the key range 0 to this hash.
@@ -38,4 +41,5 @@ FEATURES = (
     INDIVIDUAL_COMMIT_FEATURE,
     IN_FLIGHT_FEATURE,
     KEY_RANGES_FEATURE,
+    GROUP_KEY_RANGES_FEATURE,
 )

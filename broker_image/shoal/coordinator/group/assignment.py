@@ -8,7 +8,7 @@ member, and the same spec always gives the same result.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from uuid import UUID
 
 #: The partitions of a member, by topic id; no topic maps to an empty set.
@@ -21,19 +21,28 @@ EMPTY: Assignment = {}
 
 @dataclass(frozen=True, slots=True)
 class MemberSpec:
-    """A member: the ids of its subscribed topics that exist, and its last target assignment."""
+    """A member: the ids of its subscribed topics that exist, and its last target assignment.
+
+    A member that `shares` may get slices of partitions. `slices` has those of its last target.
+    """
 
     topics: frozenset[UUID]
     assigned: Assignment
     instance_id: str | None = None
+    shares: bool = False
+    slices: Mapping[TopicIdPartition, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
-    """The members by id, and the assignable partitions of every topic that a member names."""
+    """The members by id, and the assignable partitions of every topic that a member names.
+
+    `splittable` topics may be shared by key ranges (`key_range_assignor`).
+    """
 
     members: Mapping[str, MemberSpec]
     partitions: Mapping[UUID, Sequence[int]]
+    splittable: frozenset[UUID] = frozenset()
 
     @property
     def homogeneous(self) -> bool:

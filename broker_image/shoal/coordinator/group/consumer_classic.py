@@ -358,6 +358,7 @@ class ClassicMembers:
             subscribed_topic_regex="",
             rebalance_timeout_ms=request.rebalance_timeout_ms,
             classic=ClassicProtocols(request.session_timeout_ms, protocols),
+            key_hash_version=0,
         )
         owned = consumer_protocol.by_id(subscription.owned, self._consumers.catalog)
         return member, grouped(owned)

@@ -12,13 +12,17 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from shoal.coordinator.group import key_slots
 from shoal.coordinator.group.assignment import (
     EMPTY,
     Assignment,
     TopicIdPartition,
+    flat,
+    grouped,
 )
 from shoal.coordinator.group.commits_by_epoch import CommitsByEpoch
 from shoal.coordinator.group.groups import GroupType
+from shoal.coordinator.group.key_slots import ALL, NO_SLICES, Slices
 from shoal.coordinator.group.modern_group import (
     PartitionGroup,
     RecordTypes,
@@ -26,22 +30,23 @@ from shoal.coordinator.group.modern_group import (
     Value,
 )
 from shoal.coordinator.group.reconciliation import (
-    NONE,
     CurrentAssignment,
     MemberState,
-    Owned,
+    add_slices,
     owned_from_wire,
     owned_on_wire,
+    slices_on_wire,
 )
 from shoal.coordinator.group.records import RecordType, record, tombstone
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from uuid import UUID
 
     from shoal.coordinator.contract import Record
     from shoal.coordinator.group.topics import Catalog
 
+NO_SHARERS: Mapping[str, int] = {}
 #: The epoch of a static member that has left and may rejoin (KIP-848).
 LEFT_STATIC_MEMBER_EPOCH = -2
 
@@ -82,6 +87,13 @@ class Member(SubscribedMember):
     #: None for a member of the consumer protocol.
     classic: ClassicProtocols | None = None
     current: CurrentAssignment = field(default_factory=CurrentAssignment)
+    #: The version of the hash of keys, if it may get key ranges of partitions; else 0.
+    key_hash_version: int = 0
+
+    @property
+    def shares(self) -> bool:
+        """Whether it may share partitions by key ranges."""
+        return self.key_hash_version != 0
 
     @property
     def has_left(self) -> bool:
@@ -90,7 +102,11 @@ class Member(SubscribedMember):
 
 @dataclass(slots=True, eq=False)
 class ConsumerGroup(CommitsByEpoch[Member], PartitionGroup[Member]):
-    """Hard state and its indexes; the last two fields are soft."""
+    """Hard state and its indexes; the last two fields are soft.
+
+    `target` has the partitions that members are to own as a whole, and `target_slices` the slots of
+    those that they are to share.
+    """
 
     type: ClassVar[GroupType] = GroupType.CONSUMER
     record_types: ClassVar[RecordTypes] = RecordTypes(
@@ -104,8 +120,11 @@ class ConsumerGroup(CommitsByEpoch[Member], PartitionGroup[Member]):
     regexes: dict[str, Regex] = field(default_factory=dict)
     #: Instance id -> member id.
     static_members: dict[str, str] = field(default_factory=dict)
-    #: The member that owns a partition, assigned or pending revocation.
+    target_slices: dict[str, Slices] = field(default_factory=dict)
+    #: The member that owns a whole partition, assigned or pending revocation.
     owners: dict[TopicIdPartition, str] = field(default_factory=dict)
+    #: The members that own slots of other partitions, and those slots.
+    sharers: dict[TopicIdPartition, dict[str, int]] = field(default_factory=dict)
     #: When the regular expressions were due last, and those that are still due.
     regexes_checked_ms: int = 0
     regexes_due: set[str] = field(default_factory=set)
@@ -145,7 +164,8 @@ class ConsumerGroup(CommitsByEpoch[Member], PartitionGroup[Member]):
         return [regex_tombstone(self.group_id, regex) for regex in sorted(self.regexes)]
 
     def _own_hard_state(self) -> tuple[Any, ...]:
-        return self.regexes, self.static_members, self.owners
+        slices = {m: s for m, s in self.target_slices.items() if s}
+        return self.regexes, self.static_members, self.owners, self.sharers, slices
 
     # Members and subscriptions.
 
@@ -175,18 +195,35 @@ class ConsumerGroup(CommitsByEpoch[Member], PartitionGroup[Member]):
 
     def target_of(self, member: Member) -> Assignment:
         """The target of a member. A static member inherits that of the member that it replaces."""
-        owner = member.member_id
-        if member.instance_id is not None:
-            owner = self.static_members.get(member.instance_id, owner)
-        return self.target.get(owner, EMPTY)
+        return self.target.get(self._place_of(member), EMPTY)
+
+    def slices_of(self, member: Member) -> Slices:
+        """The slices in the target of a member."""
+        return self.target_slices.get(self._place_of(member), NO_SLICES)
+
+    def _place_of(self, member: Member) -> str:
+        if member.instance_id is None:
+            return member.member_id
+        return self.static_members.get(member.instance_id, member.member_id)
 
     def is_free(self, partition: TopicIdPartition, member: Member) -> bool:
-        """Whether no member but `member`, or the one that it replaces, owns a partition."""
-        owner = self.owners.get(partition)
-        if owner is None or owner == member.member_id:
-            return True
-        instance_id = member.instance_id
-        return instance_id is not None and self.static_members.get(instance_id) == owner
+        """Whether no member but `member`, or the one that it replaces, owns some of a partition."""
+        return self.free_slots(partition, member) == ALL
+
+    def is_shared_by_others(self, partition: TopicIdPartition, member: Member) -> bool:
+        """Whether other members own key ranges of a partition."""
+        return any(m != member.member_id for m in self.sharers.get(partition, NO_SHARERS))
+
+    def free_slots(self, partition: TopicIdPartition, member: Member) -> int:
+        """The slots that no member but `member`, or the one that it replaces, owns."""
+        own = (None, member.member_id, self._place_of(member))
+        if self.owners.get(partition) not in own:
+            return 0
+        taken = 0
+        for member_id, slots in self.sharers.get(partition, NO_SHARERS).items():
+            if member_id not in own:
+                taken |= slots
+        return ALL & ~taken
 
     def assignor_name(self, members: Iterable[Member], default: str) -> str:
         """The assignor that most members name; of several, the first in alphabetical order."""
@@ -209,10 +246,19 @@ class ConsumerGroup(CommitsByEpoch[Member], PartitionGroup[Member]):
         return [
             *(self.member_record(m) for m in members),
             self.epoch_record(self.epoch, self.metadata_hash),
-            *(self.target_record(m, self.target.get(m, EMPTY)) for m in self.members),
+            *(
+                self.target_record(m, self.target.get(m, EMPTY), self.target_slices.get(m))
+                for m in self.members
+            ),
             self.target_metadata_record(self.assignment_epoch, self.assignment_timestamp_ms),
             *(self.current_record(m) for m in members),
         ]
+
+    def target_record(
+        self, member_id: str, target: Assignment, slices: Slices | None = None
+    ) -> Record:
+        value = {**self._target_value(target), "key_ranges": tuple(key_slots.on_wire(slices or {}))}
+        return record(self.record_types.target, self._member_key(member_id), value)
 
     def _member_value(self, member: Member) -> dict[str, Any]:
         classic = member.classic
@@ -225,6 +271,7 @@ class ConsumerGroup(CommitsByEpoch[Member], PartitionGroup[Member]):
             "subscribed_topic_regex": member.subscribed_topic_regex,
             "rebalance_timeout_ms": member.rebalance_timeout_ms,
             "server_assignor": member.server_assignor,
+            "key_hash_version": member.key_hash_version,
             "classic_member_metadata": None
             if classic is None
             else {
@@ -241,8 +288,14 @@ class ConsumerGroup(CommitsByEpoch[Member], PartitionGroup[Member]):
             "member_epoch": current.member_epoch,
             "previous_member_epoch": current.previous_member_epoch,
             "state": current.state,
-            "assigned_partitions": owned_on_wire(current.assigned),
-            "partitions_pending_revocation": owned_on_wire(current.pending_revocation),
+            "assigned_partitions": owned_on_wire(current.assigned, current.slices),
+            "partitions_pending_revocation": owned_on_wire(
+                current.pending_revocation, current.pending_slices
+            ),
+            "assigned_key_ranges": tuple(slices_on_wire(current.assigned, current.slices)),
+            "key_ranges_pending_revocation": tuple(
+                slices_on_wire(current.pending_revocation, current.pending_slices)
+            ),
         }
 
     def regex_record(self, regex: str, found: Regex) -> Record:
@@ -257,6 +310,14 @@ class ConsumerGroup(CommitsByEpoch[Member], PartitionGroup[Member]):
         )
 
     # Replay.
+
+    def replay_target(self, member_id: str, value: Value) -> None:
+        super(ConsumerGroup, self).replay_target(member_id, value)
+        slices = {} if value is None else _slices(value.get("key_ranges") or ())
+        if slices:
+            self.target_slices[member_id] = slices
+        else:
+            self.target_slices.pop(member_id, None)
 
     def replay_member(self, member_id: str, value: Value) -> None:
         old = self.members.get(member_id)
@@ -278,6 +339,7 @@ class ConsumerGroup(CommitsByEpoch[Member], PartitionGroup[Member]):
             server_assignor=value["server_assignor"],
             classic=_classic(value["classic_member_metadata"]),
             current=CurrentAssignment() if old is None else old.current,
+            key_hash_version=value.get("key_hash_version", 0),
         )
         self.members[member_id] = member
         if member.instance_id is not None:
@@ -290,27 +352,44 @@ class ConsumerGroup(CommitsByEpoch[Member], PartitionGroup[Member]):
         current = CurrentAssignment()
         if value is not None:
             epoch = value["member_epoch"]
+            assigned, slices = add_slices(
+                owned_from_wire(value["assigned_partitions"], epoch),
+                value.get("assigned_key_ranges") or [],
+            )
+            pending, pending_slices = add_slices(
+                owned_from_wire(value["partitions_pending_revocation"], epoch),
+                value.get("key_ranges_pending_revocation") or [],
+            )
             current = CurrentAssignment(
                 epoch,
                 value["previous_member_epoch"],
                 MemberState(value["state"]),
-                owned_from_wire(value["assigned_partitions"], epoch),
-                owned_from_wire(value["partitions_pending_revocation"], epoch),
+                assigned,
+                pending,
+                slices,
+                pending_slices,
             )
         member = replace(old, current=current)
         self._own(old, member)
         self.members[member_id] = member
 
     def _own(self, old: Member | None, new: Member | None) -> None:
-        for member_id, owned in _owned(old):
-            for topic, partitions in owned.items():
-                for partition in partitions:
-                    if self.owners.get((topic, partition)) == member_id:
-                        del self.owners[topic, partition]
-        for member_id, owned in _owned(new):
-            for topic, partitions in owned.items():
-                for partition in partitions:
-                    self.owners[topic, partition] = member_id
+        for where, slots in _owned(old):
+            member_id = old.member_id if old is not None else ""
+            if slots == ALL and self.owners.get(where) == member_id:
+                del self.owners[where]
+            sharers = self.sharers.get(where)
+            if sharers is not None:
+                sharers.pop(member_id, None)
+                if not sharers:
+                    del self.sharers[where]
+        for where, slots in _owned(new):
+            member_id = new.member_id if new is not None else ""
+            if slots == ALL:
+                self.owners[where] = member_id
+            else:
+                sharers = self.sharers.setdefault(where, {})
+                sharers[member_id] = sharers.get(member_id, 0) | slots
 
     # Describing.
 
@@ -324,6 +403,9 @@ class ConsumerGroup(CommitsByEpoch[Member], PartitionGroup[Member]):
             for topic, partitions in side.items():
                 owned.setdefault(topic, set()).update(partitions)
         target = self.target.get(member.member_id, EMPTY)
+        shared = self.target_slices.get(member.member_id, NO_SLICES)
+        if shared:
+            target = grouped([*flat(target), *shared])
         return {
             "member_id": member.member_id,
             "instance_id": member.instance_id,
@@ -336,7 +418,17 @@ class ConsumerGroup(CommitsByEpoch[Member], PartitionGroup[Member]):
             "assignment": {"topic_partitions": catalog.described(owned)},
             "target_assignment": {"topic_partitions": catalog.described(target)},
             "member_type": 1 if member.classic is None else 0,
+            **self._described_slices(member),
         }
+
+    @staticmethod
+    def _described_slices(member: Member) -> dict[str, Any]:
+        """The partitions that a member shares, with its key ranges, for Shoal's own client."""
+        current = member.current
+        shared = (*current.slices, *current.pending_slices)
+        if not shared:
+            return {}
+        return {"key_ranges": key_slots.on_wire({t: current.slots_of(*t) for t in shared})}
 
 
 def subscription(member: Member, regexes: Mapping[str, Regex]) -> frozenset[str]:
@@ -352,14 +444,29 @@ def regex_tombstone(group_id: str, regex: str) -> Record:
     return tombstone(kind, group_id=group_id, regular_expression=regex)
 
 
-def _owned(member: Member | None) -> tuple[tuple[str, Owned], ...]:
+def _owned(member: Member | None) -> Iterator[tuple[TopicIdPartition, int]]:
+    """The partitions that a member owns, and the slots, assigned and pending revocation."""
     if member is None:
-        return ()
+        return
     current = member.current
-    return (
-        (member.member_id, current.assigned or NONE),
-        (member.member_id, current.pending_revocation or NONE),
-    )
+    for owned, slices in (
+        (current.assigned, current.slices),
+        (current.pending_revocation, current.pending_slices),
+    ):
+        for topic, partitions in owned.items():
+            for partition in partitions:
+                where = topic, partition
+                yield where, slices.get(where, ALL)
+
+
+def _slices(stored: Iterable[Mapping[str, Any]]) -> Slices:
+    """Read the key ranges of the record of a target."""
+    return {
+        (one["topic_id"], one["partition"]): key_slots.of_ranges(
+            (r["first_hash"], r["last_hash"]) for r in one["ranges"]
+        )
+        for one in stored
+    }
 
 
 def _classic(value: Mapping[str, Any] | None) -> ClassicProtocols | None:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.coordinator.group import patterns
 from shoal.coordinator.group.consumer_group import LEFT_STATIC_MEMBER_EPOCH, Member
+from shoal.coordinator.group.key_slots import NO_SLICES, Slices
 from shoal.coordinator.group.modern_membership import LEAVE_EPOCH
 from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.protocol.features import KEY_HASH_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,6 +43,15 @@ class HeartbeatRequest(NamedTuple):
     client_host: str = ""
     api_version: int = 1
     describes: Describes | None = None
+    #: The version of the hash of keys, of a member that may share partitions; else 0.
+    key_hash_version: int = 0
+    #: The partitions that it owns in part, if `owned` is not None.
+    owned_slices: Slices = NO_SLICES
+    connection_id: str = ""
+
+    @property
+    def leaves(self) -> bool:
+        return self.member_epoch in (LEAVE_EPOCH, LEFT_STATIC_MEMBER_EPOCH)
 
     @property
     def is_full(self) -> bool:
@@ -68,6 +79,7 @@ def updated(member: Member, request: HeartbeatRequest) -> Member:
         else request.rebalance_timeout_ms,
         server_assignor=_or(request.server_assignor, member.server_assignor),
         classic=None,
+        key_hash_version=request.key_hash_version,
     )
 
 
@@ -99,6 +111,12 @@ def check(request: HeartbeatRequest, assignors: Sequence[str]) -> None:
             f"ServerAssignor {request.server_assignor} is not supported. "
             f"Supported assignors: {', '.join(assignors)}.",
         )
+    if request.key_hash_version not in (0, KEY_HASH_VERSION):
+        raise ApiError(
+            ErrorCode.unsupported_version,
+            f"The member hashes keys by version {request.key_hash_version}, this broker by version "
+            f"{KEY_HASH_VERSION}. Upgrade the older one.",
+        )
     if request.subscribed_topic_regex:
         patterns.check(request.subscribed_topic_regex)
 
@@ -106,7 +124,7 @@ def check(request: HeartbeatRequest, assignors: Sequence[str]) -> None:
 def _check_join(request: HeartbeatRequest) -> None:
     if request.rebalance_timeout_ms == -1:
         reason = "RebalanceTimeoutMs must be provided in first request."
-    elif request.owned is None or request.owned:
+    elif request.owned is None or request.owned or request.owned_slices:
         reason = "TopicPartitions must be empty when (re-)joining."
     elif request.subscribed_topic_names is None and request.subscribed_topic_regex is None:
         reason = (

@@ -4,7 +4,8 @@ A heartbeat has four steps, and each may write records. It updates the member. I
 epoch if subscriptions or the metadata of their topics have changed. It computes a target assignment
 if that is behind the group epoch (both in `consumer_target_assignment`). It moves the member one
 step towards its target. A member is fenced when its session expires, or when it does not revoke
-partitions within its rebalance timeout.
+partitions within its rebalance timeout. One that shares partitions is also fenced when its
+connection was lost, after `shoal.group.consumer.connection.lost.grace.ms`.
 
 `consumer_classic` serves the members of the classic protocol in such a group.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from shoal.coordinator.group import key_slots
 from shoal.coordinator.group.assignment import EMPTY, Assignment, on_wire
 from shoal.coordinator.group.consumer_group import (
     LEFT_STATIC_MEMBER_EPOCH,
@@ -26,12 +28,18 @@ from shoal.coordinator.group.consumer_heartbeat import HeartbeatRequest as Heart
 from shoal.coordinator.group.consumer_heartbeat import check, updated
 from shoal.coordinator.group.consumer_target_assignment import TargetAssignments
 from shoal.coordinator.group.groups import Context, Draft, Group
+from shoal.coordinator.group.key_slots import NO_SLICES, Slices
 from shoal.coordinator.group.modern_membership import (
-    LEAVE_EPOCH,
     WAITING_HEARTBEAT_INTERVAL_MS,
     ModernGroups,
 )
-from shoal.coordinator.group.reconciliation import NONE, MemberState, is_subset, reconcile
+from shoal.coordinator.group.reconciliation import (
+    NONE,
+    CurrentAssignment,
+    MemberState,
+    is_subset,
+    reconcile,
+)
 from shoal.coordinator.group.records import RecordType
 from shoal.protocol.errors import ApiError, ErrorCode
 
@@ -39,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shoal.coordinator.contract import Result, Token
+    from shoal.coordinator.deadlines import Key
     from shoal.coordinator.group.consumer_heartbeat import Describes
 
 
@@ -61,6 +70,8 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
     def __init__(self, context: Context, migration: Migration | None = None) -> None:
         super().__init__(context, ConsumerGroup, TargetAssignments(context))
         self.migration = migration
+        #: The connection of the last heartbeat of each member that shares. Soft state.
+        self._connections: dict[Key, str] = {}
         self.replays |= {
             RecordType.CONSUMER_GROUP_REGULAR_EXPRESSION: self._replay_regex,
             # Brokers before Kafka 4.1 wrote it. The metadata hash of the group replaces it.
@@ -72,13 +83,13 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
     def heartbeat(self, request: HeartbeatRequest, now_ms: int, token: Token) -> Result:
         """ConsumerGroupHeartbeat v0-1. Raises `ApiError` to refuse it."""
         check(request, self.assignor_names)
-        if request.member_epoch in (LEAVE_EPOCH, LEFT_STATIC_MEMBER_EPOCH):
+        if request.leaves:
             return self._leave(request, now_ms, token)
         draft = Draft()
         joins = request.member_epoch == 0
         group = self._group(request.group_id, draft, now_ms, create=joins)
         known = self._known_member(group, request, draft)
-        before = known.current.assigned
+        before = known.current
         member = self.advance(
             group,
             known,
@@ -86,17 +97,18 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
             request.owned,
             draft,
             now_ms,
+            owned_slices=request.owned_slices,
             describes=request.describes,
         )
         self.deadline_session(group, member, now_ms)
+        self._note_connection(group, member, request.connection_id)
         response: dict[str, Any] = {
             "member_id": member.member_id,
             "member_epoch": member.current.member_epoch,
             "heartbeat_interval_ms": self._heartbeat_interval_ms(group, member),
         }
-        if joins or request.is_full or member.current.assigned != before:
-            assigned = {t: tuple(p) for t, p in member.current.assigned.items()}
-            response["assignment"] = {"topic_partitions": on_wire(assigned)}
+        if joins or request.is_full or _differs(member.current, before):
+            response["assignment"] = _assignment(member)
         draft.reply(token, response)
         return draft.result()
 
@@ -116,6 +128,7 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
                 member_epoch=LEFT_STATIC_MEMBER_EPOCH,
                 assigned=assigned,
                 pending_revocation=NONE,
+                pending_slices={},
             )
             draft.records.append(group.current_record(replace(member, current=current)))
             self.context.deadlines.cancel(self.key("rebalance", group, member.member_id))
@@ -168,7 +181,8 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
             return
         # If the response that bumped the epoch was lost, the member owns no new partition yet.
         if epoch == known.previous_member_epoch and epoch < known.member_epoch:
-            if is_subset(request.owned, known.assigned):
+            slices = request.owned_slices, known.slices
+            if is_subset(request.owned, known.assigned, *slices):
                 return
         raise self.fenced(epoch, stored=known.member_epoch, known=known.member_epoch)
 
@@ -181,7 +195,8 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
         draft.records += group.member_tombstones(existing.member_id)
         draft.records.append(group.member_record(member))
         target = group.target.get(existing.member_id, EMPTY)
-        draft.records.append(group.target_record(member_id, target))
+        slices = group.target_slices.get(existing.member_id)
+        draft.records.append(group.target_record(member_id, target, slices))
         draft.records.append(group.current_record(member))
         if existing.member_id != member_id:
             self.cancel_deadlines(group, existing)
@@ -196,6 +211,7 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
         draft: Draft,
         now_ms: int,
         *,
+        owned_slices: Slices = NO_SLICES,
         describes: Describes | None = None,
     ) -> Member:
         """Update `known` to `member`, and move it one step towards its target.
@@ -213,8 +229,9 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
         current = reconcile(
             member.current,
             target,
-            free=lambda topic, partition: group.is_free((topic, partition), member),
+            free=lambda topic, partition: group.free_slots((topic, partition), member),
             owned=owned,
+            owned_slices=owned_slices,
             subscription_changed=changed,
         )
         if current is not member.current:
@@ -234,6 +251,7 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
         return (
             member.subscribed_topic_names != known.subscribed_topic_names
             or member.subscribed_topic_regex != known.subscribed_topic_regex
+            or member.shares != known.shares
         )
 
     def fence(
@@ -253,8 +271,32 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
         for regex in sorted(set(group.regexes) - wanted):
             draft.records.append(regex_tombstone(group.group_id, regex))
         names = group.subscribed_topic_names(left)
-        record = group.epoch_record(group.epoch + 1, self.catalog.hash_of(names))
+        metadata_hash = self._targets.metadata_hash(left.values(), names)
+        record = group.epoch_record(group.epoch + 1, metadata_hash)
         draft.records.append(record)
+
+    # Lost connections of members that share partitions.
+
+    def _note_connection(self, group: ConsumerGroup, member: Member, connection_id: str) -> None:
+        key = self.key("lost", group, member.member_id)
+        self.context.deadlines.cancel(key)
+        if member.shares and connection_id:
+            self._connections[key] = connection_id
+        else:
+            self._connections.pop(key, None)
+
+    def connection_lost(
+        self, group_id: str, member_id: str, connection_id: str, now_ms: int
+    ) -> None:
+        """The connection of a member's last heartbeat was lost: fence the member unless its next
+        one comes over another connection in time. Shoal's client sends that at once."""
+        grace_ms = self.context.settings.shoal_group_consumer_connection_lost_grace_ms
+        group = self.context.groups.get(group_id)
+        if not grace_ms or not isinstance(group, ConsumerGroup) or member_id not in group.members:
+            return
+        key = self.key("lost", group, member_id)
+        if self._connections.get(key) == connection_id:
+            self.context.deadlines.set(key, now_ms + grace_ms)
 
     # Time.
 
@@ -288,8 +330,9 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
             self.context.deadlines.cancel(key)
 
     def cancel_deadlines(self, group: ConsumerGroup, member: Member) -> None:
-        for what in ("session", "rebalance", "join", "sync"):
+        for what in ("session", "rebalance", "join", "sync", "lost"):
             self.context.deadlines.cancel(self.key(what, group, member.member_id))
+        self._connections.pop(self.key("lost", group, member.member_id), None)
 
     def _heartbeat_interval_ms(self, group: ConsumerGroup, member: Member) -> int:
         interval_ms = self._config(group, "consumer.heartbeat.interval.ms")
@@ -336,3 +379,21 @@ def owner_of_instance(group: ConsumerGroup, instance_id: str, member_id: str) ->
             f"{member.member_id}.",
         )
     return member
+
+
+def _differs(current: CurrentAssignment, before: CurrentAssignment) -> bool:
+    """Whether the assignment has changed."""
+    return (current.assigned, current.slices) != (before.assigned, before.slices)
+
+
+def _assignment(member: Member) -> dict[str, Any]:
+    """The assignment of a response. A member that does not share gets whole partitions only."""
+    current = member.current
+    whole = {
+        t: [p for p in partitions if (t, p) not in current.slices]
+        for t, partitions in current.assigned.items()
+    }
+    found: dict[str, Any] = {"topic_partitions": on_wire({t: p for t, p in whole.items() if p})}
+    if member.shares and current.slices:
+        found["key_ranges"] = key_slots.on_wire(current.slices)
+    return found

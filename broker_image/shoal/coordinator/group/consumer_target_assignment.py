@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.coordinator.group import patterns, range_assignor, uniform_assignor
+from shoal.coordinator.group import (
+    key_range_assignor,
+    patterns,
+    range_assignor,
+    uniform_assignor,
+)
 from shoal.coordinator.group.assignment import EMPTY, Assignment, GroupSpec, MemberSpec
 from shoal.coordinator.group.consumer_group import (
     ConsumerGroup,
@@ -14,11 +19,13 @@ from shoal.coordinator.group.consumer_group import (
     subscription,
 )
 from shoal.coordinator.group.groups import Context, Draft, GroupType
+from shoal.coordinator.group.key_slots import NO_SLICES, Slices
 from shoal.coordinator.group.modern_target_assignment import ModernTargetAssignments
 from shoal.coordinator.group.reconciliation import TargetAssignment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
+    from uuid import UUID
 
     from shoal.coordinator.group.consumer_heartbeat import Describes
 
@@ -93,7 +100,9 @@ class TargetAssignments(ModernTargetAssignments):
         """The group's epoch, bumped if anything that an assignment depends on has changed."""
         epoch, metadata_hash = self.bumped_epoch(
             group,
-            lambda: group.subscribed_topic_names(members, regexes),
+            lambda: self.metadata_hash(
+                members.values(), group.subscribed_topic_names(members, regexes)
+            ),
             bump=bump or regexes != group.regexes,
         )
         if epoch != group.epoch:
@@ -115,10 +124,31 @@ class TargetAssignments(ModernTargetAssignments):
         if epoch > group.assignment_epoch:
             due_ms = self._due_ms(group)
             if now_ms >= due_ms:
-                assigned = self.assign(group, members, regexes, epoch, draft, now_ms)
-                return TargetAssignment(epoch, assigned.get(member.member_id, EMPTY), subscribed)
+                assigned, slices = self.assign(group, members, regexes, epoch, draft, now_ms)
+                return TargetAssignment(
+                    epoch,
+                    assigned.get(member.member_id, EMPTY),
+                    subscribed,
+                    slices.get(member.member_id, NO_SLICES),
+                    member.shares,
+                )
             self._context.deadlines.set(self._key(group), due_ms)
-        return TargetAssignment(group.assignment_epoch, group.target_of(member), subscribed)
+        return TargetAssignment(
+            group.assignment_epoch,
+            group.target_of(member),
+            subscribed,
+            group.slices_of(member),
+            member.shares,
+        )
+
+    def metadata_hash(self, members: Iterable[Member], names: Iterable[str]) -> int:
+        """The hash of the metadata of the subscribed topics of a group with these members."""
+        return self.catalog.hash_of(names, shared=self._splits(members))
+
+    def _splits(self, members: Iterable[Member]) -> bool:
+        """Whether partitions may be split among the members."""
+        enabled = self._context.settings.shoal_group_consumer_key_ranges_enable
+        return enabled and any(member.shares for member in members)
 
     def assign(
         self,
@@ -128,23 +158,37 @@ class TargetAssignments(ModernTargetAssignments):
         epoch: int,
         draft: Draft,
         now_ms: int,
-    ) -> Mapping[str, Assignment]:
-        """Compute a target assignment, and write records of the targets that change."""
+    ) -> tuple[Mapping[str, Assignment], Mapping[str, Slices]]:
+        """Compute a target assignment, and write records of the targets that change.
+
+        Returns the whole partitions of the members, and the slices of those that share some."""
         default = self._context.settings.group_consumer_assignors[0]
         name = group.assignor_name(members.values(), default)
         specs = {
             m.member_id: MemberSpec(
-                self.catalog.ids_of(subscription(m, regexes)), group.target_of(m), m.instance_id
+                self.catalog.ids_of(subscription(m, regexes)),
+                group.target_of(m),
+                m.instance_id,
+                m.shares,
+                group.slices_of(m),
             )
             for m in members.values()
         }
         topics = sorted({t for spec in specs.values() for t in spec.topics})
         partitions = {t: self.catalog.partitions_of(t) for t in topics}
-        assigned = ASSIGNORS.get(name, uniform_assignor.assign)(GroupSpec(specs, partitions))
+        splittable: frozenset[UUID] = frozenset()
+        if self._splits(members.values()):
+            splittable = frozenset(filter(self.catalog.allows_key_ranges, topics))
+        assigned, slices = key_range_assignor.assign(
+            GroupSpec(specs, partitions, splittable), ASSIGNORS.get(name, uniform_assignor.assign)
+        )
         for member_id in sorted(assigned):
-            if assigned[member_id] != group.target.get(member_id):
-                draft.records.append(group.target_record(member_id, assigned[member_id]))
+            shared = slices.get(member_id, NO_SLICES)
+            same = shared == group.target_slices.get(member_id, NO_SLICES)
+            if not same or assigned[member_id] != group.target.get(member_id):
+                target = group.target_record(member_id, assigned[member_id], shared)
+                draft.records.append(target)
         draft.records.append(group.target_metadata_record(epoch, now_ms))
         self.made += 1
         self._context.deadlines.cancel(self._key(group))
-        return assigned
+        return assigned, slices

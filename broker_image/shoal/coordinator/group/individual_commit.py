@@ -9,17 +9,22 @@ finished offsets above it (ADR 77).
 A commit adds to the finished offsets. The client names holes in the log, such as control records
 and what compaction removed, as finished, because it sees them between the records that it fetched.
 
-A key range is a range of key hashes, 0 to `KEY_HASH_MAX`. Only the range of a whole partition is
-accepted.
+A key range is a range of key hashes, 0 to `KEY_HASH_MAX`. Members that share a partition commit a
+position for each of their key ranges (ADR 101). The stored pieces always tile the hashes, and the
+stable offset is the lowest of their positions. A piece that no member has committed yet has the
+position -1. Then the partition has no committed offset, so that nothing of that piece is skipped.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.protocol.codec import KEY_HASH_MAX
 from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.protocol.features import KEY_RANGES_MAX
+from shoal.record import key_range_map
 from shoal.record.finished_offsets import EMPTY, FinishedOffsets
 
 if TYPE_CHECKING:
@@ -28,6 +33,7 @@ if TYPE_CHECKING:
     from shoal.coordinator.group.settings import GroupSettings
 
 ENABLE = "shoal.group.consumer.individual.commit.enable"
+KEY_RANGES_ENABLE = "shoal.group.consumer.key.ranges.enable"
 MAX_RANGES = "shoal.group.consumer.individual.commit.max.ranges"
 
 
@@ -41,7 +47,7 @@ class KeyRange(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """What is finished in a partition: all offsets below `stable_offset`, and `finished` above it.
+    """What is finished in a piece: all offsets below `stable_offset`, and `finished` above it.
 
     `gap_timestamp_ms` is when the stable offset reached the lowest unfinished offset below
     `finished`; -1 without such a gap.
@@ -52,11 +58,25 @@ class Progress(NamedTuple):
     gap_timestamp_ms: int = -1
 
 
+#: The pieces of a partition, which tile the hashes.
+Pieces = tuple[tuple[int, int, Progress], ...]
+
+
 class Commit(NamedTuple):
-    """A valid commit of a whole partition."""
+    """A valid commit of a key range."""
 
     position: int
     finished: FinishedOffsets
+
+
+def whole(progress: Progress) -> Pieces:
+    """Return the one piece of a partition that is not shared."""
+    return ((0, KEY_HASH_MAX, progress),)
+
+
+def stable_offset(pieces: Pieces) -> int:
+    """The committed offset of the partition for other clients; -1 for none."""
+    return min(progress.stable_offset for _, _, progress in pieces)
 
 
 def ranges_of(asked: Any) -> tuple[KeyRange, ...]:
@@ -78,34 +98,68 @@ def end_of(key_ranges: Sequence[KeyRange]) -> int:
     return end
 
 
-def checked(key_ranges: Sequence[KeyRange], settings: GroupSettings) -> Commit:
-    """Return the commit of these key ranges. Raises `ApiError` with a message for the client."""
-    if not settings.shoal_group_consumer_individual_commit_enable:
+def is_whole(key_ranges: Sequence[KeyRange]) -> bool:
+    """Whether a commit is of a whole partition at once."""
+    return len(key_ranges) == 1 and key_ranges[0][:2] == (0, KEY_HASH_MAX)
+
+
+def checked(
+    key_ranges: Sequence[KeyRange], settings: GroupSettings
+) -> list[tuple[int, int, Commit]]:
+    """Return the commits of these key ranges. Raises `ApiError` with a message for the client."""
+    if not is_whole(key_ranges):
+        _check_ranges(key_ranges, settings)
+    found = [(r.first_hash, r.last_hash, _commit(r)) for r in key_ranges]
+    individual = is_whole(key_ranges) or any(r.finished for r in key_ranges)
+    if individual and not settings.shoal_group_consumer_individual_commit_enable:
         raise ApiError(
             ErrorCode.policy_violation,
             f"Individual commit is off. Set {ENABLE}=true on the brokers.",
         )
-    first, last, position, encoded = key_ranges[0]
-    if len(key_ranges) > 1 or (first, last) != (0, KEY_HASH_MAX):
-        named = ", ".join(f"{r.first_hash}-{r.last_hash}" for r in key_ranges[:3])
+    return found
+
+
+def _check_ranges(key_ranges: Sequence[KeyRange], settings: GroupSettings) -> None:
+    if not settings.shoal_group_consumer_key_ranges_enable:
         raise ApiError(
-            ErrorCode.invalid_request,
-            f"The key ranges {named} are not a whole partition. "
-            f"Commit the one range 0-{KEY_HASH_MAX}.",
+            ErrorCode.policy_violation,
+            f"Key ranges of consumer groups are off. Set {KEY_RANGES_ENABLE}=true on the brokers.",
         )
-    if position < 0:
+    if len(key_ranges) > KEY_RANGES_MAX:
+        raise ApiError(
+            ErrorCode.invalid_commit_offset_size,
+            f"The commit has {len(key_ranges)} key ranges of a partition, at most {KEY_RANGES_MAX} "
+            "are allowed. Join ranges that touch.",
+        )
+    before = -1
+    for one in sorted(key_ranges):
+        named = f"The key range {one.first_hash}-{one.last_hash}"
+        if one.first_hash < 0:
+            reason = f"{named} is outside of 0-{KEY_HASH_MAX}. Commit assigned ranges"
+        elif one.last_hash < one.first_hash:
+            reason = f"{named} ends before it begins. Write the lower hash first"
+        elif one.first_hash <= before:
+            reason = f"{named} overlaps the one before it. Name each hash once"
+        else:
+            before = one.last_hash
+            continue
+        raise ApiError(ErrorCode.invalid_request, f"{reason}.")
+
+
+def _commit(key_range: KeyRange) -> Commit:
+    if key_range.position < 0:
         raise ApiError(
             ErrorCode.invalid_request,
-            f"The position {position} is below 0. Commit the next offset to read.",
+            f"The position {key_range.position} is below 0. Commit the next offset to read.",
         )
     try:
-        finished = FinishedOffsets.decode_checked(encoded)
+        finished = FinishedOffsets.decode_checked(key_range.finished)
     except ValueError as error:
         raise ApiError(
             ErrorCode.invalid_request,
             f"{error}. Commit ascending ranges that do not touch.",
         ) from None
-    return Commit(position, finished)
+    return Commit(key_range.position, finished)
 
 
 def check_size(commits: Sequence[Sequence[KeyRange]], settings: GroupSettings) -> None:
@@ -156,32 +210,88 @@ def advanced(
     return Progress(stable_offset, finished, gap_timestamp_ms)
 
 
-def on_wire(progress: Progress) -> tuple[Mapping[str, Any], ...]:
-    """Return the key ranges of a record or of OffsetFetch; () if nothing is finished above the
-    stable offset, so that the bytes equal Kafka's."""
-    if not progress.finished.count:
+def committed(
+    current: Pieces | None,
+    commits: Sequence[tuple[int, int, Commit]],
+    now_ms: int,
+    settings: GroupSettings,
+) -> Pieces:
+    """Return the pieces after commits of key ranges, which equal `current` if all of it was
+    finished before. Raises `ApiError` if there would be too many ranges, of keys or of finished
+    offsets."""
+    before = pieces = whole(Progress(-1)) if current is None else current
+    for first, last, commit in commits:
+        change = partial(_advanced, commit=commit, now_ms=now_ms, settings=settings)
+        pieces = key_range_map.changed(pieces, first, last, change)
+    if len(pieces) > max(KEY_RANGES_MAX, len(before)):
+        raise ApiError(
+            ErrorCode.invalid_commit_offset_size,
+            f"The partition would have positions of {len(pieces)} key ranges, at most "
+            f"{KEY_RANGES_MAX} are allowed. Commit the ranges with the lowest positions first.",
+        )
+    limit = settings.shoal_group_consumer_individual_commit_max_ranges
+    count = finished_ranges(pieces)
+    if len(pieces) > 1 and count > max(limit, finished_ranges(before)):
+        raise ApiError(
+            ErrorCode.invalid_commit_offset_size,
+            f"The key ranges of the partition would have {count} ranges of finished offsets; "
+            f"{MAX_RANGES} is {limit}. Finish the records at the stable offset first.",
+        )
+    return pieces
+
+
+def _advanced(old: Progress, commit: Commit, now_ms: int, settings: GroupSettings) -> Progress:
+    return advanced(None if old.stable_offset < 0 else old, commit, now_ms, settings)
+
+
+def finished_above_stable(pieces: Pieces) -> int:
+    """About the number of records above the stable offset that are below the positions of their key
+    ranges, if the keys are even over the hashes."""
+    stable = stable_offset(pieces)
+    ahead = sum((p.stable_offset - stable) * (last - first + 1) for first, last, p in pieces)
+    return ahead // (KEY_HASH_MAX + 1) if stable >= 0 else 0
+
+
+def finished_ranges(pieces: Pieces) -> int:
+    """Number of ranges of finished offsets of a partition."""
+    return sum(progress.finished.count for _, _, progress in pieces)
+
+
+def on_wire(pieces: Pieces) -> tuple[Mapping[str, Any], ...]:
+    """Return the key ranges of a record or of OffsetFetch; () if the partition has one position and
+    nothing is finished above it, so that the bytes equal Kafka's."""
+    if len(pieces) == 1 and not pieces[0][2].finished.count:
         return ()
-    return (
+    return tuple(
         {
-            "first_hash": 0,
-            "last_hash": KEY_HASH_MAX,
+            "first_hash": first,
+            "last_hash": last,
             "position": progress.stable_offset,
             "finished": progress.finished.encode(),
             "gap_timestamp": progress.gap_timestamp_ms,
-        },
+        }
+        for first, last, progress in pieces
     )
 
 
-def from_record(offset: int, key_ranges: Sequence[Mapping[str, Any]]) -> Progress:
-    """Return the progress in a record with this offset.
+def from_record(offset: int, key_ranges: Sequence[Mapping[str, Any]]) -> Pieces:
+    """Return the pieces in a record with this offset.
 
-    Key ranges of a newer broker that are not one whole partition are ignored: what they have above
-    the offset is delivered again.
+    Key ranges that do not fit the offset, as another version may write them, are ignored: what they
+    have above the offset is delivered again.
     """
-    if len(key_ranges) == 1:
-        (stored,) = key_ranges
-        whole = (stored["first_hash"], stored["last_hash"]) == (0, KEY_HASH_MAX)
-        if whole and stored["position"] == offset:
-            finished = FinishedOffsets.decode(stored["finished"])
-            return Progress(offset, finished, stored["gap_timestamp"])
-    return Progress(offset)
+    pieces = tuple(
+        (
+            stored["first_hash"],
+            stored["last_hash"],
+            Progress(
+                stored["position"],
+                FinishedOffsets.decode(stored["finished"]),
+                stored["gap_timestamp"],
+            ),
+        )
+        for stored in key_ranges
+    )
+    if key_range_map.tiles(pieces) and stable_offset(pieces) == offset:
+        return pieces
+    return whole(Progress(offset))

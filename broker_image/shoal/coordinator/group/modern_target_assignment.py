@@ -55,13 +55,13 @@ class ModernTargetAssignments:
         self._fresh.discard(group_id)
 
     def bumped_epoch(
-        self, group: ModernGroup[Any, Any], names: Callable[[], frozenset[str]], *, bump: bool
+        self, group: ModernGroup[Any, Any], hash_of_metadata: Callable[[], int], *, bump: bool
     ) -> tuple[int, int]:
-        """Return the group epoch and the hash of the metadata of the subscribed topics, `names`.
-        The epoch is bumped if the hash has changed, or with `bump`."""
+        """Return the group epoch and the hash of the metadata of the subscribed topics. The epoch
+        is bumped if the hash has changed, or with `bump`."""
         if not bump and self.is_fresh(group):
             return group.epoch, group.metadata_hash
-        metadata_hash = self.catalog.hash_of(names())
+        metadata_hash = hash_of_metadata()
         self._fresh.add(group.group_id)
         changed = bump or metadata_hash != group.metadata_hash
         return group.epoch + changed, metadata_hash

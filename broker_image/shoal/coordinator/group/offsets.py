@@ -28,11 +28,12 @@ from shoal.coordinator.contract import (
 )
 from shoal.coordinator.group import individual_commit
 from shoal.coordinator.group.classic import ClassicGroup
+from shoal.coordinator.group.consumer_group import ConsumerGroup
 from shoal.coordinator.group.groups import GroupType
-from shoal.coordinator.group.individual_commit import KeyRange, Progress
+from shoal.coordinator.group.individual_commit import KeyRange, Pieces, Progress
+from shoal.coordinator.group.key_slots import touched
 from shoal.coordinator.group.records import RecordType, record, tombstone
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.record.finished_offsets import EMPTY, FinishedOffsets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
     from shoal.coordinator.deadlines import Key
     from shoal.coordinator.group.groups import CommitCheck, Context, Group
+    from shoal.record.finished_offsets import FinishedOffsets
 
 #: About the most tombstones that one step of expiry writes, and the pause before the next step.
 EXPIRY_RECORDS_MAX = 1_000
@@ -60,13 +62,29 @@ class Offset(NamedTuple):
     expire_timestamp_ms: int
     topic_id: UUID | None
     record_offset: int
-    #: Finished offsets above `offset`, and when the gap below them appeared (`Progress`).
-    finished: FinishedOffsets = EMPTY
-    gap_timestamp_ms: int = -1
+    #: Positions of key ranges and finished offsets above them. Without any, all records below
+    #: `offset` are finished, and no others.
+    pieces: Pieces = ()
 
     @property
-    def progress(self) -> Progress:
-        return Progress(self.offset, self.finished, self.gap_timestamp_ms)
+    def progress(self) -> Pieces:
+        return self.pieces or individual_commit.whole(Progress(self.offset))
+
+    @property
+    def finished(self) -> FinishedOffsets:
+        """Finished offsets above the position of the first key range."""
+        return self.progress[0][2].finished
+
+    @property
+    def finished_count(self) -> int:
+        """Number of finished offsets above the positions of all key ranges."""
+        return sum(len(progress.finished) for _, _, progress in self.pieces)
+
+    @property
+    def gap_timestamp_ms(self) -> int:
+        """When the oldest gap below finished offsets appeared; -1 without a gap."""
+        ages = [p.gap_timestamp_ms for _, _, p in self.pieces if p.finished.count]
+        return min(ages, default=-1)
 
 
 class PartitionCommit(NamedTuple):
@@ -138,10 +156,10 @@ class _CommitDraft:
         key = {"group": self.request.group_id, "topic": topic.name, "partition": p.partition}
         self.records.append(record(RecordType.OFFSET_COMMIT, key, value, version))
 
-    def add_progress(self, topic: TopicCommit, p: PartitionCommit, progress: Progress) -> None:
+    def add_pieces(self, topic: TopicCommit, p: PartitionCommit, pieces: Pieces) -> None:
         """Add the record of an individual commit. Raises `ApiError` if the finished offsets do not
         fit into the batch."""
-        key_ranges = individual_commit.on_wire(progress)
+        key_ranges = individual_commit.on_wire(pieces)
         added = sum(len(stored["finished"]) for stored in key_ranges)
         if self._finished_bytes and self._finished_bytes + added > _FINISHED_BYTES_MAX:
             raise ApiError(
@@ -150,7 +168,7 @@ class _CommitDraft:
                 f"finished offsets. Commit {topic.name}-{p.partition} in another request.",
             )
         self._finished_bytes += added
-        self.add(topic, p, progress.stable_offset, key_ranges)
+        self.add(topic, p, individual_commit.stable_offset(pieces), key_ranges)
 
 
 class TopicQuery(NamedTuple):
@@ -180,6 +198,8 @@ class Offsets:
         self.commits = self.expirations = self.deletions = 0
         #: Individual commits of partitions in which everything was finished before, for metrics.
         self.repeated_commits = 0
+        #: About the records that members without key ranges have read again, for metrics.
+        self.redone_records = 0
         self.replays = {
             RecordType.OFFSET_COMMIT: self._replay,
             RecordType.LEGACY_OFFSET_COMMIT: self._replay,
@@ -232,8 +252,33 @@ class Offsets:
         if p.key_ranges:
             return self._commit_key_ranges(draft, topic, p, error)
         if error is ErrorCode.none:
+            error = self._check_plain(draft.request, topic, p)
+        if error is ErrorCode.none:
             draft.add(topic, p, p.offset)
         return {"partition_index": p.partition, "error_code": error}
+
+    def _check_plain(
+        self, request: CommitRequest, topic: TopicCommit, p: PartitionCommit
+    ) -> ErrorCode:
+        """Refuse a commit of a partition of which other members have key ranges: it would replace
+        their positions.
+
+        Count what a member without key ranges reads again. It started at the stable offset, and its
+        first commit replaces the positions of key ranges.
+        """
+        group = self._context.groups.get(request.group_id)
+        if not isinstance(group, ConsumerGroup) or topic.topic_id is None:
+            return ErrorCode.none
+        member = group.members.get(request.member_id)
+        if member is None:
+            return ErrorCode.none
+        if group.is_shared_by_others((topic.topic_id, p.partition), member):
+            classic = member.classic is not None
+            return ErrorCode.illegal_generation if classic else ErrorCode.stale_member_epoch
+        current = self.get(request.group_id, topic.name, p.partition)
+        if current is not None and len(current.pieces) > 1 and not member.shares:
+            self.redone_records += individual_commit.finished_above_stable(current.pieces)
+        return ErrorCode.none
 
     def _commit_key_ranges(
         self, draft: _CommitDraft, topic: TopicCommit, p: PartitionCommit, error: ErrorCode
@@ -284,7 +329,9 @@ class Offsets:
         """Add the record of an individual commit, unless it changes nothing. Returns the stable
         offset. Raises `ApiError`."""
         settings = self._context.settings
-        commit = individual_commit.checked(p.key_ranges, settings)
+        commits = individual_commit.checked(p.key_ranges, settings)
+        if not individual_commit.is_whole(p.key_ranges):
+            self._check_owner(draft.request, topic, p)
         group_id, producer = draft.request.group_id, draft.request.producer
         current = self.get(group_id, topic.name, p.partition)
         for producer_id in self._open.get(group_id, ()):
@@ -303,12 +350,27 @@ class Offsets:
         if current is not None and _of_another_topic(current, topic.topic_id):
             current = None
         before = None if current is None else current.progress
-        after = individual_commit.advanced(before, commit, draft.now_ms, settings)
+        after = individual_commit.committed(before, commits, draft.now_ms, settings)
         if after == before:
             self.repeated_commits += 1
         else:
-            draft.add_progress(topic, p, after)
-        return after.stable_offset
+            draft.add_pieces(topic, p, after)
+        return individual_commit.stable_offset(after)
+
+    def _check_owner(self, request: CommitRequest, topic: TopicCommit, p: PartitionCommit) -> None:
+        """Raise STALE_MEMBER_EPOCH unless the member owns the key ranges that it commits."""
+        group = self._context.groups.get(request.group_id)
+        assert isinstance(group, ConsumerGroup)
+        current = group.member(request.member_id).current
+        owned = 0 if topic.topic_id is None else current.slots_of(topic.topic_id, p.partition)
+        for first, last, *_ in p.key_ranges:
+            if touched(first, last) & ~owned:
+                raise ApiError(
+                    ErrorCode.stale_member_epoch,
+                    f"Member {request.member_id} does not own the key range {first}-{last} of "
+                    f"{topic.name}-{p.partition}. Commit ranges of the assignment in the last "
+                    "heartbeat.",
+                )
 
     def _group_of(self, request: CommitRequest) -> Group | None:
         """The group that commits; None for a new group without members ("simple")."""
@@ -418,7 +480,7 @@ class Offsets:
         for topics in self._committed.values():
             for partitions in topics.values():
                 for offset in partitions.values():
-                    if offset.finished.count:
+                    if offset.pieces and offset.finished_count:
                         yield offset
 
     # Time and metadata.
@@ -499,11 +561,9 @@ class Offsets:
             return
         if self._context.groups.get(group_id) is None:
             self._context.groups.add(ClassicGroup(group_id))
-        finished, gap_timestamp_ms = EMPTY, -1
+        pieces: Pieces = ()
         if value.get("key_ranges"):
-            _, finished, gap_timestamp_ms = individual_commit.from_record(
-                value["offset"], value["key_ranges"]
-            )
+            pieces = individual_commit.from_record(value["offset"], value["key_ranges"])
         offset = Offset(
             value["offset"],
             value.get("leader_epoch", -1),
@@ -512,8 +572,7 @@ class Offsets:
             value.get("expire_timestamp", -1),
             value.get("topic_id"),
             at.offset,
-            finished,
-            gap_timestamp_ms,
+            pieces,
         )
         target = self._committed
         if at.transactional:

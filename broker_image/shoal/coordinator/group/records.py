@@ -91,6 +91,10 @@ _TOPIC_PARTITIONS = (Column("topic_id", "uuid"), Column("partitions", "[]int32")
 _OWNED = _TOPIC_PARTITIONS + (
     Column("assignment_epochs", "[]int32", nullable="0+", tagged="0+", tag=0),
 )
+#: Partitions that are shared by key ranges. Shoal's own, which Kafka ignores (`key_slots`).
+_HASHES = (Column("first_hash", "int64"), Column("last_hash", "int64"))
+_SHARED = (Column("topic_id", "uuid"), Column("partition", "int32"), Column("ranges", _HASHES))
+_OWNED_SHARED = (*_SHARED, Column("assignment_epoch", "int32"))
 _NAMED_PARTITIONS = (
     Column("topic_id", "uuid"),
     Column("topic_name", "string"),
@@ -109,6 +113,10 @@ _ASSIGNMENT_METADATA = _value(
     Column("assignment_timestamp", "int64", tagged="0+", tag=0),
 )
 _TARGET_MEMBER = _value(Column("topic_partitions", _TOPIC_PARTITIONS))
+_CONSUMER_TARGET_MEMBER = _value(
+    Column("topic_partitions", _TOPIC_PARTITIONS),
+    Column("key_ranges", _SHARED, tagged="0+", tag=1000),
+)
 
 _CLASSIC_MEMBER = (
     Column("member_id", "string"),
@@ -141,6 +149,8 @@ _CONSUMER_MEMBER = _value(
         tag=0,
         struct=True,
     ),
+    # Shoal's own: the version of the hash of a member that shares partitions by key ranges.
+    Column("key_hash_version", "int8", tagged="0+", tag=1000),
 )
 _PARTITION_METADATA = _value(
     Column(
@@ -257,7 +267,7 @@ LAYOUTS: Mapping[RecordType, Layout] = {
     RecordType.CONSUMER_GROUP_PARTITION_METADATA: Layout(_GROUP, _PARTITION_METADATA),
     RecordType.CONSUMER_GROUP_MEMBER_METADATA: Layout(_MEMBER, _CONSUMER_MEMBER),
     RecordType.CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA: Layout(_GROUP, _ASSIGNMENT_METADATA),
-    RecordType.CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER: Layout(_MEMBER, _TARGET_MEMBER),
+    RecordType.CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER: Layout(_MEMBER, _CONSUMER_TARGET_MEMBER),
     RecordType.CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT: Layout(
         _MEMBER,
         _value(
@@ -266,6 +276,8 @@ LAYOUTS: Mapping[RecordType, Layout] = {
             Column("state", "int8"),
             Column("assigned_partitions", _OWNED),
             Column("partitions_pending_revocation", _OWNED),
+            Column("assigned_key_ranges", _OWNED_SHARED, tagged="0+", tag=1000),
+            Column("key_ranges_pending_revocation", _OWNED_SHARED, tagged="0+", tag=1001),
         ),
     ),
     RecordType.SHARE_GROUP_MEMBER_METADATA: Layout(

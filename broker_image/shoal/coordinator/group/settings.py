@@ -37,6 +37,11 @@ class GroupSettings:
     #: and of a request.
     shoal_group_consumer_individual_commit_enable: bool = True
     shoal_group_consumer_individual_commit_max_ranges: int = 10_000
+    #: Whether partitions may be split among members by key ranges.
+    shoal_group_consumer_key_ranges_enable: bool = True
+    #: How long a member that may share partitions may be without a connection before it is fenced,
+    #: or 0 for as long as its session.
+    shoal_group_consumer_connection_lost_grace_ms: int = 1_000
     #: Share groups (KIP-932): their size, and when an unanswered initialization is repeated.
     group_share_max_size: int = 200
     group_share_initialize_retry_interval_ms: int = 30_000

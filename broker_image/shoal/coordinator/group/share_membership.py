@@ -195,7 +195,9 @@ class ShareGroups(ModernGroups[ShareGroup, TargetAssignments]):
         change = Change(group.members.get(member.member_id), member)
         names = group.subscribed(change)
         look = changed or not self._targets.is_fresh(group)
-        epoch, metadata_hash = self._targets.bumped_epoch(group, lambda: names, bump=changed)
+        epoch, metadata_hash = self._targets.bumped_epoch(
+            group, lambda: self.catalog.hash_of(names), bump=changed
+        )
         initialization = self._initializations.ask(group, names, epoch, draft, now_ms, look=look)
         if may_park:  # A parked heartbeat has extended the session when it arrived.
             self._heartbeat_received(group, request, now_ms, draft)

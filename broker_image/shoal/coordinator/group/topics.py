@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from shoal.metadata.image import MetadataImage
 
 
+KEY_RANGES_ENABLE = "shoal.key.ranges.enable"
+
+
 class Catalog:
     """The topics of one metadata image."""
 
@@ -50,18 +53,27 @@ class Catalog:
         topic = self._image.topics.get(name)
         return None if topic is None else len(topic.partitions)
 
+    def allows_key_ranges(self, topic_id: UUID) -> bool:
+        """Whether members may share the partitions of a topic by key ranges."""
+        name = self.name_of(topic_id)
+        return name is not None and bool(self._image.topic_config(name)[KEY_RANGES_ENABLE])
+
     def names(self) -> list[str]:
         """All topics, in order."""
         return sorted(self._image.topics)
 
-    def hash_of(self, names: Iterable[str]) -> int:
+    def hash_of(self, names: Iterable[str], *, shared: bool = False) -> int:
         """A signed 64-bit hash of the id, name and partition count of the topics that exist; 0 if
-        none exists."""
+        none exists. In a group with `shared` partitions, the topics that allow it change the hash.
+        """
         found = [self._image.topics[n] for n in sorted(names) if n in self._image.topics]
         digest = blake2b(digest_size=8)
         for topic in found:
             digest.update(topic.topic_id.bytes + len(topic.partitions).to_bytes(4, "big"))
             digest.update(topic.name.encode() + b"\0")
+            if shared and self.allows_key_ranges(topic.topic_id):
+                # A broker that does not split partitions gets another hash, and assigns again.
+                digest.update(b"key ranges")
         return int.from_bytes(digest.digest(), "big", signed=True) if found else 0
 
     def described(self, assignment: Mapping[UUID, Collection[int]]) -> list[dict[str, object]]:

@@ -30,6 +30,7 @@ from shoal.server.metrics.registry import Labels, label
 if TYPE_CHECKING:
     from uuid import UUID
 
+    from shoal.coordinator.group.consumer_heartbeat import HeartbeatRequest as ConsumerHeartbeat
     from shoal.coordinator.group.streams.heartbeat import HeartbeatRequest
     from shoal.metadata.delta import MetadataDelta
     from shoal.metadata.image import MetadataImage
@@ -152,6 +153,25 @@ class GroupService(CoordinatorService[GroupShard]):
         key = ("streams member", group_id, member_id)
         member_connections.watch(peer, key, reply, lost, leaves=heartbeat.leaves)
 
+    def watch_sharing_member(
+        self, peer: Peer, heartbeat: ConsumerHeartbeat, reply: asyncio.Future[Any]
+    ) -> None:
+        """Report to the consumer group when this connection closes, unless the member, which shares
+        partitions, has left by then."""
+        group_id, member_id = heartbeat.group_id, heartbeat.member_id
+
+        def decide(shard: GroupShard, now_ms: int, token: Token) -> Result:
+            shard.consumer.connection_lost(group_id, member_id, heartbeat.connection_id, now_ms)
+            return Result((), (Reply(token, {}),))
+
+        def lost() -> None:
+            # A shard that moved or is loading has lost the connections anyway.
+            done = self.submit(group_id, decide)
+            done.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+        key = ("sharing member", group_id, member_id)
+        member_connections.watch(peer, key, reply, lost, leaves=heartbeat.leaves)
+
     def append_marker(
         self, index: int, marker: bytearray, producer_id: int, *, committed: bool
     ) -> Partition:
@@ -228,13 +248,14 @@ class GroupService(CoordinatorService[GroupShard]):
             )
 
         self._register_metrics_of_individual_commits(metrics)
+        self._register_metrics_of_key_ranges(metrics)
 
     def _register_metrics_of_individual_commits(self, metrics: Metrics) -> None:
         metrics.gauge(
             "shoal_group_coordinator_individual_commit_finished_offsets",
             "Finished offsets above the stable offsets of their partitions.",
             lambda: sum(
-                len(o.finished) for _, shard in self.shards() for o in shard.offsets.gaps()
+                o.finished_count for _, shard in self.shards() for o in shard.offsets.gaps()
             ),
         )
         metrics.gauge(
@@ -247,6 +268,24 @@ class GroupService(CoordinatorService[GroupShard]):
             "counter",
             "Individual commits of partitions in which everything was finished before.",
             partial(self._count_offsets, "repeated_commits"),
+        )
+
+    def _register_metrics_of_key_ranges(self, metrics: Metrics) -> None:
+        metrics.gauge(
+            "shoal_group_coordinator_key_range_shared_partitions",
+            "Partitions that members of a consumer group share by key ranges.",
+            lambda: sum(
+                len(group.sharers)
+                for _, shard in self.shards()
+                for group in shard.context.groups
+                if isinstance(group, consumer_group.ConsumerGroup)
+            ),
+        )
+        metrics.add(
+            "shoal_group_coordinator_key_range_redone_records_total",
+            "counter",
+            "About the records above the stable offset that members without key ranges got again.",
+            partial(self._count_offsets, "redone_records"),
         )
 
     def _oldest_gap_s(self) -> float:

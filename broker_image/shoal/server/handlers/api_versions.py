@@ -10,6 +10,7 @@ from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.features import (
     FEATURES,
+    GROUP_KEY_RANGES_FEATURE,
     INDIVIDUAL_COMMIT_FEATURE,
     KEY_RANGES_FEATURE,
     OWN_CLIENT,
@@ -29,6 +30,7 @@ _NAMED_FROM = {ApiKey.PRODUCE: 0}
 _SWITCHES = {
     INDIVIDUAL_COMMIT_FEATURE: individual_commit.ENABLE,
     KEY_RANGES_FEATURE: range_reads.ENABLE,
+    GROUP_KEY_RANGES_FEATURE: individual_commit.KEY_RANGES_ENABLE,
 }
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 

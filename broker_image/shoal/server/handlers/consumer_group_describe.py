@@ -77,6 +77,10 @@ def described(
                 result["authorized_operations"] = authorized_operations.on_group(
                     broker, request, result["group_id"]
                 )
+        if not getattr(body, "key_ranges_wanted", False):
+            for result in results:
+                for member in result.get("members", ()):
+                    member.pop("key_ranges", None)
         return {"groups": results}
 
     return combined(replies, answer)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shoal.coordinator.group.assignment import grouped
 from shoal.coordinator.group.consumer_membership import HeartbeatRequest
+from shoal.coordinator.group.key_slots import Slices, of_ranges
 from shoal.protocol import codec
+from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server.handlers import authorization
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ def handle(broker: Broker, request: Request) -> Answer:
         body.member_epoch,
         body.instance_id,
         body.rack_id,
-        codec.ms(body.rebalance_timeout) if body.rebalance_timeout is not None else -1,
+        _rebalance_timeout_ms(body),
         None if names is None else frozenset(names),
         getattr(body, "subscribed_topic_regex", None),
         body.server_assignor,
@@ -39,8 +41,38 @@ def handle(broker: Broker, request: Request) -> Answer:
         f"/{request.peer.host}",
         request.version,
         authorization.describes_silently(broker, request),
+        getattr(body, "key_hash_version", 0),
+        _slices(body),
+        request.peer.connection_id,
     )
-    return broker.groups.submit(
+    reply = broker.groups.submit(
         body.group_id,
         lambda shard, now_ms, token: shard.consumer.heartbeat(heartbeat, now_ms, token),
     )
+    if heartbeat.key_hash_version:
+        broker.groups.watch_sharing_member(request.peer, heartbeat, reply)
+    return reply
+
+
+def _rebalance_timeout_ms(body: Any) -> int:
+    """Return the rebalance timeout; -1 for none. A body with own tags has plain milliseconds."""
+    plain: int | None = getattr(body, "rebalance_timeout_ms", None)
+    if plain is not None:
+        return plain
+    return -1 if body.rebalance_timeout is None else codec.ms(body.rebalance_timeout)
+
+
+def _slices(body: Any) -> Slices:
+    """Return what the member owns of shared partitions. Raises INVALID_REQUEST."""
+    slices: Slices = {}
+    for one in getattr(body, "key_ranges", ()):
+        try:
+            slots = of_ranges((r.first_hash, r.last_hash) for r in one.ranges)
+        except ValueError as error:
+            raise ApiError(
+                ErrorCode.invalid_request,
+                f"Partition {one.partition} of topic {one.topic_id}: {error}. Report ranges of the "
+                "last assignment.",
+            ) from None
+        slices[one.topic_id, one.partition] = slots
+    return slices

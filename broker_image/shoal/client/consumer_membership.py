@@ -1,0 +1,155 @@
+"""The heartbeats of a consumer-group member (KIP-848), and the assignment that they bring."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+from uuid import UUID
+
+from shoal.client.errors import ClientError, KafkaError
+from shoal.client.membership import Assignment, Membership
+from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import ErrorCode
+from shoal.protocol.features import GROUP_KEY_RANGES_FEATURE, KEY_HASH_VERSION
+from shoal.record.key_ranges import KeyRanges
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shoal.client.cluster import Cluster
+    from shoal.client.connection import Connection
+
+#: Milliseconds that a member may take to give up partitions.
+REBALANCE_TIMEOUT_MS = 60_000
+#: Key ranges by topic id and partition.
+KeyRangesOfPartitions = dict[tuple[UUID, int], KeyRanges]
+
+
+def offers_key_ranges(link: Connection) -> bool:
+    """Whether a coordinator assigns key ranges, with the hash of this client."""
+    return KEY_HASH_VERSION in link.features.get(GROUP_KEY_RANGES_FEATURE, ())
+
+
+class ConsumerMembership(Membership):
+    """The heartbeat of a consumer-group member, which reports owned partitions that changed.
+
+    `lost` is set when the member was fenced. Its positions belong to other members then and must
+    not be committed.
+    """
+
+    api_key: ClassVar[ApiKey] = ApiKey.CONSUMER_GROUP_HEARTBEAT
+
+    def __init__(
+        self, cluster: Cluster, group: str, topics: Sequence[str], *, shares: bool = False
+    ) -> None:
+        """With `shares` the member may get key ranges of partitions."""
+        super().__init__(cluster, group)
+        self.owned: Assignment = {}
+        self.key_ranges: KeyRangesOfPartitions = {}
+        self.owned_key_ranges: KeyRangesOfPartitions = {}
+        self._shares = shares
+        self._topics = sorted(topics)
+        self._reported: tuple[Assignment, KeyRangesOfPartitions] | None = None
+        #: The last received assignment, with its member epoch.
+        self._last_confirmed: tuple[Assignment, KeyRangesOfPartitions, int] | None = None
+        self.lost = False
+
+    @property
+    def is_reconciled(self) -> bool:
+        """Whether the member owns what it is assigned."""
+        return (self.owned, self.owned_key_ranges) == (self.assignment, self.key_ranges)
+
+    @property
+    def _has_partitions(self) -> bool:
+        return bool(self.assignment or self.key_ranges)
+
+    def _read(self, assignment: Any) -> Assignment:
+        given = {
+            (one.topic_id, one.partition): KeyRanges(
+                (r.first_hash, r.last_hash) for r in one.ranges
+            )
+            for one in getattr(assignment, "key_ranges", ())
+        }
+        self._set_key_ranges(given)
+        return super()._read(assignment)
+
+    def _set_key_ranges(self, given: KeyRangesOfPartitions) -> None:
+        if given != self.key_ranges:
+            self.key_ranges = given
+            self._changed.set()
+
+    def _assigned(self, given: Assignment) -> None:
+        """Report the assignment even if nothing changed here: the coordinator waits for that
+        report. It may have sent and withdrawn another assignment in between. Each assignment is
+        reported once, because some brokers answer a report with the assignment.
+        """
+        super()._assigned(given)
+        current = self.assignment, self.key_ranges, self.member_epoch
+        if current != self._last_confirmed and self.is_reconciled:
+            self._reported = None
+            self.hurry()
+        self._last_confirmed = current
+
+    def _fenced(self) -> None:
+        super()._fenced()
+        self.owned = {}
+        self.key_ranges = {}
+        self.owned_key_ranges = {}
+        self.lost = True
+
+    async def _beat(self) -> None:
+        try:
+            if self._shares:
+                await self._check_coordinator()
+            await super()._beat()
+        except ClientError:
+            self._reported = None
+            raise
+
+    async def _check_coordinator(self) -> None:
+        """Send the next heartbeat at once if this connection closes: the coordinator soon gives the
+        key ranges of a member without a connection to others.
+
+        Give up key ranges if the coordinator is an older broker, which gives them to others as
+        whole partitions.
+        """
+        node = await self.cluster.coordinator(self.group)
+        link = await self.cluster.connection(node, "coordinator")
+        link.on_close.add(self.hurry)
+        if self.key_ranges and not offers_key_ranges(link):
+            self._set_key_ranges({})
+
+    async def check_key_ranges(self) -> None:
+        """Leave and raise UNSUPPORTED_VERSION if the coordinator does not assign key ranges."""
+        node = await self.cluster.coordinator(self.group)
+        if not offers_key_ranges(await self.cluster.connection(node, "coordinator")):
+            await self.leave()
+            raise KafkaError(
+                ErrorCode.unsupported_version,
+                f"broker {node}, the coordinator of group {self.group!r}, does not assign key "
+                f"ranges with hashes of version {KEY_HASH_VERSION}; upgrade it, or set "
+                "shoal.group.consumer.key.ranges.enable=true on it",
+            )
+
+    def _body(self, *, whole: bool) -> dict[str, Any]:
+        owned, shared = None, []
+        if whole or self._reported != (self.owned, self.owned_key_ranges):
+            owned = [{"topic_id": t, "partitions": p} for t, p in self.owned.items()]
+            shared = [
+                {
+                    "topic_id": topic,
+                    "partition": partition,
+                    "ranges": [{"first_hash": r.first, "last_hash": r.last} for r in ranges],
+                }
+                for (topic, partition), ranges in self.owned_key_ranges.items()
+            ]
+            self._reported = dict(self.owned), dict(self.owned_key_ranges)
+        return {
+            "group_id": self.group,
+            "member_id": self.member_id,
+            "member_epoch": self.member_epoch,
+            "rebalance_timeout_ms": REBALANCE_TIMEOUT_MS if whole else -1,
+            "subscribed_topic_names": self._topics if whole else None,
+            "topic_partitions": owned,
+            "key_ranges": shared,
+            "key_hash_version": KEY_HASH_VERSION if self._shares else 0,
+        }
