@@ -140,7 +140,9 @@ class PageOptions(NamedTuple):
     ] = None
     no_payloads: Annotated[
         bool,
-        typer.Option("--no-payloads", help="Show no keys, values and headers of records."),
+        typer.Option(
+            "--no-payloads", help="Show no keys and values of records, and only names of headers."
+        ),
     ] = False
 
 
