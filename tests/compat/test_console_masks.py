@@ -186,7 +186,7 @@ def test_an_edit_keeps_what_is_masked(shoal: Cluster) -> None:
     run(refused, shoal, OFF)
 
 
-def test_the_command_names_what_is_wrong_with_rules(shoal: Cluster, tmp_path: Path) -> None:
+def test_the_command_names_what_is_wrong(shoal: Cluster, tmp_path: Path) -> None:
     command, rules = Shoal(shoal.bootstrap), tmp_path / "rules.json"
     rules.write_text('{"rules": [{"topics": "a"}]}')
     refused = command.refusal("console", "--mask", str(rules), status=2)
@@ -194,6 +194,11 @@ def test_the_command_names_what_is_wrong_with_rules(shoal: Cluster, tmp_path: Pa
     assert "masks nothing" in refused
     refused = command.refusal("console", "--mask", str(tmp_path / "none"), status=2)
     assert "No such file or directory" in refused
+    refused = command.refusal("console", "--kubernetes", status=2)
+    assert "--kubernetes works in a pod only" in refused
+    words = ["--proxy-user-header", "X-User", "--trusted-proxy", "10.0.0.1", "--trusted-proxy", "x"]
+    refused = command.refusal("console", *words, status=2)
+    assert "--trusted-proxy must be an address or a network" in refused
 
 
 def test_avro_of_a_schema_registry(shoal: Cluster) -> None:

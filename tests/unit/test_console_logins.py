@@ -16,6 +16,8 @@ from shoal.cli.session import Failed
 from shoal.client.settings import Settings
 from shoal.console.app import serving
 from shoal.console.logins import CertificateLogin, ProxyLogin, is_in, parse_networks
+from shoal.console.masks import OFF
+from shoal.console.openid import OpenIdLogin
 from shoal.console.security import Access, InvalidAccess
 
 if TYPE_CHECKING:
@@ -121,6 +123,28 @@ def test_logins_exclude_each_other(tmp_path: Path) -> None:
     assert isinstance(found.login, CertificateLogin)
     with pytest.raises(InvalidAccess, match="--client-principal-mapping: "):
         CertificateLogin("RULE:[")
+
+
+def test_options_of_the_provider_and_the_registry(tmp_path: Path) -> None:
+    provider, login = tmp_path / "openid.json", tmp_path / "login"
+    provider.write_text('{"issuer": "https://login.example", "client_id": "c"}')
+    login.write_text("ann:s3cret\n")
+    given = PageOptions(
+        openid=provider,
+        url="https://queues.example/",
+        schema_registry="https://registry.example/",
+        schema_registry_login=login,
+        no_payloads=True,
+    )
+    found = _access("127.0.0.1:0", given)
+    assert isinstance(found.login, OpenIdLogin)
+    assert (found.url, found.masks) == ("https://queues.example", OFF)
+    assert found.hosts == {"queues.example"}
+    assert found.registry is not None
+    assert (found.registry.url, found.registry.user) == ("https://registry.example", "ann")
+    assert "s3cret" not in repr(found)
+    with pytest.raises(Failed, match="--openid needs --url"):
+        _access("127.0.0.1:0", PageOptions(openid=provider))
 
 
 def test_a_client_certificate_names_the_user(tmp_path: Path) -> None:
