@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, NamedTuple, cast
+from urllib.parse import urlsplit
 
 from aiohttp.test_utils import TestClient, TestServer
 from shoal.client.client import Client
@@ -63,7 +64,7 @@ class _Fields(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = {name: value or "" for name, value in attrs}
         if tag == "form":
-            self._is_in = given.get("method") == "post"
+            self._is_in = given.get("method") == "post" and given.get("action") != "/logout"
             if self._is_in:
                 self.fields = {}
         elif not self._is_in:
@@ -183,14 +184,15 @@ async def another_browser(page: Console) -> AsyncIterator[Console]:
 async def console(
     settings: str | Settings, access: Access = Access(), *, metrics: list[str] | None = None
 ) -> AsyncIterator[Console]:
-    """Serve the console of a cluster on a free port."""
+    """Serve the console of a cluster, at `access.url` or on a free port."""
     if isinstance(settings, str):
         settings = Settings.of(settings)
     async with Client(settings) as client:
         sampler = Sampler(client, metrics=metrics, interval_s=5.0)
         parts = Parts(client, sampler, access)
         try:
-            async with TestClient(TestServer(application(parts))) as browser:
+            port = urlsplit(access.url).port if access.url else None
+            async with TestClient(TestServer(application(parts), port=port)) as browser:
                 yield Console(client, sampler, browser)
         finally:
             await parts.close()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 from aiohttp import ClientSession, CookieJar, encode_basic_auth
 from commands import SHOAL
+from console_letters import Letters
 from consoles import Console, Opened, another_browser, console
 from kafkas import KafkaProcess
 from ports import free_ports
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
 
     from secured_clusters import Secured
-    from shoal.record.records import Record
 
 ACTING = Access(allow_actions=True)
 HOLD = {
@@ -74,54 +74,6 @@ def kafka_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def cluster(request: pytest.FixtureRequest) -> Cluster:
     found: Cluster = request.getfixturevalue(request.param)
     return found
-
-
-class Letters(Queue):
-    """A queue whose group writes dead letters with copies of their records."""
-
-    def __init__(self, cluster: Cluster, **configs: str) -> None:
-        super().__init__(cluster.client, cluster.bootstrap)
-        self.configure(**configs)
-        self.letters = f"dlq.{self.topic}"
-        topic = NewTopic(self.letters, 1, configs={"errors.deadletterqueue.group.enable": "true"})
-        expect(self.client.run(self.client.admin.topics.create([topic])))
-        self.configure(
-            errors_deadletterqueue_topic_name=self.letters,
-            errors_deadletterqueue_copy_record_enable="true",
-        )
-
-    async def reject(self, count: int) -> None:
-        """Join the group, reject this number of records, and wait for their letters."""
-        session = await self.client.client.share(self.group, [self.topic])
-        left = count
-        async with asyncio.timeout(120):
-            while left:
-                acquired = await session.acquire(
-                    max_records=left, max_wait_ms=1_000, mode=AcquireMode.RECORD_LIMIT
-                )
-                for batch in acquired:
-                    for record in batch.records():
-                        place = (record.topic, record.partition, record.offset, record.offset)
-                        one = Acknowledgement(*place, AcknowledgeType.REJECT)
-                        assert not await session.acknowledge([one])
-                        left -= 1
-            while await self.written() < count:
-                await session.acquire(max_wait_ms=100)
-        await session.close()
-
-    async def written(self) -> int:
-        return len(await self.records(self.letters))
-
-    async def records(self, topic: str = "") -> list[Record]:
-        name = topic or self.topic
-        found = await self.client.client.admin.topics.offsets({TopicPartition(name, 0): -1})
-        end = expect(found)[TopicPartition(name, 0)].offset
-        starts = await self.client.client.admin.topics.offsets({TopicPartition(name, 0): -2})
-        start = expect(starts)[TopicPartition(name, 0)].offset
-        if start == end:
-            return []
-        fetched = await self.client.client.fetch_range(name, 0, start, end - 1)
-        return [record for one in fetched for record in one.records()]
 
 
 def run(

@@ -16,6 +16,8 @@ from e2e.cluster.commands import run
 from e2e.cluster.layout import ClusterError
 from e2e.release import CHART, KUBE, OPERATOR, Release
 from e2e.resources import Resources, queue_cluster, queue_topic, share_consumer, share_group
+from shoal.console.kubernetes import PLURALS
+from shoal.console.masks import parse_masks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -160,11 +162,13 @@ USER = {"console.enabled": True, "console.userSecret": "console"}
 OPEN = {"console.login.secretName": "users", "console.tls.secretName": "page"}
 
 
-def console_of(made: list[Manifest]) -> tuple[list[str], dict[str, Manifest]]:
+def console_of(
+    made: list[Manifest], *, reads_kubernetes: bool = False
+) -> tuple[list[str], dict[str, Manifest]]:
     """Return the arguments of the console's container, and its objects by kind."""
     mine = {m["kind"]: m for m in made if m["metadata"]["name"] == "shoal-console"}
     pod = mine["Deployment"]["spec"]["template"]["spec"]
-    assert not pod["automountServiceAccountToken"]
+    assert pod["automountServiceAccountToken"] is reads_kubernetes
     (container,) = pod["containers"]
     assert container["securityContext"]["readOnlyRootFilesystem"]
     return container["args"], mine
@@ -195,6 +199,58 @@ def test_a_console_with_login_and_tls_has_a_service_and_an_ingress() -> None:
     assert rule["host"] == "queues.example"
 
 
+def test_a_console_with_other_logins() -> None:
+    tls = {"console.tls.secretName": "page"}
+    openid = {"console.openid.secretName": "provider", "console.url": "https://queues.example"}
+    args, mine = console_of(template(**USER, **tls, **openid))
+    assert "--openid=/etc/shoal/openid/openid.json" in args
+    assert "--url=https://queues.example" in args
+    assert "Service" in mine
+    proxy = {"userHeader": "X-Forwarded-User", "trusted": ["10.1.0.0/16", "10.2.0.7"]}
+    args, _ = console_of(template(**USER, **{"console.proxy": proxy, "console.insecure": True}))
+    assert {"--trusted-proxy=10.1.0.0/16", "--trusted-proxy=10.2.0.7", "--insecure"} < set(args)
+    args, _ = console_of(template(**USER, **tls, **{"console.clientCa.secretName": "users"}))
+    assert "--client-ca=/etc/shoal/client-ca/ca.crt" in args
+
+
+def test_a_console_that_reads_kubernetes_may_list_only() -> None:
+    values = {"console.kubernetes": {"enabled": True, "namespaces": ["one", "two"]}}
+    made = template(**USER, **values)
+    args, mine = console_of(made, reads_kubernetes=True)
+    assert {"--kubernetes", "--kubernetes-namespace=one", "--kubernetes-namespace=two"} < set(args)
+    assert mine["Deployment"]["spec"]["template"]["spec"]["serviceAccountName"] == "shoal-console"
+    own = [m for m in made if m["metadata"]["name"] == "shoal-console"]
+    roles = [m for m in own if m["kind"] == "Role"]
+    assert {m["metadata"]["namespace"] for m in roles} == {"one", "two"}
+    assert {verb for m in roles for rule in m["rules"] for verb in rule["verbs"]} == {"list"}
+    listed = {one for m in roles for rule in m["rules"] for one in rule["resources"]}
+    assert listed == {*PLURALS.values(), "events"}
+    bindings = [m for m in own if m["kind"] == "RoleBinding"]
+    assert {m["metadata"]["namespace"] for m in bindings} == {"one", "two"}
+    (role,) = [
+        m
+        for m in template(**USER, **{"console.kubernetes": {"enabled": True}})
+        if m["kind"] == "Role" and m["metadata"]["name"] == "shoal-console"
+    ]
+    assert role["metadata"]["namespace"] == "shoal-system"
+
+
+def test_a_console_masks_by_rule_or_shows_no_payloads() -> None:
+    rules = [{"topics": "orders*", "fields": ["card"]}]
+    args, mine = console_of(template(**USER, **{"console.masks": rules}))
+    assert "--mask=/etc/shoal/masks/masks.json" in args
+    text = mine["ConfigMap"]["data"]["masks.json"]
+    (rule,) = parse_masks(text, "masks.json").rules
+    assert (rule.topics, rule.fields) == (("orders*",), ("card",))
+    registry = {"url": "https://registry.example", "secretName": "registry"}
+    args, _ = console_of(template(**USER, **{"console.schemaRegistry": registry}))
+    assert "--schema-registry=https://registry.example" in args
+    assert "--schema-registry-login=/etc/shoal/registry/login" in args
+    args, mine = console_of(template(**USER, **{"console.payloads": False}))
+    assert "--no-payloads" in args
+    assert "ConfigMap" not in mine
+
+
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
@@ -202,6 +258,18 @@ def test_a_console_with_login_and_tls_has_a_service_and_an_ingress() -> None:
         ({**USER, "console.login.secretName": "users"}, "console.tls.secretName, or"),
         ({**USER, "console.ingress.enabled": True}, "console.tls.secretName, or"),
         ({**USER, **OPEN, "console.ingress.enabled": True}, "console.ingress.host is missing"),
+        (
+            {**USER, "console.insecure": True, "console.proxy.userHeader": "X"},
+            "console.proxy.trusted is missing",
+        ),
+        (
+            {**USER, "console.insecure": True, "console.openid.secretName": "p"},
+            "console.url is missing",
+        ),
+        (
+            {**USER, "console.insecure": True, "console.clientCa.secretName": "c"},
+            "console.clientCa needs",
+        ),
     ],
 )
 def test_a_console_that_nobody_could_trust_is_refused(

@@ -18,6 +18,7 @@ from shoal.client.settings import Settings
 from shoal.console.actions.contract import Given, Mistake
 from shoal.console.actions.records import typed
 from shoal.console.actors import Actors
+from shoal.console.logins import ProxyLogin, parse_networks
 from shoal.console.runs import audit
 from shoal.console.security import USER, Access, parse_users
 from shoal.console.sessions import COOKIE, Sessions
@@ -111,6 +112,8 @@ def test_the_cookie_of_a_new_session(is_encrypted: bool) -> None:
     assert not asyncio.run(sessions.middleware(known, handler)).cookies
 
 
+TOKENS = ProxyLogin("X-User", parse_networks(["127.0.0.1"]), "X-Token")
+NAMES = ProxyLogin("X-User", parse_networks(["127.0.0.1"]))
 SASL: Mapping[str, str] = {
     "security.protocol": "SASL_SSL",
     "sasl.mechanism": "PLAIN",
@@ -130,6 +133,10 @@ SASL: Mapping[str, str] = {
         (Access(users=TWO, allow_actions=True), {}, "because it is connected by PLAINTEXT."),
         (Access(users=TWO, allow_actions=True), {"security.protocol": "SSL"}, "connected by SSL."),
         (Access(users=TWO, allow_actions=True), SASL, ""),
+        (Access("0.0.0.0", login=TOKENS, allow_actions=True), SASL, ""),
+        (Access(login=TOKENS, allow_actions=True), {}, "which needs SASL, and the console is"),
+        (Access("0.0.0.0", login=NAMES, allow_actions=True), SASL, ""),
+        (Access(login=NAMES, allow_actions=True), {}, "or an access token."),
     ],
 )
 def test_who_may_act(access: Access, properties: Mapping[str, str], why: str) -> None:
@@ -138,7 +145,7 @@ def test_who_may_act(access: Access, properties: Mapping[str, str], why: str) ->
             actors = Actors(client, access)
             assert why in actors.why_off
             assert bool(why) == bool(actors.why_off)
-            if not actors.why_off and len(access.users) < 2:
+            if not actors.why_off and not access.acts_by:
                 assert await actors.client("a") is client
             await actors.close()
 
@@ -155,6 +162,19 @@ def test_a_login_by_token() -> None:
     assert scram.with_token("id", Secret("hmac")).mechanism == "SCRAM-SHA-256"
     with pytest.raises(SecurityError, match=r"needs SASL, and security\.protocol is PLAINTEXT"):
         Security().with_token("id", Secret("hmac"))
+
+
+def test_a_login_by_access_token() -> None:
+    newest = ["a"]
+    plain = Settings.of("127.0.0.1:1", SASL).security
+    found = plain.with_access_token(lambda: Secret(newest[0]))
+    assert (found.protocol, found.mechanism, found.tls) == ("SASL_SSL", "OAUTHBEARER", plain.tls)
+    assert asyncio.run(found.access_token()).reveal() == "a"
+    newest[0] = "b"
+    assert asyncio.run(found.access_token()).reveal() == "b", "each connection takes the newest"
+    assert "bearer" not in repr(found)
+    with pytest.raises(SecurityError, match=r"needs SASL, and security\.protocol is PLAINTEXT"):
+        Security().with_access_token(Secret)
 
 
 def test_an_audit_line_is_one_line(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,7 @@ UNFINISHED = re.compile(r"\b(TO" r"DO|FIX" r"ME|X" r"XX|NotImplemented" r"Error)
 #: Absolute paths may start with a standard directory, or with a placeholder or URL path of ours.
 DIRECTORIES = frozenset("bin dev etc lib mnt opt proc run sbin src sys usr var".split())
 PLACEHOLDERS = frozenset(
-    "data jvm mine path api apis live metrics namespaces scale spec static".split()
+    "data jvm mine path api apis live metrics namespaces scale schemas spec static subjects".split()
 )
 ABSOLUTE = re.compile(r"(?<![\w.:/$}{*)~<>\]-])/([A-Za-z][\w.-]*)/([\w.-]*)")
 #: Home directories of the image and of examples.

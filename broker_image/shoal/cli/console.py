@@ -19,7 +19,10 @@ from shoal.cli.session import USAGE, Failed, command, new_app
 from shoal.client.client import Client
 
 if TYPE_CHECKING:
-    from shoal.console.security import Access
+    from shoal.console.kubernetes import KubernetesSettings
+    from shoal.console.masks import Masks
+    from shoal.console.registries import RegistrySettings
+    from shoal.console.security import Access, Login
 
 app = new_app("Serve a web page that shows the queues of a cluster.")
 
@@ -37,6 +40,46 @@ class PageOptions(NamedTuple):
             help="Users of the page, a line USER:PASSWORD for each. Default: no login.",
         ),
     ] = None
+    openid: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The OpenID provider that logs users in: JSON with issuer, client_id and more.",
+        ),
+    ] = None
+    url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="The address that browsers use, if it is another one."),
+    ] = None
+    proxy_user_header: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The header in which a proxy sends the user."),
+    ] = None
+    proxy_token_header: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The header in which a proxy sends an access token."),
+    ] = None
+    trusted_proxy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="An address or a network from which these headers count. Repeatable.",
+        ),
+    ] = None
+    client_ca: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A PEM file with the authorities of users' certificates. The subject is the user.",
+        ),
+    ] = None
+    client_principal_mapping: Annotated[
+        str,
+        typer.Option(
+            metavar="RULES",
+            help="The user for a subject, as in ssl.principal.mapping.rules.",
+        ),
+    ] = "DEFAULT"
     certificate: Annotated[
         Path | None,
         typer.Option(
@@ -58,6 +101,47 @@ class PageOptions(NamedTuple):
             "--allow-actions",
             help="Let users pause, skip, redrive, purge, reset and produce. Without"
             " it the console only reads.",
+        ),
+    ] = False
+    mask: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Rules for what is masked in records: JSON, by topic, field, header and key.",
+        ),
+    ] = None
+    schema_registry: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="A schema registry, whose schemas decode keys and values.",
+        ),
+    ] = None
+    schema_registry_login: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The console's login there, a line USER:PASSWORD."),
+    ] = None
+    schema_registry_ca: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A PEM file with the authorities of its certificate."),
+    ] = None
+    kubernetes: Annotated[
+        bool,
+        typer.Option(
+            "--kubernetes",
+            help="In a pod: show ShareConsumers, conditions and events of Shoal's resources.",
+        ),
+    ] = False
+    kubernetes_namespace: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="A namespace to show. Repeatable. Default: that of the pod."
+        ),
+    ] = None
+    no_payloads: Annotated[
+        bool,
+        typer.Option(
+            "--no-payloads", help="Show no keys and values of records, and only names of headers."
         ),
     ] = False
 
@@ -106,7 +190,9 @@ async def console(
     if until_input_ends:
         # `shoal server --console` holds the other end of this pipe.
         asyncio.get_running_loop().add_reader(sys.stdin.fileno(), ended.set)
-    context = None if page.certificate is None else _context(page.certificate, page.key)
+    context = None
+    if page.certificate is not None:
+        context = _context(page.certificate, page.key, page.client_ca)
     served = serving(settings, access, metrics=metrics, interval_s=interval, ssl_context=context)
     try:
         async with served as url:
@@ -131,23 +217,102 @@ def _write_audit_lines() -> None:
 def _access(listen: str, page: PageOptions) -> Access:
     """Return who may reach the page. Raises `Failed`."""
     from shoal.console import security
+    from shoal.console.providers import parse_url
 
     try:
         host, port = security.parse_address(listen)
-        login = page.login
-        users = security.parse_users(login.read_text(), str(login)) if login else {}
-        encrypted = page.certificate is not None
-        access = security.Access(host, port, encrypted, users, page.allow_actions)
+        users = security.parse_users(_text(page.login), str(page.login)) if page.login else {}
+        url = parse_url(page.url) if page.url else ""
+        access = security.Access(
+            host,
+            port,
+            page.certificate is not None,
+            users,
+            page.allow_actions,
+            _masks(page),
+            _login(page, url),
+            url,
+            _registry(page),
+            _kubernetes(page),
+        )
         access.check(insecure=page.insecure)
     except security.InvalidAccess as error:
         raise Failed(f"{error}.", USAGE) from None
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
-        raise Failed(f"cannot read {page.login}: {reason}.", USAGE) from None
     return access
 
 
-def _context(certificate: Path, key: Path | None) -> ssl.SSLContext:
+def _login(page: PageOptions, url: str) -> Login | None:
+    """Return the login that is not by password, if there is one. Raises `InvalidAccess`."""
+    from shoal.console import logins
+    from shoal.console.openid import OpenIdLogin
+    from shoal.console.providers import parse_openid
+    from shoal.console.security import InvalidAccess
+
+    ways = {
+        "--login": page.login,
+        "--openid": page.openid,
+        "--proxy-user-header": page.proxy_user_header,
+        "--client-ca": page.client_ca,
+    }
+    given = [name for name, value in ways.items() if value]
+    if len(given) > 1:
+        raise InvalidAccess(f"{' and '.join(given)} are different logins. Choose one")
+    if not page.proxy_user_header and (page.proxy_token_header or page.trusted_proxy):
+        raise InvalidAccess("--proxy-token-header and --trusted-proxy need --proxy-user-header")
+    if page.openid:
+        return OpenIdLogin(parse_openid(_text(page.openid), str(page.openid), url))
+    if page.proxy_user_header:
+        trusted = logins.parse_networks(page.trusted_proxy or [])
+        return logins.ProxyLogin(page.proxy_user_header, trusted, page.proxy_token_header or "")
+    if page.client_ca:
+        if page.certificate is None:
+            raise InvalidAccess("--client-ca needs --certificate, because certificates need HTTPS")
+        return logins.CertificateLogin(page.client_principal_mapping)
+    return None
+
+
+def _registry(page: PageOptions) -> RegistrySettings | None:
+    """Return the schema registry, if there is one. Raises `InvalidAccess`."""
+    from shoal.console.registries import parse_registry
+
+    if page.schema_registry is None:
+        return None
+    login = _text(page.schema_registry_login) if page.schema_registry_login else ""
+    ca = str(page.schema_registry_ca) if page.schema_registry_ca else ""
+    return parse_registry(page.schema_registry, login, ca)
+
+
+def _kubernetes(page: PageOptions) -> KubernetesSettings | None:
+    """Return the API server, if the page shows it. Raises `InvalidAccess`."""
+    from shoal.console.kubernetes import in_pod
+
+    return in_pod(os.environ, page.kubernetes_namespace or []) if page.kubernetes else None
+
+
+def _text(path: Path) -> str:
+    """Return the text of a file. Raises `Failed`."""
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
+        raise Failed(f"cannot read {path}: {reason}.", USAGE) from None
+
+
+def _masks(page: PageOptions) -> Masks:
+    """Return what is masked. Raises `Failed`."""
+    from shoal.console import masks
+
+    if page.no_payloads:
+        return masks.OFF
+    if page.mask is None:
+        return masks.NO_MASKS
+    try:
+        return masks.parse_masks(_text(page.mask), str(page.mask))
+    except masks.InvalidMasks as error:
+        raise Failed(f"{error}.", USAGE) from None
+
+
+def _context(certificate: Path, key: Path | None, client_ca: Path | None) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
@@ -159,4 +324,16 @@ def _context(certificate: Path, key: Path | None) -> ssl.SSLContext:
             " and its key, or with --key for the key, without a password.",
             USAGE,
         ) from None
+    if client_ca is not None:
+        from shoal.console.logins import server_context
+
+        try:
+            server_context(context, str(client_ca))
+        except (OSError, ssl.SSLError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise Failed(
+                f"cannot use {client_ca}: {reason}. It must be a PEM file with the certificates of"
+                " authorities.",
+                USAGE,
+            ) from None
     return context

@@ -160,8 +160,8 @@ def _status(refusal: str | bytes) -> str:
 
 
 def _bearer(security: Security, token: Secret) -> SecretBytes:
-    assert security.oauth is not None
     pairs = [("auth", f"Bearer {token.reveal()}")]
-    pairs += [(name, value.reveal()) for name, value in security.oauth.extensions]
+    if security.oauth is not None:
+        pairs += [(name, value.reveal()) for name, value in security.oauth.extensions]
     fields = "".join(f"{name}={value}\x01" for name, value in pairs)
     return SecretBytes(f"n,,\x01{fields}\x01".encode())

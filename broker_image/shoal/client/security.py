@@ -57,6 +57,8 @@ class Security:
     is_token: bool = False
     tls: TlsSettings = _NO_TLS
     oauth: OAuthSettings | None = None
+    #: Returns the access token of each new connection, instead of `oauth`.
+    bearer: Callable[[], Secret] | None = field(default=None, repr=False, compare=False)
     _source: Callable[[], Security] | None = field(default=None, repr=False, compare=False)
     _state: _State = field(default_factory=_State, repr=False, compare=False)
 
@@ -66,7 +68,7 @@ class Security:
             return
         _one_of("sasl.mechanism", self.mechanism, MECHANISMS)
         if self.mechanism == OAUTHBEARER:
-            if self.oauth is None:
+            if self.oauth is None and self.bearer is None:
                 raise SecurityError(
                     "OAUTHBEARER needs a token: set sasl.oauthbearer.token.endpoint.url to the"
                     " address of the identity provider, or to file:// and the path of a token"
@@ -130,6 +132,17 @@ class Security:
         mechanism = self.mechanism if self.mechanism in DIGESTS else "SCRAM-SHA-512"
         return Security(self.protocol, mechanism, token_id, password, True, self.tls)
 
+    def with_access_token(self, bearer: Callable[[], Secret]) -> Security:
+        """Return these settings with a login by access tokens, which `bearer` returns.
+
+        Raises `SecurityError` if these settings have no SASL.
+        """
+        if not self.sasl:
+            raise SecurityError(
+                f"an access token needs SASL, and security.protocol is {self.protocol}"
+            )
+        return Security(self.protocol, OAUTHBEARER, tls=self.tls, bearer=bearer)
+
     def tls_context(self) -> ssl.SSLContext | None:
         """Return the context for a new connection, or None without TLS. It blocks.
 
@@ -156,6 +169,8 @@ class Security:
 
     async def access_token(self) -> Secret:
         """Return a token for OAUTHBEARER. Raises `SecurityError` or `LoginUnavailable`."""
+        if self.bearer is not None:
+            return self.bearer()
         assert self.oauth is not None
         return await self._state.tokens.get(self.oauth)
 

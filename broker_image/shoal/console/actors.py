@@ -2,7 +2,8 @@
 
 A console without a login, on a loopback address, and a console with one user act with the rights
 of the console's own connection. With several users, each acts by a delegation token of their name
-(KIP-48, KIP-373): the brokers check the rights of that user. Elsewhere actions are off.
+(KIP-48, KIP-373), or by the access token of their login (OAUTHBEARER): the brokers check the rights
+of that user. Elsewhere actions are off.
 """
 
 from __future__ import annotations
@@ -15,16 +16,19 @@ from typing import TYPE_CHECKING
 
 from shoal.client.client import Client
 from shoal.client.errors import ClientError, SecurityError
-from shoal.console.security import is_loopback
+from shoal.console.security import DELEGATION, TOKEN, is_loopback
 
 if TYPE_CHECKING:
     from shoal.client.security_admin import DelegationToken
-    from shoal.console.security import Access
+    from shoal.console.security import Access, Bearer
 
 #: The lifetime of a token. An action may run for as long as a new token has left.
 TOKEN_LIFETIME_S = 24 * 3600.0
 #: The age at which a new action gets another token.
 TOKEN_AGE_S_MAX = 12 * 3600.0
+
+#: Users whose clients are kept.
+ACTORS_MAX = 100
 
 #: A broker learns of a new token a moment after its controller.
 ATTEMPTS_MAX, ATTEMPT_S = 10, 0.2
@@ -32,9 +36,16 @@ ATTEMPTS_MAX, ATTEMPT_S = 10, 0.2
 
 @dataclass(slots=True)
 class _Actor:
-    token: DelegationToken
     client: Client
     made_at_s: float
+    token: DelegationToken | None = None
+    bearer: Bearer | None = None
+
+    def is_usable(self, bearer: Bearer | None, now_s: float) -> bool:
+        """Whether a new action may use the client."""
+        if bearer is not None:
+            return self.bearer is bearer
+        return now_s - self.made_at_s < TOKEN_AGE_S_MAX
 
 
 async def _admitted(client: Client) -> None:
@@ -68,7 +79,7 @@ class Actors:
         access = self._access
         if not access.allow_actions:
             return "This console only reads."
-        if not access.users:
+        if not access.has_login:
             if is_loopback(access.host):
                 return ""
             return (
@@ -76,31 +87,70 @@ class Actors:
                 " Give it --login."
             )
         security = self._client.cluster.settings.security
-        if len(access.users) > 1 and (not security.sasl or security.is_token):
+        if access.acts_by == TOKEN and not security.sasl:
+            return (
+                "Actions are off: each user acts by an access token (OAUTHBEARER), which needs"
+                f" SASL, and the console is connected by {security.protocol}. Connect it to a"
+                " listener with SASL."
+            )
+        if access.acts_by == DELEGATION and (not security.sasl or security.is_token):
             how = "a delegation token" if security.is_token else security.protocol
             return (
                 "Actions are off: each user acts by a delegation token, and the console cannot"
                 f" create one because it is connected by {how}. Connect it by SASL with a password"
-                " or an access token, or give --login one user only."
+                " or an access token"
+                + (", or give --login one user only." if access.users else ".")
             )
         return ""
 
-    async def client(self, user: str) -> Client:
-        """Return the client that acts for a user. Raises `ClientError`, for example if the console
-        may not create tokens for this user."""
-        if len(self._access.users) <= 1:
+    async def client(self, user: str, bearer: Bearer | None = None) -> Client:
+        """Return the client that acts for a user, by the access token if the login has one.
+
+        Raises `ClientError`, for example if the console may not create tokens for this user, or if
+        the brokers refuse the access token.
+        """
+        acts_by = self._access.acts_by
+        if not acts_by:
             return self._client
+        if acts_by == TOKEN and bearer is None:
+            raise SecurityError("the login has no access token that is valid now. Log in again")
+        name = user if bearer is None else bearer.key
         async with self._lock:
-            known = self._known.get(user)
+            known = self._known.get(name)
             now_s = time.monotonic()
-            if known is not None and now_s - known.made_at_s < TOKEN_AGE_S_MAX:
+            if known is not None and known.is_usable(bearer, now_s):
                 return known.client
-            self._known[user] = await self._made(user, now_s)
+            if bearer is None:
+                made = await self._by_delegation(user, now_s)
+            else:
+                made = await self._by_token(bearer, now_s)
+            self._known.pop(name, None)
+            self._known[name] = made
             if known is not None:
                 self._old.append(known)
-            return self._known[user].client
+            await self._forget(now_s)
+            return made.client
 
-    async def _made(self, user: str, now_s: float) -> _Actor:
+    async def _forget(self, now_s: float) -> None:
+        """Close clients that no action can use any longer."""
+        while len(self._known) > ACTORS_MAX:
+            self._old.append(self._known.pop(next(iter(self._known))))
+        for actor in [a for a in self._old if now_s - a.made_at_s > TOKEN_LIFETIME_S]:
+            self._old.remove(actor)
+            await actor.client.close()
+
+    async def _by_token(self, bearer: Bearer, now_s: float) -> _Actor:
+        settings = self._client.cluster.settings
+        security = settings.security.with_access_token(lambda: bearer.value)
+        client = Client(replace(settings, security=security))
+        try:
+            await client.admin.describe_cluster()
+        except BaseException:
+            await client.close()
+            raise
+        return _Actor(client, now_s, bearer=bearer)
+
+    async def _by_delegation(self, user: str, now_s: float) -> _Actor:
         tokens = self._client.admin.tokens
         # Only owners and renewers may end a token.
         me = await tokens.identity()
@@ -117,12 +167,14 @@ class Actors:
         except BaseException:
             await client.close()
             raise
-        return _Actor(token, client, now_s)
+        return _Actor(client, now_s, token)
 
     async def close(self) -> None:
         """Close the clients, and end their tokens as far as the brokers allow it."""
         for actor in (*self._known.values(), *self._old):
             await actor.client.close()
+            if actor.token is None:
+                continue
             with contextlib.suppress(ClientError):
                 await self._client.admin.tokens.expire(actor.token.hmac)
         self._known.clear()

@@ -13,15 +13,20 @@ from aiohttp import web
 from shoal.client.client import Client
 from shoal.client.errors import ClientError, KafkaError, transient
 from shoal.client.remedies import remedy
+from shoal.console import openid
 from shoal.console import sampler as samplers
 from shoal.console.actors import Actors
 from shoal.console.forms import FORM_BYTES_MAX, Forms
+from shoal.console.kubernetes import Kubernetes, reading
 from shoal.console.live import Streams
+from shoal.console.openid import OpenIdLogin
 from shoal.console.pages import Page, Pages
+from shoal.console.registries import Registry
 from shoal.console.render import STATIC, compile_templates, render
 from shoal.console.runs import Runs
-from shoal.console.security import NO_RIGHT, Access, guard, with_headers
+from shoal.console.security import LOGIN, NO_RIGHT, USER, Access, guard, with_headers
 from shoal.console.sessions import Sessions
+from shoal.console.views import View
 from shoal.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -57,16 +62,26 @@ class Console:
 
     def __init__(self, client: Client, sampler: samplers.Sampler, access: Access) -> None:
         self.access = access
+        self.registry = None if access.registry is None else Registry(access.registry)
+        view = View(access.masks, self.registry)
+        self.kubernetes = None if access.kubernetes is None else Kubernetes(access.kubernetes)
         self.actors = Actors(client, access)
-        self.pages = Pages(client, sampler, self.actors)
+        self.pages = Pages(client, sampler, self.actors, view, self.kubernetes)
         self.streams = Streams(sampler)
-        self.sessions = Sessions(is_encrypted=access.is_encrypted)
+        encrypted = access.is_encrypted or access.url.startswith("https:")
+        self.sessions = Sessions(is_encrypted=encrypted, hosts=access.hosts)
         self.runs = Runs(sampler.hurry)
-        self.forms = Forms(self.pages, sampler, self.actors, self.sessions, self.runs)
+        self.forms = Forms(self.pages, sampler, self.actors, self.sessions, self.runs, view)
 
     async def close(self) -> None:
         await self.runs.close()
         await self.actors.close()
+        if self.access.login is not None:
+            await self.access.login.close()
+        if self.registry is not None:
+            await self.registry.close()
+        if self.kubernetes is not None:
+            await self.kubernetes.close()
 
 
 def application(console: Console) -> web.Application:
@@ -83,7 +98,11 @@ def application(console: Console) -> web.Application:
         client_max_size=FORM_BYTES_MAX,
         handler_args={"max_line_size": LINE_BYTES_MAX, "max_field_size": LINE_BYTES_MAX},
     )
-    live: dict[str, PageHandler] = {"": pages.overview, "group": pages.group}
+    live: dict[str, PageHandler] = {
+        "": pages.overview,
+        "group": pages.group,
+        "consumers": pages.consumers,
+    }
     still: dict[str, PageHandler] = {
         "topics": pages.topics,
         "topic": pages.topic,
@@ -102,6 +121,12 @@ def application(console: Console) -> web.Application:
         app.router.add_get(f"/live/{name}", partial(_stream, console.streams, handler))
     for name, handler in still.items():
         app.router.add_get(f"/{name}", partial(_page, handler, False))
+    if isinstance(console.access.login, OpenIdLogin):
+        login = console.access.login
+        app.router.add_get(openid.RETURN, login.returned)
+        app.router.add_post(openid.LOG_OUT, partial(_log_out, console, login))
+        logged_out = partial(pages.logged_out, login)
+        app.router.add_get(openid.LOGGED_OUT, partial(_page, logged_out, False))
     app.router.add_get("/payload", pages.payload)
     app.router.add_get("/static/{name}", _static)
     return app
@@ -117,10 +142,21 @@ async def _page(handler: PageHandler, is_live: bool, request: web.Request) -> we
     return response
 
 
+async def _log_out(console: Console, login: OpenIdLogin, request: web.Request) -> web.Response:
+    console.sessions.check_origin(request)
+    return login.log_out(request)
+
+
 async def _stream(
     streams: Streams, handler: PageHandler, request: web.Request
 ) -> web.StreamResponse:
     async def part() -> str:
+        if LOGIN in request:
+            await request[LOGIN].renew()
+            if request[LOGIN].is_over:
+                raise web.HTTPUnauthorized(
+                    text="Your login has ended. Reload the page to log in again."
+                )
         page = await handler(request)
         return render(f"{page.template}_live.html", page.context)
 
@@ -158,7 +194,7 @@ def _errors_as_pages(pages: Pages) -> Middleware:
             status = HTTPStatus.INTERNAL_SERVER_ERROR
             text = "The console failed. Its error output has the reason."
         context = {**pages.base(request), "status": int(status), "text": text}
-        if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.MISDIRECTED_REQUEST):
+        if USER not in request:
             # Without a login, nothing of the cluster is shown.
             context |= {"sample": None, "problem": None}
         title = _TITLES.get(status, status.phrase)
@@ -203,7 +239,7 @@ async def serving(
         try:
             site = web.TCPSite(runner, access.host, access.port, ssl_context=ssl_context)
             await site.start()
-            async with samplers.running(sampler):
+            async with samplers.running(sampler), reading(console.kubernetes):
                 port = runner.addresses[0][1]
                 host = f"[{access.host}]" if ":" in access.host else access.host
                 scheme = "http" if ssl_context is None else "https"

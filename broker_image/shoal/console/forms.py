@@ -22,7 +22,7 @@ from shoal.console.actions.contract import Given, Mistake, Scene
 from shoal.console.pages import Page, Pages
 from shoal.console.render import link
 from shoal.console.runs import Runs, Stage, audit
-from shoal.console.security import NO_RIGHT, USER
+from shoal.console.security import BEARER, NO_RIGHT, USER
 from shoal.console.sessions import TOKEN_FIELD
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from shoal.console.actors import Actors
     from shoal.console.sampler import Sampler
     from shoal.console.sessions import Sessions
+    from shoal.console.views import View
 
 #: Bytes of a form. A payload of non-ASCII text is up to three times as long in a form.
 FORM_BYTES_MAX = 4 << 20
@@ -61,9 +62,15 @@ class Forms:
     """The forms of one console."""
 
     def __init__(
-        self, pages: Pages, sampler: Sampler, actors: Actors, sessions: Sessions, runs: Runs
+        self,
+        pages: Pages,
+        sampler: Sampler,
+        actors: Actors,
+        sessions: Sessions,
+        runs: Runs,
+        view: View,
     ) -> None:
-        self._pages, self._sampler = pages, sampler
+        self._pages, self._sampler, self._view = pages, sampler, view
         self._actors, self._sessions, self.runs = actors, sessions, runs
         self._pending: OrderedDict[str, _Pending] = OrderedDict()
 
@@ -163,7 +170,7 @@ class Forms:
         """Return what an action reads, with the rights of the person. Raises HTTP 403."""
         if why := self._actors.why_off:
             raise web.HTTPForbidden(text=why)
-        return Scene(await self._client(request), self._sampler.sample)
+        return Scene(await self._client(request), self._sampler.sample, self._view)
 
     async def _plan(self, request: web.Request, action: Action, scene: Scene, given: Given) -> Plan:
         """Return an action's plan. Audit a refusal by the brokers."""
@@ -178,11 +185,11 @@ class Forms:
     async def _client(self, request: web.Request) -> Client:
         user = request.get(USER, "")
         try:
-            return await self._actors.client(user)
+            return await self._actors.client(user, request.get(BEARER))
         except ClientError as error:
             text = remedy(error) if isinstance(error, KafkaError) else f"{error}."
             raise web.HTTPForbidden(
-                text=f"Actions are off for {user}: no delegation token could be created. {text}"
+                text=f"Actions are off for {user}: the brokers do not accept the login. {text}"
             ) from None
 
     async def _posted(self, request: web.Request, action: str) -> Given:

@@ -14,10 +14,12 @@ from shoal.client.dead_letters import DeadLetter, DeadLetterFilter, parse_dead_l
 from shoal.client.errors import ClientError
 from shoal.client.redrive_ledger import RedriveLedger
 from shoal.console import records
+from shoal.console.views import PLAIN
 
 if TYPE_CHECKING:
     from shoal.client.client import Client
     from shoal.client.cluster import TopicPartition
+    from shoal.console.views import View
     from shoal.record.offset_set import OffsetSet
 
 LETTERS_MAX = 5_000
@@ -50,8 +52,11 @@ class Letters:
         return done is not None and letter.offset in done
 
 
-async def letters(client: Client, topic: str, wanted: DeadLetterFilter) -> Letters:
-    """Read the letters. Raises `KafkaError` if the topic does not exist or may not be read."""
+async def letters(client: Client, view: View, topic: str, wanted: DeadLetterFilter) -> Letters:
+    """Read the letters, with what may be shown of them.
+
+    Raises `KafkaError` if the topic does not exist or may not be read.
+    """
     limits = await bounds(client.admin, topic)
     found = Letters(topic, sum(end - start for start, end in limits.values()))
     found.redriven = await redriven(client, topic)
@@ -61,6 +66,7 @@ async def letters(client: Client, topic: str, wanted: DeadLetterFilter) -> Lette
             await _read(client, wanted, found, where, first, end)
     found.shown.sort(key=lambda letter: (letter.timestamp_ms, letter.offset), reverse=True)
     del found.shown[SHOWN_MAX:]
+    found.shown = [one._replace(record=await view.shown(topic, one.record)) for one in found.shown]
     return found
 
 
@@ -106,6 +112,9 @@ async def redriven(client: Client, topic: str) -> dict[int, OffsetSet]:
 
 
 async def read(client: Client, where: TopicPartition, offset: int) -> DeadLetter | None:
-    """Return one letter; None if there is no dead letter at this offset. Raises `KafkaError`."""
-    record = await records.read(client, where, offset)
+    """Return one letter as it is, not masked; None if there is no dead letter at this offset.
+
+    Raises `KafkaError`.
+    """
+    record = await records.read(client, PLAIN, where, offset)
     return None if record is None else parse_dead_letter(*where, record)

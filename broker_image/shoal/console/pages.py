@@ -5,6 +5,7 @@ Live pages have a second template for the part that changes, which `/live/…` s
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohttp import web
@@ -14,27 +15,33 @@ from shoal.client.configs import Resource, ResourceType
 from shoal.client.dead_letter_topics import TOPIC, bounds, dead_letter_topics
 from shoal.client.dead_letters import REASONS, DeadLetterFilter
 from shoal.client.errors import ClientError, KafkaError, expect
-from shoal.client.held_keys import held_keys
+from shoal.client.held_keys import HeldKey, held_keys
 from shoal.client.timestamps import timestamp
 from shoal.console import figures, holdings, letters, payloads, queues, records
 from shoal.console.charts import Line, chart
 from shoal.console.queues import Level, Queue
 from shoal.console.sample import Metrics, Sample
-from shoal.console.security import USER
+from shoal.console.security import LOGIN, USER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shoal.client.client import Client
     from shoal.client.configs import ConfigEntry
+    from shoal.client.lag import Position
     from shoal.console.actors import Actors
     from shoal.console.holdings import Holdings
+    from shoal.console.kubernetes import Kubernetes
+    from shoal.console.openid import OpenIdLogin
     from shoal.console.sampler import Sampler
+    from shoal.console.views import View
 
 #: Rows of a table on one page of it.
 ROWS_MAX = 100
 #: Groups in which the page of a record looks for it.
 STANDING_MAX = 50
+#: ShareConsumers that have a chart.
+CHARTS_MAX = 20
 #: Held keys that a group's page shows.
 HELD_MAX = 20
 _NO_NUMBER = float("nan")
@@ -50,10 +57,19 @@ class Page(NamedTuple):
 class Pages:
     """The pages over one cluster."""
 
-    def __init__(self, client: Client, sampler: Sampler, actors: Actors) -> None:
+    def __init__(
+        self,
+        client: Client,
+        sampler: Sampler,
+        actors: Actors,
+        view: View,
+        kubernetes: Kubernetes | None,
+    ) -> None:
         self._client = client
         self._sampler = sampler
         self._actors = actors
+        self._view = view
+        self._kubernetes = kubernetes
         #: The holdings of groups in one sample: several pages of a group read them once.
         self._holdings: dict[str, Holdings | None] = {}
         self._holdings_at_ms = -1
@@ -72,9 +88,17 @@ class Pages:
             "silent": sample is not None and sample.metrics is Metrics.SILENT,
             "is_live": False,
             "user": request.get(USER, ""),
+            "can_log_out": LOGIN in request,
+            "on_kubernetes": self._kubernetes is not None,
             "why_off": self._actors.why_off,
             "can_act": not self._actors.why_off,
         }
+
+    async def logged_out(self, login: OpenIdLogin, request: web.Request) -> Page:
+        """What remains to do after a log-out. It shows nothing of the cluster."""
+        nothing = {"sample": None, "problem": None, "can_act": False, "why_off": "", "time": ""}
+        more = {"log_out_url": login.provider_log_out}
+        return Page("logged_out", {**self.base(request), **nothing, **more})
 
     # The overview
 
@@ -151,10 +175,16 @@ class Pages:
             "charts": {queue.topic: self._charts(sample, queue) for queue in found},
             "ages": {(q.group, q.topic): _age_s(sample, q.oldest_ms) for q in found},
             "held_count": held,
-            "held": (await held_keys(self._client, positions, keys_max=HELD_MAX))[:HELD_MAX]
-            if held
-            else [],
+            "held": await self._held(positions) if held else [],
         }
+
+    async def _held(self, positions: list[Position]) -> list[HeldKey]:
+        """Return the first held keys, with what may be shown of them."""
+        found = await held_keys(self._client, positions, keys_max=HELD_MAX)
+        return [
+            replace(one, key=await self._view.key(one.where.topic, one.key))
+            for one in found[:HELD_MAX]
+        ]
 
     async def _held_by_members(self, sample: Sample, name: str) -> Holdings | None:
         if sample.metrics is Metrics.UNSUPPORTED:
@@ -243,7 +273,7 @@ class Pages:
         failure = ""
         if not mistake:
             try:
-                browsed = await records.browse(self._client, name, query)
+                browsed = await records.browse(self._client, self._view, name, query)
             except ClientError as error:
                 failure = str(error)
         limits: dict[TopicPartition, tuple[int, int]] = {}
@@ -272,6 +302,7 @@ class Pages:
                 "mistake": mistake,
                 "failure": failure,
                 "browsed": browsed,
+                "rule": self._view.masks.of([name]),
             },
         )
 
@@ -294,7 +325,7 @@ class Pages:
         """One record, whole."""
         context = self.base(request)
         where, offset = _place(request)
-        record = await records.read(self._client, where, offset)
+        record = await records.read(self._client, self._view, where, offset)
         if record is None:
             raise web.HTTPNotFound(text=f"{where} has no record at offset {offset}.")
         wanted = request.query.get("as", "auto")
@@ -329,15 +360,38 @@ class Pages:
         )
 
     async def payload(self, request: web.Request) -> web.Response:
-        """One record's value as a download."""
+        """One record's value as a download, with its masked fields masked."""
         where, offset = _place(request)
-        record = await records.read(self._client, where, offset)
+        record = await records.read(self._client, self._view, where, offset)
         if record is None or record.value is None:
             raise web.HTTPNotFound(text=f"{where} has no value at offset {offset}.")
+        if isinstance(record.value, payloads.Masked) and record.value.is_whole:
+            raise web.HTTPForbidden(text=f"The value cannot be downloaded. {record.value.why}")
         return web.Response(
-            body=record.value,
+            body=payloads.raw(record.value),
             content_type="application/octet-stream",
             headers={"Content-Disposition": f'attachment; filename="record-{offset}.bin"'},
+        )
+
+    # Kubernetes
+
+    async def consumers(self, request: web.Request) -> Page:
+        """ShareConsumers, and the conditions and events of all kinds."""
+        context = self.base(request)
+        kubernetes = self._kubernetes
+        if kubernetes is None or kubernetes.seen is None:
+            return Page("consumers", {**context, "seen": None})
+        seen = kubernetes.seen
+        reported = [one for one in seen.consumers if one.wanted is not None]
+        return Page(
+            "consumers",
+            context
+            | {
+                "seen": seen,
+                "charts": [kubernetes.chart(one) for one in reported[:CHARTS_MAX]],
+                "namespaces": kubernetes.settings.namespaces,
+                "ROWS_MAX": ROWS_MAX,
+            },
         )
 
     # Dead letters
@@ -365,7 +419,7 @@ class Pages:
             | {
                 "name": name,
                 "chosen": chosen,
-                "letters": await letters.letters(self._client, name, wanted),
+                "letters": await letters.letters(self._client, self._view, name, wanted),
                 "meanings": REASONS,
             },
         )
@@ -379,15 +433,16 @@ class Pages:
             raise web.HTTPNotFound(text=f"{where} has no dead letter at offset {offset}.")
         wanted = request.query.get("as", "auto")
         done = await letters.redriven(self._client, where.topic)
+        record = await self._view.shown(where.topic, found.record)
         return Page(
             "letter",
             context
             | {
-                "letter": found,
+                "letter": found._replace(record=record),
                 "where": where,
-                "key": payloads.show(found.record.key, wanted),
-                "value": payloads.show(found.record.value, wanted),
-                "headers": [(n, payloads.show(v)) for n, v in found.record.headers],
+                "key": payloads.show(record.key, wanted),
+                "value": payloads.show(record.value, wanted),
+                "headers": [(n, payloads.show(v)) for n, v in record.headers],
                 "wanted": wanted,
                 "formats": payloads.FORMATS,
                 "is_redriven": where.partition in done and offset in done[where.partition],

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 #: Bytes of a payload on its own page. The whole payload can be downloaded.
 SHOWN_BYTES_MAX = 64 << 10
@@ -24,27 +25,100 @@ _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zs", "Zl", "Zp"})
 #: Spaces that text is written with.
 _SPACES = " \N{IDEOGRAPHIC SPACE}"
 FORMATS = ("auto", "text", "json", "hex")
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
+#: A token of valid JSON.
+TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
 #: Characters of indentation. JSON that needs more, because it is deep, is shown as text.
 _INDENTATION_MAX = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A payload as text. `format` is text, json, hex, empty or null; `size_bytes` is all of it."""
+    """A payload as text. `format` is text, json, hex, empty, null or masked; `size_bytes` is all
+    of it. `masked_fields` of a payload are masked. `what` names the schema that decoded it, `note`
+    says why none did."""
 
     format: str
     text: str
     size_bytes: int
     is_cut: bool = False
+    masked_fields: int = 0
+    what: str = ""
+    note: str = ""
+
+
+class Decoded(bytes):
+    """A payload as JSON. `raw` is the payload, `what` its format and schema."""
+
+    raw: bytes
+    what: str
+
+    def __new__(cls, text: bytes, *, raw: bytes, what: str) -> Self:
+        found = super().__new__(cls, text)
+        found.raw, found.what = raw, what
+        return found
+
+
+class Undecoded(bytes):
+    """A payload in the format of a schema registry that cannot be decoded; `why` is a sentence."""
+
+    why: str
+
+    def __new__(cls, payload: bytes, why: str) -> Self:
+        found = super().__new__(cls, payload)
+        found.why = why
+        return found
+
+
+class Masked(bytes):
+    """What may be shown of a payload: the whole is masked, or `fields` of its JSON are.
+
+    `size_bytes` is the size of the payload, `why` a sentence, `what` that of a decoded payload.
+    """
+
+    fields: int
+    size_bytes: int
+    why: str
+    what: str
+
+    def __new__(cls, shown: bytes, payload: bytes, why: str, *, fields: int = 0) -> Self:
+        found = super().__new__(cls, shown)
+        found.fields, found.why = fields, why
+        found.size_bytes = len(raw(payload))
+        found.what = payload.what if isinstance(payload, Decoded) else ""
+        return found
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing of the payload is shown."""
+        return not self.fields
+
+
+def raw(payload: bytes) -> bytes:
+    """Return a payload as it is in the log, if it was decoded."""
+    return payload.raw if isinstance(payload, Decoded) else payload
 
 
 def show(payload: bytes | None, wanted: str = "auto") -> Shown:
     """Return a payload in one of `FORMATS`. Auto is JSON if it is that, else text, else hex."""
-    if payload is None:
-        return Shown("null", "", 0)
     if not payload:
-        return Shown("empty", "", 0)
+        return Shown("null" if payload is None else "empty", "", 0)
+    size = len(raw(payload))
+    if isinstance(payload, Masked):
+        size, what = payload.size_bytes, payload.what
+        if payload.is_whole:
+            return Shown("masked", payload.why, size, what=what)
+        return replace(
+            _shown(payload, wanted), size_bytes=size, masked_fields=payload.fields, what=what
+        )
+    if isinstance(payload, Decoded):
+        found = _shown(payload if wanted in ("auto", "json") else payload.raw, wanted)
+        return replace(found, size_bytes=size, what=payload.what)
+    if isinstance(payload, Undecoded):
+        return replace(_shown(payload, wanted), note=payload.why)
+    return _shown(payload, wanted)
+
+
+def _shown(payload: bytes, wanted: str) -> Shown:
     size, cut = len(payload), len(payload) > SHOWN_BYTES_MAX
     head = payload[:SHOWN_BYTES_MAX]
     if wanted in ("auto", "json") and size <= JSON_BYTES_MAX:
@@ -131,7 +205,7 @@ def _indented(payload: bytes) -> str | None:
     out: list[str] = []
     depth = indentation = 0
     before = ""
-    for token in _TOKEN.findall(text):
+    for token in TOKEN.findall(text):
         if token in "}]":
             depth -= 1
         if (token in "}]" and before not in ("{", "[")) or (

@@ -16,6 +16,7 @@ from shoal.client.errors import expect
 
 if TYPE_CHECKING:
     from shoal.client.client import Client
+    from shoal.console.views import View
     from shoal.record.records import Record
 
 SHOWN_MAX = 50
@@ -78,7 +79,7 @@ class Browsed:
     next_offsets: dict[TopicPartition, int] = field(default_factory=dict)
 
 
-async def browse(client: Client, topic: str, query: Query) -> Browsed:
+async def browse(client: Client, view: View, topic: str, query: Query) -> Browsed:
     """Return records, the newest first if they are the newest ones, else the oldest first.
 
     Raises `KafkaError` if the topic or the partition does not exist or may not be read.
@@ -94,12 +95,14 @@ async def browse(client: Client, topic: str, query: Query) -> Browsed:
     deadline = loop.time() + SCAN_S
     for where, first in firsts.items():
         if first < limits[where][1]:
-            await _scan(client, query, found, where, first, deadline, SCANNED_MAX // len(firsts))
+            records_max = SCANNED_MAX // len(firsts)
+            await _scan(client, view, query, found, where, first, deadline, records_max)
     newest = query.start == END
     found.records.sort(key=lambda one: (one.record.timestamp_ms, one.record.offset), reverse=newest)
     if not newest and query.partition is not None and len(found.records) > SHOWN_MAX:
         found.next_offsets[where] = found.records[SHOWN_MAX].record.offset
     del found.records[SHOWN_MAX:]
+    found.records = [Found(one.where, await view.shown(topic, one.record)) for one in found.records]
     return found
 
 
@@ -118,6 +121,7 @@ async def _starts(
 
 async def _scan(
     client: Client,
+    view: View,
     query: Query,
     found: Browsed,
     where: TopicPartition,
@@ -131,8 +135,12 @@ async def _scan(
     async for fetched in client.fetcher.range(*where, first, end - 1, chunk_bytes=CHUNK_BYTES):
         for record in fetched.records():
             scanned += 1
-            if query.matches(record):
-                mine.append(Found(where, record))
+            if not query.matches(record):
+                continue
+            # A filter must not find out what is masked.
+            if query.has_filter and not query.matches(view.masks.shown(where.topic, record)):
+                continue
+            mine.append(Found(where, record))
         found.scanned_bytes += len(fetched.data)
         if query.start == END:
             del mine[:-SHOWN_MAX]
@@ -145,13 +153,13 @@ async def _scan(
     found.records += mine
 
 
-async def read(client: Client, where: TopicPartition, offset: int) -> Record | None:
-    """Return one record; None if the log has no record at this offset.
+async def read(client: Client, view: View, where: TopicPartition, offset: int) -> Record | None:
+    """Return what may be shown of one record; None if the log has no record at this offset.
 
     Raises `KafkaError`, for example if the offset is before or after the log.
     """
     async for fetched in client.fetcher.range(*where, offset, offset, chunk_bytes=1):
         for record in fetched.records():
             if record.offset == offset:
-                return record
+                return await view.shown(where.topic, record)
     return None

@@ -9,18 +9,24 @@ import hashlib
 import hmac
 import ipaddress
 import logging
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from shoal.console.masks import NO_MASKS, Masks
 from shoal.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from aiohttp.typedefs import Handler, Middleware
+
+    from shoal.client.secret import Secret
+    from shoal.console.kubernetes import KubernetesSettings
+    from shoal.console.registries import RegistrySettings
 
 log = logging.getLogger("shoal.console")
 #: Nothing from elsewhere, nothing inline, no frame around the page.
@@ -47,6 +53,35 @@ NO_RIGHT = frozenset(
 )
 #: The name of the logged-in user; "" without a login.
 USER = web.RequestKey("user", str)
+
+
+@dataclass(slots=True)
+class Bearer:
+    """An access token of a user. A newer one replaces `value`. `key` names the user's session."""
+
+    key: str
+    value: Secret
+
+
+#: The access token of the logged-in user, if the login has one.
+BEARER = web.RequestKey("bearer", Bearer)
+
+
+class Ending(ABC):
+    """A login that ends: a page that is open then gets no more updates."""
+
+    @property
+    @abstractmethod
+    def is_over(self) -> bool:
+        """Whether the login has ended."""
+
+    @abstractmethod
+    async def renew(self) -> None:
+        """Renew what ends before the login. An open page calls it before each update."""
+
+
+#: The login of a request, if it ends.
+LOGIN = web.RequestKey("login", Ending)
 #: Seconds until the answer to a wrong password.
 REFUSAL_DELAY_S = 0.5
 
@@ -55,23 +90,66 @@ class InvalidAccess(ValueError):
     """The console may not listen like this, or its users cannot be read."""
 
 
+class Login(Protocol):
+    """A way to log in without a password of the console's own."""
+
+    @property
+    def acts_by(self) -> str:
+        """How users act: `TOKEN`, by their access tokens, or `DELEGATION`."""
+
+    async def admit(self, request: web.Request) -> web.StreamResponse | None:
+        """Set `USER`, and `BEARER` if there is one. Return a response if the login begins.
+
+        Raises HTTP 401 and 403.
+        """
+
+    async def close(self) -> None:
+        """Release what the login holds."""
+
+
+TOKEN, DELEGATION = "token", "delegation"
+
+
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Where the console listens and who may use it. `users` maps names to hashed passwords; without
-    users there is no login. `allow_actions` lets users change the cluster."""
+    """Where the console listens and who may use it. `users` maps names to hashed passwords, `login`
+    is another way to log in; without both everyone may. `url` is the address that browsers use.
+    `allow_actions` lets users change the cluster. `masks` limits what they
+    see of records."""
 
     host: str = "127.0.0.1"
     port: int = 9080
     is_encrypted: bool = False
     users: Mapping[str, bytes] = field(default_factory=dict)
     allow_actions: bool = False
+    masks: Masks = NO_MASKS
+    login: Login | None = None
+    url: str = ""
+    registry: RegistrySettings | None = None
+    kubernetes: KubernetesSettings | None = None
+
+    @property
+    def has_login(self) -> bool:
+        return bool(self.users) or self.login is not None
+
+    @property
+    def acts_by(self) -> str:
+        """How several users act; empty if actions have the rights of the console's connection."""
+        if self.login is not None:
+            return self.login.acts_by
+        return DELEGATION if len(self.users) > 1 else ""
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """The names, with ports, by which browsers reach the console besides its own address."""
+        return frozenset({urlsplit(self.url).netloc} if self.url else ())
 
     def check(self, *, insecure: bool) -> None:
         """Raise `InvalidAccess` if other hosts could reach the console without encryption or login.
 
         `insecure` allows it.
         """
-        if is_loopback(self.host) or insecure or (self.users and self.is_encrypted):
+        if is_loopback(self.host) or insecure or (self.has_login and self.is_encrypted):
             return
         raise InvalidAccess(
             f"other hosts reach {self.host}, and the console shows records. Give it --login and"
@@ -130,10 +208,14 @@ def guard(access: Access) -> Middleware:
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         # A page of another site, whose name its DNS server maps to 127.0.0.1, has that site's name.
         name = urlsplit(f"//{request.host}").hostname or ""
-        if is_loopback(access.host) and not is_loopback(name):
+        is_own = is_loopback(name) or request.host in access.hosts
+        if is_loopback(access.host) and not is_own:
             raise web.HTTPMisdirectedRequest(
                 text=f"The console listens on {access.host} only, not as {name[:100]}."
             )
+        if access.login is not None:
+            begun = await access.login.admit(request)
+            return await handler(request) if begun is None else begun
         user = _login(access.users, request.headers.get("Authorization", ""))
         if access.users and user is None:
             if "Authorization" in request.headers:

@@ -17,7 +17,7 @@ from aiohttp import web
 from shoal.console.security import USER
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from aiohttp.typedefs import Handler
 
@@ -28,11 +28,15 @@ _SESSION_CHARS = 43
 
 
 class Sessions:
-    """The sessions of one console. `is_encrypted` limits the cookie to HTTPS."""
+    """The sessions of one console. `is_encrypted` limits the cookie to HTTPS.
 
-    def __init__(self, *, is_encrypted: bool) -> None:
+    `hosts` are the names of the console at a proxy, which may send another one in `Host`.
+    """
+
+    def __init__(self, *, is_encrypted: bool, hosts: Collection[str] = ()) -> None:
         self._secret = secrets.token_bytes(32)
         self._is_encrypted = is_encrypted
+        self._hosts = hosts
 
     def token(self, request: web.Request) -> str:
         """Return the token for a form in the answer to this request."""
@@ -48,21 +52,28 @@ class Sessions:
 
     def check(self, request: web.Request, form: Mapping[str, object]) -> None:
         """Raise HTTP 403 unless a form of this console, in this session, sent the request."""
-        origin = request.headers.get("Origin")
-        site = request.headers.get("Sec-Fetch-Site", "same-origin")
-        if (origin is not None and urlsplit(origin).netloc != request.host) or (
-            site != "same-origin"
-        ):
-            raise web.HTTPForbidden(
-                text=f"The form came from another address than {request.host[:100]}. Open this"
-                " page and send the form from there. A proxy must pass on the Host header."
-            )
+        self.check_origin(request)
         given = form.get(TOKEN_FIELD)
         expected = self.token(request)
         if not isinstance(given, str) or not hmac.compare_digest(given.encode(), expected.encode()):
             raise web.HTTPForbidden(
                 text="The form is out of date: the console has started again, or the browser has"
                 " a new session. Nothing was changed. Open the form again."
+            )
+
+    def check_origin(self, request: web.Request) -> None:
+        """Raise HTTP 403 if a page of another site sent the request."""
+        origin = request.headers.get("Origin")
+        site = request.headers.get("Sec-Fetch-Site", "same-origin")
+        is_other = origin is not None and urlsplit(origin).netloc not in (
+            request.host,
+            *self._hosts,
+        )
+        if is_other or site != "same-origin":
+            raise web.HTTPForbidden(
+                text=f"The form came from another address than {request.host[:100]}. Open this"
+                " page and send the form from there. A proxy must pass on the Host header, or"
+                " --url must name the address that browsers use."
             )
 
     def _token(self, session: str, user: str) -> str:

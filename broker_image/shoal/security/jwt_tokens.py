@@ -147,43 +147,47 @@ class JwtValidator:
     def validate(self, token: str, now_ms: int) -> BearerToken:
         """Return what a token says. Raises `TokenRefused`."""
         try:
-            claims = self._verified(token, self._keys.keys)
+            claims = verified(token, self._keys.keys)
         except UnknownKeyError as error:
             self._keys.key_missing(error.key_id, now_ms)
             raise
         return bearer(claims, self._rules, now_ms / 1000)
 
-    def _verified(self, token: str, keys: tuple[Key, ...]) -> dict[str, Any]:
-        """Return the claims of a token whose signature is right."""
+
+def verified(token: str, keys: tuple[Key, ...]) -> dict[str, Any]:
+    """Return the claims of a token whose signature is right; nothing else of them is checked.
+
+    Raises `TokenRefused`, and `UnknownKeyError` if no key has the token's key id.
+    """
+    try:
+        header = jwt.get_unverified_header(token)
+    except (jwt.PyJWTError, ValueError, RecursionError):
+        raise TokenRefused("the token is no signed JSON Web Token") from None
+    algorithm, key_id = header.get("alg"), header.get("kid")
+    if algorithm not in ALGORITHMS:
+        raise TokenRefused(f"the token's algorithm {str(algorithm)[:20]!r} is not permitted")
+    if "crit" in header:
+        raise TokenRefused("the token has a critical header that is not known")
+    if not isinstance(key_id, str | None) or len(key_id or "") > KEY_ID_SIZE_MAX:
+        raise TokenRefused("the token's key id is no short text")
+    fitting = [
+        key
+        for key in keys
+        if algorithm in key.algorithms and (key_id is None or key.key_id == key_id)
+    ]
+    if not fitting:
+        raise UnknownKeyError(key_id or "")
+    for key in fitting:
         try:
-            header = jwt.get_unverified_header(token)
+            claims: dict[str, Any] = jwt.decode(
+                token, key.public_key, algorithms=[algorithm], options=_SIGNATURE_ONLY
+            )
+        except jwt.InvalidSignatureError:
+            continue
         except (jwt.PyJWTError, ValueError, RecursionError):
-            raise TokenRefused("the token is no signed JSON Web Token") from None
-        algorithm, key_id = header.get("alg"), header.get("kid")
-        if algorithm not in ALGORITHMS:
-            raise TokenRefused(f"the token's algorithm {str(algorithm)[:20]!r} is not permitted")
-        if "crit" in header:
-            raise TokenRefused("the token has a critical header that is not known")
-        if not isinstance(key_id, str | None) or len(key_id or "") > KEY_ID_SIZE_MAX:
-            raise TokenRefused("the token's key id is no short text")
-        fitting = [
-            key
-            for key in keys
-            if algorithm in key.algorithms and (key_id is None or key.key_id == key_id)
-        ]
-        if not fitting:
-            raise UnknownKeyError(key_id or "")
-        for key in fitting:
-            try:
-                claims: dict[str, Any] = jwt.decode(
-                    token, key.public_key, algorithms=[algorithm], options=_SIGNATURE_ONLY
-                )
-            except jwt.InvalidSignatureError:
-                continue
-            except (jwt.PyJWTError, ValueError, RecursionError):
-                raise TokenRefused("the token's claims are no JSON object") from None
-            return claims
-        raise TokenRefused("the token's signature is wrong")
+            raise TokenRefused("the token's claims are no JSON object") from None
+        return claims
+    raise TokenRefused("the token's signature is wrong")
 
 
 def bearer(claims: dict[str, Any], rules: JwtRules, now_s: float) -> BearerToken:

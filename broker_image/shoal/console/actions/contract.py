@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from shoal.console.views import PLAIN, View
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
@@ -117,10 +119,14 @@ class Plan:
 
 
 class Scene(NamedTuple):
-    """What an action reads: the cluster, with the rights of the person, and the last sample."""
+    """What an action reads: the cluster, with the rights of the person, and the last sample.
+
+    `view` limits what its form and its plan show of records.
+    """
 
     client: Client
     sample: Sample | None
+    view: View = PLAIN
 
 
 class Action(Protocol):

@@ -25,6 +25,7 @@ from shoal.console.actions.contract import (
 )
 from shoal.console.actions.records import FORMATS, HEX, NULL, TEXT, size, typed
 from shoal.console.figures import plural
+from shoal.console.payloads import Masked
 from shoal.console.render import link
 from shoal.record.offset_set import OffsetSet
 
@@ -260,14 +261,18 @@ class EditLetter:
     async def form(self, scene: Scene, given: Given) -> list[Field]:
         letter = await _letter(scene.client, given)
         fields = hidden(given, "topic", "partition", "offset")
-        for name, payload in (("key", letter.record.key), ("value", letter.record.value)):
+        for name, payload in _editable(scene, letter).items():
             fields += _inputs(given, name, payload)
         return [*fields, replace(_AGAIN, label="Also if it was sent back before")]
 
     async def plan(self, scene: Scene, given: Given) -> Plan:
         letter = await _letter(scene.client, given)
-        record = letter.record
-        edit = Edit(typed(given, "key", "key"), typed(given, "value", "value"))
+        record, editable = letter.record, _editable(scene, letter)
+        # What is masked stays as it is, whatever was sent.
+        edit = Edit(
+            typed(given, "key", "key") if "key" in editable else record.key,
+            typed(given, "value", "value") if "value" in editable else record.value,
+        )
         if (edit.key, edit.value) == (record.key, record.value):
             raise Mistake(
                 "Nothing was edited. Change the key or the value, or send the letter as it is."
@@ -332,6 +337,19 @@ async def _letter(client: Client, given: Given) -> DeadLetter:
             f" {EDITED_BYTES_MAX >> 10} KiB. Download it, and use `shoal produce`."
         )
     return letter
+
+
+def _editable(scene: Scene, letter: DeadLetter) -> dict[str, bytes | None]:
+    """Return the parts of a letter that are shown as they are. Raises `Mistake` if none is."""
+    shown = scene.view.masks.shown(letter.topic, letter.record)
+    parts = {"key": shown.key, "value": shown.value}
+    found = {name: part for name, part in parts.items() if not isinstance(part, Masked)}
+    if not found:
+        raise Mistake(
+            f"Key and value of letter {letter.name} are masked, so they cannot be edited here."
+            " Send the letter back as it is, or produce a record with `shoal produce`."
+        )
+    return found
 
 
 def _inputs(given: Given, name: str, payload: bytes | None) -> list[Field]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from shoal.client import lag
@@ -42,65 +43,61 @@ LIMITS = {
 SHOWN_MAX = 20
 
 
-class Pause:
-    """Stop delivery to a group."""
+class _SetPaused(ABC):
+    """Set or clear `share.delivery.paused` of a group."""
 
-    name, title = "pause", "Pause delivery"
+    name: str
+    title: str
+    paused: bool
 
     async def form(self, _scene: Scene, given: Given) -> list[Field]:
         return hidden(given, "group")
 
     async def plan(self, scene: Scene, given: Given) -> Plan:
         group = await groups.share_group(scene.client, given)
-        name = group.group_id
+        name, consumers = group.group_id, plural(len(group.members), "consumer")
         entry = await groups.config(scene.client, groups.resource(name), PAUSED)
-        if entry.value == "true":
-            raise Mistake(f"Delivery to group {name} is paused already. Nothing is to do.")
+        if (entry.value == "true") is self.paused:
+            already = "paused already" if self.paused else "not paused"
+            raise Mistake(f"Delivery to group {name} is {already}. Nothing is to do.")
         depth = lag.total(await groups.positions(scene.client, name))
-        waiting = "Its records" if depth is None else plural(depth, "record")
         return Plan(
             self.title,
-            (
-                f"Delivery to {plural(len(group.members), 'consumer')} of group {name} stops."
-                " They may still settle and renew the records that they hold.",
-                f"{waiting} that are not settled now, and all that arrive, wait until delivery is"
-                " resumed. Locks still expire.",
-            ),
-            "Pause delivery",
+            self.sentences(name, consumers, None if depth is None else plural(depth, "record")),
+            self.title,
             {"group": name},
             groups.back_to(name),
             entry.value,
-            lambda client, _run: _set_paused(client, name, paused=True),
+            lambda client, _run: _set_paused(client, name, paused=self.paused),
+        )
+
+    @abstractmethod
+    def sentences(self, group: str, consumers: str, waiting: str | None) -> tuple[str, ...]:
+        """Return what will happen. `waiting` is the number of records that wait, if known."""
+
+
+class Pause(_SetPaused):
+    """Stop delivery to a group."""
+
+    name, title, paused = "pause", "Pause delivery", True
+
+    def sentences(self, group: str, consumers: str, waiting: str | None) -> tuple[str, ...]:
+        return (
+            f"Delivery to {consumers} of group {group} stops. They may still settle and renew the"
+            " records that they hold.",
+            f"{waiting or 'Its records'} that are not settled now, and all that arrive, wait until"
+            " delivery is resumed. Locks still expire.",
         )
 
 
-class Resume:
+class Resume(_SetPaused):
     """Resume delivery to a group."""
 
-    name, title = "resume", "Resume delivery"
+    name, title, paused = "resume", "Resume delivery", False
 
-    async def form(self, _scene: Scene, given: Given) -> list[Field]:
-        return hidden(given, "group")
-
-    async def plan(self, scene: Scene, given: Given) -> Plan:
-        group = await groups.share_group(scene.client, given)
-        name = group.group_id
-        entry = await groups.config(scene.client, groups.resource(name), PAUSED)
-        if entry.value != "true":
-            raise Mistake(f"Delivery to group {name} is not paused. Nothing is to do.")
-        depth = lag.total(await groups.positions(scene.client, name))
-        waiting = "The records" if depth is None else plural(depth, "record")
-        return Plan(
-            self.title,
-            (
-                f"{waiting} of group {name} may be delivered to"
-                f" {plural(len(group.members), 'consumer')} again.",
-            ),
-            "Resume delivery",
-            {"group": name},
-            groups.back_to(name),
-            entry.value,
-            lambda client, _run: _set_paused(client, name, paused=False),
+    def sentences(self, group: str, consumers: str, waiting: str | None) -> tuple[str, ...]:
+        return (
+            f"{waiting or 'The records'} of group {group} may be delivered to {consumers} again.",
         )
 
 
@@ -129,6 +126,7 @@ class Skip:
         ranges: dict[TopicPartition, OffsetSet] = {}
         for one in held:
             ranges.setdefault(one.where, OffsetSet()).add(one.offset)
+        keys = [await _key(scene, one) for one in held[:SHOWN_MAX]]
         records = plural(len(held), "dead-lettered record")
         is_one = len(held) == 1
         return Plan(
@@ -149,8 +147,8 @@ class Skip:
                 "Records that are skipped",
                 ("Topic", "Partition", "Offset", "Key"),
                 tuple(
-                    (one.where.topic, one.where.partition, one.offset, _key(one))
-                    for one in held[:SHOWN_MAX]
+                    (one.where.topic, one.where.partition, one.offset, key)
+                    for one, key in zip(held, keys, strict=False)
                 ),
                 max(0, len(held) - SHOWN_MAX),
             ),
@@ -167,8 +165,9 @@ def _is_chosen(one: HeldKey, given: Given) -> bool:
     )
 
 
-def _key(one: HeldKey) -> str:
-    return "–" if one.key is None else payloads.preview(one.key, 40)
+async def _key(scene: Scene, one: HeldKey) -> str:
+    key = await scene.view.key(one.where.topic, one.key)
+    return "–" if key is None else payloads.preview(key, 40)
 
 
 async def _free(

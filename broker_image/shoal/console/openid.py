@@ -1,0 +1,333 @@
+"""Login by OpenID Connect: the authorization code flow with PKCE.
+
+The browser gets a random state, a nonce and a challenge on its way to the provider. It returns
+with a code, which the console exchanges for tokens. The state is valid once, in the browser that
+began the login. The ID token must be signed by a key of the provider, for this console, with the
+nonce. Sources: OpenID Connect Core 1.0 sections 3.1 and 12, RFC 7636, RFC 9207, RFC 9700.
+
+A login is a signed cookie with a random name; tokens stay in this process. It ends at a log-out,
+after `LOGIN_S_MAX`, or when the provider refuses to renew its access token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import logging
+import secrets
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from aiohttp import web
+
+from shoal.client.secret import NO_SECRET, Secret
+from shoal.console.providers import Provider, ProviderError, Refused
+from shoal.console.security import BEARER, LOGIN, TOKEN, USER, Bearer, Ending
+from shoal.security.jwt_tokens import JwtRules, bearer
+from shoal.security.oauthbearer import TokenRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.console.providers import OpenIdSettings, Tokens
+
+log = logging.getLogger("shoal.console")
+RETURN, LOG_OUT, LOGGED_OUT = "/logged-in", "/logout", "/logged-out"
+#: Seconds of a login, and those in which a login at the provider must be complete.
+LOGIN_S_MAX, PENDING_S_MAX = 8 * 3600.0, 600.0
+#: Logins, and logins at the provider, that are kept.
+LOGINS_MAX, PENDING_MAX = 10_000, 10_000
+#: An access token is renewed this long before it ends, and after a failure not before `RETRY_S`.
+RENEW_S, RETRY_S = 30.0, 10.0
+#: Seconds by which clocks may differ.
+SKEW_S = 30
+#: Characters of the address to which a login returns.
+BACK_CHARS_MAX = 2_000
+_RANDOM_CHARS = 43
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A login that waits for the browser to return. `browser` is its cookie."""
+
+    browser: str
+    nonce: str
+    verifier: Secret
+    back: str
+    begun_at_s: float
+
+
+@dataclass(slots=True, eq=False)
+class _Session(Ending):
+    login: OpenIdLogin
+    id: str
+    user: str
+    ends_at_s: float
+    bearer: Bearer | None = None
+    bearer_ends_at_s: float = 0.0
+    refresh_token: Secret = NO_SECRET
+    retry_at_s: float = 0.0
+    is_closed: bool = False
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_closed or self.login.clock() >= self.ends_at_s
+
+    async def renew(self) -> None:
+        await self.login.renew(self)
+
+    def keep(self, tokens: Tokens) -> None:
+        """Keep the newest tokens."""
+        lifetime_s = tokens.lifetime_s or LOGIN_S_MAX
+        self.bearer_ends_at_s = self.login.clock() + lifetime_s
+        self.refresh_token = tokens.refresh_token or self.refresh_token
+        if self.bearer is None:
+            self.bearer = Bearer(self.id, tokens.access_token)
+        self.bearer.value = tokens.access_token
+
+
+class OpenIdLogin:
+    """The logins of one console by a provider."""
+
+    acts_by = TOKEN
+
+    def __init__(self, settings: OpenIdSettings, clock: Callable[[], float] = time.time) -> None:
+        self._settings = settings
+        self._provider = Provider(settings)
+        self.clock = clock
+        self._secret = secrets.token_bytes(32)
+        self._sessions: OrderedDict[str, _Session] = OrderedDict()
+        self._pending: OrderedDict[str, _Pending] = OrderedDict()
+        self._is_secure = settings.url.startswith("https:")
+        prefix = "__Host-" if self._is_secure else ""
+        self._login_cookie, self._browser_cookie = f"{prefix}shoal-login", f"{prefix}shoal-browser"
+
+    async def admit(self, request: web.Request) -> web.StreamResponse | None:
+        """Take the user from the cookie, or begin a login. Raises HTTP 401 and 502."""
+        if request.path in (RETURN, LOGGED_OUT) or request.path.startswith("/static/"):
+            return None
+        session = self._session(request)
+        if session is not None:
+            await self.renew(session)
+        is_page = (
+            request.method == "GET"
+            and not request.path.startswith("/live/")
+            and request.headers.get("Sec-Fetch-Mode", "navigate") == "navigate"
+        )
+        if session is None or session.is_over:
+            if is_page:
+                return await self._begin(request)
+            raise web.HTTPUnauthorized(
+                text="You are not logged in, or your login has ended. Nothing was changed. Open"
+                " the page again to log in."
+            )
+        if session.bearer_ends_at_s > self.clock() and session.bearer is not None:
+            request[BEARER] = session.bearer
+        elif is_page and request.path.startswith("/act-"):
+            # Another login gets another access token. Most providers then ask nothing.
+            return await self._begin(request)
+        request[USER], request[LOGIN] = session.user, session
+        return None
+
+    async def returned(self, request: web.Request) -> web.Response:
+        """Complete a login: the provider has sent the browser back. Raises HTTP 400, 401, 502."""
+        pending = self._pending.pop(request.query.get("state", ""), None)
+        browser = request.cookies.get(self._browser_cookie, "")
+        if (
+            pending is None
+            or self.clock() - pending.begun_at_s > PENDING_S_MAX
+            or not hmac.compare_digest(_bytes(pending.browser), _bytes(browser))
+        ):
+            raise web.HTTPBadRequest(
+                text="This login was used before, took too long, or began in another browser. Open"
+                " the overview to log in."
+            )
+        try:
+            await self._check_issuer(request)
+            if error := request.query.get("error"):
+                raise Refused(f"it reports {error[:60]!r}")
+            tokens = await self._provider.tokens(
+                {
+                    "grant_type": "authorization_code",
+                    "code": request.query.get("code", ""),
+                    "redirect_uri": self._settings.url + RETURN,
+                    "code_verifier": pending.verifier.reveal(),
+                }
+            )
+            user = self._user(await self._provider.claims(tokens.id_token), pending.nonce)
+        except (Refused, TokenRefused) as error:
+            log.warning("login from %s failed: %s", request.remote, error)
+            raise web.HTTPUnauthorized(
+                text=f"The login at {self._settings.issuer} failed: {error}. Open the overview to"
+                " log in again."
+            ) from None
+        except ProviderError as error:
+            raise _unavailable(error) from None
+        return self._logged_in(user, tokens, pending.back)
+
+    def log_out(self, request: web.Request) -> web.Response:
+        """End the login of a request."""
+        session = self._session(request)
+        if session is not None:
+            session.is_closed = True
+            del self._sessions[session.id]
+        response = web.Response(status=303, headers={"Location": LOGGED_OUT})
+        self._set_cookie(response, self._login_cookie, "", 0)
+        return response
+
+    @property
+    def provider_log_out(self) -> str:
+        """The address that ends the login at the provider, too; empty if it is not known."""
+        return self._provider.end_session_url
+
+    async def close(self) -> None:
+        self._sessions.clear()
+        await self._provider.close()
+
+    async def _begin(self, request: web.Request) -> web.Response:
+        try:
+            metadata = await self._provider.metadata()
+        except ProviderError as error:
+            raise _unavailable(error) from None
+        browser = request.cookies.get(self._browser_cookie, "")
+        if len(browser) != _RANDOM_CHARS or not browser.isascii():
+            browser = secrets.token_urlsafe(32)
+        state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
+        back = request.path_qs
+        # Browsers take an address that begins with // for one of another host.
+        if len(back) > BACK_CHARS_MAX or back.startswith(("//", "/\\")):
+            back = "/"
+        now_s = self.clock()
+        self._pending[state] = _Pending(browser, nonce, Secret(verifier), back, now_s)
+        if len(self._pending) > PENDING_MAX:
+            self._pending.popitem(last=False)
+        challenge = base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest())
+        query = urlencode(
+            {
+                "response_type": "code",
+                "client_id": self._settings.client_id,
+                "redirect_uri": self._settings.url + RETURN,
+                "scope": " ".join(self._settings.scopes),
+                "state": state,
+                "nonce": nonce,
+                "code_challenge": challenge.rstrip(b"=").decode(),
+                "code_challenge_method": "S256",
+            }
+        )
+        mark = "&" if "?" in metadata.authorization_endpoint else "?"
+        location = f"{metadata.authorization_endpoint}{mark}{query}"
+        response = web.Response(status=302, headers={"Location": location})
+        self._set_cookie(response, self._browser_cookie, browser, int(PENDING_S_MAX))
+        return response
+
+    def _logged_in(self, user: str, tokens: Tokens, back: str) -> web.Response:
+        id, ends_at_s = secrets.token_urlsafe(32), self.clock() + LOGIN_S_MAX
+        session = _Session(self, id, user, ends_at_s)
+        session.keep(tokens)
+        self._sessions[id] = session
+        if len(self._sessions) > LOGINS_MAX:
+            _, oldest = self._sessions.popitem(last=False)
+            oldest.is_closed = True
+        response = web.Response(status=302, headers={"Location": back})
+        text = f"{id}.{int(ends_at_s)}"
+        cookie = f"{text}.{self._mac(text)}"
+        self._set_cookie(response, self._login_cookie, cookie, int(LOGIN_S_MAX))
+        return response
+
+    def _session(self, request: web.Request) -> _Session | None:
+        """Return the login of a request, if its cookie is ours and the login is not over."""
+        text, _, mac = request.cookies.get(self._login_cookie, "").rpartition(".")
+        if not hmac.compare_digest(_bytes(mac), _bytes(self._mac(text))):
+            return None
+        id, _, ends_at = text.partition(".")
+        return self._sessions.get(id) if int(ends_at) > self.clock() else None
+
+    def _mac(self, text: str) -> str:
+        return hmac.new(self._secret, _bytes(text), hashlib.sha256).hexdigest()
+
+    def _set_cookie(self, response: web.Response, name: str, value: str, age_s: int) -> None:
+        """Set a cookie. Lax, because the provider sends the browser back from another site."""
+        response.set_cookie(
+            name,
+            value,
+            max_age=age_s,
+            httponly=True,
+            samesite="Lax",
+            secure=self._is_secure,
+            path="/",
+        )
+
+    async def _check_issuer(self, request: web.Request) -> None:
+        """Refuse an answer of another provider (RFC 9207). Raises `Refused`."""
+        metadata, issuer = await self._provider.metadata(), request.query.get("iss")
+        if issuer is None and not metadata.names_itself:
+            return
+        if issuer != self._settings.issuer:
+            raise Refused("the answer came from another provider")
+
+    def _user(self, claims: dict[str, Any], nonce: str) -> str:
+        """Return the user of a verified ID token. Raises `Refused` and `TokenRefused`."""
+        settings = self._settings
+        if claims.get("iss") != settings.issuer:
+            raise Refused("the ID token has another issuer")
+        audience = claims.get("aud")
+        audiences = audience if isinstance(audience, list) else [audience]
+        if settings.client_id not in audiences:
+            raise Refused("the ID token is for another client")
+        party = claims.get("azp")
+        if party != settings.client_id and (party is not None or len(audiences) > 1):
+            raise Refused("the ID token was issued to another client")
+        given = claims.get("nonce")
+        if not isinstance(given, str) or not hmac.compare_digest(_bytes(given), _bytes(nonce)):
+            raise Refused("the ID token belongs to another login")
+        if settings.user_claim == "email" and claims.get("email_verified") is False:
+            raise Refused("the provider has not verified the email address")
+        rules = JwtRules(
+            audiences=(settings.client_id,),
+            clock_skew_s=SKEW_S,
+            subject_claim=settings.user_claim,
+        )
+        user = bearer(claims, rules, self.clock()).subject
+        if not user.isprintable():
+            raise Refused(f"the claim {settings.user_claim!r} is not a printable name")
+        return user
+
+    async def renew(self, session: _Session) -> None:
+        """Renew an access token that ends soon. Close the session if the provider refuses."""
+        async with session.lock:
+            now_s = self.clock()
+            if (
+                not session.refresh_token
+                or session.is_over
+                or now_s < max(session.bearer_ends_at_s - RENEW_S, session.retry_at_s)
+            ):
+                return
+            form = {
+                "grant_type": "refresh_token",
+                "refresh_token": session.refresh_token.reveal(),
+            }
+            try:
+                session.keep(await self._provider.tokens(form))
+            except Refused as error:
+                log.warning("the login of %s has ended: %s", session.user, error)
+                session.is_closed = True
+                self._sessions.pop(session.id, None)
+            except ProviderError as error:
+                log.warning("the access token of %s was not renewed: %s", session.user, error)
+                session.retry_at_s = now_s + RETRY_S
+
+
+def _unavailable(error: ProviderError) -> web.HTTPException:
+    log.warning("%s", error)
+    return web.HTTPBadGateway(text=f"Nobody can log in now: {error}. Try again.")
+
+
+def _bytes(text: str) -> bytes:
+    """Encode a text that may have broken characters."""
+    return text.encode(errors="surrogatepass")

@@ -1,0 +1,271 @@
+"""What the console asks of an OpenID provider: its metadata, its keys, and tokens.
+
+Sources: OpenID Connect Discovery 1.0 section 4, RFC 6749 sections 2.3, 4.1 and 6. Redirects are
+not followed, because the requests have secrets. Addresses need HTTPS, except on a loopback address.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import ssl
+import time
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from urllib.parse import quote_plus, urlsplit
+
+import aiohttp
+
+from shoal.client.secret import NO_SECRET, Secret
+from shoal.console.security import InvalidAccess, is_loopback
+from shoal.security.jwt_tokens import Key, KeySetError, UnknownKeyError, parse_keys, verified
+
+log = logging.getLogger("shoal.console")
+#: Seconds for one answer of the provider, and bytes of it.
+ANSWER_S_MAX, ANSWER_BYTES_MAX = 10.0, 1 << 20
+#: Seconds for which metadata stay in use, and the shortest time between two requests for keys.
+METADATA_S, KEYS_S_MIN = 3_600.0, 5.0
+_MEMBERS = {
+    "issuer": str,
+    "client_id": str,
+    "client_secret": str,
+    "scopes": list,
+    "user_claim": str,
+    "ca": str,
+}
+
+
+class Refused(Exception):
+    """The provider refuses a request, or the console refuses its answer."""
+
+
+class ProviderError(Exception):
+    """The provider does not answer as it should: a clause with its address."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenIdSettings:
+    """The provider and this console as its client. `url` is the address that browsers use."""
+
+    issuer: str
+    client_id: str
+    url: str
+    client_secret: Secret = NO_SECRET
+    scopes: tuple[str, ...] = ("openid",)
+    user_claim: str = "sub"
+    ca: str = ""
+
+
+class Metadata(NamedTuple):
+    """The provider's addresses. `names_itself`: its answers have its issuer (RFC 9207)."""
+
+    authorization_endpoint: str
+    token_endpoint: str
+    jwks_uri: str
+    end_session_endpoint: str
+    names_itself: bool
+    has_basic: bool
+
+
+class Tokens(NamedTuple):
+    """An answer of the token endpoint. A lifetime of 0 is unknown."""
+
+    access_token: Secret
+    id_token: Secret
+    refresh_token: Secret
+    lifetime_s: float
+
+
+def parse_openid(text: str, name: str, url: str) -> OpenIdSettings:
+    """Parse a JSON object with the provider. Raises `InvalidAccess` without the secret."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidAccess(f"{name} is not JSON") from None
+    if not isinstance(found, dict):
+        raise InvalidAccess(f"{name} must be a JSON object")
+    for member, value in found.items():
+        if member not in _MEMBERS:
+            raise InvalidAccess(f"{name} has {member!r:.60}. Use {', '.join(_MEMBERS)}")
+        if not isinstance(value, _MEMBERS[member]) or not value:
+            kind = "list of texts" if member == "scopes" else "text"
+            raise InvalidAccess(f"{member} of {name} must be a {kind}")
+    for member in ("issuer", "client_id"):
+        if member not in found:
+            raise InvalidAccess(f"{name} has no {member}")
+    scopes = found.get("scopes", ["openid"])
+    if "openid" not in scopes or not all(isinstance(one, str) for one in scopes):
+        raise InvalidAccess(f'scopes of {name} must be a list of texts with "openid"')
+    _check_url(found["issuer"], f"issuer of {name}")
+    if not url:
+        raise InvalidAccess(
+            "--openid needs --url, the address of the console to which the provider sends browsers"
+            " back, for example https://queues.example"
+        )
+    return OpenIdSettings(
+        found["issuer"],
+        found["client_id"],
+        url,
+        Secret(found.get("client_secret", "")),
+        tuple(scopes),
+        found.get("user_claim", "sub"),
+        found.get("ca", ""),
+    )
+
+
+def parse_url(text: str) -> str:
+    """Return the address that browsers use, without a slash at its end. Raises `InvalidAccess`."""
+    _check_url(text, "--url")
+    parts = urlsplit(text)
+    if parts.path.strip("/") or parts.query or parts.fragment or parts.username:
+        raise InvalidAccess(f"--url must be scheme, host and port only, not {text!r}")
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def _check_url(text: str, what: str) -> None:
+    """Raise `InvalidAccess` if an address is not safe from listeners on the network."""
+    try:
+        parts = urlsplit(text)
+        host, _ = parts.hostname or "", parts.port
+    except ValueError:
+        host = ""
+    if not host or parts.scheme not in ("http", "https"):
+        raise InvalidAccess(f"{what} must be an address with https://, not {text!r:.200}")
+    if parts.scheme == "http" and not is_loopback(host):
+        raise InvalidAccess(f"{what} must have https://, because {host} is not a loopback address")
+
+
+class Provider:
+    """One provider. Metadata and keys are read when they are needed first."""
+
+    def __init__(self, settings: OpenIdSettings) -> None:
+        self._settings = settings
+        self._http: aiohttp.ClientSession | None = None
+        self._metadata: Metadata | None = None
+        self._metadata_at_s = 0.0
+        self._keys: tuple[Key, ...] = ()
+        self._keys_at_s = float("-inf")
+
+    @property
+    def end_session_url(self) -> str:
+        return self._metadata.end_session_endpoint if self._metadata is not None else ""
+
+    async def close(self) -> None:
+        if self._http is not None:
+            await self._http.close()
+
+    async def metadata(self) -> Metadata:
+        """Return the provider's metadata. Raises `ProviderError`."""
+        now_s = time.monotonic()
+        if self._metadata is not None and now_s - self._metadata_at_s < METADATA_S:
+            return self._metadata
+        url = self._settings.issuer.rstrip("/") + "/.well-known/openid-configuration"
+        status, found = await self._answer("GET", url)
+        if status != 200 or found.get("issuer") != self._settings.issuer:
+            raise ProviderError(f"{url} is not the metadata of {self._settings.issuer}")
+        names = ("authorization_endpoint", "token_endpoint", "jwks_uri")
+        addresses = [str(found.get(name, "")) for name in names]
+        last = found.get("end_session_endpoint")
+        try:
+            for name, address in zip(names, addresses, strict=True):
+                _check_url(address, name)
+            if last is not None:
+                _check_url(str(last), "end_session_endpoint")
+        except InvalidAccess as error:
+            raise ProviderError(f"{url} cannot be used: {error}") from None
+        methods = found.get("token_endpoint_auth_methods_supported", ["client_secret_basic"])
+        self._metadata = Metadata(
+            addresses[0],
+            addresses[1],
+            addresses[2],
+            str(last or ""),
+            found.get("authorization_response_iss_parameter_supported") is True,
+            isinstance(methods, list) and "client_secret_basic" in methods,
+        )
+        self._metadata_at_s = now_s
+        return self._metadata
+
+    async def tokens(self, form: dict[str, str]) -> Tokens:
+        """Return tokens for a grant. Raises `Refused` and `ProviderError`."""
+        metadata, settings = await self.metadata(), self._settings
+        headers = {}
+        if settings.client_secret and metadata.has_basic:
+            pair = (quote_plus(settings.client_id), quote_plus(settings.client_secret.reveal()))
+            headers["Authorization"] = aiohttp.encode_basic_auth(*pair)
+        else:
+            form = {**form, "client_id": settings.client_id}
+            if settings.client_secret:
+                form["client_secret"] = settings.client_secret.reveal()
+        url = metadata.token_endpoint
+        status, found = await self._answer("POST", url, data=form, headers=headers)
+        if status != 200:
+            raise Refused(f"it reports {str(found.get('error', status))[:60]!r}")
+        values = [found.get(name, "") for name in ("access_token", "id_token", "refresh_token")]
+        if not all(isinstance(value, str) for value in values) or not values[0]:
+            raise ProviderError(f"the answer of {url} has no access_token")
+        lifetime = found.get("expires_in")
+        lifetime_s = float(lifetime) if isinstance(lifetime, int) and lifetime > 0 else 0.0
+        return Tokens(Secret(values[0]), Secret(values[1]), Secret(values[2]), lifetime_s)
+
+    async def claims(self, id_token: Secret) -> dict[str, Any]:
+        """Return the claims of an ID token that a key of the provider has signed.
+
+        Raises `TokenRefused` and `ProviderError`.
+        """
+        if not self._keys:
+            await self._read_keys()
+        try:
+            return verified(id_token.reveal(), self._keys)
+        except UnknownKeyError:
+            # The provider may have a new key.
+            if time.monotonic() - self._keys_at_s < KEYS_S_MIN:
+                raise
+            await self._read_keys()
+            return verified(id_token.reveal(), self._keys)
+
+    async def _read_keys(self) -> None:
+        url = (await self.metadata()).jwks_uri
+        status, found = await self._answer("GET", url)
+        self._keys_at_s = time.monotonic()
+        try:
+            if status != 200:
+                raise KeySetError(f"status {status}")
+            self._keys = parse_keys(json.dumps(found).encode())
+        except KeySetError as error:
+            raise ProviderError(f"the keys at {url} cannot be read: {error}") from None
+
+    async def _answer(self, method: str, url: str, **more: Any) -> tuple[int, dict[str, Any]]:
+        """Return the status and the JSON object of an answer. Raises `ProviderError`."""
+        if self._http is None:
+            self._http = self._session()
+        body = b""
+        try:
+            async with self._http.request(method, url, allow_redirects=False, **more) as answer:
+                async for piece in answer.content.iter_chunked(1 << 16):
+                    body += piece
+                    if len(body) > ANSWER_BYTES_MAX:
+                        raise ProviderError(f"the answer of {url} is too large")
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            reason = str(error) or "no answer in time"
+            raise ProviderError(f"{url} does not answer: {reason}") from None
+        try:
+            found = json.loads(body)
+        except (ValueError, RecursionError):
+            found = None
+        if answer.status >= 500 or not isinstance(found, dict):
+            raise ProviderError(f"{url} answers {answer.status} without a JSON object")
+        return answer.status, found
+
+    def _session(self) -> aiohttp.ClientSession:
+        context = ssl.create_default_context()
+        if self._settings.ca:
+            try:
+                context.load_verify_locations(self._settings.ca)
+            except (OSError, ssl.SSLError) as error:
+                raise ProviderError(f"{self._settings.ca} cannot be used: {error}") from None
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=context),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=ANSWER_S_MAX),
+            headers={"Accept": "application/json"},
+        )

@@ -1,0 +1,245 @@
+"""The console's page of consumers, over the API server in memory behind real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+from kube.api_server import ApiServer, CrashPoint
+from shoal.client.client import Client
+from shoal.client.settings import Settings
+from shoal.console.app import Console, application
+from shoal.console.kubernetes import (
+    PLURALS,
+    Kubernetes,
+    KubernetesSettings,
+    Seen,
+    in_pod,
+)
+from shoal.console.sampler import Sampler
+from shoal.console.security import Access, InvalidAccess
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+TOKEN = "pod-token"
+KINDS = {plural: kind for kind, plural in PLURALS.items()} | {"events": "Event"}
+
+
+class Http:
+    """Serves lists of an API server over HTTP, two objects a page. `refused` is by plural."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self.server = server
+        self.refused: dict[str, int] = {}
+        self.asked: list[str] = []
+
+    async def serve(self, request: web.Request) -> web.Response:
+        self.asked.append(request.path)
+        assert request.method == "GET"
+        if request.headers.get("Authorization") != f"Bearer {TOKEN}":
+            return web.json_response({"code": 401}, status=401)
+        _, _, rest = request.path.partition("/namespaces/")
+        namespace, plural = rest.split("/")
+        if plural in self.refused:
+            return web.json_response({}, status=self.refused[plural])
+        every = [
+            one
+            for one in self.server.all(KINDS[plural])
+            if one["metadata"]["namespace"] == namespace
+        ]
+        if plural == "events":
+            selector = request.query["fieldSelector"].removeprefix("involvedObject.apiVersion=")
+            every = [one for one in every if one["involvedObject"]["apiVersion"] == selector]
+        first = int(request.query.get("continue", 0))
+        more = str(first + 2) if len(every) > first + 2 else ""
+        return web.json_response(
+            {"items": every[first : first + 2], "metadata": {"continue": more}}
+        )
+
+
+@pytest.fixture
+def account(tmp_path: Path) -> Path:
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    (tmp_path / "namespace").write_text("team")
+    return tmp_path
+
+
+def resource(kind: str, name: str, namespace: str = "team", **spec: Any) -> dict[str, Any]:
+    meta = {"name": name, "namespace": namespace}
+    return {"apiVersion": "shoal.dev/v1alpha1", "kind": kind, "metadata": meta, "spec": spec}
+
+
+def filled() -> ApiServer:
+    server = ApiServer(CrashPoint())
+    server.add(resource("ShareGroup", "orders", cluster="main", groupId="orders-group"))
+    server.add(resource("QueueTopic", "orders", cluster="main"))
+    server.add(resource("ShareConsumer", "packer", shareGroup="orders", spark={}))
+    server.add(resource("ShareConsumer", "tail", shareGroup="elsewhere", deployment={}))
+    server.add(resource("ShareConsumer", "other", "two", shareGroup="x", deployment={}))
+    server.find("ShareConsumer", "packer")["status"] |= {
+        "desiredReplicas": 4,
+        "replicas": 3,
+        "readyReplicas": 2,
+        "ceiling": 8,
+        "partitions": 2,
+        "lag": 12_000,
+        "decision": "lag 12000 / 3000 <wanted>",
+        "lastScaleTime": "2026-01-01T00:00:00Z",
+        "conditions": [
+            {"type": "Ready", "status": "False", "reason": "ScalingUp", "message": "3 of 4 run."},
+            {"type": "Degraded", "status": "True", "reason": "Few", "message": "One is missing."},
+            {"type": "Paused", "status": "False", "reason": "No", "message": "Hidden."},
+        ],
+    }
+    ready = [{"type": "Ready", "status": "True", "reason": "Created", "message": "It is there."}]
+    server.find("QueueTopic", "orders")["status"]["conditions"] = ready
+    return server
+
+
+@asynccontextmanager
+async def opened(
+    server: ApiServer, account: Path, *namespaces: str
+) -> AsyncIterator[tuple[TestClient[Any, Any], Kubernetes, Http]]:
+    http = Http(server)
+    app = web.Application()
+    app.router.add_get("/{path:.*}", http.serve)
+    async with TestServer(app) as api, Client(Settings.of("127.0.0.1:1")) as client:
+        url = f"http://127.0.0.1:{api.port}"
+        access = Access(kubernetes=KubernetesSettings(url, account, namespaces or ("team",)))
+        parts = Console(client, Sampler(client, metrics=None, interval_s=5.0), access)
+        assert parts.kubernetes is not None
+        try:
+            async with TestClient(TestServer(application(parts))) as browser:
+                yield browser, parts.kubernetes, http
+        finally:
+            await parts.close()
+
+
+async def text_of(browser: TestClient[Any, Any]) -> str:
+    async with browser.get("/consumers") as response:
+        assert response.status == 200
+        return await response.text()
+
+
+def test_consumers_conditions_and_events(account: Path) -> None:
+    async def call() -> None:
+        server = filled()
+        about = server.find("ShareConsumer", "packer")
+        await server.event(about, "ScaledUp", "from 3 to 4", warning=False)
+        await server.event(about, "QuotaExceeded", "<b>no room</b>", warning=True)
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "team"}}
+        await server.event(pod, "Scheduled", "not ours")
+        async with opened(server, account) as (browser, kubernetes, http):
+            assert "Loading: waiting for the first answer" in await text_of(browser)
+            await kubernetes.step()
+            text = await text_of(browser)
+            assert isinstance(kubernetes.seen, Seen)
+            assert not kubernetes.seen.problems
+            packer, tail = kubernetes.seen.consumers
+            assert (packer.wanted, packer.running, packer.ready) == (4, 3, 2)
+            assert (packer.ceiling, packer.partitions, packer.workload) == (8, 2, "Spark")
+            assert (packer.group, tail.group) == ("orders-group", "elsewhere")
+            assert (tail.wanted, tail.workload) == (None, "Deployment")
+            assert 'href="/group?id=orders-group"' in text
+            assert "lag 12000 / 3000 &lt;wanted&gt;" in text
+            assert "Consumers of packer against partitions" in text
+            assert "<b>Degraded</b>: Few. One is missing." in text
+            assert "Hidden." not in text
+            assert "from 3 to 4" in text
+            assert "&lt;b&gt;no room&lt;/b&gt;" in text
+            assert "not ours" not in text
+            first, *_, last = kubernetes.seen.resources
+            assert (first.ready, last.ready) == ("False", "True"), "those that fail come first"
+            assert all("/namespaces/team/" in path for path in http.asked)
+            assert 'href="/consumers" aria-current="page"' in text
+
+    asyncio.run(call())
+
+
+def test_long_lists_and_several_namespaces(account: Path) -> None:
+    async def call() -> None:
+        server = filled()
+        for number in range(5):
+            server.add(resource("QueueTopic", f"t{number}", cluster="main"))
+        async with opened(server, account, "team", "two") as (_, kubernetes, _http):
+            await kubernetes.step()
+            assert kubernetes.seen is not None
+            topics = [one for one in kubernetes.seen.resources if one.kind == "QueueTopic"]
+            assert len(topics) == 6
+            names = [(one.namespace, one.name) for one in kubernetes.seen.consumers]
+            assert names == [("team", "packer"), ("team", "tail"), ("two", "other")]
+
+    asyncio.run(call())
+
+
+@pytest.mark.parametrize(
+    ("status", "sentence"),
+    [
+        (401, "The token of the console&#39;s service account is not accepted."),
+        (403, "it needs the chart&#39;s role."),
+        (404, "install Shoal&#39;s CRDs."),
+        (500, "It answers 500."),
+    ],
+)
+def test_what_cannot_be_read_is_said(account: Path, status: int, sentence: str) -> None:
+    async def call() -> None:
+        async with opened(filled(), account) as (browser, kubernetes, http):
+            http.refused = {"events": status}
+            await kubernetes.step()
+            text = await text_of(browser)
+            assert "/api/v1/namespaces/team/events cannot be read." in text
+            assert sentence in text
+            assert "packer" in text, "the rest is there"
+            assert TOKEN not in text
+
+    asyncio.run(call())
+
+
+def test_history_follows_and_forgets(account: Path) -> None:
+    async def call() -> None:
+        server = filled()
+        async with opened(server, account) as (browser, kubernetes, _):
+            await kubernetes.step()
+            server.find("ShareConsumer", "packer")["status"]["replicas"] = 4
+            await kubernetes.step()
+            assert kubernetes.seen is not None
+            chart = kubernetes.chart(kubernetes.seen.consumers[0])
+            assert [(label, last) for _, label, _, last in chart.paths] == [
+                ("Running", "4"),
+                ("Wanted", "4"),
+                ("Partitions", "2"),
+            ]
+            del server.objects["ShareConsumer", "packer"], server.objects["ShareConsumer", "tail"]
+            await kubernetes.step()
+            assert "There are no ShareConsumers in team." in await text_of(browser)
+
+    asyncio.run(call())
+
+
+def test_elsewhere_the_page_says_so() -> None:
+    async def call() -> None:
+        async with Client(Settings.of("127.0.0.1:1")) as client:
+            parts = Console(client, Sampler(client, metrics=None, interval_s=5.0), Access())
+            async with TestClient(TestServer(application(parts))) as browser:
+                text = await text_of(browser)
+                assert "This console does not read Kubernetes." in text
+                assert 'href="/consumers"' not in text
+            await parts.close()
+
+    asyncio.run(call())
+
+
+def test_in_a_pod(account: Path) -> None:
+    environment = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
+    found = in_pod(environment, [], account)
+    assert (found.url, found.namespaces) == ("https://[fd00::1]:443", ("team",))
+    assert in_pod(environment, ["a", "b"], account).namespaces == ("a", "b")
+    for other, folder in (({}, account), (environment, account / "none")):
+        with pytest.raises(InvalidAccess, match="--kubernetes works in a pod only"):
+            in_pod(other, [], folder)

@@ -1,0 +1,216 @@
+"""What rules mask of a record, and which rules are refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from shoal.console.masks import MASKED_BYTES_MAX, OFF, InvalidMasks, Masks, Rule, parse_masks
+from shoal.console.payloads import Masked, preview, show
+from shoal.record.records import Record
+
+CARD = Masks((Rule(("orders*",), fields=("card",)),))
+MASK = "[masked]"
+
+
+def record(value: bytes | None, key: bytes | None = b"k", **headers: bytes) -> Record:
+    return Record(7, 0, key, value, tuple((n.replace("_", "."), v) for n, v in headers.items()))
+
+
+def masked(value: str, *fields: str) -> str:
+    """Return what is shown of a value if these fields are masked."""
+    masks = Masks((Rule(("t",), fields=fields),))
+    return (masks.shown("t", record(value.encode())).value or b"").decode()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "wanted"),
+    [
+        ("card", '{"card": 4111, "n": 1}', '{"card": "[masked]", "n": 1}'),
+        ("card", '{"a": [{"card": {"x": [1, {}]}}]}', '{"a": [{"card": "[masked]"}]}'),
+        ("a.card", '{"a": [[{"card": 1}], {"card": null}]}', None),
+        ("a.card", '{"card": 1, "b": {"a": {"card": 2}}}', '{"card": 1, "b": {"a": {"card": 2}}}'),
+        ("*.card", '{"card": 1, "b": {"card": 2}}', '{"card": 1, "b": {"card": "[masked]"}}'),
+        ("card*", '{"cards": [], "card_no": "", "discard": 1}', None),
+        ("a.card", '{"a.card": 1}', '{"a.card": "[masked]"}'),
+        ("card", '{"card": 1, "card": 2}', '{"card": "[masked]", "card": "[masked]"}'),
+        ("card", r'{"c\u0061rd": 1}', r'{"c\u0061rd": "[masked]"}'),
+        ("", '{"": 1, "n": 1.50}', '{"": "[masked]", "n": 1.50}'),
+        ("card", '[{"card": 1}]', '[{"card": "[masked]"}]'),
+        ("card", '{"n": 1.000, "e": {}, "f": []}', '{"n": 1.000, "e": {}, "f": []}'),
+        ("x", '{"x": "a\\"}, \\\\", "y": "}"}', '{"x": "[masked]", "y": "}"}'),
+    ],
+)
+def test_fields(field: str, value: str, wanted: str | None) -> None:
+    found = masked(value, field)
+    if wanted is None:
+        assert MASK in found
+        assert "4" not in found
+        wanted = {
+            "a.card": '{"a": [[{"card": "[masked]"}], {"card": "[masked]"}]}',
+            "card*": '{"cards": "[masked]", "card_no": "[masked]", "discard": 1}',
+        }[field]
+    assert found == wanted
+
+
+def test_json_in_json() -> None:
+    inner = json.dumps({"card": 4111, "n": [1]})
+    found = json.loads(masked(json.dumps({"body": inner, "n": 2}), "body.card"))
+    assert json.loads(found["body"]) == {"card": MASK, "n": [1]}
+    cut = masked(json.dumps({"body": inner[:-3]}), "card")
+    assert json.loads(cut) == {"body": MASK}, "what only begins like JSON is masked"
+    assert masked('{"body": "plain"}', "card") == '{"body": "plain"}'
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"card=4111",
+        b'"4111"',
+        b'{"card": 4111',
+        b'{"card": 4111}{"card": 4111}',
+        b"\xff\xfe{\x00",
+        b'\xef\xbb\xbf{"card": 4111}',
+        b'{"card": 4111, "x": "' + b"x" * MASKED_BYTES_MAX + b'"}',
+        b"[" * 30_000 + b'{"card": 4111}' + b"]" * 30_000,
+        b'{"a":' * 3_000 + b'{"card": 4111}' + b"}" * 3_000,
+    ],
+)
+def test_what_cannot_be_read_is_masked_as_a_whole(value: bytes) -> None:
+    shown = CARD.shown("orders-eu", record(value)).value
+    assert isinstance(shown, Masked)
+    assert shown.is_whole
+    assert b"4111" not in shown
+    assert shown.size_bytes == len(value)
+    assert preview(shown) == MASK
+    for wanted in ("auto", "json", "text", "hex"):
+        found = show(shown, wanted)
+        assert (found.format, found.size_bytes) == ("masked", len(value))
+        assert "A rule of this console masks fields" in found.text
+
+
+def test_each_format_shows_the_mask() -> None:
+    value = b'{"card": 4111, "n": 1}'
+    shown = CARD.shown("orders", record(value)).value
+    for wanted in ("auto", "json", "text", "hex"):
+        found = show(shown, wanted)
+        assert (found.size_bytes, found.masked_fields) == (len(value), 1)
+        assert "4111" not in found.text
+        assert b"4111".hex(" ") not in found.text
+    assert CARD.shown("others", record(value)).value is value
+
+
+def test_a_key_has_fields_only_if_it_is_json() -> None:
+    assert CARD.key("orders", b"k1") == b"k1"
+    assert CARD.key("orders", b'{"card": 4111}') == b'{"card": "[masked]"}'
+    assert CARD.key("orders", b'{"card": 4111') == b"[masked]"
+    assert CARD.key("other", b'{"card": 4111}') == b'{"card": 4111}'
+    assert CARD.key("orders", None) is None
+
+
+def test_keys_values_and_headers() -> None:
+    masks = Masks(
+        (
+            Rule(("orders",), key=True),
+            Rule(("order?",), headers=("X-*", "authorization")),
+            Rule(("payments",), value=True),
+        )
+    )
+    one = Record(0, 0, b"k", b"v", (("x-a", b"1"), ("Authorization", b"2"), ("n", b"3")))
+    shown = masks.shown("orders", one)
+    assert (shown.key, shown.value) == (b"[masked]", b"v")
+    assert [(n, v) for n, v in shown.headers] == [
+        ("x-a", b"[masked]"),
+        ("Authorization", b"[masked]"),
+        ("n", b"3"),
+    ]
+    shown = masks.shown("payments", one)
+    assert (shown.key, shown.value, shown.headers) == (b"k", b"[masked]", one.headers)
+    assert masks.shown("x", one) is one
+    empty = Record(0, 0, None, b"", (("x-a", None),))
+    assert masks.shown("orders", empty) == empty, "nothing is not masked"
+
+
+def test_a_dead_letter_has_the_rules_of_its_source() -> None:
+    value = b'{"card": 4111}'
+    letter = record(value, __dlq_errors_topic=b"orders")
+    letter = letter._replace(headers=(("__dlq.errors.topic", b"orders"),))
+    assert b"4111" not in (CARD.shown("dlq", letter).value or b"")
+    assert CARD.shown("dlq", record(value)).value is value
+    own = Masks((Rule(("dlq",), key=True),))
+    assert own.shown("dlq", letter).key == b"[masked]"
+
+
+def test_no_payloads() -> None:
+    shown = OFF.shown("t", record(b"v", n=b"h"))
+    assert (shown.key, shown.value, shown.headers) == (
+        b"[masked]",
+        b"[masked]",
+        (("n", b"[masked]"),),
+    )
+    assert show(shown.value).text == "This console shows no payloads."
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.just("card"), inner),
+    max_leaves=20,
+)
+
+
+def _twin(value: Any) -> Any:
+    """Mask the fields named card, the simple way."""
+    if isinstance(value, dict):
+        return {
+            name: MASK if name.split(".")[-1] == "card" else _twin(one)
+            for name, one in value.items()
+        }
+    if isinstance(value, list):
+        return [_twin(one) for one in value]
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        try:
+            inner = json.loads(value)
+        except ValueError:
+            return MASK
+        return value if _twin(inner) == inner else json.dumps(_twin(inner))
+    return value
+
+
+@given(st.dictionaries(st.text() | st.just("card"), JSON) | st.lists(JSON))
+def test_any_json_is_masked_as_by_a_simple_twin(value: Any) -> None:
+    assert json.loads(masked(json.dumps(value), "card")) == _twin(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{", "rules.json is not JSON"),
+        ("[]", 'rules.json must be a JSON object {"rules": [...]} and nothing else'),
+        ('{"rules": {}}', "rules.json must be a JSON object"),
+        ('{"rules": [], "rule": []}', "rules.json must be a JSON object"),
+        ('{"rules": [1]}', "rule 1 of rules.json must be a JSON object"),
+        ('{"rules": [{"topic": "a"}]}', "rule 1 of rules.json has 'topic'. Use topics, fields,"),
+        ('{"rules": [{"topics": "a", "why": ""}]}', "has 'why'"),
+        ('{"rules": [{"topics": "a"}]}', "rule 1 of rules.json masks nothing. Add fields"),
+        ('{"rules": [{"key": true}]}', "rule 1 of rules.json has no topics"),
+        ('{"rules": [{"topics": "a", "key": 1}]}', "key of rule 1 of rules.json must be true"),
+        ('{"rules": [{"topics": [1], "key": true}]}', "topics of rule 1 of rules.json must be"),
+        ('{"rules": [{"topics": "", "key": true}]}', "topics of rule 1 of rules.json must be"),
+        ('{"rules": [{"topics": "a", "fields": {}}]}', "fields of rule 1 of rules.json must be"),
+    ],
+)
+def test_rules_that_are_refused(text: str, sentence: str) -> None:
+    with pytest.raises(InvalidMasks) as raised:
+        parse_masks(text, "rules.json")
+    assert sentence in str(raised.value).replace("…", "...")
+
+
+def test_rules_of_a_file() -> None:
+    text = '{"rules": [{"topics": "a*", "fields": ["x.y", "z"]}, {"topics": ["b"], "key": true}]}'
+    assert parse_masks(text, "f").rules == (
+        Rule(("a*",), fields=("x.y", "z")),
+        Rule(("b",), key=True),
+    )
