@@ -234,9 +234,10 @@ def test_a_bucket_belongs_to_one_cluster(tiered: Tiered, tmp_path: Path) -> None
         lambda: any("another cluster was restored" in line for line in tiered.broker.log),
         timeout_s=TIMEOUT_S,
     )
-    # Segments are closed and not copied, while passes would run ten times a second.
-    produce(tiered.broker.bootstrap, 2500, start=2500)
-    produce(tiered.broker.bootstrap, 2500, start=5000)
+    # Segments are closed and not copied, and metrics show it.
+    produce(tiered.broker.bootstrap, 5000, start=2500)
+    failing = "shoal_remote_failing_partitions"
+    eventually(lambda: tiered.broker.metric(failing) == 1, timeout_s=TIMEOUT_S)
     assert len(tiered.local_logs()) > 4
     assert (lease.stat().st_mtime_ns, tiered.objects()) == before
     config = ConfigResource("broker", "1")
