@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import contextlib
+import os
+import shutil
+import subprocess
+from typing import TYPE_CHECKING, NamedTuple
 
+from ports import free_ports
 from shoal.tiered.store import (
     ObjectInfo,
     ObjectMissing,
@@ -15,7 +20,8 @@ from shoal.tiered.store import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from pathlib import Path
 
     from shoal.tiered.store import Range, Source
 
@@ -145,3 +151,49 @@ class FaultyStore:
         if fault == GARBLED and data:
             return data[:-1] + bytes([data[-1] ^ 0x40])
         return data
+
+
+class Gateway(NamedTuple):
+    """An S3 server over a directory, with one bucket: how brokers reach it."""
+
+    bucket: Path
+    url: str
+    endpoint: str
+    region: str
+    credentials: dict[str, str]
+
+    @property
+    def configs(self) -> dict[str, str]:
+        return {
+            "shoal.remote.store.url": self.url,
+            "shoal.remote.store.endpoint": self.endpoint,
+            "shoal.remote.store.region": self.region,
+        }
+
+
+@contextlib.contextmanager
+def gateway(folder: Path) -> Iterator[Gateway]:
+    """Run versitygw, which serves a directory by S3's protocol."""
+    program = shutil.which("versitygw")
+    module = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
+    assert program is not None, f"versitygw is missing: go install {module}"
+    bucket = folder / "bucket"
+    bucket.mkdir(parents=True)
+    (port,) = free_ports(1)
+    keys = {"ROOT_ACCESS_KEY": "test-id", "ROOT_SECRET_KEY": "test-secret"}
+    server = subprocess.Popen(
+        [program, "--port", f"127.0.0.1:{port}", "posix", str(folder)],
+        env=os.environ | keys,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        yield Gateway(
+            bucket,
+            "s3://bucket/prefix",
+            f"http://127.0.0.1:{port}",
+            "us-east-1",
+            {"AWS_ACCESS_KEY_ID": "test-id", "AWS_SECRET_ACCESS_KEY": "test-secret"},
+        )
+    finally:
+        server.kill()
+        server.wait()

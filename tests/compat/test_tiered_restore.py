@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from commands import SHOAL
 from conditions import eventually
 from confluent_kafka import Consumer, Producer, ShareConsumer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+from object_stores import gateway
 from servers import ShoalProcess
 from shoal.coordinator.contract import Record
 from shoal.coordinator.group import records as group_records
@@ -52,8 +54,13 @@ def tiered(tmp_path: Path) -> Iterator[Tiered]:
 
 def run_restore(store: Path, data_dir: Path, *words: str) -> subprocess.CompletedProcess[str]:
     options = (f"--url=file://{store}", f"--data-dir={data_dir}", "-o", "json")
+    return run_command(*options, *words)
+
+
+def run_command(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [*SHOAL, "storage", "restore", *options, *words],
+        [*SHOAL, "storage", "restore", *words],
+        env=os.environ | environment,
         capture_output=True,
         text=True,
         timeout=120,
@@ -234,9 +241,10 @@ def test_a_bucket_belongs_to_one_cluster(tiered: Tiered, tmp_path: Path) -> None
         lambda: any("another cluster was restored" in line for line in tiered.broker.log),
         timeout_s=TIMEOUT_S,
     )
-    # Segments are closed and not copied, while passes would run ten times a second.
-    produce(tiered.broker.bootstrap, 2500, start=2500)
-    produce(tiered.broker.bootstrap, 2500, start=5000)
+    # Segments are closed and not copied, and metrics show it.
+    produce(tiered.broker.bootstrap, 5000, start=2500)
+    failing = "shoal_remote_failing_partitions"
+    eventually(lambda: tiered.broker.metric(failing) == 1, timeout_s=TIMEOUT_S)
     assert len(tiered.local_logs()) > 4
     assert (lease.stat().st_mtime_ns, tiered.objects()) == before
     config = ConfigResource("broker", "1")
@@ -264,6 +272,39 @@ def test_one_topic_comes_back_alone(tiered: Tiered, tmp_path: Path) -> None:
         assert committed(broker.bootstrap) == 7
     finally:
         broker.stop()
+
+
+@pytest.mark.nightly
+def test_a_cluster_comes_back_from_an_s3_server(tmp_path: Path) -> None:
+    with gateway(tmp_path / "s3") as s3:
+        configs = configs_of(tmp_path) | s3.configs
+        own = {"configs": configs, "environment": s3.credentials}
+        lost = ShoalProcess(tmp_path / "lost", **own).start()  # type: ignore[arg-type]
+        tiered = Tiered(lost, s3.bucket, AdminClient({"bootstrap.servers": lost.bootstrap}))
+        create(tiered.admin)
+        produce(lost.bootstrap, COUNT)
+        commit(lost.bootstrap, COMMITTED)
+        end = copied_to(tiered)
+        eventually(
+            lambda: saved_positions(s3.bucket).get("readers") == COMMITTED, timeout_s=TIMEOUT_S
+        )
+        lost.kill9()
+        where = (f"--url={s3.url}", f"--endpoint={s3.endpoint}", f"--region={s3.region}")
+        options = (*where, f"--data-dir={tmp_path / 'new'}", "--idle=2s", "-o", "json")
+
+        def attempt() -> str | None:
+            done = run_command(*options, **s3.credentials)
+            assert not done.returncode or "is alive" in done.stderr, done.stderr
+            return done.stdout or None
+
+        (row,) = json.loads(eventually(attempt, timeout_s=TIMEOUT_S))
+        assert row["end"] == end
+        new = ShoalProcess(tmp_path / "new", **own).start()  # type: ignore[arg-type]
+        try:
+            consume(new.bootstrap, end)
+            assert committed(new.bootstrap) == COMMITTED
+        finally:
+            new.stop()
 
 
 @pytest.mark.nightly
