@@ -26,6 +26,8 @@ NAMES = ("a", "b")
 IDS = {name: UUID(int=n + 1) for n, name in enumerate(NAMES)}
 REBALANCE_TIMEOUT_MS = 10_000
 PLAIN = "plain"
+#: The topics that allow key ranges.
+SHARED = st.sampled_from([frozenset(NAMES), frozenset({"a"}), frozenset[str]()])
 #: Slots by topic id and partition.
 Slots = dict[tuple[UUID, int], int]
 
@@ -104,13 +106,13 @@ class KeyRangeGroups(RuleBasedStateMachine):
         self.clients: dict[str, Client] = {}
         self.count = 0
 
-    @initialize(
-        a=st.integers(1, 3), b=st.integers(0, 2), shared=st.frozensets(st.sampled_from(NAMES))
-    )
-    def start(self, a: int, b: int, shared: frozenset[str]) -> None:
+    @initialize(a=st.integers(1, 3), b=st.integers(0, 2), shared=SHARED, members=st.integers(0, 5))
+    def start(self, a: int, b: int, shared: frozenset[str], members: int) -> None:
         self.counts = {"a": a, "b": b} if b else {"a": a}
         self.image = image_of(self.counts, shared, 1)
         self.sim = Simulation(lambda: GroupShard(GroupSettings(), self.image))
+        for n in range(members):
+            self.join(n, plain=False)
 
     def beat(self, client: Client) -> dict[str, Any] | None:
         request = client.request()
@@ -183,7 +185,7 @@ class KeyRangeGroups(RuleBasedStateMachine):
         self.sim.restart()
         assert (self.group and self.group.hard_state()) == before
 
-    @rule(shared=st.frozensets(st.sampled_from(NAMES)))
+    @rule(shared=SHARED)
     def alter_topics(self, shared: frozenset[str]) -> None:
         self.image = image_of(self.counts, shared, self.image.offset + 1)
         self.sim.runtime.apply(
