@@ -9,6 +9,7 @@ import ssl
 import time
 from typing import TYPE_CHECKING
 
+import pytest
 from conditions import ceiling
 from ports import free_ports
 from sasl_dialogue import Dialogue
@@ -48,6 +49,7 @@ def client_hello() -> bytes:
     return to_server.read()
 
 
+@pytest.mark.nightly
 def test_thousands_of_half_open_handshakes(tmp_path: Path) -> None:
     """Each ends at its deadline. A client beside them is served at once."""
     hello = client_hello()
