@@ -85,7 +85,7 @@ bench-spark: venv           ## compare the Spark source with Spark's Kafka sourc
 	@test -d bench/spark/lib || mvn -q -f bench/spark/pom.xml dependency:copy-dependencies -DoutputDirectory=lib
 	$(BIN)/python bench/spark/run.py $(BENCH)
 # The part of tests/e2e that CI runs. `make e2e` also runs kills and bad input with Spark, several brokers per pod, and the test cluster's own tests.
-E2E_CI := $(patsubst %,tests/e2e/test_%.py,install release redrives security topics_and_groups scaling roll three_brokers alerts failures volumes listeners load storage_versions)
+E2E_CI := $(patsubst %,tests/e2e/test_%.py,install release redrives security topics_and_groups scaling roll three_brokers alerts failures volumes listeners load storage_versions chart)
 E2E_CI += tests/e2e/test_spark_consumer.py::test_executors_follow_the_lag_to_zero_and_back tests/e2e/test_uninstall.py
 # A second roll of three brokers takes too long for CI.
 E2E_CI += --deselect=tests/e2e/test_three_brokers.py::test_an_operator_killed_in_a_roll_of_three_is_followed_by_one_that_ends_it

@@ -1,10 +1,11 @@
-"""The chart: every combination of its values renders, and permissions fit what is on."""
+"""The chart: drawn combinations of its values render, and permissions fit what is on."""
 
 from __future__ import annotations
 
 import base64
 import itertools
 import json
+import random
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from e2e.cluster.commands import run
 from e2e.cluster.layout import ClusterError
 from e2e.release import CHART, KUBE, OPERATOR, Release
 from e2e.resources import Resources, queue_cluster, queue_topic, share_consumer, share_group
+from seeding import SEED
 from shoal.console.kubernetes import PLURALS
 from shoal.console.masks import parse_masks
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 Manifest = dict[str, Any]
 BOTH = (True, False)
-#: Values of which every combination is rendered, by the path of the value.
+#: Values of which combinations are rendered, by the path of the value.
 VALUES: dict[str, tuple[Any, ...]] = {
     "openshift": ("auto", "enabled", "disabled"),
     "watchNamespaces": ([], ["one", "two"]),
@@ -35,6 +37,10 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "networkPolicy": ({"enabled": True, "from": [{"podSelector": {}}]}, {"enabled": False}),
     "replicas": (1, 2),
 }
+
+
+#: The number of combinations that a run draws.
+DRAWN = 40
 
 
 def template(**values: Any) -> list[Manifest]:
@@ -98,8 +104,11 @@ def test_readers_of_the_metrics_show_certificates() -> None:
     assert {v["secret"]["secretName"] for v in hook["volumes"]} == {"http", "prometheus"}
 
 
-@pytest.mark.parametrize("values", list(itertools.product(*VALUES.values())))
-def test_every_combination_renders(values: tuple[Any, ...]) -> None:
+COMBINATIONS = list(itertools.product(*VALUES.values()))
+
+
+@pytest.mark.parametrize("values", random.Random(SEED).sample(COMBINATIONS, DRAWN))
+def test_combinations_render(values: tuple[Any, ...]) -> None:
     given = dict(zip(VALUES, values, strict=True))
     made = template(**given)
     kinds = named(made)
@@ -121,8 +130,7 @@ def test_every_combination_renders(values: tuple[Any, ...]) -> None:
     assert (("customresourcedefinitions", "get") in granted) == definitions_are_read
     migrates = ("customresourcedefinitions/status", "patch") in granted
     assert migrates != bool(given["watchNamespaces"])
-    for permission in (("nodes", "get"), ("pods", "patch")):
-        assert (permission in granted) == given["racks.enabled"]
+    assert (("nodes", "get") in granted) == given["racks.enabled"]
     assert ("--without=racks" in container["args"]) == (not given["racks.enabled"])
     if given["watchNamespaces"]:
         definitions = {("customresourcedefinitions", v) for v in ("get", "list", "watch")}

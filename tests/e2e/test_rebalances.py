@@ -17,7 +17,7 @@ RESOURCE = "queuerebalance/spread"
 
 def rebalance(**spec: Any) -> dict[str, Any]:
     return {
-        "apiVersion": "shoal.dev/v1alpha1",
+        "apiVersion": "shoal.dev/v1beta1",
         "kind": "QueueRebalance",
         "metadata": {"name": "spread"},
         "spec": {"cluster": "main", "mode": "Full", **spec},

@@ -72,7 +72,7 @@ def account(tmp_path: Path) -> Path:
 
 def resource(kind: str, name: str, namespace: str = "team", **spec: Any) -> dict[str, Any]:
     meta = {"name": name, "namespace": namespace}
-    return {"apiVersion": "shoal.dev/v1alpha1", "kind": kind, "metadata": meta, "spec": spec}
+    return {"apiVersion": "shoal.dev/v1beta1", "kind": kind, "metadata": meta, "spec": spec}
 
 
 def filled() -> ApiServer:

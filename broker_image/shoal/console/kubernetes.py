@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
 log = logging.getLogger("shoal.console")
-VERSION = "shoal.dev/v1alpha1"
+VERSION = "shoal.dev/v1beta1"
 #: The kinds of Shoal's resources, in the order of their table.
 PLURALS = {
     "QueueCluster": "queueclusters",
