@@ -124,7 +124,10 @@ def _is_complete(bootstrap: str, target: str, copier: Copier, total: int) -> boo
     return sum(map(len, copies(bootstrap, target))) >= total
 
 
-@pytest.mark.parametrize(("mode", "kills"), [("positions", 1), ("ranges", 2)])
+@pytest.mark.parametrize(
+    ("mode", "kills"),
+    [pytest.param("positions", 3, marks=pytest.mark.nightly), ("ranges", 2)],
+)
 def test_kills_of_client_and_broker(mode: str, kills: int, broker: ShoalProcess) -> None:
     def kill_broker() -> None:
         broker.kill9()
