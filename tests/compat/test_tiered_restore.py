@@ -253,6 +253,18 @@ def test_a_bucket_belongs_to_one_cluster(tiered: Tiered, tmp_path: Path) -> None
 
 
 @pytest.mark.nightly
+def test_commands_end_with_their_status(tmp_path: Path) -> None:
+    """The store's library has threads that could abort the process at its end."""
+    folder = tmp_path / "store" / backup.folder("lost")
+    folder.mkdir(parents=True)
+    (folder / "lease").write_bytes(b"{}")
+    (folder / "metadata").write_bytes(backup.encode({"offset": 1, "written_ms": 1}, b""))
+    for _ in range(20):
+        done = run_restore(tmp_path / "store", tmp_path / "new", "--idle=1h")
+        assert (done.returncode, "is alive" in done.stderr) == (1, True)
+
+
+@pytest.mark.nightly
 def test_one_topic_comes_back_alone(tiered: Tiered, tmp_path: Path) -> None:
     create(tiered.admin)
     create(tiered.admin, "other")

@@ -7,6 +7,8 @@ server` starts without the imports of the tools.
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -119,4 +121,13 @@ def _shoal(
 
 def main() -> None:
     """Run the console script."""
-    app()
+    try:
+        app()
+    except SystemExit as ended:
+        if "obstore" not in sys.modules or "shoal.server.process" in sys.modules:
+            raise
+        # Threads of the library may still release Python's objects after its last answer. If the
+        # interpreter is finalized meanwhile, they abort the process.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(ended.code if isinstance(ended.code, int) else ended.code is not None)
