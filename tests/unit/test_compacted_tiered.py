@@ -206,6 +206,26 @@ def test_a_tombstone_stays_until_the_records_that_it_deletes_are_gone() -> None:
     asyncio.run(run())
 
 
+def test_a_segment_that_the_cleaner_has_emptied_leaves_no_gap() -> None:
+    """Otherwise local retention stops before it, and what follows stays on the disk."""
+
+    async def run() -> None:
+        world = CompactedWorld(1)
+        for pairs in ([(b"a", b"1" * 400)], [(b"b", b"2" * 400)], [(b"b", b"3" * 400)]):
+            world.write(pairs)
+            world.log.roll(world.log.log_end_offset, NOW_MS)
+        world.clean()
+        assert [segment.size > 0 for segment in world.log.segments] == [True, False, True, False]
+        for _ in range(2):
+            await world.run_pass()
+        remote = world.metadata.remote(KEY)
+        assert remote.covers(0, 3)
+        assert world.log.local_start_offset == 3
+        await world.check()
+
+    asyncio.run(run())
+
+
 def test_the_cost_is_bounded() -> None:
     """With a dirty ratio of a half, cleaning writes at most about as much as was copied."""
 
