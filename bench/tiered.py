@@ -17,6 +17,7 @@ import shutil
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,7 +28,7 @@ from load_checks import LoadFailed, Stall, text_values
 from load_setup import CHECKED, QUIET, Run, produce
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 #: Records of a topic that is read, and of a produce.
 RECORDS = 300_000
@@ -128,7 +129,7 @@ class Bench:
         return Measured(self.count / elapsed, used / (self.count * 1024 / 1e9))
 
 
-def rounds_of(count: int, loads: dict[str, Callable[[], Measured]]) -> dict[str, list[Measured]]:
+def rounds_of(count: int, loads: Mapping[str, Callable[[], Measured]]) -> dict[str, list[Measured]]:
     """Run the loads in turn, after a warm-up."""
     found: dict[str, list[Measured]] = {name: [] for name in loads}
     for number in range(count + 1):
@@ -161,7 +162,7 @@ def measure(bench: Bench, rounds: int) -> None:
             bench.wait_until_copied(topics[kind])
             stored = bench.stored_bytes(topics[kind]) / (bench.count * 1024)
             print(f"{kind}: the objects have {stored:.2f} times the bytes of the values")
-    reads = {kind: lambda name=name: bench.read(name) for kind, name in topics.items()}
+    reads = {kind: partial(bench.read, name) for kind, name in topics.items()}
     show("read 1 KB", rounds_of(rounds, reads))
     numbers = iter(range(1_000))
 

@@ -318,3 +318,18 @@ def test_aborted_records_go_if_their_marker_is_in_a_later_segment() -> None:
         # The marker stays until delete.retention.ms, for readers that have met the records.
         hidden = [a.first_offset for a in log.aborted_transactions(0, 9)]
         assert (2 in found, hidden) == ((True, [1]) if rounds == 0 else (rounds == 1, []))
+
+
+def test_a_marker_that_is_kept_without_its_record_is_cleaned_again() -> None:
+    """The last batch of a round stays, if only for its offset, also if it is a marker."""
+    log = log_of(segment_bytes=1 << 20, min_cleanable_dirty_ratio=0.0)
+    fill(log, [keyed((b"a", b"1"))])
+    ended(log, 5, committed=True)
+    closed(log)
+    for rounds in range(3):
+        assert compact(log, now_ms=NOW_MS + rounds * (DELAY_MS + 1)) == (rounds < 2)
+    fill(log, [keyed((b"b", b"2"))])
+    closed(log)
+    assert compact(log, now_ms=NOW_MS + 3 * (DELAY_MS + 1))
+    assert [key for _, key, _ in contents(log)] == [b"a", b"b"]
+    assert log.uncleanable == ""

@@ -200,7 +200,8 @@ class Cleaner:
             keeps_all = self.keeps_tombstones
             unneeded = transactions.end(header, data, index, keeps_all=keeps_all)
             drop, tombstone = unneeded and past_horizon, unneeded and not past_horizon
-            kept: list[Span] | None = None
+            # None keeps all. A marker may have stayed without its record, for its offset.
+            kept: list[Span] | None = None if header.record_count else []
             body = b""
         else:
             drop, tombstone = transactions.is_aborted(header), False

@@ -190,7 +190,7 @@ class _Cleaning:
 
     async def write(self, group: list[RemoteSegment], cleaned: Segment) -> bool:
         """Write the records of a group that stay. Return whether the result is another one."""
-        writer = _Writer(self.cleaner, self._transactions, cleaned, is_changed=len(group) > 1)
+        writer = _Writer(self.cleaner, self._transactions, cleaned, merges=len(group) > 1)
         for segment in group:
             async for data in self._chunks(segment):
                 await self._node.disk.run(partial(writer.write, data))
@@ -214,14 +214,18 @@ class _Writer:
     """Filters chunks into a new segment."""
 
     def __init__(
-        self, cleaner: Cleaner, transactions: Transactions, cleaned: Segment, *, is_changed: bool
+        self, cleaner: Cleaner, transactions: Transactions, cleaned: Segment, *, merges: bool
     ) -> None:
+        """`merges` is whether the new segment takes the place of several."""
         self._cleaner = cleaner
         self._transactions = transactions
         self._cleaned = cleaned
         self._next_offset = cleaned.base_offset
-        self._last: BatchHeader | None = None
-        self.is_changed = is_changed
+        self._last: tuple[BatchHeader, bytes] | None = None
+        self._count = 0
+        self._merges = merges
+        #: Whether the new segment has other batches than the old ones.
+        self.is_changed = merges
 
     def write(self, data: bytes) -> None:
         """Raises `CorruptBatch`, `OSError`."""
@@ -230,11 +234,12 @@ class _Writer:
                 # The segment before this one has it, too.
                 self.is_changed = True
                 continue
-            self._next_offset, self._last = header.next_offset, header
+            self._next_offset, self._last = header.next_offset, (header, batch)
+            self._count += 1
             kept = _result(
                 self._cleaner.filter(header, batch, self._transactions, self._cleaned.txn_index)
             )
-            if kept is None or kept[0] is not batch:
+            if kept is None or kept[0] != batch:
                 self.is_changed = True
             if kept is not None:
                 self._append(kept[0], header.last_offset, kept[1])
@@ -243,8 +248,11 @@ class _Writer:
         """Complete the segment. A segment is never empty: its last batch stays without records."""
         if not self._cleaned.size:
             assert self._last is not None
-            data, max_timestamp = emptied(self._last)
-            self._append(data, self._last.last_offset, max_timestamp)
+            header, batch = self._last
+            data, max_timestamp = emptied(header)
+            self._append(data, header.last_offset, max_timestamp)
+            if self._count == 1 and data == batch:
+                self.is_changed = self._merges
         self._cleaned.seal_times()
         self._cleaned.flush()
 

@@ -75,6 +75,10 @@ _FILES = {
 }
 
 
+#: Sections whose offsets are relative to the base offset of the file.
+_RELATIVE = (Section.OFFSET_INDEX, Section.TIME_INDEX)
+
+
 class Prepared(NamedTuple):
     """A segment that is ready to be uploaded."""
 
@@ -163,13 +167,13 @@ class Copier:
         for at in range(0, len(due), rebuild.BATCH):
             await self.delete(partition, prefix, due[at : at + rebuild.BATCH])
         wait_ms = 0
-        for segment, end in self._copyable(partition, remote):
+        for segment, base_offset, end in list(self._copyable(partition, remote)):
             wait_ms = self._quota.throttle_ms()
             if wait_ms:
                 break
             if partition.lost_leadership_since(epoch):
                 raise LostLeadership("another broker leads the partition")
-            await self._copy(partition, prefix, segment, end)
+            await self._copy(partition, prefix, segment, base_offset, end)
         if not self.manifests.is_current(partition, remote.fingerprint):
             await self.manifests.write(partition, prefix, remote)
         await self.reconciliation.sweep_when_due(partition, prefix)
@@ -288,26 +292,35 @@ class Copier:
 
     # Copying
 
-    def _copyable(self, partition: Partition, remote: RemoteLog) -> Iterable[tuple[Segment, int]]:
+    def _copyable(
+        self, partition: Partition, remote: RemoteLog
+    ) -> Iterable[tuple[Segment, int, int]]:
         """Return the closed segments below the last stable offset that are not copied, with the
-        offset behind each."""
+        first offset of each and the offset behind it. A segment that the cleaner has emptied
+        belongs to the next one."""
         log = partition.log
         if log.config.remote_log_copy_disable:
-            return []
+            return
         bound = partition.last_stable_offset
         if log.config.compact:
             # The store gets clean segments only.
             bound = min(bound, log.cleaned_to)
         start = max(remote.end_offset + 1, log.log_start_offset)
-        return [
-            (segment, end)
-            for segment, end in _with_ends(log)[:-1]
-            if end > start and end <= bound and segment.size
-        ]
+        base_offset: int | None = None
+        for segment, end in _with_ends(log)[:-1]:
+            if end <= start or end > bound:
+                continue
+            if base_offset is None:
+                base_offset = segment.base_offset
+            if segment.size:
+                yield segment, base_offset, end
+                base_offset = None
 
-    async def _copy(self, partition: Partition, prefix: str, segment: Segment, end: int) -> None:
+    async def _copy(
+        self, partition: Partition, prefix: str, segment: Segment, base_offset: int, end: int
+    ) -> None:
         log = partition.log
-        described = self.describe(partition, segment.base_offset, end, segment.size)
+        described = self.describe(partition, base_offset, end, segment.size)
         more = {Section.LEADER_EPOCHS: _checkpoint([e for e in log.epochs.entries if e[1] < end])}
         snapshot = f"{log.directory}/{file_name(end, SNAPSHOT)}"
         if log.storage.exists(snapshot):
@@ -449,6 +462,8 @@ def prepare(
     found = scan(segment.file.read, described.log_size)
     sections = dict(more)
     for section, kind in _FILES.items():
+        if section in _RELATIVE and described.base_offset != segment.base_offset:
+            continue
         if storage.exists(segment.path(kind)):
             sections[section] = storage.read_file(segment.path(kind))
     described = described._replace(max_timestamp=found.max_timestamp)
