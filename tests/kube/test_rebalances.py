@@ -25,6 +25,8 @@ from shoal_operator.model import pod_layout
 from shoal_operator.rebalance_calls import RebalanceCalls
 from shoal_operator.rebalances import Rebalances
 from shoal_operator.reconcile_loop import ReconcileLoop
+from shoal_operator.runtime import Operator
+from shoal_operator.settings import Settings
 from shoal_operator.store import Store
 
 if TYPE_CHECKING:
@@ -565,6 +567,30 @@ async def survives(world: World) -> bool:
     except Crash:
         return False
     return True
+
+
+# The whole operator.
+
+
+def test_events_of_a_resource_reach_its_reconciler(three: ShoalCluster) -> None:
+    """A QueueRebalance without a QueueCluster, which is then created for brokers of others."""
+    world = World(three, "unused")
+    world.add(cluster="absent")
+    del world.kube.objects["QueueCluster", "main"]
+
+    async def run() -> None:
+        operator = Operator(world.kube, Settings("b:1", "s:1", "role", "u"), ("n",))
+        try:
+            operator.set_leading(True)
+            await eventually_async(lambda: world.condition()["reason"] == "ClusterNotFound")
+            away = {"type": "external", "external": {"bootstrapServers": three.bootstrap}}
+            world.kube.add(resource("QueueCluster", "absent", **away))
+            operator.on_update(copy.deepcopy(world.kube.find("QueueCluster", "absent")))
+            await eventually_async(lambda: world.condition()["reason"] == "NotForExternalCluster")
+        finally:
+            await operator.close()
+
+    asyncio.run(run())
 
 
 # What cannot be done.
