@@ -97,6 +97,7 @@ RESERVED = {
     "shoal.remote.encryption.key.directory": _TIERED,
     "shoal.remote.encryption.key.id": _TIERED,
     "shoal.remote.store.endpoint": _TIERED,
+    "shoal.remote.store.incarnation": "A restore writes it.",
     "shoal.remote.store.region": _TIERED,
     "shoal.remote.store.url": _TIERED,
     "super.users": "Use spec.superUsers.",
