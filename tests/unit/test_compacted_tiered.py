@@ -20,7 +20,7 @@ from shoal.tiered import cleaning
 from tiered_world import COMPRESSION, CONFIG, KEY, KEY_ID, Crash, World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from shoal.log.config import LogConfig
 
@@ -45,7 +45,7 @@ class CompactedWorld(World):
         self.latest: dict[bytes, int] = {}
         self.producer = 100
 
-    def write(self, pairs: list[tuple[bytes, bytes | None]]) -> None:
+    def write(self, pairs: Sequence[tuple[bytes, bytes | None]]) -> None:
         for at in range(0, len(pairs), 4):
             base = self.log.log_end_offset
             self.partition.append(keyed(*pairs[at : at + 4]), now_ms=NOW_MS)
@@ -96,7 +96,7 @@ class CompactedWorld(World):
             for at in range(base, base + len(pairs)):
                 self.aborted[at] = self.producer
 
-    def _note(self, base: int, pairs: list[tuple[bytes, bytes | None]]) -> None:
+    def _note(self, base: int, pairs: Sequence[tuple[bytes, bytes | None]]) -> None:
         for offset, (key, value) in enumerate(pairs, base):
             self.written[offset] = (key, value)
             self.latest[key] = offset
