@@ -40,7 +40,8 @@ class ModelBrokers:
 
     def __init__(self, kube: ApiServer, crash_point: CrashPoint) -> None:
         self._kube, self._crash_point = kube, crash_point
-        self.replicas = {f"t{n % 2}-{n}": ((0, 1), (0,), (1, 0))[n % 3] for n in range(8)}
+        first: list[tuple[int, ...]] = [(0, 1), (0,), (1, 0)]
+        self.replicas = {f"t{n % 2}-{n}": first[n % 3] for n in range(8)}
         self.targets: dict[str, tuple[int, ...]] = {}
         self.leaders = {name: replicas[0] for name, replicas in self.replicas.items()}
         self.running, self.reachable = set(BROKERS), True
