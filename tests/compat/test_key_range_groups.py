@@ -25,7 +25,7 @@ from shoal.record.records import build_batch
 from wireclient import WireClient
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator, Sequence
+    from collections.abc import Callable, Coroutine, Iterator, Sequence
 
 KEYS = 40
 ALL = KEY_HASH_MAX + 1
@@ -402,23 +402,10 @@ def test_librdkafka_gets_whole_partitions(broker: ShoalProcess) -> None:
         plain.close()
 
 
-@pytest.mark.java
-def test_kafkas_tools_and_ours_describe_the_group(broker: ShoalProcess) -> None:
-    topic, group = Topic(broker, 1), next(_names)
-
-    def describe() -> None:
-        rows = KafkaTools(broker.bootstrap).rows("consumer-groups", "--describe", "--group", group)
-        assert len({row["CONSUMER-ID"] for row in rows}) == len(rows) == 2
-        offsets = {(row["PARTITION"], row["CURRENT-OFFSET"], row["LAG"]) for row in rows}
-        assert offsets == {("0", "100", "0")}
-        shoal = Shoal(broker.bootstrap)
-        table = shoal.says("groups", "describe", group)
-        assert "Partitions shared by key ranges" in table
-        assert "shared by 2" in table
-        (described,) = shoal.json("groups", "describe", group)
-        owners = described["key_ranges"]
-        assert [(one["share"], one["position"]) for one in owners] == [("50.0 %", 100)] * 2
-        assert {one["member"] for one in owners} == {m["member"] for m in described["members"]}
+def shared_meanwhile(broker: ShoalProcess, group: str, describe: Callable[[], None]) -> None:
+    """Call `describe` in a thread while two members share a partition of 100 records, and have
+    committed all."""
+    topic = Topic(broker, 1)
 
     async def main() -> None:
         async with Client(broker.bootstrap) as client:
@@ -433,6 +420,37 @@ def test_kafkas_tools_and_ours_describe_the_group(broker: ShoalProcess) -> None:
                 await member.close()
 
     run(main())
+
+
+@pytest.mark.java
+@pytest.mark.nightly
+def test_kafka_consumer_groups_describes_the_group(broker: ShoalProcess) -> None:
+    """It lists the partition at both members, with the stable offset."""
+    group = next(_names)
+
+    def describe() -> None:
+        rows = KafkaTools(broker.bootstrap).rows("consumer-groups", "--describe", "--group", group)
+        assert len({row["CONSUMER-ID"] for row in rows}) == len(rows) == 2
+        offsets = {(row["PARTITION"], row["CURRENT-OFFSET"], row["LAG"]) for row in rows}
+        assert offsets == {("0", "100", "0")}
+
+    shared_meanwhile(broker, group, describe)
+
+
+def test_describe_shows_owners(broker: ShoalProcess) -> None:
+    group = next(_names)
+
+    def describe() -> None:
+        shoal = Shoal(broker.bootstrap)
+        table = shoal.says("groups", "describe", group)
+        assert "Partitions shared by key ranges" in table
+        assert "shared by 2" in table
+        (described,) = shoal.json("groups", "describe", group)
+        owners = described["key_ranges"]
+        assert [(one["share"], one["position"]) for one in owners] == [("50.0 %", 100)] * 2
+        assert {one["member"] for one in owners} == {m["member"] for m in described["members"]}
+
+    shared_meanwhile(broker, group, describe)
 
 
 def test_the_command_takes_part(broker: ShoalProcess) -> None:

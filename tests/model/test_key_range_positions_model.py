@@ -217,6 +217,6 @@ class KeyRangePositions(RuleBasedStateMachine):
 
 
 KeyRangePositions.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=25, deadline=None
+    max_examples=30, stateful_step_count=25, deadline=None
 )
 TestKeyRangePositions = KeyRangePositions.TestCase

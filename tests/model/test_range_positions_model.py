@@ -115,7 +115,7 @@ class Positions(RuleBasedStateMachine):
         assert set(self.next.values()) <= {END}
 
 
-Positions.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Positions.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestPositions = Positions.TestCase
 
 
