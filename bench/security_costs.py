@@ -62,7 +62,7 @@ GOALS: dict[str, dict[str, Goal]] = {
 }
 FIGURES = ["tls_times", "tls_s_gb", "openssl_s_gb", "login_cpu_ms", "lost_percent"]
 #: Pieces of each side, and requests of a piece.
-PIECES, LARGE, SMALL, DEPTH = 30, 25, 400, 20
+PIECES, LARGE, SMALL, DEPTH = 30, 25, 2_000, 20
 AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 
 
