@@ -16,7 +16,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from log_material import NOW_MS, open_log, records
 from shoal.log.appends import Origin
 from shoal.log.cleaner import ENTRY_BYTES
-from shoal.log.compaction import Step
 from shoal.log.config import LogConfig
 from shoal.log.memory import MemoryStorage
 from shoal.record.control import build_marker
@@ -24,6 +23,8 @@ from shoal.record.records import build_batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from shoal.log.compaction import Step
 
 KEYS = st.sampled_from([b"a", b"b", b"c", b"d", b"a-long-key-of-many-bytes"])
 VALUES = st.none() | st.binary(max_size=12)
