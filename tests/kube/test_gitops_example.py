@@ -130,6 +130,15 @@ def test_pruning_keeps_data() -> None:
         assert (argo, flux) == (loses_data(one),) * 2, one["metadata"]["name"]
 
 
+def test_definitions_outlive_the_chart() -> None:
+    """Without a definition, Kubernetes deletes all resources of the kind. Argo CD applies those in
+    a chart, and would delete them with its Application. Flux and Helm leave them."""
+    for path in sorted((ROOT / "crds").glob("*.yaml")):
+        (crd,) = manifests(path)
+        options = crd["metadata"]["annotations"]["argocd.argoproj.io/sync-options"]
+        assert options.split(",") == ["Prune=false", "Delete=false"], path.name
+
+
 def test_both_tools_read_folders_that_exist() -> None:
     paths = []
     for path in FILES:
