@@ -56,6 +56,7 @@ PROGRAMS = {
         (f"{_VERSION}.gitVersion={SPARK_OPERATOR_VERSION}",),
     ),
     "kstatus": Program("kstatus", "."),
+    "argocd-lua": Program("argocd-lua", "."),
 }
 
 
