@@ -1,6 +1,6 @@
 """The repository in `examples/gitops`: each manifest fits its schema, and pruning keeps data.
 
-`tests/e2e/test_gitops.py` gives the repository to Flux, and the manifests to an API server.
+`tests/e2e/test_install.py` gives the environments to an API server.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 import yaml
-from kube.structural import Manifest, errors
+from e2e.cluster.programs import downloaded
+from kube.structural import Manifest, errors, schemas
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,6 +19,16 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples/gitops"
 FILES = sorted(path for path in EXAMPLE.rglob("*.yaml"))
+#: Where the definitions of Flux and of Argo CD are: a Go module and a folder in it. The version of
+#: Argo CD is that of the engine in `tests/e2e/cluster/go/argocd-lua`.
+DEFINITIONS = {
+    "github.com/fluxcd/source-controller@v1.9.6": "config/crd/bases",
+    "github.com/fluxcd/kustomize-controller@v1.9.6": "config/crd/bases",
+    "github.com/fluxcd/helm-controller@v1.6.0": "config/crd/bases",
+    "github.com/argoproj/argo-cd/v3@v3.5.7": "manifests/crds",
+}
+FLUX = [f"{name}.toolkit.fluxcd.io" for name in ("source", "kustomize", "helm")]
+THEIRS = tuple(f"{group}/" for group in ("argoproj.io", *FLUX))
 KUSTOMIZATION = "kustomize.config.k8s.io/v1beta1"
 WAVE = "argocd.argoproj.io/sync-wave"
 #: Fields that name another resource of the same namespace, with its kind.
@@ -71,6 +82,19 @@ def test_a_wrong_field_is_found(change: Manifest, error: str) -> None:
     (topic, _) = manifests(EXAMPLE / "queue/topics.yaml")
     (found,) = errors({**topic, "spec": {**topic["spec"], **change}})
     assert found.startswith(error)
+
+
+@pytest.mark.nightly
+def test_resources_of_flux_and_argo_cd_fit_their_schemas() -> None:
+    """It downloads 60 MB of Go modules."""
+    folders = [downloaded(module) / folder for module, folder in DEFINITIONS.items()]
+    theirs = [
+        one for path in FILES for one in manifests(path) if one["apiVersion"].startswith(THEIRS)
+    ]
+    assert len(theirs) == 10
+    for one in theirs:
+        (found,) = [f for f in folders if (one["apiVersion"], one["kind"]) in schemas(f)]
+        assert errors(one, found) == []
 
 
 def test_every_file_is_used() -> None:

@@ -8,6 +8,7 @@ Go's defaults or the user's: a machine that compiled the same modules before onl
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import sys
@@ -105,6 +106,13 @@ def module_directory(module: str, package: str) -> Path:
         listed = run(go(), "list", "-m", "-f", "{{.Dir}}", package, cwd=SOURCES / module)
         found = listed.stdout.strip()
     return Path(found)
+
+
+def downloaded(module: str) -> Path:
+    """Return the directory of the sources of a module, given as `path@version`."""
+    # Outside a module, where Go verifies the sources by its checksum database.
+    CACHE.mkdir(parents=True, exist_ok=True)
+    return Path(json.loads(run(go(), "mod", "download", "-json", module, cwd=CACHE).stdout)["Dir"])
 
 
 def go() -> Path:
