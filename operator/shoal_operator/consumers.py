@@ -83,7 +83,7 @@ def policy(spec: Mapping[str, Any], now: datetime.datetime | None = None) -> sca
     cooldown_ms = duration_ms(given.get("cooldown", "60s"))
     idle_ms = duration_ms(given.get("scaleToZeroAfter", "5m"))
     if "job" in spec:
-        # Jobs end by themselves, and the next ones start at once.
+        # Jobs end alone, and the next ones start at once.
         cooldown_ms = idle_ms = 0
     names_now: tuple[str, ...] = ()
     if now is not None:

@@ -215,6 +215,18 @@ def test_examples_and_chart_pass_the_api_server(resources: Resources) -> None:
     resources.kubectl("apply", *dry)
 
 
+@pytest.mark.parametrize("name", ["staging", "production"])
+def test_the_repository_for_gitops_passes_the_api_server(resources: Resources, name: str) -> None:
+    folder = REPOSITORY / "examples/gitops/environments" / name
+    text = resources.cluster.kubectl("kustomize", folder).stdout
+    namespace, *found = [one for one in yaml.safe_load_all(text) if one]
+    assert namespace["kind"] == "Namespace"
+    where = {one["metadata"].pop("namespace") for one in found}
+    assert where == {namespace["metadata"]["name"]} == {f"orders-{name}"}
+    dry = ("apply", "--dry-run=server", "--filename=-")
+    resources.kubectl(*dry, stdin_text=yaml.safe_dump_all(found))
+
+
 def test_explain_reads_like_documentation(release: Release) -> None:
     text = release.cluster.kubectl("explain", "sharegroup.spec.lockDuration").stdout
     assert "How long a member holds the lock of a record" in " ".join(text.split())

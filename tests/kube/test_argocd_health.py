@@ -1,68 +1,53 @@
-"""The health script of docs/gitops.md in a Lua interpreter, as Argo CD runs it."""
+"""The health of each state of a resource in Argo CD, computed by Argo CD's own Lua engine."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import pytest
-import yaml
+from kube import argocd
 from kube.api_server import STATUSES
-from shoal_operator.conditions import Verdict, conditions
+from kube.test_kstatus import KINDS, resource, verdicts, written
+from shoal_operator.conditions import Verdict
 
-lupa = pytest.importorskip("lupa", reason="the package lupa, a Lua interpreter, is not installed")
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
-DOCUMENT = Path(__file__).parents[2] / "docs/gitops.md"
-KEY = "resource.customizations.health.shoal.dev_"
-
-
-def scripts() -> dict[str, str]:
-    """Return the scripts of the ConfigMap argocd-cm by kind."""
-    blocks = DOCUMENT.read_text().split("```yaml\n")[1:]
-    found = [b.partition("```")[0] for b in blocks if "kind: ConfigMap" in b and KEY in b]
-    (config_map,) = map(yaml.safe_load, found)
-    return {k.removeprefix(KEY): v for k, v in config_map["data"].items() if k.startswith(KEY)}
+#: The health of a resource that is neither ready nor paused, by its kstatus result.
+HEALTH = {"InProgress": "Progressing", "Failed": "Degraded"}
 
 
-def health(script: str, resource: dict[str, Any]) -> tuple[str, str]:
-    """Return the status and the message for a resource."""
-    lua = lupa.LuaRuntime(unpack_returned_tuples=True)
-    lua.globals().obj = lua.table_from(resource, recursive=True)
-    found = lua.execute(script)
-    return found["status"], found["message"]
+def expected(verdict: Verdict, kstatus: str) -> str:
+    """Return the health of a resource in this state. A sync wave waits for Healthy: a resource that
+    serves must not hold the next wave while the operator improves something."""
+    if verdict.paused:
+        return "Suspended"
+    return "Healthy" if verdict.ready else HEALTH[kstatus]
 
 
-def resource(verdict: Verdict, generation: int = 2) -> dict[str, Any]:
-    found = conditions(verdict, 2, "2026-01-01T00:00:00Z", None)
-    return {
-        "metadata": {"generation": generation},
-        "status": {"observedGeneration": 2, "conditions": found},
-    }
+def health(resources: Iterable[argocd.Manifest]) -> list[dict[str, str]]:
+    scripts = argocd.health_scripts()
+    return argocd.run((scripts[one["kind"]], one) for one in resources)
 
 
-@pytest.mark.parametrize(
-    ("verdict", "expected"),
-    [
-        (Verdict.fine("text"), ("Healthy", "text")),
-        (Verdict(True, "Scaling", "text", progressing=True), ("Healthy", "text")),
-        (Verdict.fine("text").warned(("DiskNearlyFull", "soon")), ("Healthy", "text")),
-        (Verdict.waiting("Starting", "text"), ("Progressing", "text")),
-        (Verdict.blocked("BrokerNotReady", "text"), ("Progressing", "text")),
-        (Verdict.refused("NoMajority", "text"), ("Degraded", "text")),
-        (Verdict(False, "Paused", "text", paused=True), ("Suspended", "text")),
-    ],
-)
-def test_each_state_has_a_health(verdict: Verdict, expected: tuple[str, str]) -> None:
-    assert sorted(scripts()) == sorted(STATUSES)
-    for script in scripts().values():
-        assert health(script, resource(verdict)) == expected
+def test_each_kind_has_a_script() -> None:
+    assert sorted(argocd.health_scripts()) == sorted(STATUSES)
+
+
+def test_each_state_of_each_kind_has_a_health() -> None:
+    states = [(kind, *state) for kind in KINDS for state in verdicts()]
+    found = health(resource(kind, written(verdict)) for kind, verdict, _ in states)
+    wanted = [
+        {"status": expected(verdict, kstatus), "message": verdict.message}
+        for _, verdict, kstatus in states
+    ]
+    shown = [f"{kind} {verdict}" for kind, verdict, _ in states]
+    assert list(zip(shown, found, strict=True)) == list(zip(shown, wanted, strict=True))
 
 
 def test_a_new_or_changed_resource_is_progressing() -> None:
-    (script,) = set(scripts().values())
-    changed = resource(Verdict.fine("text"), generation=3)
-    assert health(script, changed)[0] == "Progressing"
-    assert health(script, {"metadata": {"generation": 1}})[0] == "Progressing"
-    for status in STATUSES.values():
-        new = {"metadata": {"generation": 1}, "status": status}
-        assert health(script, new)[0] == "Progressing"
+    fine = written(Verdict.fine("text"))
+    unseen = [resource(kind, status, generation=1) for kind, status in STATUSES.items()]
+    changed = [resource(kind, fine, generation=3) for kind in KINDS]
+    bare = [{k: v for k, v in one.items() if k != "status"} for one in unseen]
+    found = health([*unseen, *changed, *bare])
+    assert [one["status"] for one in found] == ["Progressing"] * 3 * len(KINDS)

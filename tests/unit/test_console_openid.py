@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from openid_providers import CLIENT_ID, CLIENT_SECRET, OpenIdProvider, openid_provider
 from ports import free_ports
 from shoal.client.secret import Secret
+from shoal.console import providers
 from shoal.console.openid import LOGIN_S_MAX, PENDING_S_MAX, OpenIdLogin
 from shoal.console.providers import OpenIdSettings, parse_openid, parse_url
 from shoal.console.security import Access, InvalidAccess
@@ -267,7 +268,7 @@ def test_a_new_key_of_the_provider(monkeypatch: pytest.MonkeyPatch) -> None:
         await world.page.get("/topics")
         world.page.browser.session.cookie_jar.clear()
         world.provider.rotate()
-        monkeypatch.setattr("shoal.console.providers.KEYS_S_MIN", 0.0)
+        monkeypatch.setattr(providers, "KEYS_S_MIN", 0.0)
         assert "Logged in as ann." in (await world.page.get("/topics")).words
 
     run(call)

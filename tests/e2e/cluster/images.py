@@ -31,6 +31,9 @@ SUITE = "bookworm"
 PYTHON_VERSION = "3.11"
 BASE_PACKAGES = ("ca-certificates", "procps", "python3", "python3-pip", "tini")
 JAVA_PACKAGES = ("openjdk-17-jre-headless",)
+#: A git server for tests.
+GIT_PACKAGES = ("git", "python3")
+GIT_IMAGE = f"localhost/git:{SUITE}"
 #: Files that no container reads.
 EXCLUDED_PATHS = (
     "/usr/share/doc/*",
@@ -161,16 +164,31 @@ def _build_stage(image: Image, name: str, stage: str = "") -> None:
 
 def pause_archive() -> Path:
     """Return the image of the process that holds a pod's namespaces; kind's node has its own."""
-    binary = program("pause")
-    path = _archive_path("pause", [binary], "")
+    return program_archive("pause", PAUSE_IMAGE)
+
+
+def program_archive(name: str, image: str) -> Path:
+    """Return an image that contains only one of the Go programs, which are static binaries."""
+    binary = program(name)
+    steps = f'FROM scratch\nCOPY {binary.name} /{name}\nENTRYPOINT ["/{name}"]\n'
+    return _small_archive(name, image, [binary], steps)
+
+
+def git_archive() -> Path:
+    """Return the image of a git server: git and Python, as the user 1000."""
+    steps = f"FROM {_base(GIT_PACKAGES)}\nUSER 1000:1000\n"
+    return _small_archive("git", GIT_IMAGE, [], steps)
+
+
+def _small_archive(name: str, image: str, inputs: list[Path], steps: str) -> Path:
+    """Return an image that buildah builds by `steps`, on every machine."""
+    path = _archive_path(name, inputs, steps)
     if path.exists():
         return path
-    # The image contains only the program, which is a static binary.
-    steps = f'FROM scratch\nCOPY {binary.name} /pause\nENTRYPOINT ["/pause"]\n'
-    build = ("build-using-dockerfile", f"--tag={PAUSE_IMAGE}", "--file=-", str(binary.parent))
-    _buildah(*build, stdin_text=steps)
+    folder = inputs[0].parent if inputs else path.parent
+    _buildah("build-using-dockerfile", f"--tag={image}", "--file=-", str(folder), stdin_text=steps)
     partial = path.with_suffix(f".{os.getpid()}")
-    _buildah("push", "--quiet", PAUSE_IMAGE, f"docker-archive:{partial}:{PAUSE_IMAGE}")
+    _buildah("push", "--quiet", image, f"docker-archive:{partial}:{image}")
     return _keep(path, partial)
 
 

