@@ -70,6 +70,16 @@ def test_what_is_in_the_way_is_named(
     assert words in problem.message
 
 
+def test_a_release_without_new_features_asks_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster that asks for the earlier release stays as it is after an upgrade."""
+    same = RELEASES | {"0.11": RELEASES["0.10"]}
+    monkeypatch.setattr("shoal_operator.cluster.metadata_version.RELEASE_FEATURES", same)
+    features = RELEASES["0.10"]
+    assert finalized(features) == "0.11"
+    assert plan("0.10", {0: "0.11.0"}, features) == Plan({})
+    assert plan("0.9", {0: "0.11.0"}, features).problem is not None
+
+
 @pytest.mark.usefixtures("releases")
 @pytest.mark.parametrize(
     ("features", "release"),

@@ -9,16 +9,19 @@ if TYPE_CHECKING:
 
 #: The feature that guards the records of security. The first request that needs them raises it.
 SECURITY_FEATURE = "shoal.security.version"
+_OF_0_1 = {
+    "metadata.version": 30,
+    "eligible.leader.replicas.version": 1,
+    "group.version": 1,
+    "share.version": 2,
+    SECURITY_FEATURE: 1,
+    "streams.version": 1,
+    "transaction.version": 2,
+}
 #: The levels that a release (major.minor) gives a new cluster, oldest release first. Kafka's
 #: kraft.version is left out: it concerns changes of voters.
 RELEASE_FEATURES: Mapping[str, Mapping[str, int]] = {
-    "0.1": {
-        "metadata.version": 30,
-        "eligible.leader.replicas.version": 1,
-        "group.version": 1,
-        "share.version": 2,
-        SECURITY_FEATURE: 1,
-        "streams.version": 1,
-        "transaction.version": 2,
-    },
+    "0.1": _OF_0_1,
+    # 0.2 has no new ones.
+    "0.2": _OF_0_1,
 }

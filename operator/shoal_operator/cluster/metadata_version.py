@@ -37,12 +37,14 @@ def plan(wanted: str, versions: Mapping[int, str], features: Mapping[str, int]) 
         known = ", ".join(RELEASE_FEATURES)
         text = f"spec.metadataVersion is {wanted}, and this operator has {known}. Upgrade it."
         return Plan(problem=Diagnosis("MetadataVersionUnknown", text))
-    if _order(finalized(features)) > _order(wanted):
+    reached = finalized(features)
+    later = _order(reached) > _order(wanted)
+    if later and RELEASE_FEATURES[reached] != RELEASE_FEATURES[wanted]:
         return Plan(
             problem=Diagnosis(
                 "MetadataVersionNotLowered",
                 f"spec.metadataVersion is {wanted}, and the cluster has the features of "
-                f"{finalized(features)}, which cannot be taken back. Set {finalized(features)}.",
+                f"{reached}, which cannot be taken back. Set {reached}.",
             )
         )
     missing = _missing(wanted, features)
