@@ -160,6 +160,9 @@ class StreamsMachine(RuleBasedStateMachine):
             self.streams.sim.advance(1_000)
             for client in alive:
                 self.streams.heartbeat(client)
+        if not self.streams.exists:
+            # All sessions had ended when it was deleted. Heartbeats get GROUP_ID_NOT_FOUND.
+            return
         # Members that are not among them were fenced, or still hold tasks.
         others = set(self.streams.group.members) - {c.member_id for c in alive}
         if others:
