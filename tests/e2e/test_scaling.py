@@ -154,4 +154,4 @@ def test_a_missing_group_is_reported_and_awaited(queue: Resources) -> None:
 def test_a_workload_is_required(queue: Resources) -> None:
     manifest = share_consumer("neither")
     del manifest["spec"]["deployment"]
-    assert "give one of deployment, spark and scaleTargetRef" in queue.refusal(manifest)
+    assert "give one of deployment, spark, scaleTargetRef and job" in queue.refusal(manifest)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from shoal.coordinator.group.classic import ClassicGroup
 from shoal.coordinator.group.consumer_group import ConsumerGroup
+from shoal.coordinator.group.key_slots import ALL
 from shoal.coordinator.group.offsets import Offsets
 from shoal.coordinator.share.share_partition import SharePartition
 from shoal.coordinator.share.state_store import Change, ShareStateShard
@@ -169,7 +170,7 @@ def counts_no_generations(patch: pytest.MonkeyPatch) -> None:
 
 def gives_what_others_own(patch: pytest.MonkeyPatch) -> None:
     """A member gets its partitions at once, before their owners have given them up."""
-    patch.setattr(ConsumerGroup, "is_free", lambda self, partition, member: True)
+    patch.setattr(ConsumerGroup, "free_slots", lambda self, partition, member: ALL)
 
 
 MUTANTS: dict[str, Mutant] = {
