@@ -11,51 +11,32 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
 import sys
-import threading
-from typing import IO
 
 from shoal.client.client import Client
 from shoal.client.consumer import GroupConsumer, IndividualCommit, Reset
 from shoal.client.errors import KafkaError
 from shoal.client.fetcher import Isolation
 from shoal.client.membership import FENCED
+from worker_process import WorkerProcess
 
 Where = tuple[int, int]
 
 
-class Member:
+class Member(WorkerProcess):
     """A worker's process, and the partitions and offsets that it reported."""
 
     def __init__(self, bootstrap: str, group: str, topic: str, *, keep: int = 0) -> None:
         self.got: list[Where] = []
         self.committed: set[Where] = set()
-        command = [sys.executable, __file__, bootstrap, group, topic, str(keep)]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE)
-        assert self._process.stdout is not None
-        self._reader = threading.Thread(target=self._read, args=(self._process.stdout,))
-        self._reader.start()
+        super().__init__(__file__, bootstrap, group, topic, str(keep))
 
-    def _read(self, stream: IO[bytes]) -> None:
-        for line in stream:
-            event = json.loads(line)
-            if "got" in event:
-                self.got.append(tuple(event["got"]))
-            else:
-                self.committed |= {tuple(where) for where in event["committed"]}
-
-    def kill9(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._reader.join()
-
-    def stop(self) -> None:
-        """End it as an application does: it commits and leaves."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        assert self._process.wait() == 0
-        self._reader.join()
+    def noted(self, line: bytes) -> None:
+        event = json.loads(line)
+        if "got" in event:
+            self.got.append(tuple(event["got"]))
+        else:
+            self.committed |= {tuple(where) for where in event["committed"]}
 
 
 def tell(**event: object) -> None:

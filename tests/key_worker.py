@@ -12,14 +12,13 @@ import asyncio
 import contextlib
 import json
 import os
-import subprocess
 import sys
-import threading
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from shoal.client.client import Client
 from shoal.client.consumer import GroupConsumer, IndividualCommit, Reset
 from shoal.client.key_workers import KeyWorkers
+from worker_process import WorkerProcess
 
 if TYPE_CHECKING:
     from shoal.client.consumer import ConsumedRecord
@@ -27,38 +26,21 @@ if TYPE_CHECKING:
 Begun = tuple[int, int, str]
 
 
-class Worker:
+class Worker(WorkerProcess):
     """A worker's process, and what it reported, in order."""
 
     def __init__(self, bootstrap: str, group: str, topic: str, *, work_ms: int = 1) -> None:
         self.events: list[tuple[str, Begun]] = []
-        command = [sys.executable, __file__, bootstrap, group, topic, str(work_ms)]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE)
-        assert self._process.stdout is not None
-        self._reader = threading.Thread(target=self._read, args=(self._process.stdout,))
-        self._reader.start()
+        super().__init__(__file__, bootstrap, group, topic, str(work_ms))
 
-    def _read(self, stream: IO[bytes]) -> None:
-        for line in stream:
-            with contextlib.suppress(ValueError):  # The kill may cut the last line.
-                name, where = json.loads(line)
-                self.events.append((name, tuple(where)))
+    def noted(self, line: bytes) -> None:
+        with contextlib.suppress(ValueError):  # The kill may cut the last line.
+            name, where = json.loads(line)
+            self.events.append((name, tuple(where)))
 
     @property
     def ended(self) -> list[Begun]:
         return [where for name, where in list(self.events) if name == "ended"]
-
-    def kill9(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._reader.join()
-
-    def stop(self) -> None:
-        """End it as an application does: it stops its workers, commits and leaves."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        assert self._process.wait() == 0
-        self._reader.join()
 
 
 def tell(name: str, record: ConsumedRecord) -> None:

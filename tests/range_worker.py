@@ -11,17 +11,16 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
 import sys
-import threading
 import time
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from shoal.client.client import Client
 from shoal.client.consumer import GroupConsumer, Reset
 from shoal.client.errors import KafkaError
 from shoal.client.membership import FENCED
 from shoal.client.shared_partitions import KeyRangeListener, Ranges
+from worker_process import WorkerProcess
 
 
 class Got(NamedTuple):
@@ -33,7 +32,7 @@ class Got(NamedTuple):
     key: str
 
 
-class Member:
+class Member(WorkerProcess):
     """A worker's process, and what it reported."""
 
     def __init__(self, bootstrap: str, group: str, topic: str) -> None:
@@ -42,31 +41,14 @@ class Member:
         self.owns: dict[str, int] = {}
         #: When its ranges changed last.
         self.changed_s = 0.0
-        command = [sys.executable, __file__, bootstrap, group, topic]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE)
-        assert self._process.stdout is not None
-        self._reader = threading.Thread(target=self._read, args=(self._process.stdout,))
-        self._reader.start()
+        super().__init__(__file__, bootstrap, group, topic)
 
-    def _read(self, stream: IO[bytes]) -> None:
-        for line in stream:
-            event = json.loads(line)
-            if "got" in event:
-                self.got.append(Got(event["at_s"], *event["got"]))
-            else:
-                self.owns, self.changed_s = event["owns"], event["at_s"]
-
-    def kill9(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._reader.join()
-
-    def stop(self) -> None:
-        """End it as an application does: it commits and leaves."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        assert self._process.wait() == 0
-        self._reader.join()
+    def noted(self, line: bytes) -> None:
+        event = json.loads(line)
+        if "got" in event:
+            self.got.append(Got(event["at_s"], *event["got"]))
+        else:
+            self.owns, self.changed_s = event["owns"], event["at_s"]
 
 
 def tell(**event: object) -> None:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import ShareConsumer
@@ -83,17 +83,23 @@ def test_every_load_runs_against_shoal_at_a_small_scale(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
-@pytest.mark.nightly
-def test_three_brokers_with_tls_everywhere(tmp_path: Path) -> None:
-    options = ("--side", "shoal", "--scale", "0.01", "--rounds", "1", "--only", "three brokers")
+def rows_of_security(into: Path, *options: str) -> list[dict[str, Any]]:
+    """Run `make bench-security` with these options, and return the rows of its result."""
     ended = subprocess.run(
-        [sys.executable, str(BENCH / "run_security.py"), *options, "--into", str(tmp_path)],
+        [sys.executable, str(BENCH / "run_security.py"), *options, "--into", str(into)],
         capture_output=True,
         text=True,
         check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    rows = json.loads((tmp_path / "security.json").read_text())["rows"]
+    rows: list[dict[str, Any]] = json.loads((into / "security.json").read_text())["rows"]
+    return rows
+
+
+@pytest.mark.nightly
+def test_three_brokers_with_tls_everywhere(tmp_path: Path) -> None:
+    options = ("--side", "shoal", "--scale", "0.01", "--rounds", "1", "--only", "three brokers")
+    rows = rows_of_security(tmp_path, *options)
     assert {row["figure"] for row in rows} == {"rate", "cpu_s_gb"}
     assert all(row["load"].startswith("three brokers") and row["shoal"] > 0 for row in rows)
 
@@ -102,14 +108,7 @@ def test_three_brokers_with_tls_everywhere(tmp_path: Path) -> None:
 def test_what_security_costs(tmp_path: Path) -> None:
     """Each goal of a broker alone has its figure. The goals themselves need a quiet machine."""
     options = ("--rounds", "1", "--only", "TLS, ", "--only", "rates with", "--only", "login")
-    ended = subprocess.run(
-        [sys.executable, str(BENCH / "run_security.py"), *options, "--into", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    rows = json.loads((tmp_path / "security.json").read_text())["rows"]
+    rows = rows_of_security(tmp_path, *options)
     goals = [row for row in rows if row["goal"] is not None]
     assert len(goals) == 9
     assert {row["figure"] for row in goals} == {"tls_times", "login_cpu_ms", "lost_percent"}
