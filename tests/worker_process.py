@@ -5,9 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from abc import ABC, abstractmethod
 
 
-class WorkerProcess:
+class WorkerProcess(ABC):
     """Runs a script. A subclass reads the lines that it prints."""
 
     def __init__(self, script: str, *words: str) -> None:
@@ -22,9 +23,9 @@ class WorkerProcess:
         for line in self._process.stdout:
             self.noted(line)
 
+    @abstractmethod
     def noted(self, line: bytes) -> None:
         """Read a line, in another thread. What it fills exists before `__init__` is called."""
-        raise NotImplementedError
 
     def kill9(self) -> None:
         self._process.kill()
