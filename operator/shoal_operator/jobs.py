@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from shoal_operator import clock
 from shoal_operator.conditions import Verdict
-from shoal_operator.drift import has_drifted
 from shoal_operator.model import consumer_pod, job
 
 if TYPE_CHECKING:
@@ -55,8 +54,7 @@ class Jobs:
 
     def active(self, consumer: Manifest, lag_ms: int) -> int:
         """Return the number of Jobs that may have work. The lag was read at `lag_ms`."""
-        runs, ends = self._look(consumer)
-        runs.ended_ms = [when for when in runs.ended_ms if when >= lag_ms]
+        runs, ends = self._look(consumer, lag_ms)
         return len(ends.active) + len(runs.ended_ms)
 
     async def apply(
@@ -64,61 +62,56 @@ class Jobs:
     ) -> tuple[int, int, Verdict]:
         """Start Jobs until `wanted` are active, and delete old ones that ended. Return the number
         of active Jobs, the number of those that are ready, and the verdict. Raises `KubeError`."""
-        missing = wanted - self.active(consumer, lag_ms)
-        runs, ends = self._look(consumer)
+        runs, ends = self._look(consumer, lag_ms)
         for old in job.surplus(consumer, ends):
             await self._kube.delete(old)
             self._store.drop(old)
+        missing = wanted - len(ends.active) - len(runs.ended_ms)
         if clock.now_ms() >= runs.resume_ms:
             for _ in range(min(missing, STARTED_MAX)):
                 made = await self._kube.create(job.manifest(consumer, about))
                 self._store.put(made)
                 runs.active.add(made["metadata"]["name"])
-        active = self._look(consumer)[1].active
-        ready = sum(map(job.is_ready, active))
+        active, ready = len(runs.active), sum(map(job.is_ready, ends.active))
         if runs.failures:
-            return len(active), ready, _failing(runs, self._cause(ends))
-        return len(active), ready, _verdict(len(active), ready, wanted)
+            return active, ready, _failing(runs, self._cause(ends))
+        return active, ready, _verdict(active, ready, wanted)
 
-    def _look(self, consumer: Manifest) -> tuple[Runs, job.Ends]:
-        """Note which Jobs ended since the last look."""
+    def _look(self, consumer: Manifest, lag_ms: int) -> tuple[Runs, job.Ends]:
+        """Note which Jobs ended since the last look, and since the lag was read at `lag_ms`."""
         meta, now_ms = consumer["metadata"], clock.now_ms()
         runs = self._runs.get(meta["name"])
-        ends = job.sort(self._of(meta["namespace"], meta["name"]))
+        selector = consumer_pod.selector(meta["name"])
+        ends = job.sort(
+            one
+            for one in self._store.labelled("Job", meta["namespace"], selector)
+            if not one["metadata"].get("deletionTimestamp")
+        )
         if runs is None:
             runs = self._runs[meta["name"]] = Runs(failures=_last_failures(ends))
         active = {one["metadata"]["name"] for one in ends.active}
         succeeded = {one["metadata"]["name"] for one in ends.succeeded}
+        failed = {one["metadata"]["name"] for one in ends.failed}
         for gone in sorted(runs.active - active):
             runs.ended_ms.append(now_ms)
             if gone in succeeded:
                 runs.failures, runs.resume_ms = 0, 0
-            elif any(one["metadata"]["name"] == gone for one in ends.failed):
+            elif gone in failed:
                 runs.failures += 1
                 wait_ms = min(BACKOFF_MS << min(runs.failures - 1, 10), BACKOFF_MS_MAX)
                 runs.resume_ms = now_ms + wait_ms
         runs.active = active
+        runs.ended_ms = [when for when in runs.ended_ms if when >= lag_ms]
         return runs, ends
-
-    def _of(self, namespace: str, consumer: str) -> list[Manifest]:
-        wanted = consumer_pod.selector(consumer)
-        return [
-            one
-            for one in self._store.all("Job")
-            if one["metadata"]["namespace"] == namespace
-            and not has_drifted(wanted, one["metadata"].get("labels", {}))
-            and not one["metadata"].get("deletionTimestamp")
-        ]
 
     def _cause(self, ends: job.Ends) -> str:
         """Return why the newest failed Job failed: the last words of its pod, or the condition."""
         if not ends.failed:
             return "it is deleted"
         newest = ends.failed[-1]
-        label = {"batch.kubernetes.io/job-name": newest["metadata"]["name"]}
-        for pod in self._store.all("Pod"):
-            if has_drifted(label, pod["metadata"].get("labels", {})):
-                continue
+        meta = newest["metadata"]
+        label = {"batch.kubernetes.io/job-name": meta["name"]}
+        for pod in self._store.labelled("Pod", meta["namespace"], label):
             for container in pod.get("status", {}).get("containerStatuses", []):
                 ended = container.get("state", {}).get("terminated", {})
                 if ended.get("exitCode") and ended.get("message", "").strip():

@@ -10,7 +10,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from shoal_operator.model.names import Manifest
 
@@ -56,6 +56,15 @@ class Store:
         """Yield all objects of a kind in the order of namespace and name."""
         found = self._kinds[kind]
         return (found[key] for key in sorted(found))
+
+    def labelled(self, kind: str, namespace: str, labels: Mapping[str, str]) -> list[Manifest]:
+        """Return the objects of a kind in a namespace that have these labels, by name."""
+        return [
+            found
+            for found in self.all(kind)
+            if found["metadata"]["namespace"] == namespace
+            and labels.items() <= found["metadata"].get("labels", {}).items()
+        ]
 
     def of_cluster(self, kind: str, namespace: str, cluster: str) -> list[Manifest]:
         """Return the objects of a kind whose `spec.cluster` is `cluster`, in the order of names."""

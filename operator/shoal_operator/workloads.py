@@ -193,11 +193,9 @@ class Workloads:
 
     def _pods(self, namespace: str, selector: Mapping[str, str]) -> Sequence[Manifest]:
         return [
-            p
-            for p in self._store.all("Pod")
-            if p["metadata"]["namespace"] == namespace
-            and not has_drifted(selector, p["metadata"].get("labels", {}))
-            and p.get("status", {}).get("phase") in ("Pending", "Running")
+            pod
+            for pod in self._store.labelled("Pod", namespace, selector)
+            if pod.get("status", {}).get("phase") in ("Pending", "Running")
         ]
 
     def failure_of(self, consumer: Manifest, state: str) -> str:

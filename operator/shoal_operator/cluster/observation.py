@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from shoal.client.errors import ClientError
 
 from shoal_operator import pods
-from shoal_operator.drift import has_drifted
 from shoal_operator.model import broker_config, listeners, names, pod_layout, tiered
 from shoal_operator.model import cluster as model
 
@@ -101,13 +100,7 @@ class Observer:
 
     def pods(self) -> list[Manifest]:
         """Return the brokers' pods."""
-        selector = names.selector(self._name)
-        return [
-            p
-            for p in self._store.all("Pod")
-            if p["metadata"]["namespace"] == self._namespace
-            and not has_drifted(selector, p["metadata"].get("labels", {}))
-        ]
+        return self._store.labelled("Pod", self._namespace, names.selector(self._name))
 
     def pod(self, name: str) -> Manifest | None:
         """Return one pod by name, unless it is absent or being deleted."""
