@@ -10,7 +10,6 @@ import pytest
 from kube.api_server import ApiServer, CrashPoint, resource
 from shoal.client.errors import KafkaError
 from shoal.protocol.errors import ErrorCode
-from shoal_operator import clock
 from shoal_operator.broker_states import GroupState, group_state
 from shoal_operator.brokers import Brokers
 from shoal_operator.consumers import Consumers
@@ -20,6 +19,8 @@ from shoal_operator.runtime import Operator
 from shoal_operator.settings import Settings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shoal_operator.http_access import HttpAccess
 
 LABELS = 'group="g",topic="t",partition="0"'
@@ -152,20 +153,16 @@ def test_only_records_due_within_the_start_up_time_need_consumers() -> None:
 
 
 def test_a_lag_that_is_not_known_changes_nothing_and_is_no_signal(
-    monkeypatch: pytest.MonkeyPatch,
+    pass_time: Callable[[int], None],
 ) -> None:
-    now_ms = 1_000_000
-    monkeypatch.setattr(clock, "now_ms", lambda: now_ms)
-
     async def scenario() -> None:
-        nonlocal now_ms
         shop = Shop(targetLagPerReplica=5)
         assert (await shop.look())["desiredReplicas"] == 3
         assert shop.consumers.signal("eaters")["due"] == 15
         shop.brokers.answer = None
-        now_ms += LAG_AGE_MS_MAX - 1
+        pass_time(LAG_AGE_MS_MAX - 1)
         assert (await shop.look())["lag"] == 20
-        now_ms += 5_000
+        pass_time(5_000)
         status = await shop.look()
         assert (status["desiredReplicas"], status["decision"]) == (3, "the lag is unknown")
         assert "lag" not in status
@@ -200,16 +197,13 @@ def test_a_standby_replica_repeats_the_status_while_another_leads() -> None:
 
 
 def test_new_records_of_a_group_with_a_delay_count_once_their_delays_are_read(
-    monkeypatch: pytest.MonkeyPatch,
+    pass_time: Callable[[int], None],
 ) -> None:
     """A broker reads them every second. Until then, records that are due tomorrow look like work,
     and started consumers."""
-    now_ms = 1_000_000
-    monkeypatch.setattr(clock, "now_ms", lambda: now_ms)
     tomorrow = GroupMetrics(delayed=20, unavailable=20, not_due=Counter({0: 20, 600: 20}))
 
     async def scenario(delay: dict[str, str] | None) -> list[int]:
-        nonlocal now_ms
         shop = Shop(targetLagPerReplica=1, startupTime="1s")
         group = {"cluster": "main", "maxRecordLocks": 2000, **({"delay": delay} if delay else {})}
         shop.kube.add(resource("ShareGroup", "workers", **group))
@@ -222,7 +216,7 @@ def test_new_records_of_a_group_with_a_delay_count_once_their_delays_are_read(
             (2, 25, tomorrow),  # Five more, which may be due.
             (2, 25, tomorrow),
         ):
-            now_ms += seconds * 1000
+            pass_time(seconds * 1000)
             shop.brokers.answer = GroupState("workers", lag=lag, in_flight=0, metrics=metrics)
             await shop.look()
             found.append(shop.consumers.signal("eaters")["due"])

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from kube.test_scale_targets import Shop, ready
-from shoal_operator import clock
 from shoal_operator.broker_states import GroupState
 from shoal_operator.jobs import BACKOFF_MS, STARTED_MAX
 from shoal_operator.model import job
@@ -56,19 +55,6 @@ class JobShop(Shop):
         about = {"reason": "BackoffLimitExceeded", "message": "too many failures"}
         condition = {"type": kind, "status": "True", "lastTransitionTime": stamp, **about}
         self.report(name, conditions=[condition])
-
-
-@pytest.fixture
-def pass_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Return what moves the clock by milliseconds."""
-    now_ms = 1_000_000
-    monkeypatch.setattr(clock, "now_ms", lambda: now_ms)
-
-    def go_on(by_ms: int) -> None:
-        nonlocal now_ms
-        now_ms += by_ms
-
-    return go_on
 
 
 def test_a_job_has_the_users_template_and_the_group() -> None:

@@ -145,17 +145,13 @@ def test_only_the_number_of_replicas_of_the_target_changes(kind: str) -> None:
     asyncio.run(scenario())
 
 
-def test_a_target_that_does_not_exist_is_a_condition(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_ms = 1_000_000
-    monkeypatch.setattr(clock, "now_ms", lambda: now_ms)
-
+def test_a_target_that_does_not_exist_is_a_condition(pass_time: Callable[[int], None]) -> None:
     async def scenario() -> None:
-        nonlocal now_ms
         shop = Shop()
         assert ready(await shop.look(35)) == (False, "ScaleTargetNotFound")
         assert "desiredReplicas" not in shop.kube.find("ShareConsumer", "eaters")["status"]
         shop.deploy()
-        now_ms += OBSERVED_MS_MAX
+        pass_time(OBSERVED_MS_MAX)
         await shop.look(35)
         assert shop.of_target()["spec"]["replicas"] == 4
 
@@ -163,21 +159,18 @@ def test_a_target_that_does_not_exist_is_a_condition(monkeypatch: pytest.MonkeyP
 
 
 def test_a_target_keeps_its_replicas_until_the_lag_is_known(
-    monkeypatch: pytest.MonkeyPatch,
+    pass_time: Callable[[int], None],
 ) -> None:
     """Without it, a Deployment in use would lose all its consumers at first."""
-    now_ms = 1_000_000
-    monkeypatch.setattr(clock, "now_ms", lambda: now_ms)
 
     async def scenario() -> None:
-        nonlocal now_ms
         shop = Shop()
         shop.deploy(replicas=7)
         await shop.consumers.reconcile(["eaters"])
         status = shop.kube.find("ShareConsumer", "eaters")["status"]
         assert (status["desiredReplicas"], status["decision"]) == (7, "the lag is unknown")
         assert (await shop.look(5))["desiredReplicas"] == 7, "during the cooldown"
-        now_ms += 2_000
+        pass_time(2_000)
         assert (await shop.look(5))["desiredReplicas"] == 1
         assert shop.of_target()["spec"]["replicas"] == 1
 
@@ -189,13 +182,9 @@ EXECUTOR = {"sparkoperator.k8s.io/app-name": "legacy", "spark-role": "executor"}
 
 
 def test_a_spark_application_follows_the_number_and_is_suspended_at_zero(
-    monkeypatch: pytest.MonkeyPatch,
+    pass_time: Callable[[int], None],
 ) -> None:
-    now_ms = 1_000_000
-    monkeypatch.setattr(clock, "now_ms", lambda: now_ms)
-
     async def scenario() -> None:
-        nonlocal now_ms
         shop = Shop(scaleTargetRef=APPLICATION, scaling=SCALING | {"scaleToZeroAfter": "1s"})
         meta, spec = {"name": "legacy", "namespace": "n"}, {"mode": "cluster", "suspend": True}
         state = {"applicationState": {"state": "RUNNING"}}
@@ -210,7 +199,7 @@ def test_a_spark_application_follows_the_number_and_is_suspended_at_zero(
         assert ready(status) == (True, "Reconciled")
         assert (status["readyReplicas"], status["applicationState"]) == (4, "RUNNING")
         for _ in range(3):
-            now_ms += 5_000
+            pass_time(5_000)
             status = await shop.look(0)
         assert status["desiredReplicas"] == 0
         assert shop.of_target("SparkApplication")["spec"] == spec
@@ -298,19 +287,15 @@ def test_pods_that_share_an_address_are_matched_by_client_id_only() -> None:
     assert costs(pods, held) == {"legacy-0": 0, "legacy-1": 3}
 
 
-def test_idle_pods_go_first_and_busy_ones_may_finish(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_ms = 1_000_000
-    monkeypatch.setattr(clock, "now_ms", lambda: now_ms)
-
+def test_idle_pods_go_first_and_busy_ones_may_finish(pass_time: Callable[[int], None]) -> None:
     async def scenario() -> None:
-        nonlocal now_ms
         shop = Shop()
         shop.deploy()
         shop.start_pods(5)
         await shop.look(50)
         assert shop.of_target()["spec"]["replicas"] == 5
         assert not any("annotations" in p["metadata"] for p in shop.kube.all("Pod"))
-        now_ms += 20_000
+        pass_time(20_000)
         shop.brokers.held = [Holding(f"legacy-{n}", "", n) for n in (1, 3, 4)]
         status = await shop.look(5)
         assert status["desiredReplicas"] == 3, "three pods hold records"
@@ -319,7 +304,7 @@ def test_idle_pods_go_first_and_busy_ones_may_finish(monkeypatch: pytest.MonkeyP
         assert noted == [None, "1", None, "3", "4"]
         assert shop.of_target()["spec"]["replicas"] == 3
         # A lock lasts 30 s. A member that has not finished by then would lose it anyway.
-        now_ms += 31_000
+        pass_time(31_000)
         assert (await shop.look(5))["desiredReplicas"] == 1
 
     asyncio.run(scenario())
@@ -343,18 +328,14 @@ def test_an_owned_deployment_loses_idle_pods_first() -> None:
 
 
 def test_brokers_that_do_not_list_records_in_flight_change_no_pod(
-    monkeypatch: pytest.MonkeyPatch,
+    pass_time: Callable[[int], None],
 ) -> None:
-    now_ms = 1_000_000
-    monkeypatch.setattr(clock, "now_ms", lambda: now_ms)
-
     async def scenario() -> None:
-        nonlocal now_ms
         shop = Shop()
         shop.deploy(replicas=5)
         shop.start_pods(5)
         await shop.look(5)
-        now_ms += 2_000
+        pass_time(2_000)
         await shop.look(5)
         assert shop.of_target()["spec"]["replicas"] == 1
         assert not any("annotations" in p["metadata"] for p in shop.kube.all("Pod"))
