@@ -216,10 +216,13 @@ def _reported(bootstrap: str) -> Counter[tuple[bool, int]]:
     def report(error: KafkaError, message: Message) -> None:
         errors[message.key() is None, error.code()] += 1
 
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 1000})
+    # The batch is sent when it holds 100 records. A linger that ends, or a flush, can send fewer.
+    producer = Producer(
+        {"bootstrap.servers": bootstrap, "batch.num.messages": 100, "linger.ms": 60_000}
+    )
     for i in range(100):
         producer.produce("blamed", b"v", None if i % 10 == 3 else b"k", callback=report)
-    producer.flush(30)
+    eventually(lambda: producer.poll(0.1) is not None and errors.total() == 100, timeout_s=30)
     return errors
 
 
