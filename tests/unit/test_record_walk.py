@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import crc32c
@@ -143,3 +144,11 @@ def test_the_checksum_in_c_is_that_of_the_package(data: bytes) -> None:
     native: Any = walker.native
     for view in (data, memoryview(data)[len(data) // 3 :]):
         assert native.crc32c(view) == native.crc32c_by_table(view) == crc32c.crc32c(view)
+
+
+@given(st.sampled_from([8, 768, 12_288]), st.integers(1, 4), st.integers(-9, 9), st.integers())
+def test_the_checksum_of_long_data(block: int, blocks: int, more: int, seed: int) -> None:
+    """The instruction runs over three lanes of 4096 bytes, then of 256, then over words."""
+    native: Any = walker.native
+    data = Random(seed).randbytes(max(0, block * blocks + more))
+    assert native.crc32c(data) == native.crc32c_by_table(data) == crc32c.crc32c(data)
