@@ -14,6 +14,7 @@ import pytest
 from conditions import ceiling, eventually, stopwatch
 from e2e.flux import APPLIED_S, Flux, Platform
 from e2e.resources import Resources
+from release_builds import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +30,8 @@ RETENTION = '  partitions: 2\n  config: {retention.ms: "3600000"}\n'
 ANNOTATED, UPGRADED = "\n  annotations:\n", "example.com/upgraded"
 ENVIRONMENT = "orders-staging"
 OPERATOR = "deployment/shoal-operator"
+#: The version of a later chart.
+NEXT = "99.0.0"
 
 
 @pytest.fixture(scope="module")
@@ -169,14 +172,14 @@ def test_pruning_spares_what_has_data(queue: Resources, platform: Platform) -> N
 
 def test_a_new_chart_upgrades_definitions_and_operator(platform: Platform) -> None:
     flux = platform.flux
-    platform.edit("charts/shoal/Chart.yaml", "\nversion: 0.1.0\n", "\nversion: 0.1.1\n")
+    platform.edit("charts/shoal/Chart.yaml", f"\nversion: {VERSION}\n", f"\nversion: {NEXT}\n")
     crd = "charts/shoal/crds/queuetopics.shoal.dev.yaml"
     platform.edit(crd, ANNOTATED, f'{ANNOTATED}    {UPGRADED}: "yes"\n')
     platform.edit("flux/operator/release.yaml", "localhost}", "localhost}\n    replicas: 2")
-    flux.wait_applied("shoal-operator", platform.commit("operator: upgrade to 0.1.1"))
-    eventually(lambda: deployed(flux) == ("0.1.1", 2, True), timeout_s=APPLIED_S)
+    flux.wait_applied("shoal-operator", platform.commit("operator: upgrade"))
+    eventually(lambda: deployed(flux) == (NEXT, 2, True), timeout_s=APPLIED_S)
     flux.wait_applied("shoal-operator", platform.revert())
-    eventually(lambda: deployed(flux) == ("0.1.0", 1, False), timeout_s=APPLIED_S)
+    eventually(lambda: deployed(flux) == (VERSION, 1, False), timeout_s=APPLIED_S)
 
 
 def deployed(flux: Flux) -> tuple[str, int, bool]:
