@@ -80,6 +80,8 @@ bench-queues: venv java     ## measure Shoal's additions to share groups and con
 	$(BIN)/python bench/queues.py $(BENCH)
 bench-cluster: venv java    ## compare three brokers with Apache Kafka, with BENCH_KILLS=10 kills per row
 	$(BIN)/python bench/run_cluster.py $(BENCH)
+bench-instructions: venv     ## count a broker's instructions per request with valgrind, beside those of COMMIT
+	PYTHONPATH=broker_image $(BIN)/python bench/instructions.py $(COMMIT)
 bench-spark: venv           ## compare the Spark source with Spark's Kafka source; BENCH=latency selects one figure
 	@command -v mvn >/dev/null || { echo "Spark's Kafka source comes from Maven: apt-get install maven"; exit 1; }
 	@test -d bench/spark/lib || mvn -q -f bench/spark/pom.xml dependency:copy-dependencies -DoutputDirectory=lib

@@ -1,4 +1,5 @@
-"""The last tree before security, from the history of git. It runs with the packages of this one."""
+"""Earlier trees from the history of git, such as the last one before security. They run with the
+packages of this one."""
 
 from __future__ import annotations
 
@@ -16,17 +17,18 @@ class NoHistory(Exception):
     """The history lacks the tree. The message has the remedy."""
 
 
-def extract(folder: Path) -> Path:
-    """Write the tree into a folder, and return its folder of packages. Raises `NoHistory`."""
-    with tarfile.open(fileobj=io.BytesIO(_git("archive", _commit(), "broker_image"))) as archive:
+def extract(folder: Path, commit: str) -> Path:
+    """Write the tree of a commit into a folder, and return its folder of packages. Raises
+    `NoHistory`."""
+    with tarfile.open(fileobj=io.BytesIO(_git("archive", commit, "broker_image"))) as archive:
         archive.extractall(folder, filter="data")
     found = folder / "broker_image"
     assert (found / "shoal" / "server").is_dir()
-    assert not (found / "shoal" / "security").exists()
     return found
 
 
-def _commit() -> str:
+def before_security() -> str:
+    """Return the last commit before security. Raises `NoHistory`."""
     if _git("rev-parse", "--is-shallow-repository").strip() == b"true":
         raise NoHistory("the history of this checkout is shallow: run git fetch --unshallow")
     found = _git("log", "--diff-filter=A", "--format=%H", "--", FIRST_FILE).decode().split()

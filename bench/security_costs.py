@@ -28,7 +28,7 @@ from confluent_kafka.admin import (
     ResourcePatternType,
     ResourceType,
 )
-from earlier_tree import NoHistory, extract
+from earlier_tree import NoHistory, before_security, extract
 from load_checks import LoadFailed
 from raw_requests import Socket
 from results import Figures, Goal, Results
@@ -274,7 +274,7 @@ def with_entries(folder: Path) -> dict[str, Figures]:
 
 
 def without(folder: Path) -> dict[str, Figures]:
-    Earlier.packages = extract(folder / "earlier-tree")
+    Earlier.packages = extract(folder / "earlier-tree", before_security())
     return compared(PLAIN_ROW, Earlier(folder / "earlier"), Shoal(folder / "now"), lambda: None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import ShareConsumer
+from instructions import METADATA, REQUESTS, count
 from load_checks import LoadFailed, Taken, random_values
 from load_setup import CHECKED, QUIET, Run, produce
+from machine import lacking
 from servers import ShoalProcess
 
 if TYPE_CHECKING:
@@ -112,6 +115,15 @@ def test_what_security_costs(tmp_path: Path) -> None:
     goals = [row for row in rows if row["goal"] is not None]
     assert len(goals) == 9
     assert {row["figure"] for row in goals} == {"tls_times", "login_cpu_ms", "lost_percent"}
+
+
+@pytest.mark.nightly
+def test_two_counts_of_instructions_differ_by_two_percent_at_most() -> None:
+    if not shutil.which("valgrind"):
+        lacking("valgrind is missing: apt-get install valgrind")
+    one, other = (count(BENCH.parent / "broker_image", REQUESTS[METADATA]) for _ in range(2))
+    assert 50_000 < one < 1_000_000
+    assert other == pytest.approx(one, rel=0.02)
 
 
 @pytest.fixture
