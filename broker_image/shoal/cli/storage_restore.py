@@ -13,6 +13,7 @@ from uuid import uuid4
 import typer
 
 from shoal.cli import output, timestamps
+from shoal.cli.failures import REFUSED
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, guarded
 from shoal.log.storage import DiskStorage
@@ -47,6 +48,17 @@ def restore(
     idle: Annotated[
         str, typer.Option(metavar="DURATION", help="How long the lost cluster must be silent.")
     ] = "60s",
+    id: Annotated[
+        str,
+        typer.Option(
+            metavar="TEXT",
+            help="Repeat what was interrupted under this id, and nothing that has ended.",
+        ),
+    ] = "",
+    summary: Annotated[
+        str,
+        typer.Option(metavar="FILE", help="Write the result, or the error, as at most 4 KB JSON."),
+    ] = "",
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Restore a node of a lost cluster from the bucket: topics, configs, records and positions.
@@ -54,6 +66,7 @@ def restore(
     Run it on each node of the new cluster with the same options but --node-id and --data-dir. Then
     start the nodes. It prints up to which offset each partition came back.
     """
+    from shoal.server.tiered import restore_summary
     from shoal.server.tiered.restore import Target
 
     idle_ms = timestamps.duration_ms(idle)
@@ -63,11 +76,36 @@ def restore(
     def run() -> None:
         if idle_ms is None:
             raise Failed(f"--idle {idle!r} is not a duration, such as 60s or PT1M.", USAGE)
-        target = Target(os.path.abspath(data_dir), node_id, ids, topics, int(idle_ms))
-        store = _store(url, endpoint, region)
-        _print(asyncio.run(_restored(store, key_directory, cluster_id, target)), target, format)
+        target = Target(os.path.abspath(data_dir), node_id, ids, topics, int(idle_ms), id)
+        try:
+            store = _store(url, endpoint, region)
+            report = asyncio.run(_restored(store, key_directory, cluster_id, target))
+        except _Failed as error:
+            _write(summary, restore_summary.failure(error.kind, str(error)))
+            raise
+        _write(summary, restore_summary.success(report))
+        _print(report, target, format)
 
     guarded(run)
+
+
+class _Failed(Failed):
+    """A restore that failed; `kind` is a word for programs."""
+
+    def __init__(self, kind: str, sentence: str, code: int = REFUSED) -> None:
+        super().__init__(sentence, code)
+        self.kind = kind
+
+
+def _write(path: str, data: bytes) -> None:
+    """Write a summary; without a path, do nothing."""
+    if not path:
+        return
+    try:
+        with open(path, "wb") as file:
+            file.write(data)
+    except OSError as error:
+        raise Failed(f"{path} was not written: {error.strerror}. Name another --summary.") from None
 
 
 def _ids(brokers: str | None, node_id: int) -> list[int]:
@@ -92,13 +130,17 @@ async def _restored(
         ring = KeyDirectory(disk, key_directory)
         return await restore.restore(store, disk, known, target, uuid4, ring)
     except KeyUnavailable as error:
-        raise Failed(f"{error}. --key-directory names the directory.") from None
+        text = f"{error}. --key-directory names the directory."
+        raise _Failed("KeyUnavailable", text) from None
     except restore.Refused as error:
-        raise Failed(str(error)) from None
-    except (StoreError, DamagedObject) as error:
-        raise Failed(f"The object store failed: {error}.") from None
+        raise _Failed(error.kind, str(error)) from None
+    except DamagedObject as error:
+        raise _Failed("ObjectDamaged", f"The object store failed: {error}.") from None
+    except StoreError as error:
+        raise _Failed("StoreFailed", f"The object store failed: {error}.") from None
     except OSError as error:
-        raise Failed(f"{target.data_dir} was not written: {error}. Empty it, and repeat.") from None
+        text = f"{target.data_dir} was not written: {error}. Empty it, and repeat."
+        raise _Failed("DiskFailed", text) from None
 
 
 def _store(url: str, endpoint: str, region: str) -> ObjectStore:
@@ -110,7 +152,7 @@ def _store(url: str, endpoint: str, region: str) -> ObjectStore:
     try:
         store = open_store(url, endpoint=endpoint, region=region)
     except InvalidStore as error:
-        raise Failed(str(error)) from None
+        raise _Failed("StoreInvalid", str(error)) from None
     return RetryingStore(store, CallLimits(), Random())
 
 
@@ -120,7 +162,8 @@ async def _only(store: ObjectStore) -> str:
     found = await clusters(store)
     if len(found) != 1:
         has = f"backups of {', '.join(found)}" if found else "no backup of a cluster"
-        raise Failed(f"The store has {has}. Name the cluster with --cluster-id.", USAGE)
+        text = f"The store has {has}. Name the cluster with --cluster-id."
+        raise _Failed("BackupNotFound", text, USAGE)
     return found[0]
 
 
