@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from uuid import uuid4
 
 import typer
@@ -25,39 +26,36 @@ if TYPE_CHECKING:
     from shoal.tiered.store import ObjectStore
 
 
+def _option(metavar: str, help: str) -> Any:
+    return typer.Option(metavar=metavar, help=help)
+
+
 def restore(
-    data_dir: Annotated[str, typer.Option(metavar="DIR", help="An empty directory.")],
-    url: Annotated[str, typer.Option(metavar="URL", help="The store: shoal.remote.store.url.")],
-    endpoint: Annotated[str, typer.Option(metavar="URL", help="shoal.remote.store.endpoint.")] = "",
-    region: Annotated[str, typer.Option(metavar="NAME", help="shoal.remote.store.region.")] = "",
+    data_dir: Annotated[str | None, _option("DIR", "An empty directory. Config: log.dirs.")] = None,
+    url: Annotated[str | None, _option("URL", "Config: shoal.remote.store.url.")] = None,
+    endpoint: Annotated[str | None, _option("URL", "Config: shoal.remote.store.endpoint.")] = None,
+    region: Annotated[str | None, _option("NAME", "Config: shoal.remote.store.region.")] = None,
     key_directory: Annotated[
-        str, typer.Option(metavar="DIR", help="shoal.remote.encryption.key.directory.")
-    ] = "",
+        str | None, _option("DIR", "Config: shoal.remote.encryption.key.directory.")
+    ] = None,
     cluster_id: Annotated[
         str | None,
-        typer.Option(metavar="ID", help="The lost cluster. Default: the only one in the store."),
+        _option("ID", "The lost cluster; the only one in the store. Config: shoal.cluster.id."),
     ] = None,
-    node_id: Annotated[int, typer.Option(metavar="N", help="The id of this node.")] = 1,
+    node_id: Annotated[int | None, _option("N", "The id of this node. Config: node.id.")] = None,
     brokers: Annotated[
-        str | None,
-        typer.Option(metavar="N,...", help="The brokers of the new cluster. Default: this node."),
+        str | None, _option("N,...", "The brokers of the new cluster. Default: this node.")
     ] = None,
-    topic: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Only this topic. Repeatable.")
+    topic: Annotated[list[str] | None, _option("NAME", "Only this topic. Repeatable.")] = None,
+    idle: Annotated[str, _option("DURATION", "How long the lost cluster must be silent.")] = "60s",
+    config: Annotated[
+        Path | None, _option("FILE", "The node's properties file, for options not given.")
     ] = None,
-    idle: Annotated[
-        str, typer.Option(metavar="DURATION", help="How long the lost cluster must be silent.")
-    ] = "60s",
     id: Annotated[
-        str,
-        typer.Option(
-            metavar="TEXT",
-            help="Repeat what was interrupted under this id, and nothing that has ended.",
-        ),
+        str, _option("TEXT", "Repeat what was interrupted under this id, not what has ended.")
     ] = "",
     summary: Annotated[
-        str,
-        typer.Option(metavar="FILE", help="Write the result, or the error, as at most 4 KB JSON."),
+        str, _option("FILE", "Write the result, or the error, as at most 4 KB of JSON.")
     ] = "",
     format: FormatOption = Format.TABLE,
 ) -> None:
@@ -69,17 +67,22 @@ def restore(
     from shoal.server.tiered import restore_summary
     from shoal.server.tiered.restore import Target
 
-    idle_ms = timestamps.duration_ms(idle)
-    ids = _ids(brokers, node_id)
     topics = frozenset(topic) if topic else None
 
     def run() -> None:
+        idle_ms = timestamps.duration_ms(idle)
         if idle_ms is None:
             raise Failed(f"--idle {idle!r} is not a duration, such as 60s or PT1M.", USAGE)
-        target = Target(os.path.abspath(data_dir), node_id, ids, topics, int(idle_ms), id)
+        given = _Settings(data_dir, node_id, url, endpoint, region, key_directory, cluster_id)
+        found = given if config is None else _with_file(given, config)
+        if not found.data_dir or not found.url:
+            text = "--data-dir and --url are needed, or a --config FILE that has both."
+            raise Failed(text, USAGE)
+        node = 1 if found.node_id is None else found.node_id
+        ids = _ids(brokers, node)
+        target = Target(os.path.abspath(found.data_dir), node, ids, topics, int(idle_ms), id)
         try:
-            store = _store(url, endpoint, region)
-            report = asyncio.run(_restored(store, key_directory, cluster_id, target))
+            report = asyncio.run(_restored(found, target))
         except _Failed as error:
             _write(summary, restore_summary.failure(error.kind, str(error)))
             raise
@@ -87,6 +90,42 @@ def restore(
         _print(report, target, format)
 
     guarded(run)
+
+
+class _Settings(NamedTuple):
+    """The settings of the node, from options and from its properties file."""
+
+    data_dir: str | None
+    node_id: int | None
+    url: str | None
+    endpoint: str | None
+    region: str | None
+    key_directory: str | None
+    cluster_id: str | None
+
+
+def _with_file(given: _Settings, path: Path) -> _Settings:
+    """Return the settings with those of the file, or of the environment, where none is given."""
+    from shoal.server.config import InvalidConfig, resolve
+
+    try:
+        found = resolve({}, os.environ, path.read_text(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
+        raise Failed(f"Cannot read the configuration file {path}: {reason}.", USAGE) from None
+    except InvalidConfig as error:
+        raise Failed(str(error), USAGE) from None
+    configured = _Settings(
+        found.data_dir,
+        found.node_id,
+        found["shoal.remote.store.url"],
+        found["shoal.remote.store.endpoint"],
+        found["shoal.remote.store.region"],
+        found["shoal.remote.encryption.key.directory"],
+        found["shoal.cluster.id"] or None,
+    )
+    pairs = zip(given, configured, strict=True)
+    return _Settings._make(own if own is not None else its for own, its in pairs)
 
 
 class _Failed(Failed):
@@ -114,20 +153,20 @@ def _ids(brokers: str | None, node_id: int) -> list[int]:
     try:
         return sorted({int(part) for part in brokers.split(",")})
     except ValueError:
-        raise typer.BadParameter(f"{brokers!r} is not a list of ids, such as 1,2,3") from None
+        text = f"--brokers {brokers!r} is not a list of ids, such as 1,2,3."
+        raise Failed(text, USAGE) from None
 
 
-async def _restored(
-    store: ObjectStore, key_directory: str, cluster_id: str | None, target: Target
-) -> Report:
+async def _restored(given: _Settings, target: Target) -> Report:
     from shoal.server.tiered import restore
     from shoal.server.tiered.key_ring import KeyDirectory
     from shoal.tiered.sealing import KeyUnavailable
 
+    store = _store(given.url or "", given.endpoint or "", given.region or "")
     disk = DiskStorage()
     try:
-        known = cluster_id or await _only(store)
-        ring = KeyDirectory(disk, key_directory)
+        known = given.cluster_id or await _only(store)
+        ring = KeyDirectory(disk, given.key_directory or "")
         return await restore.restore(store, disk, known, target, uuid4, ring)
     except KeyUnavailable as error:
         text = f"{error}. --key-directory names the directory."
