@@ -220,18 +220,34 @@ def claim(name: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": spec}
 
 
-def test_volumes_of_an_earlier_cluster_are_not_touched() -> None:
+@pytest.mark.parametrize("broker", [0, 7])
+def test_volumes_of_an_earlier_cluster_are_not_touched(broker: int) -> None:
+    """Nor those of brokers that the cluster does not have yet."""
     world = World()
-    world.kube.add(claim("data-main-broker-0"))
+    world.kube.add(claim(f"data-main-broker-{broker}"))
     world.settle()
     reason, message = world.ready()
     assert reason == "RestoreRefused"
-    assert "delete these volume claims: data-main-broker-0." in message
+    assert f"delete these volume claims: data-main-broker-{broker}." in message
     assert world.pods() == []
     world.edit(restoreFrom=None)
     world.settle()
     assert world.pods() == BROKERS[:1]
     assert "restore" not in world.status()
+
+
+@pytest.mark.parametrize("sign", ["deletionTimestamp", "ownerReferences"])
+def test_it_waits_for_volumes_that_are_being_deleted(sign: str) -> None:
+    world = World()
+    leaving = claim("data-main-broker-0")
+    leaving["metadata"][sign] = STAMP if sign == "deletionTimestamp" else [{"uid": "gone"}]
+    world.kube.add(leaving)
+    world.settle()
+    assert world.ready()[0] == "RestoreWaits"
+    assert "being deleted: data-main-broker-0" in world.ready()[1]
+    world.kube.objects.pop(("PersistentVolumeClaim", "data-main-broker-0"))
+    world.settle()
+    assert world.status()["restore"]["phase"] == "Restored"
 
 
 @pytest.mark.parametrize("after", ["edit", "lost StatefulSet", "lost status"])
@@ -263,6 +279,29 @@ def test_a_running_cluster_is_not_restored_when_the_field_is_added() -> None:
     reported = cluster()
     reported["status"] = {"clusterId": "known"}
     assert restore.wanted_id(reported, None) == ""
+
+
+@pytest.mark.parametrize("by", ["another owner", "its deletion"])
+def test_it_waits_until_the_brokers_of_an_earlier_resource_are_gone(by: str) -> None:
+    """A QueueCluster that is deleted and created again must not start without its data."""
+    world = World(restoreFrom=None)
+    world.settle()
+    found, own = world.stateful_set(), world.kube.find("QueueCluster", "main")
+    own["status"] = {"observedGeneration": -1, "conditions": []}
+    if by == "another owner":
+        found["metadata"]["ownerReferences"][0]["uid"] = "earlier"
+    else:
+        found["metadata"]["deletionTimestamp"] = STAMP
+    world.edit(restoreFrom={})
+    world.settle(failing("Unknown", "it runs"))
+    assert world.ready()[0] == "RestoreWaits"
+    assert "StatefulSet of an earlier QueueCluster" in world.ready()[1]
+    assert world.pods() == BROKERS[:1]
+    world.kube.objects.pop(("StatefulSet", "main-broker"))
+    world.kube.objects.pop(("Pod", "main-broker-0"))
+    world.settle()
+    assert world.status()["restore"]["phase"] == "Restored"
+    assert world.pods() == BROKERS[:1]
 
 
 def test_another_request_replaces_one_that_has_not_ended() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from shoal_operator import diagnostics, kube, pods
 from shoal_operator.cluster import decision
 from shoal_operator.conditions import Verdict
-from shoal_operator.model import restore
+from shoal_operator.model import names, restore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -60,17 +60,17 @@ class Restores:
         """Continue the restore; return None if there is none, or it has ended. Raises
         `KubeError`."""
         stateful_set = self._observer.stateful_set()
+        if restore.is_in_the_way(cluster, stateful_set):
+            return Verdict.blocked(
+                "RestoreWaits",
+                "The StatefulSet of an earlier QueueCluster of this name still exists. If it stays "
+                "for more than a minute, delete it and its pods.",
+            )
         restore_id = restore.wanted_id(cluster, stateful_set)
         if not restore_id:
             return self._given_up(cluster, stateful_set)
-        if stateful_set is None and (claims := self._observer.claims(cluster)):
-            which = ", ".join(claim["metadata"]["name"] for claim in claims)
-            return Verdict.refused(
-                "RestoreRefused",
-                "There are volumes of an earlier cluster, which may have data. To restore, delete "
-                f"these volume claims: {which}. To start the cluster with its data instead, remove "
-                "spec.restoreFrom.",
-            )
+        if stateful_set is None and (found := self._of_claims(cluster)):
+            return found
         effective = restore.under_way(cluster, restore_id)
         if pending := await self._objects.apply(effective):
             return decision.no_address(pending)
@@ -80,6 +80,25 @@ class Restores:
             pod for pod in self._observer.pods() if restore.is_outdated(pod, restore_id)
         )
         return await self._look(cluster, effective)
+
+    def _of_claims(self, cluster: Manifest) -> Verdict | None:
+        """Return the verdict on volume claims of an earlier cluster of this name, also those of
+        brokers that the spec does not have: they would start on them when the cluster grows."""
+        meta = cluster["metadata"]
+        labels = names.selector(meta["name"])
+        found = self._store.labelled("PersistentVolumeClaim", meta["namespace"], labels)
+        which = ", ".join(claim["metadata"]["name"] for claim in found)
+        if not found:
+            return None
+        if all(map(restore.is_leaving, found)):
+            text = f"Volume claims of an earlier cluster are being deleted: {which}."
+            return Verdict.blocked("RestoreWaits", text)
+        return Verdict.refused(
+            "RestoreRefused",
+            "There are volumes of an earlier cluster, which may have data. To restore, delete "
+            f"these volume claims: {which}. To start the cluster with its data instead, remove "
+            "spec.restoreFrom.",
+        )
 
     def _given_up(self, cluster: Manifest, stateful_set: Manifest | None) -> Verdict | None:
         """Return the verdict on a spec without a restore that has begun. Brokers with restored data

@@ -51,13 +51,9 @@ def wanted_id(cluster: Mapping[str, Any], stateful_set: Mapping[str, Any] | None
     once its brokers have reported, it was restored, or there is a StatefulSet that is not a
     restore's. Another request has another id.
     """
-    status, given = cluster.get("status", {}), cluster["spec"].get("restoreFrom")
-    if given is None or status.get("clusterId"):
+    if not _is_due(cluster) or (stateful_set is not None and not _note(stateful_set)):
         return ""
-    if status.get("restore", {}).get("phase") == RESTORED:
-        return ""
-    if stateful_set is not None and not _note(stateful_set):
-        return ""
+    given = cluster["spec"]["restoreFrom"]
     request = {
         "uid": cluster["metadata"].get("uid"),
         "cluster": broker_config.cluster_id(cluster),
@@ -66,6 +62,29 @@ def wanted_id(cluster: Mapping[str, Any], stateful_set: Mapping[str, Any] | None
         "topics": given.get("topics", []),
     }
     return broker_config.digest(json.dumps(request, sort_keys=True))
+
+
+def _is_due(cluster: Mapping[str, Any]) -> bool:
+    status, given = cluster.get("status", {}), cluster["spec"].get("restoreFrom")
+    restored = status.get("restore", {}).get("phase") == RESTORED
+    return given is not None and not status.get("clusterId") and not restored
+
+
+def is_in_the_way(cluster: Mapping[str, Any], stateful_set: Mapping[str, Any] | None) -> bool:
+    """Return whether a restore must wait until the StatefulSet of an earlier QueueCluster of this
+    name is gone."""
+    if stateful_set is None or not _is_due(cluster):
+        return False
+    meta = stateful_set["metadata"]
+    owners = [one["uid"] for one in meta.get("ownerReferences", [])]
+    return bool(meta.get("deletionTimestamp")) or cluster["metadata"].get("uid") not in owners
+
+
+def is_leaving(claim: Mapping[str, Any]) -> bool:
+    """Return whether a volume claim is being deleted, or will be with the StatefulSet that owned
+    it by `storage.deletionPolicy`."""
+    meta = claim["metadata"]
+    return bool(meta.get("deletionTimestamp") or meta.get("ownerReferences"))
 
 
 def is_given_up(cluster: Mapping[str, Any], stateful_set: Mapping[str, Any] | None) -> bool:
