@@ -116,7 +116,7 @@ class FaultyStore:
 
     async def children(self, prefix: str) -> Sequence[str]:
         await self._arrive("list", prefix)
-        start = f"{prefix}/"
+        start = f"{prefix}/" if prefix else ""
         below = (k.removeprefix(start) for k in self.objects if k.startswith(start))
         return sorted({start + k.split("/")[0] for k in below if "/" in k})
 

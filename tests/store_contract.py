@@ -65,6 +65,7 @@ async def children(store: ObjectStore) -> None:
     assert sorted(await store.children("c")) == ["c/a", "c/b"]
     assert sorted(await store.children("c/a")) == ["c/a/0", "c/a/1"]
     assert await store.children("none") == []
+    assert {"c", "ca"} <= set(await store.children(""))
 
 
 async def errors(store: ObjectStore) -> None:

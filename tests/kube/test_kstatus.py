@@ -66,8 +66,11 @@ AT_WORK = (
     "LoginFailed",
     "UserSecretNotFound",
     "ScaleTargetNotFound",
+    "Restoring",
+    "RestoreWaits",
 )
 STALLED = (
+    "RestoreRefused",
     "NoMajority",
     "ConfigNotAllowed",
     "ConfigTwice",

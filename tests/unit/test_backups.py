@@ -12,6 +12,7 @@ from shoal.log.memory import MemoryStorage
 from shoal.metadata.controller import registration
 from shoal.metadata.image import BrokerImage
 from shoal.metadata.records import MetadataRecord, decode
+from shoal.metadata.snapshot import records_of
 from shoal.replication.partition import Partition
 from shoal.server.tiered import restored_metadata
 from shoal.server.tiered.backups import INCARNATION, Backups, Lease
@@ -72,6 +73,18 @@ def image(offset: int = 10, incarnation: str = "") -> MetadataImage:
         }
         records.append(MetadataRecord("ConfigRecord", fields))
     return restored_metadata.image_of(records, offset)
+
+
+def with_topics(offset: int, *ids: int) -> MetadataImage:
+    """Return such an image with topics of these ids."""
+    records = [*topics(*ids), *records_of(image())]
+    return restored_metadata.image_of(records, offset)
+
+
+def topics(*ids: int) -> list[MetadataRecord]:
+    return [
+        MetadataRecord("TopicRecord", {"name": f"t{id}", "topic_id": UUID(int=id)}) for id in ids
+    ]
 
 
 class Broker:
@@ -208,5 +221,51 @@ def test_a_backup_that_fails_is_written_later() -> None:
         broker.append((b"a", b"1"))
         await broker.backups.run()
         assert backup.decode(store.objects[STATE]).fields["high_watermark"] == 1
+
+    asyncio.run(main())
+
+
+def test_an_empty_cluster_leaves_the_backup_of_the_lost_one_with_its_id() -> None:
+    """All disks are lost, and the brokers start again: only the bucket has the lost topics."""
+
+    async def main() -> None:
+        store = FaultyStore()
+        before = Broker(store)
+        before.cache.image = with_topics(100, 1, 2)
+        before.append((b"key", b"old"))
+        await before.backups.run()
+        assert set(puts(store)) == {METADATA, STATE}
+        for id in (2, 3):
+            empty = Broker(store, id, epoch=9)
+            empty.append((b"key", b"new"))
+            for offset, of in ((50, ()), (500, (3,))):
+                empty.cache.image = with_topics(offset, *of)
+                await empty.backups.run()
+            assert puts(store) == []
+            assert empty.backups.failed_total == 2
+            assert [line[:39] for line in empty.node.log.errors] == [
+                "the bucket has the backup of a lost clu"
+            ]
+        # One with a topic in common is the same cluster, or was restored from the backup.
+        restored = Broker(store, epoch=9)
+        restored.cache.image = with_topics(500, 2, 3)
+        restored.append((b"key", b"new"))
+        await restored.backups.run()
+        assert set(puts(store)) == {METADATA, STATE}
+
+    asyncio.run(main())
+
+
+def test_no_backup_is_written_while_the_store_cannot_be_read() -> None:
+    async def main() -> None:
+        store = FaultyStore()
+        broker = Broker(store)
+        store.choose = lambda operation, _: "500" if operation == "get" else ""
+        await broker.backups.run()
+        assert puts(store) == []
+        assert broker.backups.failed_total == 1
+        store.choose = lambda *_: ""
+        await broker.backups.run()
+        assert METADATA in puts(store)
 
     asyncio.run(main())

@@ -105,8 +105,10 @@ class Lost:
     async def _put(self, key: str, data: bytes) -> None:
         await self.store.put(key, BytesSource(data))
 
-    async def restore(self, target: Target = TARGET) -> tuple[restore.Report, MemoryStorage]:
-        storage = MemoryStorage()
+    async def restore(
+        self, target: Target = TARGET, storage: MemoryStorage | None = None
+    ) -> tuple[restore.Report, MemoryStorage]:
+        storage = storage or MemoryStorage()
         random_id = lambda: UUID(int=self.random.getrandbits(128))  # noqa: E731
         ring = KeyDirectory(self.world.storage, self.key_directory)
         found = await restore.restore(self.store, storage, CLUSTER, target, random_id, ring)

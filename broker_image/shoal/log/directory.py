@@ -12,6 +12,7 @@ import json
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from shoal.log import restore_mark
 from shoal.log.checkpoints import (
     read_offsets,
     read_partition_metadata,
@@ -79,12 +80,20 @@ class LogDirectory:
         node_id: int,
         directory_id: UUID,
         its_cluster: bool = False,
+        restores: bool = False,
     ) -> None:
         """Lock the directory and read its identity. A new directory gets these ids.
 
-        With `its_cluster`, a directory of another cluster is refused. Raises `DirectoryInUse`
-        before anything is written to a directory of another broker.
+        With `its_cluster`, a directory of another cluster is refused. Only a restore, which sets
+        `restores`, opens a directory with an unfinished restore. Raises `DirectoryInUse` before
+        anything is written to a directory of another broker.
         """
+        mark = restore_mark.read(self.storage, self.path)
+        if mark is not None and not mark.complete and not restores:
+            raise DirectoryInUse(
+                f"{self.path} has an unfinished restore: empty the directory, and repeat `shoal"
+                " storage restore`"
+            )
         self.storage.make_directory(self.path)
         try:
             self._lock = self.storage.lock(self._file(LOCK))
@@ -158,7 +167,9 @@ class LogDirectory:
 
     def started(self) -> None:
         """Note the start, before anything is written to a log. From now on only `close` makes a
-        shutdown clean. `clean` still describes the last shutdown, for logs opened later."""
+        shutdown clean. `clean` still describes the last shutdown, for logs opened later. No
+        restore may replace the data any more."""
+        restore_mark.remove(self.storage, self.path)
         self.storage.remove(self._file(CLEAN_SHUTDOWN))
         self.storage.sync_directory(self.path)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from shoal_operator import __version__, diagnostics, pods, roller
 from shoal_operator.conditions import Verdict, ready_reason
 from shoal_operator.maintenance_windows import is_open
-from shoal_operator.model import broker_config, names, pod_layout, reserved_fields, security
+from shoal_operator.model import broker_config, names, pod_layout, reserved_fields, security, tiered
 from shoal_operator.model import cluster as model
 
 if TYPE_CHECKING:
@@ -48,6 +48,12 @@ def refusal(cluster: Manifest, *, racks: bool = True) -> Verdict | None:
             "RacksDisabled",
             "spec.rack needs permissions that this operator does not have. Set the chart's value "
             "racks.enabled to true, or remove spec.rack.",
+        )
+    if spec.get("restoreFrom") is not None and not tiered.is_enabled(cluster):
+        return Verdict.refused(
+            "RestoreRefused",
+            "spec.restoreFrom needs spec.tieredStorage, which names the bucket. The cluster "
+            "continues there.",
         )
     if found := reserved_fields.first(cluster):
         where, why = found

@@ -16,6 +16,7 @@ from shoal_operator.cluster.external import ExternalCluster
 from shoal_operator.cluster.listener_secrets import ListenerSecrets, NoListenerCertificate
 from shoal_operator.cluster.objects import ClusterObjects
 from shoal_operator.cluster.observation import Observation, Observer
+from shoal_operator.cluster.restores import Restores
 from shoal_operator.cluster.status import ClusterStatus
 from shoal_operator.cluster.token_key import TokenKeyLost, TokenKeys
 from shoal_operator.conditions import Verdict, is_ready, is_seen
@@ -104,6 +105,7 @@ class Clusters:
         )
         self._listener_secrets = ListenerSecrets(kube, store, namespace, name)
         self._status = ClusterStatus(kube, store, image)
+        self._restores = Restores(kube, store, self._observer, self._objects, self._status)
         self._membership = Membership(kube, brokers)
         self._authorities = Authorities(kube, store, namespace, name)
         self._token_keys = TokenKeys(kube, store, namespace, name)
@@ -145,6 +147,9 @@ class Clusters:
             return None
         try:
             resolved = await self._secure(resolved)
+            if restoring := await self._restores.reconcile(resolved):
+                await self._report(cluster, restoring)
+                return RETRY_SECONDS if restoring.progressing else RETRY_SECONDS_MAX
             scale_down = await self._scale_down(resolved)
             effective = decision.with_replicas(resolved, scale_down.replicas)
             pending = await self._objects.apply(effective)
@@ -166,6 +171,9 @@ class Clusters:
         if not pods.is_observed(self._observer.stateful_set()):
             return await self._wait_until_observed(cluster)
         self._unobserved_ms = None
+        if starting := await self._restores.end():
+            await self._report(cluster, starting)
+            return RETRY_SECONDS
         return await self._roll(cluster, effective, scale_down)
 
     async def _roll(self, cluster: Manifest, effective: Manifest, scale_down: ScaleDown) -> float:

@@ -277,10 +277,12 @@ def _voter(cluster: Mapping[str, Any], broker_id: int) -> str:
 def cluster_id(cluster: Mapping[str, Any]) -> str:
     """Return the cluster id, derived from namespace and name until the brokers report it.
 
-    A cluster that is created again with retained volumes thus has the same id.
+    A cluster that is created again with retained volumes, or restored from its bucket, thus has the
+    same id. One that is restored from another cluster's objects has the id of that one.
     """
-    meta = cluster["metadata"]
-    known = cluster.get("status", {}).get("clusterId")
+    meta, status = cluster["metadata"], cluster.get("status", {})
+    known = status.get("clusterId") or status.get("restore", {}).get("clusterId")
+    known = known or cluster["spec"].get("restoreFrom", {}).get("clusterId")
     made = uuid.uuid5(NAMESPACE, f"{meta['namespace']}/{meta['name']}").bytes
     return known or base64.urlsafe_b64encode(made).rstrip(b"=").decode()
 

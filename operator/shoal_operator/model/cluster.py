@@ -14,6 +14,7 @@ from shoal_operator.model import (
     listeners,
     names,
     pod_layout,
+    restore,
     security,
 )
 
@@ -53,6 +54,8 @@ def manifests(
     if cluster["spec"].get("networkPolicy", {}).get("enabled", True):
         objects.append(_network_policy(cluster, operator_namespace))
     template = broker_pod.template(cluster, default_image, pull_policy, openshift=openshift)
+    if restore.id_of(cluster):
+        template = restore.template(cluster, template)
     objects.append(_stateful_set(cluster, template))
     return objects
 
@@ -209,8 +212,11 @@ def _stateful_set(cluster: Mapping[str, Any], template: Manifest) -> Manifest:
         }
     }
     made = _object(cluster, "apps/v1", "StatefulSet", names.stateful_set(name), body)
+    annotations = {}
     if security.has_internal_tls(cluster):
-        made["metadata"]["annotations"] = {
-            security.INTERNAL_TLS: str(security.internal_tls(cluster))
-        }
+        annotations[security.INTERNAL_TLS] = str(security.internal_tls(cluster))
+    if restoring := restore.id_of(cluster):
+        annotations[names.RESTORE] = restoring
+    if annotations:
+        made["metadata"]["annotations"] = annotations
     return made

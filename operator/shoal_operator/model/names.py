@@ -22,6 +22,8 @@ SPARK_API = "sparkoperator.k8s.io/v1beta2"
 OPERATOR_LABELS = {"app.kubernetes.io/name": "shoal-operator"}
 CONFIG_HASH = f"{GROUP}/config-hash"
 RESTART = f"{GROUP}/restart"
+#: Annotation of a StatefulSet, and of its pods, that restore data directories: the restore's id.
+RESTORE = f"{GROUP}/restore"
 #: Annotations of pods: the label of its node that a pod asks for, and the label's value.
 RACK_KEY, RACK = f"{GROUP}/rack-topology-key", f"{GROUP}/rack"
 #: The volume with the annotations of a pod, its directory, and the file.

@@ -10,7 +10,7 @@ import posixpath
 import re
 from typing import TYPE_CHECKING, Any
 
-from shoal_operator.model import broker_pod, names, pod_layout, rack, security
+from shoal_operator.model import broker_pod, names, pod_layout, rack, restore, security, tiered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -20,8 +20,10 @@ KINDS = ("pod", "service", "serviceAccount", "persistentVolumeClaim")
 _CONTAINERS = ("containers", "initContainers")
 _SCRAPING = ("prometheus.io/scrape", "prometheus.io/port")
 _VOLUME = re.compile(
-    r"config|tmp|shoal-pod|tls|listener-tls|metrics-token|delegation-token-key|data[0-9]*"
+    r"config|tmp|shoal-pod|tls|listener-tls|metrics-token|delegation-token-key|remote-keys"
+    r"|data[0-9]*"
 )
+_RESTORE = re.compile(rf"{restore.CONTAINER}[0-9]*")
 #: Directories that the operator mounts; nothing can be mounted in them, and not at `/tmp` itself.
 _DIRECTORIES = (
     names.DATA_DIR,
@@ -30,6 +32,7 @@ _DIRECTORIES = (
     security.LISTENER_TLS_DIR,
     security.METRICS_TOKEN_DIR,
     security.TOKEN_KEY_DIR,
+    tiered.KEYS_DIR,
 )
 _RENAME = "the operator has one of this name. Choose another name."
 
@@ -71,7 +74,7 @@ def _pod(cluster: Mapping[str, Any], over: Mapping[str, Any]) -> Iterator[tuple[
     for field in _CONTAINERS:
         for container in over.get(field, []):
             where = f"spec.template.pod.{field} {container['name']}"
-            own = container["name"] == rack.CONTAINER
+            own = container["name"] == rack.CONTAINER or _RESTORE.fullmatch(container["name"])
             if own or pod_layout.slot_of_container(container["name"]) is not None:
                 yield where, _RENAME
             for port in container.get("ports", []):

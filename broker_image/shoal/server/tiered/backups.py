@@ -16,7 +16,7 @@ import json
 from typing import TYPE_CHECKING
 
 from shoal.log.errors import LogOffline, OffsetOutOfRange
-from shoal.metadata.records import encode
+from shoal.metadata.records import decode, encode
 from shoal.metadata.snapshot import records_of
 from shoal.record.batch import CorruptBatch
 from shoal.tiered import backup
@@ -118,6 +118,12 @@ class Lease:
             await self._store.put(backup.lease_key(self._cluster_id), source)
 
 
+def _topic_ids(body: bytes) -> set[UUID]:
+    """Return the ids of the topics in a backup of the metadata. Raises `DamagedObject`."""
+    records = (decode(value) for _, value in backup.pairs_of(body) if value is not None)
+    return {record.fields["topic_id"] for record in records if record.kind == "TopicRecord"}
+
+
 class Backups:
     """Owns what this broker has written last."""
 
@@ -137,6 +143,8 @@ class Backups:
         self._lease = lease
         self._cluster_id = cluster_id
         self._task: asyncio.Task[None] | None = None
+        #: Whether the backup in the store is known to be this cluster's.
+        self._owned = self._warned = False
         self._saved_offset = -1
         #: Leader epoch and high watermark of the last backup of a partition.
         self._saved: dict[tuple[UUID, int], tuple[int, int]] = {}
@@ -159,6 +167,8 @@ class Backups:
     async def run(self) -> None:
         """Write what has changed since the last backup. A failure is logged."""
         image = self._cache.image
+        if not await self._may_write(image):
+            return
         if is_writer(self._node, image) and image.offset > self._saved_offset:
             await self._attempt("the metadata", self._save_metadata(image))
         for partition in list(self._partitions):
@@ -168,6 +178,36 @@ class Backups:
             if partition.is_leader and self._saved.get(partition.key) != mark:
                 name = f"{partition.topic}-{partition.index}"
                 await self._attempt(name, self._save_state(partition, mark))
+
+    async def _may_write(self, image: MetadataImage) -> bool:
+        """Return whether the backup in the store is of this cluster, or there is none.
+
+        A cluster that lost all of its disks may start again, empty and with the same id. What it
+        lost is then only in the backup. Both have no topic in common.
+        """
+        if self._owned:
+            return True
+        try:
+            found = backup.decode(await self._store.get(backup.metadata_key(self._cluster_id)))
+            theirs = await asyncio.to_thread(_topic_ids, found.body)
+        except (ObjectMissing, DamagedObject):
+            theirs = set()
+        except StoreError as error:
+            self.failed_total += 1
+            self._node.log.warning("the backup was not read", error=str(error))
+            return False
+        ours = {topic.topic_id for topic in image.topics.values()}
+        self._owned = not theirs or bool(theirs & ours)
+        if not self._owned:
+            self.failed_total += 1
+            if not self._warned:
+                self._node.log.error(
+                    "the bucket has the backup of a lost cluster with the same id, and this one"
+                    " writes none. Restore the lost cluster, or delete the objects of its backup",
+                    prefix=backup.folder(self._cluster_id),
+                )
+            self._warned = True
+        return self._owned
 
     async def _attempt(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         try:

@@ -15,10 +15,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
+from shoal.log import restore_mark
 from shoal.log.appends import Origin
 from shoal.log.config import LogConfig
-from shoal.log.directory import LogDirectory
+from shoal.log.directory import LOCK, LogDirectory
 from shoal.log.producers import CorruptSnapshot, ProducerStates
+from shoal.log.restore_mark import RestoreMark
 from shoal.log.uuids import uuid_text
 from shoal.metadata.names import INTERNAL_TOPICS, METADATA_TOPIC
 from shoal.metadata.records import decode, encode
@@ -48,14 +50,26 @@ if TYPE_CHECKING:
 
 #: Records in one batch of an internal topic.
 _BATCH_RECORDS = 500
+#: What an empty data directory may have: `lost+found` is in the root of each volume with ext4. The
+#: other files are from a restore that was interrupted at its start.
+_WITHOUT_DATA = frozenset({"lost+found", LOCK, f"{restore_mark.NAME}.tmp"})
 
 
 class Refused(Exception):
-    """The restore cannot be made. The message names the reason and the remedy."""
+    """The restore cannot be made. The message names the reason and the remedy, `kind` is a word for
+    programs."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class Target(NamedTuple):
-    """The node to restore, and the brokers of its cluster. `topics` is None for all topics."""
+    """The node to restore, and the brokers of its cluster. `topics` is None for all topics.
+
+    With an `id`, a restore that was interrupted begins again, and one that has ended returns its
+    report again, until a broker starts in the directory.
+    """
 
     data_dir: str
     node_id: int
@@ -63,6 +77,7 @@ class Target(NamedTuple):
     topics: frozenset[str] | None = None
     #: How long the lost cluster must have been silent.
     idle_ms: int = 60_000
+    id: str = ""
 
 
 class Source(NamedTuple):
@@ -125,8 +140,8 @@ async def restore(
 ) -> Report:
     """Write the data directory. `ring` has the keys of encrypted objects. Raises `Refused`,
     `StoreError`, `DamagedObject`, `KeyUnavailable`, `OSError`."""
-    if storage.names(target.data_dir):
-        raise Refused(f"{target.data_dir} is not empty. Name a directory without files.")
+    if report := _ended(storage, target):
+        return report
     found = await _metadata(store, cluster_id, target)
     incarnation = await _take_over(store, cluster_id, target.idle_ms, random_id)
     lost, written_ms = found
@@ -148,6 +163,45 @@ async def restore(
     return writer.write(sources, states)
 
 
+def _ended(storage: Storage, target: Target) -> Report | None:
+    """Return the report of the same restore if it has ended. Raises `Refused` if the directory has
+    data that is not of a restore."""
+    mark = restore_mark.read(storage, target.data_dir)
+    if mark is not None and target.id:
+        if mark.complete and mark.id == target.id:
+            rows = [PartitionReport(**row) for row in mark.report["partitions"]]
+            return Report(mark.report["cluster_id"], mark.report["written_ms"], rows)
+        return None
+    if set(storage.names(target.data_dir)) - _WITHOUT_DATA:
+        raise Refused(
+            "DataNotEmpty",
+            f"{target.data_dir} is not empty. Name a directory without files.",
+        )
+    return None
+
+
+def _make_room(storage: Storage, target: Target) -> None:
+    """Mark the directory, and remove what an earlier restore has left. Raises `OSError`."""
+    storage.make_directory(target.data_dir)
+    try:
+        lock = storage.lock(f"{target.data_dir}/{LOCK}")
+    except BlockingIOError:
+        raise Refused(
+            "DataNotEmpty", f"{target.data_dir} is in use by another process. Stop it."
+        ) from None
+    restore_mark.write(storage, target.data_dir, RestoreMark(target.id))
+    for name in storage.names(target.data_dir):
+        path = f"{target.data_dir}/{name}"
+        if name == restore_mark.NAME or name in _WITHOUT_DATA:
+            continue
+        if storage.is_directory(path):
+            storage.remove_directory(path)
+        else:
+            storage.remove(path)
+    storage.sync_directory(target.data_dir)
+    lock.close()
+
+
 async def _modified_ms(store: ObjectStore, cluster_id: str) -> dict[str, int]:
     return {info.key: info.modified_ms async for info in store.list(backup.folder(cluster_id))}
 
@@ -156,15 +210,21 @@ async def _metadata(store: ObjectStore, cluster_id: str, target: Target) -> tupl
     try:
         found = backup.decode(await store.get(backup.metadata_key(cluster_id)))
     except ObjectMissing:
+        others = ", ".join(await clusters(store))
+        has = f" It has backups of {others}." if others else ""
         raise Refused(
-            f"The store has no backup of cluster {cluster_id}. Check the URL and the cluster id;"
-            " brokers write backups if shoal.remote.backup.interval.ms is positive."
+            "BackupNotFound",
+            f"The store has no backup of cluster {cluster_id}.{has} Check the URL and the cluster"
+            " id; brokers write backups if shoal.remote.backup.interval.ms is positive.",
         ) from None
     values = (value for _, value in backup.pairs_of(found.body) if value is not None)
     lost = restored_metadata.lost(map(decode, values), found.fields["offset"])
     unknown = sorted((target.topics or frozenset()) - lost.image.topics.keys())
     if unknown:
-        raise Refused(f"The backup of cluster {cluster_id} has no topic {', '.join(unknown)}.")
+        raise Refused(
+            "TopicNotFound",
+            f"The backup of cluster {cluster_id} has no topic {', '.join(unknown)}.",
+        )
     return lost, found.fields["written_ms"]
 
 
@@ -186,8 +246,9 @@ async def _take_over(
     silent_ms = modified_ms[probe] - lease_ms
     if silent_ms < idle_ms:
         raise Refused(
+            "ClusterAlive",
             f"Cluster {cluster_id} is alive: it wrote its lease {silent_ms / 1000:.0f} s ago. Stop"
-            f" all of its brokers, and wait until {idle_ms / 1000:.0f} s have passed."
+            f" all of its brokers, and wait until {idle_ms / 1000:.0f} s have passed.",
         )
     version = None
     if key in modified_ms:
@@ -319,7 +380,8 @@ class _Writer:
     def write(
         self, sources: Sequence[Source], states: Mapping[str, Mapping[int, _State]]
     ) -> Report:
-        """Write all logs and the metadata. The mark of a clean stop comes last."""
+        """Write all logs and the metadata, then the mark of a clean stop. The mark of the restore
+        comes last."""
         found: dict[int, _State] = dict(states.get("__transaction_state", {}))
         transactions = {
             index: restored_state.transactions(state.live) for index, state in found.items()
@@ -330,10 +392,12 @@ class _Writer:
             for producer_id, partitions in one.committing.items()
         }
         directory, target = self._directory, self._target
+        _make_room(self._storage, target)
         directory.open(
             cluster_id=self._cluster_id,
             node_id=target.node_id,
             directory_id=self._directory_id,
+            restores=True,
         )
         reports = [self._tiered(source, committing) for source in sources]
         done = {(report.topic, report.partition) for report in reports}
@@ -363,7 +427,10 @@ class _Writer:
         directory.broker_epoch = self._metadata.broker_epoch
         directory.close()
         order = sorted(reports, key=lambda report: (report.topic, report.partition))
-        return Report(self._cluster_id, self._written_ms, order)
+        report = Report(self._cluster_id, self._written_ms, order)
+        rows = report._asdict() | {"partitions": [row._asdict() for row in order]}
+        restore_mark.write(self._storage, target.data_dir, RestoreMark(target.id, True, rows))
+        return report
 
     def _ends(self, reports: Iterable[PartitionReport]) -> Ends:
         by_name = {(report.topic, report.partition): report.end for report in reports}
