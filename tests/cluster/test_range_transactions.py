@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
     from shoal.client.consumer import ConsumedRecord
     from shoal.client.transactional_producer import TransactionalProducer
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "cooperative.md"
 KEYS = 20
 #: A killed member leaves its group after its session.
 CONFIGS = {
@@ -113,12 +118,17 @@ async def read(sides: Sequence[Side], count: int) -> None:
 
 async def copies(client: Client, target: str) -> list[tuple[bytes | None, int]]:
     """Key and source offset of the committed records."""
+    return [(key, int(value)) for key, value in await values(client, target)]
+
+
+async def values(client: Client, target: str) -> list[tuple[bytes | None, bytes]]:
+    """Key and value of the committed records, up to an open transaction."""
     where = TopicPartition(target, 0)
     (end,) = (await starts(client.cluster, [where], Reset.LATEST)).values()
     reader = Reader(client.cluster, {where: 0}, isolation=Isolation.READ_COMMITTED)
-    found: list[tuple[bytes | None, int]] = []
-    while reader.positions[where] < end:
-        found += [(r.key, int(r.value or b"")) for r in await reader.poll(100)]
+    found: list[tuple[bytes | None, bytes]] = []
+    while reader.positions[where] < end and (some := list(await reader.poll(500))):
+        found += [(r.key, r.value or b"") for r in some]
     return found
 
 
@@ -237,22 +247,13 @@ def copied_by_key(broker: ShoalProcess, count: int, members: int, kills: int) ->
     ]
 
     def found() -> list[tuple[bytes | None, int]]:
-        async def main() -> list[tuple[bytes | None, bytes | None]]:
+        async def main() -> list[tuple[bytes | None, bytes]]:
             async with Client(broker.bootstrap) as client:
-                where = TopicPartition(target, 0)
-                (end,) = (await starts(client.cluster, [where], Reset.LATEST)).values()
-                reader = Reader(client.cluster, {where: 0}, isolation=Isolation.READ_COMMITTED)
-                some: list[tuple[bytes | None, bytes | None]] = []
-                while reader.positions[where] < end:
-                    batch = list(await reader.poll(100))
-                    some += [(r.key, r.value) for r in batch]
-                    if not batch:
-                        break
-                return some
+                return await values(client, target)
 
         for copier in copiers:
             copier.check()
-        return [(key, int((value or b"").split(b":")[1])) for key, value in asyncio.run(main())]
+        return [(key, int(value.split(b":")[1])) for key, value in asyncio.run(main())]
 
     try:
         for kill in range(kills):
@@ -271,6 +272,33 @@ def copied_by_key(broker: ShoalProcess, count: int, members: int, kills: int) ->
     for key in {key for key, _ in copies}:
         offsets = [offset for k, offset in copies if k == key]
         assert offsets == sorted(offsets)
+
+
+def test_the_example_of_the_page(broker: ShoalProcess, tmp_path: Path) -> None:
+    """Two processes with the program in docs/cooperative.md copy a partition."""
+    (program,) = (
+        block
+        for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+        if "producer=producer" in block
+    )
+    source, target = filled(broker, 100)
+    script = tmp_path / "example.py"
+    for old, new in (("127.0.0.1:9092", broker.bootstrap), ("orders", source), ("copies", target)):
+        program = program.replace(old, new)
+    script.write_text(program)
+
+    async def copied() -> int:
+        async with Client(broker.bootstrap) as client:
+            return len(await values(client, target))
+
+    processes = [subprocess.Popen([sys.executable, str(script), f"{source}-{n}"]) for n in (1, 2)]
+    try:
+        eventually(lambda: asyncio.run(copied()) >= 100, what="the copies")
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert asyncio.run(copied()) == 100
 
 
 @pytest.mark.nightly
