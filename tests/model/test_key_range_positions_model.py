@@ -46,6 +46,7 @@ NONE: Cells = (None,) * CELLS
 positions = st.integers(0, 12)
 #: 0 commits without a transaction.
 producers = st.integers(0, 3)
+OWN_CELLS = ((0, 1), (2, 4), (5, 7))
 finished_sets = st.sets(st.integers(0, 14), max_size=3).map(sorted)
 
 
@@ -197,6 +198,11 @@ class KeyRangePositions(RuleBasedStateMachine):
             return {"error_code": answer}
         return answer["topics"][0]["partitions"][0]
 
+    @rule(producer=producers.filter(bool), position=positions, finished=finished_sets)
+    def commit_own_cells(self, producer: int, position: int, finished: list[int]) -> None:
+        """Commit cells that no other producer commits here, so that nothing is refused."""
+        self.commit([OWN_CELLS[producer - 1]], position, finished, 0, producer)
+
     @rule(
         runs=cuts(),
         position=positions,
@@ -249,9 +255,11 @@ class KeyRangePositions(RuleBasedStateMachine):
             twin.add(producer, added, at)
         self._note()
 
-    @rule(offset=positions, producer=producers)
-    def commit_plainly(self, offset: int, producer: int) -> None:
+    @rule(offset=positions, producer=producers, rare=st.integers(0, 2))
+    def commit_plainly(self, offset: int, producer: int, rare: int) -> None:
         """A reset, or a commit of a member that owns the whole partition, replaces everything."""
+        if rare:
+            return
         assert self._commit(producer, offset=offset)["error_code"] == 0
         cells = ((offset, frozenset[int]()),) * CELLS
         self.twin.write(producer, cells, len(self.sim.log) - 1, replaces=True)
