@@ -244,10 +244,17 @@ class TransactionalProducer(Producer):
     def forget_positions_of(self, consumer: GroupConsumer) -> None:
         """Leave out a member that leaves the group. A transaction with records that it has read
         must abort."""
-        if self._state is State.OPEN and consumer.positions_to_commit():
+        self._members.pop(consumer, None)
+        if self._state is not State.OPEN:
+            return
+        try:
+            unfinished = bool(consumer.positions_to_commit())
+        except KafkaError as error:
+            self._failed(TransactionAbortable(error))
+            return
+        if unfinished:
             left = KafkaError(_ABORTABLE, "the member that has read its records was closed")
             self._failed(TransactionAbortable(left))
-        self._members.pop(consumer, None)
 
     def check_not_ending(self) -> None:
         """Raise `ValueError` while the result of a transaction is unknown."""

@@ -58,8 +58,8 @@ EXPIRY_PAUSE_MS = 10
 _EXPIRY: Key = ("offsets", "expiry")
 #: Due at once when a transaction with key ranges has committed.
 _SETTLE: Key = ("offsets", "settle")
-#: The most partitions that one step settles.
-_SETTLE_MAX = 100
+#: About the most bytes of records that one step settles, so that they fit into one batch.
+_SETTLE_BYTES_MAX = 256 << 10
 
 
 class PartitionCommit(NamedTuple):
@@ -515,17 +515,21 @@ class Offsets:
         A partition waits for a pending offset: the new record would be newer than it.
         """
         records: list[Record] = []
+        size = 0
         ready = [
             found for found in self.pending_ranges.unsettled() if not self._is_pending(found[0])
         ]
-        for place, producers in ready[:_SETTLE_MAX]:
+        for place, producers in ready:
+            if size > _SETTLE_BYTES_MAX:
+                self._context.deadlines.set(_SETTLE, 0)
+                break
+            before = len(records)
             offset = self.get(*place)
             if offset is not None and offset.is_sum:
                 is_open = bool(self.pending_ranges.open_at(place))
                 records.append(settled(place, offset, is_open=is_open))
             records += pending_ranges.removed(place, producers)
-        if len(ready) > _SETTLE_MAX:
-            self._context.deadlines.set(_SETTLE, 0)
+            size += sum(len(key) + len(value or b"") for key, value in records[before:])
         return Result(records)
 
     def _expire(self, now_ms: int) -> Result:

@@ -75,7 +75,8 @@ def _position(fields: Mapping[str, Any], end: int) -> dict[str, Any]:
     it are delivered again."""
     out = dict(fields)
     # Offsets of the restored group's own log are others. No transaction is open.
-    out.pop("replaced_at", None)
+    if "replaced_at" in out:
+        out["replaced_at"] = group_records.THIS_RECORD
     if out["offset"] > end:
         out["offset"] = end
         if "leader_epoch" in out:
