@@ -30,13 +30,15 @@ if TYPE_CHECKING:
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cooperative.md"
 KEYS = 20
-#: A killed member leaves its group after its session.
 CONFIGS = {
     "group.consumer.assignment.interval.ms": "0",
-    "group.consumer.session.timeout.ms": "2000",
-    "group.consumer.min.session.timeout.ms": "2000",
     "group.consumer.heartbeat.interval.ms": "300",
     "group.consumer.min.heartbeat.interval.ms": "300",
+}
+#: A killed member leaves its group after its session.
+SESSION = {
+    "group.consumer.session.timeout.ms": "2000",
+    "group.consumer.min.session.timeout.ms": "2000",
 }
 _names = (f"shared-{i}" for i in itertools.count())
 
@@ -133,7 +135,7 @@ async def values(client: Client, target: str) -> list[tuple[bytes | None, bytes]
 
 
 def run(work: Any) -> None:
-    asyncio.run(asyncio.wait_for(work, 60))
+    asyncio.run(asyncio.wait_for(work, 120))
 
 
 def test_transactions_of_two_members_are_independent(broker: ShoalProcess) -> None:
@@ -303,5 +305,9 @@ def test_the_example_of_the_page(broker: ShoalProcess, tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-def test_each_record_is_copied_once_under_kills(broker: ShoalProcess) -> None:
-    copied_by_key(broker, 5_000, members=3, kills=9)
+def test_each_record_is_copied_once_under_kills(tmp_path: Path) -> None:
+    process = ShoalProcess(tmp_path / "data", configs=CONFIGS | SESSION).start()
+    try:
+        copied_by_key(process, 5_000, members=3, kills=9)
+    finally:
+        process.kill9()

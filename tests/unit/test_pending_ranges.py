@@ -54,15 +54,26 @@ class Group:
         return self.ask(lambda s, now_ms, t: s.consumer.heartbeat(request, now_ms, t))
 
     def commit(
-        self, producer: int, position: int, key_range: tuple[int, int], partition: int = 0
+        self, producer: int, position: int, key_range: tuple[int, int] | None, partition: int = 0
     ) -> ErrorCode:
-        row = PartitionCommit(partition, 0, -1, None, [KeyRange(*key_range, position, b"")])
+        """Commit a key range, or plainly, in the transaction of a producer, or in none with 0."""
+        ranges = [KeyRange(*key_range, position, b"")] if key_range is not None else []
+        row = PartitionCommit(partition, position, -1, None, ranges)
         of = ProducerIdAndEpoch(producer, 0) if producer else None
         request = CommitRequest(
             "g", "m", None, self.epoch, [TopicCommit("t", TOPIC, [row])], 9, producer=of
         )
         answer = self.ask(lambda s, now_ms, t: s.offsets.commit(request, now_ms, t))
         return ErrorCode(answer["topics"][0]["partitions"][0]["error_code"])
+
+    def end(self, producer: int, *, committed: bool = True) -> list[int]:
+        """End a transaction. Return the positions, which a shard that is loaded has, too."""
+        self.sim.mark(producer, committed=committed)
+        before = self.positions(self.sim.shard)
+        assert self.positions(self.sim.rebuilt()) == before
+        self.sim.advance(0)
+        assert self.positions(self.sim.rebuilt()) == before
+        return before
 
     def positions(self, shard: GroupShard, partition: int = 0) -> list[int]:
         query = [TopicQuery("t", TOPIC, [partition])]
@@ -107,6 +118,57 @@ def test_a_transaction_is_settled_in_one_batch() -> None:
     group.sim.restart()
     assert group.positions(group.sim.shard) == [7, 9]
     assert len(group.sim.shard.offsets.pending_ranges) == 0
+
+
+def test_a_reset_replaces_what_an_open_transaction_has_added() -> None:
+    """What the same transaction adds after the reset counts, and nothing else."""
+    group = Group()
+    assert group.commit(1, 7, LOWER) is ErrorCode.none
+    assert group.commit(2, 9, UPPER) is ErrorCode.none
+    assert group.commit(0, 2, None) is ErrorCode.none
+    assert group.commit(2, 4, (HALF, HALF)) is ErrorCode.none
+    assert group.end(1) == [2]
+    assert group.end(2) == [2, 4, 2]
+
+
+def test_a_commit_beside_an_open_transaction_does_not_hide_it() -> None:
+    group = Group()
+    assert group.commit(0, 1, None) is ErrorCode.none
+    assert group.commit(1, 7, LOWER) is ErrorCode.none
+    assert group.commit(0, 9, UPPER) is ErrorCode.none
+    assert group.end(1) == [7, 9]
+
+
+def test_a_later_commit_of_a_transaction_adds_to_the_earlier_one() -> None:
+    """Compaction keeps the last record of the transaction alone."""
+    group = Group()
+    assert group.commit(0, 1, None) is ErrorCode.none
+    assert group.commit(1, 7, LOWER) is ErrorCode.none
+    assert group.commit(1, 9, UPPER) is ErrorCode.none
+    group.sim.mark(1, committed=True)
+    group.sim.compact()
+    assert group.positions(group.sim.rebuilt()) == [7, 9]
+
+
+def test_a_pending_offset_of_a_transaction_is_not_overtaken() -> None:
+    """Settling waits for it: the offset record would be newer."""
+    group = Group()
+    assert group.commit(1, 7, LOWER) is ErrorCode.none
+    assert group.commit(2, 5, None) is ErrorCode.none
+    assert group.end(1) == [7, -1]
+    assert group.commit(3, 8, UPPER) is ErrorCode.concurrent_transactions
+    assert group.end(2) == [5]
+    assert not list(group.sim.shard.offsets.pending_ranges.unsettled())
+
+
+def test_an_aborted_transaction_adds_nothing() -> None:
+    group = Group()
+    assert group.commit(0, 1, None) is ErrorCode.none
+    assert group.commit(1, 7, LOWER) is ErrorCode.none
+    assert group.commit(2, 7, (5, 5)) is ErrorCode.concurrent_transactions
+    assert group.end(1, committed=False) == [1]
+    assert group.sim.shard.offsets.aborted_records == 3
+    assert not list(group.sim.shard.offsets.pending_ranges.unsettled())
 
 
 def test_a_step_settles_a_bounded_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
