@@ -184,8 +184,11 @@ async def shared(client: Client, group: str, source: str, copy: Copy) -> None:
 async def main(bootstrap: str, group: str, source: str, target: str, seed: str, mode: str) -> None:
     rng = random.Random(f"{seed}-{os.getpid()}")
     async with Client(bootstrap) as client:
-        name = group if mode in ("positions", "ranges") else f"{group}-{mode}"
-        producer = await client.transactional_producer(name, timeout_ms=10_000)
+        if mode in ("positions", "ranges"):
+            producer = await client.transactional_producer(group)
+        else:
+            # The ranges of a killed member wait until its transaction ends.
+            producer = await client.transactional_producer(f"{group}-{mode}", timeout_ms=10_000)
         copy = Copy(producer, target, rng)
         if mode == "positions":
             await positions(client, group, source, copy)
