@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from shoal.protocol.errors import ApiError, ErrorCode
 
 S = TypeVar("S", bound=Shard)
+#: A record that a shard ignores, in the place of one that compaction removed.
+REMOVED = Record(b"\x7f\xff", None)
 
 
 class Marker(NamedTuple):
@@ -96,6 +98,30 @@ class Simulation(Generic[S]):
         """Move the coordinator: its soft state is lost, the log is kept."""
         self.runtime.resign(0)
         self.reload(0)
+
+    def compact(self, *, tombstones: bool = False) -> None:
+        """Remove what compaction removes: aborted records, and older records of a key that are
+        below the first open transaction; old tombstones with `tombstones`. Restart after it."""
+        open_ones: dict[int, list[int]] = {}
+        aborted: set[int] = set()
+        for offset, (record, _, producer) in enumerate(self.log):
+            if isinstance(record, Marker):
+                ended = open_ones.pop(record.producer_id, [])
+                aborted |= set() if record.committed else set(ended)
+            elif producer is not None:
+                open_ones.setdefault(producer.producer_id, []).append(offset)
+        bound = min((some[0] for some in open_ones.values()), default=len(self.log))
+        newest = {
+            record.key: offset
+            for offset, (record, _, _) in enumerate(self.log[:bound])
+            if isinstance(record, Record) and offset not in aborted
+        }
+        kept = set(newest.values())
+        for offset, (record, timestamp_ms, _) in enumerate(self.log[:bound]):
+            if isinstance(record, Marker):
+                continue
+            if offset not in kept or (tombstones and record.value is None):
+                self.log[offset] = (REMOVED, timestamp_ms, None)
 
     def rebuilt(self) -> S:
         """Return a new shard that has replayed the log."""

@@ -3,15 +3,17 @@
 `python exactly_once_worker.py BOOTSTRAP GROUP SOURCE TARGET SEED MODE` prints a line with the
 number of records after each committed transaction, and ends after an error of the
 cluster. MODE is
-`positions` (a reader of the whole topic, as one producer under the group's name) or `ranges` (a
-member of the group with individual commits, which finishes records in any order). About every
-fourth transaction is aborted and repeated. A copy has the source's partition and offset as value,
+`positions` (a reader of the whole topic, as one producer under the group's name), `ranges` (a
+member of the group with individual commits, which finishes records in any order) or `shared-` and a
+name (one of several members that share partitions by key ranges). About every fourth transaction is
+aborted and repeated. A copy has the source's partition and offset as value,
 and the key of the source. `Copier` is the other side: it starts a process and restarts it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import subprocess
@@ -23,7 +25,7 @@ from typing import TYPE_CHECKING
 from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
 from shoal.client.consumer import GroupConsumer, IndividualCommit, Reader, Reset
-from shoal.client.errors import ClientError, expect
+from shoal.client.errors import ClientError, TransactionAbortable, expect
 from shoal.client.fetcher import Isolation
 from shoal.client.transactional_producer import GroupMetadata as Group
 
@@ -103,19 +105,28 @@ class Copy:
         """Copy the records and commit their offsets; at times, abort that first."""
         while True:
             try:
-                async with self.producer.transaction():
-                    for record in records:
-                        value = b"%d:%d" % (record.partition, record.offset)
-                        await self.producer.send(
-                            self._target, value, key=record.key, partition=record.partition
-                        )
-                    await offsets()
-                    if not self._random.randrange(4):
-                        raise Repeat
+                await self.once(records, offsets)
             except Repeat:
                 continue
-            os.write(1, b"%d\n" % len(records))
             return
+
+    async def once(
+        self,
+        records: Sequence[ConsumedRecord],
+        offsets: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Copy the records in a transaction. Raises `Repeat` at times."""
+        async with self.producer.transaction():
+            for record in records:
+                value = b"%d:%d" % (record.partition, record.offset)
+                await self.producer.send(
+                    self._target, value, key=record.key, partition=record.partition
+                )
+            if offsets is not None:
+                await offsets()
+            if not self._random.randrange(4):
+                raise Repeat
+        os.write(1, b"%d\n" % len(records))
 
 
 async def positions(client: Client, group: str, source: str, copy: Copy) -> None:
@@ -153,13 +164,36 @@ async def ranges(client: Client, group: str, source: str, copy: Copy, rng: rando
                 await copy.transact(chunk, partial(copy.producer.send_finished, consumer, chunk))
 
 
+async def shared(client: Client, group: str, source: str, copy: Copy) -> None:
+    async with await GroupConsumer.join(
+        client.cluster,
+        group,
+        [source],
+        reset=Reset.EARLIEST,
+        isolation=Isolation.READ_COMMITTED,
+        key_ranges=True,
+        producer=copy.producer,
+    ) as consumer:
+        while True:
+            if records := list(await consumer.poll(200)):
+                # After an abort, `poll` returns the records again.
+                with contextlib.suppress(TransactionAbortable, Repeat):
+                    await copy.once(records)
+
+
 async def main(bootstrap: str, group: str, source: str, target: str, seed: str, mode: str) -> None:
     rng = random.Random(f"{seed}-{os.getpid()}")
     async with Client(bootstrap) as client:
-        producer = await client.transactional_producer(group)
+        if mode in ("positions", "ranges"):
+            producer = await client.transactional_producer(group)
+        else:
+            # The ranges of a killed member wait until its transaction ends.
+            producer = await client.transactional_producer(f"{group}-{mode}", timeout_ms=10_000)
         copy = Copy(producer, target, rng)
         if mode == "positions":
             await positions(client, group, source, copy)
+        elif mode != "ranges":
+            await shared(client, group, source, copy)
         else:
             await ranges(client, group, source, copy, rng)
 

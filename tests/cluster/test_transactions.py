@@ -305,7 +305,7 @@ def test_the_example_of_the_page(broker: ShoalProcess, tmp_path: Path) -> None:
     (program,) = (
         block
         for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-        if "transactional_producer" in block
+        if "send_finished" in block
     )
     filled(broker, "source")
     with WireClient(broker.bootstrap) as client:

@@ -165,7 +165,8 @@ def test_kafkas_dump_tool_and_ours(tools_broker: ShoalProcess, topic: str) -> No
 
 @pytest.mark.java
 def test_kafkas_coordinator_loads_the_records(tmp_path: Path) -> None:
-    """Kafka's broker reads a record with finished offsets from its log, and has its offset."""
+    """Kafka's broker reads a record with finished offsets from its log, and has its offset. It
+    skips records of Shoal's own."""
     kafka = KafkaProcess(tmp_path / "node", format_flags=("--ignore-formatted",)).start()
     try:
         with WireClient(kafka.bootstrap, client_id="__admin_client") as client:
@@ -188,7 +189,15 @@ def test_kafkas_coordinator_loads_the_records(tmp_path: Path) -> None:
             }
             key = {"group": "g", "topic": "t", "partition": 0}
             stored = record(RecordType.OFFSET_COMMIT, key, value)
-            batch = bytes(build_batch([(int(time.time() * 1000), *stored, ())]))
+            # Kafka ignores what a transaction has added to key ranges.
+            ignored = record(
+                RecordType.KEY_RANGES_IN_TRANSACTION,
+                {**key, "producer_id": 1},
+                {**value, "key_ranges": []},
+            )
+            removed = record(RecordType.KEY_RANGES_IN_TRANSACTION, {**key, "producer_id": 2}, None)
+            now_ms = int(time.time() * 1000)
+            batch = bytes(build_batch([(now_ms, *one, ()) for one in (ignored, removed, stored)]))
             for partition in range(4):
                 row = client.produce("__consumer_offsets", partition=partition, records=batch)
                 assert row.error_code == 0

@@ -270,19 +270,19 @@ def test_groups_of_other_types(client: WireClient) -> None:
     assert "is a share group" in row.individual_commit.error_message
 
 
-def begun(member: Member, name: str) -> dict[str, Any]:
+def begun(client: WireClient, name: str) -> dict[str, Any]:
     """Begin a transaction, with the group's partition; return the producer's fields."""
     find = {"key_type": 1, "coordinator_keys": [name]}
 
     def ready() -> bool:
-        (row,) = member.client.call(ApiKey.FIND_COORDINATOR, 6, find).coordinators
+        (row,) = client.call(ApiKey.FIND_COORDINATOR, 6, find).coordinators
         return not row.error_code
 
     eventually(ready)
     body = {"transactional_id": name, "transaction_timeout_ms": 60_000}
 
     def initialized() -> Any:
-        answer = member.client.call(
+        answer = client.call(
             ApiKey.INIT_PRODUCER_ID, 4, {**body, "producer_id": -1, "producer_epoch": -1}
         )
         return None if answer.error_code else answer
@@ -313,8 +313,8 @@ def commit_in_transaction(member: Member, producer: dict[str, Any], asked: dict[
     return member.client.call(ApiKey.TXN_OFFSET_COMMIT, 5, body).topics[0].partitions[0]
 
 
-def end(member: Member, producer: dict[str, Any], *, committed: bool) -> None:
-    answer = member.client.call(ApiKey.END_TXN, 5, {**producer, "committed": committed})
+def end(client: WireClient, producer: dict[str, Any], *, committed: bool) -> None:
+    answer = client.call(ApiKey.END_TXN, 5, {**producer, "committed": committed})
     assert answer.error_code == 0
     producer["producer_epoch"] = answer.producer_epoch
 
@@ -322,7 +322,7 @@ def end(member: Member, producer: dict[str, Any], *, committed: bool) -> None:
 def test_transactions(member: Member) -> None:
     """Finished offsets of a transaction count once it commits; until then others are refused."""
     member.commit(key_range(10, (20, 20)))
-    producer = begun(member, member.group)
+    producer = begun(member.client, member.group)
     row = commit_in_transaction(member, producer, key_range(12, (21, 22)))
     assert (row.error_code, row.individual_commit.stable_offset) == (0, 12)
     row = commit_in_transaction(member, producer, key_range(12, (30, 30)))
@@ -331,14 +331,14 @@ def test_transactions(member: Member) -> None:
     row = member.commit(key_range(11))
     assert row.error_code == ErrorCode.concurrent_transactions
     assert "Repeat the commit once that transaction ends" in row.individual_commit.error_message
-    end(member, producer, committed=True)
+    end(member.client, producer, committed=True)
     eventually(lambda: member.committed() == (12, "20-22,30"))
 
     row = commit_in_transaction(member, producer, key_range(50))
     assert (row.error_code, row.individual_commit.stable_offset) == (0, 50)
     row = commit_in_transaction(member, producer, key_range(50, (200, 200)))
     assert row.error_code == ErrorCode.offset_out_of_range
-    end(member, producer, committed=False)
+    end(member.client, producer, committed=False)
 
     def settled() -> bool:
         return member.commit(key_range(13)).error_code == 0

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from shoal.client.connection import Connection
+    from shoal.client.range_positions import Piece
+    from shoal.client.transactional_producer import TransactionalProducer
 
 #: Milliseconds to commit finished records before partitions are given up.
 REVOKE_COMMIT_MS = 5_000
@@ -209,11 +211,16 @@ class GroupConsumer:
         isolation: Isolation,
         individual_commit: IndividualCommit | None = None,
         shared: SharedPartitions | None = None,
+        producer: TransactionalProducer | None = None,
     ) -> None:
         self.cluster = cluster
         self.membership = membership
         #: What it owns, if it may own key ranges. The reader then has no positions.
         self._shared = shared
+        #: Its transactions commit the positions.
+        self._producer = producer
+        if producer is not None:
+            producer.commits_positions_of(self)
         self._individual = individual_commit
         #: By owned partition, with individual commits.
         self._progress: dict[TopicPartition, Progress] = {}
@@ -241,14 +248,20 @@ class GroupConsumer:
         individual_commit: IndividualCommit | None = None,
         key_ranges: bool = False,
         listener: KeyRangeListener | None = None,
+        producer: TransactionalProducer | None = None,
     ) -> GroupConsumer:
         """Become a member of `group`, which finishes records individually with `individual_commit`,
         or may get key ranges of partitions with `key_ranges`. `listener` gets their changes.
 
+        With `key_ranges`, each transaction of a `producer` commits the positions after all records
+        that `poll` returned until then. After an abort `poll` returns these records again.
+
         Raises the coordinator's refusal, such as GROUP_ID_NOT_FOUND or INVALID_GROUP_ID for a group
         of another type, and UNSUPPORTED_VERSION if it does not offer individual commits or key
-        ranges. Raises `ValueError` for both.
+        ranges. Raises `ValueError` for both, and for a `producer` without key ranges.
         """
+        if producer is not None and not key_ranges:
+            raise ValueError("a producer commits positions of members with key_ranges alone")
         if key_ranges and individual_commit is not None:
             raise ValueError("a member has key_ranges or individual_commit: choose one")
         membership = ConsumerMembership(cluster, group, topics, shares=key_ranges)
@@ -262,6 +275,7 @@ class GroupConsumer:
                 isolation=isolation,
                 starts=lambda partitions: first_starts(cluster, group, partitions, reset),
                 listener=listener,
+                transactional=producer is not None,
             )
         if individual_commit is not None:
             node = await cluster.coordinator(group)
@@ -281,6 +295,7 @@ class GroupConsumer:
             isolation=isolation,
             individual_commit=individual_commit,
             shared=shared,
+            producer=producer,
         )
 
     async def __aenter__(self) -> GroupConsumer:
@@ -331,6 +346,8 @@ class GroupConsumer:
     async def tend(self) -> None:
         """Do what `poll` does besides fetching: give up and take over partitions, and commit if
         that is due. Call it at intervals while no new records are wanted."""
+        if self._producer is not None:
+            self._producer.check_not_ending()
         self.membership.check()
         await self._reconcile()
         if self._individual is not None:
@@ -430,6 +447,23 @@ class GroupConsumer:
         if where in positions:
             positions[where] = min(positions[where], offset)
 
+    def positions_to_commit(self) -> dict[TopicPartition, tuple[Piece, ...]]:
+        """Return the key ranges and positions that a transaction of the producer commits. Raises
+        `KafkaError` TRANSACTION_ABORTABLE if records that `poll` returned were revoked since."""
+        assert self._shared is not None
+        return self._shared.to_commit_in_transaction()
+
+    def positions_committed(self, pieces: Mapping[TopicPartition, Sequence[Piece]]) -> None:
+        """Note what a transaction has committed."""
+        assert self._shared is not None
+        for where, some in pieces.items():
+            self._shared.positions.committed(where, some)
+
+    def transaction_aborted(self) -> None:
+        """Read again what no transaction has committed."""
+        assert self._shared is not None
+        self._shared.rewind()
+
     async def commit(self) -> None:
         """Commit the positions after all records that `poll` returned; with individual commits,
         what is finished. Raises `KafkaError`.
@@ -437,6 +471,8 @@ class GroupConsumer:
         FENCED_MEMBER_EPOCH means that the coordinator removed the member. Other members then own
         its partitions and start at the last commit. `poll` continues with the next assignment.
         """
+        if self._producer is not None:
+            raise ValueError("transactions commit the positions: call the producer's commit")
         if self._individual is not None:
             await self._commit_finished(None)
             return
@@ -561,9 +597,11 @@ class GroupConsumer:
         return commits, any(len(c.ranges) >= self._ranges_max for c in commits.values())
 
     async def close(self) -> None:
-        """Commit, leave the group, and give up its partitions."""
+        """Commit, unless transactions do, leave the group, and give up its partitions."""
         try:
-            if self.membership.member_epoch > 0 and not self.membership.lost:
+            if self._producer is not None:
+                self._producer.forget_positions_of(self)
+            elif self.membership.member_epoch > 0 and not self.membership.lost:
                 await self.commit()
         finally:
             await self.membership.leave()

@@ -65,6 +65,8 @@ class RangePositions:
     def __init__(self) -> None:
         self._pieces: dict[TopicPartition, tuple[Piece, ...]] = {}
         self._committed: dict[TopicPartition, tuple[Piece, ...]] = {}
+        #: Where the ranges continue after an aborted transaction.
+        self._restart: dict[TopicPartition, tuple[Piece, ...]] = {}
         #: Partitions with records since the last commit.
         self._delivered: set[TopicPartition] = set()
         self._turns: dict[TopicPartition, int] = {}
@@ -88,12 +90,13 @@ class RangePositions:
     def clear(self) -> None:
         self._pieces.clear()
         self._committed.clear()
+        self._restart.clear()
         self._delivered.clear()
         self._turns.clear()
 
     def keep(self, wanted: Mapping[TopicPartition, Iterable[Range]]) -> None:
         """Forget all other ranges."""
-        for side in (self._pieces, self._committed):
+        for side in (self._pieces, self._restart, self._committed):
             for where in list(side):
                 ranges = list(wanted.get(where, ()))
                 kept = [
@@ -112,7 +115,7 @@ class RangePositions:
     def start(self, where: TopicPartition, pieces: Iterable[Piece], *, committed: bool) -> None:
         """Add ranges at their positions, which are `committed` or not."""
         added = list(pieces)
-        for side in (self._pieces, self._committed)[: 1 + committed]:
+        for side in (self._pieces, self._restart, self._committed)[: 2 + committed]:
             side[where] = key_range_map.joined([*side.get(where, ()), *added])
 
     # Reading.
@@ -152,7 +155,8 @@ class RangePositions:
         pieces = self._pieces[where]
         if len(pieces) == 1 or not key_range_map.tiles(pieces):
             return False
-        self._pieces[where] = ((*WHOLE[0], min(at for _, _, at in pieces)),)
+        for side in (self._pieces, self._restart):
+            side[where] = ((*WHOLE[0], min(at for _, _, at in side[where])),)
         return True
 
     def rewind(self, where: TopicPartition, offset: int) -> None:
@@ -166,7 +170,26 @@ class RangePositions:
         if back:
             self._pieces[where] = key_range_map.joined(back)
 
+    def rewind_all(self) -> None:
+        """Read again what is not committed."""
+        for where, pieces in self._pieces.items():
+            self._pieces[where] = key_range_map.joined(
+                piece
+                for first, last, _ in pieces
+                for piece in key_range_map.within(self._restart[where], first, last)
+            )
+        self._delivered.clear()
+
     # Committing.
+
+    def has_unfinished(self, where: TopicPartition, ranges: Iterable[Range]) -> bool:
+        """Whether the application may have got records of these ranges that are not committed."""
+        done = self._committed.get(where, ())
+        return where in self._delivered and any(
+            key_range_map.joined(key_range_map.within(self._pieces.get(where, ()), first, last))
+            != key_range_map.joined(key_range_map.within(done, first, last))
+            for first, last in ranges
+        )
 
     def to_commit(self, *, passed: bool = False) -> dict[TopicPartition, tuple[Piece, ...]]:
         """Return the pieces whose positions are not committed.
@@ -199,11 +222,13 @@ class RangePositions:
             return
         added = list(pieces)
         ranges = [(a, b) for a, b, _ in added]
-        before = self._committed.get(where, ())
-        rest = [
-            piece
-            for first, last in key_range_map.minus([(a, b) for a, b, _ in before], ranges)
-            for piece in key_range_map.within(before, first, last)
-        ]
-        self._committed[where] = key_range_map.joined([*rest, *added])
-        self._delivered.discard(where)
+        for side in (self._committed, self._restart):
+            before = side.get(where, ())
+            rest = [
+                piece
+                for first, last in key_range_map.minus([(a, b) for a, b, _ in before], ranges)
+                for piece in key_range_map.within(before, first, last)
+            ]
+            side[where] = key_range_map.joined([*rest, *added])
+        if all(self._is_committed(where, piece) for piece in self._pieces[where]):
+            self._delivered.discard(where)

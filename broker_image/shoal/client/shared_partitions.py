@@ -87,14 +87,20 @@ class SharedPartitions:
         isolation: Isolation,
         starts: Callable[[Sequence[TopicPartition]], Awaitable[Mapping[TopicPartition, int]]],
         listener: KeyRangeListener | None = None,
+        transactional: bool = False,
     ) -> None:
-        """`starts` returns where partitions without a valid committed offset begin."""
+        """`starts` returns where partitions without a valid committed offset begin. With
+        `transactional`, the transactions of a producer commit what the application has got."""
         self.cluster = cluster
         self.positions = RangePositions()
         self._member = member
         self._isolation = isolation
         self._starts = starts
         self._listener = listener or KeyRangeListener()
+        self._transactional = transactional
+        #: The partition of which the application got records that this member has lost since, so
+        #: that their transaction must abort.
+        self._lost: TopicPartition | None = None
         self._fetcher = Fetcher(cluster)
         self._passed_due_s = 0.0
         #: Fetches in a row that returned nothing.
@@ -112,6 +118,7 @@ class SharedPartitions:
         revoked = _difference(owned, wanted)
         if revoked and self._member.member_epoch > 0:
             await self._listener.revoked(_as_key_ranges(revoked))
+            self._note_lost(revoked)
             try:
                 await self.commit()
             except ClientError as error:
@@ -127,9 +134,15 @@ class SharedPartitions:
     async def lose(self) -> None:
         """Forget everything: this member was fenced."""
         lost = self.positions.owned
+        self._note_lost(lost)
         self.positions.clear()
         if lost:
             await self._listener.lost(_as_key_ranges(lost))
+
+    def _note_lost(self, ranges: Mapping[TopicPartition, Sequence[Range]]) -> None:
+        for where, some in ranges.items() if self._transactional else ():
+            if self.positions.has_unfinished(where, some):
+                self._lost = where
 
     async def _named(
         self, whole: Assignment, shared: Mapping[tuple[UUID, int], KeyRanges]
@@ -280,13 +293,31 @@ class SharedPartitions:
 
     # Committing.
 
+    def to_commit_in_transaction(self) -> dict[TopicPartition, tuple[Piece, ...]]:
+        """Return what a transaction commits. Raises TRANSACTION_ABORTABLE if other members may have
+        records that the application got."""
+        if self._lost is not None or self._member.lost:
+            where = "its partitions" if self._lost is None else str(self._lost)
+            raise KafkaError(
+                ErrorCode.transaction_abortable,
+                f"this member no longer has all records of {where} that it read",
+            )
+        return self.positions.to_commit()
+
+    def rewind(self) -> None:
+        """Read again what no transaction has committed."""
+        self._lost = None
+        self.positions.rewind_all()
+
     async def commit(self) -> None:
-        """Commit the positions that moved. Raises `KafkaError`."""
+        """Commit the positions that moved; with `transactional`, those that moved over records of
+        other members alone. Raises `KafkaError`."""
+        passed = self._transactional
         backoff = self.cluster.backoff()
         last_s = self.cluster.now() + STALE_COMMIT_MS / 1000
         while True:
             try:
-                await self.cluster.retrying(self._commit_once)
+                await self.cluster.retrying(lambda: self._commit_once(passed=passed))
             except KafkaError as error:
                 # The member got more of a partition: the heartbeat with its epoch is on its way.
                 if error.code != ErrorCode.stale_member_epoch or self.cluster.now() > last_s:

@@ -34,16 +34,19 @@ from shoal.client.errors import (
 from shoal.client.groups import CommittedOffset
 from shoal.client.producer import Produced, Producer
 from shoal.client.progress import Commit
+from shoal.client.range_positions import commit_fields
+from shoal.client.shared_partitions import STALE_COMMIT_MS
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
-from shoal.protocol.features import INDIVIDUAL_COMMIT_FEATURE
+from shoal.protocol.features import GROUP_KEY_RANGES_FEATURE, INDIVIDUAL_COMMIT_FEATURE
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import AsyncIterator, Iterable, Mapping
+    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
     from shoal.client.connection import Connection
     from shoal.client.consumer import ConsumedRecord, GroupConsumer
+    from shoal.client.range_positions import Piece
 
 #: Milliseconds after which the coordinator aborts a transaction: Kafka's transaction.timeout.ms.
 TIMEOUT_MS = 60_000
@@ -56,6 +59,13 @@ _INIT_PRODUCER_ID, _TXN_OFFSET_COMMIT, _END_TXN = 5, 5, 5
 #: Requests to coordinators do not wait behind a member's heartbeats.
 _LANE = "transaction"
 
+#: What a coordinator that lacks a feature does not offer, and the remedy.
+_FEATURES = {
+    INDIVIDUAL_COMMIT_FEATURE: "individual commits; upgrade it, or set "
+    "shoal.group.consumer.individual.commit.enable=true on it",
+    GROUP_KEY_RANGES_FEATURE: "key ranges; upgrade it, or set "
+    "shoal.group.consumer.key.ranges.enable=true on it",
+}
 _ABORTABLE = ErrorCode.transaction_abortable
 _FENCED = frozenset({ErrorCode.producer_fenced, ErrorCode.invalid_producer_epoch})
 _RECOVERABLE = frozenset(
@@ -119,6 +129,8 @@ class TransactionalProducer(Producer):
         self._begun = False
         #: What members finish when the transaction commits.
         self._finishing: list[tuple[GroupConsumer, Mapping[TopicPartition, Commit]]] = []
+        #: Members whose positions each transaction commits, with those of the open transaction.
+        self._members: dict[GroupConsumer, Mapping[TopicPartition, Sequence[Piece]]] = {}
 
     @classmethod
     async def start(
@@ -225,6 +237,30 @@ class TransactionalProducer(Producer):
         await self._send_offsets(group, offsets, commits)
         self._finishing.append((consumer, commits))
 
+    def commits_positions_of(self, consumer: GroupConsumer) -> None:
+        """Commit the positions of a member with each transaction: see `GroupConsumer.join`."""
+        self._members[consumer] = {}
+
+    def forget_positions_of(self, consumer: GroupConsumer) -> None:
+        """Leave out a member that leaves the group. A transaction with records that it has read
+        must abort."""
+        self._members.pop(consumer, None)
+        if self._state is not State.OPEN:
+            return
+        try:
+            unfinished = bool(consumer.positions_to_commit())
+        except KafkaError as error:
+            self._failed(TransactionAbortable(error))
+            return
+        if unfinished:
+            left = KafkaError(_ABORTABLE, "the member that has read its records was closed")
+            self._failed(TransactionAbortable(left))
+
+    def check_not_ending(self) -> None:
+        """Raise `ValueError` while the result of a transaction is unknown."""
+        if self._state in (State.COMMITTING, State.ABORTING):
+            self._check(State.READY, "poll")
+
     async def commit(self) -> None:
         """Store all records, then commit the transaction. Raises `TransactionError`.
 
@@ -232,6 +268,8 @@ class TransactionalProducer(Producer):
         """
         if self._state is not State.COMMITTING:
             self._check_open()
+            for consumer in self._members:
+                await self._send_positions(consumer)
             await self.flush()
             self._check_open()
             self._state = State.COMMITTING
@@ -239,6 +277,9 @@ class TransactionalProducer(Producer):
         for consumer, commits in self._finishing:
             consumer.committed_in_transaction(commits)
         self._finishing.clear()
+        for consumer, pieces in self._members.items():
+            consumer.positions_committed(pieces)
+            self._members[consumer] = {}
 
     async def abort(self) -> None:
         """Abort the transaction, with the records that wait. Raises `TransactionError` if the
@@ -251,6 +292,9 @@ class TransactionalProducer(Producer):
                 aborted = KafkaError(_ABORTABLE, "the transaction was aborted")
                 self._error = TransactionAbortable(aborted)
         self._finishing.clear()
+        for consumer in self._members:
+            self._members[consumer] = {}
+            consumer.transaction_aborted()
         await self.flush()
         if self._error is not None and self._state is State.ENDED:
             raise self._error
@@ -377,19 +421,57 @@ class TransactionalProducer(Producer):
     ) -> None:
         """Send TxnOffsetCommit; in the partitions of `commits` with finished offsets."""
         self._check_open()
+        fields = {where: commit.fields() for where, commit in commits.items()}
+        feature = INDIVIDUAL_COMMIT_FEATURE if commits else None
+        try:
+            await self._request_offsets(group, offsets, fields, feature)
+        except ClientError as error:
+            raise self._failed(_classified(error) or TransactionAbortable(error)) from error
+
+    async def _send_positions(self, consumer: GroupConsumer) -> None:
+        """Send TxnOffsetCommit with the positions of a member that moved."""
+        member, backoff = consumer.membership, self.cluster.backoff()
+        last_s = self.cluster.now() + STALE_COMMIT_MS / 1000
+        try:
+            while pieces := consumer.positions_to_commit():
+                group = GroupMetadata(member.group, member.member_id, member.member_epoch)
+                offsets = {w: CommittedOffset(min(p[2] for p in s)) for w, s in pieces.items()}
+                fields = {where: commit_fields(some) for where, some in pieces.items()}
+                feature = GROUP_KEY_RANGES_FEATURE if any(fields.values()) else None
+                try:
+                    await self._request_offsets(group, offsets, fields, feature)
+                except KafkaError as error:
+                    # The member got more of a partition: its new epoch is on its way.
+                    if error.code != ErrorCode.stale_member_epoch or self.cluster.now() > last_s:
+                        raise
+                else:
+                    self._members[consumer] = pieces
+                    return
+                member.hurry()
+                await backoff.pause()
+        except ClientError as error:
+            raise self._failed(_classified(error) or TransactionAbortable(error)) from error
+
+    async def _request_offsets(
+        self,
+        group: GroupMetadata,
+        offsets: Mapping[TopicPartition, CommittedOffset],
+        fields: Mapping[TopicPartition, Mapping[str, Any]],
+        feature: str | None,
+    ) -> None:
+        """Send TxnOffsetCommit, to a coordinator that offers `feature`."""
         self._begun = True
-        body = {**self._fields(), **_offsets_body(group, offsets, commits)}
+        body = {**self._fields(), **_offsets_body(group, offsets, fields)}
 
         async def attempt() -> None:
             node = await self.cluster.coordinator(group.group)
             try:
                 link = await self.cluster.connection(node, _LANE)
-                if commits and INDIVIDUAL_COMMIT_FEATURE not in link.features:
+                if feature is not None and feature not in link.features:
                     raise KafkaError(
                         _ABORTABLE,
                         f"broker {node}, the coordinator of group {group.group!r}, does not offer "
-                        "individual commits; upgrade it, or set "
-                        "shoal.group.consumer.individual.commit.enable=true on it",
+                        f"{_FEATURES[feature]}",
                     )
                 version = link.version(ApiKey.TXN_OFFSET_COMMIT, _TXN_OFFSET_COMMIT)
                 answer = await link.request(ApiKey.TXN_OFFSET_COMMIT, body, version=version)
@@ -406,16 +488,13 @@ class TransactionalProducer(Producer):
                         self.cluster.forget_coordinator(group.group)
                     raise error
 
-        try:
-            await self.cluster.retrying(attempt, pause_ms=_PAUSE_MS)
-        except ClientError as error:
-            raise self._failed(_classified(error) or TransactionAbortable(error)) from error
+        await self.cluster.retrying(attempt, pause_ms=_PAUSE_MS)
 
 
 def _offsets_body(
     group: GroupMetadata,
     offsets: Mapping[TopicPartition, CommittedOffset],
-    commits: Mapping[TopicPartition, Commit],
+    fields: Mapping[TopicPartition, Mapping[str, Any]],
 ) -> dict[str, Any]:
     return {
         "group_id": group.group,
@@ -430,7 +509,7 @@ def _offsets_body(
                     "committed_offset": offset.offset,
                     "committed_leader_epoch": offset.leader_epoch,
                     "committed_metadata": offset.metadata,
-                    **(commits[where].fields() if where in commits else {}),
+                    **fields.get(where, {}),
                 },
             )
             for where, offset in offsets.items()

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
+from itertools import starmap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.protocol.codec import KEY_HASH_MAX
@@ -28,7 +29,7 @@ from shoal.record import key_range_map
 from shoal.record.finished_offsets import EMPTY, FinishedOffsets
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from shoal.coordinator.group.settings import GroupSettings
 
@@ -189,20 +190,26 @@ def advanced(
     Raises `ApiError` if too many ranges would be left above the stable offset. A commit that leaves
     no more than before is accepted, in case the limit was lowered.
     """
+    after = _sum(current, commit, now_ms)
+    count = after.finished.count
+    limit = settings.shoal_group_consumer_individual_commit_max_ranges
+    if count > max(limit, 0 if current is None else current.finished.count):
+        raise ApiError(
+            ErrorCode.invalid_commit_offset_size,
+            f"The partition would have {count} ranges of finished offsets above its "
+            f"stable offset {after.stable_offset}; {MAX_RANGES} is {limit}. Finish the record at "
+            "that offset first.",
+        )
+    return after
+
+
+def _sum(current: Progress | None, commit: Commit, now_ms: int) -> Progress:
     if current is None:
         current = Progress(commit.position)
     at_least = max(current.stable_offset, commit.position)
     finished = current.finished.merged(list(commit.finished.ranges()))
     stable_offset = finished.first_missing(at_least)
     finished = finished.above(stable_offset)
-    limit = settings.shoal_group_consumer_individual_commit_max_ranges
-    if finished.count > max(limit, current.finished.count):
-        raise ApiError(
-            ErrorCode.invalid_commit_offset_size,
-            f"The partition would have {finished.count} ranges of finished offsets above its "
-            f"stable offset {stable_offset}; {MAX_RANGES} is {limit}. Finish the record at that "
-            "offset first.",
-        )
     gap_timestamp_ms = -1
     if finished.count:
         same = stable_offset == current.stable_offset and current.finished.count
@@ -244,6 +251,41 @@ def _advanced(old: Progress, commit: Commit, now_ms: int, settings: GroupSetting
     return advanced(None if old.stable_offset < 0 else old, commit, now_ms, settings)
 
 
+def added(
+    current: Pieces | None, commits: Iterable[tuple[int, int, Commit]], now_ms: int
+) -> Pieces:
+    """Return the pieces after commits that were checked before, so no limit applies."""
+    pieces = whole(Progress(-1)) if current is None else current
+    for first, last, commit in commits:
+        pieces = key_range_map.changed(
+            pieces, first, last, partial(_added, commit=commit, now_ms=now_ms)
+        )
+    return pieces
+
+
+def _added(old: Progress, commit: Commit, now_ms: int) -> Progress:
+    return _sum(None if old.stable_offset < 0 else old, commit, now_ms)
+
+
+def as_commits(pieces: Pieces) -> list[tuple[int, int, Commit]]:
+    """Return the commits of the pieces that have a position."""
+    return [
+        (first, last, Commit(progress.stable_offset, progress.finished))
+        for first, last, progress in pieces
+        if progress.stable_offset >= 0
+    ]
+
+
+def records_ahead(before: Pieces, after: Pieces) -> int:
+    """About the number of records between two states, if the keys are even over the hashes."""
+    ahead = 0
+    for first, last, later in after:
+        for low, high, earlier in key_range_map.within(before, first, last):
+            if 0 <= earlier.stable_offset < later.stable_offset:
+                ahead += (later.stable_offset - earlier.stable_offset) * (high - low + 1)
+    return ahead // (KEY_HASH_MAX + 1)
+
+
 def finished_above_stable(pieces: Pieces) -> int:
     """About the number of records above the stable offset that are below the positions of their key
     ranges, if the keys are even over the hashes."""
@@ -260,18 +302,45 @@ def finished_ranges(pieces: Pieces) -> int:
 def on_wire(pieces: Pieces) -> tuple[Mapping[str, Any], ...]:
     """Return the key ranges of a record or of OffsetFetch; () if the partition has one position and
     nothing is finished above it, so that the bytes equal Kafka's."""
-    if len(pieces) == 1 and not pieces[0][2].finished.count:
-        return ()
-    return tuple(
-        {
-            "first_hash": first,
-            "last_hash": last,
-            "position": progress.stable_offset,
-            "finished": progress.finished.encode(),
-            "gap_timestamp": progress.gap_timestamp_ms,
-        }
-        for first, last, progress in pieces
-    )
+    return () if is_plain(pieces) else tuple(starmap(_stored, pieces))
+
+
+def is_plain(pieces: Pieces) -> bool:
+    """Whether the pieces have one position, and nothing above it is finished."""
+    return len(pieces) == 1 and not pieces[0][2].finished.count
+
+
+def added_on_wire(pieces: Pieces) -> tuple[Mapping[str, Any], ...]:
+    """Return the key ranges in the record of a transaction: pieces that have a position."""
+    return tuple(_stored(*piece) for piece in pieces if piece[2].stable_offset >= 0)
+
+
+def added_in(key_ranges: Sequence[Mapping[str, Any]]) -> Pieces:
+    """Return the pieces in the record of a transaction, which tile the hashes."""
+    pieces = whole(Progress(-1))
+    for first, last, progress in map(_piece, key_ranges):
+        pieces = key_range_map.changed(pieces, first, last, partial(_replaced, progress))
+    return pieces
+
+
+def _replaced(progress: Progress, _old: Progress) -> Progress:
+    return progress
+
+
+def _stored(first: int, last: int, progress: Progress) -> Mapping[str, Any]:
+    return {
+        "first_hash": first,
+        "last_hash": last,
+        "position": progress.stable_offset,
+        "finished": progress.finished.encode(),
+        "gap_timestamp": progress.gap_timestamp_ms,
+    }
+
+
+def _piece(stored: Mapping[str, Any]) -> tuple[int, int, Progress]:
+    finished = FinishedOffsets.decode(stored["finished"])
+    progress = Progress(stored["position"], finished, stored["gap_timestamp"])
+    return stored["first_hash"], stored["last_hash"], progress
 
 
 def from_record(offset: int, key_ranges: Sequence[Mapping[str, Any]]) -> Pieces:
@@ -280,18 +349,7 @@ def from_record(offset: int, key_ranges: Sequence[Mapping[str, Any]]) -> Pieces:
     Key ranges that do not fit the offset, as another version may write them, are ignored: what they
     have above the offset is delivered again.
     """
-    pieces = tuple(
-        (
-            stored["first_hash"],
-            stored["last_hash"],
-            Progress(
-                stored["position"],
-                FinishedOffsets.decode(stored["finished"]),
-                stored["gap_timestamp"],
-            ),
-        )
-        for stored in key_ranges
-    )
+    pieces = tuple(map(_piece, key_ranges))
     if key_range_map.tiles(pieces) and stable_offset(pieces) == offset:
         return pieces
     return whole(Progress(offset))

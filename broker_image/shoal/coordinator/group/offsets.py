@@ -11,7 +11,8 @@ created again, the old offset is ignored (KIP-848).
 A member of a consumer group may also commit finished offsets above its position
 (`individual_commit`). Such a commit adds to the state of the partition, so its record has all of
 that state. While the partition has a pending offset of another transaction, it is refused: one of
-the two records would hide what the other one added.
+the two records would hide what the other one added. Key ranges of a partition that transactions
+commit are in records of their own, and only wait for the same key ranges (`pending_ranges`).
 """
 
 from __future__ import annotations
@@ -26,13 +27,20 @@ from shoal.coordinator.contract import (
     Result,
     Token,
 )
-from shoal.coordinator.group import individual_commit
+from shoal.coordinator.group import individual_commit, pending_ranges
 from shoal.coordinator.group.classic import ClassicGroup
+from shoal.coordinator.group.commit_draft import CommitDraft
+from shoal.coordinator.group.committed_offset import (
+    Offset,
+    of_another_topic,
+    settled,
+    with_key_ranges,
+)
 from shoal.coordinator.group.consumer_group import ConsumerGroup
 from shoal.coordinator.group.groups import GroupType
-from shoal.coordinator.group.individual_commit import KeyRange, Pieces, Progress
 from shoal.coordinator.group.key_slots import touched
-from shoal.coordinator.group.records import RecordType, record, tombstone
+from shoal.coordinator.group.pending_ranges import Added, PendingRanges, Place
+from shoal.coordinator.group.records import THIS_RECORD, RecordType, tombstone
 from shoal.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
@@ -40,51 +48,18 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from shoal.coordinator.deadlines import Key
-    from shoal.coordinator.group.groups import CommitCheck, Context, Group
-    from shoal.record.finished_offsets import FinishedOffsets
+    from shoal.coordinator.group.consumer_group import Member
+    from shoal.coordinator.group.groups import Context, Group
+    from shoal.coordinator.group.individual_commit import KeyRange, Pieces
 
 #: About the most tombstones that one step of expiry writes, and the pause before the next step.
 EXPIRY_RECORDS_MAX = 1_000
 EXPIRY_PAUSE_MS = 10
 _EXPIRY: Key = ("offsets", "expiry")
-#: The most bytes of finished offsets that the records of one request have together, so that they
-#: fit into one batch.
-_FINISHED_BYTES_MAX = 512 << 10
-
-
-class Offset(NamedTuple):
-    """A committed offset. `record_offset` is the offset of its record in the log."""
-
-    offset: int
-    leader_epoch: int
-    metadata: str
-    commit_timestamp_ms: int
-    expire_timestamp_ms: int
-    topic_id: UUID | None
-    record_offset: int
-    #: Positions of key ranges and finished offsets above them. Without any, all records below
-    #: `offset` are finished, and no others.
-    pieces: Pieces = ()
-
-    @property
-    def progress(self) -> Pieces:
-        return self.pieces or individual_commit.whole(Progress(self.offset))
-
-    @property
-    def finished(self) -> FinishedOffsets:
-        """Finished offsets above the position of the first key range."""
-        return self.progress[0][2].finished
-
-    @property
-    def finished_count(self) -> int:
-        """Number of finished offsets above the positions of all key ranges."""
-        return sum(len(progress.finished) for _, _, progress in self.pieces)
-
-    @property
-    def gap_timestamp_ms(self) -> int:
-        """When the oldest gap below finished offsets appeared; -1 without a gap."""
-        ages = [p.gap_timestamp_ms for _, _, p in self.pieces if p.finished.count]
-        return min(ages, default=-1)
+#: Due at once when a transaction with key ranges has committed.
+_SETTLE: Key = ("offsets", "settle")
+#: About the most bytes of records that one step settles, so that they fit into one batch.
+_SETTLE_BYTES_MAX = 256 << 10
 
 
 class PartitionCommit(NamedTuple):
@@ -124,53 +99,6 @@ class CommitRequest(NamedTuple):
         return any(p.key_ranges for topic in self.topics for p in topic.partitions)
 
 
-class _CommitDraft:
-    """The records of a commit that is being decided."""
-
-    def __init__(
-        self, request: CommitRequest, check: CommitCheck | None, now_ms: int, expire_ms: int
-    ) -> None:
-        self.request, self.check, self.now_ms, self.expire_ms = request, check, now_ms, expire_ms
-        self.records: list[Record] = []
-        self._finished_bytes = 0
-
-    def add(
-        self,
-        topic: TopicCommit,
-        p: PartitionCommit,
-        offset: int,
-        key_ranges: Sequence[Mapping[str, Any]] = (),
-    ) -> None:
-        """Add the record of one partition."""
-        value = {
-            "offset": offset,
-            "leader_epoch": p.leader_epoch,
-            "metadata": p.metadata or "",
-            "commit_timestamp": self.now_ms,
-            "expire_timestamp": self.expire_ms,
-            "topic_id": topic.topic_id,
-            "key_ranges": key_ranges,
-        }
-        # Only version 1 has an expiry of its own, for clients before KIP-211.
-        version = None if self.expire_ms < 0 else 1
-        key = {"group": self.request.group_id, "topic": topic.name, "partition": p.partition}
-        self.records.append(record(RecordType.OFFSET_COMMIT, key, value, version))
-
-    def add_pieces(self, topic: TopicCommit, p: PartitionCommit, pieces: Pieces) -> None:
-        """Add the record of an individual commit. Raises `ApiError` if the finished offsets do not
-        fit into the batch."""
-        key_ranges = individual_commit.on_wire(pieces)
-        added = sum(len(stored["finished"]) for stored in key_ranges)
-        if self._finished_bytes and self._finished_bytes + added > _FINISHED_BYTES_MAX:
-            raise ApiError(
-                ErrorCode.invalid_commit_offset_size,
-                f"The partitions of the request have more than {_FINISHED_BYTES_MAX} bytes of "
-                f"finished offsets. Commit {topic.name}-{p.partition} in another request.",
-            )
-        self._finished_bytes += added
-        self.add(topic, p, individual_commit.stable_offset(pieces), key_ranges)
-
-
 class TopicQuery(NamedTuple):
     name: str
     topic_id: UUID | None
@@ -193,6 +121,8 @@ class Offsets:
         self._pending: dict[int, dict[str, ByTopic]] = {}
         #: Group -> the producers with pending offsets in it.
         self._open: dict[str, dict[int, None]] = {}
+        self.pending_ranges = PendingRanges()
+        self._is_loaded = False
         self._to_expire: list[str] = []
         #: Offsets committed, expired and deleted since the shard was loaded, for metrics.
         self.commits = self.expirations = self.deletions = 0
@@ -200,16 +130,19 @@ class Offsets:
         self.repeated_commits = 0
         #: About the records that members without key ranges have read again, for metrics.
         self.redone_records = 0
+        #: About the records that aborted transactions had finished by key ranges, for metrics.
+        self.aborted_records = 0
         self.replays = {
             RecordType.OFFSET_COMMIT: self._replay,
             RecordType.LEGACY_OFFSET_COMMIT: self._replay,
+            RecordType.KEY_RANGES_IN_TRANSACTION: self.pending_ranges.replay,
         }
 
     def __len__(self) -> int:
         return sum(len(p) for topics in self._committed.values() for p in topics.values())
 
     def hard_state(self) -> Any:
-        return (self._committed, self._pending)
+        return (self._committed, self._pending, self.pending_ranges.hard_state())
 
     # Decisions.
 
@@ -232,7 +165,7 @@ class Offsets:
         expire_ms = -1
         if request.retention_time_ms >= 0 and not request.transactional:
             expire_ms = now_ms + request.retention_time_ms
-        draft = _CommitDraft(request, check, now_ms, expire_ms)
+        draft = CommitDraft(request, check, now_ms, expire_ms)
         topics = []
         for topic in request.topics:
             answers = [self._commit_partition(draft, topic, p) for p in topic.partitions]
@@ -241,7 +174,7 @@ class Offsets:
         return Result(draft.records, (Reply(token, {"topics": topics}),), producer=request.producer)
 
     def _commit_partition(
-        self, draft: _CommitDraft, topic: TopicCommit, p: PartitionCommit
+        self, draft: CommitDraft, topic: TopicCommit, p: PartitionCommit
     ) -> dict[str, Any]:
         """Add the record of one partition to the draft. Returns its result of the response."""
         error = ErrorCode.none
@@ -281,7 +214,7 @@ class Offsets:
         return ErrorCode.none
 
     def _commit_key_ranges(
-        self, draft: _CommitDraft, topic: TopicCommit, p: PartitionCommit, error: ErrorCode
+        self, draft: CommitDraft, topic: TopicCommit, p: PartitionCommit, error: ErrorCode
     ) -> dict[str, Any]:
         """Commit one partition individually, unless there is an `error`. Returns its result."""
         stable_offset, message = -1, None
@@ -324,7 +257,7 @@ class Offsets:
         individual_commit.check_size([p.key_ranges for p in individual], self._context.settings)
 
     def _commit_individually(
-        self, draft: _CommitDraft, topic: TopicCommit, p: PartitionCommit
+        self, draft: CommitDraft, topic: TopicCommit, p: PartitionCommit
     ) -> int:
         """Add the record of an individual commit, unless it changes nothing. Returns the stable
         offset. Raises `ApiError`."""
@@ -332,30 +265,84 @@ class Offsets:
         commits = individual_commit.checked(p.key_ranges, settings)
         if not individual_commit.is_whole(p.key_ranges):
             self._check_owner(draft.request, topic, p)
-        group_id, producer = draft.request.group_id, draft.request.producer
-        current = self.get(group_id, topic.name, p.partition)
-        for producer_id in self._open.get(group_id, ()):
-            pending = self._pending[producer_id].get(group_id, {}).get(topic.name, {})
-            if p.partition not in pending:
-                continue
-            if producer is None or producer_id != producer.producer_id:
-                raise ApiError(
-                    ErrorCode.concurrent_transactions,
-                    f"Partition {topic.name}-{p.partition} has an offset in the open transaction "
-                    f"of producer {producer_id}. Repeat the commit once that transaction ends.",
-                )
-            own = pending[p.partition]
-            if current is None or own.record_offset > current.record_offset:
-                current = own
-        if current is not None and _of_another_topic(current, topic.topic_id):
+        place = Place(draft.request.group_id, topic.name, p.partition)
+        producer = draft.request.producer
+        self._check_not_pending(draft.request, place, commits)
+        current, own = self._current(place, producer)
+        if current is not None and of_another_topic(current, topic.topic_id):
             current = None
-        before = None if current is None else current.progress
+        committed = before = None if current is None else current.progress
+        added = self.pending_ranges.open_at(place)
+        mine = None if producer is None else added.get(producer.producer_id)
+        if mine is not None and current is not None:
+            mine = mine if mine.record_offset > current.replaced_offset else None
+        if mine is not None:
+            mine_before = individual_commit.as_commits(mine.pieces)
+            before = individual_commit.added(committed, mine_before, draft.now_ms)
         after = individual_commit.committed(before, commits, draft.now_ms, settings)
         if after == before:
             self.repeated_commits += 1
-        else:
+        elif producer is None:
+            replaced_at = THIS_RECORD
+            if added:
+                replaced_at = -1 if current is None else current.replaced_offset
+            draft.add_pieces(topic, p, after, replaced_at)
+        elif own or individual_commit.is_whole(p.key_ranges):
             draft.add_pieces(topic, p, after)
+        else:
+            pieces = None if mine is None else mine.pieces
+            draft.add_in_transaction(
+                topic, p, individual_commit.added(pieces, commits, draft.now_ms)
+            )
         return individual_commit.stable_offset(after)
+
+    def _current(
+        self, place: Place, producer: ProducerIdAndEpoch | None
+    ) -> tuple[Offset | None, bool]:
+        """Return the committed offset, or the newer one that the producer has pending, and whether
+        it is that one."""
+        current = self.get(*place)
+        if producer is None:
+            return current, False
+        pending = self._pending.get(producer.producer_id, {}).get(place.group_id, {})
+        own = pending.get(place.topic, {}).get(place.partition)
+        if own is None or (current is not None and own.record_offset <= current.record_offset):
+            return current, False
+        return own, True
+
+    def _check_not_pending(
+        self, request: CommitRequest, place: Place, commits: Sequence[tuple[int, int, Any]]
+    ) -> None:
+        """Raise CONCURRENT_TRANSACTIONS if another transaction has committed these key ranges, and
+        is not over."""
+        mine = -1 if request.producer is None else request.producer.producer_id
+        ranges = [(first, last) for first, last, _ in commits]
+        others = [
+            producer_id
+            for producer_id in self._open.get(place.group_id, ())
+            if producer_id != mine and self._has_pending(producer_id, place)
+        ]
+        others += [
+            producer_id
+            for producer_id, added in self.pending_ranges.open_at(place).items()
+            if producer_id != mine and added.overlaps(ranges)
+        ]
+        if others:
+            raise ApiError(
+                ErrorCode.concurrent_transactions,
+                f"Partition {place.topic}-{place.partition} has an offset in the open transaction "
+                f"of producer {others[0]}. Repeat the commit once that transaction ends.",
+            )
+        if self.pending_ranges.is_to_settle(place, mine):
+            raise ApiError(
+                ErrorCode.concurrent_transactions,
+                f"The last transaction of producer {mine} is not stored in the offset of "
+                f"{place.topic}-{place.partition} yet. Repeat the commit.",
+            )
+
+    def _has_pending(self, producer_id: int, place: Place) -> bool:
+        topics = self._pending[producer_id].get(place.group_id, {})
+        return place.partition in topics.get(place.topic, {})
 
     def _check_owner(self, request: CommitRequest, topic: TopicCommit, p: PartitionCommit) -> None:
         """Raise STALE_MEMBER_EPOCH unless the member owns the key ranges that it commits."""
@@ -402,16 +389,22 @@ class Offsets:
         group = self._context.groups.get(group_id)
         if group is not None:
             group.check_offset_fetch(member_id, member_epoch)
+        # A member with key ranges asks for those that it owns.
+        member = None
+        if key_ranges_wanted and isinstance(group, ConsumerGroup) and member_id:
+            member = group.members.get(member_id)
         committed = self._committed.get(group_id, {})
         if topics is None:
             topics = [TopicQuery(name, None, tuple(committed[name])) for name in committed]
-        unstable = require_stable and group_id in self._open
+        unstable = require_stable and (
+            group_id in self._open or group_id in self.pending_ranges.groups()
+        )
         answers = []
         for topic in topics:
             offsets = committed.get(topic.name, {})
             partitions = [
                 _unstable(p)
-                if unstable and self._is_pending(group_id, topic.name, p)
+                if unstable and self._is_unstable(Place(group_id, topic.name, p), member)
                 else _fetched(
                     p, offsets.get(p), topic.topic_id, key_ranges_wanted=key_ranges_wanted
                 )
@@ -442,8 +435,10 @@ class Offsets:
                 records += [
                     _offset_tombstone(group_id, name, p)
                     for p in partitions
-                    if self.get(group_id, name, p) or self._is_pending(group_id, name, p)
+                    if self.get(group_id, name, p) or self._is_pending(Place(group_id, name, p))
                 ]
+                for p in partitions:
+                    records += self.pending_ranges.tombstones(Place(group_id, name, p))
             found = [{"partition_index": p, "error_code": error} for p in partitions]
             answers.append({"name": name, "partitions": found})
         response = {"error_code": ErrorCode.none, "topics": answers}
@@ -458,17 +453,35 @@ class Offsets:
             for name, partitions in offsets.items()
             for p in partitions
         }
-        return [_offset_tombstone(group_id, name, p) for name, p in keys]
+        records = [_offset_tombstone(group_id, name, p) for name, p in keys]
+        places = {place: None for place, _, _ in self.pending_ranges.of_group(group_id)}
+        for place in places:
+            records += self.pending_ranges.tombstones(place)
+        return records
 
     def get(self, group_id: str, topic: str, partition: int) -> Offset | None:
         """A committed offset."""
         return self._committed.get(group_id, {}).get(topic, {}).get(partition)
 
-    def _is_pending(self, group_id: str, topic: str, partition: int) -> bool:
+    def _is_pending(self, place: Place) -> bool:
         return any(
-            partition in self._pending[producer_id].get(group_id, {}).get(topic, {})
-            for producer_id in self._open.get(group_id, ())
+            self._has_pending(producer_id, place)
+            for producer_id in self._open.get(place.group_id, ())
         )
+
+    def _is_unstable(self, place: Place, member: Member | None) -> bool:
+        """Whether an open transaction has an offset of the partition. For a `member` that owns a
+        part of it, only its key ranges count."""
+        if self._is_pending(place):
+            return True
+        added = self.pending_ranges.open_at(place).values()
+        topic = self._context.image.topics.get(place.topic)
+        owned = 0
+        if member is not None and topic is not None:
+            owned = member.current.slots_of(topic.topic_id, place.partition)
+        if not owned:
+            return bool(added)
+        return any(touched(first, last) & owned for one in added for first, last in one.ranges)
 
     def _everywhere(self, group_id: str) -> Iterator[ByTopic]:
         yield self._committed.get(group_id, {})
@@ -486,12 +499,40 @@ class Offsets:
     # Time and metadata.
 
     def loaded(self, now_ms: int) -> None:
+        self._is_loaded = True
         self._arm(now_ms + self._context.settings.offsets_retention_check_interval_ms)
 
     def _arm(self, at_ms: int) -> None:
         self._context.deadlines.set(_EXPIRY, at_ms)
 
-    def due(self, _key: Key, now_ms: int) -> Result:
+    def due(self, key: Key, now_ms: int) -> Result:
+        return self._settle() if key == _SETTLE else self._expire(now_ms)
+
+    def _settle(self) -> Result:
+        """Store in the offsets what transactions with key ranges have committed, and remove the
+        records of these transactions.
+
+        A partition waits for a pending offset: the new record would be newer than it.
+        """
+        records: list[Record] = []
+        size = 0
+        ready = [
+            found for found in self.pending_ranges.unsettled() if not self._is_pending(found[0])
+        ]
+        for place, producers in ready:
+            if size > _SETTLE_BYTES_MAX:
+                self._context.deadlines.set(_SETTLE, 0)
+                break
+            before = len(records)
+            offset = self.get(*place)
+            if offset is not None and offset.is_sum:
+                is_open = bool(self.pending_ranges.open_at(place))
+                records.append(settled(place, offset, is_open=is_open))
+            records += pending_ranges.removed(place, producers)
+            size += sum(len(key) + len(value or b"") for key, value in records[before:])
+        return Result(records)
+
+    def _expire(self, now_ms: int) -> Result:
         """Delete offsets past their retention, and empty groups without offsets.
 
         A step writes about `EXPIRY_RECORDS_MAX` tombstones at most, so that it stays short.
@@ -514,7 +555,7 @@ class Offsets:
             return []
         retention_ms = self._context.settings.offsets_retention_ms
         records = []
-        kept = group_id in self._open
+        kept = group_id in self._open or group_id in self.pending_ranges.groups()
         for name, partitions in self._committed.get(group_id, {}).items():
             subscribed = group.subscribes_to(name)
             for p, offset in partitions.items():
@@ -523,7 +564,9 @@ class Offsets:
                     over = base_ms is not None and now_ms >= offset.expire_timestamp_ms
                 else:
                     over = base_ms is not None and now_ms - base_ms >= retention_ms
-                if over and not subscribed and not self._is_pending(group_id, name, p):
+                place = Place(group_id, name, p)
+                pending = self._is_pending(place) or self.pending_ranges.open_at(place)
+                if over and not subscribed and not pending:
                     records.append(_offset_tombstone(group_id, name, p))
                 else:
                     kept = True
@@ -536,7 +579,8 @@ class Offsets:
         """Delete the offsets of deleted topics."""
         gone = dict(deleted)
         records: list[Record] = []
-        for group_id in sorted(self._committed.keys() | self._open.keys() if gone else ()):
+        groups = self._committed.keys() | self._open.keys() | self.pending_ranges.groups()
+        for group_id in sorted(groups if gone else ()):
             keys = {
                 (name, p): None
                 for offsets in self._everywhere(group_id)
@@ -546,6 +590,9 @@ class Offsets:
                 if offset.topic_id in (None, gone[name])
             }
             records += [_offset_tombstone(group_id, name, p) for name, p in keys]
+            for place, producer_id, added in self.pending_ranges.of_group(group_id):
+                if place.topic in gone and added.topic_id in (None, gone[place.topic]):
+                    records += pending_ranges.removed(place, [producer_id])
         return Result(records)
 
     # Replay.
@@ -558,6 +605,7 @@ class Offsets:
                 _remove(self._pending[producer_id], group_id, topic, partition)
                 if group_id not in self._pending[producer_id]:
                     self._close(group_id, producer_id)
+            self._settle_soon()
             return
         if self._context.groups.get(group_id) is None:
             self._context.groups.add(ClassicGroup(group_id))
@@ -573,6 +621,7 @@ class Offsets:
             value.get("topic_id"),
             at.offset,
             pieces,
+            value.get("replaced_at", THIS_RECORD),
         )
         target = self._committed
         if at.transactional:
@@ -593,6 +642,26 @@ class Offsets:
                     if there is None or offset.record_offset > there.record_offset:
                         by_topic = self._committed.setdefault(group_id, {})
                         by_topic.setdefault(topic, {})[partition] = offset
+        self._end_key_ranges(producer_id, committed)
+
+    def _end_key_ranges(self, producer_id: int, committed: bool) -> None:
+        """Add the key ranges of a transaction to the offsets, or drop them."""
+        for place, added in self.pending_ranges.end(producer_id, committed):
+            current = self.get(*place)
+            if not committed:
+                self._count_aborted(current, added)
+            elif (after := with_key_ranges(current, added)) is not None:
+                topics = self._committed.setdefault(place.group_id, {})
+                topics.setdefault(place.topic, {})[place.partition] = after
+        self._settle_soon()
+
+    def _settle_soon(self) -> None:
+        if any(self.pending_ranges.unsettled()):
+            self._context.deadlines.set(_SETTLE, 0)
+
+    def _count_aborted(self, current: Offset | None, added: Added) -> None:
+        if current is not None and self._is_loaded:
+            self.aborted_records += individual_commit.records_ahead(current.progress, added.pieces)
 
     def _close(self, group_id: str, producer_id: int) -> None:
         """Remove the producer from those with pending offsets in the group."""
@@ -620,7 +689,7 @@ def _remove(offsets: dict[str, ByTopic], group_id: str, topic: str, partition: i
 def _fetched(
     partition: int, offset: Offset | None, topic_id: UUID | None, *, key_ranges_wanted: bool
 ) -> Mapping[str, Any]:
-    if offset is None or _of_another_topic(offset, topic_id):
+    if offset is None or of_another_topic(offset, topic_id):
         return _no_offset(partition, ErrorCode.none)
     fetched = {
         "partition_index": partition,
@@ -632,12 +701,6 @@ def _fetched(
     if key_ranges_wanted:
         fetched["key_ranges"] = list(individual_commit.on_wire(offset.progress))
     return fetched
-
-
-def _of_another_topic(offset: Offset, topic_id: UUID | None) -> bool:
-    """Whether both ids are known and differ: the topic was created again."""
-    known = topic_id is not None and offset.topic_id is not None
-    return known and topic_id != offset.topic_id
 
 
 def _unstable(partition: int) -> Mapping[str, Any]:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from shoal.protocol.compiler import Reader, Writer
 
 _INT16 = struct.Struct(">h")
+#: The default of `replaced_at`.
+THIS_RECORD = -2
 
 
 class RecordType(IntEnum):
@@ -51,6 +53,8 @@ class RecordType(IntEnum):
     STREAMS_GROUP_TARGET_ASSIGNMENT_MEMBER = 21
     STREAMS_GROUP_CURRENT_MEMBER_ASSIGNMENT = 22
     STREAMS_GROUP_TOPOLOGY = 23
+    #: Shoal's own, which Kafka and older brokers ignore (`pending_ranges`).
+    KEY_RANGES_IN_TRANSACTION = 1000
 
 
 class Decoded(NamedTuple):
@@ -107,7 +111,8 @@ _KEY_RANGE = (
     Column("finished", "bytes"),
     Column("gap_timestamp", "int64", default=-1),
 )
-_OFFSET_KEY = _key(*_names("group", "topic"), Column("partition", "int32"))
+_PARTITION = Column("partition", "int32")
+_OFFSET_KEY = _key(*_names("group", "topic"), _PARTITION)
 _ASSIGNMENT_METADATA = _value(
     Column("assignment_epoch", "int32"),
     Column("assignment_timestamp", "int64", tagged="0+", tag=0),
@@ -235,10 +240,23 @@ LAYOUTS: Mapping[RecordType, Layout] = {
                 Column("topic_id", "uuid", "4+", tagged="4+", tag=0),
                 # Shoal's own, which Kafka ignores (`individual_commit`).
                 Column("key_ranges", _KEY_RANGE, "4+", tagged="4+", tag=1000),
+                # The offset of the record that replaced all key ranges last, if it is not this one;
+                # -1 if there is none.
+                Column("replaced_at", "int64", "4+", tagged="4+", tag=1001, default=THIS_RECORD),
             ),
             flexible="4+",
         ),
         version=4,
+    ),
+    RecordType.KEY_RANGES_IN_TRANSACTION: Layout(
+        _key(*_names("group", "topic"), _PARTITION, Column("producer_id", "int64")),
+        _value(
+            Column("key_ranges", _KEY_RANGE),
+            Column("leader_epoch", "int32"),
+            Column("metadata", "string"),
+            Column("commit_timestamp", "int64"),
+            Column("topic_id", "uuid"),
+        ),
     ),
     RecordType.GROUP_METADATA: Layout(
         _key(*_names("group")),

@@ -186,6 +186,8 @@ class GroupService(CoordinatorService[GroupShard]):
             lambda: partition.append(marker, now_ms=now_ms, origin=Origin.COORDINATOR),
             lambda shard: shard.replay_end_transaction(producer_id, committed),
         )
+        # What the transaction has committed by key ranges is to be stored in the offsets.
+        self._watch_deadline(self.runtime.deadline_of(index))
         return partition
 
     def _end_transaction(self, shard: GroupShard, producer_id: int, committed: bool) -> None:
@@ -286,6 +288,18 @@ class GroupService(CoordinatorService[GroupShard]):
             "counter",
             "About the records above the stable offset that members without key ranges got again.",
             partial(self._count_offsets, "redone_records"),
+        )
+        metrics.gauge(
+            "shoal_group_coordinator_key_range_open_commits",
+            "Partitions whose key ranges open transactions have committed, counted for each "
+            "transaction.",
+            lambda: sum(len(shard.offsets.pending_ranges) for _, shard in self.shards()),
+        )
+        metrics.add(
+            "shoal_group_coordinator_key_range_aborted_records_total",
+            "counter",
+            "About the records that aborted transactions had finished by key ranges.",
+            partial(self._count_offsets, "aborted_records"),
         )
 
     def _oldest_gap_s(self) -> float:

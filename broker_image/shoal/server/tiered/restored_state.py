@@ -74,6 +74,9 @@ def _position(fields: Mapping[str, Any], end: int) -> dict[str, Any]:
     """Return an offset that is at most `end`. Its epoch is unknown then, and finished offsets above
     it are delivered again."""
     out = dict(fields)
+    # Offsets of the restored group's own log are others. No transaction is open.
+    if "replaced_at" in out:
+        out["replaced_at"] = group_records.THIS_RECORD
     if out["offset"] > end:
         out["offset"] = end
         if "leader_epoch" in out:
