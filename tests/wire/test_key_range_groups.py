@@ -24,6 +24,7 @@ SWITCH = "shoal.group.consumer.key.ranges.enable"
 CONFIGS = {
     "group.consumer.assignment.interval.ms": "0",
     "shoal.group.consumer.connection.lost.grace.ms": "700",
+    "shoal.group.consumer.takeover.heartbeat.interval.ms": "250",
 }
 _names = (f"ranges-{i}" for i in itertools.count())
 
@@ -291,6 +292,18 @@ def test_a_lost_connection_ends_a_membership_after_the_grace(
     eventually(lambda: one.beat() and other.beat() and settled_alone(one, other), timeout_s=20)
     gone.client = client
     assert gone.commit(5, *gone.ranges).error_code == ErrorCode.unknown_member_id
+
+
+def test_members_with_key_ranges_heartbeat_often(client: WireClient) -> None:
+    """shoal.group.consumer.takeover.heartbeat.interval.ms. A plain member has its group's."""
+
+    def interval_ms(member: Member) -> int:
+        return codec.ms(member.beat().heartbeat_interval)
+
+    assert [interval_ms(member) for member in pair(client)] == [250, 250]
+    plain = Member(client, next(_names), "plain", hash_version=0)
+    settled(plain)
+    assert interval_ms(plain) == 5_000
 
 
 def settled_alone(*members: Member) -> bool:

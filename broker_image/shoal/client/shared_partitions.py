@@ -38,9 +38,12 @@ TURN_PAUSE_MS = 20
 STALE_COMMIT_MS = 5_000
 #: Codes of an OffsetFetch that a later one may not get: the member moves to another epoch.
 _NOT_NOW = frozenset({*FENCED, ErrorCode.stale_member_epoch})
-#: Heartbeat intervals after which a refused fetch of a key range is an error: the assignment should
-#: have changed by then.
-_REFUSED_HEARTBEATS = 3
+#: Milliseconds that a fetch waits for records. A member that waits gets the ranges of a killed one
+#: only afterwards.
+FETCH_WAIT_MS = 200
+#: Milliseconds after which a refused fetch of a key range is an error: the assignment should have
+#: changed by then.
+REFUSED_MS = 15_000
 Ranges = dict[TopicPartition, KeyRanges]
 
 
@@ -66,7 +69,6 @@ class Member(Protocol):
     group: str
     member_id: str
     member_epoch: int
-    heartbeat_interval_ms: int
     lost: bool
 
     async def changed(self, timeout_s: float) -> bool: ...
@@ -237,6 +239,7 @@ class SharedPartitions:
     async def fetch(self, max_wait_ms: int) -> list[tuple[Fetched, list[Any]]]:
         """Return what is new, with the decoded records of this member. Raises `KafkaError`."""
         await self._commit_passed()
+        max_wait_ms = min(max_wait_ms, FETCH_WAIT_MS)
         cursors = {cursor.where: cursor for cursor in self.positions.cursors()}
         results = await self._fetcher.poll(
             {where: cursor.position for where, cursor in cursors.items()},
@@ -275,7 +278,7 @@ class SharedPartitions:
         coordinator assigns whole partitions soon."""
         now_s = self.cluster.now()
         since_s = self._refused_since.setdefault(where, now_s)
-        if now_s - since_s > _REFUSED_HEARTBEATS * self._member.heartbeat_interval_ms / 1000:
+        if now_s - since_s > REFUSED_MS / 1000:
             raise error
 
     # Committing.

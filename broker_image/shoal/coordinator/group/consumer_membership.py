@@ -4,8 +4,11 @@ A heartbeat has four steps, and each may write records. It updates the member. I
 epoch if subscriptions or the metadata of their topics have changed. It computes a target assignment
 if that is behind the group epoch (both in `consumer_target_assignment`). It moves the member one
 step towards its target. A member is fenced when its session expires, or when it does not revoke
-partitions within its rebalance timeout. One that shares partitions is also fenced when its
-connection was lost, after `shoal.group.consumer.connection.lost.grace.ms`.
+partitions within its rebalance timeout.
+
+A member that may share partitions is replaced within a second (ADR 120). It is also fenced when its
+connection was lost, after `shoal.group.consumer.connection.lost.grace.ms`. The heartbeat interval
+of the others is at most `shoal.group.consumer.takeover.heartbeat.interval.ms`.
 
 `consumer_classic` serves the members of the classic protocol in such a group.
 """
@@ -30,6 +33,7 @@ from shoal.coordinator.group.consumer_target_assignment import TargetAssignments
 from shoal.coordinator.group.groups import Context, Draft, Group
 from shoal.coordinator.group.key_slots import NO_SLICES, Slices
 from shoal.coordinator.group.modern_membership import (
+    HEARTBEATS_PER_S,
     WAITING_HEARTBEAT_INTERVAL_MS,
     ModernGroups,
 )
@@ -337,8 +341,13 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
     def _heartbeat_interval_ms(self, group: ConsumerGroup, member: Member) -> int:
         interval_ms = self._config(group, "consumer.heartbeat.interval.ms")
         unreleased = member.current.state is MemberState.UNRELEASED_PARTITIONS
-        waits = unreleased or self._targets.waits(group)
-        return min(interval_ms, WAITING_HEARTBEAT_INTERVAL_MS) if waits else interval_ms
+        if unreleased or self._targets.waits(group):
+            interval_ms = min(interval_ms, WAITING_HEARTBEAT_INTERVAL_MS)
+        takeover_ms = self.context.settings.shoal_group_consumer_takeover_heartbeat_interval_ms
+        if member.shares and takeover_ms:
+            least_ms = len(group.members) * 1_000 // HEARTBEATS_PER_S
+            interval_ms = min(interval_ms, max(takeover_ms, least_ms))
+        return interval_ms
 
     # Configs.
 
