@@ -1,5 +1,6 @@
 """A consumer group whose members share the topic `orders` by key ranges (ADR 101), on a simulated
-cluster. The members come, go and are killed, and use `shoal.client` unchanged.
+cluster. The members come, go and are killed, and use `shoal.client` unchanged. In half of the runs,
+the boundaries between them follow the load.
 
 `RangesHistory` follows every key. It divides the hashes of a partition into `PARTS` equal parts, as
 fine as the coordinator does, so that a key is in one part. The rules:
@@ -18,6 +19,7 @@ fine as the coordinator does, so that a key is in one part. The rules:
 
 from __future__ import annotations
 
+import contextlib
 import random
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
@@ -29,6 +31,7 @@ from shoal.client.errors import expect
 from shoal.client.fetcher import Isolation
 from shoal.client.range_positions import Piece, RangePositions
 from shoal.client.shared_partitions import SharedPartitions
+from shoal.coordinator.group import key_range_loads
 from shoal.record.key_hash import record_hash
 from sim.cluster_clients import PARTITIONS, TOPIC, WatchedMembership, Workload, wait
 from sim.cluster_histories import GroupOffsets
@@ -36,7 +39,7 @@ from sim.cluster_kernel import Violation
 from sim.cluster_owners import Owners
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from shoal.client.client import Client
     from sim.cluster_shares import Record, Where
@@ -48,6 +51,27 @@ HASH_BITS = 63
 _PARTITIONS = [TopicPartition(TOPIC, index) for index in range(PARTITIONS)]
 #: For each part: the position that is known to be committed.
 Positions = list[int]
+
+
+@contextlib.contextmanager
+def balanced(seed: int) -> Iterator[None]:
+    """In some runs, boundaries follow a load of few records, so they move all the time."""
+    before = key_range_loads.RECORDS_MIN
+    key_range_loads.RECORDS_MIN = 2 if _is_balanced(seed) else before
+    try:
+        yield
+    finally:
+        key_range_loads.RECORDS_MIN = before
+
+
+def _is_balanced(seed: int) -> bool:
+    return random.Random(f"{seed} balance").random() < 0.5
+
+
+def configs(seed: int) -> dict[str, str]:
+    """The configs of brokers whose cluster has the group."""
+    interval_ms = "500" if _is_balanced(seed) else "0"
+    return {"shoal.group.consumer.key.ranges.balance.interval.ms": interval_ms}
 
 
 def part_of(hash_: int) -> int:

@@ -84,7 +84,7 @@ class Run:
     def go(self) -> Run:
         """Run it. Raises `AssertionError` for a broken rule."""
         try:
-            with streams.slices(self.seed):
+            with streams.slices(self.seed), ranges.balanced(self.seed):
                 self._go()
         finally:
             for machine in self.cluster.machines():
@@ -100,6 +100,8 @@ class Run:
             configs["metadata.log.max.record.bytes.between.snapshots"] = "2000"
         if "streams" in self.parts:
             configs |= streams.configs(self.seed)
+        if "ranges" in self.parts:
+            configs |= ranges.configs(self.seed)
         cluster = self.cluster = SimCluster(kernel, self.count, configs)
         cluster.synced = self.synced
         load = self.load = Workload(cluster)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from shoal.client.cluster import Cluster
+    from shoal.client.key_loads import KeyLoads
     from shoal.client.membership import Assignment
 
 #: Milliseconds between commits of positions that passed only records of other members.
@@ -70,6 +71,7 @@ class Member(Protocol):
     member_id: str
     member_epoch: int
     lost: bool
+    loads: KeyLoads
 
     async def changed(self, timeout_s: float) -> bool: ...
 
@@ -102,6 +104,8 @@ class SharedPartitions:
         #: Fetches in a row that returned nothing.
         self._empty = 0
         self._refused_since: dict[TopicPartition, float] = {}
+        #: The topic ids of the partitions that it shares with others.
+        self._shared_ids: dict[TopicPartition, tuple[UUID, int]] = {}
 
     # Assignment.
 
@@ -141,10 +145,13 @@ class SharedPartitions:
             name = await self.cluster.topic_name(topic_id)
             for partition in partitions if name else ():
                 wanted[TopicPartition(name or "", partition)] = list(WHOLE)
+        self._shared_ids.clear()
         for (topic_id, partition), ranges in shared.items():
             name = await self.cluster.topic_name(topic_id)
             if name:
-                wanted[TopicPartition(name, partition)] = [(r.first, r.last) for r in ranges]
+                where = TopicPartition(name, partition)
+                wanted[where] = [(r.first, r.last) for r in ranges]
+                self._shared_ids[where] = topic_id, partition
         return wanted
 
     async def _start(self, added: Mapping[TopicPartition, Sequence[Range]]) -> None:
@@ -257,6 +264,8 @@ class SharedPartitions:
                 records = list(fetched.records())
                 self.positions.advance(cursor, fetched.next_offset, delivered=bool(records))
                 found.append((fetched, records))
+                if records and where in self._shared_ids:
+                    self._member.loads.add(self._shared_ids[where], records)
             elif result.code == ErrorCode.offset_out_of_range:
                 begin = (await self._starts([where]))[where]
                 self.positions.advance(cursor, begin, delivered=False)

@@ -103,6 +103,7 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
             now_ms,
             owned_slices=request.owned_slices,
             describes=request.describes,
+            balances=self._targets.measure(group, known, request.loads, now_ms),
         )
         self.deadline_session(group, member, now_ms)
         self._note_connection(group, member, request.connection_id)
@@ -217,18 +218,21 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
         *,
         owned_slices: Slices = NO_SLICES,
         describes: Describes | None = None,
+        balances: bool = False,
     ) -> Member:
         """Update `known` to `member`, and move it one step towards its target.
 
-        `describes` decides which topics the member may describe; None for all. Returns the member
-        after the replay of the draft's records.
+        `describes` decides which topics the member may describe; None for all. With `balances` the
+        key ranges are divided again by their load. Returns the member after the replay of the
+        draft's records.
         """
         changed = self._note_member(group, known, member, draft)
         members = group.with_member(member)
         regexes = self._targets.regexes(
             group, members, draft, now_ms, by=member, describes=describes
         )
-        epoch = self._targets.epoch(group, members, regexes, draft, bump=changed)
+        bump = changed or balances
+        epoch = self._targets.epoch(group, members, regexes, draft, bump=bump)
         target = self._targets.of_member(group, members, regexes, member, epoch, draft, now_ms)
         current = reconcile(
             member.current,
