@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 KEYS = 40
-KILLS = 3
+KILLS = 2
 #: docs/cooperative.md: other members read the ranges of a killed one within this time.
 TAKEOVER_S = 1.0
 #: A record of a range that does not move is read within this time meanwhile, as at any other time.
@@ -116,5 +116,5 @@ def test_a_killed_member_is_replaced_within_a_second(broker: ShoalProcess) -> No
             member.kill9()
     print("takeover and pause in seconds:", found)
     takeovers, pauses = zip(*found, strict=True)
-    assert statistics.median(takeovers) <= ceiling(TAKEOVER_S)
-    assert statistics.median(pauses) <= ceiling(PAUSE_S)
+    assert statistics.mean(takeovers) <= ceiling(TAKEOVER_S)
+    assert statistics.mean(pauses) <= ceiling(PAUSE_S)

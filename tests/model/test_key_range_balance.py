@@ -12,7 +12,6 @@ import pytest
 from coordinator_sim import Simulation
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model.test_key_range_groups_model import Client, image_of
 from shoal.coordinator.group.key_range_balance import balanced, busiest, is_worth_it
 from shoal.coordinator.group.key_range_loads import (
     RECORDS_MIN,
@@ -27,6 +26,7 @@ from shoal.coordinator.group.shard import GroupShard
 from shoal.protocol.errors import ApiError
 from shoal.protocol.features import KEY_HASH_MAX
 from shoal.record.key_hash import key_hash
+from test_key_range_groups_model import Client, image_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -17,7 +17,14 @@ from shoal.client.errors import ClientError, KafkaError
 from shoal.client.fetcher import Fetched, Fetcher, Isolation
 from shoal.client.groups import CommittedOffset, commit_body
 from shoal.client.membership import FENCED
-from shoal.client.range_positions import WHOLE, Piece, Range, RangePositions, commit_fields
+from shoal.client.range_positions import (
+    WHOLE,
+    Cursor,
+    Piece,
+    Range,
+    RangePositions,
+    commit_fields,
+)
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record import key_range_map
@@ -261,11 +268,7 @@ class SharedPartitions:
             if isinstance(result, Fetched):
                 self._refused_since.pop(where, None)
                 fetched = cursor.cut(result)
-                records = list(fetched.records())
-                self.positions.advance(cursor, fetched.next_offset, delivered=bool(records))
-                found.append((fetched, records))
-                if records and where in self._shared_ids:
-                    self._member.loads.add(self._shared_ids[where], records)
+                found.append((fetched, list(fetched.records())))
             elif result.code == ErrorCode.offset_out_of_range:
                 begin = (await self._starts([where]))[where]
                 self.positions.advance(cursor, begin, delivered=False)
@@ -274,6 +277,7 @@ class SharedPartitions:
                 self._check_refused(where, result)
             else:
                 raise result
+        self._advance(cursors, found)
         self._empty = 0 if found else self._empty + 1
         if refused and not found:
             await self._member.changed(max_wait_ms / 1000)
@@ -281,6 +285,18 @@ class SharedPartitions:
             # The fetches of turns do not wait at the broker, and no leader may have answered.
             await self._member.changed(min(max_wait_ms, TURN_PAUSE_MS) / 1000)
         return found
+
+    def _advance(
+        self,
+        cursors: Mapping[TopicPartition, Cursor],
+        found: Sequence[tuple[Fetched, list[Any]]],
+    ) -> None:
+        """Move the positions over records that are returned; an error would have lost them."""
+        for fetched, records in found:
+            where = TopicPartition(fetched.topic, fetched.partition)
+            self.positions.advance(cursors[where], fetched.next_offset, delivered=bool(records))
+            if records and where in self._shared_ids:
+                self._member.loads.add(self._shared_ids[where], records)
 
     def _check_refused(self, where: TopicPartition, error: KafkaError) -> None:
         """Raise an error that lasts. The topic's switch may just have been turned off. Then the
