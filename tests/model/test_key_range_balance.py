@@ -141,15 +141,17 @@ class Measured:
         self.look()
 
     def look(self) -> bool:
-        return self.loads.look({WHERE: self.owners}, self.now_ms, INTERVAL_MS)
+        self.loads.look({WHERE: self.owners}, self.now_ms, INTERVAL_MS)
+        return bool(self.loads.due)
 
     def window(self, loads: Sequence[int]) -> bool:
         """Report a window; return whether the partition is due."""
         for slots in self.owners.values():
             rows = [Load(*ranges_of(1 << slot)[0], loads[slot]) for slot in each(slots)]
             self.loads.add({WHERE: rows}, {WHERE: slots})
+        before = bool(self.loads.due)
         self.now_ms += INTERVAL_MS - 1
-        assert not self.look() or self.loads.due
+        assert self.look() is before
         self.now_ms += 1
         return self.look()
 

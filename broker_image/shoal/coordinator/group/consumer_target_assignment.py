@@ -67,13 +67,15 @@ class TargetAssignments(ModernTargetAssignments):
         interval_ms = self._context.settings.shoal_group_consumer_key_ranges_balance_interval_ms
         if not interval_ms or not member.shares or not (report or group.group_id in self._loads):
             return False
-        targets: dict[TopicIdPartition, dict[str, int]] = {}
-        for member_id, slices in group.target_slices.items():
-            for where, slots in slices.items():
-                targets.setdefault(where, {})[member_id] = slots
         loads = self._loads.setdefault(group.group_id, KeyRangeLoads())
         loads.add(report, member.current.slices)
-        return loads.look(targets, now_ms, interval_ms) and group.state is State.STABLE
+        if loads.is_time_to_look(now_ms, interval_ms):
+            targets: dict[TopicIdPartition, dict[str, int]] = {}
+            for member_id, slices in group.target_slices.items():
+                for where, slots in slices.items():
+                    targets.setdefault(where, {})[member_id] = slots
+            loads.look(targets, now_ms, interval_ms)
+        return bool(loads.due) and group.state is State.STABLE
 
     def regexes(
         self,

@@ -81,6 +81,7 @@ class KeyRangeLoads:
         self.known: dict[TopicIdPartition, Sequence[int]] = {}
         #: Partitions that the next assignment divides again.
         self.due: set[TopicIdPartition] = set()
+        self._next_look_ms = 0
 
     def add(self, report: Report, owned: Mapping[TopicIdPartition, int]) -> None:
         """Add the report of a member. What it says about slots of others is ignored."""
@@ -94,13 +95,20 @@ class KeyRangeLoads:
                 for slot in each(slots):
                     window.records[slot] += load.records // count
 
+    def is_time_to_look(self, now_ms: int, interval_ms: int) -> bool:
+        """Whether to call `look`, which costs by members: ten times in a window."""
+        if now_ms < self._next_look_ms:
+            return False
+        self._next_look_ms = now_ms + interval_ms // 10
+        return True
+
     def look(
         self,
         targets: Mapping[TopicIdPartition, Mapping[str, int]],
         now_ms: int,
         interval_ms: int,
-    ) -> bool:
-        """Close the windows that are over. Return whether some partition is to be divided again.
+    ) -> None:
+        """Close the windows that are over, and note which partitions are to be divided again.
 
         `targets` has the owners of the shared partitions by the last assignment.
         """
@@ -113,7 +121,6 @@ class KeyRangeLoads:
                 self._windows[where] = _Window(now_ms, owners)
             elif now_ms >= window.since_ms + interval_ms:
                 self._close(where, window, now_ms)
-        return bool(self.due)
 
     def _close(self, where: TopicIdPartition, window: _Window, now_ms: int) -> None:
         after = self._windows[where] = _Window(now_ms, window.owners)
