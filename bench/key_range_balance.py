@@ -33,6 +33,8 @@ RECORDS = 200_000
 #: Records that are under way at a time.
 CHUNK = 2_000
 TIMEOUT_S = 300
+#: All members have heartbeats within this time.
+SETTLED_S = 3.0
 
 
 class Group:
@@ -74,6 +76,12 @@ class Group:
         found = self.ranges()
         return all(found) and _width(r for some in found for r in some) == KEY_HASH_MAX + 1
 
+    async def is_settled(self) -> bool:
+        """Whether the ranges stay as they are: those of some members move before others."""
+        before = self.ranges()
+        await asyncio.sleep(SETTLED_S)
+        return self.tile() and self.ranges() == before
+
 
 def _width(ranges: Iterable[tuple[int, int]]) -> int:
     return sum(last - first + 1 for first, last in ranges)
@@ -107,7 +115,7 @@ async def _measure(run: Run, topic: str) -> Figures:
         producing = tasks.create_task(_produce(run.bootstrap, topic, group))
         equal, count = group.ranges(), run.count(RECORDS)
         before = await _busiest(group, count)
-        while group.ranges() == equal or not group.tile():
+        while group.ranges() == equal or not await group.is_settled():
             await asyncio.sleep(0.05)
         moved = sum(_width(minus(b, a)) for a, b in zip(equal, group.ranges(), strict=True))
         after = await _busiest(group, count)
