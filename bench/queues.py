@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from brokers import Shoal, free_port
 from confluent_kafka import Consumer, KafkaException, Producer, ShareConsumer
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from key_range_balance import key_range_balance
 from key_workers import key_workers, parallel_consumer
 from load_checks import (
     LoadFailed,
@@ -480,6 +481,7 @@ LOADS: dict[str, Callable[[Measured, Run], Figures]] = {
     "dead letters": dead_letters,
     "dead letters over kill -9": dead_letters_over_a_kill,
     "key ranges": lambda b, r: key_ranges(b, r, fill),
+    "key ranges, Zipf keys": lambda _, r: key_range_balance(r),
     "100 key workers": lambda b, r: key_workers(b, r, fill),
     "100 key workers, Parallel Consumer": lambda b, r: parallel_consumer(b, r, fill),
 }
@@ -496,6 +498,7 @@ GOALS = {
     ("dead letters", "lost"): Goal(0, more=False, alone=True),
     ("dead letters over kill -9", "lost"): Goal(0, more=False, alone=True),
     ("key ranges", "ratio_by_readers"): Goal(1.5, more=False, alone=True),
+    ("key ranges, Zipf keys", "busiest"): Goal(1.3, more=False, alone=True),
     ("100 key workers", "ratio_to_plain"): Goal(60, alone=True),
     ("100 key workers, Parallel Consumer", "ratio_to_parallel_consumer"): Goal(1.0, alone=True),
 }
@@ -525,6 +528,9 @@ FIGURES = (
     "cpu_us_2",
     "cpu_us_8",
     "ratio_by_readers",
+    "busiest_before",
+    "busiest",
+    "moved_percent",
     "written_before",
     "lost",
     "twice",

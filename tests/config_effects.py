@@ -307,6 +307,8 @@ wire/test_key_range_groups.py
 test_the_switch shoal.group.consumer.key.ranges.enable
 test_a_lost_connection_ends_a_membership_after_the_grace
     shoal.group.consumer.connection.lost.grace.ms
+test_the_boundary_follows_the_load shoal.group.consumer.key.ranges.balance.interval.ms
+test_members_with_key_ranges_heartbeat_often shoal.group.consumer.takeover.heartbeat.interval.ms
 
 wire/test_key_ranges.py
 test_the_switches_of_the_broker shoal.fetch.key.ranges.enable

@@ -276,6 +276,34 @@ def test_a_member_continues_with_what_another_left_behind(broker: ShoalProcess) 
     assert committed(broker, group) == {f"{topic.name}-0": 300}
 
 
+@pytest.mark.parametrize("key_ranges", [False, True])
+def test_a_poll_that_fails_passes_no_record(broker: ShoalProcess, key_ranges: bool) -> None:
+    """One partition has records, and the offset of the other one is behind its end. The records are
+    not returned, so a later commit does not include them."""
+    topic, group = Topic(broker, 2), next(_names)
+    rows = [{"partition_index": p, "committed_offset": 90 * p} for p in range(2)]
+    for partition in range(2):
+        topic.produce(10, partition)
+    with WireClient(broker.bootstrap) as wire:
+        body = {"group_id": group, "topics": [{"name": topic.name, "partitions": rows}]}
+        answer = wire.call(ApiKey.OFFSET_COMMIT, 8, body)
+        assert {p.error_code for p in answer.topics[0].partitions} == {0}
+
+    async def main() -> None:
+        async with Client(broker.bootstrap) as client:
+            consumer = await GroupConsumer.join(
+                client.cluster, group, [topic.name], reset=Reset.NONE, key_ranges=key_ranges
+            )
+            with pytest.raises(KafkaError) as refused:
+                await polled([consumer], lambda found: found[0])
+            assert refused.value.code == ErrorCode.offset_out_of_range
+            assert sorted(consumer.positions.values()) == [0, 90]
+            await consumer.close()
+
+    run(main())
+    assert committed(broker, group) == {f"{topic.name}-0": 0, f"{topic.name}-1": 90}
+
+
 def test_a_member_gives_up_its_ranges_at_an_older_coordinator(broker: ShoalProcess) -> None:
     """It would assign them to others as whole partitions."""
     topic, group = Topic(broker, 1), next(_names)

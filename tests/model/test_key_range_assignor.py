@@ -174,8 +174,10 @@ def test_few_hashes_move(data: st.DataObject, partitions: int, count: int) -> No
         for where, now in slots(after, m).items()
     )
     smaller = min(count, len(members)) // partitions
-    # One share moves; with several partitions, a member may have to go to another one.
-    assert moved <= (SLOTS if partitions > 1 else -(-SLOTS // max(count, len(members))))
+    # One share moves. With several partitions, a member may have to go to another one, which it
+    # may get as a whole, and then leaves its part to others.
+    share = -(-SLOTS // max(count, len(members)))
+    assert moved <= (SLOTS + SLOTS // 2 if partitions > 1 else share)
     assert moved <= 2 * -(-SLOTS // max(smaller, 1))
 
 

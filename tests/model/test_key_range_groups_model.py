@@ -1,14 +1,14 @@
 """Consumer groups with members that share partitions by key ranges, under random histories.
 
 Members join, leave, are killed and restarted, some of them plain. Responses are lost, sessions and
-rebalance timeouts pass, topics allow key ranges or not, and the coordinator moves. No slot of a
-partition ever has two owners, in the coordinator or at live members. A group that is left alone
-becomes stable, and its members tile all partitions.
+rebalance timeouts pass, topics allow key ranges or not, the coordinator moves, and boundaries
+follow the load. No slot of a partition ever has two owners, in the coordinator or at live members.
+A group that is left alone becomes stable, and its members tile all partitions.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from coordinator_sim import Simulation
@@ -16,11 +16,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from shoal.coordinator.group.consumer_heartbeat import HeartbeatRequest
-from shoal.coordinator.group.key_slots import ALL, of_ranges
+from shoal.coordinator.group.key_range_loads import Load
+from shoal.coordinator.group.key_slots import ALL, SLOTS, of_ranges, ranges_of
 from shoal.coordinator.group.settings import GroupSettings
 from shoal.coordinator.group.shard import GroupShard
 from shoal.metadata.image import MetadataImage, PartitionImage, ResourceType, TopicImage
 from shoal.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 NAMES = ("a", "b")
 IDS = {name: UUID(int=n + 1) for n, name in enumerate(NAMES)}
@@ -54,7 +58,8 @@ class Client:
         self.assigned: Slots | None = None
         self.missed = False
 
-    def request(self) -> HeartbeatRequest:
+    def request(self, loads: Sequence[int] | None = None) -> HeartbeatRequest:
+        """A heartbeat, which reports these records of all slots of shared partitions."""
         full = self.epoch == 0 or self.missed
         owned = {} if self.epoch == 0 else self.owned
         whole: dict[UUID, set[int]] = {}
@@ -70,6 +75,7 @@ class Client:
             owned={t: frozenset(p) for t, p in whole.items()},
             key_hash_version=int(self.shares),
             owned_slices={where: slots for where, slots in owned.items() if slots != ALL},
+            loads={where: report_of(loads) for where in owned} if loads else {},
         )
 
     def take(self, response: dict[str, Any]) -> None:
@@ -93,6 +99,10 @@ class Client:
         self.epoch, self.owned, self.assigned = 0, {}, None
 
 
+def report_of(loads: Sequence[int]) -> list[Load]:
+    return [Load(*ranges_of(1 << slot)[0], count) for slot, count in enumerate(loads)]
+
+
 def add(taken: Slots, more: Slots) -> None:
     for where, slots in more.items():
         assert not taken.get(where, 0) & slots, "two owners"
@@ -106,8 +116,15 @@ class KeyRangeGroups(RuleBasedStateMachine):
         self.clients: dict[str, Client] = {}
         self.count = 0
 
-    @initialize(a=st.integers(1, 3), b=st.integers(0, 2), shared=SHARED, members=st.integers(0, 5))
-    def start(self, a: int, b: int, shared: frozenset[str], members: int) -> None:
+    @initialize(
+        a=st.integers(1, 3),
+        b=st.integers(0, 2),
+        shared=SHARED,
+        members=st.integers(0, 5),
+        skew=st.sampled_from([0, 1, 3]),
+    )
+    def start(self, a: int, b: int, shared: frozenset[str], members: int, skew: int) -> None:
+        self.loads = [100 * (slot % 64) ** skew for slot in range(SLOTS)]
         self.counts = {"a": a, "b": b} if b else {"a": a}
         self.image = image_of(self.counts, shared, 1)
         self.sim = Simulation(lambda: GroupShard(GroupSettings(), self.image))
@@ -115,7 +132,7 @@ class KeyRangeGroups(RuleBasedStateMachine):
             self.join(n, plain=False)
 
     def beat(self, client: Client) -> dict[str, Any] | None:
-        request = client.request()
+        request = client.request(self.loads)
         self.count += 1
         token = f"t{self.count}"
         self.sim.submit(token, lambda s, now_ms, t: s.consumer.heartbeat(request, now_ms, t))

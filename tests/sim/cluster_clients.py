@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from sim.cluster_brokers import BrokerMachine, SimCluster
     from sim.cluster_machine import Machine
     from sim.cluster_queues import Queues
+    from sim.cluster_ranges import RangesHistory
     from sim.cluster_streams import Application
 
 TOPIC, GROUP, SHARE_GROUP = "orders", "readers", "workers"
@@ -64,6 +65,8 @@ class Workload:
         #: The part "streams", if the run has it.
         self.application: Application
         self.owners = Owners(self.kernel.fail)
+        #: The part "ranges", if the run has it.
+        self.ranges: RangesHistory
         #: Whether all of the output was read at the end.
         self.audited = False
         self.producing = True
@@ -198,15 +201,22 @@ async def produce(load: Workload, client: Client, name: str) -> None:
 
 
 class WatchedMembership(ConsumerMembership):
-    """A member of the consumer group that records the partitions it is assigned."""
+    """A member of a consumer group that records the partitions it is assigned."""
 
-    def __init__(self, cluster: Cluster, load: Workload) -> None:
-        super().__init__(cluster, GROUP, [TOPIC])
+    def __init__(
+        self, cluster: Cluster, load: Workload, group: str, owners: Owners, *, shares: bool = False
+    ) -> None:
+        super().__init__(cluster, group, [TOPIC], shares=shares)
         self._load = load
-        self._last_partitions: tuple[int, ...] = ()
+        self._owners = owners
+        self._last_places: tuple[Any, ...] = ()
+
+    def _places(self, assignment: Any) -> tuple[Any, ...]:
+        """Return what a response assigns, as the rules name it."""
+        return tuple(p for row in assignment.topic_partitions for p in row.partitions)
 
     async def _send(self, body: Mapping[str, Any]) -> Any:
-        owners, sent = self._load.owners, self._load.now
+        owners, sent = self._owners, self._load.now
         if body["member_epoch"] <= 0:
             owners.out(self.member_id)
         answer = await super()._send(body)
@@ -214,12 +224,11 @@ class WatchedMembership(ConsumerMembership):
             owners.out(self.member_id)
         elif not answer.error_code and answer.member_epoch > 0:
             if answer.assignment is not None:
-                rows = answer.assignment.topic_partitions
-                self._last_partitions = tuple(p for row in rows for p in row.partitions)
+                self._last_places = self._places(answer.assignment)
             owners.confirmed(
                 self.member_id,
                 answer.member_epoch,
-                self._last_partitions,
+                self._last_places,
                 sent=sent,
                 answered=self._load.now,
             )
@@ -229,7 +238,7 @@ class WatchedMembership(ConsumerMembership):
 async def read_in_group(load: Workload, client: Client, name: str) -> None:
     """Run a member of the consumer group: poll, and commit now and then."""
     histories, rng = load.histories, load.random
-    membership = WatchedMembership(client.cluster, load)
+    membership = WatchedMembership(client.cluster, load, GROUP, load.owners)
     await membership.join()
     async with GroupConsumer(
         client.cluster, membership, reset=Reset.EARLIEST, isolation=Isolation.READ_UNCOMMITTED

@@ -17,6 +17,7 @@ from shoal.protocol.errors import ErrorCode
 from shoal.replication.partition import Partition
 from shoal.server.share.leader import ShareLeader
 from shoal.transaction.shard import TransactionShard, Writer
+from sim.cluster_ranges_mutants import RANGES_MUTANTS
 from sim.cluster_share_mutants import SHARE_MUTANTS
 from sim.cluster_streams_mutants import STREAMS_MUTANTS
 from sim.replica_mutants import commits_by_itself
@@ -194,5 +195,6 @@ MUTANTS: dict[str, Mutant] = {
         gives_what_others_own,
         *SHARE_MUTANTS,
         *STREAMS_MUTANTS,
+        *RANGES_MUTANTS,
     )
 }

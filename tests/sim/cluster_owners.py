@@ -98,6 +98,15 @@ class Owners:
         self._held.pop(who, None)
         self._newest.pop(who, None)
 
+    def successor(self, who: str, partition: Any, sent: float) -> Hold | None:
+        """The hold of another member that had begun when `who` sent a request, and that is later
+        than all of `who`. The group had given the partition away by then."""
+        holds = self._holds.get(partition, ())
+        last = max((hold.begins for hold in holds if hold.who == who), default=0.0)
+        return next(
+            (h for h in holds if h.who != who and last <= h.asked and h.begins <= sent), None
+        )
+
     def _alone(self, partition: Any, hold: Hold) -> None:
         for other in self._holds[partition]:
             if other.who != hold.who and (

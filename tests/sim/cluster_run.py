@@ -16,6 +16,7 @@ from seeding import DRAWN_FROM
 from sim import cluster_classic as classic
 from sim import cluster_clients as clients
 from sim import cluster_queues as queues
+from sim import cluster_ranges as ranges
 from sim import cluster_share_clients as shares
 from sim import cluster_streams as streams
 from sim import cluster_transactions as transactions
@@ -33,10 +34,11 @@ LOOK_S = 0.1
 REST_S = 60.0
 SHORT_UP_TO = 1000
 #: Optional parts of a run beside the producer, the consumer group and the share group.
-PARTS = ("transactions", "classic", "mixed", "queues", "streams")
-#: The share of the drawn runs with an application of Kafka Streams. It takes the place of other
-#: consumer groups, so that these runs do not cost more.
-STREAMS_SHARE, REPLACED = 0.25, ("classic", "mixed")
+PARTS = ("transactions", "classic", "mixed", "queues", "streams", "ranges")
+#: The shares of the drawn runs with an application of Kafka Streams, and of the others with a group
+#: that has key ranges. Each takes the place of other consumer groups, so that these runs do not
+#: cost more.
+STREAMS_SHARE, RANGES_SHARE, REPLACED = 0.25, 0.25, ("classic", "mixed")
 
 
 class Run:
@@ -71,16 +73,18 @@ class Run:
         some = [of_faults.choice(sorted(FAULTS)) for _ in range(of_faults.randint(1, 5))]
         self.faults = some if faults is None else list(faults)
         of_parts = random.Random(f"{seed} parts")
-        drawn_parts = [part for part in PARTS if part != "streams" and of_parts.random() < 0.4]
+        drawn_parts = [part for part in PARTS[:4] if of_parts.random() < 0.4]
         if of_parts.random() < STREAMS_SHARE:
             drawn_parts = [p for p in drawn_parts if p not in REPLACED] + ["streams"]
+        elif random.Random(f"{seed} ranges").random() < RANGES_SHARE:
+            drawn_parts = [p for p in drawn_parts if p not in REPLACED] + ["ranges"]
         self.parts = drawn_parts if parts is None else list(parts)
         self.rest_s = rest_s
 
     def go(self) -> Run:
         """Run it. Raises `AssertionError` for a broken rule."""
         try:
-            with streams.slices(self.seed):
+            with streams.slices(self.seed), ranges.balanced(self.seed):
                 self._go()
         finally:
             for machine in self.cluster.machines():
@@ -96,6 +100,8 @@ class Run:
             configs["metadata.log.max.record.bytes.between.snapshots"] = "2000"
         if "streams" in self.parts:
             configs |= streams.configs(self.seed)
+        if "ranges" in self.parts:
+            configs |= ranges.configs(self.seed)
         cluster = self.cluster = SimCluster(kernel, self.count, configs)
         cluster.synced = self.synced
         load = self.load = Workload(cluster)
@@ -134,6 +140,8 @@ class Run:
                 load.run(f"{part}-{index}", program)
         if "streams" in self.parts:
             self._streams()
+        if "ranges" in self.parts:
+            self._ranges()
 
     def _queues(self) -> None:
         """Start two share groups that use more than the defaults."""
@@ -154,6 +162,15 @@ class Run:
         for index in range(random.Random(f"{self.seed} streams").randint(1, 3)):
             load.run(f"thread-{index}", streams.run)
         load.run("inspector", streams.watch)
+
+    def _ranges(self) -> None:
+        """Start members that share partitions, and a tool that watches the stable offset."""
+        load = self.load
+        load.ranges = ranges.RangesHistory(load)
+        load.run("divider", ranges.prepare)
+        for index in range(ranges.MEMBERS):
+            load.run(f"sharer-{index}", ranges.share)
+        load.run("surveyor", ranges.observe)
 
     def _look(self) -> None:
         self.load.look()
@@ -215,6 +232,8 @@ class Run:
             load.classic.finish(load.final)
         if "streams" in self.parts:
             load.application.finish(load.final)
+        if "ranges" in self.parts:
+            load.ranges.finish()
 
     def _rest_of_parts(self) -> None:
         """Wait until the optional parts are through."""
@@ -233,6 +252,11 @@ class Run:
             load.run("last inspector", streams.read_to_the_end)
             app = load.application
             cluster.until(lambda: app.is_through, self.rest_s, "the application is through")
+        if "ranges" in self.parts:
+            load.run("last surveyor", ranges.read_to_the_end)
+            cluster.until(
+                lambda: load.ranges.log is not None, self.rest_s, "all key ranges are through"
+            )
 
 
 @contextlib.contextmanager

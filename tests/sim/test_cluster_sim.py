@@ -72,7 +72,8 @@ def test_the_same_seed_is_the_same_run() -> None:
 
 @pytest.mark.parametrize("fault", sorted(FAULTS))
 def test_each_fault_alone(fault: str) -> None:
-    run = simulate(len(fault), brokers=3, faults=[fault], duration_s=5.0, parts=PARTS)
+    parts = [part for part in PARTS if part != "ranges"]  # Drawn runs have it, with all faults.
+    run = simulate(len(fault), brokers=3, faults=[fault], duration_s=5.0, parts=parts)
     assert run.load.histories.counts["accepted"] > 20
 
 
@@ -261,6 +262,11 @@ def of_streams(
     return Case(mutant, caught_by, seed, 1, faults or [], parts=("streams",), duration_s=8.0)
 
 
+def of_ranges(mutant: str, *caught_by: str, seed: int = 1) -> Case:
+    """Return the case of a broken rule of key ranges in a consumer group."""
+    return Case(mutant, caught_by, seed, 1, [], parts=("ranges",), duration_s=8.0)
+
+
 CASES = [
     Case("commits_by_itself", LOST, 8, 3, ["partition"]),
     Case(
@@ -336,6 +342,25 @@ CASES = [
     ),
     of_streams("makes_a_partition_too_many", "streams-internal-topics", seed=6),
     of_streams("begins_with_epoch_one", "streams-epoch", seed=6, faults=["crash"]),
+    of_ranges(
+        "gives_key_ranges_that_others_own", "ranges-two-owners", "ranges-late-commit", seed=5
+    ),
+    Case(
+        "takes_commits_of_former_range_owners",
+        ("ranges-late-commit",),
+        3,
+        1,
+        ["client_pause"] * 12,
+        parts=("ranges",),
+        duration_s=20.0,
+    ),
+    of_ranges("starts_ranges_at_the_stable_offset", "ranges-redelivered", seed=4),
+    of_ranges("forgets_positions_of_others", "ranges-redelivered", "offset-regression"),
+    of_ranges("commits_for_all_ranges", "ranges-unfinished", "unseen"),
+    of_ranges("reports_the_highest_position", "ranges-unfinished", seed=2),
+    of_ranges("leaves_out_half_of_each_range", "unseen"),
+    of_ranges("reads_the_last_record_again", "ranges-key-order"),
+    of_ranges("reads_whole_partitions", "ranges-foreign-record"),
 ]
 
 

@@ -24,6 +24,8 @@ SWITCH = "shoal.group.consumer.key.ranges.enable"
 CONFIGS = {
     "group.consumer.assignment.interval.ms": "0",
     "shoal.group.consumer.connection.lost.grace.ms": "700",
+    "shoal.group.consumer.takeover.heartbeat.interval.ms": "250",
+    "shoal.group.consumer.key.ranges.balance.interval.ms": "100",
 }
 _names = (f"ranges-{i}" for i in itertools.count())
 
@@ -67,8 +69,8 @@ class Member:
             body |= {"rebalance_timeout_ms": 60_000, "subscribed_topic_names": [TOPIC]}
         return self.client.call(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, body | fields)
 
-    def beat(self) -> Any:
-        answer = self.send()
+    def beat(self, **fields: Any) -> Any:
+        answer = self.send(**fields)
         if answer.error_code:
             return answer
         self.epoch = answer.member_epoch
@@ -291,6 +293,40 @@ def test_a_lost_connection_ends_a_membership_after_the_grace(
     eventually(lambda: one.beat() and other.beat() and settled_alone(one, other), timeout_s=20)
     gone.client = client
     assert gone.commit(5, *gone.ranges).error_code == ErrorCode.unknown_member_id
+
+
+def test_the_boundary_follows_the_load(client: WireClient) -> None:
+    """shoal.group.consumer.key.ranges.balance.interval.ms. All records have hashes of the first
+    member, in two halves of its range."""
+    one, other = pair(client)
+    where = {name: one.shared[0][name] for name in ("topic_id", "partition")}
+    quarters = [(0, HALF // 2 - 1), (HALF // 2, HALF - 1)]
+
+    def moved() -> bool:
+        loads = [{"first_hash": a, "last_hash": b, "records": 1_000} for a, b in quarters]
+        for member in (one, other):
+            assert member.beat(key_loads=[{**where, "loads": loads}]).error_code == 0
+        return other.ranges not in ([], [(HALF, KEY_HASH_MAX)])
+
+    eventually(moved, what="another boundary")
+    settled(one, other)
+    widths = [sum(b - a + 1 for a, b in m.ranges if a < HALF) / HALF for m in (one, other)]
+    assert widths == pytest.approx([0.5, 0.5], abs=0.1)
+    refused = one.send(key_loads=[{**where, "loads": [{"first_hash": 5, "last_hash": 4}]}])
+    assert refused.error_code == ErrorCode.invalid_request
+    assert "Report the records of assigned ranges" in refused.error_message
+
+
+def test_members_with_key_ranges_heartbeat_often(client: WireClient) -> None:
+    """shoal.group.consumer.takeover.heartbeat.interval.ms. A plain member has its group's."""
+
+    def interval_ms(member: Member) -> int:
+        return codec.ms(member.beat().heartbeat_interval)
+
+    assert [interval_ms(member) for member in pair(client)] == [250, 250]
+    plain = Member(client, next(_names), "plain", hash_version=0)
+    settled(plain)
+    assert interval_ms(plain) == 5_000
 
 
 def settled_alone(*members: Member) -> bool:

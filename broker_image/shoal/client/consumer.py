@@ -154,22 +154,23 @@ class Reader:
             key_ranges=self.key_ranges,
         )
         out_of_range = []
-        found = []
         for where, result in results.items():
             if isinstance(result, KafkaError):
                 if result.code != ErrorCode.offset_out_of_range or self.reset == Reset.NONE:
                     raise result
                 out_of_range.append(where)
-                continue
-            if where not in self.positions:
+        # An error above returns no records, so no position has passed any.
+        if out_of_range:
+            self.positions.update(await starts(self.cluster, out_of_range, self.reset))
+        found = []
+        for where, result in results.items():
+            if isinstance(result, KafkaError) or where not in self.positions:
                 continue
             if where in self.key_ranges:  # The next fetch looks at the other partitions first.
                 del self.positions[where]
             self.positions[where] = result.next_offset
             self.high_watermarks[where] = result.high_watermark
             found.append(result)
-        if out_of_range:
-            self.positions.update(await starts(self.cluster, out_of_range, self.reset))
         return found
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import UUID
 
 from shoal.client.errors import ClientError, KafkaError
+from shoal.client.key_loads import KeyLoads
 from shoal.client.membership import Assignment, Membership
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
@@ -52,6 +53,8 @@ class ConsumerMembership(Membership):
         #: The last received assignment, with its member epoch.
         self._last_confirmed: tuple[Assignment, KeyRangesOfPartitions, int] | None = None
         self.lost = False
+        #: What it got of the key ranges that it was assigned.
+        self.loads = KeyLoads(cluster.now, cluster.environment.random.randrange)
 
     @property
     def is_reconciled(self) -> bool:
@@ -94,6 +97,7 @@ class ConsumerMembership(Membership):
         self.owned = {}
         self.key_ranges = {}
         self.owned_key_ranges = {}
+        self.loads.clear()
         self.lost = True
 
     async def _beat(self) -> None:
@@ -152,4 +156,5 @@ class ConsumerMembership(Membership):
             "topic_partitions": owned,
             "key_ranges": shared,
             "key_hash_version": KEY_HASH_VERSION if self._shares else 0,
+            "key_loads": self.loads.report(),
         }

@@ -17,7 +17,14 @@ from shoal.client.errors import ClientError, KafkaError
 from shoal.client.fetcher import Fetched, Fetcher, Isolation
 from shoal.client.groups import CommittedOffset, commit_body
 from shoal.client.membership import FENCED
-from shoal.client.range_positions import WHOLE, Piece, Range, RangePositions, commit_fields
+from shoal.client.range_positions import (
+    WHOLE,
+    Cursor,
+    Piece,
+    Range,
+    RangePositions,
+    commit_fields,
+)
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record import key_range_map
@@ -28,6 +35,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from shoal.client.cluster import Cluster
+    from shoal.client.key_loads import KeyLoads
     from shoal.client.membership import Assignment
 
 #: Milliseconds between commits of positions that passed only records of other members.
@@ -38,9 +46,12 @@ TURN_PAUSE_MS = 20
 STALE_COMMIT_MS = 5_000
 #: Codes of an OffsetFetch that a later one may not get: the member moves to another epoch.
 _NOT_NOW = frozenset({*FENCED, ErrorCode.stale_member_epoch})
-#: Heartbeat intervals after which a refused fetch of a key range is an error: the assignment should
-#: have changed by then.
-_REFUSED_HEARTBEATS = 3
+#: Milliseconds that a fetch waits for records. A member that waits gets the ranges of a killed one
+#: only afterwards.
+FETCH_WAIT_MS = 200
+#: Milliseconds after which a refused fetch of a key range is an error: the assignment should have
+#: changed by then.
+REFUSED_MS = 15_000
 Ranges = dict[TopicPartition, KeyRanges]
 
 
@@ -66,8 +77,8 @@ class Member(Protocol):
     group: str
     member_id: str
     member_epoch: int
-    heartbeat_interval_ms: int
     lost: bool
+    loads: KeyLoads
 
     async def changed(self, timeout_s: float) -> bool: ...
 
@@ -106,6 +117,8 @@ class SharedPartitions:
         #: Fetches in a row that returned nothing.
         self._empty = 0
         self._refused_since: dict[TopicPartition, float] = {}
+        #: The topic ids of the partitions that it shares with others.
+        self._shared_ids: dict[TopicPartition, tuple[UUID, int]] = {}
 
     # Assignment.
 
@@ -152,10 +165,13 @@ class SharedPartitions:
             name = await self.cluster.topic_name(topic_id)
             for partition in partitions if name else ():
                 wanted[TopicPartition(name or "", partition)] = list(WHOLE)
+        self._shared_ids.clear()
         for (topic_id, partition), ranges in shared.items():
             name = await self.cluster.topic_name(topic_id)
             if name:
-                wanted[TopicPartition(name, partition)] = [(r.first, r.last) for r in ranges]
+                where = TopicPartition(name, partition)
+                wanted[where] = [(r.first, r.last) for r in ranges]
+                self._shared_ids[where] = topic_id, partition
         return wanted
 
     async def _start(self, added: Mapping[TopicPartition, Sequence[Range]]) -> None:
@@ -250,6 +266,7 @@ class SharedPartitions:
     async def fetch(self, max_wait_ms: int) -> list[tuple[Fetched, list[Any]]]:
         """Return what is new, with the decoded records of this member. Raises `KafkaError`."""
         await self._commit_passed()
+        max_wait_ms = min(max_wait_ms, FETCH_WAIT_MS)
         cursors = {cursor.where: cursor for cursor in self.positions.cursors()}
         results = await self._fetcher.poll(
             {where: cursor.position for where, cursor in cursors.items()},
@@ -264,9 +281,7 @@ class SharedPartitions:
             if isinstance(result, Fetched):
                 self._refused_since.pop(where, None)
                 fetched = cursor.cut(result)
-                records = list(fetched.records())
-                self.positions.advance(cursor, fetched.next_offset, delivered=bool(records))
-                found.append((fetched, records))
+                found.append((fetched, list(fetched.records())))
             elif result.code == ErrorCode.offset_out_of_range:
                 begin = (await self._starts([where]))[where]
                 self.positions.advance(cursor, begin, delivered=False)
@@ -275,6 +290,7 @@ class SharedPartitions:
                 self._check_refused(where, result)
             else:
                 raise result
+        self._advance(cursors, found)
         self._empty = 0 if found else self._empty + 1
         if refused and not found:
             await self._member.changed(max_wait_ms / 1000)
@@ -283,12 +299,24 @@ class SharedPartitions:
             await self._member.changed(min(max_wait_ms, TURN_PAUSE_MS) / 1000)
         return found
 
+    def _advance(
+        self,
+        cursors: Mapping[TopicPartition, Cursor],
+        found: Sequence[tuple[Fetched, list[Any]]],
+    ) -> None:
+        """Move the positions over records that are returned; an error would have lost them."""
+        for fetched, records in found:
+            where = TopicPartition(fetched.topic, fetched.partition)
+            self.positions.advance(cursors[where], fetched.next_offset, delivered=bool(records))
+            if records and where in self._shared_ids:
+                self._member.loads.add(self._shared_ids[where], records)
+
     def _check_refused(self, where: TopicPartition, error: KafkaError) -> None:
         """Raise an error that lasts. The topic's switch may just have been turned off. Then the
         coordinator assigns whole partitions soon."""
         now_s = self.cluster.now()
         since_s = self._refused_since.setdefault(where, now_s)
-        if now_s - since_s > _REFUSED_HEARTBEATS * self._member.heartbeat_interval_ms / 1000:
+        if now_s - since_s > REFUSED_MS / 1000:
             raise error
 
     # Committing.

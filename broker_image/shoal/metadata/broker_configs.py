@@ -407,9 +407,16 @@ shoal.group.consumer.individual.commit.max.ranges int 10000 1..30000
 shoal.group.consumer.key.ranges.enable boolean true -
     Whether members of consumer groups may share partitions by key ranges, in topics with
     shoal.key.ranges.enable.
-shoal.group.consumer.connection.lost.grace.ms int 1000 0..
+shoal.group.consumer.key.ranges.balance.interval.ms int 10000 0..
+    Time for which the load of key ranges is measured. The boundaries between members move if that
+    was worth it three times in a row. 0 means that the boundaries do not follow the load.
+shoal.group.consumer.connection.lost.grace.ms int 300 0..
     Time that a member with key ranges may be without a connection. Others then get its ranges. 0
     means that only the session timeout applies.
+shoal.group.consumer.takeover.heartbeat.interval.ms int 300 0..
+    Heartbeat interval of members with key ranges, so that they soon take over from a dead one, if
+    consumer.heartbeat.interval.ms is longer. 0 means that only the latter applies. A group gets at
+    most 1,000 heartbeats per second.
 shoal.group.share.connection.lost.grace.ms int 300 0..
     Time that a share member may be without a connection. Its locks are then released.
 shoal.group.share.takeover.heartbeat.interval.ms int 400 0..

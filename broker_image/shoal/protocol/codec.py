@@ -117,6 +117,25 @@ _SHARED_PARTITION = Struct(
     ),
 )
 _SHARED = Field("key_ranges", _SHARED_PARTITION, array=True, tag=1000, default=[])
+#: How many records a member got of key ranges of a partition since its last report.
+_KEY_LOAD = Struct(
+    "KeyLoad",
+    True,
+    (
+        Field("first_hash", "int64", default=0),
+        Field("last_hash", "int64", default=0),
+        Field("records", "int64", default=0),
+    ),
+)
+_KEY_LOADS = Struct(
+    "KeyLoads",
+    True,
+    (
+        Field("topic_id", "uuid"),
+        Field("partition", "int32", default=0),
+        Field("loads", _KEY_LOAD, array=True, default=[]),
+    ),
+)
 _IN_FLIGHT = Struct(
     "InFlight",
     True,
@@ -152,10 +171,11 @@ OWN_TAGS: dict[tuple[int, str], tuple[Field, ...]] = {
     (28, "TxnOffsetCommitRequestPartition"): _KEY_RANGES,
     (28, "TxnOffsetCommitResponsePartition"): _COMMITTED,
     # ConsumerGroupHeartbeat: what a member owns of shared partitions, the version of its hash of
-    # keys if it may share some, and what it is assigned.
+    # keys if it may share some, how many records it got of them, and what it is assigned.
     (68, "ConsumerGroupHeartbeatRequest"): (
         _SHARED,
         Field("key_hash_version", "int8", tag=1001, default=0),
+        Field("key_loads", _KEY_LOADS, array=True, tag=1002, default=[]),
     ),
     (68, "Assignment"): (_SHARED,),
     # ConsumerGroupDescribe: whether the response has key ranges.

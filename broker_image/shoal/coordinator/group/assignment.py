@@ -37,12 +37,15 @@ class MemberSpec:
 class GroupSpec:
     """The members by id, and the assignable partitions of every topic that a member names.
 
-    `splittable` topics may be shared by key ranges (`key_range_assignor`).
+    `splittable` topics may be shared by key ranges (`key_range_assignor`). `loads` has the measured
+    load of each slot of partitions, and those in `due` are divided again by it.
     """
 
     members: Mapping[str, MemberSpec]
     partitions: Mapping[UUID, Sequence[int]]
     splittable: frozenset[UUID] = frozenset()
+    loads: Mapping[TopicIdPartition, Sequence[int]] = field(default_factory=dict)
+    due: frozenset[TopicIdPartition] = frozenset()
 
     @property
     def homogeneous(self) -> bool:

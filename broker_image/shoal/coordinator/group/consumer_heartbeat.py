@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.coordinator.group import patterns
 from shoal.coordinator.group.consumer_group import LEFT_STATIC_MEMBER_EPOCH, Member
+from shoal.coordinator.group.key_range_loads import NO_REPORT, Report
+from shoal.coordinator.group.key_range_loads import check as check_loads
 from shoal.coordinator.group.key_slots import NO_SLICES, Slices
 from shoal.coordinator.group.modern_membership import LEAVE_EPOCH
 from shoal.protocol.errors import ApiError, ErrorCode
@@ -48,6 +50,8 @@ class HeartbeatRequest(NamedTuple):
     #: The partitions that it owns in part, if `owned` is not None.
     owned_slices: Slices = NO_SLICES
     connection_id: str = ""
+    #: How many records it got of partitions that it owns in part, since its last report.
+    loads: Report = NO_REPORT
 
     @property
     def leaves(self) -> bool:
@@ -117,6 +121,7 @@ def check(request: HeartbeatRequest, assignors: Sequence[str]) -> None:
             f"The member hashes keys by version {request.key_hash_version}, this broker by version "
             f"{KEY_HASH_VERSION}. Upgrade the older one.",
         )
+    check_loads(request.loads)
     if request.subscribed_topic_regex:
         patterns.check(request.subscribed_topic_regex)
 

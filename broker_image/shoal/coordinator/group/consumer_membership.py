@@ -4,8 +4,11 @@ A heartbeat has four steps, and each may write records. It updates the member. I
 epoch if subscriptions or the metadata of their topics have changed. It computes a target assignment
 if that is behind the group epoch (both in `consumer_target_assignment`). It moves the member one
 step towards its target. A member is fenced when its session expires, or when it does not revoke
-partitions within its rebalance timeout. One that shares partitions is also fenced when its
-connection was lost, after `shoal.group.consumer.connection.lost.grace.ms`.
+partitions within its rebalance timeout.
+
+A member that may share partitions is replaced within a second (ADR 120). It is also fenced when its
+connection was lost, after `shoal.group.consumer.connection.lost.grace.ms`. The heartbeat interval
+of the others is at most `shoal.group.consumer.takeover.heartbeat.interval.ms`.
 
 `consumer_classic` serves the members of the classic protocol in such a group.
 """
@@ -30,6 +33,7 @@ from shoal.coordinator.group.consumer_target_assignment import TargetAssignments
 from shoal.coordinator.group.groups import Context, Draft, Group
 from shoal.coordinator.group.key_slots import NO_SLICES, Slices
 from shoal.coordinator.group.modern_membership import (
+    HEARTBEATS_PER_S,
     WAITING_HEARTBEAT_INTERVAL_MS,
     ModernGroups,
 )
@@ -99,6 +103,7 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
             now_ms,
             owned_slices=request.owned_slices,
             describes=request.describes,
+            balances=self._targets.measure(group, known, request.loads, now_ms),
         )
         self.deadline_session(group, member, now_ms)
         self._note_connection(group, member, request.connection_id)
@@ -213,18 +218,21 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
         *,
         owned_slices: Slices = NO_SLICES,
         describes: Describes | None = None,
+        balances: bool = False,
     ) -> Member:
         """Update `known` to `member`, and move it one step towards its target.
 
-        `describes` decides which topics the member may describe; None for all. Returns the member
-        after the replay of the draft's records.
+        `describes` decides which topics the member may describe; None for all. With `balances` the
+        key ranges are divided again by their load. Returns the member after the replay of the
+        draft's records.
         """
         changed = self._note_member(group, known, member, draft)
         members = group.with_member(member)
         regexes = self._targets.regexes(
             group, members, draft, now_ms, by=member, describes=describes
         )
-        epoch = self._targets.epoch(group, members, regexes, draft, bump=changed)
+        bump = changed or balances
+        epoch = self._targets.epoch(group, members, regexes, draft, bump=bump)
         target = self._targets.of_member(group, members, regexes, member, epoch, draft, now_ms)
         current = reconcile(
             member.current,
@@ -337,8 +345,13 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
     def _heartbeat_interval_ms(self, group: ConsumerGroup, member: Member) -> int:
         interval_ms = self._config(group, "consumer.heartbeat.interval.ms")
         unreleased = member.current.state is MemberState.UNRELEASED_PARTITIONS
-        waits = unreleased or self._targets.waits(group)
-        return min(interval_ms, WAITING_HEARTBEAT_INTERVAL_MS) if waits else interval_ms
+        if unreleased or self._targets.waits(group):
+            interval_ms = min(interval_ms, WAITING_HEARTBEAT_INTERVAL_MS)
+        takeover_ms = self.context.settings.shoal_group_consumer_takeover_heartbeat_interval_ms
+        if member.shares and takeover_ms:
+            least_ms = len(group.members) * 1_000 // HEARTBEATS_PER_S
+            interval_ms = min(interval_ms, max(takeover_ms, least_ms))
+        return interval_ms
 
     # Configs.
 

@@ -10,15 +10,23 @@ from shoal.coordinator.group import (
     range_assignor,
     uniform_assignor,
 )
-from shoal.coordinator.group.assignment import EMPTY, Assignment, GroupSpec, MemberSpec
+from shoal.coordinator.group.assignment import (
+    EMPTY,
+    Assignment,
+    GroupSpec,
+    MemberSpec,
+    TopicIdPartition,
+)
 from shoal.coordinator.group.consumer_group import (
     ConsumerGroup,
     Member,
     Regex,
+    State,
     regex_tombstone,
     subscription,
 )
 from shoal.coordinator.group.groups import Context, Draft, GroupType
+from shoal.coordinator.group.key_range_loads import KeyRangeLoads, Report
 from shoal.coordinator.group.key_slots import NO_SLICES, Slices
 from shoal.coordinator.group.modern_target_assignment import ModernTargetAssignments
 from shoal.coordinator.group.reconciliation import TargetAssignment
@@ -34,6 +42,8 @@ ASSIGNORS: Mapping[str, Callable[[GroupSpec], dict[str, Assignment]]] = {
     range_assignor.NAME: range_assignor.assign,
 }
 
+_NO_LOADS = KeyRangeLoads()
+
 
 def _described(topics: frozenset[str], describes: Describes | None) -> frozenset[str]:
     return topics if describes is None else frozenset(filter(describes, topics))
@@ -44,6 +54,28 @@ class TargetAssignments(ModernTargetAssignments):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context, GroupType.CONSUMER)
+        #: By group. Soft state.
+        self._loads: dict[str, KeyRangeLoads] = {}
+
+    def forget(self, group_id: str) -> None:
+        super().forget(group_id)
+        self._loads.pop(group_id, None)
+
+    def measure(self, group: ConsumerGroup, member: Member, report: Report, now_ms: int) -> bool:
+        """Add a member's report of its load. Return whether the boundaries of key ranges are to
+        follow the load."""
+        interval_ms = self._context.settings.shoal_group_consumer_key_ranges_balance_interval_ms
+        if not interval_ms or not member.shares or not (report or group.group_id in self._loads):
+            return False
+        loads = self._loads.setdefault(group.group_id, KeyRangeLoads())
+        loads.add(report, member.current.slices)
+        if loads.is_time_to_look(now_ms, interval_ms):
+            targets: dict[TopicIdPartition, dict[str, int]] = {}
+            for member_id, slices in group.target_slices.items():
+                for where, slots in slices.items():
+                    targets.setdefault(where, {})[member_id] = slots
+            loads.look(targets, now_ms, interval_ms)
+        return bool(loads.due) and group.state is State.STABLE
 
     def regexes(
         self,
@@ -179,9 +211,12 @@ class TargetAssignments(ModernTargetAssignments):
         splittable: frozenset[UUID] = frozenset()
         if self._splits(members.values()):
             splittable = frozenset(filter(self.catalog.allows_key_ranges, topics))
+        loads = self._loads.get(group.group_id, _NO_LOADS)
         assigned, slices = key_range_assignor.assign(
-            GroupSpec(specs, partitions, splittable), ASSIGNORS.get(name, uniform_assignor.assign)
+            GroupSpec(specs, partitions, splittable, loads.known, frozenset(loads.due)),
+            ASSIGNORS.get(name, uniform_assignor.assign),
         )
+        loads.due.clear()
         for member_id in sorted(assigned):
             shared = slices.get(member_id, NO_SLICES)
             same = shared == group.target_slices.get(member_id, NO_SLICES)

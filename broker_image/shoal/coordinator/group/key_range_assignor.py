@@ -3,19 +3,23 @@
 A topic is split if it allows that, a *sharing* member subscribes to it, and it has more subscribers
 than partitions. Plain members then get one whole partition each, as long as one partition is left.
 The sharing members are dealt over the other partitions, so that the numbers of owners differ by at
-most one, and the owners of a partition get equal numbers of slots. All other topics are assigned
-whole.
+most one, and the owners of a partition get equal numbers of slots, or slots of equal load if that
+was measured (`key_range_balance`). All other topics are assigned whole.
 
 Members stay with the partition of which they have most slots, and keep as many of these as their
 share allows. So a member that joins gets slots of the owners of one partition, and the slots of one
-that leaves go to the others.
+that leaves go to the others. If the owners of a partition stay the same, their slots do, until a
+division by load is due.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING
 
+from shoal.coordinator.group import key_range_balance
 from shoal.coordinator.group.assignment import (
     Assignment,
     GroupSpec,
@@ -47,7 +51,9 @@ def assign(
         members = [m for m in subscribed(spec, topic) if spec.members[m].shares]
         rest = [p for p in spec.partitions[topic] if p not in reserved[topic]]
         held = {m: _held(spec.members[m], topic, rest) for m in members}
-        for member, (partition, slots) in divided(rest, held).items():
+        loads = {p: spec.loads[topic, p] for p in rest if (topic, p) in spec.loads}
+        due = frozenset(p for p in rest if (topic, p) in spec.due)
+        for member, (partition, slots) in divided(rest, held, loads, due).items():
             if slots == ALL:
                 whole[member] = grouped([*flat(whole[member]), (topic, partition)])
             else:
@@ -99,11 +105,15 @@ def _held(member: MemberSpec, topic: UUID, partitions: Iterable[int]) -> dict[in
 
 
 def divided(
-    partitions: Sequence[int], held: Mapping[str, Mapping[int, int]]
+    partitions: Sequence[int],
+    held: Mapping[str, Mapping[int, int]],
+    loads: Mapping[int, Sequence[int]],
+    due: frozenset[int],
 ) -> dict[str, tuple[int, int]]:
     """Return the partition and the slots of every member that gets some.
 
     `held` has the members, at least as many as partitions, and the slots that each had before.
+    `loads` has the measured loads of partitions, and those in `due` are divided again by them.
     """
     owners: dict[int, list[str]] = {p: [] for p in partitions}
     for member, partition in _homes(partitions, held).items():
@@ -111,7 +121,7 @@ def divided(
     found = {}
     for partition, members in owners.items():
         before = {m: held[m].get(partition, 0) for m in members}
-        for member, slots in _parts(before).items():
+        for member, slots in _parts(before, loads.get(partition), partition in due).items():
             if slots:
                 found[member] = partition, slots
     return found
@@ -141,8 +151,18 @@ def _homes(partitions: Sequence[int], held: Mapping[str, Mapping[int, int]]) -> 
     return homes
 
 
-def _parts(before: Mapping[str, int]) -> dict[str, int]:
+def _parts(before: Mapping[str, int], loads: Sequence[int] | None, due: bool) -> Mapping[str, int]:
     """Divide the slots of one partition. Members keep what they had, as far as it is theirs."""
+    if not due and all(before.values()) and _union(before.values()) == ALL:
+        return before
+    return _equal_parts(before) if loads is None else key_range_balance.balanced(before, loads)
+
+
+def _union(some: Iterable[int]) -> int:
+    return reduce(or_, some, 0)
+
+
+def _equal_parts(before: Mapping[str, int]) -> dict[str, int]:
     quota, longer = divmod(SLOTS, len(before))
     order = sorted(before, key=lambda m: (-before[m].bit_count(), m))
     quotas = {m: quota + (index < longer) for index, m in enumerate(order)}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from shoal.protocol.features import KEY_HASH_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from uuid import UUID
 
 #: A partition can have as many owners. With a power of two, slots have equal widths.
@@ -53,6 +53,14 @@ def ranges_of(slots: int) -> list[tuple[int, int]]:
         slots >>= run
         at += gap + run
     return ranges
+
+
+def each(slots: int) -> Iterator[int]:
+    """Yield the numbers of the slots of a set, in rising order."""
+    while slots:
+        lowest_one = slots & -slots
+        yield lowest_one.bit_length() - 1
+        slots ^= lowest_one
 
 
 def lowest(slots: int, count: int) -> int:

@@ -30,6 +30,8 @@ LEAVE_EPOCH = -1
 #: The heartbeat interval of a member that waits for a target or for partitions. A rebalance takes
 #: as long as its slowest member, and not a heartbeat interval longer.
 WAITING_HEARTBEAT_INTERVAL_MS = 500
+#: The most heartbeats of a large group in a second, if its configured interval allows more.
+HEARTBEATS_PER_S = 1_000
 
 G = TypeVar("G", bound=ModernGroup[Any, Any])
 T = TypeVar("T", bound=ModernTargetAssignments)

@@ -39,9 +39,14 @@ class GroupSettings:
     shoal_group_consumer_individual_commit_max_ranges: int = 10_000
     #: Whether partitions may be split among members by key ranges.
     shoal_group_consumer_key_ranges_enable: bool = True
+    #: How long the load of key ranges is measured before the boundaries may follow it, or 0 if they
+    #: never do.
+    shoal_group_consumer_key_ranges_balance_interval_ms: int = 10_000
     #: How long a member that may share partitions may be without a connection before it is fenced,
     #: or 0 for as long as its session.
-    shoal_group_consumer_connection_lost_grace_ms: int = 1_000
+    shoal_group_consumer_connection_lost_grace_ms: int = 300
+    #: The heartbeat interval of members that may share partitions, or 0 for that of their group.
+    shoal_group_consumer_takeover_heartbeat_interval_ms: int = 300
     #: Share groups (KIP-932): their size, and when an unanswered initialization is repeated.
     group_share_max_size: int = 200
     group_share_initialize_retry_interval_ms: int = 30_000

@@ -28,11 +28,11 @@ from shoal.coordinator.contract import Reply, Result, Token
 from shoal.coordinator.group import simple_assignor
 from shoal.coordinator.group.assignment import Assignment, on_wire
 from shoal.coordinator.group.groups import Context, Draft
+from shoal.coordinator.group.modern_membership import HEARTBEATS_PER_S, ModernGroups
 from shoal.coordinator.group.modern_membership import LEAVE_EPOCH as LEAVE_EPOCH
 from shoal.coordinator.group.modern_membership import (
     WAITING_HEARTBEAT_INTERVAL_MS as WAITING_HEARTBEAT_INTERVAL_MS,
 )
-from shoal.coordinator.group.modern_membership import ModernGroups
 from shoal.coordinator.group.records import RecordType
 from shoal.coordinator.group.share_group import NO_CHANGE, Change, Member, ShareGroup
 from shoal.coordinator.group.share_heartbeat import HeartbeatRequest as HeartbeatRequest
@@ -53,8 +53,6 @@ if TYPE_CHECKING:
 #: How long a heartbeat waits for the initialization of partitions. It takes some milliseconds, or
 #: longer when the state topic has to be created.
 PARK_MS = 1_000
-#: The most heartbeats of a large group in a second, if its configured interval allows more.
-HEARTBEATS_PER_S = 1_000
 
 
 class ParkedHeartbeat(NamedTuple):

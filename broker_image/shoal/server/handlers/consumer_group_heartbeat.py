@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.coordinator.group.assignment import grouped
 from shoal.coordinator.group.consumer_membership import HeartbeatRequest
+from shoal.coordinator.group.key_range_loads import Load, Report
 from shoal.coordinator.group.key_slots import Slices, of_ranges
 from shoal.protocol import codec
 from shoal.protocol.errors import ApiError, ErrorCode
@@ -44,6 +45,7 @@ def handle(broker: Broker, request: Request) -> Answer:
         getattr(body, "key_hash_version", 0),
         _slices(body),
         request.peer.connection_id,
+        _loads(body),
     )
     reply = broker.groups.submit(
         body.group_id,
@@ -60,6 +62,15 @@ def _rebalance_timeout_ms(body: Any) -> int:
     if plain is not None:
         return plain
     return -1 if body.rebalance_timeout is None else codec.ms(body.rebalance_timeout)
+
+
+def _loads(body: Any) -> Report:
+    return {
+        (one.topic_id, one.partition): [
+            Load(load.first_hash, load.last_hash, load.records) for load in one.loads
+        ]
+        for one in getattr(body, "key_loads", ())
+    }
 
 
 def _slices(body: Any) -> Slices:

@@ -1,0 +1,128 @@
+"""Brokers and members with one rule of key ranges broken, each by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from shoal.client.range_positions import Cursor, RangePositions
+from shoal.coordinator.group import individual_commit, offsets
+from shoal.coordinator.group.consumer_group import ConsumerGroup
+from shoal.coordinator.group.key_slots import ALL
+from shoal.protocol.errors import ErrorCode
+from shoal.protocol.features import KEY_HASH_MAX
+from shoal.record.hashed_batches import HashedBatches, Selected
+from shoal.record.key_ranges import KeyRanges
+from sim import cluster_ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pytest
+    from shoal.coordinator.group.individual_commit import Pieces
+
+
+def gives_key_ranges_that_others_own(patch: pytest.MonkeyPatch) -> None:
+    """A member gets its key ranges at once, before their owners have given them up."""
+    real = ConsumerGroup.free_slots
+
+    def free(self: ConsumerGroup, partition: Any, member: Any) -> int:
+        return ALL if partition in self.sharers else real(self, partition, member)
+
+    patch.setattr(ConsumerGroup, "free_slots", free)
+
+
+def takes_commits_of_former_range_owners(patch: pytest.MonkeyPatch) -> None:
+    """A member may still commit key ranges that another one has got."""
+    real = ConsumerGroup.check_offset_commit
+
+    def check(self: ConsumerGroup, **request: Any) -> Any:
+        if self.group_id == cluster_ranges.GROUP:
+            return lambda name, topic_id, partition: ErrorCode.none
+        return real(self, **request)
+
+    patch.setattr(ConsumerGroup, "check_offset_commit", check)
+    patch.setattr(offsets.Offsets, "_check_owner", lambda self, request, topic, p: None)
+
+
+def starts_ranges_at_the_stable_offset(patch: pytest.MonkeyPatch) -> None:
+    """OffsetFetch returns no positions of key ranges."""
+    real = offsets._fetched
+
+    def fetched(*arguments: Any, **options: Any) -> Mapping[str, Any]:
+        return real(*arguments, **{**options, "key_ranges_wanted": False})
+
+    patch.setattr(offsets, "_fetched", fetched)
+
+
+def forgets_positions_of_others(patch: pytest.MonkeyPatch) -> None:
+    """A commit replaces the positions of all key ranges of its partition."""
+    real = individual_commit.committed
+
+    def committed(_current: Pieces | None, commits: Any, *rest: Any) -> Pieces:
+        return real(None, commits, *rest)
+
+    patch.setattr(individual_commit, "committed", committed)
+
+
+def commits_for_all_ranges(patch: pytest.MonkeyPatch) -> None:
+    """A commit of a key range counts for the key ranges of other members too."""
+    real = individual_commit.committed
+
+    def committed(current: Pieces | None, commits: Any, *rest: Any) -> Pieces:
+        return real(current, [(0, KEY_HASH_MAX, commit) for _, _, commit in commits], *rest)
+
+    patch.setattr(individual_commit, "committed", committed)
+
+
+def reports_the_highest_position(patch: pytest.MonkeyPatch) -> None:
+    """The stable offset is the highest position of the key ranges."""
+    patch.setattr(
+        individual_commit, "stable_offset", lambda pieces: max(p.stable_offset for *_, p in pieces)
+    )
+
+
+def leaves_out_half_of_each_range(patch: pytest.MonkeyPatch) -> None:
+    """The broker leaves out records of the keys that a member asks for."""
+    real = HashedBatches.select
+
+    def select(
+        self: HashedBatches, first: int, past: int, ranges: KeyRanges, *rest: Any, min_one: bool
+    ) -> Selected:
+        halves = KeyRanges((r.first, (r.first + r.last) // 2) for r in ranges)
+        return real(self, first, past, halves, *rest, min_one=min_one)
+
+    patch.setattr(HashedBatches, "select", select)
+
+
+def reads_the_last_record_again(patch: pytest.MonkeyPatch) -> None:
+    """The position of a member stays at the last record that it has got."""
+    real = RangePositions.advance
+
+    def advance(self: RangePositions, cursor: Cursor, position: int, *, delivered: bool) -> None:
+        real(self, cursor, position - delivered, delivered=delivered)
+
+    patch.setattr(RangePositions, "advance", advance)
+
+
+def reads_whole_partitions(patch: pytest.MonkeyPatch) -> None:
+    """A member fetches the records of all keys."""
+    real = RangePositions.cursors
+    patch.setattr(
+        RangePositions,
+        "cursors",
+        lambda self: [replace(cursor, key_ranges=None) for cursor in real(self)],
+    )
+
+
+RANGES_MUTANTS = (
+    gives_key_ranges_that_others_own,
+    takes_commits_of_former_range_owners,
+    starts_ranges_at_the_stable_offset,
+    forgets_positions_of_others,
+    commits_for_all_ranges,
+    reports_the_highest_position,
+    leaves_out_half_of_each_range,
+    reads_the_last_record_again,
+    reads_whole_partitions,
+)
