@@ -69,6 +69,8 @@ AT_WORK = (
 )
 STALLED = (
     "NoMajority",
+    "NodePoolNotAllowed",
+    "NodePoolRemoved",
     "ConfigNotAllowed",
     "ConfigTwice",
     "TemplateNotAllowed",
