@@ -125,9 +125,9 @@ def _refusal(plan: placement.Plan, cluster: Manifest) -> Diagnosis:
         count = len(node_pools.broker_pods(cluster))
         return Diagnosis(
             "ScaleDownRefused",
-            f"spec.replicas and spec.nodePools have {count} {pods}, but {names_of}{more} have "
+            f"{count} {pods if count != 1 else pods[:-1]} would be left, but {names_of}{more} have "
             f"replicas on more {pods} than that. Create the topics with fewer replicas, or raise "
-            "the replicas of a pool.",
+            "spec.replicas or the replicas of a node pool.",
         )
     return Diagnosis(
         "ScaleDownRefused",

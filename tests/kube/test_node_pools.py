@@ -16,6 +16,7 @@ from kube.api_server import ApiServer, CrashPoint, resource
 from kube.structural import errors
 from kube.test_pod_layout import broker_config, files, objects
 from shoal.server.cluster_config import Listeners, cluster_config
+from shoal_operator.broker_certificates import OWN, TRUSTED, parse_certificates
 from shoal_operator.brokers import Brokers
 from shoal_operator.cluster import decision
 from shoal_operator.cluster.reconciler import Clusters
@@ -241,6 +242,23 @@ def test_a_pools_cache_is_a_part_of_its_own_volume() -> None:
         if line.startswith("shoal.remote.chunk.cache.bytes=")
     ]
     assert caches == [(2 << 30) // 10, (20 << 30) // 10]
+
+
+def test_controllers_have_no_key_of_the_object_store() -> None:
+    store = {
+        "type": "S3",
+        "bucket": "b",
+        "credentials": {"secretName": "keys"},
+        "encryption": {"secretName": "ring", "keyId": "1"},
+    }
+    made = queue_cluster(LARGE, QUORUM, tieredStorage=store)
+    for name, has in (("main-pool-large", True), ("main-pool-quorum", False)):
+        template = stateful(made, name)["spec"]["template"]
+        text = repr(template)
+        assert ("AWS_SECRET_ACCESS_KEY" in text, "ring" in text) == (has, has)
+    (container,) = template["spec"]["containers"]
+    # They decide whether a topic may be tiered.
+    assert broker_config(made, 900, container)["remote.log.storage.system.enable"]
 
 
 def test_pools_beside_racks_ask_for_the_rack_of_their_node() -> None:
@@ -507,6 +525,27 @@ def test_a_lost_controller_is_an_alarm() -> None:
     world.kube.probe("main-pool-quorum-901", succeeds=False)
     assert world.reconcile() == ("False", "BrokerNotReady")
     assert "controller 901 is not ready" in world.message
+
+
+# -- certificates
+
+
+def page(*listeners: str) -> str:
+    """Return the metrics of a node with these listeners."""
+    label = 'listener="{}",fingerprint="{}"'
+    rows = [(OWN, name, "own") for name in listeners]
+    rows += [(TRUSTED, name, f"ca-of-{name}") for name in listeners]
+    return "".join(f"{kind}{{{label.format(name, found)}}} 1\n" for kind, name, found in rows)
+
+
+def test_the_authority_of_clients_is_renewed_without_controllers() -> None:
+    """They have no listener for clients, and would never trust the next authority."""
+    pages = {0: page("REPLICATION", "MTLS"), 900: page("CONTROLLER"), 901: ""}
+    found = parse_certificates(pages)
+    assert sorted(found[security.CLIENTS]) == [0, 901]
+    assert found[security.CLIENTS][0].trusted == {"ca-of-MTLS"}
+    assert not found[security.CLIENTS][901].trusted, "it reports nothing yet"
+    assert found[security.CLUSTER][900].trusted == {"ca-of-CONTROLLER"}
 
 
 # -- examples

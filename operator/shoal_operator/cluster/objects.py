@@ -71,8 +71,9 @@ class ClusterObjects:
                 if (kind, have["metadata"]["name"]) not in keys:
                     await self._kube.delete(have)
                     self._store.drop(have)
+        pools = {pool.stateful_set for pool in node_pools.of(cluster)}
         for have in self._observer.owned(cluster, "StatefulSet"):
-            if ("StatefulSet", have["metadata"]["name"]) not in keys:
+            if have["metadata"]["name"] not in pools:
                 # Its pool was removed when it had no pods. The volume claims stay.
                 await self._kube.delete(have, orphan=True)
                 self._store.drop(have)

@@ -124,7 +124,7 @@ def template(
             {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
         ],
     }
-    for volume, secret, _ in (*security.volumes(cluster), *tiered.volumes(cluster)):
+    for volume, secret, _ in _secrets(cluster, pool):
         source: Manifest = {"secretName": secret, "defaultMode": SECRET_MODE}
         if volume == security.METRICS_TOKEN:
             # Brokers start without it, and then show their metrics to nobody.
@@ -194,7 +194,7 @@ def _container(
         "image": image(cluster, default_image),
         "imagePullPolicy": spec.get("imagePullPolicy") or policy,
         "args": ["server", "--log-json", "--config", config],
-        "env": _environment(cluster, number, slot),
+        "env": _environment(cluster, pool, number, slot),
         "ports": [
             {"name": name, "containerPort": port}
             for name, port in ports(cluster, slot, pool).items()
@@ -213,7 +213,7 @@ def _container(
         "readinessProbe": probe("/readyz?in-sync", periodSeconds=1, failureThreshold=3),
         "livenessProbe": probe("/healthz", periodSeconds=10, failureThreshold=6),
     }
-    for volume, _, path in (*security.volumes(cluster), *tiered.volumes(cluster)):
+    for volume, _, path in _secrets(cluster, pool):
         mount = {"name": volume, "mountPath": path, "readOnly": True}
         container["volumeMounts"].append(mount)
     container["volumeMounts"] += over.get("volumeMounts", [])
@@ -241,7 +241,18 @@ def ports(cluster: Mapping[str, Any], slot: int, pool: node_pools.NodePool) -> d
     }
 
 
-def _environment(cluster: Mapping[str, Any], number: str, slot: int) -> list[Manifest]:
+def _secrets(cluster: Mapping[str, Any], pool: node_pools.NodePool) -> list[tuple[str, str, str]]:
+    """Return the name, the Secret and the mount path of volumes with Secrets.
+
+    Controllers do not reach the object store.
+    """
+    of_store = [] if pool.is_controller else tiered.volumes(cluster)
+    return [*security.volumes(cluster), *of_store]
+
+
+def _environment(
+    cluster: Mapping[str, Any], pool: node_pools.NodePool, number: str, slot: int
+) -> list[Manifest]:
     """Return a container's environment; `number` is the variable with the pod's number."""
     fields = {
         listeners.POD_NAME: "metadata.name",
@@ -258,6 +269,6 @@ def _environment(cluster: Mapping[str, Any], number: str, slot: int) -> list[Man
     # `kubectl exec` runs `shoal` as the brokers, which are super users.
     client = security.shoal_environment(cluster, slot).items()
     given += [{"name": name, "value": value} for name, value in client]
-    given += tiered.environment(cluster)
+    given += [] if pool.is_controller else tiered.environment(cluster)
     taken = {e["name"] for e in given}
     return [*given, *(e for e in own if e["name"] not in taken)]
