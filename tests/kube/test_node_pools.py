@@ -79,7 +79,7 @@ def specs(draw: st.DrawFn) -> Manifest:
 
 
 @given(specs(), st.data())
-def test_an_id_belongs_to_one_node_for_good(made: Manifest, data: st.DataObject) -> None:
+def test_an_id_always_belongs_to_the_same_node(made: Manifest, data: st.DataObject) -> None:
     ids = pod_layout.nodes(made)
     assert len(set(ids)) == len(ids)
     where = {id: node_pools.pod_name(made, pod_layout.pod_of(id)) for id in ids}
