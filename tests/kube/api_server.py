@@ -223,8 +223,8 @@ class ApiServer(Kube):
         start = stateful["spec"].get("ordinals", {}).get("start", 0)
         numbers = range(start, start + stateful["spec"]["replicas"])
         for kind, name in [*self.objects]:
-            owner, _, number = name.rpartition("-")
-            if kind == "Pod" and owner == meta["name"] and int(number) not in numbers:
+            owner, _, end = name.rpartition("-")
+            if kind == "Pod" and owner == meta["name"] and int(end) not in numbers:
                 del self.objects[kind, name]
         for number in numbers:
             name = f"{meta['name']}-{number}"

@@ -300,12 +300,13 @@ def _not_ready(seen: Observation, text: str) -> Verdict:
     return Verdict.waiting("Starting", text)
 
 
-def pool_removed(name: str) -> Verdict:
+def pool_removed(name: str, first_id: int) -> Verdict:
     """Return the verdict on a pool that was removed from the spec while it had pods."""
     return Verdict.refused(
         "NodePoolRemoved",
         f"Pool {name!r} was removed from spec.nodePools and still has pods, whose brokers may hold "
-        "replicas. Add it again with replicas 0, and remove it when status.nodePools has 0 pods.",
+        f"replicas. Add it again with firstNodeId {first_id} and replicas 0, and remove it when "
+        "status.nodePools has 0 replicas for it.",
     )
 
 

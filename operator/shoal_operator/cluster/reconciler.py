@@ -269,15 +269,18 @@ class Clusters:
         return RETRY_SECONDS
 
     def _removed_pool(self, cluster: Manifest) -> Verdict | None:
-        """Return the verdict on a pool that the spec no longer has although it has pods."""
-        known = {pool.stateful_set for pool in node_pools.of(cluster)}
+        """Return the verdict on a pool that has pods, and that the spec no longer has, or has with
+        other ids."""
+        first_ids = {pool.stateful_set: pool.first_id for pool in node_pools.of(cluster)}
         found = self._observer.pods()
         for have in self._observer.owned(cluster, "StatefulSet"):
-            meta = have["metadata"]
-            if meta["name"] not in known and (
-                have["spec"]["replicas"] or pods.of_stateful_set(found, meta["name"])
+            meta, spec = have["metadata"], have["spec"]
+            first_id = spec.get("ordinals", {}).get("start", 0)
+            if first_ids.get(meta["name"]) != first_id and (
+                spec["replicas"] or pods.of_stateful_set(found, meta["name"])
             ):
-                return decision.pool_removed(meta["labels"].get(names.NODE_POOL, meta["name"]))
+                pool = meta["labels"].get(names.NODE_POOL, meta["name"])
+                return decision.pool_removed(pool, first_id)
         return None
 
     async def _scale_down(self, cluster: Manifest) -> ScaleDown:
