@@ -26,7 +26,8 @@ def parse_certificates(
     """Return fingerprints by kind of authority and broker, from the texts of `/metrics`.
 
     A certificate counts if all listeners of the kind have it, but for `others`, which show
-    certificates of users. Raises `ValueError` for text that is not in Prometheus' format.
+    certificates of users. A node without a listener of a kind, such as a dedicated controller, is
+    left out. Raises `ValueError` for text that is not in Prometheus' format.
     """
     found: dict[str, dict[int, Loaded]] = {kind: {} for kind in security.KINDS}
     for broker, page in pages.items():
@@ -39,6 +40,8 @@ def parse_certificates(
             )
         for kind in security.KINDS:
             mine = [n for n in own if (n in _INTERNAL) == (kind == security.CLUSTER)]
+            if own and not mine:
+                continue
             found[kind][broker] = Loaded(
                 _common([own[n] for n in own if n not in others]),
                 _common([trusted.get(n, set()) for n in mine]),

@@ -46,7 +46,7 @@ from shoal_operator.roller import PartitionState, Quorum
 from shoal_operator.user_calls import UserCalls
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
     from shoal_operator.ca_renewal import Loaded
 
@@ -177,12 +177,18 @@ class Brokers:
         metrics.BROKER_CALLS.labels(api).inc()
 
     async def cluster_state(
-        self, ids: Iterable[int], *, advertised: bool, loggers: Sequence[str] = ()
+        self,
+        ids: Iterable[int],
+        *,
+        advertised: bool,
+        loggers: Sequence[str] = (),
+        controllers: Collection[int] = (),
     ) -> ClusterState:
         """Return the cluster with its brokers' configs, disks and versions.
 
         `ids` are the brokers whose disks are read. `advertised` asks for the brokers' advertised
-        listeners too, and `loggers` for the levels of these loggers. Raises `ClientError`.
+        listeners too, and `loggers` for the levels of these loggers. `controllers` are the ids of
+        dedicated controllers, which clients cannot connect to. Raises `ClientError`.
         """
         self._count("DescribeCluster")
         about = await self._client.admin.describe_cluster(fenced=True)
@@ -193,9 +199,11 @@ class Brokers:
         registered = frozenset(broker.node_id for broker in about.brokers)
         known = registered - about.fenced
         versions, serving = await self._probes()
+        quorum = await self._quorum()
         return ClusterState(
             about.cluster_id,
-            about.controller_id,
+            # Brokers do not report a controller that clients cannot connect to.
+            quorum.leader if controllers else about.controller_id,
             {
                 e.name: e.value
                 for e in dynamic.values()
@@ -204,12 +212,12 @@ class Brokers:
             registered,
             about.fenced,
             {b.node_id: b.rack for b in about.brokers if b.rack},
-            await self._quorum(),
+            quorum,
             tuple([await self._disk(broker) for broker in ids if broker in known]),
             versions,
             await self._advertised(sorted(known)) if advertised else {},
             await self._client.admin.features(),
-            serving & known,
+            serving & known.union(controllers),
             await self._log_levels(sorted(known & set(ids)), loggers) if loggers else {},
         )
 
@@ -358,7 +366,9 @@ class Brokers:
             for v in found.voters
             if v.node_id == found.leader_id or newest - v.last_caught_up_ms < CAUGHT_UP_MS
         }
-        return Quorum(frozenset(v.node_id for v in found.voters), frozenset(current))
+        return Quorum(
+            frozenset(v.node_id for v in found.voters), frozenset(current), found.leader_id
+        )
 
     async def alter_broker_config(self, changes: Mapping[str, str | None]) -> None:
         """Set, or with None unset, cluster-wide dynamic configs. Raises `KafkaError`."""

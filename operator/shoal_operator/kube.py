@@ -249,13 +249,13 @@ class Kube:
             {**_MANAGER, "force": "true"},
         )
 
-    async def delete(self, manifest: Mapping[str, Any]) -> Manifest | None:
-        """Delete the object with this uid, and then what it owns; return None if it does not
-        exist."""
+    async def delete(self, manifest: Mapping[str, Any], *, orphan: bool = False) -> Manifest | None:
+        """Delete the object with this uid, and then what it owns unless `orphan`; return None if it
+        does not exist."""
         options = {
             "preconditions": {"uid": manifest["metadata"]["uid"]},
             # The API server would leave the pods of a Job.
-            "propagationPolicy": "Background",
+            "propagationPolicy": "Orphan" if orphan else "Background",
         }
         try:
             return await self._call("delete", _path_of(manifest), options)

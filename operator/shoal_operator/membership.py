@@ -13,7 +13,7 @@ from shoal.client.errors import KafkaError
 
 from shoal_operator import placement
 from shoal_operator.diagnostics import Diagnosis
-from shoal_operator.model import names, pod_layout
+from shoal_operator.model import names, node_pools, pod_layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -31,9 +31,9 @@ NAMED_MAX = 3
 
 
 class ScaleDown(NamedTuple):
-    """The number of pods that must run, and why it exceeds the spec's number."""
+    """The number of pods that must run, by node pool, and why it exceeds the spec's number."""
 
-    replicas: int
+    replicas: Mapping[str, int]
     diagnosis: Diagnosis | None = None
 
 
@@ -50,7 +50,7 @@ class Membership:
 
         `running` are the brokers that have a pod.
         """
-        wanted, staying = pod_layout.replicas(cluster), pod_layout.brokers(cluster)
+        wanted, staying = node_pools.replicas(cluster), pod_layout.brokers(cluster)
         present = set(running)
         extra = (state.registered | present) - set(staying)
         if not extra:
@@ -58,7 +58,7 @@ class Membership:
         partitions, still = await self._partitions()
         plan = placement.drain(still, staying, state.racks)
         if plan.unplaceable:
-            return ScaleDown(_pods_with(extra & present, wanted), _refusal(plan, cluster))
+            return ScaleDown(_pods_with(extra & present, cluster), _refusal(plan, cluster))
         await self._move(cluster, plan.moves, "BrokersDrain")
         moving = [p for p in partitions if extra & set(p.replicas)]
         left = {b for p in moving for b in p.replicas} & extra
@@ -68,7 +68,7 @@ class Membership:
                 f"Replicas of {len(moving)} partitions are being moved from {_brokers(left)}; "
                 f"{stops} stops after that."
             )
-            return ScaleDown(_pods_with(left & present, wanted), Diagnosis("ScalingDown", text))
+            return ScaleDown(_pods_with(left & present, cluster), Diagnosis("ScalingDown", text))
         for broker in sorted(extra - present - left):
             if broker in state.fenced:
                 await self._brokers.unregister(broker)
@@ -107,9 +107,9 @@ class Membership:
                 raise error
 
 
-def _pods_with(brokers: Iterable[int], wanted: int) -> int:
-    """Return the number of pods that these brokers and those of the spec need."""
-    return max([wanted, *(pod_layout.pod_of(broker) + 1 for broker in brokers)])
+def _pods_with(brokers: Iterable[int], cluster: Manifest) -> dict[str, int]:
+    """Return the numbers of pods that these brokers and those of the spec need."""
+    return node_pools.replicas(cluster, map(pod_layout.pod_of, brokers))
 
 
 def _refusal(plan: placement.Plan, cluster: Manifest) -> Diagnosis:
@@ -121,6 +121,14 @@ def _refusal(plan: placement.Plan, cluster: Manifest) -> Diagnosis:
     )
     wanted = pod_layout.replicas(cluster)
     pods = "pods" if pod_layout.per_pod(cluster) > 1 else "brokers"
+    if cluster["spec"].get("nodePools"):
+        count = len(node_pools.broker_pods(cluster))
+        return Diagnosis(
+            "ScaleDownRefused",
+            f"{count} {pods if count != 1 else pods[:-1]} would be left, but {names_of}{more} have "
+            f"replicas on more {pods} than that. Create the topics with fewer replicas, or raise "
+            "spec.replicas or the replicas of a node pool.",
+        )
     return Diagnosis(
         "ScaleDownRefused",
         f"spec.replicas is {wanted}, but {names_of}{more} have replicas on more {pods} than that. "

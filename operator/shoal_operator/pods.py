@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shoal_operator import clock, conditions, roller
-from shoal_operator.model import listeners, names, pod_layout, security
+from shoal_operator.model import listeners, names, node_pools, pod_layout, security
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
@@ -18,8 +18,13 @@ RACK_SECONDS_MIN = 15.0
 
 
 def ordinal(pod: Mapping[str, Any]) -> int:
-    """Return the pod's number in its StatefulSet."""
+    """Return the pod's number, which is the id of its first broker."""
     return int(pod["metadata"]["name"].rpartition("-")[2])
+
+
+def of_stateful_set(pods: Iterable[Mapping[str, Any]], name: str) -> list[Mapping[str, Any]]:
+    """Return the pods of a StatefulSet by their names."""
+    return [p for p in pods if p["metadata"]["name"].rpartition("-")[0] == name]
 
 
 def _containers(pod: Mapping[str, Any]) -> dict[str, int]:
@@ -127,29 +132,31 @@ def is_observed(stateful: Mapping[str, Any] | None) -> bool:
 def broker_pods(
     cluster: Manifest,
     found: Sequence[Manifest],
-    stateful: Manifest | None,
+    stateful_sets: Mapping[str, Manifest],
     state: ClusterState | None,
     services: Mapping[str, Manifest],
 ) -> list[roller.BrokerPod]:
     """Return the pods for the roller; an absent pod is not ready and needs no restart.
 
     For the roller, a pod is ready if its brokers serve clients: it checks the ISR itself.
+    `stateful_sets` are by name.
     """
     advertised = state.advertised if state else {}
     serving = state.serving if state else frozenset()
-    revision = (stateful or {}).get("status", {}).get("updateRevision", "")
     by_name = {p["metadata"]["name"]: p for p in found}
-    name = cluster["metadata"]["name"]
+    every = [(pool, number) for pool in node_pools.of(cluster) for number in pool.pods]
     out = []
-    for broker in range(pod_layout.replicas(cluster)):
-        pod = by_name.get(names.pod(name, broker))
+    for pool, broker in every:
+        pod = by_name.get(f"{pool.stateful_set}-{broker}")
         others = tuple(
-            pod_layout.broker(broker, slot) for slot in range(1, pod_layout.per_pod(cluster))
+            pod_layout.broker(broker, slot) for slot in pod_layout.slots(cluster, broker)[1:]
         )
+        dedicated = pool.is_controller
         if pod is None:
-            out.append(roller.BrokerPod(broker, False, others=others))
+            out.append(roller.BrokerPod(broker, False, others=others, controller=dedicated))
             continue
-        reason = ""
+        reason, stateful = "", stateful_sets.get(pool.stateful_set)
+        revision = (stateful or {}).get("status", {}).get("updateRevision", "")
         if pod["metadata"]["labels"].get("controller-revision-hash", "") != revision:
             reason = restart_reason(pod, stateful)
         elif any(
@@ -161,5 +168,5 @@ def broker_pods(
         elif ready_seconds(pod) > RACK_SECONDS_MIN and state:
             reason = _other_rack(pod, (broker, *others), state)
         ready = is_ready(pod) or serves(pod, serving)
-        out.append(roller.BrokerPod(broker, ready, reason, unready_seconds(pod), others))
+        out.append(roller.BrokerPod(broker, ready, reason, unready_seconds(pod), others, dedicated))
     return out

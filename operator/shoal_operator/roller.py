@@ -10,7 +10,8 @@ The algorithm, in this order:
 3. A broker that is not ready with the newest template stops the roll, since the next broker would
    probably fail too. The verdict names it.
 4. Healthy brokers restart only in maintenance windows.
-5. Healthy brokers restart in the order of their ids, the active controller last.
+5. Healthy dedicated controllers restart first, the active one last of them. Then healthy brokers
+   restart in the order of their ids. A broker that is the active controller is the last one.
 6. A broker restarts only if every partition with this broker in its ISR keeps its min ISR. A
    partition with a single replica does not block the restart, since waiting would not help. Neither
    does a partition with more replicas than pods, as far as its replicas in this pod go.
@@ -34,6 +35,7 @@ class BrokerPod:
     """A broker's pod. `restart_reason` is empty if it runs the newest template.
 
     `others` are the other brokers in the pod, which restart with it. `ready` means that all are.
+    `controller` means that the pod runs a controller, and no broker.
     """
 
     id: int
@@ -41,6 +43,7 @@ class BrokerPod:
     restart_reason: str = ""
     seconds_unready: float = 0.0
     others: tuple[int, ...] = ()
+    controller: bool = False
 
     @property
     def ids(self) -> frozenset[int]:
@@ -60,19 +63,21 @@ class PartitionState:
 
 @dataclass(frozen=True, slots=True)
 class Quorum:
-    """The controller quorum, as broker ids: the voters, and those that keep up with the leader."""
+    """The controller quorum, as node ids: the voters, and those that keep up with the leader."""
 
     voters: frozenset[int]
     current: frozenset[int]
+    leader: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Proceed:
-    """Restart this broker and the `others` of its pod."""
+    """Restart this broker and the `others` of its pod, or this dedicated controller."""
 
     broker_id: int
     reason: str
     others: tuple[int, ...] = ()
+    controller: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +133,9 @@ def next_step(
             if partitions is not None and (serving or pod.others):
                 blocked = _quorum_loss(pod.ids, quorum) or _isr_loss(pod.ids, partitions, brokers)
             if not blocked:
-                return Proceed(pod.id, pod.restart_reason, pod.others)
-        return Wait(10.0, f"without {named(pod.id, pod.others)} {blocked}", serving=serving)
+                return Proceed(pod.id, pod.restart_reason, pod.others, pod.controller)
+        pod_named = named(pod.id, pod.others, controller=pod.controller)
+        return Wait(10.0, f"without {pod_named} {blocked}", serving=serving)
 
     if broken := sorted((b for b in stale if not b.ready), key=lambda b: b.id):
         return first_allowed(broken, serving=False)
@@ -141,7 +147,7 @@ def next_step(
         return Wait(60.0, "the next maintenance window has not begun", serving=True)
     if partitions is None:
         return Wait(5.0, "no broker returns the state of the partitions")
-    candidates = sorted(stale, key=lambda b: (controller_id in b.ids, b.id))
+    candidates = sorted(stale, key=lambda b: (not b.controller, controller_id in b.ids, b.id))
     return first_allowed(candidates, serving=True)
 
 
@@ -156,14 +162,16 @@ def _wait_for_start(starting: Sequence[BrokerPod]) -> Step:
     return Wait(2.0, f"{_one_of(worst)} is not ready")
 
 
-def named(broker_id: int, others: Sequence[int]) -> str:
-    """Return the brokers of a pod for messages."""
+def named(broker_id: int, others: Sequence[int], *, controller: bool = False) -> str:
+    """Return the brokers of a pod, or a dedicated controller, for messages."""
+    if controller:
+        return f"controller {broker_id}"
     every = ", ".join(map(str, (broker_id, *others)))
     return f"brokers {every}" if others else f"broker {every}"
 
 
 def _one_of(broker: BrokerPod) -> str:
-    found = named(broker.id, broker.others)
+    found = named(broker.id, broker.others, controller=broker.controller)
     return f"one of {found}" if broker.others else found
 
 
@@ -184,12 +192,13 @@ def _isr_loss(
 
     The brokers share one of the `pods`. The result is empty if no partition would.
     """
+    places = sum(not pod.controller for pod in pods)
     for partition in partitions:
         if not ids & set(partition.isr):
             continue
         here = max(1, len(ids & set(partition.replicas)))
         # Replicas that could each have their own pod should lose only one with a pod.
-        crowded = here > 1 and len(partition.replicas) <= len(pods)
+        crowded = here > 1 and len(partition.replicas) <= places
         most = len(partition.replicas) - (1 if crowded else here)
         if len(set(partition.isr) - ids) < min(partition.isr_min, most):
             text = f"{partition.name} would fall below its min ISR"

@@ -1,9 +1,9 @@
 """An API server in memory behind the operator's port to it, and crashes of the operator.
 
 It supports objects by path, server-side apply, merge patches, conflicts and finalizers. It acts as
-the StatefulSet controller: pods appear at once and ready, and a deleted pod is recreated from the
-newest template. `Crash` is raised after the n-th change, wherever that was made; from then on no
-call of the dead operator has an effect.
+the StatefulSet controller: pods appear at once and ready, a deleted pod is recreated from the
+newest template, and pods beyond the number of replicas go. `Crash` is raised after the n-th change,
+wherever that was made; from then on no call of the dead operator has an effect.
 """
 
 from __future__ import annotations
@@ -220,7 +220,13 @@ class ApiServer(Kube):
         template, meta = stateful["spec"]["template"], stateful["metadata"]
         revision = hashlib.sha256(repr(template).encode()).hexdigest()[:10]
         stateful["status"] = {"updateRevision": revision, "observedGeneration": meta["generation"]}
-        for number in range(stateful["spec"]["replicas"]):
+        start = stateful["spec"].get("ordinals", {}).get("start", 0)
+        numbers = range(start, start + stateful["spec"]["replicas"])
+        for kind, name in [*self.objects]:
+            owner, _, end = name.rpartition("-")
+            if kind == "Pod" and owner == meta["name"] and int(end) not in numbers:
+                del self.objects[kind, name]
+        for number in numbers:
             name = f"{meta['name']}-{number}"
             if ("Pod", name) in self.objects:
                 continue

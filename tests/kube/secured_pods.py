@@ -1,4 +1,4 @@
-"""A QueueCluster with TLS as the operator renders it, run by three real brokers on this host.
+"""A QueueCluster with TLS as the operator renders it, run by real brokers on this host.
 
 The operator writes its objects into an API server in memory. The brokers get the rendered
 properties, variables and Secrets. Only host names, ports and the paths of mounts are replaced.
@@ -23,7 +23,7 @@ from shoal_operator import certificates
 from shoal_operator.brokers import Brokers
 from shoal_operator.certificates import KeyPair
 from shoal_operator.cluster.reconciler import Clusters
-from shoal_operator.model import names, security
+from shoal_operator.model import names, node_pools, pod_layout, security
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -125,8 +125,10 @@ class SecuredPods:
             self.kube.add(one)
         known = [one["port"] for one in cluster["spec"]["listeners"]]
         known += [security.REPLICATION_PORT, security.CONTROLLER_PORT, METRICS]
-        free = iter(free_ports(3 * len(known)))
-        self.ports = {(broker, port): next(free) for broker in range(3) for port in known}
+        #: The ids of the nodes, and of those that serve clients.
+        self.ids, self.of_clients = pod_layout.nodes(cluster), pod_layout.brokers(cluster)
+        free = iter(free_ports(len(self.ids) * len(known)))
+        self.ports = {(node, port): next(free) for node in self.ids for port in known}
         self.brokers: list[ShoalProcess] = []
 
     @property
@@ -150,14 +152,14 @@ class SecuredPods:
     def metrics_urls(self) -> dict[int, str]:
         """Return the base URLs of the brokers' metrics."""
         scheme = "https" if "tls" in self.resource["spec"]["metrics"] else "http"
-        return {b: f"{scheme}://127.0.0.1:{self.ports[b, METRICS]}/" for b in range(3)}
+        return {b: f"{scheme}://127.0.0.1:{self.ports[b, METRICS]}/" for b in self.ids}
 
     def start(self) -> Self:
         """Let the operator create its objects; start brokers from them, and their pods."""
         self.kube.controllers_paused = True
         asyncio.run(self.reconcile())
         self.mount()
-        self.brokers = [self._broker(number) for number in range(3)]
+        self.brokers = [self._broker(number) for number in self.ids]
         for broker in self.brokers:
             broker.launch()
         for broker in self.brokers:
@@ -207,9 +209,10 @@ class SecuredPods:
                 (folder / f"{name}.new").write_bytes(content)
                 (folder / f"{name}.new").rename(folder / name)
 
-    def _pod(self) -> Manifest:
-        """Return the pod's spec of the template."""
-        template: Manifest = self.kube.find("StatefulSet", "main-broker")["spec"]["template"]
+    def _pod(self, number: int = 0) -> Manifest:
+        """Return the spec of a pod."""
+        name, _, _ = node_pools.pod_name(self.resource, number).rpartition("-")
+        template: Manifest = self.kube.find("StatefulSet", name)["spec"]["template"]
         return dict(template["spec"])
 
     def secret(self, name: str) -> dict[str, bytes]:
@@ -233,16 +236,19 @@ class SecuredPods:
 
     def bootstrap(self, port: int) -> str:
         """Return the addresses of a listener; `port` is its port in the spec."""
-        return ",".join(f"127.0.0.1:{self.ports[number, port]}" for number in range(3))
+        return ",".join(f"127.0.0.1:{self.ports[number, port]}" for number in self.of_clients)
 
     def environment(self, number: int) -> dict[str, str]:
         """Return the variables of a broker's container, as Kubernetes sets them."""
-        fields = {"SHOAL_NODE_ID": str(number), "POD_NAME": f"main-broker-{number}"}
+        fields = {
+            "SHOAL_NODE_ID": str(number),
+            "POD_NAME": node_pools.pod_name(self.resource, number),
+        }
         return {
             e["name"]: self._local(number, e["value"])
             if "value" in e
             else fields.get(e["name"], "")
-            for e in self._pod()["containers"][0]["env"]
+            for e in self._pod(number)["containers"][0]["env"]
         }
 
     def _broker(self, number: int) -> ShoalProcess:
@@ -270,15 +276,16 @@ class SecuredPods:
         def address(found: re.Match[str]) -> str:
             return f"127.0.0.1:{self.ports[int(found['pod']), int(found['port'])]}"
 
-        text = text.replace("${env:POD_NAME}", f"main-broker-{number}")
-        text = re.sub(r"main-broker-(?P<pod>\d)\.main-brokers\.n\.svc:(?P<port>\d+)", address, text)
+        text = text.replace("${env:POD_NAME}", node_pools.pod_name(self.resource, number))
+        pod = r"main-(?:broker|pool-[a-z0-9]+)-(?P<pod>\d+)"
+        text = re.sub(rf"{pod}\.main-brokers\.n\.svc:(?P<port>\d+)", address, text)
         text = re.sub(
             r"(?<=://):(\d+)|localhost:(\d+)",
             lambda found: f"127.0.0.1:{self.ports[number, int(found[1] or found[2])]}",
             text,
         )
-        secrets = {volume["name"] for volume in self._pod()["volumes"] if "secret" in volume}
-        for mount in self._pod()["containers"][0]["volumeMounts"]:
+        secrets = {volume["name"] for volume in self._pod(number)["volumes"] if "secret" in volume}
+        for mount in self._pod(number)["containers"][0]["volumeMounts"]:
             if mount["name"] in secrets:
                 text = text.replace(mount["mountPath"], str(self.folder / mount["name"]))
         return text.replace(names.DATA_DIR, str(self.folder / f"data-{number}"))

@@ -43,11 +43,11 @@ class World:
         return self.kube.find("Pod", "main-broker-1")
 
     def seen(self, serving: frozenset[int] = BROKERS) -> Observation:
-        (stateful,) = self.kube.all("StatefulSet")
+        stateful_sets = {one["metadata"]["name"]: one for one in self.kube.all("StatefulSet")}
         state = ClusterState("id", 0, {}, BROKERS, serving=serving)
         pods = tuple(self.kube.all("Pod"))
         services = rendered.services(self.resource)
-        return Observation(self.resource, self.resource, stateful, pods, (), services, state)
+        return Observation(self.resource, self.resource, stateful_sets, pods, (), services, state)
 
     def step(self, serving: frozenset[int] = BROKERS, *isr: int) -> roller.Step:
         rows = [PartitionState("jobs-0", (0, 1, 2), isr or (0, 2), 2)]

@@ -72,6 +72,8 @@ AT_WORK = (
 STALLED = (
     "RestoreRefused",
     "NoMajority",
+    "NodePoolNotAllowed",
+    "NodePoolRemoved",
     "ConfigNotAllowed",
     "ConfigTwice",
     "TemplateNotAllowed",

@@ -192,11 +192,11 @@ def test_another_selector_of_replicas_wins(monkeypatch: pytest.MonkeyPatch) -> N
 
 def restarts(world: World, registered: Mapping[int, str]) -> list[str]:
     """Return the reason for a restart of each pod."""
-    (stateful,) = world.kube.all("StatefulSet")
+    stateful_sets = {one["metadata"]["name"]: one for one in world.kube.all("StatefulSet")}
     state = ClusterState("id", 0, {}, frozenset(range(4)), racks=registered)
     services = rendered.services(world.resource)
     found: list[BrokerPod] = pods.broker_pods(
-        world.resource, world.kube.all("Pod"), stateful, state, services
+        world.resource, world.kube.all("Pod"), stateful_sets, state, services
     )
     return [pod.restart_reason for pod in found]
 

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 from shoal_operator import __version__, diagnostics, pods, roller
 from shoal_operator.conditions import Verdict, ready_reason
 from shoal_operator.maintenance_windows import is_open
-from shoal_operator.model import broker_config, names, pod_layout, reserved_fields, security, tiered
+from shoal_operator.model import (
+    broker_config,
+    names,
+    node_pools,
+    pod_layout,
+    reserved_fields,
+    security,
+    tiered,
+)
 from shoal_operator.model import cluster as model
 
 if TYPE_CHECKING:
@@ -37,7 +45,9 @@ def refusal(cluster: Manifest, *, racks: bool = True) -> Verdict | None:
     permissions for racks.
     """
     spec = cluster["spec"]
-    if pod_layout.replicas(cluster) == 2:
+    if problem := node_pools.problem(cluster):
+        return Verdict.refused("NodePoolNotAllowed", problem)
+    if len(node_pools.voters(cluster)) == 1 and pod_layout.replicas(cluster) == 2:
         return Verdict.refused(
             "NoMajority",
             "spec.replicas cannot be 2, because neither broker has a majority alone. "
@@ -69,7 +79,7 @@ def _refused_config(spec: Mapping[str, Any]) -> Verdict | None:
         variable, name = twice
         return Verdict.refused(
             "ConfigTwice",
-            f"spec.template.pod.env sets {variable} and spec.config sets {name}, which is the same "
+            f"{variable} and spec.config sets {name}, which is the same "
             "setting. Remove one of them.",
         )
     return None
@@ -155,11 +165,6 @@ def _migration_lacks(cluster: Manifest) -> Verdict | None:
     )
 
 
-def with_replicas(cluster: Manifest, replicas: int) -> Manifest:
-    """Return the QueueCluster with another number of replicas."""
-    return {**cluster, "spec": {**cluster["spec"], "replicas": replicas}}
-
-
 def config_changes(cluster: Manifest, state: ClusterState) -> dict[str, str | None]:
     """Return the dynamic broker configs to set, or to unset with None."""
     want = broker_config.dynamic(cluster)
@@ -194,7 +199,9 @@ def level_changes(cluster: Manifest, state: ClusterState) -> dict[int, dict[str,
 
 def broker_pods(seen: Observation) -> list[roller.BrokerPod]:
     """Return the pods for the roller."""
-    return pods.broker_pods(seen.effective, seen.pods, seen.stateful_set, seen.state, seen.services)
+    return pods.broker_pods(
+        seen.effective, seen.pods, seen.stateful_sets, seen.state, seen.services
+    )
 
 
 def next_step(
@@ -252,7 +259,7 @@ def _roll_verdict(seen: Observation, step: Step, disk: Diagnosis | None) -> Verd
     if isinstance(step, roller.Done):
         return _verdict_after_roll(seen, disk)
     if isinstance(step, roller.Proceed):
-        subject = roller.named(step.broker_id, step.others).capitalize()
+        subject = roller.named(step.broker_id, step.others, controller=step.controller).capitalize()
         text = f"{subject} restart{'' if step.others else 's'}: {step.reason}."
         return Verdict(False, "Rolling", text, progressing=True)
     if isinstance(step, roller.Wait) and step.serving:
@@ -292,11 +299,22 @@ def _not_ready(seen: Observation, text: str) -> Verdict:
     before = ready_reason(seen.cluster)
     if before in _ROLL_REASONS:
         return Verdict.waiting("Restarting", text)
-    brokers = seen.cluster.get("status", {}).get("brokers", [])
-    lost = {b["id"] for b in brokers if b["ready"]} - seen.ready_brokers
+    status = seen.cluster.get("status", {})
+    nodes = [*status.get("brokers", []), *status.get("controllers", [])]
+    lost = {node["id"] for node in nodes if node["ready"]} - seen.ready_brokers
     if lost or before == "BrokerNotReady":
         return Verdict.blocked("BrokerNotReady", text)
     return Verdict.waiting("Starting", text)
+
+
+def pool_removed(name: str, first_id: int) -> Verdict:
+    """Return the verdict on a pool that was removed from the spec while it had pods."""
+    return Verdict.refused(
+        "NodePoolRemoved",
+        f"Pool {name!r} was removed from spec.nodePools and still has pods, whose brokers may hold "
+        f"replicas. Add it again with firstNodeId {first_id} and replicas 0, and remove it when "
+        "status.nodePools has 0 replicas for it.",
+    )
 
 
 def no_address(services: Sequence[str]) -> Verdict:

@@ -8,7 +8,7 @@ from shoal_operator.diagnostics import Diagnosis
 from shoal_operator.drift import APPLIED, has_drifted, marked
 from shoal_operator.kube import Kube, KubeError
 from shoal_operator.model import cluster as model
-from shoal_operator.model import listeners
+from shoal_operator.model import listeners, node_pools
 from shoal_operator.quantities import size_bytes
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from shoal_operator.cluster.observation import Observer
     from shoal_operator.model.names import Manifest
+    from shoal_operator.model.node_pools import NodePool
     from shoal_operator.store import Store
 
 
@@ -61,6 +62,7 @@ class ClusterObjects:
             self._operator_namespace,
             openshift=self._openshift,
         )
+        self.not_grown = None
         for want in wanted:
             await self._apply(cluster, want)
         keys = {(w["kind"], w["metadata"]["name"]) for w in wanted}
@@ -69,6 +71,12 @@ class ClusterObjects:
                 if (kind, have["metadata"]["name"]) not in keys:
                     await self._kube.delete(have)
                     self._store.drop(have)
+        pools = {pool.stateful_set for pool in node_pools.of(cluster)}
+        for have in self._observer.owned(cluster, "StatefulSet"):
+            if have["metadata"]["name"] not in pools:
+                # Its pool was removed when it had no pods. The volume claims stay.
+                await self._kube.delete(have, orphan=True)
+                self._store.drop(have)
         return []
 
     async def _apply(self, cluster: Manifest, want: Manifest) -> None:
@@ -76,8 +84,9 @@ class ClusterObjects:
         have = self._store.get(want["kind"], meta["namespace"], meta["name"])
         if want["kind"] == "StatefulSet" and have:
             # Claim templates are immutable, so the claims themselves are changed.
-            await self._grow_claims(cluster)
-            await self._label_claims(cluster, have["spec"]["volumeClaimTemplates"])
+            (pool,) = [p for p in node_pools.of(cluster) if p.stateful_set == meta["name"]]
+            await self._grow_claims(cluster, pool)
+            await self._label_claims(cluster, pool, have["spec"]["volumeClaimTemplates"])
             kept = {"volumeClaimTemplates": have["spec"]["volumeClaimTemplates"]}
             want = {**want, "spec": {**want["spec"], **kept}}
         want = marked(want)
@@ -90,13 +99,15 @@ class ClusterObjects:
         self._applied[key] = (digest, made["metadata"]["resourceVersion"])
         self._store.put(made)
 
-    async def _label_claims(self, cluster: Manifest, templates: Sequence[Manifest]) -> None:
-        """Give the volume claims the labels and annotations of the spec.
+    async def _label_claims(
+        self, cluster: Manifest, pool: NodePool, templates: Sequence[Manifest]
+    ) -> None:
+        """Give the volume claims of a pool the labels and annotations of the spec.
 
         `templates` are the claim templates, whose labels and annotations new claims have.
         """
-        wanted = model.claim_metadata(cluster)
-        for claim in self._observer.claims(cluster):
+        wanted = model.claim_metadata(node_pools.view(cluster, pool), pool)
+        for claim in self._observer.claims(cluster, pool):
             identity = {key: claim["metadata"][key] for key in ("name", "namespace")}
             want = marked(
                 {
@@ -121,11 +132,10 @@ class ClusterObjects:
                 await self._kube.merge(claim, {"metadata": stale})
             self._store.put(await self._kube.apply(want))
 
-    async def _grow_claims(self, cluster: Manifest) -> None:
-        """Raise the requests of the volume claims to `spec.storage.size`."""
-        size = cluster["spec"]["storage"]["size"]
-        self.not_grown = None
-        for claim in self._observer.claims(cluster):
+    async def _grow_claims(self, cluster: Manifest, pool: NodePool) -> None:
+        """Raise the requests of a pool's volume claims to its `storage.size`."""
+        size = node_pools.view(cluster, pool)["spec"]["storage"]["size"]
+        for claim in self._observer.claims(cluster, pool):
             name = claim["metadata"]["name"]
             if size_bytes(claim["spec"]["resources"]["requests"]["storage"]) >= size_bytes(size):
                 continue

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from shoal.client.errors import ClientError
 
 from shoal_operator import pods
-from shoal_operator.model import broker_config, listeners, names, pod_layout, tiered
+from shoal_operator.model import broker_config, listeners, names, node_pools, pod_layout, tiered
 from shoal_operator.model import cluster as model
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from shoal_operator.broker_states import ClusterState
     from shoal_operator.brokers import Brokers
     from shoal_operator.model.names import Manifest
+    from shoal_operator.model.node_pools import NodePool
     from shoal_operator.store import Store
     from shoal_operator.tiered_health import TieredHealth
 
@@ -32,7 +33,8 @@ class Observation:
 
     cluster: Manifest
     effective: Manifest
-    stateful_set: Manifest | None
+    #: The StatefulSets of the node pools by name.
+    stateful_sets: Mapping[str, Manifest]
     pods: tuple[Manifest, ...]
     claims: tuple[Manifest, ...]
     services: Mapping[str, Manifest]
@@ -46,7 +48,7 @@ class Observation:
 
     @property
     def ready_brokers(self) -> set[int]:
-        """The ids of the brokers whose container is ready."""
+        """The ids of the nodes whose container is ready."""
         return {
             broker
             for pod in self.pods
@@ -84,7 +86,7 @@ class Observer:
         return Observation(
             cluster,
             effective,
-            self.stateful_set(),
+            self.stateful_sets(effective),
             tuple(self.pods()),
             tuple(self.claims(cluster)),
             self.services(cluster),
@@ -95,8 +97,16 @@ class Observer:
         )
 
     def stateful_set(self) -> Manifest | None:
-        """Return the brokers' StatefulSet."""
+        """Return the StatefulSet of the cluster's own pool, which every cluster has."""
         return self._store.get("StatefulSet", self._namespace, names.stateful_set(self._name))
+
+    def stateful_sets(self, cluster: Manifest) -> dict[str, Manifest]:
+        """Return the StatefulSets of the node pools of this spec, by name."""
+        found = {
+            pool.stateful_set: self._store.get("StatefulSet", self._namespace, pool.stateful_set)
+            for pool in node_pools.of(cluster)
+        }
+        return {name: one for name, one in found.items() if one}
 
     def pods(self) -> list[Manifest]:
         """Return the brokers' pods."""
@@ -135,26 +145,31 @@ class Observer:
             one.rpartition(":")[0].strip("[]") for text in servers for one in text.split(",") if one
         ]
 
-    def claims(self, cluster: Manifest) -> list[Manifest]:
-        """Return the volume claims of the brokers of this spec."""
+    def claims(self, cluster: Manifest, pool: NodePool | None = None) -> list[Manifest]:
+        """Return the volume claims of the nodes of this spec, or of one pool."""
         wanted = [
-            names.claim(self._name, pod_layout.pod_of(b), pod_layout.volume(pod_layout.slot_of(b)))
-            for b in pod_layout.brokers(cluster)
+            names.claim(f"{one.stateful_set}-{pod}", pod_layout.volume(slot))
+            for one in node_pools.of(cluster)
+            if pool in (None, one)
+            for pod in one.pods
+            for slot in pod_layout.slots(cluster, pod)
         ]
         found = [self._store.get("PersistentVolumeClaim", self._namespace, n) for n in wanted]
         return [{**c, "apiVersion": "v1", "kind": "PersistentVolumeClaim"} for c in found if c]
 
     async def cluster_state(self, cluster: Manifest) -> ClusterState | None:
         """Ask the brokers of this spec for the cluster's state; None if none answers."""
-        ids = pod_layout.brokers(cluster)
+        ids, dedicated = pod_layout.brokers(cluster), node_pools.controllers(cluster)
         await self._brokers.set_addresses(
-            model.bootstrap_servers(cluster), {b: model.http_url(cluster, b, "") for b in ids}
+            model.bootstrap_servers(cluster),
+            {b: model.http_url(cluster, b, "") for b in pod_layout.nodes(cluster)},
         )
         try:
             state = await self._brokers.cluster_state(
                 ids,
                 advertised=bool(listeners.external(cluster)),
                 loggers=broker_config.loggers(cluster),
+                controllers=dedicated.pods if dedicated else (),
             )
         except ClientError:
             self._reachable, self._tiered = False, None

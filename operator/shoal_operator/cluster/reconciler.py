@@ -23,7 +23,14 @@ from shoal_operator.conditions import Verdict, is_ready, is_seen
 from shoal_operator.diagnostics import Diagnosis
 from shoal_operator.kube import Kube, KubeError
 from shoal_operator.membership import Membership, ScaleDown
-from shoal_operator.model import broker_config, broker_pod, external, names, pod_layout, security
+from shoal_operator.model import (
+    broker_config,
+    broker_pod,
+    external,
+    names,
+    node_pools,
+    security,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -145,13 +152,17 @@ class Clusters:
             await self._report(cluster, refused)
             await self._keep_certificates(resolved)
             return None
+        if removed := self._removed_pool(resolved):
+            await self._report(cluster, removed)
+            await self._keep_certificates(resolved)
+            return RETRY_SECONDS_MAX
         try:
             resolved = await self._secure(resolved)
             if restoring := await self._restores.reconcile(resolved):
                 await self._report(cluster, restoring)
                 return RETRY_SECONDS if restoring.progressing else RETRY_SECONDS_MAX
             scale_down = await self._scale_down(resolved)
-            effective = decision.with_replicas(resolved, scale_down.replicas)
+            effective = node_pools.with_replicas(resolved, scale_down.replicas)
             pending = await self._objects.apply(effective)
         except AuthorityLost as error:
             found = Verdict.blocked if error.waits else Verdict.refused
@@ -168,7 +179,11 @@ class Clusters:
         if pending:
             await self._report(cluster, decision.no_address(pending))
             return self._pacing.seconds(roller.Wait(STEADY_SECONDS, ""), None)
-        if not pods.is_observed(self._observer.stateful_set()):
+        return await self._start(cluster, effective, scale_down)
+
+    async def _start(self, cluster: Manifest, effective: Manifest, scale_down: ScaleDown) -> float:
+        """Let the brokers of written objects start, and roll them."""
+        if not all(map(pods.is_observed, self._observer.stateful_sets(effective).values())):
             return await self._wait_until_observed(cluster)
         self._unobserved_ms = None
         if starting := await self._restores.end():
@@ -265,18 +280,43 @@ class Clusters:
             await self._report(cluster, verdict)
         return RETRY_SECONDS
 
+    def _removed_pool(self, cluster: Manifest) -> Verdict | None:
+        """Return the verdict on a pool that has pods, and that the spec no longer has, or has with
+        other ids."""
+        first_ids = {pool.stateful_set: pool.first_id for pool in node_pools.of(cluster)}
+        found = self._observer.pods()
+        for have in self._observer.owned(cluster, "StatefulSet"):
+            meta, spec = have["metadata"], have["spec"]
+            first_id = spec.get("ordinals", {}).get("start", 0)
+            if first_ids.get(meta["name"]) != first_id and (
+                spec["replicas"] or pods.of_stateful_set(found, meta["name"])
+            ):
+                pool = meta["labels"].get(names.NODE_POOL, meta["name"])
+                return decision.pool_removed(pool, first_id)
+        return None
+
     async def _scale_down(self, cluster: Manifest) -> ScaleDown:
         """Return how many pods must run now; it exceeds the spec's number while they drain."""
-        wanted, found = pod_layout.replicas(cluster), self._observer.pods()
-        running = {broker for p in found for broker in pods.broker_readiness(p)}
-        stateful_set = self._observer.stateful_set() or {}
-        current = int(stateful_set.get("spec", {}).get("replicas", 0))
-        have = max([wanted, current, *(pods.ordinal(p) + 1 for p in found)])
+        wanted, found = node_pools.replicas(cluster), self._observer.pods()
+        running = {
+            broker
+            for p in found
+            for broker in pods.broker_readiness(p)
+            if not node_pools.is_controller(cluster, pods.ordinal(p))
+        }
+        sets = self._observer.stateful_sets(cluster)
+        current = [
+            pool.first_id + number
+            for pool in node_pools.of(cluster)
+            if pool.stateful_set in sets
+            for number in range(sets[pool.stateful_set]["spec"]["replicas"])
+        ]
+        have = node_pools.replicas(cluster, [*current, *map(pods.ordinal, found)])
         if have == wanted and not self._observer.has_extra_brokers:
             return ScaleDown(wanted)
         text = "Brokers keep running until the cluster answers which partitions they have."
         unknown = ScaleDown(have, Diagnosis("ScalingDown", text))
-        state = await self._observer.cluster_state(decision.with_replicas(cluster, have))
+        state = await self._observer.cluster_state(node_pools.with_replicas(cluster, have))
         if state is None:
             return unknown
         try:
@@ -351,7 +391,7 @@ class Clusters:
         """Delete the pod that the roller names; its StatefulSet creates it again."""
         if not isinstance(step, roller.Proceed):
             return
-        name = names.pod(self._name, step.broker_id)
+        name = node_pools.pod_name(cluster, step.broker_id)
         pod = self._observer.pod(name)
         if pod is None:
             return

@@ -12,6 +12,7 @@ from shoal_operator.model import (
     broker_pod,
     listeners,
     names,
+    node_pools,
     pod_layout,
     security,
     tiered,
@@ -20,37 +21,35 @@ from shoal_operator.model import cluster as model
 from shoal_operator.statuses import Statuses, transition_key
 
 if TYPE_CHECKING:
+    from shoal_operator.broker_states import ClusterState
     from shoal_operator.cluster.observation import Observation
     from shoal_operator.kube import Kube
     from shoal_operator.model.names import Manifest
+    from shoal_operator.model.node_pools import NodePool
     from shoal_operator.store import Store
 
 
 def fields(seen: Observation, default_image: str) -> dict[str, Any]:
     """Return the fields of the status besides its conditions. Pure."""
     cluster, state = seen.cluster, seen.state
-    brokers = [(b, ready, p) for p in seen.pods for b, ready in pods.broker_readiness(p).items()]
-    ready = sum(ready for _, ready, _ in brokers)
+    dedicated = [p for p in seen.pods if node_pools.is_controller(cluster, pods.ordinal(p))]
+    brokers = [p for p in seen.pods if p not in dedicated]
+    ready = sum(ready for p in brokers for ready in pods.broker_readiness(p).values())
+    (own, *others) = [_pool(seen, pool) for pool in node_pools.of(cluster)]
     found: dict[str, Any] = {
-        "replicas": len(seen.pods),
-        "readyReplicas": sum(map(pods.is_ready, seen.pods)),
+        "replicas": own["replicas"],
+        "readyReplicas": own["readyReplicas"],
         "brokersReady": f"{ready}/{len(pod_layout.brokers(cluster))}",
         "selector": names.selector_text(names.selector(cluster["metadata"]["name"])),
         "image": broker_pod.image(cluster, default_image),
         "bootstrapServers": model.bootstrap_servers(cluster),
         "listeners": _listeners(seen),
-        "brokers": [
-            {
-                "id": broker,
-                "pod": p["metadata"]["name"],
-                "ready": ready,
-                "node": p["spec"].get("nodeName", ""),
-                "version": state.versions.get(broker, "") if state else "",
-                "configHash": p["metadata"]["annotations"].get(names.CONFIG_HASH, ""),
-            }
-            for broker, ready, p in brokers
-        ],
+        "brokers": [row for p in brokers for row in _nodes(p, state)],
     }
+    if dedicated:
+        found["controllers"] = [row for p in dedicated for row in _nodes(p, state)]
+    if others or cluster.get("status", {}).get("nodePools"):
+        found["nodePools"] = others
     if seen.tiered:
         found["tieredStorage"] = seen.tiered.status()
     if seen.certificates:
@@ -69,6 +68,33 @@ def fields(seen: Observation, default_image: str) -> dict[str, Any]:
         if state.versions:
             found["version"] = ", ".join(sorted(set(state.versions.values())))
     return found
+
+
+def _nodes(pod: Manifest, state: ClusterState | None) -> list[Manifest]:
+    """Return the rows of a pod's nodes."""
+    return [
+        {
+            "id": node,
+            "pod": pod["metadata"]["name"],
+            "ready": ready,
+            "node": pod["spec"].get("nodeName", ""),
+            "version": state.versions.get(node, "") if state else "",
+            "configHash": pod["metadata"]["annotations"].get(names.CONFIG_HASH, ""),
+        }
+        for node, ready in pods.broker_readiness(pod).items()
+    ]
+
+
+def _pool(seen: Observation, pool: NodePool) -> Manifest:
+    """Return the row of a pool."""
+    found = pods.of_stateful_set(seen.pods, pool.stateful_set)
+    return {
+        "name": pool.name,
+        "roles": sorted(pool.roles),
+        "firstNodeId": pool.first_id,
+        "replicas": len(found),
+        "readyReplicas": sum(map(pods.is_ready, found)),
+    }
 
 
 def _listeners(seen: Observation) -> list[Manifest]:

@@ -12,13 +12,11 @@ import re
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from shoal_operator.model import listeners, names, pod_layout, security, tiered
+from shoal_operator.model import listeners, names, node_pools, pod_layout, security, tiered
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-#: Name and port of the controller listener.
-VOTERS_MAX = 3
 #: Consumers that send their rack read from a replica there (KIP-392).
 REPLICA_SELECTOR = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 #: UUID namespace of generated cluster ids.
@@ -135,11 +133,20 @@ def first_reserved(spec: Mapping[str, Any]) -> tuple[str, str] | None:
     for name in sorted(spec.get("config", {})):
         if remedy := reserved(name):
             return f"spec.config.{name}", remedy
-    for entry in spec.get("template", {}).get("pod", {}).get("env", []):
+    for path, entry in _environments(spec):
         if found := _reserved_variable(entry["name"]):
             name, remedy = found
-            return f"spec.template.pod.env {entry['name']} ({name})", remedy
+            return f"{path} {entry['name']} ({name})", remedy
     return None
+
+
+def _environments(spec: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the variables of all pod templates, each with the path of its list."""
+    templates = {"spec": spec}
+    templates |= {f"spec.nodePools[{one['name']}]": one for one in spec.get("nodePools", [])}
+    for path, of in templates.items():
+        for entry in of.get("template", {}).get("pod", {}).get("env", []):
+            yield f"{path}.template.pod.env", entry
 
 
 def _reserved_variable(given: str) -> tuple[str, str] | None:
@@ -179,25 +186,35 @@ def variable(name: str) -> str:
 
 
 def set_twice(spec: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return a variable of the pod template and its config if `spec.config` has that too.
+    """Return a variable of a pod template, with its path, and its config if `spec.config` has that
+    too.
 
     The broker would silently prefer the variable over its file.
     """
-    env = spec.get("template", {}).get("pod", {}).get("env", [])
     names_of = {variable(name): name for name in spec.get("config", {})}
-    return next(((e["name"], names_of[e["name"]]) for e in env if e["name"] in names_of), None)
+    for path, entry in _environments(spec):
+        if name := names_of.get(entry["name"]):
+            return f"{path} sets {entry['name']}", name
+    return None
 
 
-def properties(cluster: Mapping[str, Any], slot: int = 0) -> str:
-    """Return the static configs of all brokers in a slot; slots differ in their ports."""
-    spec = cluster["spec"]
+def properties(
+    cluster: Mapping[str, Any], slot: int = 0, *, pool: node_pools.NodePool | None = None
+) -> str:
+    """Return the static configs of all brokers in a slot; slots differ in their ports.
+
+    `cluster` is the pool's view; the cluster's own pool is the default.
+    """
+    spec, pool = cluster["spec"], pool or node_pools.of(cluster)[0]
     given = {n["name"].upper(): pod_layout.port(n["port"], slot) for n in spec["listeners"]}
     controllers = security.controllers(cluster)
     ports = given | {one.name.upper(): one.port for one in controllers}
     # Replicas in one pod would fail together, so pods count, not brokers.
-    replication = min(pod_layout.replicas(cluster), 3)
+    replication = min(len(node_pools.broker_pods(cluster)), 3)
     # Only brokers in slot 0 are controllers.
     listening = given if slot else ports
+    if pool.is_controller:
+        listening = {one.name.upper(): one.port for one in controllers}
     lines = {
         "listeners": ",".join(f"{name}://:{port}" for name, port in listening.items()),
         "listener.security.protocol.map": ",".join(map(":".join, _protocols(cluster).items())),
@@ -213,6 +230,9 @@ def properties(cluster: Mapping[str, Any], slot: int = 0) -> str:
         "default.replication.factor": str(replication),
         "min.insync.replicas": str(max(1, replication - 1)),
     }
+    if pool.is_controller:
+        # A node may only name a listener that it has.
+        del lines["inter.broker.listener.name"]
     if spec.get("rack"):
         lines["replica.selector.class"] = REPLICA_SELECTOR
     lines |= security.properties(cluster)
@@ -228,19 +248,19 @@ def _protocols(cluster: Mapping[str, Any]) -> dict[str, str]:
 
 
 def of_broker(cluster: Mapping[str, Any], broker_id: int, advertised: str) -> str:
-    """Return the configs of one broker.
+    """Return the configs of one broker. `advertised` is empty for a dedicated controller.
 
     They are not part of the hash that restarts brokers: the metadata log has the voters, and the
     roller compares the advertised addresses.
     """
-    first, wanted = first_voters(cluster), wanted_voters(cluster)
+    first, wanted = first_voters(cluster), node_pools.voters(cluster)
     lines = {
-        "advertised.listeners": advertised,
         "shoal.cluster.id": cluster_id(cluster),
-        # Ids below VOTERS_MAX are all in slot 0.
-        "process.roles": "broker,controller" if broker_id < VOTERS_MAX else "broker",
+        "process.roles": ",".join(_roles(cluster, broker_id)),
         "controller.quorum.voters": ",".join(_voter(cluster, voter) for voter in first),
     }
+    if advertised:
+        lines["advertised.listeners"] = advertised
     # Running brokers get a change as a dynamic config; a broker that starts has it from the start.
     lines |= tiered.sealing(cluster)
     if "PLAINTEXT" in _protocols(cluster).values():
@@ -249,29 +269,33 @@ def of_broker(cluster: Mapping[str, Any], broker_id: int, advertised: str) -> st
     if broker_id in wanted and len(wanted) > 1:
         # A voter that starts later or with an empty volume joins the quorum automatically.
         lines["controller.quorum.auto.join.enable"] = "true"
-    if pod_layout.per_pod(cluster) > 1 and not cluster["spec"].get("rack"):
-        lines["broker.rack"] = names.pod(cluster["metadata"]["name"], pod_layout.pod_of(broker_id))
+    if pod_layout.per_pod(cluster) > 1 and not cluster["spec"].get("rack") and advertised:
+        lines["broker.rack"] = node_pools.pod_name(cluster, pod_layout.pod_of(broker_id))
     if pod_layout.slot_of(broker_id):
         # The pod's number, which Kubernetes passes to containers, is the id in slot 0 only.
         lines["node.id"] = str(broker_id)
     return _file(lines)
 
 
-def wanted_voters(cluster: Mapping[str, Any]) -> list[int]:
-    """Return the wanted voters, at most three, so that more brokers do not change them."""
-    return list(range(VOTERS_MAX if pod_layout.replicas(cluster) >= VOTERS_MAX else 1))
+def _roles(cluster: Mapping[str, Any], broker_id: int) -> list[str]:
+    """Return the roles of a node. Controllers are all in slot 0."""
+    pool = node_pools.of_pod(cluster, pod_layout.pod_of(broker_id))
+    if pool is None or len(pool.roles) == 1:
+        return sorted(pool.roles) if pool else [node_pools.BROKER]
+    combined = [node_pools.BROKER, node_pools.CONTROLLER]
+    return combined if broker_id < node_pools.VOTERS_MAX else combined[:1]
 
 
 def first_voters(cluster: Mapping[str, Any]) -> list[int]:
     """Return the current voters, or the wanted ones before the cluster has started."""
-    return cluster.get("status", {}).get("quorumVoters") or wanted_voters(cluster)
+    return cluster.get("status", {}).get("quorumVoters") or node_pools.voters(cluster)
 
 
 def _voter(cluster: Mapping[str, Any], broker_id: int) -> str:
     meta = cluster["metadata"]
     domain = f"{names.headless(meta['name'])}.{meta['namespace']}.svc"
     port = security.controllers(cluster)[0].port
-    return f"{broker_id}@{names.pod(meta['name'], broker_id)}.{domain}:{port}"
+    return f"{broker_id}@{node_pools.pod_name(cluster, broker_id)}.{domain}:{port}"
 
 
 def cluster_id(cluster: Mapping[str, Any]) -> str:

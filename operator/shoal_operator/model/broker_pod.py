@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal_operator.model import broker_config, listeners, names, pod_layout, rack, security, tiered
+from shoal_operator.model import (
+    broker_config,
+    listeners,
+    names,
+    node_pools,
+    pod_layout,
+    rack,
+    security,
+    tiered,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,9 +75,14 @@ def config_file(pod: int | str, slot: int) -> str:
 
 
 def template(
-    cluster: Mapping[str, Any], default_image: str, pull_policy: str, *, openshift: bool
+    cluster: Mapping[str, Any],
+    default_image: str,
+    pull_policy: str,
+    *,
+    pool: node_pools.NodePool,
+    openshift: bool,
 ) -> Manifest:
-    """Return the template of the brokers' pods.
+    """Return the template of a pool's pods. `cluster` is the pool's view.
 
     `pull_policy` belongs to `default_image`. With `openshift`, the platform assigns user, group and
     seccomp profile.
@@ -77,7 +91,7 @@ def template(
     over = spec.get("template", {}).get("pod", {})
     annotations = {
         **over.get("annotations", {}),
-        names.CONFIG_HASH: broker_config.digest(broker_config.properties(cluster)),
+        names.CONFIG_HASH: broker_config.digest(broker_config.properties(cluster, pool=pool)),
         "prometheus.io/scrape": str(spec["metrics"].get("enabled", True)).lower(),
         "prometheus.io/port": str(spec["metrics"]["port"]),
     }
@@ -96,10 +110,11 @@ def template(
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": over.get("terminationGracePeriodSeconds", 60),
         "securityContext": over.get("securityContext", _security_context(openshift=openshift)),
-        "topologySpreadConstraints": over.get("topologySpreadConstraints") or _spread(cluster),
+        "topologySpreadConstraints": over.get("topologySpreadConstraints")
+        or _spread(cluster, pool),
         "containers": [
             *(
-                _container(cluster, default_image, pull_policy, slot)
+                _container(cluster, pool, default_image, pull_policy, slot)
                 for slot in range(pod_layout.per_pod(cluster))
             ),
             *sidecars,
@@ -109,7 +124,7 @@ def template(
             {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
         ],
     }
-    for volume, secret, _ in (*security.volumes(cluster), *tiered.volumes(cluster)):
+    for volume, secret, _ in _secrets(cluster, pool):
         source: Manifest = {"secretName": secret, "defaultMode": SECRET_MODE}
         if volume == security.METRICS_TOKEN:
             # Brokers start without it, and then show their metrics to nobody.
@@ -126,7 +141,7 @@ def template(
         pod["initContainers"] = [first, *pod.get("initContainers", [])]
     if spec.get("imagePullSecrets"):
         pod["imagePullSecrets"] = spec["imagePullSecrets"]
-    labels = {**over.get("labels", {}), **names.labels(name)}
+    labels = {**over.get("labels", {}), **names.labels(name), **node_pools.labels(pool)}
     return {"metadata": {"labels": labels, "annotations": annotations}, "spec": pod}
 
 
@@ -138,7 +153,8 @@ def _security_context(*, openshift: bool) -> Manifest:
     return {**common, **ids, "seccompProfile": {"type": "RuntimeDefault"}}
 
 
-def _spread(cluster: Mapping[str, Any]) -> list[Manifest]:
+def _spread(cluster: Mapping[str, Any], pool: node_pools.NodePool) -> list[Manifest]:
+    selector = names.selector(cluster["metadata"]["name"]) | node_pools.labels(pool)
     keys = ["kubernetes.io/hostname", ZONE]
     key = rack.topology_key(cluster)
     if key and key not in keys:
@@ -148,14 +164,18 @@ def _spread(cluster: Mapping[str, Any]) -> list[Manifest]:
             "maxSkew": 1,
             "topologyKey": key,
             "whenUnsatisfiable": "ScheduleAnyway",
-            "labelSelector": {"matchLabels": names.selector(cluster["metadata"]["name"])},
+            "labelSelector": {"matchLabels": selector},
         }
         for key in keys
     ]
 
 
 def _container(
-    cluster: Mapping[str, Any], default_image: str, pull_policy: str, slot: int
+    cluster: Mapping[str, Any],
+    pool: node_pools.NodePool,
+    default_image: str,
+    pull_policy: str,
+    slot: int,
 ) -> Manifest:
     spec = cluster["spec"]
     over = spec.get("template", {}).get("pod", {})
@@ -174,9 +194,10 @@ def _container(
         "image": image(cluster, default_image),
         "imagePullPolicy": spec.get("imagePullPolicy") or policy,
         "args": ["server", "--log-json", "--config", config],
-        "env": _environment(cluster, number, slot),
+        "env": _environment(cluster, pool, number, slot),
         "ports": [
-            {"name": name, "containerPort": port} for name, port in ports(cluster, slot).items()
+            {"name": name, "containerPort": port}
+            for name, port in ports(cluster, slot, pool).items()
         ],
         "volumeMounts": [
             {"name": pod_layout.volume(slot), "mountPath": names.DATA_DIR},
@@ -192,7 +213,7 @@ def _container(
         "readinessProbe": probe("/readyz?in-sync", periodSeconds=1, failureThreshold=3),
         "livenessProbe": probe("/healthz", periodSeconds=10, failureThreshold=6),
     }
-    for volume, _, path in (*security.volumes(cluster), *tiered.volumes(cluster)):
+    for volume, _, path in _secrets(cluster, pool):
         mount = {"name": volume, "mountPath": path, "readOnly": True}
         container["volumeMounts"].append(mount)
     container["volumeMounts"] += over.get("volumeMounts", [])
@@ -207,10 +228,10 @@ def _container(
     return container
 
 
-def ports(cluster: Mapping[str, Any], slot: int) -> dict[str, int]:
-    """Return the ports of the container in a slot by name."""
+def ports(cluster: Mapping[str, Any], slot: int, pool: node_pools.NodePool) -> dict[str, int]:
+    """Return the ports of a pool's container in a slot by name."""
     spec = cluster["spec"]
-    given = {n["name"]: n["port"] for n in spec["listeners"]}
+    given = {} if pool.is_controller else {n["name"]: n["port"] for n in spec["listeners"]}
     # Only brokers in slot 0 are controllers.
     own = {n.name: n.port for n in security.controllers(cluster)} if not slot else {}
     metrics = {READY_PORT_NAME: spec["metrics"]["port"]}
@@ -220,7 +241,18 @@ def ports(cluster: Mapping[str, Any], slot: int) -> dict[str, int]:
     }
 
 
-def _environment(cluster: Mapping[str, Any], number: str, slot: int) -> list[Manifest]:
+def _secrets(cluster: Mapping[str, Any], pool: node_pools.NodePool) -> list[tuple[str, str, str]]:
+    """Return the name, the Secret and the mount path of volumes with Secrets.
+
+    Controllers do not reach the object store.
+    """
+    of_store = [] if pool.is_controller else tiered.volumes(cluster)
+    return [*security.volumes(cluster), *of_store]
+
+
+def _environment(
+    cluster: Mapping[str, Any], pool: node_pools.NodePool, number: str, slot: int
+) -> list[Manifest]:
     """Return a container's environment; `number` is the variable with the pod's number."""
     fields = {
         listeners.POD_NAME: "metadata.name",
@@ -237,6 +269,6 @@ def _environment(cluster: Mapping[str, Any], number: str, slot: int) -> list[Man
     # `kubectl exec` runs `shoal` as the brokers, which are super users.
     client = security.shoal_environment(cluster, slot).items()
     given += [{"name": name, "value": value} for name, value in client]
-    given += tiered.environment(cluster)
+    given += [] if pool.is_controller else tiered.environment(cluster)
     taken = {e["name"] for e in given}
     return [*given, *(e for e in own if e["name"] not in taken)]

@@ -1,6 +1,7 @@
 """The Kubernetes objects of a QueueCluster.
 
-The StatefulSet's update strategy is OnDelete: only the operator's roller restarts brokers.
+Each node pool has a StatefulSet. Its update strategy is OnDelete: only the operator's roller
+restarts brokers.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from shoal_operator.model import (
     external,
     listeners,
     names,
+    node_pools,
     pod_layout,
     restore,
     security,
@@ -53,10 +55,14 @@ def manifests(
     ]
     if cluster["spec"].get("networkPolicy", {}).get("enabled", True):
         objects.append(_network_policy(cluster, operator_namespace))
-    template = broker_pod.template(cluster, default_image, pull_policy, openshift=openshift)
-    if restore.id_of(cluster):
-        template = restore.template(cluster, template)
-    objects.append(_stateful_set(cluster, template))
+    for pool in node_pools.of(cluster):
+        view = node_pools.view(cluster, pool)
+        template = broker_pod.template(
+            view, default_image, pull_policy, pool=pool, openshift=openshift
+        )
+        if restore.id_of(view):
+            template = restore.template(view, template)
+        objects.append(_stateful_set(view, pool, template))
     return objects
 
 
@@ -75,7 +81,8 @@ def bootstrap_servers(cluster: Mapping[str, Any]) -> str:
 def http_url(cluster: Mapping[str, Any], broker_id: int, path: str = "metrics") -> str:
     """Return the URL of a broker's metrics or health checks inside the Kubernetes cluster."""
     meta = cluster["metadata"]
-    host = f"{names.pod(meta['name'], pod_layout.pod_of(broker_id))}.{names.headless(meta['name'])}"
+    pod = node_pools.pod_name(cluster, pod_layout.pod_of(broker_id))
+    host = f"{pod}.{names.headless(meta['name'])}"
     port = pod_layout.port(cluster["spec"]["metrics"]["port"], pod_layout.slot_of(broker_id))
     scheme = "https" if security.has_metrics_tls(cluster) else "http"
     return f"{scheme}://{host}.{meta['namespace']}.svc:{port}/{path}"
@@ -108,16 +115,16 @@ def _service_account(cluster: Mapping[str, Any]) -> Manifest:
 def _config_map(cluster: Mapping[str, Any], services: listeners.Services) -> Manifest:
     """Return the ConfigMap with a properties file for each broker."""
     name = names.stateful_set(cluster["metadata"]["name"])
-    common = [
-        broker_config.properties(cluster, slot) for slot in range(pod_layout.per_pod(cluster))
-    ]
-    data = {
-        broker_pod.config_file(pod_layout.pod_of(broker), pod_layout.slot_of(broker)): common[
-            pod_layout.slot_of(broker)
-        ]
-        + broker_config.of_broker(cluster, broker, listeners.advertised(cluster, broker, services))
-        for broker in pod_layout.brokers(cluster)
-    }
+    data = {}
+    for pool in node_pools.of(cluster):
+        view = node_pools.view(cluster, pool)
+        for slot in range(pod_layout.per_pod(view)):
+            common = broker_config.properties(view, slot, pool=pool)
+            for pod in pool.pods:
+                id = pod_layout.broker(pod, slot)
+                known = "" if pool.is_controller else listeners.advertised(cluster, id, services)
+                text = common + broker_config.of_broker(view, id, known)
+                data[broker_pod.config_file(pod, slot)] = text
     return _object(cluster, "v1", "ConfigMap", name, {"data": data})
 
 
@@ -176,14 +183,18 @@ def _network_policy(cluster: Mapping[str, Any], operator_namespace: str) -> Mani
     return _object(cluster, "networking.k8s.io/v1", "NetworkPolicy", names.stateful_set(name), body)
 
 
-def claim_metadata(cluster: Mapping[str, Any]) -> Manifest:
-    """Return the labels and annotations of the brokers' volume claims."""
-    own = {"metadata": {"labels": names.labels(cluster["metadata"]["name"])}}
+def claim_metadata(cluster: Mapping[str, Any], pool: node_pools.NodePool) -> Manifest:
+    """Return the labels and annotations of a pool's volume claims. `cluster` is its view."""
+    labels = names.labels(cluster["metadata"]["name"]) | node_pools.labels(pool)
+    own = {"metadata": {"labels": labels}}
     over = cluster["spec"].get("template", {}).get("persistentVolumeClaim", {})
     return dict(_with_metadata(own, over)["metadata"])
 
 
-def _stateful_set(cluster: Mapping[str, Any], template: Manifest) -> Manifest:
+def _stateful_set(
+    cluster: Mapping[str, Any], pool: node_pools.NodePool, template: Manifest
+) -> Manifest:
+    """Return the StatefulSet of a pool. `cluster` is its view."""
     name, spec = cluster["metadata"]["name"], cluster["spec"]
     every = range(pod_layout.per_pod(cluster))
     claim_spec: Manifest = {
@@ -195,23 +206,27 @@ def _stateful_set(cluster: Mapping[str, Any], template: Manifest) -> Manifest:
     keep = spec["storage"].get("deletionPolicy", "Retain")
     body = {
         "spec": {
-            "replicas": pod_layout.replicas(cluster),
+            "replicas": pool.replicas,
             "serviceName": names.headless(name),
             "podManagementPolicy": "Parallel",
             "updateStrategy": {"type": "OnDelete"},
-            "selector": {"matchLabels": names.selector(name)},
+            "selector": {"matchLabels": names.selector(name) | node_pools.labels(pool)},
             "persistentVolumeClaimRetentionPolicy": {"whenDeleted": keep, "whenScaled": "Retain"},
             "template": template,
             "volumeClaimTemplates": [
                 {
-                    "metadata": {"name": pod_layout.volume(slot), **claim_metadata(cluster)},
+                    "metadata": {"name": pod_layout.volume(slot), **claim_metadata(cluster, pool)},
                     "spec": claim_spec,
                 }
                 for slot in every
             ],
         }
     }
-    made = _object(cluster, "apps/v1", "StatefulSet", names.stateful_set(name), body)
+    if pool.name:
+        # The numbers of the pods are the ids of their brokers.
+        body["spec"]["ordinals"] = {"start": pool.first_id}
+    made = _object(cluster, "apps/v1", "StatefulSet", pool.stateful_set, body)
+    made["metadata"]["labels"] |= node_pools.labels(pool)
     annotations = {}
     if security.has_internal_tls(cluster):
         annotations[security.INTERNAL_TLS] = str(security.internal_tls(cluster))

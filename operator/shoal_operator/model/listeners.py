@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from shoal_operator.model import names, pod_layout
+from shoal_operator.model import names, node_pools, pod_layout
 from shoal_operator.model.names import Manifest
 
 INTERNAL = "Internal"
@@ -63,7 +63,7 @@ def services(cluster: Mapping[str, Any]) -> list[Service]:
             spec = {
                 "type": listener["type"],
                 "ports": [_port(listener, pod_layout.slot_of(broker or 0), own.get("nodePort"))],
-                "selector": selector if broker is None else selector | _only(name, broker),
+                "selector": selector if broker is None else selector | _only(cluster, broker),
             }
             if broker is not None:
                 # A broker that has to catch up is not ready, but may lead other partitions.
@@ -74,9 +74,9 @@ def services(cluster: Mapping[str, Any]) -> list[Service]:
     return made
 
 
-def _only(cluster: str, broker: int) -> dict[str, str]:
+def _only(cluster: Mapping[str, Any], broker: int) -> dict[str, str]:
     """Return the label of a broker's pod."""
-    pod = names.pod(cluster, pod_layout.pod_of(broker))
+    pod = node_pools.pod_name(cluster, pod_layout.pod_of(broker))
     return {"statefulset.kubernetes.io/pod-name": pod}
 
 

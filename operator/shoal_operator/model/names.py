@@ -16,6 +16,8 @@ FINALIZER = f"{GROUP}/delete"
 CLUSTER_LABEL = f"{GROUP}/cluster"
 CONSUMER_LABEL = f"{GROUP}/share-consumer"
 USER_LABEL = f"{GROUP}/user"
+#: The label of the pods and volume claims of a node pool.
+NODE_POOL = f"{GROUP}/node-pool"
 #: API version of Kubeflow's Spark operator.
 SPARK_API = "sparkoperator.k8s.io/v1beta2"
 #: Labels of the operator's pods, as the chart sets them.
@@ -48,12 +50,16 @@ def stateful_set(cluster: str) -> str:
     return f"{cluster}-broker"
 
 
+def pool_stateful_set(cluster: str, pool: str) -> str:
+    return f"{cluster}-pool-{pool}"
+
+
 def pod(cluster: str, ordinal: int) -> str:
     return f"{cluster}-broker-{ordinal}"
 
 
-def claim(cluster: str, ordinal: int, volume: str = "data") -> str:
-    return f"{volume}-{pod(cluster, ordinal)}"
+def claim(pod_name: str, volume: str = "data") -> str:
+    return f"{volume}-{pod_name}"
 
 
 def selector(cluster: str) -> dict[str, str]:

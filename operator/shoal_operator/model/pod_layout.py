@@ -3,12 +3,15 @@
 A pod has a slot for each of its brokers, with a container and a volume. The broker in slot `s` of
 pod `p` has the id `p + 1000 s`; its ports are those of the spec plus `1000 s`. The brokers in slot
 0 are the same as in a cluster with one broker per pod. A change of the number of pods changes no
-id. The rack of all brokers of a pod is the pod, or with `spec.rack` that of its node.
+id. `node_pools` has the numbers of the pods. The rack of all brokers of a pod is the pod, or with
+`spec.rack` that of its node.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+from shoal_operator.model import node_pools
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,7 +21,7 @@ STEP = 1000
 
 
 def replicas(cluster: Mapping[str, Any]) -> int:
-    """Return the number of pods."""
+    """Return the number of pods of the cluster's own pool."""
     return int(cluster["spec"].get("replicas", 1))
 
 
@@ -29,7 +32,20 @@ def per_pod(cluster: Mapping[str, Any]) -> int:
 
 def brokers(cluster: Mapping[str, Any]) -> list[int]:
     """Return the ids of all brokers, slot by slot."""
-    return [broker(pod, s) for s in range(per_pod(cluster)) for pod in range(replicas(cluster))]
+    pods = node_pools.broker_pods(cluster)
+    return [broker(pod, s) for s in range(per_pod(cluster)) for pod in pods]
+
+
+def nodes(cluster: Mapping[str, Any]) -> list[int]:
+    """Return the ids of all brokers, then those of dedicated controllers."""
+    dedicated = node_pools.controllers(cluster)
+    return [*brokers(cluster), *(dedicated.pods if dedicated else ())]
+
+
+def slots(cluster: Mapping[str, Any], pod: int) -> range:
+    """Return the slots of a pod."""
+    found = node_pools.of_pod(cluster, pod)
+    return range(1 if found and found.is_controller else per_pod(cluster))
 
 
 def broker(pod: int, slot: int = 0) -> int:

@@ -10,7 +10,16 @@ import posixpath
 import re
 from typing import TYPE_CHECKING, Any
 
-from shoal_operator.model import broker_pod, names, pod_layout, rack, restore, security, tiered
+from shoal_operator.model import (
+    broker_pod,
+    names,
+    node_pools,
+    pod_layout,
+    rack,
+    restore,
+    security,
+    tiered,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -55,7 +64,14 @@ def _every(cluster: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield from _metadata(f"{path}.bootstrap", listener.get("bootstrap", {}))
         for at, broker in enumerate(listener.get("brokers", [])):
             yield from _metadata(f"{path}.brokers[{at}]", broker)
-    yield from _pod(cluster, template.get("pod", {}))
+    (own, *pools) = node_pools.of(cluster)
+    yield from _pod(cluster, own, "spec.template.pod", template.get("pod", {}))
+    for pool in pools:
+        path = f"spec.nodePools[{pool.name}].template"
+        over = node_pools.given(cluster, pool).get("template", {})
+        for kind in KINDS:
+            yield from _metadata(f"{path}.{kind}", over.get(kind, {}))
+        yield from _pod(node_pools.view(cluster, pool), pool, f"{path}.pod", over.get("pod", {}))
 
 
 def _metadata(path: str, over: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -64,16 +80,19 @@ def _metadata(path: str, over: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         for key in over.get(field, {}):
             if key.startswith(f"{names.GROUP}/") or (field == "labels" and key in own):
                 yield f"{path}.{field} {key}", "the operator sets it. Remove it."
-            elif path == "spec.template.pod" and key in _SCRAPING:
+            elif path.endswith(".template.pod") and key in _SCRAPING:
                 yield f"{path}.{field} {key}", "the operator sets it. Use spec.metrics."
 
 
-def _pod(cluster: Mapping[str, Any], over: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    yield from _volumes("spec.template.pod", over)
-    ports = _ports(cluster)
+def _pod(
+    cluster: Mapping[str, Any], pool: node_pools.NodePool, path: str, over: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Look at `over`, the pod's template at `path`. `cluster` is the pool's view."""
+    yield from _volumes(path, over)
+    ports = _ports(cluster, pool)
     for field in _CONTAINERS:
         for container in over.get(field, []):
-            where = f"spec.template.pod.{field} {container['name']}"
+            where = f"{path}.{field} {container['name']}"
             own = container["name"] == rack.CONTAINER or _RESTORE.fullmatch(container["name"])
             if own or pod_layout.slot_of_container(container["name"]) is not None:
                 yield where, _RENAME
@@ -100,8 +119,8 @@ def _is_in(path: str, directory: str) -> bool:
     return path == directory or path.startswith(f"{directory}/")
 
 
-def _ports(cluster: Mapping[str, Any]) -> set[int | str]:
+def _ports(cluster: Mapping[str, Any], pool: node_pools.NodePool) -> set[int | str]:
     """Return the numbers and names of the ports of all brokers in a pod."""
     slots = range(pod_layout.per_pod(cluster))
-    every = [broker_pod.ports(cluster, slot) for slot in slots]
+    every = [broker_pod.ports(cluster, slot, pool) for slot in slots]
     return {key for ports in every for pair in ports.items() for key in pair}

@@ -1,0 +1,235 @@
+"""Node pools: the pods of a QueueCluster that share a StatefulSet, a size and roles.
+
+Every cluster has a pool of its own, without a name: `spec.replicas` pods with the ids from 0 on.
+`spec.nodePools` adds others. Pool `p` with `firstNodeId` 200 has the pods 200, 201 and so on, and
+no other pool has pods of the same hundred. A pod's number is the id of its broker in slot 0
+(`pod_layout`). So ids stand in the manifest, a change of one pool changes no id of another one, and
+a volume always belongs to the same id.
+
+The controllers are the first three brokers of the cluster's own pool, or all nodes of the one pool
+that has this role. See ADR 130.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shoal_operator.model import names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+#: The roles of a node, as in Kafka's `process.roles`.
+BROKER, CONTROLLER = "broker", "controller"
+#: The number of ids that belong to a pool.
+IDS = 100
+#: Controllers of the cluster's own pool; more brokers do not change them.
+VOTERS_MAX = 3
+#: Kubernetes' limit on labels, less the hash of a revision, which a StatefulSet adds to its name.
+NAME_LENGTH_MAX = 63 - len("-0123456789")
+
+
+@dataclass(frozen=True, slots=True)
+class NodePool:
+    """Pods of one StatefulSet. `name` is empty for the cluster's own pool."""
+
+    cluster: str
+    name: str
+    first_id: int
+    replicas: int
+    roles: frozenset[str]
+
+    @property
+    def pods(self) -> range:
+        """The numbers of its pods."""
+        return range(self.first_id, self.first_id + self.replicas)
+
+    @property
+    def is_controller(self) -> bool:
+        """Whether its nodes are controllers only."""
+        return BROKER not in self.roles
+
+    @property
+    def stateful_set(self) -> str:
+        """The name of its StatefulSet."""
+        if not self.name:
+            return names.stateful_set(self.cluster)
+        return names.pool_stateful_set(self.cluster, self.name)
+
+    def has(self, pod: int) -> bool:
+        """Return whether a pod of this number is, or would be, one of the pool."""
+        return self.first_id <= pod < self.first_id + IDS
+
+
+def of(cluster: Mapping[str, Any]) -> list[NodePool]:
+    """Return the pools of a cluster: its own, then the others in the order of their ids."""
+    spec, name = cluster["spec"], cluster["metadata"]["name"]
+    others = [
+        NodePool(
+            name,
+            one["name"],
+            int(one["firstNodeId"]),
+            int(one.get("replicas", 1)),
+            frozenset(one.get("roles", [BROKER])),
+        )
+        for one in spec.get("nodePools", [])
+    ]
+    roles = {BROKER} if any(CONTROLLER in one.roles for one in others) else {BROKER, CONTROLLER}
+    own = NodePool(name, "", 0, int(spec.get("replicas", 1)), frozenset(roles))
+    return [own, *sorted(others, key=lambda one: one.first_id)]
+
+
+def controllers(cluster: Mapping[str, Any]) -> NodePool | None:
+    """Return the pool of dedicated controllers, None if brokers are the controllers."""
+    return next((one for one in of(cluster) if one.is_controller), None)
+
+
+def voters(cluster: Mapping[str, Any]) -> list[int]:
+    """Return the ids of the wanted voters."""
+    if dedicated := controllers(cluster):
+        return list(dedicated.pods)
+    (own, *_) = of(cluster)
+    return list(range(VOTERS_MAX if own.replicas >= VOTERS_MAX else 1))
+
+
+def broker_pods(cluster: Mapping[str, Any]) -> list[int]:
+    """Return the numbers of the pods that run brokers."""
+    return [pod for one in of(cluster) if not one.is_controller for pod in one.pods]
+
+
+def of_pod(cluster: Mapping[str, Any], pod: int) -> NodePool | None:
+    """Return the pool that a pod's number belongs to, None without one."""
+    return next((one for one in of(cluster) if one.has(pod)), None)
+
+
+def pod_name(cluster: Mapping[str, Any], pod: int) -> str:
+    """Return the name of a pod. A pod without a pool is named as one of the cluster's own."""
+    found = of_pod(cluster, pod)
+    return f"{found.stateful_set}-{pod}" if found else names.pod(cluster["metadata"]["name"], pod)
+
+
+def given(cluster: Mapping[str, Any], pool: NodePool) -> Mapping[str, Any]:
+    """Return the fields of a pool in the spec; those of the cluster's own are all in the spec."""
+    rows = cluster["spec"].get("nodePools", [])
+    return next((one for one in rows if one["name"] == pool.name), {})
+
+
+def view(cluster: Mapping[str, Any], pool: NodePool) -> names.Manifest:
+    """Return the cluster with the pool's resources, storage and template in place of its own.
+
+    Replicas and pools stay. Pods of controllers have one slot.
+    """
+    spec, own = cluster["spec"], given(cluster, pool)
+    changed: names.Manifest = {}
+    if own.get("resources"):
+        changed["resources"] = own["resources"]
+    if own.get("storage"):
+        changed["storage"] = {**spec["storage"], **own["storage"]}
+    if own.get("template"):
+        changed["template"] = {**spec.get("template", {}), **own["template"]}
+    if pool.is_controller:
+        changed["brokersPerPod"] = 1
+    return {**cluster, "spec": {**spec, **changed}}
+
+
+def is_controller(cluster: Mapping[str, Any], pod: int) -> bool:
+    """Return whether a pod of this number is a dedicated controller."""
+    found = of_pod(cluster, pod)
+    return found is not None and found.is_controller
+
+
+def replicas(cluster: Mapping[str, Any], pods: Iterable[int] = ()) -> dict[str, int]:
+    """Return the number of pods of each pool, by its name, so that it includes these `pods`."""
+    every = list(pods)
+    return {
+        one.name: max([one.replicas, *(p - one.first_id + 1 for p in every if one.has(p))])
+        for one in of(cluster)
+    }
+
+
+def with_replicas(cluster: Mapping[str, Any], counts: Mapping[str, int]) -> names.Manifest:
+    """Return the cluster with other numbers of pods, by the pool's name."""
+    spec: names.Manifest = {**cluster["spec"]}
+    if "" in counts:
+        spec["replicas"] = counts[""]
+    if spec.get("nodePools"):
+        spec["nodePools"] = [
+            {**one, "replicas": counts.get(one["name"], one.get("replicas", 1))}
+            for one in spec["nodePools"]
+        ]
+    return {**cluster, "spec": spec}
+
+
+def labels(pool: NodePool) -> dict[str, str]:
+    """Return the label of a pool's pods and volume claims; those of the cluster's own have none."""
+    return {names.NODE_POOL: pool.name} if pool.name else {}
+
+
+def problem(cluster: Mapping[str, Any]) -> str:
+    """Return what is wrong with the pools of a spec, and the remedy; empty if nothing is.
+
+    The schema refuses most of it. The rest needs the status: ids that are in use keep their roles.
+    """
+    (own, *others), status = of(cluster), cluster.get("status", {})
+    taken: dict[int, str] = {}
+    for pool in others:
+        where = f"spec.nodePools[{pool.name}]"
+        if pool.first_id in taken:
+            return (
+                f"{where}.firstNodeId is {pool.first_id}, as in pool {taken[pool.first_id]!r}. "
+                f"Choose another multiple of {IDS}."
+            )
+        taken[pool.first_id] = pool.name
+        if len(pool.roles) != 1:
+            return (
+                f"{where}.roles has both roles, which only the brokers of spec.replicas can have. "
+                "Set it to [broker] or to [controller]."
+            )
+        if len(pool.stateful_set) > NAME_LENGTH_MAX:
+            return (
+                f"{where}.name is too long for the names of pods: together with the cluster's name "
+                f"it may have {NAME_LENGTH_MAX - len(names.pool_stateful_set('', ''))} characters. "
+                "Choose a shorter name."
+            )
+    dedicated = [pool for pool in others if pool.is_controller]
+    if len(dedicated) > 1:
+        return (
+            f"spec.nodePools has {len(dedicated)} pools with the role controller "
+            f"({', '.join(pool.name for pool in dedicated)}). Use one, and spread its pods over "
+            "zones."
+        )
+    return _changed(others, status) or _voters_left(dedicated or [own], status)
+
+
+def _changed(pools: Iterable[NodePool], status: Mapping[str, Any]) -> str:
+    """Return which pool has other ids or roles than its pods."""
+    known = {row["name"]: row for row in status.get("nodePools", [])}
+    for pool in pools:
+        row = known.get(pool.name, {})
+        for field, have in (("firstNodeId", pool.first_id), ("roles", sorted(pool.roles))):
+            if row.get(field, have) != have:
+                return (
+                    f"spec.nodePools[{pool.name}].{field} cannot change from {row[field]} to "
+                    f"{have}, since its volumes belong to its nodes. Add a pool of another name "
+                    "instead."
+                )
+    return ""
+
+
+def _voters_left(pools: Iterable[NodePool], status: Mapping[str, Any]) -> str:
+    """Return which controllers of the cluster the spec no longer has; `pools` has its own."""
+    for voter in status.get("quorumVoters", []):
+        pool = next((one for one in pools if one.has(voter)), None)
+        if pool is None:
+            return (
+                f"Node {voter} is a controller of this cluster, and spec.nodePools gives the role "
+                "to others. Undo that: the pool of the controllers can only be chosen when a "
+                "cluster is created."
+            )
+        if pool.name and voter not in pool.pods:
+            return (
+                f"spec.nodePools[{pool.name}].replicas is {pool.replicas}, but node {voter} is a "
+                "controller. The number of controllers can only grow. Raise it again."
+            )
+    return ""
