@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import functools
 import hashlib
 import itertools
 import json
@@ -42,6 +43,7 @@ def chromium_path() -> str:
     return found or lacking("no Chromium on the PATH: apt-get install chromium")
 
 
+@functools.cache
 def axe_source() -> str:
     """Return axe-core's script, which npm fetches once into `build`."""
     path = ROOT / "build" / "axe" / "axe.min.js"
@@ -105,13 +107,16 @@ class Browser:
         attached = await self.call(
             "Target.attachToTarget", targetId=target["targetId"], flatten=True
         )
-        tab = self._tabs[attached["sessionId"]] = Tab(self, attached["sessionId"])
+        session = attached["sessionId"]
+        tab = self._tabs[session] = Tab(self, session, context["browserContextId"])
         for domain in ("Page", "Runtime", "Log"):
             await tab.call(f"{domain}.enable")
         await tab.look(width=width, height=height, dark=dark)
         return tab
 
     async def close(self) -> None:
+        """End the browser with all its processes."""
+        await self.call("Browser.close")
         self._reader.cancel()
         await self._socket.close()
 
@@ -119,9 +124,13 @@ class Browser:
 class Tab:
     """One page of one person."""
 
-    def __init__(self, browser: Browser, session: str) -> None:
-        self._browser, self._session = browser, session
+    def __init__(self, browser: Browser, session: str, context: str) -> None:
+        self._browser, self._session, self._context = browser, session, context
         self.errors: list[str] = []
+
+    async def close(self) -> None:
+        """Close it, with the person's cookies and connections."""
+        await self._browser.call("Target.disposeBrowserContext", browserContextId=self._context)
 
     def note(self, method: str, parameters: dict[str, Any]) -> None:
         """Keep an error that the page reports."""
@@ -257,10 +266,13 @@ class Tab:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(base64.b64decode(found["data"]))
 
-    async def faults(self) -> list[str]:
-        """Return what axe-core finds serious or critical, with the elements."""
-        await self.evaluate(axe_source() + "; 0")
-        found = await self.evaluate("axe.run().then(found => found.violations)")
+    async def faults(self, rule: str = "") -> list[str]:
+        """Return what axe-core finds serious or critical, with the elements: all, or by a rule."""
+        if not await self.evaluate("typeof axe === 'object'"):
+            await self.evaluate(axe_source() + "; 0")
+        options = {"resultTypes": ["violations"], **({"runOnly": [rule]} if rule else {})}
+        call = f"axe.run({json.dumps(options)}).then(found => found.violations)"
+        found = await self.evaluate(call)
         return [
             f"{one['id']}: {one['help']}: {[node['html'] for node in one['nodes']]}"
             for one in found
@@ -309,6 +321,8 @@ async def chromium(folder: Path) -> AsyncIterator[Browser]:
                     yield browser
                 finally:
                     await browser.close()
+        async with asyncio.timeout(TIMEOUT_S):
+            await process.wait()
         drain.cancel()
     finally:
         if process.returncode is None:

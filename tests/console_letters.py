@@ -29,8 +29,8 @@ class ClusterLike(Protocol):
 class Letters(Queue):
     """A queue whose group writes dead letters with copies of their records."""
 
-    def __init__(self, cluster: ClusterLike, **configs: str) -> None:
-        super().__init__(cluster.client, cluster.bootstrap)
+    def __init__(self, cluster: ClusterLike, name: str = "", **configs: str) -> None:
+        super().__init__(cluster.client, cluster.bootstrap, name=name)
         self.configure(**configs)
         self.letters = f"dlq.{self.topic}"
         topic = NewTopic(self.letters, 1, configs={"errors.deadletterqueue.group.enable": "true"})

@@ -23,7 +23,10 @@ Headers = tuple[tuple[str, bytes | None], ...]
 
 
 class Queue:
-    """A topic and a group with names of their own; the group starts at the topic's beginning."""
+    """A topic and a group on it, which starts at the topic's beginning.
+
+    Their names have `name`, which is random by default.
+    """
 
     def __init__(
         self,
@@ -32,13 +35,14 @@ class Queue:
         *,
         partitions: int = 1,
         replicas: int = 1,
+        name: str = "",
         topic_configs: Mapping[str, str] | None = None,
         **group_configs: str,
     ) -> None:
         self.client = client
         self.bootstrap = bootstrap
-        self.topic = f"t-{uuid.uuid4().hex[:8]}"
-        self.group = f"g-{uuid.uuid4().hex[:8]}"
+        self.topic = f"t-{name or uuid.uuid4().hex[:8]}"
+        self.group = f"g-{name or uuid.uuid4().hex[:8]}"
         self.partitions = partitions
         topic = NewTopic(self.topic, partitions, replicas, configs=dict(topic_configs or {}))
         expect(client.run(client.admin.topics.create([topic])))

@@ -142,6 +142,20 @@ def test_pause_and_resume(shoal: Cluster, caplog: pytest.LogCaptureFixture) -> N
     assert {(one["user"], one["remote"]) for one in lines} == {(None, "127.0.0.1")}
 
 
+def test_a_new_group_has_its_dead_letters_in_the_next_sample(shoal: Cluster) -> None:
+    """The console reads the topics of dead letters seldom, but at once for a group that is new."""
+
+    async def call(page: Console) -> None:
+        queue = await asyncio.to_thread(Letters, shoal)
+        await asyncio.to_thread(queue.produce, [1, 2])
+        await at(shoal, queue.reject(1))
+        await page.sample()
+        (found,) = (one for one in page.sampler.queues if one.group == queue.group)
+        assert found.letters == 1
+
+    run(call, shoal)
+
+
 def test_a_console_that_only_reads_has_no_actions(shoal: Cluster) -> None:
     queue = Queue(shoal.client, shoal.bootstrap)
 
