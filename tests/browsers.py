@@ -260,9 +260,18 @@ class Tab:
                 clickCount=1,
             )
 
-    async def screenshot(self, path: Path) -> None:
-        """Write the whole page as PNG."""
-        found = await self.call("Page.captureScreenshot", captureBeyondViewport=True)
+    async def font(self) -> str:
+        """Return the name of the font in which the page's first heading is drawn."""
+        for domain in ("DOM", "CSS"):
+            await self.call(f"{domain}.enable")
+        root = (await self.call("DOM.getDocument"))["root"]["nodeId"]
+        node = (await self.call("DOM.querySelector", nodeId=root, selector="h1"))["nodeId"]
+        found = await self.call("CSS.getPlatformFontsForNode", nodeId=node)
+        return str(found["fonts"][0]["familyName"])
+
+    async def screenshot(self, path: Path, *, whole: bool = True) -> None:
+        """Write the whole page, or the window, as PNG."""
+        found = await self.call("Page.captureScreenshot", captureBeyondViewport=whole)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(base64.b64decode(found["data"]))
 

@@ -14,6 +14,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from machine import lacking
+
 if TYPE_CHECKING:
     from browsers import Browser, Tab
 
@@ -114,17 +116,29 @@ class Page(NamedTuple):
         await self._looks(name, "narrow", stands_still=stands_still)
         await tab.look(width=WIDE)
 
+    async def _settled(self) -> Boxes:
+        """Return the boxes of the page once they have stayed for two seconds."""
+        before: Boxes = {}
+        while before != (found := await self.tab.evaluate(_MEASURE)):
+            before = found
+            await self.tab.evaluate("new Promise(done => setTimeout(done, 2000))")
+        return before
+
     async def _looks(self, name: str, look: str, *, stands_still: bool) -> None:
         if SCREENSHOTS:
             await self.tab.screenshot(Path(SCREENSHOTS) / f"{name}-{look}.png")
         if not stands_still:
             return
+        font = await self.tab.font()
+        if font != FONT:
+            remedy = "apt-get install fonts-dejavu-core"
+            lacking(f"the boxes are those of {FONT}, and this machine has {font}: {remedy}")
         screen = f"{name}-{look}"
+        wanted = await self._settled() if WRITES else _stored().get(screen, {})
         if WRITES:
-            _store(screen, await self.tab.evaluate(_MEASURE))
-        wanted = _stored().get(screen, {})
+            _store(screen, wanted)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + SETTLE_S
         while wrong := misplaced(await self.tab.evaluate(_MEASURE), wanted):
-            assert loop.time() < deadline, f"{screen}, in {FONT}: {'; '.join(wrong)}"
+            assert loop.time() < deadline, f"{screen}: {'; '.join(wrong)}"
             await self.tab.evaluate("new Promise(done => setTimeout(done, 200))")

@@ -41,6 +41,9 @@ T = TypeVar("T")
 DLQ = "errors.deadletterqueue"
 
 
+HOLD = {"share_ordering": "key", "share_ordering_key_dead_letter": "hold"}
+
+
 class Cluster(NamedTuple):
     bootstrap: str
     client: SyncClient
@@ -57,6 +60,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             yield Cluster(broker.bootstrap, client)
     finally:
         broker.kill9()
+
+
+def named(name: str) -> dict[str, str]:
+    """Return the names of a queue. Random ones would move the boxes of a screen."""
+    return {"topic": f"t-{name}", "group": f"g-{name}"}
 
 
 class Desk(NamedTuple):
@@ -126,7 +134,7 @@ async def acquire(cluster: Cluster, session: ShareSession, count: int) -> None:
 
 def test_each_page(cluster: Cluster, desk: Desk) -> None:
     """Pages that no action opens. The others are below."""
-    queue = Letters(cluster, "pages")
+    queue = Letters(cluster, **named("pages"))
     queue.produce(['{"n": 1, "text": "<b>"}', "plain", "rejected"], key=b"k")
     cluster.client.run(queue.reject(1))
     place = "partition=0&offset=0"
@@ -138,7 +146,7 @@ def test_each_page(cluster: Cluster, desk: Desk) -> None:
         "letter-topics": ("letters", "dlq.t-pages"),
         "letter": (f"letter?topic={queue.letters}&{place}", "rejected by client"),
         "consumers": ("consumers", "insufficient cpu"),
-        "error": (f"record?topic={queue.topic}&partition=0&offset=9", "no record at offset 9"),
+        "error": (f"record?topic={queue.topic}&partition=0&offset=9", "9 to 9 were requested"),
     }
 
     async def call(page: Page) -> None:
@@ -153,7 +161,7 @@ def test_each_page(cluster: Cluster, desk: Desk) -> None:
 
 
 def test_paused(cluster: Cluster, desk: Desk) -> None:
-    queue = Queue(cluster.client, cluster.bootstrap, name="paused")
+    queue = Queue(cluster.client, cluster.bootstrap, **named("paused"))
     queue.produce([1, 2])
 
     async def call(page: Page) -> None:
@@ -178,7 +186,9 @@ def test_paused(cluster: Cluster, desk: Desk) -> None:
 
 
 def test_held_keys(cluster: Cluster, desk: Desk) -> None:
-    queue = Letters(cluster, "held", share_ordering="key", share_ordering_key_dead_letter="hold")
+    queue = Letters(
+        cluster, **named("held"), share_ordering="key", share_ordering_key_dead_letter="hold"
+    )
     queue.produce([0, 1, 2], key=b"k<b>")
     cluster.client.run(queue.reject(1))
 
@@ -186,6 +196,7 @@ def test_held_keys(cluster: Cluster, desk: Desk) -> None:
         session = await join(cluster, queue)
         await page.group(queue.group)
         await page.tab.sees(f"2 records of {queue.topic} wait behind dead letters")
+        await page.tab.sees("1 Holds its key")
         await page.shows_nothing_wrong("group-held")
         await page.tab.click("Send the letters back")
         await page.shows_nothing_wrong("form-redrive")
@@ -201,7 +212,9 @@ def test_held_keys(cluster: Cluster, desk: Desk) -> None:
 
 
 def test_skip_a_held_key(cluster: Cluster, desk: Desk) -> None:
-    queue = Letters(cluster, "skipped", share_ordering="key", share_ordering_key_dead_letter="hold")
+    queue = Letters(
+        cluster, **named("skipped"), share_ordering="key", share_ordering_key_dead_letter="hold"
+    )
     queue.produce([0, 1], key=b"k")
     cluster.client.run(queue.reject(1))
 
@@ -218,7 +231,7 @@ def test_skip_a_held_key(cluster: Cluster, desk: Desk) -> None:
 
 def test_a_full_window(cluster: Cluster, desk: Desk) -> None:
     queue = Queue(
-        cluster.client, cluster.bootstrap, name="window", share_partition_max_record_locks="100"
+        cluster.client, cluster.bootstrap, **named("window"), share_partition_max_record_locks="100"
     )
     queue.produce(range(150), batch=10)
 
@@ -247,7 +260,7 @@ def test_a_full_window(cluster: Cluster, desk: Desk) -> None:
 @pytest.mark.nightly
 def test_a_flood_of_dead_letters(cluster: Cluster, desk: Desk) -> None:
     limit = "shoal.errors.deadletterqueue.flood.per.minute"
-    queue = Letters(cluster, "flood", **{limit: "2"})
+    queue = Letters(cluster, **named("flood"), **{limit: "2"})
     queue.produce(range(4))
     cluster.client.run(queue.reject(2))
 
@@ -268,7 +281,7 @@ def test_a_flood_of_dead_letters(cluster: Cluster, desk: Desk) -> None:
 
 @pytest.mark.nightly
 def test_no_consumers(cluster: Cluster, desk: Desk) -> None:
-    queue = Letters(cluster, "no-consumers")
+    queue = Letters(cluster, **named("no-consumers"))
     queue.produce(range(4))
     cluster.client.run(queue.reject(1))
 
@@ -290,7 +303,7 @@ def test_a_consumer_that_hangs(
 ) -> None:
     """The page names the consumer. Its records are delivered to another one once it ends."""
     monkeypatch.setattr(queues, "LOCK_AGE_S_MAX", 1.0)
-    queue = Queue(cluster.client, cluster.bootstrap, name="hangs")
+    queue = Queue(cluster.client, cluster.bootstrap, **named("hangs"))
     queue.produce(range(3))
 
     async def call(page: Page) -> None:
@@ -312,7 +325,7 @@ def test_a_consumer_that_hangs(
 
 
 def test_letters_that_cannot_be_written(cluster: Cluster, desk: Desk) -> None:
-    queue = Letters(cluster, "letters-fail")
+    queue = Letters(cluster, **named("letters-fail"))
     queue.configure(**{f"{DLQ}.topic.name": f"dlq.absent-{queue.topic}"})
     queue.produce(range(2))
 
@@ -335,10 +348,8 @@ def test_letters_that_cannot_be_written(cluster: Cluster, desk: Desk) -> None:
         await page.shows_nothing_wrong("form-letter-topic")
         await page.act("Show what will happen", "Repair")
         await page.group(queue.group)
-        await page.tab.until(
-            "!document.body.innerText.includes('Dead letters cannot be written')"
-            " && document.body.innerText.includes('Empty')"
-        )
+        await page.tab.sees("0 records deep")
+        assert "Dead letters cannot be written" not in await page.tab.text()
         letters = await beside(cluster, queue.records(f"dlq.absent-{queue.topic}"))
         assert len(letters) == 2
 
@@ -346,7 +357,7 @@ def test_letters_that_cannot_be_written(cluster: Cluster, desk: Desk) -> None:
 
 
 def test_choose_edit_and_delete_letters(cluster: Cluster, desk: Desk) -> None:
-    queue = Letters(cluster, "letters")
+    queue = Letters(cluster, **named("letters"))
     queue.produce(["<script>alert(1)</script>", b"\xff\xfe", "a\x1b[2Jb", b"x" * 300_000], key=b"k")
     cluster.client.run(queue.reject(4))
 
@@ -389,7 +400,7 @@ def test_choose_edit_and_delete_letters(cluster: Cluster, desk: Desk) -> None:
 
 
 def test_reset_offsets(cluster: Cluster, desk: Desk) -> None:
-    queue = Letters(cluster, "reset")
+    queue = Letters(cluster, **named("reset"))
     queue.produce(range(3))
     cluster.client.run(queue.reject(3))
 
@@ -410,7 +421,7 @@ def test_reset_offsets(cluster: Cluster, desk: Desk) -> None:
 
 
 def test_produce_by_keyboard(cluster: Cluster, desk: Desk) -> None:
-    queue = Queue(cluster.client, cluster.bootstrap, name="produce")
+    queue = Queue(cluster.client, cluster.bootstrap, **named("produce"))
 
     async def call(page: Page) -> None:
         await page.tab.goto(f"{page.url}topic?name={queue.topic}")
@@ -441,7 +452,7 @@ async def press(tab: Tab, key: str) -> None:
 
 @pytest.mark.nightly
 def test_two_people(cluster: Cluster, desk: Desk) -> None:
-    queue = Queue(cluster.client, cluster.bootstrap, name="two-people")
+    queue = Queue(cluster.client, cluster.bootstrap, **named("two-people"))
     queue.produce([1])
 
     async def call(page: Page) -> None:
@@ -463,7 +474,7 @@ def test_two_people(cluster: Cluster, desk: Desk) -> None:
 
 @pytest.mark.nightly
 def test_a_slow_redrive_shows_its_progress(cluster: Cluster, desk: Desk) -> None:
-    queue = Letters(cluster, "slow")
+    queue = Letters(cluster, **named("slow"))
     queue.produce(range(30))
     cluster.client.run(queue.reject(30))
 
@@ -489,7 +500,7 @@ def test_payloads_of_any_kind(cluster: Cluster, desk: Desk) -> None:
     queue = Queue(
         cluster.client,
         cluster.bootstrap,
-        name="payloads",
+        **named("payloads"),
         topic_configs={"max.message.bytes": "12000000"},
     )
     script = b"<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"

@@ -44,9 +44,9 @@ class Cluster:
 
     def __init__(self, bootstrap: str, client: SyncClient) -> None:
         self.bootstrap, self.client = bootstrap, client
-        self.avro = Queue(client, bootstrap, name="avro")
+        self.avro = Queue(client, bootstrap, topic="t-avro", group="g-avro")
         self.avro.produce([b"\0\0\0\0\7\x12" + SECRET.encode() + b"\x02"])
-        self.letters = Letters(self, "masked")
+        self.letters = Letters(self, topic="t-masked", group="g-masked")
         self.letters.produce([f'{{"card": "{SECRET}", "n": 1}}'], key=b"k")
         client.run(self.letters.reject(1))
 
