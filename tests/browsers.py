@@ -176,13 +176,14 @@ class Tab:
 
     async def until(self, expression: str) -> Any:
         """Wait until an expression of the page is true, and return its value."""
-        # The page waits: one request covers up to half a second of frames.
+        # The page waits: one request covers up to half a second. Not each frame is looked at,
+        # because the text of a page needs its layout.
         waits = (
             "new Promise(resolve => { const end = performance.now() + 500; const look = () => {"
             f" let found; try {{ found = {expression}; }} catch (error) {{ found = null; }}"
             " if (found || performance.now() > end)"
             " resolve(found instanceof Node ? true : found);"
-            " else requestAnimationFrame(look); }; look(); })"
+            " else setTimeout(look, 50); }; look(); })"
         )
         loop = asyncio.get_running_loop()
         deadline = loop.time() + TIMEOUT_S
@@ -210,7 +211,7 @@ class Tab:
         loop = asyncio.get_running_loop()
         again_at = loop.time()
         deadline = again_at + TIMEOUT_S
-        frame = f"new Promise(done => requestAnimationFrame(() => done({gone})))"
+        frame = f"new Promise(done => setTimeout(() => done({gone}), 30))"
         while not await self.evaluate(frame):
             assert loop.time() < deadline, f"no page after {text}: {await self.text()}"
             # A page that changes under the mouse loses a click. A person clicks again.

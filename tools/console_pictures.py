@@ -61,6 +61,8 @@ class Cluster:
         client.run(visit(client.client, mail, accepts=0))
         client.run(visit(client.client, later, accepts=0))
         client.run(visit(client.client, hooks, accepts=1))
+        # Its other records wait for their keys.
+        client.run(visit(client.client, accounts, accepts=1))
 
     def _queue(self, topic: str, group: str, **configs: str) -> Queue:
         return Queue(self.client, self.bootstrap, topic=topic, group=group, **configs)
@@ -130,10 +132,12 @@ async def run(cluster: Cluster, folder: Path, profile: Path, minutes: float) -> 
         )
         for task in done:
             task.result()
-        await take(url, folder, profile)
-        for task in load:
-            task.cancel()
-        await asyncio.wait(load)
+        try:
+            await take(url, folder, profile)
+        finally:
+            for task in load:
+                task.cancel()
+            await asyncio.wait(load)
 
 
 def main() -> None:
