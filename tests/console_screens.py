@@ -98,22 +98,22 @@ class Page(NamedTuple):
             await self.tab.click(button)
         await self.tab.until("location.pathname === '/run' && document.querySelector('.good')")
 
-    async def shows_nothing_wrong(self, name: str, *, stands_still: bool = True) -> None:
+    async def shows_nothing_wrong(self, name: str, *, has_boxes: bool = True) -> None:
         """Check the page for accessibility, for errors, and for elements out of place.
 
-        Elements of a screen that does not stand still have no place.
+        A screen has no boxes if it depends on the time or on earlier tests, or is nightly.
         """
         tab = self.tab
         assert await tab.faults() == [], name
         assert tab.errors == [], name
-        await self._looks(name, "light", stands_still=stands_still)
+        await self._looks(name, "light", has_boxes=has_boxes)
         await tab.look(width=WIDE, dark=True)
         assert await tab.faults("color-contrast") == [], f"{name}, dark"
-        await self._looks(name, "dark", stands_still=False)
+        await self._looks(name, "dark", has_boxes=False)
         await tab.look(width=NARROW)
         wider = f"document.documentElement.scrollWidth > {NARROW}"
         assert not await tab.evaluate(wider), f"{name}: a narrow window must not scroll sideways"
-        await self._looks(name, "narrow", stands_still=stands_still)
+        await self._looks(name, "narrow", has_boxes=has_boxes)
         await tab.look(width=WIDE)
 
     async def _settled(self) -> Boxes:
@@ -124,10 +124,10 @@ class Page(NamedTuple):
             await self.tab.evaluate("new Promise(done => setTimeout(done, 2000))")
         return before
 
-    async def _looks(self, name: str, look: str, *, stands_still: bool) -> None:
+    async def _looks(self, name: str, look: str, *, has_boxes: bool) -> None:
         if SCREENSHOTS:
             await self.tab.screenshot(Path(SCREENSHOTS) / f"{name}-{look}.png")
-        if not stands_still:
+        if not has_boxes:
             return
         font = await self.tab.font()
         if font != FONT:

@@ -65,7 +65,10 @@ class Cluster:
         client.run(visit(client.client, accounts, accepts=1))
 
     def _queue(self, topic: str, group: str, **configs: str) -> Queue:
-        return Queue(self.client, self.bootstrap, topic=topic, group=group, **configs)
+        queue = Queue(self.client, self.bootstrap, topic=topic, group=group)
+        if configs:
+            queue.configure(**configs)
+        return queue
 
 
 async def visit(client: Client, queue: Queue, *, accepts: int) -> None:

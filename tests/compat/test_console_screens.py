@@ -93,31 +93,31 @@ def test_each_screen(cluster: Cluster, tmp_path: Path) -> None:
             tab, url, letters = page.tab, page.url, cluster.letters
             await tab.goto(f"{url}topics")
             await tab.sees("Logged in as ann.")
-            await page.shows_nothing_wrong("logged-in")
+            await page.shows_nothing_wrong("logged-in", has_boxes=False)
 
             await tab.goto(f"{url}record?topic={cluster.avro.topic}&partition=0&offset=0")
             await tab.sees("JSON (Avro, schema 7), 16 B")
             await tab.sees(f'"card": "{SECRET}"')
-            await page.shows_nothing_wrong("avro")
+            await page.shows_nothing_wrong("avro", has_boxes=False)
 
             await tab.goto(f"{url}letter?topic={letters.letters}&partition=0&offset=0")
             await tab.sees("The key is masked, 1 B. A rule of this console masks it.")
             await tab.sees("1 field masked")
             assert SECRET not in await tab.text()
-            await page.shows_nothing_wrong("masked-letter")
+            await page.shows_nothing_wrong("masked-letter", has_boxes=False)
             await tab.goto(f"{url}topic?name={letters.topic}")
             await tab.sees("Rules of this console mask parts of these records.")
-            await page.shows_nothing_wrong("masked-topic")
+            await page.shows_nothing_wrong("masked-topic", has_boxes=False)
 
             await tab.goto(f"{url}consumers")
             await tab.sees("due 12000 / target 3000 per replica = 4")
             await tab.sees("insufficient cpu")
             await tab.sees("Consumers of packer against partitions")
-            await page.shows_nothing_wrong("consumers")
+            await page.shows_nothing_wrong("consumers", has_boxes=False)
 
             await tab.click("Log out")
             await tab.sees("You are logged out")
-            await page.shows_nothing_wrong("logged-out")
+            await page.shows_nothing_wrong("logged-out", has_boxes=False)
             assert tab.errors == []
 
     asyncio.run(whole())

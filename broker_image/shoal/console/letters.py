@@ -38,7 +38,7 @@ class Key(NamedTuple):
     """
 
     shown: bytes | None
-    count: int
+    letters: int
     place: str
 
 
