@@ -31,7 +31,6 @@ PICTURES = (
     ("overview-dark", "", WIDE, 640, True),
     ("overview-narrow", "", NARROW, 844, False),
     ("group", "group?id=tellers", WIDE, 800, False),
-    ("group-dark", "group?id=tellers", WIDE, 800, True),
     ("group-narrow", "group?id=tellers", NARROW, 844, False),
 )
 
