@@ -103,7 +103,13 @@ def desk(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         access = Access(port=0, allow_actions=True, kubernetes=kubernetes)
         served = serving(Settings.of(cluster.bootstrap), access, interval_s=1.0)
         url = await stack.enter_async_context(served)
-        return url, await stack.enter_async_context(chromium(folder))
+        browser = await stack.enter_async_context(chromium(folder))
+        # Pages show the time of the first sample.
+        tab = await browser.tab()
+        await tab.goto(url)
+        await tab.sees("of 1 running")
+        await tab.close()
+        return url, browser
 
     with asyncio.Runner() as runner:
         try:
