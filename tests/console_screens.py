@@ -101,7 +101,8 @@ class Page(NamedTuple):
     async def shows_nothing_wrong(self, name: str, *, has_boxes: bool = True) -> None:
         """Check the page for accessibility, for errors, and for elements out of place.
 
-        A screen has no boxes if it depends on the time or on earlier tests, or is nightly.
+        A screen has no boxes if it depends on the time, on random names or on earlier tests,
+        or is nightly.
         """
         tab = self.tab
         assert await tab.faults() == [], name
