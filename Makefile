@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 # Tests start hundreds of brokers. Without cached bytecode, each start takes three times as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv release compiled check lint types imports unit model sim wire fuzz java kcat compat spark brokers kube cluster image e2e e2e-nodes demo bench bench-cluster bench-security bench-streams bench-queues bench-spark test test-clients test-clusters test-alone test-all nightly docs site lock clean
+.PHONY: help venv release compiled check lint types imports unit model sim wire fuzz java kcat chromium compat spark brokers kube cluster image e2e e2e-nodes demo bench bench-cluster bench-security bench-streams bench-queues bench-spark test test-clients test-clusters test-alone test-all nightly docs site lock clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z0-9-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 12
@@ -47,7 +47,9 @@ java:            ## fetch Apache Kafka's clients and tools for the compat tests 
 	@test tests/compat/lib/.stamp -nt tests/compat/pom.xml || { mvn -q -f tests/compat/pom.xml dependency:copy-dependencies -DoutputDirectory=lib && touch tests/compat/lib/.stamp; }
 kcat:
 	@command -v kcat >/dev/null || { echo "The kcat tests need kcat: apt-get install kcat"; exit 1; }
-compat: venv java kcat      ## test clients of other projects against real brokers
+chromium:
+	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null && command -v npm >/dev/null || { echo "The console's tests need Chromium and npm: apt-get install chromium fonts-dejavu-core npm"; exit 1; }
+compat: venv java kcat chromium ## test clients of other projects against real brokers
 	CI=true $(PYTEST) -q tests/compat
 
 spark: venv java            ## test the Spark source and its jobs in local mode
@@ -107,7 +109,7 @@ test-alone: venv
 # Run a command, and print its output once it has ended.
 quietly = echo "$(1)" > $(VENV)/$(2).log; $(1) >> $(VENV)/$(2).log 2>&1; ended=$$?; cat $(VENV)/$(2).log; exit $$ended
 test-all: test e2e          ## all tests, also on a Kubernetes cluster
-nightly: venv java kcat     ## long tests: marked nightly, simulations, fuzzing, faults, e2e; NIGHTLY_HOURS=8
+nightly: venv java kcat chromium ## long tests: marked nightly, simulations, fuzzing, faults, e2e; NIGHTLY_HOURS=8
 	$(BIN)/python tests/nightly.py
 
 docs: venv                  ## generate pages of docs/ from tables

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import functools
 import hashlib
 import itertools
 import json
@@ -42,6 +43,7 @@ def chromium_path() -> str:
     return found or lacking("no Chromium on the PATH: apt-get install chromium")
 
 
+@functools.cache
 def axe_source() -> str:
     """Return axe-core's script, which npm fetches once into `build`."""
     path = ROOT / "build" / "axe" / "axe.min.js"
@@ -105,13 +107,16 @@ class Browser:
         attached = await self.call(
             "Target.attachToTarget", targetId=target["targetId"], flatten=True
         )
-        tab = self._tabs[attached["sessionId"]] = Tab(self, attached["sessionId"])
+        session = attached["sessionId"]
+        tab = self._tabs[session] = Tab(self, session, context["browserContextId"])
         for domain in ("Page", "Runtime", "Log"):
             await tab.call(f"{domain}.enable")
         await tab.look(width=width, height=height, dark=dark)
         return tab
 
     async def close(self) -> None:
+        """End the browser with all its processes."""
+        await self.call("Browser.close")
         self._reader.cancel()
         await self._socket.close()
 
@@ -119,9 +124,13 @@ class Browser:
 class Tab:
     """One page of one person."""
 
-    def __init__(self, browser: Browser, session: str) -> None:
-        self._browser, self._session = browser, session
+    def __init__(self, browser: Browser, session: str, context: str) -> None:
+        self._browser, self._session, self._context = browser, session, context
         self.errors: list[str] = []
+
+    async def close(self) -> None:
+        """Close it, with the person's cookies and connections."""
+        await self._browser.call("Target.disposeBrowserContext", browserContextId=self._context)
 
     def note(self, method: str, parameters: dict[str, Any]) -> None:
         """Keep an error that the page reports."""
@@ -167,13 +176,14 @@ class Tab:
 
     async def until(self, expression: str) -> Any:
         """Wait until an expression of the page is true, and return its value."""
-        # The page waits: one request covers up to half a second of frames.
+        # The page waits: one request covers up to half a second. Not each frame is looked at,
+        # because the text of a page needs its layout.
         waits = (
             "new Promise(resolve => { const end = performance.now() + 500; const look = () => {"
             f" let found; try {{ found = {expression}; }} catch (error) {{ found = null; }}"
             " if (found || performance.now() > end)"
             " resolve(found instanceof Node ? true : found);"
-            " else requestAnimationFrame(look); }; look(); })"
+            " else setTimeout(look, 50); }; look(); })"
         )
         loop = asyncio.get_running_loop()
         deadline = loop.time() + TIMEOUT_S
@@ -201,7 +211,7 @@ class Tab:
         loop = asyncio.get_running_loop()
         again_at = loop.time()
         deadline = again_at + TIMEOUT_S
-        frame = f"new Promise(done => requestAnimationFrame(() => done({gone})))"
+        frame = f"new Promise(done => setTimeout(() => done({gone}), 30))"
         while not await self.evaluate(frame):
             assert loop.time() < deadline, f"no page after {text}: {await self.text()}"
             # A page that changes under the mouse loses a click. A person clicks again.
@@ -251,16 +261,28 @@ class Tab:
                 clickCount=1,
             )
 
-    async def screenshot(self, path: Path) -> None:
-        """Write the whole page as PNG."""
-        found = await self.call("Page.captureScreenshot", captureBeyondViewport=True)
+    async def font(self) -> str:
+        """Return the name of the font in which the page's first heading is drawn."""
+        for domain in ("DOM", "CSS"):
+            await self.call(f"{domain}.enable")
+        root = (await self.call("DOM.getDocument"))["root"]["nodeId"]
+        node = (await self.call("DOM.querySelector", nodeId=root, selector="h1"))["nodeId"]
+        found = await self.call("CSS.getPlatformFontsForNode", nodeId=node)
+        return str(found["fonts"][0]["familyName"])
+
+    async def screenshot(self, path: Path, *, whole: bool = True) -> None:
+        """Write the whole page, or the window, as PNG."""
+        found = await self.call("Page.captureScreenshot", captureBeyondViewport=whole)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(base64.b64decode(found["data"]))
 
-    async def faults(self) -> list[str]:
-        """Return what axe-core finds serious or critical, with the elements."""
-        await self.evaluate(axe_source() + "; 0")
-        found = await self.evaluate("axe.run().then(found => found.violations)")
+    async def faults(self, rule: str = "") -> list[str]:
+        """Return what axe-core finds serious or critical, with the elements: all, or by a rule."""
+        if not await self.evaluate("typeof axe === 'object'"):
+            await self.evaluate(axe_source() + "; 0")
+        options = {"resultTypes": ["violations"], **({"runOnly": [rule]} if rule else {})}
+        call = f"axe.run({json.dumps(options)}).then(found => found.violations)"
+        found = await self.evaluate(call)
         return [
             f"{one['id']}: {one['help']}: {[node['html'] for node in one['nodes']]}"
             for one in found
@@ -309,6 +331,8 @@ async def chromium(folder: Path) -> AsyncIterator[Browser]:
                     yield browser
                 finally:
                     await browser.close()
+        async with asyncio.timeout(TIMEOUT_S):
+            await process.wait()
         drain.cancel()
     finally:
         if process.returncode is None:

@@ -29,12 +29,14 @@ class ClusterLike(Protocol):
 class Letters(Queue):
     """A queue whose group writes dead letters with copies of their records."""
 
-    def __init__(self, cluster: ClusterLike, **configs: str) -> None:
-        super().__init__(cluster.client, cluster.bootstrap)
+    def __init__(
+        self, cluster: ClusterLike, *, topic: str = "", group: str = "", **configs: str
+    ) -> None:
+        super().__init__(cluster.client, cluster.bootstrap, topic=topic, group=group)
         self.configure(**configs)
         self.letters = f"dlq.{self.topic}"
-        topic = NewTopic(self.letters, 1, configs={"errors.deadletterqueue.group.enable": "true"})
-        expect(self.client.run(self.client.admin.topics.create([topic])))
+        new = NewTopic(self.letters, 1, configs={"errors.deadletterqueue.group.enable": "true"})
+        expect(self.client.run(self.client.admin.topics.create([new])))
         self.configure(
             errors_deadletterqueue_topic_name=self.letters,
             errors_deadletterqueue_copy_record_enable="true",

@@ -23,7 +23,8 @@ Headers = tuple[tuple[str, bytes | None], ...]
 
 
 class Queue:
-    """A topic and a group with names of their own; the group starts at the topic's beginning."""
+    """A topic and a group on it, which starts at the topic's beginning. Names are random by
+    default."""
 
     def __init__(
         self,
@@ -32,16 +33,18 @@ class Queue:
         *,
         partitions: int = 1,
         replicas: int = 1,
+        topic: str = "",
+        group: str = "",
         topic_configs: Mapping[str, str] | None = None,
         **group_configs: str,
     ) -> None:
         self.client = client
         self.bootstrap = bootstrap
-        self.topic = f"t-{uuid.uuid4().hex[:8]}"
-        self.group = f"g-{uuid.uuid4().hex[:8]}"
+        self.topic = topic or f"t-{uuid.uuid4().hex[:8]}"
+        self.group = group or f"g-{uuid.uuid4().hex[:8]}"
         self.partitions = partitions
-        topic = NewTopic(self.topic, partitions, replicas, configs=dict(topic_configs or {}))
-        expect(client.run(client.admin.topics.create([topic])))
+        new = NewTopic(self.topic, partitions, replicas, configs=dict(topic_configs or {}))
+        expect(client.run(client.admin.topics.create([new])))
         self.configure(**{"share_auto_offset_reset": "earliest", **group_configs})
 
     def configure(self, **configs: str) -> None:

@@ -646,6 +646,9 @@ def test_the_first_content_of_a_large_cluster(tmp_path: Path) -> None:
                     found = await page.get("/")
                     took_s.append(passed_s())
             assert "Page 1 of 2, 200 rows" in found.words
+            assets = re.findall(r'"(/static/[^"]*)"', found.text)
+            sizes = [len((await page.get(path)).text) for path in assets]
+            assert len(found.text) + sum(sizes) < 200_000
             return min(took_s)
 
     try:

@@ -142,6 +142,20 @@ def test_pause_and_resume(shoal: Cluster, caplog: pytest.LogCaptureFixture) -> N
     assert {(one["user"], one["remote"]) for one in lines} == {(None, "127.0.0.1")}
 
 
+def test_a_new_group_has_its_dead_letters_in_the_next_sample(shoal: Cluster) -> None:
+    """The console reads the topics of dead letters seldom, but at once for a group that is new."""
+
+    async def call(page: Console) -> None:
+        queue = await asyncio.to_thread(Letters, shoal)
+        await asyncio.to_thread(queue.produce, [1, 2])
+        await at(shoal, queue.reject(1))
+        await page.sample()
+        (found,) = (one for one in page.sampler.queues if one.group == queue.group)
+        assert found.letters == 1
+
+    run(call, shoal)
+
+
 def test_a_console_that_only_reads_has_no_actions(shoal: Cluster) -> None:
     queue = Queue(shoal.client, shoal.bootstrap)
 
@@ -305,6 +319,35 @@ def test_send_letters_back(shoal: Cluster, caplog: pytest.LogCaptureFixture) -> 
     run(call, shoal)
     assert audited(caplog)[0]["target"] == {"topic": queue.letters, "letter": "0@1,0@3"}
     assert "after the fix" not in caplog.text
+
+
+def test_letters_of_one_key(shoal: Cluster) -> None:
+    """A letter stands for its key in addresses: they have no key of a record."""
+    queue = Letters(shoal)
+    for value, key in ((0, b"red"), (1, b"blue"), (2, b"red"), (3, None)):
+        queue.produce([value], key=key)
+    shoal.client.run(queue.reject(4))
+
+    async def call(page: Console) -> None:
+        every = await page.get("/letters", topic=queue.letters)
+        assert "Key red 2 blue 1 null 1" in every.words
+        assert not re.search(r'(href|action)="[^"]*(red|blue)\b', every.text.replace("redrive", ""))
+        red = await page.get("/letters", topic=queue.letters, same="0@0")
+        assert red.text.count('name="letter"') == 2
+        plan = await page.preview("redrive", topic=queue.letters, same="0@0")
+        assert f"2 letters of {queue.letters} are sent back" in plan.words
+        await page.confirm(plan)
+        assert [one.value for one in (await at(shoal, queue.records()))[4:]] == [b"0", b"2"]
+        null = await page.get("/letters", topic=queue.letters, same="0@3")
+        assert null.text.count('name="letter"') == 1
+        wrong = await page.get("/letters", topic=queue.letters, same="x", status=400)
+        assert "A letter must be PARTITION@OFFSET" in wrong.words
+        wrong = await page.get("/letters", topic=queue.letters, same="0@99", status=404)
+        assert "OFFSET_OUT_OF_RANGE" in wrong.words
+        record = await page.get("/record", topic=queue.topic, partition=0, offset=0)
+        assert f"/letters?topic={queue.letters}&amp;group={queue.group}" in record.text
+
+    run(call, shoal)
 
 
 def test_letters_that_arrive_after_the_plan_stay(shoal: Cluster) -> None:

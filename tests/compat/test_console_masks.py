@@ -136,6 +136,20 @@ def test_a_filter_does_not_find_what_is_masked(shoal: Cluster, letters: Letters)
     run(call, shoal, rules(letters))
 
 
+def test_letters_are_not_chosen_by_a_masked_key(shoal: Cluster, letters: Letters) -> None:
+    masks = Masks((Rule((letters.topic,), key=True),))
+
+    async def call(page: Console) -> None:
+        found = await page.get("/letters", topic=letters.letters)
+        assert 'id="by-key"' not in found.text
+        refused = await page.get("/letters", topic=letters.letters, same="0@0", status=400)
+        assert "A rule of this console masks it." in refused.words
+        refused = await page.preview("redrive", topic=letters.letters, same="0@0")
+        assert "A rule of this console masks it." in refused.words
+
+    run(call, shoal, masks)
+
+
 def test_no_payloads(shoal: Cluster, letters: Letters) -> None:
     async def call(page: Console) -> None:
         for path, fields in pages(letters):

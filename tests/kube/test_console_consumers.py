@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import trustme
+import yaml
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from kube.api_server import ApiServer, CrashPoint
@@ -25,8 +29,8 @@ from shoal.console.security import Access, InvalidAccess
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
+CRDS = Path(__file__).parents[2] / "crds"
 TOKEN = "pod-token"
 KINDS = {plural: kind for kind, plural in PLURALS.items()} | {"events": "Event"}
 
@@ -231,6 +235,73 @@ def test_elsewhere_the_page_says_so() -> None:
                 assert "This console does not read Kubernetes." in text
                 assert 'href="/consumers"' not in text
             await parts.close()
+
+    asyncio.run(call())
+
+
+def test_all_kinds_are_read() -> None:
+    """A CRD that the page leaves out would be a resource whose conditions nobody sees there."""
+    crds = [yaml.safe_load(path.read_text()) for path in CRDS.glob("*.yaml")]
+    assert {one["spec"]["names"]["kind"]: one["spec"]["names"]["plural"] for one in crds} == PLURALS
+
+
+def test_the_api_server_must_have_a_certificate_of_the_pods_authority(account: Path) -> None:
+    """Its address is an IP address, which the certificate names, as in a real cluster."""
+    ours, others = trustme.CA(), trustme.CA()
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    ours.issue_cert("127.0.0.1").configure_cert(context)
+
+    async def call() -> None:
+        app = web.Application()
+        app.router.add_get("/{path:.*}", Http(filled()).serve)
+        server = TestServer(app, scheme="https")
+        await server.start_server(ssl=context)
+        port = str(server.port)
+        environment = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": port}
+
+        async def read(authority: trustme.CA) -> Seen:
+            authority.cert_pem.write_to_path(str(account / "ca.crt"))
+            kubernetes = Kubernetes(in_pod(environment, [], account))
+            await kubernetes.step()
+            await kubernetes.close()
+            assert kubernetes.seen is not None
+            return kubernetes.seen
+
+        seen = await read(ours)
+        assert (len(seen.consumers), seen.problems) == (2, ())
+        seen = await read(others)
+        assert not seen.consumers
+        (problem,) = seen.problems
+        assert problem.startswith(f"The API server at https://127.0.0.1:{port} did not answer:")
+        assert "certificate verify failed" in problem.lower()
+        await server.close()
+
+    asyncio.run(call())
+
+
+def test_lists_are_read_side_by_side(account: Path) -> None:
+    """A slow API server costs the time of one answer, not of one for each kind."""
+
+    async def call() -> None:
+        asked = asyncio.Event()
+        paths: list[str] = []
+
+        async def serve(request: web.Request) -> web.Response:
+            paths.append(request.path)
+            if len(paths) == len(PLURALS) + 1:
+                asked.set()
+            await asked.wait()
+            return web.json_response({"items": []})
+
+        app = web.Application()
+        app.router.add_get("/{path:.*}", serve)
+        async with TestServer(app) as server, asyncio.timeout(60):
+            settings = KubernetesSettings(f"http://127.0.0.1:{server.port}", account, ("team",))
+            kubernetes = Kubernetes(settings)
+            await kubernetes.step()
+            await kubernetes.close()
+            assert kubernetes.seen is not None
+            assert not kubernetes.seen.problems
 
     asyncio.run(call())
 

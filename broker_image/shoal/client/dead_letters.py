@@ -142,7 +142,7 @@ class DeadLetterFilter:
     reasons: Collection[str] = ()
     groups: Collection[str] = ()
     source_topics: Collection[str] = ()
-    keys: Collection[bytes] = ()
+    keys: Collection[bytes | None] = ()
     headers: Mapping[str, bytes | None] = field(default_factory=dict)
     since_ms: int | None = None
     until_ms: int | None = None

@@ -36,6 +36,7 @@ PLURALS = {
     "ShareGroup": "sharegroups",
     "ShareConsumer": "shareconsumers",
     "Redrive": "redrives",
+    "QueueRebalance": "queuerebalances",
 }
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 #: Seconds between two readings, for one answer, and of history.
@@ -152,16 +153,20 @@ class Kubernetes:
 
     async def step(self) -> None:
         """Read all lists. What cannot be read becomes a problem of the reading."""
+        found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in PLURALS}
+        events: list[dict[str, Any]] = []
         problems: list[str] = []
-        found: dict[str, list[Any]] = {}
-        events: list[Any] = []
+        of_shoal = {"fieldSelector": f"involvedObject.apiVersion={VERSION}"}
         for namespace in self.settings.namespaces:
-            for kind, plural in PLURALS.items():
-                path = f"/apis/{VERSION}/namespaces/{quote(namespace, safe='')}/{plural}"
-                found.setdefault(kind, []).extend(await self._listed(path, {}, problems))
-            path = f"/api/v1/namespaces/{quote(namespace, safe='')}/events"
-            chosen = {"fieldSelector": f"involvedObject.apiVersion={VERSION}"}
-            events += await self._listed(path, chosen, problems)
+            quoted = quote(namespace, safe="")
+            root = f"/apis/{VERSION}/namespaces/{quoted}/"
+            every = await asyncio.gather(
+                *(self._listed(root + plural, {}) for plural in PLURALS.values()),
+                self._listed(f"/api/v1/namespaces/{quoted}/events", of_shoal),
+            )
+            for (some, why), into in zip(every, [*found.values(), events], strict=True):
+                into += some
+                problems += why
         groups = {_place(one): _group_id(one) for one in found["ShareGroup"]}
         consumers = [_consumer(one, groups) for one in found["ShareConsumer"]]
         resources = [_resource(kind, one) for kind, some in found.items() for one in some]
@@ -173,7 +178,8 @@ class Kubernetes:
             sorted(consumers, key=lambda one: (one.namespace, one.name)),
             resources,
             newest,
-            problems,
+            # Lists that fail for the same reason have one sentence.
+            tuple(dict.fromkeys(problems)),
         )
         self._remember(consumers)
 
@@ -202,9 +208,9 @@ class Kubernetes:
                 points.popleft()
 
     async def _listed(
-        self, path: str, query: dict[str, str], problems: list[str]
-    ) -> list[dict[str, Any]]:
-        """Return the objects of a list; none, and a problem, if it cannot be read."""
+        self, path: str, query: dict[str, str]
+    ) -> tuple[list[dict[str, Any]], list[str]]:
+        """Return the objects of a list, and a sentence if some or all cannot be read."""
         found: list[dict[str, Any]] = []
         more = ""
         try:
@@ -214,14 +220,13 @@ class Kubernetes:
                 found += [one for one in answer.get("items") or [] if isinstance(one, dict)]
                 more = str((answer.get("metadata") or {}).get("continue") or "")
                 if not more:
-                    return found
-            problems.append(f"Only the first {len(found):,} objects of {path} are shown.")
+                    return found, []
         except _Failure as error:
-            problems.append(str(error))
+            return found, [str(error)]
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            reason = str(error) or "no answer in time"
-            problems.append(f"The API server did not answer {path}: {reason}.")
-        return found
+            reason = str(error) or f"no answer to {path} within {ANSWER_S_MAX:.0f} s"
+            return found, [f"The API server at {self.settings.url} did not answer: {reason}."]
+        return found, [f"Only the first {len(found):,} objects of {path} are shown."]
 
     async def _answer(self, address: str, path: str) -> dict[str, Any]:
         if self._http is None:

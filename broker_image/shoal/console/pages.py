@@ -356,6 +356,7 @@ class Pages:
                 "standing": standing,
                 "in_flight": in_flight,
                 "shares": shares,
+                "letter_topics": sample.letter_topics if sample else {},
             },
         )
 
@@ -407,8 +408,10 @@ class Pages:
                 limits = await bounds(self._client.admin, topic)
                 rows.append((topic, sum(end - start for start, end in limits.values()), groups))
             return Page("letter_topics", context | {"topics": rows})
-        chosen = {field: request.query.get(field, "") for field in ("reason", "group", "source")}
+        fields = ("reason", "group", "source", "same")
+        chosen = {field: request.query.get(field, "") for field in fields}
         wanted = DeadLetterFilter(
+            keys=[await self._same_key(name, chosen["same"])] if chosen["same"] else (),
             reasons=[chosen["reason"]] if chosen["reason"] else (),
             groups=[chosen["group"]] if chosen["group"] else (),
             source_topics=[chosen["source"]] if chosen["source"] else (),
@@ -423,6 +426,12 @@ class Pages:
                 "meanings": REASONS,
             },
         )
+
+    async def _same_key(self, topic: str, place: str) -> bytes | None:
+        try:
+            return await letters.same_key(self._client, self._view, topic, place)
+        except ValueError as error:
+            raise web.HTTPBadRequest(text=str(error)) from None
 
     async def letter(self, request: web.Request) -> Page:
         """One dead letter."""

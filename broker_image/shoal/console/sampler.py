@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 log = logging.getLogger("shoal.console")
 #: Seconds after which the brokers' metrics listeners, their disks, and the dead-letter topics of
-#: groups are read again. They rarely change.
+#: groups are read again. They rarely change, except that a new group has them at once.
 SLOW_S = 30.0
 
 
@@ -59,6 +59,8 @@ class Sampler:
         self._kept: dict[str, Any] = {}
         self._problems: list[str] = []
         self._slow_at_s = float("-inf")
+        #: The share groups whose dead-letter topics were read.
+        self._known: frozenset[str] = frozenset()
         self._addresses: list[str] = []
         self._is_shoal = False
 
@@ -141,7 +143,8 @@ class Sampler:
         paused = await self._part(
             "The configs of groups", scrape.paused(admin, groups.values()), set()
         )
-        if time.monotonic() - self._slow_at_s >= SLOW_S:
+        is_late = time.monotonic() - self._slow_at_s >= SLOW_S
+        if is_late or not self._known.issuperset(share):
             await self._read_slow(share, [b.node_id for b in cluster.brokers], cluster.fenced)
         letter_topics: dict[str, str] = self._kept.get("letter topics", {})
         letters = await self._part("The dead letters", self._letters(letter_topics, topics), {})
@@ -197,6 +200,7 @@ class Sampler:
         await self._part("The metrics listeners of brokers", self._find_metrics(), None)
         self._kept["slow problems"] = self._problems
         self._problems = before
+        self._known = frozenset(share)
         self._slow_at_s = time.monotonic()
 
     async def _disks(self, nodes: list[int]) -> dict[int, tuple[LogDir, ...]]:

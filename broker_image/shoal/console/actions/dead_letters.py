@@ -71,7 +71,7 @@ class RedriveLetters:
             raise Mistake("No letter is chosen. Check the boxes of the letters to send back.")
         rate = given.one("rate", str(RATE))
         return [
-            *hidden(given, "topic", "letter", "only", "reason", "group", "source"),
+            *hidden(given, "topic", "letter", "only", "reason", "group", "source", "same"),
             replace(_RATE, value=rate),
             replace(_AGAIN, value=given.one("again")),
             Field(
@@ -91,7 +91,7 @@ class RedriveLetters:
             ends = {where: end for where, (_, end) in limits.items()}
         wanted = RedrivePlan(
             topic,
-            filter=_filter(given),
+            filter=await _filter(scene, topic, given),
             rate=float(rate),
             note=given.one("note").strip(),
             again=given.is_set("again"),
@@ -107,12 +107,19 @@ class RedriveLetters:
         return replace(plan, fixed={"end": fixed})
 
 
-def _filter(given: Given) -> DeadLetterFilter:
+async def _filter(scene: Scene, topic: str, given: Given) -> DeadLetterFilter:
     """Return the filter of a form. Raises `Mistake`."""
     for reason in given.all("reason"):
         if reason not in REASONS:
             raise Mistake(f"The reason must be one of {', '.join(REASONS)}, not {reason!r:.60}.")
+    keys = []
+    for place in given.all("same"):
+        try:
+            keys.append(await letters.same_key(scene.client, scene.view, topic, place))
+        except ValueError as error:
+            raise Mistake(str(error)) from None
     return DeadLetterFilter(
+        keys=keys,
         reasons=given.all("reason"),
         groups=given.all("group"),
         source_topics=given.all("source"),
@@ -139,7 +146,7 @@ def _ends(topic: str, given: Given) -> dict[TopicPartition, int]:
 
 def _selection(given: Given) -> dict[str, str]:
     """Return what a form selects, for the audit line."""
-    names = ("letter", "reason", "group", "source")
+    names = ("letter", "reason", "group", "source", "same")
     return {name: ",".join(some)[:500] for name in names if (some := given.all(name))}
 
 
