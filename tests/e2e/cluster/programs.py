@@ -62,6 +62,7 @@ PROGRAMS = {
     "kstatus": Program("kstatus", "."),
     "argocd-lua": Program("argocd-lua", "."),
     **{name: Program("flux", f"github.com/fluxcd/{name}") for name in FLUX},
+    "keda-client": Program("keda", "./client"),
 }
 
 
