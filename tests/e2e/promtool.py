@@ -1,4 +1,4 @@
-"""promtool, Prometheus' own test of alerting rules: the installed one, or Debian's."""
+"""Prometheus itself and promtool, its test of rules: the installed ones, or Debian's."""
 
 from __future__ import annotations
 
@@ -12,16 +12,25 @@ from machine import lacking
 
 
 def promtool() -> Path:
-    """Return the path of the program; skip the test without it, except in CI."""
-    if installed := shutil.which("promtool"):
+    """Return the path of promtool; skip the test without it, except in CI."""
+    return _program("promtool")
+
+
+def prometheus() -> Path:
+    """Return the path of the server; skip the test without it, except in CI."""
+    return _program("prometheus")
+
+
+def _program(name: str) -> Path:
+    if installed := shutil.which(name):
         return Path(installed)
-    path = CACHE / "bin" / "promtool"
+    path = CACHE / "bin" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         if not path.exists():
             _unpack(path)
     except ClusterError as error:
-        lacking(f"promtool is not installed: {error}")
+        lacking(f"{name} is not installed: {error}")
     return path
 
 
@@ -35,4 +44,4 @@ def _unpack(path: Path) -> None:
             run(*download, cwd=Path(directory))
         (package,) = Path(directory).glob("prometheus_*.deb")
         run("dpkg-deb", "-x", package, Path(directory) / "files")
-        (Path(directory) / "files/usr/bin/promtool").replace(path)
+        (Path(directory) / "files/usr/bin" / path.name).replace(path)

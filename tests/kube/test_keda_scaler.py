@@ -171,6 +171,7 @@ class Scene:
         self.kube.add(resource("ShareConsumer", "eaters", **group))
         self.operator.on_update(self.kube.find("ShareConsumer", "eaters"))
         self.client = KedaClient()
+        self.port = 0
 
     def report(self, **status: int) -> None:
         found = self.kube.find("ShareConsumer", "eaters")
@@ -185,9 +186,9 @@ async def scene(
 ) -> AsyncIterator[Scene]:
     made = Scene()
     server = keda.server(made.operator, access)
-    port = await server.start("127.0.0.1", 0, tls)
+    made.port = await server.start("127.0.0.1", 0, tls)
     loop = asyncio.get_running_loop()
-    await loop.create_connection(lambda: made.client, "127.0.0.1", port, ssl=client)
+    await loop.create_connection(lambda: made.client, "127.0.0.1", made.port, ssl=client)
     try:
         yield made
     finally:

@@ -31,6 +31,8 @@ DOCUMENTS = {
 FOLDERS = {
     "docs/adr": "decisions.md",
     "examples": "examples.md",
+    "examples/external": "examples.md#examplesexternal",
+    "examples/keda": "examples.md#exampleskeda",
     "examples/security": "examples.md#examplessecurity",
 }
 _LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
@@ -114,7 +116,7 @@ def decisions() -> str:
 def examples() -> str:
     """Return the page with the manifests of `examples/`."""
     lines = ["# Examples", "", "Apply the manifests of a folder in the order of their numbers."]
-    for folder in ("examples", "examples/security"):
+    for folder in (name for name in FOLDERS if name.startswith("examples")):
         lines += ["", f"## {folder}"]
         for path in sorted((ROOT / folder).glob("[0-9]*.yaml")):
             lines += ["", f"### {path.name}", "", "```yaml", path.read_text().rstrip(), "```"]

@@ -12,9 +12,11 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import keda
 from .commands import lock, run
 from .layout import CACHE, KUBERNETES_VERSION, NAME, SPARK_OPERATOR_VERSION, ClusterError
 
@@ -26,17 +28,22 @@ GO_MINIMUM = (1, 25)
 #: Flux's controllers that the tests run.
 FLUX = ("source-controller", "kustomize-controller", "helm-controller")
 
+#: KEDA's programs that the tests run, with their folders in its module.
+KEDA = {"keda": "operator", "keda-adapter": "adapter"}
+
 _VERSION = "k8s.io/component-base/version"
 _MAJOR, _MINOR, _ = KUBERNETES_VERSION.removeprefix("v").split(".")
 
 
 @dataclass(frozen=True)
 class Program:
-    """One binary: the module that pins it, its package, and the version linked into it."""
+    """One binary: the module that pins it, its package, and the versions linked into it."""
 
     module: str
     package: str
     versions: tuple[str, ...] = ()
+    #: A pinned module, of which a reduced copy is built.
+    copied: str = ""
 
 
 PROGRAMS = {
@@ -62,6 +69,11 @@ PROGRAMS = {
     "kstatus": Program("kstatus", "."),
     "argocd-lua": Program("argocd-lua", "."),
     **{name: Program("flux", f"github.com/fluxcd/{name}") for name in FLUX},
+    **{
+        name: Program("keda", f"./cmd/{folder}", copied=keda.MODULE)
+        for name, folder in KEDA.items()
+    },
+    "keda-client": Program("keda", "./client"),
 }
 
 
@@ -73,7 +85,7 @@ def program(name: str) -> Path:
             path.symlink_to("hyper")
         return path
     spec = PROGRAMS[name]
-    directory = CACHE / "bin" / f"{spec.module}-{_fingerprint(SOURCES / spec.module)}"
+    directory = CACHE / "bin" / f"{spec.module}-{_fingerprint(spec)}"
     path = directory / name
     if not path.exists():
         # A lock for each module: a small program does not wait until Kubernetes is compiled.
@@ -84,21 +96,34 @@ def program(name: str) -> Path:
     return path
 
 
-def _fingerprint(module: Path) -> str:
+def _fingerprint(spec: Program) -> str:
     digest = hashlib.sha256()
+    module = SOURCES / spec.module
     for source in sorted(module.rglob("*")):
         if source.suffix in (".mod", ".sum", ".go"):
             digest.update(f"{source.relative_to(module)}\0".encode() + source.read_bytes() + b"\0")
+    if spec.copied:
+        digest.update(Path(keda.__file__).read_bytes())
     return digest.hexdigest()[:16]
 
 
 def _build(spec: Program, path: Path) -> None:
+    if not spec.copied:
+        _build_in(SOURCES / spec.module, spec, path)
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "module"
+        keda.copy(module_directory(spec.module, spec.copied), folder)
+        _build_in(folder, spec, path)
+
+
+def _build_in(folder: Path, spec: Program, path: Path) -> None:
     flags = " ".join(["-s", "-w", *(f"-X {version}" for version in spec.versions)])
     partial = path.with_suffix(f".{os.getpid()}")
     print(f"building {path.name} from Go modules", file=sys.stderr, flush=True)
     # A module without version control, with the same bytes from every checkout.
     command = ("build", "-trimpath", "-buildvcs=false", "-ldflags", flags, "-o", partial)
-    run(go(), *command, spec.package, cwd=SOURCES / spec.module, env={"CGO_ENABLED": "0"})
+    run(go(), *command, spec.package, cwd=folder, env={"CGO_ENABLED": "0"})
     partial.replace(path)
 
 
