@@ -83,4 +83,5 @@ async def work(bootstrap: str, group: str, topic: str, work_ms: int, key_ranges:
 
 
 if __name__ == "__main__":
-    asyncio.run(work(*sys.argv[1:4], int(sys.argv[4]), sys.argv[5] == "1"))
+    where, group_id, name, milliseconds, shares = sys.argv[1:]
+    asyncio.run(work(where, group_id, name, int(milliseconds), shares == "1"))
