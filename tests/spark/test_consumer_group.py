@@ -11,7 +11,7 @@ import spark_query
 from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
 from shoal.client.consumer import GroupConsumer
-from shoal.client.errors import expect
+from shoal.client.errors import KafkaError
 from shoal.record.key_ranges import KeyRanges
 from spark.test_bad_input import error_summary
 from spark.test_replay import RUN_TIMEOUT_S, killed
@@ -73,7 +73,8 @@ def drained(spark: SparkSession, place: Path, given: dict[str, str]) -> list[lis
 
 def position(queue: Queue) -> int:
     found = queue.client.run(queue.client.admin.groups.offsets([queue.topic]))[queue.topic]
-    offset: int = expect(found)[TopicPartition(queue.topic, 0)].offset
+    assert not isinstance(found, KafkaError), found
+    offset: int = found[TopicPartition(queue.topic, 0)].offset
     return offset
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from shoal.client.cluster import TopicPartition
-from shoal.client.errors import expect
+from shoal.client.errors import KafkaError, expect
 from shoal.record.key_ranges import KeyRanges
 from shoal_spark.key_range_reader import KeyRangeReader
 from shoal_spark.options import InvalidOption, KeyRangeOptions
@@ -73,7 +73,8 @@ def offsets(tasks: list[list[dict[str, Any]]]) -> list[int]:
 
 def position(queue: Queue, partition: int = 0) -> int:
     found = queue.client.run(queue.client.admin.groups.offsets([queue.topic]))[queue.topic]
-    offset: int = expect(found)[TopicPartition(queue.topic, partition)].offset
+    assert not isinstance(found, KafkaError), found
+    offset: int = found[TopicPartition(queue.topic, partition)].offset
     return offset
 
 
