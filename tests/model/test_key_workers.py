@@ -459,7 +459,7 @@ def test_a_handler_that_survives_its_cancellation(loop: VirtualLoop) -> None:
 
 
 def test_a_key_range_is_given_up(loop: VirtualLoop) -> None:
-    """Records of its keys that wait are dropped, and what runs ends. Other keys continue meanwhile."""
+    """Records of its keys that wait are dropped, and what runs ends. Other keys continue."""
     member = FakeMember()
     keys = [b"a", b"b", None, b"a", b"b", None]
     member.logs[0] = [record(0, offset, key) for offset, key in enumerate(keys)]
