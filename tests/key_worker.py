@@ -1,9 +1,9 @@
 """A group member with `KeyWorkers`, as a separate process that can be killed.
 
-`python key_worker.py BOOTSTRAP GROUP TOPIC WORK_MS` prints a JSON object a line: `begun` and
-`ended` have partition, offset and key of a record whose handler begins or returns, and `committed`
-has the stable offset and the finished ranges of each partition that the coordinator has answered.
-`Worker` is the other side: it starts the process and reads its events.
+`python key_worker.py BOOTSTRAP GROUP TOPIC WORK_MS KEY_RANGES` prints a JSON list a line: `begun`
+or `ended`, partition, offset and key of a record whose handler begins or returns, and the monotonic
+time of the machine. With KEY_RANGES 1, it shares partitions. `Worker` is the other side: it starts
+the process and reads its events.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 from typing import TYPE_CHECKING
 
 from shoal.client.client import Client
@@ -29,13 +30,18 @@ Begun = tuple[int, int, str]
 class Worker(WorkerProcess):
     """A worker's process, and what it reported, in order."""
 
-    def __init__(self, bootstrap: str, group: str, topic: str, *, work_ms: int = 1) -> None:
+    def __init__(
+        self, bootstrap: str, group: str, topic: str, *, work_ms: int = 1, key_ranges: bool = False
+    ) -> None:
         self.events: list[tuple[str, Begun]] = []
-        super().__init__(__file__, bootstrap, group, topic, str(work_ms))
+        #: When each event happened.
+        self.times_s: list[float] = []
+        super().__init__(__file__, bootstrap, group, topic, str(work_ms), str(int(key_ranges)))
 
     def noted(self, line: bytes) -> None:
         with contextlib.suppress(ValueError):  # The kill may cut the last line.
-            name, where = json.loads(line)
+            name, where, at_s = json.loads(line)
+            self.times_s.append(at_s)
             self.events.append((name, tuple(where)))
 
     @property
@@ -45,10 +51,11 @@ class Worker(WorkerProcess):
 
 def tell(name: str, record: ConsumedRecord) -> None:
     key = (record.key or b"").decode()
-    os.write(1, (json.dumps([name, [record.partition, record.offset, key]]) + "\n").encode())
+    event = [name, [record.partition, record.offset, key], time.monotonic()]
+    os.write(1, (json.dumps(event) + "\n").encode())
 
 
-async def work(bootstrap: str, group: str, topic: str, work_ms: int) -> None:
+async def work(bootstrap: str, group: str, topic: str, work_ms: int, key_ranges: bool) -> None:
     loop = asyncio.get_running_loop()
 
     async def handle(record: ConsumedRecord) -> None:
@@ -66,6 +73,7 @@ async def work(bootstrap: str, group: str, topic: str, work_ms: int) -> None:
             [topic],
             reset=Reset.EARLIEST,
             individual_commit=IndividualCommit(interval_ms=50),
+            key_ranges=key_ranges,
         ) as consumer,
     ):
         workers = KeyWorkers(consumer, handle, keys_max=8, records_max=40)
@@ -75,4 +83,5 @@ async def work(bootstrap: str, group: str, topic: str, work_ms: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(work(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])))
+    where, group_id, name, milliseconds, shares = sys.argv[1:]
+    asyncio.run(work(where, group_id, name, int(milliseconds), shares == "1"))

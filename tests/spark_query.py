@@ -2,6 +2,8 @@
 
     python spark_query.py '{"options": {…}, "checkpoint": "…", "out": "…", "kill": ["during", 2]}'
 
+`format` and `cores` may be given, too.
+
 The sink writes the rows of batch N to `out/N.RUN.json`, where RUN is unique. It is idempotent as
 any sink that overwrites by batch id. `kill` names a step and the batch to end in, by SIGKILL to the
 whole process group: driver, JVM, reader and workers at once.
@@ -59,7 +61,11 @@ def session(directory: Path, cores: int = 2) -> SparkSession:
 
 
 def rows_of(frame: DataFrame) -> list[list[Any]]:
-    """Return the identity and the value of each row, sorted."""
+    """Return the identity and the value of each row, sorted, with its delivery count or task."""
+    from pyspark.sql.functions import spark_partition_id
+
+    if "deliveryCount" not in frame.columns:
+        frame = frame.withColumn("deliveryCount", spark_partition_id())
     return sorted(
         [*(row[name] for name in COLUMNS[:3]), bytes(row["value"]).decode(), row["deliveryCount"]]
         for row in frame.select(*COLUMNS).collect()
@@ -99,7 +105,8 @@ def start(spark: SparkSession, plan: dict[str, Any]) -> StreamingQuery:
         if batch == last_batch and step == "after":
             die()
 
-    source = spark.readStream.format("sharegroup").options(**plan["options"]).load()
+    form = plan.get("format", "sharegroup")
+    source = spark.readStream.format(form).options(**plan["options"]).load()
     writer = source.writeStream.foreachBatch(sink).option("checkpointLocation", plan["checkpoint"])
     return writer.trigger(availableNow=True).start()
 
@@ -123,7 +130,7 @@ def die_when_committed(spark: SparkSession, last_batch: int) -> None:
 
 
 def main(plan: dict[str, Any]) -> None:
-    spark = session(Path(plan["checkpoint"]).parent)
+    spark = session(Path(plan["checkpoint"]).parent, plan.get("cores", 2))
     step, last_batch = plan["kill"]
     if step == "committed":
         die_when_committed(spark, last_batch)

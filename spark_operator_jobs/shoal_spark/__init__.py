@@ -19,7 +19,7 @@ _applications: set[str] = set()
 
 
 def register(spark: SparkSession) -> None:
-    """Register `sharegroup` and its companion formats with a session.
+    """Register `sharegroup`, `consumergroup` and their companion formats with a session.
 
     Options with secrets are redacted in what Spark shows of this session (`redaction`).
 
@@ -40,9 +40,16 @@ def register(spark: SparkSession) -> None:
     from shoal_spark import redaction
     from shoal_spark.groups import DeadLetterSource, LagSource
     from shoal_spark.outcomes import OutcomeSink
-    from shoal_spark.source import ShareGroupSource
+    from shoal_spark.source import ConsumerGroupSource, ShareGroupSource
     from shoal_spark.topics import TopicSink
 
     redaction.extend(spark)
-    for source in (ShareGroupSource, OutcomeSink, LagSource, DeadLetterSource, TopicSink):
+    for source in (
+        ShareGroupSource,
+        ConsumerGroupSource,
+        OutcomeSink,
+        LagSource,
+        DeadLetterSource,
+        TopicSink,
+    ):
         spark.dataSource.register(source)

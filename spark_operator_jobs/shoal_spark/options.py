@@ -64,6 +64,33 @@ ELSEWHERE = {
     "kafka.enable.idempotence": _AGAIN,
     "kafka.transactional.id": _AGAIN,
 }
+_AT = "use startingOffsets earliest or latest, or `shoal groups reset-offsets`"
+_NOW = "use Trigger.AvailableNow"
+_COMMIT = "the source commits a batch to the group once it is complete"
+#: The same for the source of consumer groups.
+ELSEWHERE_IN_GROUPS = {
+    "path": ELSEWHERE["path"],
+    "group.id": "use groupId",
+    "assign": "all partitions of a topic are read; use subscribe",
+    "subscribePattern": "only names are supported; use subscribe",
+    "groupIdPrefix": "use groupId",
+    "minPartitions": "use keyRanges",
+    "startingTimestamp": _AT,
+    "startingOffsetsByTimestamp": _AT,
+    "startingOffsetsByTimestampStrategy": _AT,
+    **dict.fromkeys(("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"), _NOW),
+    "maxRecordsPerTrigger": "use maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger": "use a processingTime trigger",
+    "maxTriggerDelay": "use a processingTime trigger",
+    "maxRecordsPerPartition": "use maxOffsetsPerTrigger",
+    "isolation.level": "use kafka.isolation.level",
+    "kafka.group.id": "use groupId",
+    "kafka.auto.offset.reset": "use startingOffsets",
+    "kafka.enable.auto.commit": _COMMIT,
+    "kafka.max.poll.records": "use maxOffsetsPerTrigger",
+    "kafka.key.deserializer": _BYTES,
+    "kafka.value.deserializer": _BYTES,
+}
 #: Properties that have no effect under a given `kafka.security.protocol`.
 _PROTOCOLS = {
     ("sasl.", "PLAINTEXT"): "SASL_SSL or SASL_PLAINTEXT",
@@ -248,6 +275,52 @@ class SourceOptions:
 
 
 @dataclass(frozen=True)
+class KeyRangeOptions:
+    """Options of `readStream.format("consumergroup")`. `max_offsets` is 0 for no limit."""
+
+    connection: Connection
+    group_id: str
+    topics: tuple[str, ...]
+    include_headers: bool
+    key_ranges: int
+    from_earliest: bool
+    max_offsets: int
+    max_wait_ms: int
+    read_committed: bool
+    fail_on_data_loss: bool
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> KeyRangeOptions:
+        """Parse options. Raises `InvalidOption`."""
+        words = Words(
+            given,
+            "groupId",
+            "subscribe",
+            "keyRanges",
+            "startingOffsets",
+            "maxOffsetsPerTrigger",
+            "includeHeaders",
+            "fetch.max.wait.ms",
+            "kafka.isolation.level",
+            "failOnDataLoss",
+            elsewhere=ELSEWHERE_IN_GROUPS,
+        )
+        isolation = words.one_of("kafka.isolation.level", "read_uncommitted", "read_committed")
+        return cls(
+            connection=words.connection(),
+            group_id=words.required("groupId"),
+            topics=words.names("subscribe"),
+            include_headers=words.flag("includeHeaders", False),
+            key_ranges=words.number("keyRanges", 1, 1, 256),
+            from_earliest=words.one_of("startingOffsets", "latest", "earliest") == "earliest",
+            max_offsets=words.number("maxOffsetsPerTrigger", 0, 1, 2**62),
+            max_wait_ms=words.number("fetch.max.wait.ms", 500, 0, 60_000),
+            read_committed=isolation == "read_committed",
+            fail_on_data_loss=words.flag("failOnDataLoss", True),
+        )
+
+
+@dataclass(frozen=True)
 class GroupOptions:
     """Options of the outcome sink and the lag source."""
 
@@ -304,9 +377,11 @@ def outcomes_dir(bootstrap: str, group_id: str) -> str:
 class Words:
     """Options as Spark passes them, with case-insensitive names; unknown names are refused."""
 
-    def __init__(self, given: Mapping[str, str], *known: str) -> None:
+    def __init__(
+        self, given: Mapping[str, str], *known: str, elsewhere: Mapping[str, str] = ELSEWHERE
+    ) -> None:
         names = {name.lower(): name for name in known}
-        hints = {name.lower(): (name, hint) for name, hint in ELSEWHERE.items()}
+        hints = {name.lower(): (name, hint) for name, hint in elsewhere.items()}
         self._own: dict[str, str] = {}
         self._kafka: dict[str, str] = {}
         for name, value in given.items():

@@ -1,4 +1,5 @@
-"""`spark.readStream.format("sharegroup")`: rows of a share group (KIP-932) as a stream."""
+"""The streaming sources: `sharegroup` has the rows of a share group (KIP-932), and `consumergroup`
+those of topics from the positions of a consumer group, by key ranges."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 
-from shoal_spark.options import SourceOptions
+from shoal_spark.options import KeyRangeOptions, SourceOptions
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -28,3 +29,21 @@ class ShareGroupSource(DataSource):  # type: ignore[misc]
         from shoal_spark.reader import ShareGroupReader
 
         return ShareGroupReader(SourceOptions.of(self.options), schema.fieldNames())
+
+
+class ConsumerGroupSource(DataSource):  # type: ignore[misc]
+    """`format("consumergroup")`. Options are checked when the query is defined."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "consumergroup"
+
+    def schema(self) -> str:
+        from shoal_spark.key_range_tasks import ddl
+
+        return ddl(KeyRangeOptions.of(self.options).include_headers)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from shoal_spark.key_range_reader import KeyRangeReader
+
+        return KeyRangeReader(KeyRangeOptions.of(self.options), schema.fieldNames())

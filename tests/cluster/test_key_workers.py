@@ -37,7 +37,12 @@ Where = tuple[int, int]
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalProcess]:
-    configs = SESSION | {"group.initial.rebalance.delay.ms": "0"}
+    configs = SESSION | {
+        "group.initial.rebalance.delay.ms": "0",
+        "group.consumer.assignment.interval.ms": "0",
+        "group.consumer.heartbeat.interval.ms": "300",
+        "group.consumer.min.heartbeat.interval.ms": "300",
+    }
     process = ShoalProcess(tmp_path_factory.mktemp("workers") / "data", configs=configs).start()
     yield process
     process.kill9()
@@ -151,6 +156,89 @@ def test_a_partition_moves_while_its_records_are_handled(broker: ShoalProcess) -
     for worker in workers:
         check_order(worker.events)
     assert committed(broker, "moves") == COMPLETE
+
+
+class Shared:
+    """A topic with one partition, whose keys several workers share."""
+
+    def __init__(self, broker: ShoalProcess, name: str) -> None:
+        self.broker, self.name = broker, name
+        self.workers: list[Worker] = []
+        self.produced = 0
+        with WireClient(broker.bootstrap) as client:
+            client.create_topic(name, 1, shoal_key_ranges_enable="true")
+
+    def join(self) -> Worker:
+        worker = Worker(self.broker.bootstrap, "shares", self.name, work_ms=10, key_ranges=True)
+        self.workers.append(worker)
+        return worker
+
+    @property
+    def done(self) -> set[int]:
+        return {offset for worker in self.workers for _, offset, _ in worker.ended}
+
+    def work(self, *workers: Worker) -> None:
+        """Produce as records are handled, until each of these workers has handled 20 more."""
+        goals = [(worker, len(worker.ended) + 20) for worker in workers]
+
+        def reached() -> bool:
+            if self.produced - len(self.done) < 100:
+                first, self.produced = self.produced, self.produced + 100
+                keys = [b"k%d" % (n % 40) if n % 40 else None for n in range(first, first + 100)]
+                records = [(1, key, b"v", ()) for key in keys]
+                with WireClient(self.broker.bootstrap) as client:
+                    client.produce(self.name, records=bytes(build_batch(records)))
+            return all(len(worker.ended) >= goal for worker, goal in goals)
+
+        eventually(reached, what="work for each member")
+
+    def check(self, killed: Worker) -> None:
+        """Every record was handled, each key in order and by one member at a time. Only what the
+        killed member had not committed was handled again."""
+        assert self.done == set(range(self.produced))
+        events = sorted(
+            (at_s, number, name, where)
+            for number, worker in enumerate(self.workers)
+            for at_s, (name, where) in zip(worker.times_s, worker.events, strict=True)
+        )
+        victim = self.workers.index(killed)
+        ended: dict[int, int] = {}
+        last: dict[str, tuple[int, int]] = {}
+        running: dict[str, int] = {}
+        for _, number, name, (_, offset, key) in events:
+            if name == "ended":
+                assert ended.setdefault(offset, number) in (number, victim)
+                running.pop(key, None)
+                continue
+            owner, before = last.get(key, (number, -1))
+            assert offset > before or not key or owner == victim != number
+            assert running.get(key, victim) == victim or not key
+            assert ended.get(offset, victim) == victim
+            last[key], running[key] = (number, offset), number
+
+
+def test_members_share_a_partition(broker: ShoalProcess) -> None:
+    """Three members handle the keys of one partition. Members leave, join and are killed."""
+    topic = Shared(broker, "divided")
+    try:
+        first = topic.join()
+        topic.work(first)
+        second, third = topic.join(), topic.join()
+        topic.work(first, second, third)
+        first.stop()
+        topic.work(second, third)
+        fourth = topic.join()
+        topic.work(second, third, fourth)
+        third.kill9()
+        topic.work(second, fourth)
+        eventually(lambda: len(topic.done) == topic.produced, what="all records")
+        for worker in (second, fourth):
+            worker.stop()
+        topic.check(killed=third)
+        assert committed(broker, "shares") == {0: (topic.produced, set())}
+    finally:
+        for worker in topic.workers:
+            worker.kill9()
 
 
 def test_a_failure_commits_what_is_finished(broker: ShoalProcess) -> None:

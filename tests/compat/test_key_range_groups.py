@@ -15,7 +15,7 @@ from kafka_tools import KafkaTools
 from range_worker import Got, Member
 from servers import ShoalProcess
 from shoal.client.client import Client
-from shoal.client.consumer import GroupConsumer, IndividualCommit, Reset
+from shoal.client.consumer import GroupConsumer, Reset
 from shoal.client.errors import KafkaError
 from shoal.client.shared_partitions import KeyRangeListener, Ranges
 from shoal.protocol.api import ApiKey
@@ -499,8 +499,6 @@ def test_refusals_of_the_client(tmp_path: Any) -> None:
 
     async def main() -> None:
         async with Client(process.bootstrap) as client:
-            with pytest.raises(ValueError, match="key_ranges or individual_commit: choose one"):
-                await join(client, "g", "t", individual_commit=IndividualCommit())
             with pytest.raises(KafkaError, match=f"{switch}=true") as refused:
                 await join(client, "g", "t")
             assert refused.value.code == ErrorCode.unsupported_version

@@ -19,7 +19,10 @@ from shoal.client.cluster import TopicPartition
 from shoal.client.consumer import ConsumedRecord
 from shoal.client.errors import ClientError, KafkaError
 from shoal.client.key_workers import HandlerFailed, KeyWorkers, Member
+from shoal.client.range_positions import WHOLE
 from shoal.protocol.errors import ErrorCode
+from shoal.record.key_hash import record_hash
+from shoal.record.key_ranges import KeyRanges
 from virtual_time import VirtualLoop
 
 if TYPE_CHECKING:
@@ -102,14 +105,14 @@ class FakeMember:
             partition, lost = self.decided.pop(0)
             if partition not in self.owned:
                 continue
-            where = TopicPartition("t", partition)
+            ranges = {TopicPartition("t", partition): KeyRanges(WHOLE)}
             if lost:
                 self.owned.remove(partition)
                 self.done = {w for w in self.done if w[0] != partition or w in self.committed}
             if self.listener is not None and lost:
-                await self.listener.lost([where])
+                await self.listener.lost(ranges)
             elif self.listener is not None:
-                await self.listener.revoked([where])
+                await self.listener.revoked(ranges)
             if not lost:
                 await self.commit()
                 self.owned.remove(partition)
@@ -453,6 +456,43 @@ def test_a_handler_that_survives_its_cancellation(loop: VirtualLoop) -> None:
     assert member.done == {(1, 0), (1, 1), (1, 2)}
     workers.stop()
     loop.run_until_complete(task)
+
+
+def test_a_key_range_is_given_up(loop: VirtualLoop) -> None:
+    """Records of its keys that wait are dropped, and what runs ends. Other keys continue."""
+    member = FakeMember()
+    keys = [b"a", b"b", None, b"a", b"b", None]
+    member.logs[0] = [record(0, offset, key) for offset, key in enumerate(keys)]
+    member.polled_max = 10
+    running: dict[int, asyncio.Future[None]] = {}
+
+    async def handler(one: ConsumedRecord) -> None:
+        running[one.offset] = loop.create_future()
+        await running[one.offset]
+        del running[one.offset]
+
+    workers = KeyWorkers(member, handler, keys_max=4)
+    task = loop.create_task(workers.run())
+    loop.advance(1)
+    assert sorted(running) == [0, 1, 2, 5]
+    hashes = [record_hash(b"a", 0), record_hash(None, 5)]
+    ranges = {TopicPartition("t", 0): KeyRanges((one, one) for one in hashes)}
+    revoking = loop.create_task(workers.revoked(ranges))
+    loop.advance(1)
+    for offset in (1, 2, 0):
+        running[offset].set_result(None)
+        loop.advance(1)
+        assert not revoking.done()
+    assert sorted(running) == [4, 5]
+    running[5].set_result(None)
+    loop.run_until_complete(revoking)
+    assert (sorted(running), workers.in_flight) == ([4], 1)
+    running[4].set_result(None)
+    loop.advance(1)
+    assert not running
+    workers.stop()
+    loop.run_until_complete(task)
+    assert member.committed == {(0, offset) for offset in (0, 1, 2, 4, 5)}
 
 
 @pytest.mark.parametrize("name", ["keys_max", "records_max", "bytes_max"])

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.client import message_fields
 from shoal.client.cluster import Cluster, TopicPartition
@@ -26,7 +26,14 @@ from shoal.client.fetcher import Fetched, Fetcher, Isolation
 from shoal.client.groups import CommittedOffset, commit_body, finished_above
 from shoal.client.membership import FENCED, Assignment
 from shoal.client.progress import Commit, Progress
-from shoal.client.shared_partitions import KeyRangeListener, SharedPartitions
+from shoal.client.range_positions import WHOLE
+from shoal.client.shared_partitions import (
+    RANGES_MAX,
+    REVOKE_COMMIT_MS,
+    KeyRangeListener,
+    SharedPartitions,
+)
+from shoal.client.shared_partitions import RebalanceListener as RebalanceListener
 from shoal.client.topics import OffsetSpec, Topics
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
@@ -35,18 +42,12 @@ from shoal.record.finished_offsets import EMPTY, FinishedOffsets
 from shoal.record.key_ranges import KeyRanges
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from shoal.client.connection import Connection
     from shoal.client.range_positions import Piece
     from shoal.client.transactional_producer import TransactionalProducer
 
-#: Milliseconds to commit finished records before partitions are given up.
-REVOKE_COMMIT_MS = 5_000
-
-
-#: Ranges of finished offsets of a partition, if the broker does not report its limit.
-RANGES_MAX = 10_000
 #: Codes of a commit that a later one may not get: the member moves to another epoch or group.
 _NOT_NOW = frozenset({*FENCED, ErrorCode.stale_member_epoch})
 
@@ -75,17 +76,6 @@ class ConsumedRecord(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
-
-
-class RebalanceListener(Protocol):
-    """Is called while `GroupConsumer.poll` or `tend` gives partitions up."""
-
-    async def revoked(self, partitions: Collection[TopicPartition]) -> None:
-        """Complete the work on these partitions. The member commits what is finished afterwards,
-        and then another member gets them."""
-
-    async def lost(self, partitions: Collection[TopicPartition]) -> None:
-        """End the work on these partitions. Another member may have them already."""
 
 
 class Reader:
@@ -235,7 +225,7 @@ class GroupConsumer:
         self._reader = Reader(cluster, {}, isolation=isolation, reset=reset)
         self._reset = reset
         self._committed: dict[TopicPartition, int] = {}
-        self.listener: RebalanceListener | None = None
+        self._listener: RebalanceListener | None = None
 
     @classmethod
     async def join(
@@ -252,19 +242,21 @@ class GroupConsumer:
         producer: TransactionalProducer | None = None,
     ) -> GroupConsumer:
         """Become a member of `group`, which finishes records individually with `individual_commit`,
-        or may get key ranges of partitions with `key_ranges`. `listener` gets their changes.
+        and may get key ranges of partitions with `key_ranges`. `listener` gets their changes.
 
         With `key_ranges`, each transaction of a `producer` commits the positions after all records
         that `poll` returned until then. After an abort `poll` returns these records again.
 
         Raises the coordinator's refusal, such as GROUP_ID_NOT_FOUND or INVALID_GROUP_ID for a group
         of another type, and UNSUPPORTED_VERSION if it does not offer individual commits or key
-        ranges. Raises `ValueError` for both, and for a `producer` without key ranges.
+        ranges. Raises `ValueError` for a `producer` without `key_ranges`, or with
+        `individual_commit`.
         """
-        if producer is not None and not key_ranges:
-            raise ValueError("a producer commits positions of members with key_ranges alone")
-        if key_ranges and individual_commit is not None:
-            raise ValueError("a member has key_ranges or individual_commit: choose one")
+        if producer is not None and (not key_ranges or individual_commit is not None):
+            raise ValueError(
+                "a producer commits the positions of members with key_ranges, and without "
+                "individual_commit"
+            )
         membership = ConsumerMembership(cluster, group, topics, shares=key_ranges)
         await membership.join()
         shared = None
@@ -276,6 +268,7 @@ class GroupConsumer:
                 isolation=isolation,
                 starts=lambda partitions: first_starts(cluster, group, partitions, reset),
                 listener=listener,
+                individually=individual_commit is not None,
                 transactional=producer is not None,
             )
         if individual_commit is not None:
@@ -315,6 +308,17 @@ class GroupConsumer:
         """What the member reads of each partition, with `key_ranges`."""
         owned = {} if self._shared is None else self._shared.positions.owned
         return {where: KeyRanges(ranges) for where, ranges in owned.items()}
+
+    @property
+    def listener(self) -> RebalanceListener | None:
+        """What is called before partitions are given up, and before the listener of `join`."""
+        return self._listener
+
+    @listener.setter
+    def listener(self, listener: RebalanceListener | None) -> None:
+        self._listener = listener
+        if self._shared is not None:
+            self._shared.workers = listener
 
     @property
     def commits_individually(self) -> bool:
@@ -390,6 +394,9 @@ class GroupConsumer:
         if self._individual is None:
             raise ValueError("join the group with individual_commit to finish records individually")
         where = TopicPartition(record.topic, record.partition)
+        if self._shared is not None:
+            self._finished_count += self._shared.finish(where, record.offset)
+            return
         progress = self._progress.get(where)
         if progress is None:
             return
@@ -405,10 +412,15 @@ class GroupConsumer:
         finished before `committed_in_transaction`.
 
         Raises `KafkaError` TRANSACTION_ABORTABLE if a record was revoked or finished since, and
-        `ValueError` without `individual_commit`.
+        `ValueError` without `individual_commit` or with `key_ranges`.
         """
         if self._individual is None:
             raise ValueError("join the group with individual_commit to finish records individually")
+        if self._shared is not None:
+            raise ValueError(
+                "a transaction finishes records of whole partitions: join the group without "
+                "key_ranges"
+            )
         offsets: dict[TopicPartition, list[int]] = {}
         for record in records:
             where = TopicPartition(record.topic, record.partition)
@@ -527,6 +539,11 @@ class GroupConsumer:
     async def _commit_finished(self, timeout_ms: int | None) -> None:
         """Commit what is finished now, in requests with at most the broker's number of ranges. What
         other tasks finish meanwhile waits for a later commit."""
+        if self._shared is not None:
+            self._finished_count = 0
+            self._check_not_lost()
+            await self._shared.commit(timeout_ms)
+            return
         async with self._commit_lock:
             self._finished_count = 0
             while True:
@@ -621,8 +638,8 @@ class GroupConsumer:
                 self._reader.positions.clear()
                 self._committed.clear()
                 self._progress.clear()
-                if lost and self.listener is not None:
-                    await self.listener.lost(lost)
+                if lost and self._shared is None and self.listener is not None:
+                    await self.listener.lost(dict.fromkeys(lost, KeyRanges(WHOLE)))
                 continue
             wanted, key_ranges = dict(member.assignment), dict(member.key_ranges)
             if self._shared is None:
@@ -653,7 +670,7 @@ class GroupConsumer:
         positions = self._reader.positions
         leaving = set(positions) - target
         if leaving and self.listener is not None:
-            await self.listener.revoked(leaving)
+            await self.listener.revoked(dict.fromkeys(leaving, KeyRanges(WHOLE)))
         if leaving and self.membership.member_epoch > 0:
             try:
                 if self._individual is None:

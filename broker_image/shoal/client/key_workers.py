@@ -8,9 +8,9 @@ Memory is bounded: at most `records_max` records and `bytes_max` bytes are in fl
 waiting or being handled. One poll of the consumer waits beside them, and is decoded as room
 appears. A key with many records can fill that room; then other keys wait for it.
 
-What ends the work, ends it cleanly. Before partitions are given up, and after `stop` or an error,
-records that wait are dropped, and the running handlers end and are committed. The next owner gets
-the dropped records.
+What ends the work, ends it cleanly. Before partitions or key ranges are given up, and after `stop`
+or an error, records that wait are dropped, and the running handlers end and are committed. The next
+owner gets the dropped records.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from shoal.client.cluster import TopicPartition
 from shoal.client.errors import ClientError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
     from shoal.client.consumer import ConsumedRecord, RebalanceListener
+    from shoal.client.shared_partitions import Ranges
 
 #: Keys that are handled at once.
 KEYS_MAX = 100
@@ -204,8 +205,7 @@ class KeyWorkers:
         while (record := self._next) is not None and self._has_room(record):
             self._in_flight += 1
             self._in_flight_bytes += _size(record)
-            key = record.offset if record.key is None else record.key
-            name = (record.topic, record.partition, key)
+            name = _lane_of(record)
             lane = lanes.get(name)
             if lane is None:
                 lanes[name] = lane = deque()
@@ -283,54 +283,44 @@ class KeyWorkers:
 
     # The group
 
-    async def revoked(self, partitions: Collection[TopicPartition]) -> None:
+    async def revoked(self, ranges: Ranges) -> None:
         """Drop what waits, and wait for the running handlers, for at most `drain_ms`."""
-        self._drop(partitions)
+        self._drop(ranges)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._drain_s
         self._draining = True
         try:
-            while self._tasks(partitions) and (left_s := deadline - loop.time()) > 0:
+            while self._tasks(ranges) and (left_s := deadline - loop.time()) > 0:
                 await self._pause(left_s)
         finally:
             self._draining = False
-        await self._cancel(partitions)
+        await self._cancel(ranges)
 
-    async def lost(self, partitions: Collection[TopicPartition]) -> None:
+    async def lost(self, ranges: Ranges) -> None:
         """Drop what waits, and cancel the running handlers."""
-        self._drop(partitions)
-        await self._cancel(partitions)
+        self._drop(ranges)
+        await self._cancel(ranges)
 
-    def _tasks(self, partitions: Collection[TopicPartition]) -> list[asyncio.Task[None]]:
-        """Return the tasks that handle records of partitions."""
-        wanted = frozenset(partitions)
-        return [
-            task
-            for (topic, partition, _), task in self._running.items()
-            if TopicPartition(topic, partition) in wanted
-        ]
+    def _tasks(self, ranges: Ranges) -> list[asyncio.Task[None]]:
+        """Return the tasks that handle records of ranges."""
+        return [task for name, task in self._running.items() if _is_in(ranges, *name)]
 
-    async def _cancel(self, partitions: Collection[TopicPartition]) -> None:
-        tasks = self._tasks(partitions)
+    async def _cancel(self, ranges: Ranges) -> None:
+        tasks = self._tasks(ranges)
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
         self._admit()  # The cancelled workers have ended.
 
-    def _drop(self, partitions: Collection[TopicPartition]) -> None:
-        """Drop the records of partitions that wait."""
-        wanted = frozenset(partitions)
-        self._polled = (
-            record
-            for record in self._polled
-            if TopicPartition(record.topic, record.partition) not in wanted
-        )
+    def _drop(self, ranges: Ranges) -> None:
+        """Drop the records of ranges that wait."""
+        self._polled = (record for record in self._polled if not _is_in(ranges, *_lane_of(record)))
         waiting = self._next
-        if waiting is not None and TopicPartition(waiting.topic, waiting.partition) in wanted:
+        if waiting is not None and _is_in(ranges, *_lane_of(waiting)):
             self._advance()
         for name, lane in list(self._lanes.items()):
-            if TopicPartition(name[0], name[1]) in wanted:
+            if _is_in(ranges, *name):
                 self._drop_lane(name, lane)
         self._ready = deque(name for name in self._ready if name in self._lanes)
 
@@ -346,6 +336,19 @@ class KeyWorkers:
         lane.clear()
         if name not in self._running:
             del self._lanes[name]
+
+
+def _lane_of(record: ConsumedRecord) -> _Lane:
+    key = record.offset if record.key is None else record.key
+    return record.topic, record.partition, key
+
+
+def _is_in(ranges: Ranges, topic: str, partition: int, key: bytes | int) -> bool:
+    """Whether a lane belongs to one of the key ranges."""
+    found = ranges.get(TopicPartition(topic, partition))
+    if found is None:
+        return False
+    return found.holds(None, key) if isinstance(key, int) else found.holds(key, 0)
 
 
 def _size(record: ConsumedRecord) -> int:

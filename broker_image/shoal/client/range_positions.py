@@ -80,6 +80,15 @@ class RangePositions:
         return {where: min(p for _, _, p in some) for where, some in self._pieces.items()}
 
     @property
+    def pieces(self) -> Mapping[TopicPartition, tuple[Piece, ...]]:
+        """The key ranges of each partition with their positions, in rising order."""
+        return self._pieces
+
+    def end_of(self, where: TopicPartition) -> int:
+        """The highest position of a partition; 0 without one."""
+        return max((at for _, _, at in self._pieces.get(where, ())), default=0)
+
+    @property
     def owned(self) -> dict[TopicPartition, list[Range]]:
         """The key ranges of each partition."""
         return {

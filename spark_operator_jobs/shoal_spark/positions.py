@@ -1,0 +1,109 @@
+"""The streaming offset of the source of consumer groups, and the plan of the next batch.
+
+Pure. Spark keeps a flat dict of primitive values, so positions are JSON text:
+
+    {"seq": 7, "group": "g", "topics": "t,u",
+     "starts": "[["t",0,10],["u",0,0]]", "ends": "[["t",0,20],["u",0,5]]"}
+
+The rows of the batch that ends here have the offsets from `starts` up to those before `ends`. So a
+batch has the same rows when it runs again, also the first one, whose start Spark does not keep.
+"""
+
+from __future__ import annotations
+
+import json
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shoal_spark.offsets import BadOffset
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+#: Offsets by topic and partition.
+Positions = dict[tuple[str, int], int]
+_NONE: Mapping[tuple[str, int], int] = MappingProxyType({})
+
+
+class Batch(NamedTuple):
+    """A streaming offset, typed. Batches count from 1; 0 is the start of a new query."""
+
+    seq: int
+    group: str
+    topics: tuple[str, ...]
+    starts: Mapping[tuple[str, int], int] = _NONE
+    ends: Mapping[tuple[str, int], int] = _NONE
+
+
+def to_json(batch: Batch) -> dict[str, Any]:
+    """Return the dict that Spark stores."""
+    return {
+        "seq": batch.seq,
+        "group": batch.group,
+        "topics": ",".join(batch.topics),
+        "starts": _text(batch.starts),
+        "ends": _text(batch.ends),
+    }
+
+
+def from_json(stored: Mapping[str, Any], group: str, topics: tuple[str, ...]) -> Batch:
+    """Parse the offset in a checkpoint. Raises `BadOffset` with the reason."""
+    try:
+        starts, ends = (
+            {(topic, partition): at for topic, partition, at in json.loads(stored[name])}
+            for name in ("starts", "ends")
+        )
+        found = Batch(
+            int(stored["seq"]),
+            str(stored["group"]),
+            tuple(str(stored["topics"]).split(",")),
+            starts,
+            ends,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadOffset(
+            f"the checkpoint holds an offset that this source did not write ({error!r}); "
+            "use a separate checkpointLocation for the query"
+        ) from None
+    if found.group != group:
+        raise BadOffset(
+            f"the checkpoint is of consumer group {found.group!r}, and the query's groupId is "
+            f"{group!r}; use a separate checkpointLocation for each group"
+        )
+    if found.topics != topics:
+        raise BadOffset(
+            f"the checkpoint is of topics {', '.join(found.topics)}, and the query subscribes to "
+            f"{', '.join(topics)}; give the query a new checkpointLocation to change its topics"
+        )
+    return found
+
+
+def limited(
+    starts: Mapping[tuple[str, int], int], ends: Mapping[tuple[str, int], int], offsets_max: int
+) -> Positions:
+    """Return where a batch of at most `offsets_max` offsets ends; 0 is no limit.
+
+    Each partition gets its part of the limit in proportion to what it has, and at least one offset
+    if the limit allows. So no partition waits for the others to be empty.
+    """
+    behind = {where: max(0, end - starts.get(where, end)) for where, end in ends.items()}
+    total = sum(behind.values())
+    if not offsets_max or total <= offsets_max:
+        return dict(ends)
+    found = {where: starts.get(where, end) for where, end in ends.items()}
+    left = offsets_max
+    # The shortest first: what rounding leaves goes to the longest ones.
+    for where, count in sorted(behind.items(), key=lambda item: (item[1], item[0])):
+        if not count:
+            found[where] = ends[where]
+            continue
+        taken = min(left, max(1, left * count // total))
+        found[where] += taken
+        left -= taken
+        total -= count
+    return found
+
+
+def _text(positions: Mapping[tuple[str, int], int]) -> str:
+    rows = [[*where, at] for where, at in sorted(positions.items())]
+    return json.dumps(rows, separators=(",", ":"))

@@ -1,0 +1,179 @@
+"""The source of consumer groups: key ranges of partitions as tasks, with replay."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import spark_query
+from shoal.client.client import Client
+from shoal.client.cluster import TopicPartition
+from shoal.client.consumer import GroupConsumer
+from shoal.client.errors import KafkaError
+from shoal.record.key_ranges import KeyRanges
+from spark.test_bad_input import error_summary
+from spark.test_replay import RUN_TIMEOUT_S, killed
+from streams import QUERY_TIMEOUT_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, Row, SparkSession
+    from queues import Queue
+
+RANGES = 4
+ALLOWED = {"shoal.key.ranges.enable": "true"}
+KEYS = 20
+
+
+def key_of(value: int) -> bytes:
+    return b"k%d" % (value % KEYS)
+
+
+def fill(queue: Queue, first: int, end: int) -> None:
+    """Produce records in partition 0 whose values are their offsets."""
+
+    async def send() -> None:
+        producer = queue.client.client.producer(linger_ms=2)
+        for n in range(first, end):
+            await producer.send(queue.topic, b"%d" % n, key=key_of(n), partition=0)
+        await producer.flush()
+
+    queue.client.run(send())
+
+
+def options(queue: Queue, **more: Any) -> dict[str, str]:
+    given = {
+        "kafka.bootstrap.servers": queue.bootstrap,
+        "groupId": queue.topic,  # The queue's own group is a share group.
+        "subscribe": queue.topic,
+        "keyRanges": RANGES,
+        "startingOffsets": "earliest",
+        **more,
+    }
+    return {name: str(value) for name, value in given.items()}
+
+
+def drained(spark: SparkSession, place: Path, given: dict[str, str]) -> list[list[list[Row]]]:
+    """Run a query with Trigger.AvailableNow. Return the rows of each task of each batch."""
+    batches: list[list[list[Row]]] = []
+
+    def sink(frame: DataFrame, _: int) -> None:
+        batches.append(frame.rdd.glom().collect())
+
+    source = spark.readStream.format("consumergroup").options(**given).load()
+    writer = source.writeStream.foreachBatch(sink).trigger(availableNow=True)
+    query = writer.option("checkpointLocation", str(place)).start()
+    assert query.awaitTermination(QUERY_TIMEOUT_S), "the query did not end"
+    return batches
+
+
+def position(queue: Queue) -> int:
+    found = queue.client.run(queue.client.admin.groups.offsets([queue.topic]))[queue.topic]
+    assert not isinstance(found, KafkaError), found
+    offset: int = found[TopicPartition(queue.topic, 0)].offset
+    return offset
+
+
+def test_each_key_is_in_one_task(
+    shoal_queue: Callable[..., Queue], spark: SparkSession, tmp_path: Path
+) -> None:
+    """One partition is four tasks. All rows come once, and each key in order in one task. Another
+    query continues at the group's position."""
+    queue = shoal_queue(partitions=1, topic_configs=ALLOWED)
+    fill(queue, 0, 200)
+    batches = drained(spark, tmp_path / "one", options(queue, maxOffsetsPerTrigger=90))
+    assert [len(tasks) for tasks in batches] == [RANGES] * 3
+    tasks: dict[bytes, set[int]] = defaultdict(set)
+    offsets: dict[bytes, list[int]] = defaultdict(list)
+    for batch in batches:
+        for number, rows in enumerate(batch, 1):
+            for row in rows:
+                assert KeyRanges.part(number, RANGES).holds(row["key"], row["offset"])
+                assert row["value"] == b"%d" % row["offset"]
+                tasks[bytes(row["key"])].add(number)
+                offsets[bytes(row["key"])].append(row["offset"])
+    assert all(len(found) == 1 for found in tasks.values())
+    assert set().union(*tasks.values()) == set(range(1, RANGES + 1))
+    assert offsets == {key_of(n): list(range(n, 200, KEYS)) for n in range(KEYS)}
+    row = batches[0][0][0].asDict()
+    assert {**row, "timestamp": None} == {
+        "key": key_of(row["offset"]),
+        "value": b"%d" % row["offset"],
+        "topic": queue.topic,
+        "partition": 0,
+        "offset": row["offset"],
+        "timestamp": None,
+    }
+    assert row["timestamp"].year >= 2024
+    assert position(queue) == 200
+
+    fill(queue, 200, 230)
+    again = options(queue, startingOffsets="latest", keyRanges=1)
+    found = drained(spark, tmp_path / "two", again)
+    assert [row["offset"] for batch in found for rows in batch for row in rows] == [
+        *range(200, 230)
+    ]
+    assert position(queue) == 230
+
+
+def test_a_query_reports_bad_input(
+    shoal_queue: Callable[..., Queue], spark: SparkSession, tmp_path: Path
+) -> None:
+    """A topic that refuses key ranges, a group with members, and a topic that was deleted."""
+    queue = shoal_queue(partitions=1)
+    fill(queue, 0, 10)
+    with error_summary("InvalidOption: option 'keyRanges' is 4: .*shoal.key.ranges.enable=true"):
+        drained(spark, tmp_path / "refused", options(queue))
+
+    async def beside() -> None:
+        async with (
+            Client(queue.bootstrap) as client,
+            await GroupConsumer.join(client.cluster, queue.topic, [queue.topic]),
+        ):
+            with error_summary("InvalidOption: option 'groupId' is .*: consumers are members"):
+                await asyncio.to_thread(
+                    drained, spark, tmp_path / "members", options(queue, keyRanges=1)
+                )
+
+    asyncio.run(beside())
+    missing = options(queue, subscribe="no-such-topic")
+    with error_summary("InvalidOption: option 'subscribe': 'no-such-topic'"):
+        drained(spark, tmp_path / "missing", missing)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_a_killed_query_continues(
+    shoal_queue: Callable[..., Queue], spark: SparkSession, tmp_path: Path
+) -> None:
+    """Killed at each step of a batch, with four cores, and started again: a batch that runs again
+    has the same rows in the same tasks, and all rows come once."""
+    queue = shoal_queue(partitions=1, topic_configs=ALLOWED)
+    steps = spark_query.STEPS
+    count = 100 * (len(steps) + 2)
+    fill(queue, 0, count)
+    out = tmp_path / "out"
+    out.mkdir()
+    plan = {
+        "format": "consumergroup",
+        "cores": RANGES,
+        "options": options(queue, maxOffsetsPerTrigger=100),
+        "checkpoint": str(tmp_path / "checkpoint"),
+        "out": str(out),
+    }
+    for batch, step in enumerate(steps):
+        killed({**plan, "kill": [step, batch]})
+    assert spark_query.start(spark, plan).awaitTermination(RUN_TIMEOUT_S)
+    batches: dict[int, list[list[Any]]] = {}
+    for batch, rows in spark_query.written(out):
+        assert batches.setdefault(batch, rows) == rows, f"batch {batch} has other rows now"
+    delivered = [row for rows in batches.values() for row in rows]
+    assert sorted(row[2] for row in delivered) == list(range(count))
+    for _, _, offset, value, task in delivered:
+        assert KeyRanges.part(task + 1, RANGES).holds(key_of(offset), offset)
+        assert value == str(offset)
+    assert position(queue) == count
