@@ -173,7 +173,7 @@ async def _take_over(
 ) -> str:
     """Return the incarnation of the restored cluster. The first node of a restore chooses it.
 
-    All times are the store's, so clocks do not matter. Raises `Refused`.
+    All times are the store's, so clocks do not matter. Raises `Refused`, `DamagedObject`.
     """
     probe = f"{backup.folder(cluster_id)}/probe-{uuid_text(random_id())}"
     await store.put(probe, BytesSource(b"probe"))
@@ -193,13 +193,14 @@ async def _take_over(
     if key in modified_ms:
         data, version = await store.get_versioned(key)
         if modified_ms[key] > lease_ms:
-            return data.decode()
+            return backup.decode_incarnation(data)
     incarnation = uuid_text(random_id())
     try:
-        await store.put_if(key, BytesSource(incarnation.encode()), version)
+        source = BytesSource(backup.encode_incarnation(incarnation))
+        await store.put_if(key, source, version)
     except StoreConflict:
         # Another node of the restore was faster.
-        return (await store.get(key)).decode()
+        return backup.decode_incarnation(await store.get(key))
     return incarnation
 
 
