@@ -204,7 +204,12 @@ def test_a_pass_over_many_segments_unpacks_none(monkeypatch) -> None:
         finished(log, number, 10 * number, 10 * number + 9)
     packed, unpacked = log.packed(), []
     real = remote_log._unpack  # noqa: SLF001
-    monkeypatch.setattr(remote_log, "_unpack", lambda data: unpacked.append(1) or real(data))
+
+    def unpack(data: bytes) -> RemoteSegment:
+        unpacked.append(data)
+        return real(data)
+
+    monkeypatch.setattr(remote_log, "_unpack", unpack)
     assert log.covers(0, 10 * count)
     assert not log.covers(0, 10 * count + 1)
     extents = list(log.extents())

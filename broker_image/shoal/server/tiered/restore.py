@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
+from shoal.coordinator.share.records import ShareKey
 from shoal.log.appends import Origin
 from shoal.log.config import LogConfig
 from shoal.log.directory import LogDirectory
@@ -347,6 +348,10 @@ class _Writer:
         ends = self._ends(reports)
         for index, one in transactions.items():
             self._state("__transaction_state", index, one.pairs)
+        shares = states.get("__share_group_state", {})
+        known = frozenset[ShareKey]().union(
+            *(restored_state.share_keys(state.live) for state in shares.values())
+        )
         for index, state in states.get("__consumer_offsets", {}).items():
             decided = [
                 pair
@@ -357,8 +362,9 @@ class _Writer:
             live = backup.LiveRecords()
             live.put([*state.live, *decided])
             pairs = [(key, value) for key, value in live if key is not None]
-            self._state("__consumer_offsets", index, restored_state.groups(pairs, ends))
-        for index, state in states.get("__share_group_state", {}).items():
+            groups = restored_state.groups(pairs, ends, states=known)
+            self._state("__consumer_offsets", index, groups)
+        for index, state in shares.items():
             self._state("__share_group_state", index, restored_state.share_groups(state.live, ends))
         self._write_metadata()
         directory.broker_epoch = self._metadata.broker_epoch
