@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import UUID
 
 from brokers import Measured, free_port, metric_at
@@ -54,19 +54,23 @@ LEASE_MS, IDLE_S = 500, 1
 SEGMENTS_EACH, SEGMENT_RECORDS = 10_000, 10
 
 
+class TieredNode(ShoalNode):
+    """A node with further configs and a metrics listener."""
+
+    configs: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, *words: Any) -> None:
+        super().__init__(*words)
+        self.reconfigure(self.configs)
+        self.metrics_port = free_port()
+
+    def command(self) -> list[str]:
+        return [*super().command(), f"--metrics=127.0.0.1:{self.metrics_port}"]
+
+
 def node_with(configs: Mapping[str, str]) -> type[ShoalNode]:
-    """Return a kind of node with further configs and a metrics listener."""
-
-    class Node(ShoalNode):
-        def __init__(self, *words: Any) -> None:
-            super().__init__(*words)
-            self.reconfigure(configs)
-            self.metrics_port = free_port()
-
-        def command(self) -> list[str]:
-            return [*super().command(), f"--metrics=127.0.0.1:{self.metrics_port}"]
-
-    return Node
+    """Return a kind of node with these configs."""
+    return type("Node", (TieredNode,), {"configs": configs})
 
 
 def _create(cluster: Cluster, partitions: int, configs: dict[str, str]) -> None:
@@ -110,6 +114,7 @@ def empty_disk(folder: Path, s3: S3Server, scale: float) -> Figures:
             "the disks keep more than local.retention.bytes",
         )
         lost = cluster.nodes[3]
+        assert isinstance(lost, TieredNode)
         lost.kill9()
         shutil.rmtree(lost.directory / "data")
         admin = cluster.admin()
@@ -119,7 +124,7 @@ def empty_disk(folder: Path, s3: S3Server, scale: float) -> Figures:
         eventually(lambda: cluster.in_sync(admin), "the broker is not in sync again")
         elapsed = time.perf_counter() - began
         local = sum(size for _, size in _logs(cluster, 1))
-        copied = metric_at(lost.metrics_port, FROM_PEERS)  # type: ignore[attr-defined]
+        copied = metric_at(lost.metrics_port, FROM_PEERS)
         return {"sync_s": elapsed, "local_mb": local / MB, "peers_to_local": copied / local}
     finally:
         cluster.kill9()
