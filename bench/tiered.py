@@ -58,7 +58,7 @@ HERE = Path(__file__).resolve().parent
 DELAY_MS = 30
 #: Records at full size.
 READ, SEALED, PRODUCED = 10_000_000, 3_000_000, 1_000_000
-CACHE_BYTES = 64 << 20
+CACHE_BYTES, CACHE_MIN = 64 << 20, 2 << 20
 #: Samples of the first record, if there are so many segments.
 FIRST_SAMPLES = 20
 COMPRESSION, KEY_ID = "shoal.remote.compression.type", "shoal.remote.encryption.key.id"
@@ -148,6 +148,11 @@ class Bench:
     def count(self, records: int) -> int:
         return max(1000, int(records * self.scale))
 
+    def _cache(self, records: int) -> dict[str, str]:
+        """Return the config of a cache that holds a small part of so many records."""
+        part = self.count(records) * RECORD_BYTES // 8
+        return {"shoal.remote.chunk.cache.bytes": str(min(CACHE_BYTES, max(CACHE_MIN, part)))}
+
     def wanted(self, *rows: str) -> bool:
         only = self.options.only
         return not only or any(word in row for word in only for row in rows)
@@ -178,8 +183,8 @@ class Bench:
 
     def reads(self, s3: S3Server) -> None:
         """Reads of the same records on the disk, in the store, and in Kafka's store."""
-        cache = {"shoal.remote.chunk.cache.bytes": str(CACHE_BYTES)} | SOON
-        broker = Shoal(self.folder / "reads", configs=s3.configs("reads") | cache)
+        more = self._cache(READ) | SOON
+        broker = Shoal(self.folder / "reads", configs=s3.configs("reads") | more)
         kafka = TieredKafka(self.folder / "kafka") if self._with_kafka() else None
         try:
             broker.start()
@@ -256,8 +261,7 @@ class Bench:
         ring = self.folder / "keys"
         ring.mkdir()
         (ring / "k").write_bytes(base64.b64encode(os.urandom(32)))
-        configs = s3.configs("sealed") | SOON
-        configs["shoal.remote.chunk.cache.bytes"] = str(CACHE_BYTES)
+        configs = s3.configs("sealed") | self._cache(SEALED) | SOON
         configs["shoal.remote.encryption.key.directory"] = str(ring)
         broker = Shoal(self.folder / "sealed", configs=configs)
         try:

@@ -97,7 +97,7 @@ MUTANTS: dict[Callable[[pytest.MonkeyPatch], None], int] = {
     forgets_the_positions: 1,
     leaves_transactions_open: 1,
     leaves_the_last_segment_out: 4,
-    writes_a_manifest_once: 1,
+    writes_a_manifest_once: 2,
     takes_an_incarnation_of_each_node: 1,
 }
 
