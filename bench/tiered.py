@@ -59,7 +59,7 @@ DELAY_MS = 30
 #: Records at full size.
 READ, SEALED, PRODUCED = 10_000_000, 3_000_000, 1_000_000
 CACHE_BYTES, CACHE_MIN = 64 << 20, 2 << 20
-#: Samples of the first record, if there are so many segments.
+#: Samples of the first record, at most one of each segment.
 FIRST_SAMPLES = 20
 COMPRESSION, KEY_ID = "shoal.remote.compression.type", "shoal.remote.encryption.key.id"
 
@@ -149,7 +149,7 @@ class Bench:
         return max(1000, int(records * self.scale))
 
     def _cache(self, records: int) -> dict[str, str]:
-        """Return the config of a cache that holds a small part of so many records."""
+        """Return the config of a cache that holds a small part of the records."""
         part = self.count(records) * RECORD_BYTES // 8
         return {"shoal.remote.chunk.cache.bytes": str(min(CACHE_BYTES, max(CACHE_MIN, part)))}
 

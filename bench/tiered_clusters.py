@@ -48,7 +48,7 @@ MB = 1 << 20
 LOCAL_MB, LOCAL_PARTITIONS, LOCAL_SEGMENT_MB = 200, 2, 10
 #: A restored cluster.
 RESTORED_PARTITIONS, RESTORED_RECORDS = 300, 100
-#: The lost cluster wrote its lease this often, and must have been silent for so long.
+#: Interval of the leases of the lost cluster, and how long it must have been silent.
 LEASE_MS, IDLE_S = 500, 1
 #: Many segments: those of one partition, and the records of each.
 SEGMENTS_EACH, SEGMENT_RECORDS = 10_000, 10
@@ -153,7 +153,7 @@ def restored(folder: Path, s3: S3Server, scale: float) -> Figures:
             produce(lost.bootstrap, TOPIC, RESTORED_RECORDS, values, first=first, acks="all")
         eventually(
             lambda: all(
-                sum(base >= RESTORED_RECORDS for base, _ in _logs(lost, id, TOPIC)) == partitions
+                [base for base, _ in _logs(lost, id, TOPIC)] == [RESTORED_RECORDS] * partitions
                 for id in NODES
             ),
             f"{count} records are not all copied",
@@ -303,7 +303,7 @@ def many_segments(folder: Path, count: int) -> Figures:
 
 
 def _known(broker: Measured) -> float:
-    """Return the number of segments that a broker knows, -1 before it has metrics."""
+    """Return the number of remote segments in a broker's metadata, -1 before it has metrics."""
     try:
         return broker.metric(SEGMENTS)
     except OSError:

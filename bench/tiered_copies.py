@@ -85,7 +85,8 @@ def wait_for_segments(broker: Broker, topic: str) -> None:
 
 def produce_while_copying(broker: Watched, run: Run, records: int) -> Figures:
     """Produce 1 KB records to a topic that is copied meanwhile, and to one that is not."""
-    count, values, found = run.count(records), text_values(RECORD_BYTES), {}
+    # Fewer records are written before the first pass of the copier.
+    count, values, found = max(100_000, run.count(records)), text_values(RECORD_BYTES), {}
     segment_mb = min(PRODUCED_MB, max(1, count * RECORD_BYTES // (8 << 20)))
     pauses: Figures = {}
     for tiered in (False, True):
