@@ -315,7 +315,9 @@ class Bench:
                 broker.start()
             with self.row(next(iter(NOT_TIERED))):
                 for number in range(-1, self.options.rounds):
-                    for row, figures in beside_the_feature(brokers, self.load_scale).items():
+                    # A consumer takes the records of a smaller load at once.
+                    scale = max(0.5, self.load_scale)
+                    for row, figures in beside_the_feature(brokers, scale).items():
                         if number >= 0:
                             self.add(row, figures)
         finally:

@@ -36,7 +36,8 @@ PACE, SCAN_PACE = 20 << 20, 40 << 20
 SCANS = 2
 #: Small segments, so that each second has copies.
 SMALL_MB, PRODUCED_MB = 4, 16
-COPIED = "kafka_server_BrokerTopicMetrics_RemoteCopyBytesPerSec_total"
+#: Copies that were begun.
+BEGUN = "kafka_server_BrokerTopicMetrics_RemoteCopyRequestsPerSec_total"
 PART_BYTES = 8 << 20
 #: Loads of `loads.py`.
 SYNCHRONOUS, END_TO_END = "synchronous produce, 1 producer", "end to end, consumer"
@@ -77,6 +78,11 @@ def wait_until_copied(broker: Broker, topic: str) -> None:
     eventually(lambda: len(local_segments(broker, topic)) == 1, f"{topic} is not copied")
 
 
+def wait_for_a_copy(broker: Measured, begun: float) -> None:
+    """Wait until a copy was begun, after that many."""
+    eventually(lambda: broker.metric(BEGUN) > begun, "nothing is copied")
+
+
 def wait_for_segments(broker: Broker, topic: str) -> None:
     """Wait until a segment was closed."""
     closed = lambda: local_segments(broker, topic) not in ([], [0])  # noqa: E731
@@ -91,14 +97,19 @@ def produce_while_copying(broker: Watched, run: Run, records: int) -> Figures:
     pauses: Figures = {}
     for tiered in (False, True):
         topic = _topic(run, segment_mb, tiered=tiered)
-        copied, before = broker.metric(COPIED), broker.cpu_s()
+        begun = broker.metric(BEGUN)
+        more = 2 * (segment_mb << 20) // RECORD_BYTES
+        produce(run.bootstrap, topic, more, values, acks="all")
+        if tiered:
+            wait_for_a_copy(broker, begun)
+        begun, before = broker.metric(BEGUN), broker.cpu_s()
         broker.pauses()
         elapsed, _ = produce(run.bootstrap, topic, count, values, acks="all")
         used = broker.cpu_s() - before
         found[tiered] = count / elapsed
         if tiered:
             pauses = broker.pauses()
-            if broker.metric(COPIED) == copied:
+            if broker.metric(BEGUN) == begun:
                 raise LoadFailed("nothing was copied while records were produced")
             wait_until_copied(broker, topic)
             pauses |= {"cpu_s_gb": used / (count * RECORD_BYTES / GB)}
@@ -152,11 +163,11 @@ def synchronous_while_copying(broker: Watched, run: Run) -> Figures:
         topic = _topic(run, SMALL_MB, tiered=tiered)
         with _beside(_pace, run.bootstrap, topic):
             wait_for_segments(broker, topic)
-            copied = broker.metric(COPIED)
+            begun = broker.metric(BEGUN)
             broker.pauses()
             found[tiered] = run_load(broker, SYNCHRONOUS, run.scale)["p99_ms"]
             pauses = broker.pauses()
-            if tiered and broker.metric(COPIED) == copied:
+            if tiered and broker.metric(BEGUN) == begun:
                 raise LoadFailed("nothing was copied beside the synchronous produces")
         run.remove_topics()
     ratio = found[True] / found[False]
@@ -239,6 +250,8 @@ def beside_the_feature(brokers: Sequence[Broker], scale: float) -> dict[str, Fig
     found: dict[str, Figures] = {}
     for row, load in NOT_TIERED.items():
         without, rate = (run_load(broker, load, scale)["rate"] for broker in brokers)
+        if not without:
+            raise LoadFailed(f"{load} ended with its first records: give it a larger scale")
         for broker in brokers:
             Run(broker.bootstrap, scale).remove_topics()
         found[row] = {"rate": rate, "without_per_s": without, "ratio": rate / without}
