@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 # Tests start hundreds of brokers. Without cached bytecode, each start takes three times as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv release compiled check lint types imports unit model sim wire fuzz java kcat chromium compat spark brokers kube cluster image e2e e2e-nodes demo bench bench-cluster bench-security bench-streams bench-queues bench-spark test test-clients test-clusters test-alone test-all nightly docs site lock clean
+.PHONY: help venv release compiled check lint types imports unit model sim wire fuzz java kcat chromium compat spark brokers kube cluster image e2e e2e-nodes demo bench bench-cluster bench-security bench-streams bench-queues bench-spark bench-tiered bench-instructions test test-clients test-clusters test-alone test-all nightly docs site lock clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z0-9-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 12
@@ -80,6 +80,9 @@ bench-streams: venv java     ## compare streams groups with Apache Kafka
 bench-queues: venv java     ## measure Shoal's additions to share groups and consumer groups
 	@test -d bench/lib || mvn -q -f bench/parallel-consumer.xml dependency:copy-dependencies -DoutputDirectory=lib
 	$(BIN)/python bench/queues.py $(BENCH)
+bench-tiered: venv java     ## compare tiered storage with the disk and with Apache Kafka; BENCH=--full for the sizes of the goals
+	@test -d bench/kafka-tiered/lib || mvn -q -f bench/kafka-tiered/pom.xml dependency:copy-dependencies -DoutputDirectory=lib
+	$(BIN)/python bench/tiered.py $(BENCH)
 bench-cluster: venv java    ## compare three brokers with Apache Kafka, with BENCH_KILLS=10 kills per row
 	$(BIN)/python bench/run_cluster.py $(BENCH)
 bench-instructions: venv     ## count a broker's instructions per request with valgrind, beside those of COMMIT
@@ -126,4 +129,4 @@ lock: venv       ## pin all dependencies
 	$(BIN)/python -m pip install -q uv
 	$(BIN)/uv pip compile -q --all-extras --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate pyproject.toml lock-extra.in -o requirements.lock
 clean:           ## remove all files that the targets made in the tree
-	rm -rf broker_image/shoal/coordinator/share/_bulk*.so broker_image/shoal/record/_walk*.so $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis tests/compat/lib bench/lib
+	rm -rf broker_image/shoal/coordinator/share/_bulk*.so broker_image/shoal/record/_walk*.so $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis tests/compat/lib bench/lib bench/kafka-tiered/lib

@@ -15,11 +15,13 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from load_checks import LoadFailed
 from security import LISTENER, MUTUAL
+from shoal.client.exposition import samples
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -117,6 +119,10 @@ class Broker:
     def ended(self) -> bool:
         """Whether the process ended without a stop."""
         return self._process is not None and self._process.poll() is not None
+
+    def reconfigure(self, configs: Mapping[str, str]) -> None:
+        """Change configs of the broker from its next start on."""
+        self._more |= configs
 
     def command(self) -> list[str]:
         raise TypeError("a broker of a kind has a command")
@@ -238,6 +244,28 @@ class Shoal(Broker):
             "--log-level=warning",
             *(f"--set={name}={value}" for name, value in configs.items()),
         ]
+
+
+class Measured(Shoal):
+    """A broker with a metrics listener."""
+
+    def __init__(self, directory: Path, configs: Mapping[str, str] | None = None) -> None:
+        super().__init__(directory, configs=configs)
+        self._metrics = free_port()
+
+    def command(self) -> list[str]:
+        return [*super().command(), f"--metrics=127.0.0.1:{self._metrics}"]
+
+    def metric(self, name: str) -> float:
+        """Return the sum of a metric over its labels."""
+        return metric_at(self._metrics, name)
+
+
+def metric_at(port: int, name: str) -> float:
+    """Return the sum of a metric of the metrics listener on a port."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        text = answer.read().decode()
+    return sum(sample.value for sample in samples(text, [name]))
 
 
 class Kafka(Broker):

@@ -58,9 +58,12 @@ class Run:
     def count(self, records: int) -> int:
         return max(100, int(records * self.scale))
 
-    def topic(self, partitions: int = 1, prefix: str = PREFIX) -> str:
+    def topic(
+        self, partitions: int = 1, prefix: str = PREFIX, configs: dict[str, str] | None = None
+    ) -> str:
         name = f"{prefix}{uuid.uuid4().hex[:10]}"
-        self.admin.create_topics([NewTopic(name, partitions, 1)])[name].result(30)
+        new = NewTopic(name, partitions, 1, config=configs or {})
+        self.admin.create_topics([new])[name].result(30)
         end = time.monotonic() + 20
         while time.monotonic() < end:
             found = self.admin.list_topics(name, timeout=10).topics.get(name)

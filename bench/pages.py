@@ -30,6 +30,7 @@ TITLES = {
     "spark": "Spark",
     "security": "TLS, logins and permissions against Apache Kafka",
     "streams": "Streams groups against Apache Kafka",
+    "tiered": "Tiered storage against Apache Kafka and the disk",
 }
 _LIST = re.compile(r"(<!-- runs -->\n).*?(<!-- end -->)", re.DOTALL)
 TABLE = re.compile(r"(<!-- run: ([\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)

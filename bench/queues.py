@@ -22,11 +22,10 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from brokers import Shoal, free_port
+from brokers import Measured
 from confluent_kafka import Consumer, KafkaException, Producer, ShareConsumer
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from key_range_balance import key_range_balance
@@ -48,7 +47,6 @@ from report import show
 from results import Clock, Goal, Results, document
 from shoal.client.client import Client
 from shoal.client.errors import ClientError
-from shoal.client.exposition import samples
 from shoal.client.share import AcknowledgeType, AcquireMode
 
 if TYPE_CHECKING:
@@ -57,23 +55,6 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 DLQ = "errors.deadletterqueue"
 WRITTEN = "shoal_share_group_dead_letters_total"
-
-
-class Measured(Shoal):
-    """A broker with a metrics listener."""
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
-        self._metrics = free_port()
-
-    def command(self) -> list[str]:
-        return [*super().command(), f"--metrics=127.0.0.1:{self._metrics}"]
-
-    def metric(self, name: str) -> float:
-        """Return the sum of a metric over its labels."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._metrics}/metrics") as answer:
-            text = answer.read().decode()
-        return sum(sample.value for sample in samples(text, [name]))
 
 
 def group_with(run: Run, **configs: str) -> str:

@@ -1,213 +1,421 @@
-"""Reads of remote records against local ones, and produce while segments are copied:
-`python bench/tiered.py`.
+"""Tiered storage against the same broker without it, and against Kafka's: `make bench-tiered`.
 
-One broker, and a directory as its object store, so a request costs about what a local read does.
-Records are JSON of 1 KB. Each topic is filled first; the tiered ones keep nothing on the disk. The
-cache holds 32 MB, so a round reads nearly all chunks from the store. Rounds alternate between the
-kinds, and a warm-up comes first. `--scale 0.2` shortens the loads, and `--rounds N` sets the number
-of rounds.
+The store is a real S3 server, versitygw, on this machine. Kafka has `LocalTieredStorage`, which
+reads and writes files. Rows with "30 ms" add that time to each request. `--full` uses the sizes of
+the goals: 10 GB of reads, 20 GB in front of an empty disk, a million segments. Without it a run has
+a tenth, or another part by `--scale`, and a note names the sizes. `--only WORD` selects rows by a
+word of their name, `--rounds N` repeats loads, and `--side shoal` leaves Kafka out.
+
+A load that finds an error (`load_checks.py`) has a row "failed", and the exit code is 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import base64
+import json
 import os
 import shutil
-import statistics
+import sys
 import tempfile
-import time
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from brokers import Shoal
-from confluent_kafka import Consumer, TopicPartition
-from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
-from load_checks import LoadFailed, Stall, text_values
-from load_setup import CHECKED, QUIET, Run, produce
+from brokers import HEAP, Measured, Shoal
+from confluent_kafka import KafkaException
+from load_checks import LoadFailed
+from load_setup import Run
+from loads import percentiles
+from report import show
+from results import Clock, Figures, Goal, Results, document
+from s3_server import GETS, S3Server, total
+from tiered_clusters import empty_disk, many_segments, restored
+from tiered_copies import (
+    NOT_TIERED,
+    Watched,
+    beside_the_feature,
+    copy,
+    produce_while_copying,
+    synchronous_while_copying,
+    tail_beside_scans,
+)
+from tiered_reads import (
+    GB,
+    RECORD_BYTES,
+    SEGMENT_MB,
+    SOON,
+    Stored,
+    TieredKafka,
+    alter,
+    first_records,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator
 
-#: Records of a topic that is read, and of a produce.
-RECORDS = 300_000
-SEGMENT_BYTES = 32 << 20
-CACHE_BYTES = 32 << 20
-WAIT_S = 120
+HERE = Path(__file__).resolve().parent
+DELAY_MS = 30
+#: Records at full size.
+READ, SEALED, PRODUCED = 10_000_000, 3_000_000, 1_000_000
+CACHE_BYTES, CACHE_MIN = 64 << 20, 2 << 20
+#: Samples of the first record, at most one of each segment.
+FIRST_SAMPLES = 20
 COMPRESSION, KEY_ID = "shoal.remote.compression.type", "shoal.remote.encryption.key.id"
-#: By kind: whether the topic is tiered, and how its objects are sealed.
-KINDS: dict[str, tuple[bool, dict[str, str]]] = {
-    "on the disk": (False, {}),
-    "in the store": (True, {}),
-    "in the store, zstd": (True, {COMPRESSION: "zstd"}),
-    "in the store, encrypted": (True, {KEY_ID: "k"}),
-    "in the store, zstd, encrypted": (True, {COMPRESSION: "zstd", KEY_ID: "k"}),
+
+REMOTE, DELAYED = "read 1 KB from remote", "read 1 KB from remote, 30 ms"
+AGAINST_KAFKA = "read 1 KB from remote, both"
+SHARE, SHARE_DELAYED = "share 1 KB from remote", "share 1 KB from remote, 30 ms"
+FIRST = "first remote record, 30 ms"
+TAIL = "tail beside scans of remote"
+PRODUCE, SYNCHRONOUS = "produce 1 KB while copying", "synchronous produce while copying"
+COPY = "copy"
+EMPTY_DISK, RESTORED = "a broker with an empty disk", "a cluster from its bucket"
+SEGMENTS = "many remote segments"
+SEALED_ROWS: dict[str, dict[str, str]] = {
+    "read 1 KB from remote, zstd": {COMPRESSION: "zstd"},
+    "read 1 KB from remote, encrypted": {KEY_ID: "k"},
+    "read 1 KB from remote, zstd, encrypted": {COMPRESSION: "zstd", KEY_ID: "k"},
 }
+READS = (REMOTE, DELAYED, AGAINST_KAFKA, SHARE, SHARE_DELAYED, FIRST, TAIL)
 
 
-class Measured(NamedTuple):
-    """Records per second, and CPU seconds of the broker for each GB of records."""
+def at_least(value: float) -> Goal:
+    return Goal(value, alone=True)
 
-    rate: float
-    cpu_s: float
+
+def at_most(value: float) -> Goal:
+    return Goal(value, more=False, alone=True)
+
+
+GOALS: dict[str, dict[str, Goal]] = {
+    REMOTE: {"ratio_to_local": at_least(0.6), "gets_gb": at_most(140)},
+    DELAYED: {"ratio_to_local": at_least(0.4)},
+    AGAINST_KAFKA: {"rate": Goal(1.0)},
+    SHARE: {"ratio_to_local": at_least(0.5)},
+    SHARE_DELAYED: {"ratio_to_local": at_least(0.5)},
+    FIRST: {"p50_ms": at_most(100)},
+    TAIL: {"ratio_to_local": at_most(1.3)},
+    PRODUCE: {"ratio": at_least(0.9), "pause_ms": at_most(20)},
+    SYNCHRONOUS: {"ratio": at_most(1.2), "pause_ms": at_most(20)},
+    COPY: {"cpu_s_gb": at_most(1), "puts_segment": at_most(1)},
+    EMPTY_DISK: {"sync_s": at_most(10), "peers_to_local": at_most(1.2)},
+    RESTORED: {"first_s": at_most(60)},
+    SEGMENTS: {"million_start_s": at_most(30), "million_mb": at_most(300)},
+    **{row: {"ratio": at_least(0.98)} for row in NOT_TIERED},
+}
+FIGURES = [
+    "rate",
+    "local_per_s",
+    "without_per_s",
+    "ratio_to_local",
+    "ratio",
+    "p50_ms",
+    "p99_ms",
+    "local_p99_ms",
+    "alone_p99_ms",
+    "without_p99_ms",
+    "pause_ms",
+    "late_ms",
+    "copied_mb_s",
+    "cpu_s_gb",
+    "gets_gb",
+    "puts_segment",
+    "requests_segment",
+    "stored_ratio",
+    "sync_s",
+    "local_mb",
+    "peers_to_local",
+    "restore_s",
+    "first_s",
+    "all_s",
+    "start_s",
+    "segments_mb",
+    "million_start_s",
+    "million_mb",
+]
 
 
 class Bench:
-    """A broker with a store, and its topics."""
+    """One run: its options, its folder and its results."""
 
-    def __init__(self, broker: Shoal, scale: float) -> None:
-        self._broker = broker
-        self._run = Run(broker.bootstrap, scale)
-        self.count = self._run.count(RECORDS)
-        self._values = text_values(1024)
+    def __init__(self, options: argparse.Namespace, folder: Path, results: Results) -> None:
+        self.options, self.folder, self.results = options, folder, results
+        self.scale: float = 1.0 if options.full else options.scale
+        #: The scale of loads that a full-size run does not lengthen.
+        self.load_scale = min(1.0, 10 * self.scale)
 
-    def create(self, name: str, *, tiered: bool) -> None:
-        config = {"segment.bytes": str(SEGMENT_BYTES), "retention.ms": "-1"}
-        if tiered:
-            config |= {"remote.storage.enable": "true", "local.retention.ms": "1"}
-        new = NewTopic(name, 1, 1, config=config)
-        self._run.admin.create_topics([new])[name].result(30)
+    def count(self, records: int) -> int:
+        return max(1000, int(records * self.scale))
 
-    def seal(self, configs: dict[str, str]) -> None:
-        """Set how new objects are sealed."""
-        given = {COMPRESSION: "uncompressed", KEY_ID: "", **configs}
-        entries = [
-            ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
-            for key, value in given.items()
-        ]
-        resource = ConfigResource("broker", "1", incremental_configs=entries)
-        for future in self._run.admin.incremental_alter_configs([resource]).values():
-            future.result(30)
+    def _cache(self, records: int) -> dict[str, str]:
+        """Return the config of a cache that holds a small part of the records."""
+        part = self.count(records) * RECORD_BYTES // 8
+        return {"shoal.remote.chunk.cache.bytes": str(min(CACHE_BYTES, max(CACHE_MIN, part)))}
 
-    def fill(self, name: str) -> Measured:
-        before = self._broker.cpu_s()
-        elapsed, _ = produce(self._run.bootstrap, name, self.count, self._values, acks="all")
-        return self._measured(elapsed, before)
+    def wanted(self, *rows: str) -> bool:
+        only = self.options.only
+        return not only or any(word in row for word in only for row in rows)
 
-    def wait_until_copied(self, name: str) -> None:
-        """Wait until the disk has an empty active segment only."""
-        end = time.monotonic() + WAIT_S
-        while [int(path.stem) for path in self._logs(name)] != [self.count]:
-            if time.monotonic() > end:
-                raise LoadFailed(f"{name} is not copied after {WAIT_S} s")
-            time.sleep(0.1)
+    @contextmanager
+    def row(self, name: str, side: str = "shoal") -> Iterator[None]:
+        """A row that fails if an error ends the block."""
+        try:
+            yield
+        except (LoadFailed, KafkaException, OSError) as error:
+            self.results.fail(name, side, error)
 
-    def _logs(self, name: str) -> list[Path]:
-        return list((self._broker.directory / "data" / f"{name}-0").glob("*.log"))
+    def add(self, row: str, figures: Figures, side: str = "shoal") -> None:
+        self.results.add(row, side, figures)
+        print(f"{row:45} {side:6} {json.dumps(figures)}", flush=True)
 
-    def stored_bytes(self, name: str) -> int:
-        """Return the size of a topic's objects."""
-        objects = (self._broker.directory / "store").rglob("*.segment")
-        return sum(path.stat().st_size for path in objects if f"/{name}-" in str(path))
+    def repeat(self, row: str, load: Callable[[], Figures]) -> None:
+        """Run a load after a warm-up, and add its figures to a row."""
+        if not self.wanted(row):
+            return
+        with self.row(row):
+            for number in range(-1, self.options.rounds):
+                figures = load()
+                if number >= 0:
+                    self.add(row, figures)
 
-    def read(self, name: str) -> Measured:
-        client = Consumer(
-            {
-                "bootstrap.servers": self._run.bootstrap,
-                "group.id": "g",
-                "enable.auto.commit": False,
-                "queued.min.messages": 1_000_000,
-                "queued.max.messages.kbytes": 1 << 20,
-                "fetch.message.max.bytes": 8 << 20,
-                **CHECKED,
-                **QUIET,
+    # Reads
+
+    def reads(self, s3: S3Server) -> None:
+        """Reads of the same records on the disk, in the store, and in Kafka's store."""
+        more = self._cache(READ) | SOON
+        broker = Shoal(self.folder / "reads", configs=s3.configs("reads") | more)
+        kafka = TieredKafka(self.folder / "kafka") if self._with_kafka() else None
+        try:
+            broker.start()
+            count = self.count(READ)
+            local, remote = (Stored(broker, count, tiered=tiered) for tiered in (False, True))
+            theirs = None
+            if kafka is not None:
+                with self.row(AGAINST_KAFKA, "kafka"):
+                    kafka.start()
+                    theirs = Stored(kafka, count, tiered=True)
+            for number in range(-1, self.options.rounds):
+                self._read(s3, local, remote, theirs, counts=number >= 0)
+            run = Run(broker.bootstrap, self.load_scale)
+            self.repeat(SHARE, lambda: _share(local, remote))
+            self.repeat(TAIL, lambda: tail_beside_scans(broker, run, local, remote))
+            if self.wanted(FIRST, DELAYED, SHARE_DELAYED):
+                broker.reconfigure(s3.configs("reads", delayed=True))
+                broker.stop()
+                broker.start()
+                self._delayed(s3, local, remote)
+        finally:
+            broker.kill9()
+            if kafka is not None:
+                kafka.kill9()
+
+    def _with_kafka(self) -> bool:
+        return self.options.side == "both" and self.wanted(AGAINST_KAFKA)
+
+    def _read(
+        self, s3: S3Server, local: Stored, remote: Stored, theirs: Stored | None, *, counts: bool
+    ) -> None:
+        if not self.wanted(REMOTE, AGAINST_KAFKA):
+            return
+        with self.row(REMOTE):
+            before = local.read()
+            s3.requests()
+            found = remote.read()
+            gets = total(s3.requests(f"{remote.topic}-"), GETS)
+            figures = {
+                "rate": found.rate,
+                "local_per_s": before.rate,
+                "ratio_to_local": found.rate / before.rate,
+                "cpu_s_gb": found.cpu_s_gb,
+                "gets_gb": gets / (found.records * RECORD_BYTES / GB),
             }
-        )
-        client.assign([TopicPartition(name, 0, 0)])
-        taken, stall = 0, Stall(self.count)
-        before, began = self._broker.cpu_s(), time.perf_counter()
-        while taken < self.count:
-            taken += sum(m.error() is None for m in client.consume(10_000, timeout=1.0))
-            stall.look(taken)
-        elapsed = time.perf_counter() - began
-        client.close()
-        return self._measured(elapsed, before)
+            if counts:
+                self.add(REMOTE, figures)
+                self.add(AGAINST_KAFKA, {"rate": found.rate})
+        if theirs is not None:
+            with self.row(AGAINST_KAFKA, "kafka"):
+                rate = theirs.read().rate
+                if counts:
+                    self.add(AGAINST_KAFKA, {"rate": rate}, "kafka")
 
-    def _measured(self, elapsed: float, cpu_before: float) -> Measured:
-        used = self._broker.cpu_s() - cpu_before
-        return Measured(self.count / elapsed, used / (self.count * 1024 / 1e9))
+    def _delayed(self, s3: S3Server, local: Stored, remote: Stored) -> None:
+        if self.wanted(FIRST):
+            with self.row(FIRST):
+                self.add(FIRST, percentiles(first_records(remote, s3, FIRST_SAMPLES)))
+
+        def read() -> Figures:
+            before, found = local.read(), remote.read()
+            return {
+                "rate": found.rate,
+                "local_per_s": before.rate,
+                "ratio_to_local": found.rate / before.rate,
+                "cpu_s_gb": found.cpu_s_gb,
+            }
+
+        self.repeat(DELAYED, read)
+        self.repeat(SHARE_DELAYED, lambda: _share(local, remote))
+
+    def sealed(self, s3: S3Server) -> None:
+        """Reads of objects that are compressed or encrypted, against reads of the disk."""
+        ring = self.folder / "keys"
+        ring.mkdir()
+        (ring / "k").write_bytes(base64.b64encode(os.urandom(32)))
+        configs = s3.configs("sealed") | self._cache(SEALED) | SOON
+        configs["shoal.remote.encryption.key.directory"] = str(ring)
+        broker = Shoal(self.folder / "sealed", configs=configs)
+        try:
+            broker.start()
+            run, count = Run(broker.bootstrap, 1.0), self.count(SEALED)
+            local = Stored(broker, count, tiered=False)
+            for row, given in SEALED_ROWS.items():
+                if not self.wanted(row):
+                    continue
+                alter(run, {COMPRESSION: "uncompressed", KEY_ID: ""} | given, "broker", "1")
+                with self.row(row):
+                    stored = Stored(broker, count, tiered=True)
+                    size = sum(path.stat().st_size for path in s3.segments(stored.topic))
+                    logs = sum(p.stat().st_size for p in _logs(broker, local.topic))
+                    for number in range(-1, self.options.rounds):
+                        before, found = local.read(), stored.read()
+                        figures = {
+                            "rate": found.rate,
+                            "local_per_s": before.rate,
+                            "ratio_to_local": found.rate / before.rate,
+                            "cpu_s_gb": found.cpu_s_gb,
+                            "stored_ratio": size / logs,
+                        }
+                        if number >= 0:
+                            self.add(row, figures)
+        finally:
+            broker.kill9()
+
+    # Copies
+
+    def copies(self, s3: S3Server) -> None:
+        broker = Watched(self.folder / "copies", s3.configs("copies") | SOON)
+        try:
+            broker.start()
+            run = Run(broker.bootstrap, self.load_scale)
+            segment_mb = SEGMENT_MB if self.load_scale == 1 else 10
+            self.repeat(PRODUCE, lambda: produce_while_copying(broker, run, PRODUCED))
+            self.repeat(SYNCHRONOUS, lambda: synchronous_while_copying(broker, run))
+            self.repeat(COPY, lambda: copy(broker, run, s3, PRODUCED, segment_mb))
+        finally:
+            broker.kill9()
+
+    def not_tiered(self, s3: S3Server) -> None:
+        """Loads on topics that are not tiered, with and without the feature."""
+        brokers = [
+            Measured(self.folder / "without"),
+            Measured(self.folder / "with", s3.configs("with")),
+        ]
+        try:
+            for broker in brokers:
+                broker.start()
+            with self.row(next(iter(NOT_TIERED))):
+                for number in range(-1, self.options.rounds):
+                    # A consumer takes the records of a smaller load at once.
+                    scale = max(0.5, self.load_scale)
+                    for row, figures in beside_the_feature(brokers, scale).items():
+                        if number >= 0:
+                            self.add(row, figures)
+        finally:
+            for broker in brokers:
+                broker.kill9()
+
+    # Lost disks
+
+    def lost_disks(self, s3: S3Server) -> None:
+        if self.wanted(EMPTY_DISK):
+            with self.row(EMPTY_DISK):
+                self.add(EMPTY_DISK, empty_disk(self.folder / "empty-disk", s3, self.scale))
+        if self.wanted(RESTORED):
+            with self.row(RESTORED):
+                found = restored(self.folder / "restored", s3, self.load_scale)
+                self.add(RESTORED, found)
+
+    def segments(self) -> None:
+        with self.row(SEGMENTS):
+            count = max(1000, int(1_000_000 * self.scale))
+            self.add(SEGMENTS, many_segments(self.folder / "segments", count))
+
+    def run(self) -> None:
+        with S3Server(self.folder / "s3", DELAY_MS) as s3:
+            if self.wanted(*READS):
+                self.reads(s3)
+            if self.wanted(*SEALED_ROWS):
+                self.sealed(s3)
+            if self.wanted(PRODUCE, SYNCHRONOUS, COPY):
+                self.copies(s3)
+            if self.wanted(*NOT_TIERED):
+                self.not_tiered(s3)
+            if self.wanted(EMPTY_DISK, RESTORED):
+                self.lost_disks(s3)
+        if self.wanted(SEGMENTS):
+            self.segments()
+
+    def notes(self) -> list[str]:
+        """Return sentences on the sizes of the run."""
+        found = [
+            f"The store is versitygw 1.8.0 on the same machine. Rows with {DELAY_MS} ms add that"
+            " time to each request. Kafka keeps its remote segments in a directory.",
+        ]
+        if self.scale != 1:
+            found.append(
+                f"Scale {self.scale:g}: reads have {10 * self.scale:g} GB instead of 10 GB, the"
+                f" broker with an empty disk has {20 * self.scale:g} GB in the store instead of"
+                f" 20 GB, and {1_000_000 * self.scale:,.0f} remote segments stand for 1,000,000."
+                " Figures of 1,000,000 are extrapolated in proportion."
+            )
+        if self.load_scale != 1:
+            found.append(
+                f"Other loads have {self.load_scale:g} of their size, and the restored cluster"
+                f" {300 * self.load_scale:.0f} partitions instead of 300."
+            )
+        return found
 
 
-def rounds_of(count: int, loads: Mapping[str, Callable[[], Measured]]) -> dict[str, list[Measured]]:
-    """Run the loads in turn, after a warm-up."""
-    found: dict[str, list[Measured]] = {name: [] for name in loads}
-    for number in range(count + 1):
-        for name, load in loads.items():
-            result = load()
-            if number:
-                found[name].append(result)
-    return found
-
-
-def show(title: str, found: dict[str, list[Measured]]) -> None:
-    """Print medians, with ratios to the first load."""
-    print(f"\n{title:34} {'records/s':>10} {'ratio':>6} {'CPU s/GB':>9}  range of records/s")
-    first = 0.0
-    for name, results in found.items():
-        rates = [one.rate for one in results]
-        rate, cpu_s = statistics.median(rates), statistics.median(one.cpu_s for one in results)
-        first = first or rate
-        spread = f"{min(rates):,.0f} to {max(rates):,.0f}"
-        print(f"{name:34} {rate:10,.0f} {rate / first:6.2f} {cpu_s:9.2f}  {spread}", flush=True)
-
-
-def measure(bench: Bench, rounds: int) -> None:
-    topics = {kind: f"read-{number}" for number, kind in enumerate(KINDS)}
-    for kind, (tiered, sealed) in KINDS.items():
-        bench.create(topics[kind], tiered=tiered)
-        bench.seal(sealed)
-        bench.fill(topics[kind])
-        if tiered:
-            bench.wait_until_copied(topics[kind])
-            stored = bench.stored_bytes(topics[kind]) / (bench.count * 1024)
-            print(f"{kind}: the objects have {stored:.2f} times the bytes of the values")
-    reads = {kind: partial(bench.read, name) for kind, name in topics.items()}
-    show("read 1 KB", rounds_of(rounds, reads))
-    numbers = iter(range(1_000))
-
-    def produced(kind: str) -> Measured:
-        tiered, sealed = KINDS[kind]
-        name = f"produce-{next(numbers)}"
-        bench.create(name, tiered=tiered)
-        bench.seal(sealed)
-        result = bench.fill(name)
-        if tiered:
-            bench.wait_until_copied(name)
-        return result
-
-    produces: dict[str, Callable[[], Measured]] = {
-        "not tiered": lambda: produced("on the disk"),
-        "while copying": lambda: produced("in the store"),
-        "while copying, zstd, encrypted": lambda: produced("in the store, zstd, encrypted"),
+def _share(local: Stored, remote: Stored) -> Figures:
+    before, found = local.share(), remote.share()
+    return {
+        "rate": found.rate,
+        "local_per_s": before.rate,
+        "ratio_to_local": found.rate / before.rate,
+        "cpu_s_gb": found.cpu_s_gb,
     }
-    show("produce 1 KB, acks=all", rounds_of(rounds, produces))
+
+
+def _logs(broker: Shoal, topic: str) -> list[Path]:
+    return list((broker.directory / f"data/{topic}-0").glob("*.log"))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=3)
-    given = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="shoal-tiered-"))
-    (folder / "keys").mkdir()
-    (folder / "keys/k").write_bytes(base64.b64encode(os.urandom(32)))
-    configs = {
-        "remote.log.storage.system.enable": "true",
-        "shoal.remote.store.url": f"file://{folder / 'store'}",
-        "shoal.remote.chunk.cache.bytes": str(CACHE_BYTES),
-        "shoal.remote.encryption.key.directory": str(folder / "keys"),
-        "remote.log.manager.task.interval.ms": "100",
-        "shoal.remote.copy.interval.ms": "2000",
-        "log.retention.check.interval.ms": "200",
-    }
-    broker = Shoal(folder, configs=configs)
+    parser.add_argument("--scale", type=float, default=0.1)
+    parser.add_argument("--full", action="store_true", help="the sizes of the goals")
+    parser.add_argument("--only", action="append", default=[])
+    parser.add_argument("--side", choices=("both", "shoal"), default="both")
+    parser.add_argument("--into", type=Path, default=HERE / "results", help="folder of the tables")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="shoal-bench-"))
+    clock, results = Clock(), Results()
+    bench = Bench(options, folder, results)
+    for note in bench.notes():
+        print(note, flush=True)
+    results.notes += bench.notes()
     try:
-        broker.start()
-        measure(Bench(broker, given.scale), given.rounds)
+        bench.run()
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
     finally:
-        broker.kill9()
         shutil.rmtree(folder, ignore_errors=True)
+    rows = results.rows(FIGURES, lambda row, figure: GOALS.get(row, {}).get(figure))
+    more = {"kafka_heap": HEAP, "scale": bench.scale, "notes": results.notes}
+    show(document("tiered", clock, rows, **more), options.into)
+    print(clock.took())
+    sys.exit(results.failed)
 
 
 if __name__ == "__main__":

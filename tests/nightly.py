@@ -57,6 +57,7 @@ SIMULATIONS = (
     Simulation("tests/sim/test_cluster_sim.py", "CLUSTER_SEEDS", 200),
     Simulation("tests/sim/test_quorum_sim.py", "SEEDS", 1_000),
     Simulation("tests/sim/test_replica_sim.py", "SEEDS", 1_000),
+    Simulation("tests/sim/test_lost_clusters.py", "LOST_SEEDS", 300),
 )
 
 

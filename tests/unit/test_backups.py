@@ -6,6 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+import object_stores
+import pytest
 from log_material import NOW_MS, open_log
 from object_stores import FaultyStore
 from shoal.log.memory import MemoryStorage
@@ -17,6 +19,7 @@ from shoal.replication.partition import Partition
 from shoal.server.tiered import restored_metadata
 from shoal.server.tiered.backups import INCARNATION, Backups, Lease
 from shoal.tiered import backup
+from shoal.tiered.segment_object import DamagedObject
 from shoal.tiered.store import BytesSource
 from tiered_world import Clock
 
@@ -140,7 +143,8 @@ def test_a_bucket_that_belongs_to_a_restored_cluster() -> None:
         lost, restored = Broker(store), Broker(store)
         restored.cache.image = image(incarnation="new")
         await lost.lease.check()
-        await store.put(backup.incarnation_key(CLUSTER), BytesSource(b"new"))
+        new = BytesSource(backup.encode_incarnation("new"))
+        await store.put(backup.incarnation_key(CLUSTER), new)
         puts(store)
         for _ in range(2):
             await lost.lease.check()
@@ -151,6 +155,25 @@ def test_a_bucket_that_belongs_to_a_restored_cluster() -> None:
         await restored.lease.check()
         assert not restored.lease.is_lost
         assert puts(store) == [LEASE]
+
+    asyncio.run(main())
+
+
+def test_a_garbled_incarnation_is_nobodys() -> None:
+    """The bucket still belongs to the cluster, which reads it again."""
+
+    async def main() -> None:
+        store = FaultyStore()
+        broker = Broker(store)
+        broker.cache.image = image(incarnation="new")
+        new = BytesSource(backup.encode_incarnation("new"))
+        await store.put(backup.incarnation_key(CLUSTER), new)
+        await broker.lease.check()
+        store.choose = lambda operation, key: object_stores.GARBLED if operation == "get" else ""
+        with pytest.raises(DamagedObject):
+            await broker.lease.check()
+        assert broker.lease.confirmed.is_set()
+        assert not broker.lease.is_lost
 
     asyncio.run(main())
 

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from shoal.protocol.errors import WireError
+from shoal.server.tiered import rebuild
+from shoal.tiered import remote_log
 from shoal.tiered.metadata_records import (
     MOVES,
     SegmentAdded,
@@ -192,6 +194,34 @@ def test_a_segment_that_left_the_topic_is_forgotten() -> None:
     log.forget(UUID(int=7))
     assert log.is_empty
     assert log.size_bytes == 0
+
+
+def test_a_pass_over_many_segments_unpacks_none(monkeypatch) -> None:
+    """Each pass of a leader looks at all of them, in one turn of the event loop."""
+    count = 1_000
+    log = RemoteLog()
+    for number in range(count):
+        finished(log, number, 10 * number, 10 * number + 9)
+    packed, unpacked = log.packed(), []
+    real = remote_log._unpack  # noqa: SLF001
+
+    def unpack(data: bytes) -> RemoteSegment:
+        unpacked.append(data)
+        return real(data)
+
+    monkeypatch.setattr(remote_log, "_unpack", unpack)
+    assert log.covers(0, 10 * count)
+    assert not log.covers(0, 10 * count + 1)
+    extents = list(log.extents())
+    assert len(extents) == count
+    assert extents[7] == (70, 80, 107, 700)
+    assert not rebuild.unfinished(packed, log)
+    assert not unpacked
+    # Only what is lost is unpacked.
+    log.forget(UUID(int=7))
+    unpacked.clear()
+    assert [s.segment_id.int for s in rebuild.unfinished(packed, log)] == [7]
+    assert len(unpacked) == 1
 
 
 def test_memory_of_a_segment_that_is_not_read() -> None:

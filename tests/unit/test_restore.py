@@ -9,6 +9,7 @@ import random
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+import object_stores
 import pytest
 from log_material import NOW_MS, batch
 from shoal.coordinator.contract import Record
@@ -330,6 +331,22 @@ def test_the_nodes_of_a_restore_share_an_incarnation() -> None:
         lost.store.now_ms += MINUTE_MS
         await lost.restore()
         assert lost.store.objects[key] != first
+
+    run(test)
+
+
+def test_a_garbled_incarnation_is_not_taken() -> None:
+    """Otherwise the nodes of a cluster would come back with different metadata."""
+
+    async def test(lost: Lost) -> None:
+        await copied(lost)
+        await lost.leave()
+        lost.store.now_ms += 1_000
+        await lost.restore()
+        key = backup.incarnation_key(CLUSTER)
+        lost.store.choose = lambda operation, at: object_stores.GARBLED if at == key else ""
+        with pytest.raises(DamagedObject):
+            await lost.restore(TARGET._replace(node_id=2, brokers=[1, 2]))
 
     run(test)
 

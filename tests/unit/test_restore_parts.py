@@ -196,7 +196,7 @@ def commit(offset: int, topic: str = "t", **more: Any) -> tuple[bytes, bytes | N
 
 def positions(*pairs: tuple[bytes, bytes | None]) -> list[dict[str, Any]]:
     out = []
-    for key, value in restored_state.groups(pairs, ENDS):
+    for key, value in restored_state.groups(pairs, ENDS, states=frozenset()):
         decoded = group_records.decode(Record(key, value))
         assert decoded is not None
         assert decoded.value is not None
@@ -290,6 +290,37 @@ def share_state(start: int, *batches: tuple[int, int, int, int], **more: Any) ->
     assert decoded is not None
     assert decoded.value is not None
     return decoded.value
+
+
+def test_a_share_partition_without_a_state_is_initialized_again() -> None:
+    """The backup of the group may be newer than that of the states."""
+    named = {"topic_id": T, "topic_name": "t", "partitions": [0, 1]}
+    value = {"initializing_topics": [], "initialized_topics": [named], "deleting_topics": []}
+    kind = RecordType.SHARE_GROUP_STATE_PARTITION_METADATA
+    record = group_records.record(kind, {"group_id": "g"}, value)
+    state = share_records.snapshot(
+        ShareKey("g", T, 0),
+        snapshot_epoch=0,
+        state_epoch=1,
+        leader_epoch=2,
+        start_offset=3,
+        delivery_complete_count=0,
+        create_timestamp=0,
+        write_timestamp=0,
+        state_batches=[],
+        delays=[],
+    )
+    states = restored_state.share_keys([(state.key, state.value)])
+    assert states == {ShareKey("g", T, 0)}
+    ((_, found),) = restored_state.groups([(record.key, record.value)], ENDS, states=states)
+    decoded = group_records.decode(Record(record.key, found))
+    assert decoded is not None
+    assert decoded.value is not None
+    parts = {
+        side: [(row["topic_name"], list(row["partitions"])) for row in decoded.value[side]]
+        for side in ("initializing_topics", "initialized_topics")
+    }
+    assert parts == {"initializing_topics": [("t", [1])], "initialized_topics": [("t", [0])]}
 
 
 def batches(value: dict[str, Any]) -> list[tuple[int, int]]:

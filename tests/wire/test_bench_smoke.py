@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BENCH = Path(__file__).parents[2] / "bench"
+GOALS_OF_TIERED = 21
 
 
 def test_a_run_has_figures_and_a_load_that_fails_has_a_failed_row(tmp_path: Path) -> None:
@@ -124,6 +125,26 @@ def test_two_counts_of_instructions_differ_by_two_percent_at_most() -> None:
     one, other = (count(BENCH.parent / "broker_image", REQUESTS[METADATA]) for _ in range(2))
     assert 50_000 < one < 1_000_000
     assert other == pytest.approx(one, rel=0.02)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_each_goal_of_tiered_storage_has_its_figure(tmp_path: Path) -> None:
+    """Against Shoal only, at a small scale. The goals themselves need a quiet machine."""
+    words = ("--side", "shoal", "--scale", "0.001", "--rounds", "1", "--into", str(tmp_path))
+    ended = subprocess.run(
+        [sys.executable, str(BENCH / "tiered.py"), *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = json.loads((tmp_path / "tiered.json").read_text())
+    assert any("1,000 remote segments stand for 1,000,000" in note for note in found["notes"])
+    goals = [row for row in found["rows"] if row["goal"] is not None]
+    # Kafka's side is missing.
+    assert len([row for row in goals if row["met"] is not None]) == GOALS_OF_TIERED - 1
+    assert len(goals) == GOALS_OF_TIERED
 
 
 @pytest.fixture

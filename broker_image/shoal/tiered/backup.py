@@ -65,6 +65,17 @@ def state_key(cluster_id: str, topic: str, partition: int) -> str:
     return f"{folder(cluster_id)}/{topic}/{partition}"
 
 
+def encode_incarnation(incarnation: str) -> bytes:
+    """Return the contents of the object with the incarnation. It has a checksum: another one means
+    that the bucket belongs to another cluster."""
+    return encode({"incarnation": incarnation}, b"")
+
+
+def decode_incarnation(data: Buffer) -> str:
+    """Parse the contents of that object. Raises `DamagedObject`."""
+    return str(decode(data).fields["incarnation"])
+
+
 def encode(fields: Mapping[str, Any], body: bytes) -> bytes:
     """Return the contents of an object."""
     header = json.dumps(fields, sort_keys=True).encode()

@@ -18,7 +18,7 @@ from crc32c import crc32c
 from shoal.protocol import compiler
 from shoal.protocol.errors import WireError
 from shoal.protocol.schema import Column, Message
-from shoal.tiered.remote_log import unpack_all
+from shoal.tiered.remote_log import pieces, unpack_all
 from shoal.tiered.segment_object import DamagedObject
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def decode(data: Buffer) -> Manifest:
         fields, _ = compiler.reader(_LAYOUT)(memoryview(data), _HEAD.size)
         values = {name: fields[name] for name in Manifest._fields}
         found = Manifest(**values | {"packed": bytes(fields["packed"])})
-        for _ in unpack_all(found.packed):
+        for _ in pieces(found.packed):
             pass
     except (WireError, ValueError, TypeError) as error:
         raise DamagedObject(f"the manifest is invalid: {error}") from None

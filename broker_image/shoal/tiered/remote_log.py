@@ -29,7 +29,10 @@ _CUSTOM_VERSION = 0
 _PACKED = struct.Struct(">16sqqqQQIi?H")
 _EPOCH = struct.Struct(">iq")
 _OFFSETS = struct.Struct(">16xqq")
-_ID_SIZE = 16
+#: Base and end offset, largest timestamp and log size.
+_EXTENT = struct.Struct(">16xqqqQ")
+_COUNT = struct.Struct(">H")
+ID_SIZE = 16
 
 
 class RemoteSegment(NamedTuple):
@@ -96,6 +99,17 @@ class RemoteLog:
         """Return the finished segments, packed one behind the other."""
         return b"".join(self._finished)
 
+    def extents(self) -> Iterator[tuple[int, int, int, int]]:
+        """Iterate over the finished segments in order of their base offsets: base offset, end
+        offset (exclusive), log size and largest timestamp."""
+        for packed in self._finished:
+            base_offset, end_offset, max_timestamp, log_size = _EXTENT.unpack_from(packed)
+            yield base_offset, end_offset + 1, log_size, max_timestamp
+
+    def packed_ids(self) -> set[bytes]:
+        """Return the ids of the finished segments, as they begin packed segments."""
+        return {packed[:ID_SIZE] for packed in self._finished}
+
     def in_state(self, state: SegmentState) -> list[RemoteSegment]:
         """Return the segments that are being copied or deleted, in order of their offsets."""
         found = (segment for known, segment in self._other.values() if known is state)
@@ -113,7 +127,7 @@ class RemoteLog:
 
     def ids(self) -> set[UUID]:
         """Return the ids of the segments of all states."""
-        return {UUID(bytes=packed[:_ID_SIZE]) for packed in self._finished} | self._other.keys()
+        return {UUID(bytes=packed[:ID_SIZE]) for packed in self._finished} | self._other.keys()
 
     @property
     def is_empty(self) -> bool:
@@ -150,10 +164,10 @@ class RemoteLog:
         segments."""
         at = start
         while at < end:
-            found = self.find(at, -1)
-            if found is None:
+            last = bisect_right(self._bases, at) - 1
+            if last < 0 or self._ends_max[last] < at:
                 return False
-            at = found.end_offset + 1
+            at = self._ends_max[last] + 1
         return True
 
     def replay(self, record: SegmentAdded | SegmentUpdated) -> None:
@@ -227,7 +241,7 @@ class RemoteLog:
         at = self._position(segment_id)
         assert at is not None
         segment = _unpack(self._finished.pop(at))
-        del self._bases[at]
+        del self._bases[at], self._ends_max[at]
         self.size_bytes -= segment.log_size
         self.fingerprint ^= segment.segment_id.int
         self._find_ends(at)
@@ -239,17 +253,20 @@ class RemoteLog:
         if not segment.txn_index_empty:
             self.transactions_end = max(self.transactions_end, segment.end_offset)
         self._bases.insert(at, segment.base_offset)
+        self._ends_max.insert(at, -1)
         self.size_bytes += segment.log_size
         self.fingerprint ^= segment.segment_id.int
         self._find_ends(at)
 
     def _find_ends(self, start: int) -> None:
-        """Compute the largest end offsets again from a position on."""
-        del self._ends_max[start:]
-        largest = self._ends_max[-1] if self._ends_max else -1
-        for packed in self._finished[start:]:
-            largest = max(largest, _OFFSETS.unpack_from(packed)[1])
-            self._ends_max.append(largest)
+        """Compute the largest end offsets again from a position on, as far as they change."""
+        ends = self._ends_max
+        largest = ends[start - 1] if start else -1
+        for at in range(start, len(ends)):
+            largest = max(largest, _OFFSETS.unpack_from(self._finished[at])[1])
+            if ends[at] == largest:
+                break
+            ends[at] = largest
 
 
 def pack(segment: RemoteSegment) -> bytes:
@@ -260,17 +277,23 @@ def pack(segment: RemoteSegment) -> bytes:
     ) + b"".join(_EPOCH.pack(*entry) for entry in segment.leader_epochs)
 
 
+def pieces(packed: bytes) -> Iterator[bytes]:
+    """Split packed segments. Each begins with its id. Raises `ValueError` for invalid bytes."""
+    at = 0
+    while at < len(packed):
+        epochs = at + _PACKED.size
+        if epochs <= len(packed):
+            (count,) = _COUNT.unpack_from(packed, epochs - _COUNT.size)
+            end = epochs + count * _EPOCH.size
+        if epochs > len(packed) or end > len(packed):
+            raise ValueError(f"a packed segment is cut off: {len(packed) - at} bytes are left")
+        yield packed[at:end]
+        at = end
+
+
 def unpack_all(packed: bytes) -> Iterator[RemoteSegment]:
     """Iterate over packed segments. Raises `ValueError` for invalid bytes."""
-    at = 0
-    try:
-        while at < len(packed):
-            count = _PACKED.unpack_from(packed, at)[-1]
-            end = at + _PACKED.size + count * _EPOCH.size
-            yield _unpack(packed[at:end])
-            at = end
-    except struct.error as error:
-        raise ValueError(f"a packed segment is cut off: {error}") from None
+    return map(_unpack, pieces(packed))
 
 
 def _unpack(packed: bytes) -> RemoteSegment:

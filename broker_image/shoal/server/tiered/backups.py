@@ -86,7 +86,7 @@ class Lease:
             try:
                 await self.check()
                 failing = False
-            except StoreError as error:
+            except (StoreError, DamagedObject) as error:
                 interval_ms = min(interval_ms, _RETRY_MS)
                 if not failing:
                     self._node.log.warning("the lease was not renewed", error=str(error))
@@ -94,14 +94,15 @@ class Lease:
             await asyncio.sleep(interval_ms / 1000)
 
     async def check(self) -> None:
-        """Read the incarnation, and write the lease. Raises `StoreError`."""
+        """Read the incarnation, and write the lease. Raises `StoreError`, `DamagedObject`."""
         image = self._cache.image
         try:
-            found = await self._store.get(backup.incarnation_key(self._cluster_id))
+            data = await self._store.get(backup.incarnation_key(self._cluster_id))
+            found = backup.decode_incarnation(data)
         except ObjectMissing:
-            found = b""
+            found = ""
         was_lost, own = self.is_lost, str(image.broker_config[INCARNATION])
-        self.is_lost = found.decode(errors="replace") != own
+        self.is_lost = found != own
         if self.is_lost:
             self.confirmed.clear()
             if not was_lost:

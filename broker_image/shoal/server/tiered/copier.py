@@ -215,10 +215,7 @@ class Copier:
             for segment, end in _with_ends(log)
         ]
         extents = retention.joined(
-            (
-                retention.Extent(s.base_offset, s.end_offset + 1, s.log_size, s.max_timestamp)
-                for s in remote
-            ),
+            map(retention.Extent._make, remote.extents()),
             local,
         )
         start = retention.start_offset(

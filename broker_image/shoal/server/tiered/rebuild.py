@@ -19,7 +19,7 @@ from shoal.tiered.metadata_records import (
     encode,
     key_of,
 )
-from shoal.tiered.remote_log import custom_metadata
+from shoal.tiered.remote_log import ID_SIZE, custom_metadata, pieces, unpack_all
 from shoal.tiered.segment_object import (
     TRAILER_SIZE,
     DamagedObject,
@@ -76,11 +76,13 @@ def batches(
         yield out
 
 
-def unfinished(segments: Iterable[RemoteSegment], remote: RemoteLog) -> list[RemoteSegment]:
-    """Return the segments of a manifest whose records are missing, or end before the copy does."""
+def unfinished(packed: bytes, remote: RemoteLog) -> list[RemoteSegment]:
+    """Return the segments of a manifest whose records are missing, or end before the copy does.
+    Others are not unpacked: a manifest may have thousands, and usually none is lost."""
     deleting = remote.in_state(SegmentState.DELETE_SEGMENT_STARTED)
-    known = {segment.segment_id for segment in (*remote, *deleting)}
-    return [segment for segment in segments if segment.segment_id not in known]
+    known = remote.packed_ids() | {segment.segment_id.bytes for segment in deleting}
+    lost = b"".join(one for one in pieces(packed) if one[:ID_SIZE] not in known)
+    return list(unpack_all(lost))
 
 
 async def present(

@@ -55,7 +55,7 @@ class Reconciliation:
         found = await self._manifests.read(prefix, epoch)
         if found is not None:
             known, _ = found
-            lost = rebuild.unfinished(known.segments, remote)
+            lost = rebuild.unfinished(known.packed, remote)
             if lost:
                 whole, missing = await rebuild.present(self._store, prefix, lost)
                 await self._write_again(partition, whole, missing, "its manifest")

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
+from shoal.coordinator.share.records import ShareKey
 from shoal.log import restore_mark
 from shoal.log.appends import Origin
 from shoal.log.config import LogConfig
@@ -233,7 +234,7 @@ async def _take_over(
 ) -> str:
     """Return the incarnation of the restored cluster. The first node of a restore chooses it.
 
-    All times are the store's, so clocks do not matter. Raises `Refused`.
+    All times are the store's, so clocks do not matter. Raises `Refused`, `DamagedObject`.
     """
     probe = f"{backup.folder(cluster_id)}/probe-{uuid_text(random_id())}"
     await store.put(probe, BytesSource(b"probe"))
@@ -254,13 +255,14 @@ async def _take_over(
     if key in modified_ms:
         data, version = await store.get_versioned(key)
         if modified_ms[key] > lease_ms:
-            return data.decode()
+            return backup.decode_incarnation(data)
     incarnation = uuid_text(random_id())
     try:
-        await store.put_if(key, BytesSource(incarnation.encode()), version)
+        source = BytesSource(backup.encode_incarnation(incarnation))
+        await store.put_if(key, source, version)
     except StoreConflict:
         # Another node of the restore was faster.
-        return (await store.get(key)).decode()
+        return backup.decode_incarnation(await store.get(key))
     return incarnation
 
 
@@ -410,6 +412,10 @@ class _Writer:
         ends = self._ends(reports)
         for index, one in transactions.items():
             self._state("__transaction_state", index, one.pairs)
+        shares = states.get("__share_group_state", {})
+        known = frozenset[ShareKey]().union(
+            *(restored_state.share_keys(state.live) for state in shares.values())
+        )
         for index, state in states.get("__consumer_offsets", {}).items():
             decided = [
                 pair
@@ -420,8 +426,9 @@ class _Writer:
             live = backup.LiveRecords()
             live.put([*state.live, *decided])
             pairs = [(key, value) for key, value in live if key is not None]
-            self._state("__consumer_offsets", index, restored_state.groups(pairs, ends))
-        for index, state in states.get("__share_group_state", {}).items():
+            groups = restored_state.groups(pairs, ends, states=known)
+            self._state("__consumer_offsets", index, groups)
+        for index, state in shares.items():
             self._state("__share_group_state", index, restored_state.share_groups(state.live, ends))
         self._write_metadata()
         directory.broker_epoch = self._metadata.broker_epoch

@@ -13,6 +13,7 @@ from shoal.coordinator.contract import Record, Replayed
 from shoal.coordinator.group import records as group_records
 from shoal.coordinator.group.records import RecordType
 from shoal.coordinator.share import records as share_records
+from shoal.coordinator.share.records import ShareKey
 from shoal.coordinator.share.state_store import ShareStateShard, StateStoreConfig
 from shoal.record.finished_offsets import FinishedOffsets
 from shoal.transaction import records as transaction_records
@@ -20,7 +21,7 @@ from shoal.transaction.states import State
 from shoal.transaction.transactions import LAST_EPOCH
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Set
     from uuid import UUID
 
     from shoal.coordinator.share.backoff import Delay
@@ -32,7 +33,6 @@ Pair = tuple[bytes, bytes | None]
 _KEPT = (
     RecordType.CONSUMER_GROUP_METADATA,
     RecordType.SHARE_GROUP_METADATA,
-    RecordType.SHARE_GROUP_STATE_PARTITION_METADATA,
 )
 _OFFSETS = (RecordType.OFFSET_COMMIT, RecordType.LEGACY_OFFSET_COMMIT)
 _UNKNOWN = -1
@@ -47,8 +47,9 @@ class Ends(NamedTuple):
     by_id: Mapping[tuple[UUID, int], int]
 
 
-def groups(pairs: Iterable[Pair], ends: Ends) -> Iterator[Pair]:
-    """Yield the records of `__consumer_offsets`. Raises `WireError`."""
+def groups(pairs: Iterable[Pair], ends: Ends, *, states: Set[ShareKey]) -> Iterator[Pair]:
+    """Yield the records of `__consumer_offsets`. `states` are the share partitions that have a
+    state. Raises `WireError`."""
     for key, value in pairs:
         found = group_records.decode(Record(key, value))
         if found is None or found.value is None or value is None:
@@ -62,8 +63,29 @@ def groups(pairs: Iterable[Pair], ends: Ends) -> Iterator[Pair]:
         elif found.type is RecordType.GROUP_METADATA:
             fields = found.value | {"members": [], "leader": None, "protocol": None}
             yield _pair(group_records.record(found.type, found.key, fields, version))
+        elif found.type is RecordType.SHARE_GROUP_STATE_PARTITION_METADATA:
+            fields = _initialization(found.key["group_id"], found.value, states)
+            yield _pair(group_records.record(found.type, found.key, fields, version))
         elif found.type in _KEPT:
             yield key, value
+
+
+def _initialization(
+    group_id: str, fields: Mapping[str, Any], states: Set[ShareKey]
+) -> dict[str, Any]:
+    """Return which share partitions have a state. The others are initialized again when a member
+    comes: the backup of the group may be newer than that of the states."""
+    initialized, again = [], list(fields["initializing_topics"])
+    for named in fields["initialized_topics"]:
+        topic_id, partitions = named["topic_id"], set(named["partitions"])
+        kept = {p for p in partitions if ShareKey(group_id, topic_id, p) in states}
+        if kept:
+            initialized.append(named | {"partitions": sorted(kept)})
+        if lost := partitions - kept:
+            lost |= {p for one in again if one["topic_id"] == topic_id for p in one["partitions"]}
+            again = [one for one in again if one["topic_id"] != topic_id]
+            again.append(named | {"partitions": sorted(lost)})
+    return {**fields, "initialized_topics": initialized, "initializing_topics": again}
 
 
 def _pair(record: Record) -> Pair:
@@ -92,12 +114,21 @@ def _reaches(key_range: Mapping[str, Any], end: int) -> bool:
     return key_range["position"] > end or bool(chunks and chunks[-1].last >= end)
 
 
-def share_groups(pairs: Iterable[Pair], ends: Ends) -> Iterator[Pair]:
-    """Yield the records of `__share_group_state`: a snapshot of each share partition."""
+def share_keys(pairs: Iterable[Pair]) -> frozenset[ShareKey]:
+    """Return the share partitions that have a state in `__share_group_state`."""
+    return frozenset(state.key for state in _states(pairs))
+
+
+def _states(pairs: Iterable[Pair]) -> Iterable[ShareState]:
     shard = ShareStateShard(StateStoreConfig(), lambda _topic_id: None)
     for offset, (key, value) in enumerate(pairs):
         shard.replay(Record(key, value), Replayed(offset, 0))
-    for state in shard.states():
+    return shard.states()
+
+
+def share_groups(pairs: Iterable[Pair], ends: Ends) -> Iterator[Pair]:
+    """Yield the records of `__share_group_state`: a snapshot of each share partition."""
+    for state in _states(pairs):
         end = ends.by_id.get((state.key.topic_id, state.key.partition))
         if end is not None:
             yield _pair(_share_snapshot(state, end))
