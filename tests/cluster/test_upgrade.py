@@ -12,7 +12,7 @@ from cluster.test_migration import Jobs, Worker, go_on
 from cluster.test_replication import CONFIGS
 from clusters import ShoalCluster
 from conditions import eventually
-from earlier_tree import NoHistory, extract
+from earlier_tree import NoHistory, before_security, extract
 from machine import lacking
 from queues import Queue
 from shoal.client.client import SyncClient
@@ -37,7 +37,7 @@ UPSERTION = {
 def earlier(tmp_path: Path) -> Path:
     """The folder of packages of the earlier tree."""
     try:
-        return extract(tmp_path / "earlier")
+        return extract(tmp_path / "earlier", before_security())
     except NoHistory as error:
         lacking(str(error))
 

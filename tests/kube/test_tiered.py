@@ -13,7 +13,7 @@ from kube.api_server import ApiServer, CrashPoint, resource
 from shoal_operator import tiered_health, topics
 from shoal_operator.broker_states import TopicState
 from shoal_operator.conditions import Verdict, conditions
-from shoal_operator.model import broker_config, broker_pod, tiered
+from shoal_operator.model import broker_config, broker_pod, node_pools, tiered
 from shoal_operator.statuses import Statuses
 from shoal_operator.tiered_health import TieredHealth
 
@@ -24,6 +24,11 @@ S3 = {"type": "S3", "bucket": "queues", "copyInterval": "1h"}
 def cluster(**given: Any) -> dict[str, Any]:
     least = rendered.clusters()["least"]
     return {**least, "spec": {**least["spec"], "tieredStorage": {**S3, **given}}}
+
+
+def pod_template(made: dict[str, Any]) -> dict[str, Any]:
+    (pool,) = node_pools.of(made)
+    return broker_pod.template(made, "i:1", "Always", pool=pool, openshift=False)
 
 
 def lines(made: dict[str, Any]) -> dict[str, str]:
@@ -66,7 +71,7 @@ def test_urls(given: dict[str, str], url: str) -> None:
 
 
 def environment(made: dict[str, Any]) -> list[dict[str, Any]]:
-    pod = broker_pod.template(made, "i:1", "Always", openshift=False)["spec"]
+    pod = pod_template(made)["spec"]
     return [e for e in pod["containers"][0]["env"] if e["name"].startswith(("AWS", "GOO", "AZU"))]
 
 
@@ -99,7 +104,7 @@ def test_brokers_compress_and_encrypt() -> None:
     own = broker_config.of_broker(made, 0, "PLAINTEXT://h:1").splitlines()
     assert {f"{name}={value}" for name, value in sealed.items()} <= set(own)
     directory = lines(made)["shoal.remote.encryption.key.directory"]
-    pod = broker_pod.template(made, "i:1", "Always", openshift=False)["spec"]
+    pod = pod_template(made)["spec"]
     (volume,) = [v for v in pod["volumes"] if v.get("secret", {}).get("secretName") == "keyring"]
     assert "items" not in volume["secret"], "each entry is a file"
     mount = {"name": volume["name"], "mountPath": directory, "readOnly": True}
@@ -109,10 +114,10 @@ def test_brokers_compress_and_encrypt() -> None:
 def test_a_rotation_restarts_no_broker() -> None:
     def template(key_id: str) -> Any:
         made = cluster(encryption={"secretName": "keyring", "keyId": key_id})
-        return broker_pod.template(made, "i:1", "Always", openshift=False)
+        return pod_template(made)
 
     assert template("2026-11") == template("2026-12")
-    assert template("2026-11") != broker_pod.template(cluster(), "i:1", "Always", openshift=False)
+    assert template("2026-11") != pod_template(cluster())
 
 
 def test_without_a_key_id_new_objects_are_not_encrypted() -> None:

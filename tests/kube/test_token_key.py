@@ -10,7 +10,7 @@ import pytest
 from kube.api_server import ApiServer, Crash, CrashPoint
 from kube.test_security import MTLS, PLAIN, SCRAM, queue_cluster
 from shoal_operator.cluster.token_key import RENEW, REPLACE, TokenKeyLost, TokenKeys, fingerprint
-from shoal_operator.model import broker_config, broker_pod, security
+from shoal_operator.model import broker_config, broker_pod, node_pools, security
 
 NAME = "main-delegation-token-key"
 CONFIG = "delegation.token.secret.key"
@@ -139,7 +139,8 @@ def test_brokers_read_the_key_from_a_file_and_restart_for_another_one() -> None:
 
     def template(shown: str) -> dict[str, Any]:
         cluster = security.with_token_key(world.cluster, shown)
-        return broker_pod.template(cluster, "i", "Always", openshift=False)
+        (pool,) = node_pools.of(cluster)
+        return broker_pod.template(cluster, "i", "Always", pool=pool, openshift=False)
 
     first, second = template("a"), template("b")
     assert first != second

@@ -30,7 +30,7 @@ from shoal.client.consumer import ConsumedRecord, GroupConsumer, Reset, first_st
 from shoal.client.errors import expect
 from shoal.client.fetcher import Isolation
 from shoal.client.range_positions import Piece, RangePositions
-from shoal.client.shared_partitions import SharedPartitions
+from shoal.client.shared_partitions import SharedPartitions, Stored
 from shoal.coordinator.group import key_range_loads
 from shoal.record.key_hash import record_hash
 from sim.cluster_clients import PARTITIONS, TOPIC, WatchedMembership, Workload, wait
@@ -245,7 +245,7 @@ class WatchedShared(SharedPartitions):
 
     async def _committed(
         self, partitions: Sequence[TopicPartition]
-    ) -> dict[TopicPartition, list[Piece]]:
+    ) -> dict[TopicPartition, list[Stored]]:
         known = {where: list(some) for where, some in self._history.committed.items()}
         assert isinstance(self.positions, WatchedPositions)
         self.positions.known = known

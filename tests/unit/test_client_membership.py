@@ -87,6 +87,9 @@ class _Cluster:
         #: Called while a connection is made.
         self.meanwhile: Callable[[], None] = lambda: None
 
+    def now(self) -> float:
+        return 0.0
+
     async def coordinator(self, group: str) -> int:
         return 1
 

@@ -55,13 +55,13 @@ def test_a_timed_part_repeats_with_new_commands_and_ends_at_its_first_failure(
 def test_each_round_of_seeds_is_new_and_a_seed_repeats_a_night() -> None:
     seeds = next(p for p in parts_of(8, 1) if p.name == "seeds")
     again = next(p for p in parts_of(8, 1) if p.name == "seeds")
-    rounds = [seeds.command(n) for n in range(9)]
-    assert rounds == [again.command(n) for n in range(9)]
-    assert rounds != [part_of("seeds", 2).command(n) for n in range(9)]
+    rounds = [seeds.command(n) for n in range(3 * len(SIMULATIONS))]
+    assert rounds == [again.command(n) for n in range(len(rounds))]
+    assert rounds != [part_of("seeds", 2).command(n) for n in range(len(rounds))]
     assert seeds.seconds == pytest.approx(0.4 * 8 * 3600)
     for number, simulation in enumerate(SIMULATIONS):
         chosen: list[int] = []
-        for command in rounds[number::3]:
+        for command in rounds[number :: len(SIMULATIONS)]:
             assert simulation.path in command.words
             assert (TESTS.parent / simulation.path).read_text().count(f'"{simulation.variable}"')
             begin, last = map(int, command.environment[simulation.variable].split("-"))

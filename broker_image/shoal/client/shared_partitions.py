@@ -59,7 +59,7 @@ REFUSED_MS = 15_000
 Ranges = dict[TopicPartition, KeyRanges]
 _NONE_APART: Mapping[TopicPartition, Sequence[Range]] = {}
 #: A key range with its committed position, and the finished offsets above it.
-_Stored = tuple[int, int, tuple[int, FinishedOffsets]]
+Stored = tuple[int, int, tuple[int, FinishedOffsets]]
 
 
 class RebalanceListener(Protocol):
@@ -241,7 +241,7 @@ class SharedPartitions:
                 pieces = [(first, last, (at, EMPTY)) for first, last in ranges]
                 self._begin(where, pieces, committed=False)
 
-    def _begin(self, where: TopicPartition, pieces: Sequence[_Stored], *, committed: bool) -> None:
+    def _begin(self, where: TopicPartition, pieces: Sequence[Stored], *, committed: bool) -> None:
         if pieces:
             positions = [(first, last, position) for first, last, (position, _) in pieces]
             self.positions.start(where, positions, committed=committed)
@@ -251,7 +251,7 @@ class SharedPartitions:
 
     async def _committed_now(
         self, partitions: Sequence[TopicPartition]
-    ) -> Mapping[TopicPartition, list[_Stored]]:
+    ) -> Mapping[TopicPartition, list[Stored]]:
         """Return the committed positions, in the epoch of a heartbeat that may still be on its way.
         Nothing is found if the member is fenced meanwhile."""
         backoff = self.cluster.backoff()
@@ -268,7 +268,7 @@ class SharedPartitions:
 
     async def _committed(
         self, partitions: Sequence[TopicPartition]
-    ) -> dict[TopicPartition, list[_Stored]]:
+    ) -> dict[TopicPartition, list[Stored]]:
         """Return what is committed of partitions, by key range."""
         member = self._member
         topics = message_fields.group_by_topic(
@@ -301,12 +301,12 @@ class SharedPartitions:
         group = answer.groups[0]
         if group.error_code:
             raise KafkaError(group.error_code, f"offsets of group {member.group!r}")
-        found: dict[TopicPartition, list[_Stored]] = {}
+        found: dict[TopicPartition, list[Stored]] = {}
         for where, part in message_fields.each_partition(group.topics):
             if part.error_code:
                 raise KafkaError(part.error_code, f"offset of {where}")
             ranges = getattr(part, "key_ranges", ())
-            pieces: list[_Stored] = [
+            pieces: list[Stored] = [
                 (r.first_hash, r.last_hash, (r.position, FinishedOffsets.decode(r.finished)))
                 for r in ranges
                 if r.position >= 0
