@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 TOKENS_KEPT = 4096
 #: In the place of a token that there is not: it has expired.
 _NO_TOKEN = DelegationToken("", "", "", (), 0, 0, 0)
+#: A key that no user has.
+_NO_KEY = ("", 0)
 
 
 def token_password(secret: bytes, token_id: str) -> str:
@@ -69,14 +71,21 @@ class StoredCredentials:
     def user(self, name: str, mechanism: ScramMechanism, now_ms: int) -> UserCredential:
         """Return the credential for a name. It takes the same time for any name.
 
-        A credential with too few iterations does not count (RFC 7677).
+        The entry of a name that exists is rarely in the processor's cache, and reading it takes
+        longer than finding that there is none, 0.3 µs of 44. For a name that does not exist, the
+        entry of another one is read. A credential with too few iterations does not count
+        (RFC 7677).
         """
         stored = self._users()
         self._false.observe(stored, now_ms)
         false = self._false.credential(name, mechanism)
-        found = stored.get((name, mechanism.number), false)
-        found = found if found.iterations >= scram.ITERATIONS_MIN else false
-        return UserCredential(found, found is not false, false)
+        key = (name, mechanism.number)
+        other = self._false.other_key(false, key)
+        found = stored.get(key, false)
+        exists = found is not false
+        also_read = stored.get((other, _NO_KEY)[exists], false)
+        is_known = exists & (found.iterations >= scram.ITERATIONS_MIN) & (also_read.iterations > 0)
+        return UserCredential((false, found)[is_known], is_known, false)
 
     def token(self, token_id: str, mechanism: ScramMechanism, now_ms: int) -> TokenCredential:
         """Return the credential for the id of a delegation token, whether or not it is valid."""

@@ -149,13 +149,16 @@ class FalseCredentials:
         self._secret = secret
         #: By the mechanism's number: shapes, and the running totals of their counts.
         self._shapes: dict[int, tuple[list[_Shape], list[int]]] = {}
+        #: The keys of stored credentials.
+        self._keys: list[tuple[str, int]] = []
         self._count_at_ms = 0
 
     def observe(self, stored: Mapping[tuple[str, int], ScramCredential], now_ms: int) -> None:
-        """Note the shapes of the stored credentials, at most once a minute."""
+        """Note the keys and shapes of the stored credentials, at most once a minute."""
         if now_ms < self._count_at_ms and self._shapes:
             return
         self._count_at_ms = now_ms + SHAPES_INTERVAL_MS
+        self._keys = list(stored)
         counts: dict[int, Counter[_Shape]] = {}
         for (_, number), found in stored.items():
             counts.setdefault(number, Counter())[_shape(found)] += 1
@@ -174,6 +177,12 @@ class FalseCredentials:
         stream = hashlib.shake_256(seed).digest(max(shape.salt_size, 17))
         salt = stream[: shape.salt_size] if shape.salt_size else _kafka_salt(stream)
         return ScramCredential(salt, key, key, shape.iterations)
+
+    def other_key(self, false: ScramCredential, key: tuple[str, int]) -> tuple[str, int]:
+        """Return the key of some stored credential, by the false one of `key`. If nothing was
+        stored, return `key`."""
+        keys = self._keys or [key]
+        return keys[int.from_bytes(false.stored_key[:8], "big") % len(keys)]
 
 
 def _shape(found: ScramCredential) -> _Shape:
