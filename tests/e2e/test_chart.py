@@ -137,7 +137,7 @@ def test_combinations_render(values: tuple[Any, ...]) -> None:
         assert everywhere <= {*definitions, ("nodes", "get")}
         roles = {n for kind, n, _ in kinds if kind == "Role"}
         assert roles == {"one", "two", "shoal-system"}
-    deleted = {"pods", "services", "networkpolicies", "jobs"}
+    deleted = {"pods", "services", "networkpolicies", "jobs", "statefulsets"}
     assert {r for r, verb in granted if verb == "delete"} == deleted
     assert any(m["kind"] == "NetworkPolicy" for m in made) == given["networkPolicy"]["enabled"]
     shared = [m for m in made if "aggregat" in str(m["metadata"].get("labels", {}))]
