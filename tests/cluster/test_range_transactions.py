@@ -16,7 +16,7 @@ from exactly_once_worker import Copier
 from servers import ShoalProcess
 from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
-from shoal.client.consumer import GroupConsumer, Reader, Reset, starts
+from shoal.client.consumer import GroupConsumer, IndividualCommit, Reader, Reset, starts
 from shoal.client.errors import TransactionAbortable
 from shoal.client.fetcher import Isolation
 from shoal.record.records import build_batch
@@ -225,8 +225,15 @@ def test_a_member_that_is_closed_in_a_transaction(broker: ShoalProcess) -> None:
             other = await Side.join(client, source, "2")
             await read([other], 10)
             await other.consumer.close()
-            with pytest.raises(ValueError, match="members with key_ranges alone"):
-                await GroupConsumer.join(client.cluster, "g", [source], producer=one.producer)
+            own: list[dict[str, Any]] = [
+                {},
+                {"key_ranges": True, "individual_commit": IndividualCommit()},
+            ]
+            for more in own:
+                with pytest.raises(ValueError, match="key_ranges, and without individual_commit"):
+                    await GroupConsumer.join(
+                        client.cluster, "g", [source], producer=one.producer, **more
+                    )
 
     run(main())
 
