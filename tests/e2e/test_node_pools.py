@@ -25,7 +25,7 @@ QUORUM = {
 
 
 def cluster_with(large: int | None, **quorum: Any) -> dict[str, Any]:
-    """Return a cluster of one own broker, `large` others and a controller; None: without the
+    """Return a cluster of three own brokers, `large` others and a controller; None: without the
     pool."""
     pools = [{**QUORUM, **quorum}]
     if large is not None:
@@ -39,26 +39,31 @@ def cluster_with(large: int | None, **quorum: Any) -> dict[str, Any]:
                 "template": template,
             }
         )
-    return queue_cluster(replicas=1, nodePools=pools)
+    return queue_cluster(replicas=3, nodePools=pools)
 
 
 def test_a_pool_serves_and_leaves_under_load(resources: Resources) -> None:
-    resources.apply(cluster_with(2), queue_topic(partitions=6, replicas=1), share_group())
-    resources.wait("queuecluster/main", "queuetopic/jobs", "sharegroup/workers", timeout_s=180)
+    resources.apply(cluster_with(1))
+    resources.wait("queuecluster/main", timeout_s=180)
+    # All brokers are registered now.
+    resources.apply(queue_topic(partitions=8, replicas=1), share_group())
+    resources.wait("queuetopic/jobs", "sharegroup/workers")
     status = resources.status("queuecluster/main")
     assert {pool["name"]: pool["replicas"] for pool in status["nodePools"]} == {
         "quorum": 1,
-        "large": 2,
+        "large": 1,
     }
     assert status["quorumVoters"] == [900]
-    brokers = {broker for (broker,) in replicas_of(resources, "jobs")}
-    assert brokers == {0, 100, 101}
-    (claim,) = resources.find_all("pvc", "backup=weekly,shoal.dev/node-pool=large")[:1]
-    assert claim["spec"]["resources"]["requests"]["storage"] == "512Mi"
     resources.start_client()
+    brokers = {broker for (broker,) in replicas_of(resources, "jobs")}
+    assert brokers == {0, 1, 2, 100}
+    (claim,) = resources.find_all("pvc", "backup=weekly,shoal.dev/node-pool=large")
+    assert claim["spec"]["resources"]["requests"]["storage"] == "512Mi"
     with producing(resources) as counts:
         resources.apply(cluster_with(0))
-        eventually(lambda: {b for (b,) in replicas_of(resources, "jobs")} == {0}, timeout_s=120)
+        eventually(
+            lambda: {b for (b,) in replicas_of(resources, "jobs")} == {0, 1, 2}, timeout_s=120
+        )
         eventually(
             lambda: not resources.find_all("pods", "shoal.dev/node-pool=large"), timeout_s=120
         )
@@ -72,14 +77,14 @@ def test_a_pool_serves_and_leaves_under_load(resources: Resources) -> None:
         return sorted(names) == ["main-broker", "main-pool-quorum"]
 
     eventually(removed, timeout_s=60)
-    assert len(resources.find_all("pvc", "shoal.dev/node-pool=large")) == 2
+    assert len(resources.find_all("pvc", "shoal.dev/node-pool=large")) == 1
 
 
 @pytest.mark.parametrize(
     ("spec", "refusal"),
     [
         (cluster_with(1, roles=["broker"]), "can only be part of a new cluster"),
-        (queue_cluster(replicas=1), "cannot be removed"),
+        (queue_cluster(replicas=3), "cannot be removed"),
         (cluster_with(1, firstNodeId=100), "firstNodeId"),
     ],
 )
