@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 CLUSTER_ID = "Kafka-peer-of-our-tests"
 START_TIMEOUT_S = 180
-_SINGLE_NODE = {
+#: Settings of a broker that is also its controller.
+SINGLE_NODE = {
     "process.roles": "broker,controller",
     "node.id": "1",
     "controller.listener.names": "CONTROLLER",
@@ -61,7 +62,7 @@ class KafkaProcess:
         ports = dict(zip(protocols, free_ports(len(protocols)), strict=True))
         self.addresses = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
         self._configs = {
-            **_SINGLE_NODE,
+            **SINGLE_NODE,
             "log.dirs": str(directory / "log"),
             "listeners": ",".join(f"{n}://{a}" for n, a in self.addresses.items()),
             "advertised.listeners": ",".join(f"{n}://{a}" for n, a in self.addresses.items()),

@@ -47,11 +47,18 @@ def producing(queue: Resources) -> Iterator[list[int]]:
     """Run a producer in the client's pod; afterwards the list has the numbers of sent and failed
     records."""
     counts: list[int] = []
+    with starting_to_produce(queue) as process:
+        yield counts
+        counts.extend(map(int, process.communicate("\n", timeout=60)[0].split()))
+
+
+@contextmanager
+def starting_to_produce(queue: Resources) -> Iterator[subprocess.Popen[str]]:
+    """Run a producer in the client's pod, which has sent a record, until it ends."""
     with _in_client(queue, "python3", "-c", PRODUCE) as process:
         assert process.stdout
         assert process.stdout.readline() == "begun\n"
-        yield counts
-        counts.extend(map(int, process.communicate("\n", timeout=60)[0].split()))
+        yield process
 
 
 @contextmanager

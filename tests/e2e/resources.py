@@ -249,7 +249,7 @@ def share_group(name: str = "workers", **spec: Any) -> Manifest:
 def share_consumer(name: str = "eaters", group: str = "workers", **spec: Any) -> Manifest:
     """Return a ShareConsumer of the user `client`, or of none with an empty `user`. Without a
     workload in `spec` it runs pods that consume slowly."""
-    if not {"deployment", "spark", "job"} & spec.keys():
+    if not {"deployment", "spark", "job", "scaleTargetRef"} & spec.keys():
         spec["deployment"] = {"template": {"spec": consumer_pod()}}
     wanted = {"shareGroup": group, "user": "client", **spec}
     return _resource("ShareConsumer", name, {k: v for k, v in wanted.items() if v != ""})

@@ -34,6 +34,8 @@ JAVA_PACKAGES = ("openjdk-17-jre-headless",)
 #: A git server for tests.
 GIT_PACKAGES = ("git", "python3")
 GIT_IMAGE = f"localhost/git:{SUITE}"
+#: Apache Kafka, at the version of tests/compat/pom.xml.
+KAFKA_IMAGE = "localhost/kafka:pinned"
 #: Files that no container reads.
 EXCLUDED_PATHS = (
     "/usr/share/doc/*",
@@ -178,6 +180,13 @@ def git_archive() -> Path:
     """Return the image of a git server: git and Python, as the user 1000."""
     steps = f"FROM {_base(GIT_PACKAGES)}\nUSER 1000:1000\n"
     return _small_archive("git", GIT_IMAGE, [], steps)
+
+
+def kafka_archive(jars: list[Path]) -> Path:
+    """Return the image of Apache Kafka: its jars in /opt/kafka beside Java, as the user 1000."""
+    base = _base((*BASE_PACKAGES, *JAVA_PACKAGES))
+    steps = f"FROM {base}\nCOPY *.jar /opt/kafka/\nUSER 1000:1000\n"
+    return _small_archive("kafka", KAFKA_IMAGE, jars, steps)
 
 
 def _small_archive(name: str, image: str, inputs: list[Path], steps: str) -> Path:
