@@ -34,7 +34,7 @@ def start_store(resources: Resources) -> None:
 
 def _pod() -> Manifest:
     mount = {"name": "objects", "mountPath": "/objects"}
-    make_bucket = f"import os; os.makedirs('/objects/{TIERED_STORAGE['bucket']}')"
+    make_bucket = "import os, sys; os.makedirs(os.path.join(*sys.argv[1:]))"
     keys = {
         "ROOT_ACCESS_KEY": CREDENTIALS["AWS_ACCESS_KEY_ID"],
         "ROOT_SECRET_KEY": CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
@@ -51,7 +51,7 @@ def _pod() -> Manifest:
     bucket = {
         "name": "bucket",
         "image": images.tag("broker"),
-        "command": ["python3", "-c", make_bucket],
+        "command": ["python3", "-c", make_bucket, "/objects", str(TIERED_STORAGE["bucket"])],
         **common,
     }
     spec = {
