@@ -26,7 +26,7 @@ from shoal.record.key_ranges import KeyRanges
 from virtual_time import VirtualLoop
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
     from shoal.client.consumer import RebalanceListener
 
@@ -351,12 +351,10 @@ def test_the_fake_is_a_member() -> None:
     assert asyncio.run(main()).listener is None
 
 
-def test_bytes_are_bounded(loop: VirtualLoop) -> None:
-    """Records wait in the poll while those in flight have `bytes_max`; a larger one runs alone."""
-    member = FakeMember()
-    for offset, size in enumerate((300, 300, 300, 5_000, 10)):
-        member.logs[0].append(record(0, offset, None, b"v" * size))
-    member.polled_max = 10
+def held(
+    loop: VirtualLoop,
+) -> tuple[dict[int, asyncio.Future[None]], Callable[[ConsumedRecord], Awaitable[None]]]:
+    """Return a handler that waits, and the futures by offset that let it continue."""
     running: dict[int, asyncio.Future[None]] = {}
 
     async def handler(one: ConsumedRecord) -> None:
@@ -364,6 +362,16 @@ def test_bytes_are_bounded(loop: VirtualLoop) -> None:
         await running[one.offset]
         del running[one.offset]
 
+    return running, handler
+
+
+def test_bytes_are_bounded(loop: VirtualLoop) -> None:
+    """Records wait in the poll while those in flight have `bytes_max`; a larger one runs alone."""
+    member = FakeMember()
+    for offset, size in enumerate((300, 300, 300, 5_000, 10)):
+        member.logs[0].append(record(0, offset, None, b"v" * size))
+    member.polled_max = 10
+    running, handler = held(loop)
     workers = KeyWorkers(member, handler, bytes_max=1_000)
     task = loop.create_task(workers.run())
     expected: list[list[int]] = [[0, 1], [1, 2], [2], [3], [4]]
@@ -464,13 +472,7 @@ def test_a_key_range_is_given_up(loop: VirtualLoop) -> None:
     keys = [b"a", b"b", None, b"a", b"b", None]
     member.logs[0] = [record(0, offset, key) for offset, key in enumerate(keys)]
     member.polled_max = 10
-    running: dict[int, asyncio.Future[None]] = {}
-
-    async def handler(one: ConsumedRecord) -> None:
-        running[one.offset] = loop.create_future()
-        await running[one.offset]
-        del running[one.offset]
-
+    running, handler = held(loop)
     workers = KeyWorkers(member, handler, keys_max=4)
     task = loop.create_task(workers.run())
     loop.advance(1)

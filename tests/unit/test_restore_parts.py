@@ -267,9 +267,9 @@ def test_members_are_gone_and_groups_stay() -> None:
 KEY = ShareKey("workers", T, 0)
 
 
-def share_state(start: int, *batches: tuple[int, int, int, int], **more: Any) -> dict[str, Any]:
-    first = share_records.snapshot(
-        KEY,
+def snapshot(key: ShareKey) -> Record:
+    return share_records.snapshot(
+        key,
         snapshot_epoch=1,
         state_epoch=2,
         leader_epoch=8,
@@ -279,6 +279,10 @@ def share_state(start: int, *batches: tuple[int, int, int, int], **more: Any) ->
         write_timestamp=2,
         state_batches=[],
     )
+
+
+def share_state(start: int, *batches: tuple[int, int, int, int], **more: Any) -> dict[str, Any]:
+    first = snapshot(KEY)
     update = Update(1, 8, start, 3, list(batches), more.get("delays", ()))
     changed = (
         share_records.key_bytes(share_records.RecordType.SHARE_UPDATE, KEY),
@@ -298,18 +302,7 @@ def test_a_share_partition_without_a_state_is_initialized_again() -> None:
     value = {"initializing_topics": [], "initialized_topics": [named], "deleting_topics": []}
     kind = RecordType.SHARE_GROUP_STATE_PARTITION_METADATA
     record = group_records.record(kind, {"group_id": "g"}, value)
-    state = share_records.snapshot(
-        ShareKey("g", T, 0),
-        snapshot_epoch=0,
-        state_epoch=1,
-        leader_epoch=2,
-        start_offset=3,
-        delivery_complete_count=0,
-        create_timestamp=0,
-        write_timestamp=0,
-        state_batches=[],
-        delays=[],
-    )
+    state = snapshot(ShareKey("g", T, 0))
     states = restored_state.share_keys([(state.key, state.value)])
     assert states == {ShareKey("g", T, 0)}
     ((_, found),) = restored_state.groups([(record.key, record.value)], ENDS, states=states)

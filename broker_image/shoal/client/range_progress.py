@@ -17,7 +17,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.client.range_positions import WHOLE, Piece, Range
+from shoal.client.range_positions import Piece, Range, commit_fields
 from shoal.protocol.features import KEY_HASH_MAX
 from shoal.record.finished_offsets import FinishedOffsets
 from shoal.record.key_hash import record_hash
@@ -246,9 +246,7 @@ def fields(commits: Commits, *, individually: bool) -> dict[str, Any]:
     gets the positions alone; then a whole partition has no field."""
     if individually:
         return {"key_ranges": [one.field() for one in commits]}
-    if [one[:2] for one in commits] == list(WHOLE):
-        return {}
-    return {"key_ranges": [one._replace(finished=()).field() for one in commits]}
+    return commit_fields([one[:3] for one in commits])
 
 
 def width_of(ranges: Iterable[Range]) -> float:

@@ -20,7 +20,7 @@ from shoal.client.errors import ClientError, KafkaError
 from shoal.client.fetcher import Fetched, Fetcher, Isolation
 from shoal.client.groups import CommittedOffset, commit_body
 from shoal.client.membership import FENCED
-from shoal.client.range_positions import WHOLE, Cursor, Piece, Range, RangePositions, commit_fields
+from shoal.client.range_positions import WHOLE, Cursor, Piece, Range, RangePositions
 from shoal.client.range_progress import Commit, Commits, RangeProgress, fields, width_of
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
@@ -513,12 +513,7 @@ class SharedPartitions:
             self.progress.forget_commits()
         commits, more = self._to_commit(passed=passed, apart=apart, done=done or set())
         individually = self.progress is not None and INDIVIDUAL_COMMIT_FEATURE in link.features
-        rows = {
-            where: fields(some, individually=individually)
-            if self.progress is not None
-            else commit_fields([one[:3] for one in some])
-            for where, some in commits.items()
-        }
+        rows = {w: fields(some, individually=individually) for w, some in commits.items()}
         if not offers_key_ranges(link):
             # An older coordinator, which assigns whole partitions.
             commits = {w: some for w, some in commits.items() if _is_whole(some)}
