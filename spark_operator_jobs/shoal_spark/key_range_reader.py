@@ -27,7 +27,7 @@ from shoal.record.key_ranges import KeyRanges
 
 from shoal_spark import key_range_tasks
 from shoal_spark.key_range_tasks import KeyRangeTask
-from shoal_spark.options import InvalidOption, KeyRangeOptions
+from shoal_spark.options import InvalidOption, KeyRangeOptions, check_columns
 from shoal_spark.positions import Batch, Positions, from_json, limited, to_json
 from shoal_spark.range_reader import DataLoss, client
 
@@ -55,11 +55,7 @@ class KeyRangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # ty
     def driver(self) -> Driver:
         if self._driver is None:
             own = key_range_tasks.names(self.options.include_headers)
-            if self._columns not in ([], own):
-                raise InvalidOption(
-                    f"the schema has the columns {', '.join(self._columns)}, and this source has "
-                    f"{', '.join(own)}; remove the schema and select columns"
-                )
+            check_columns(self._columns, own)
             self._driver = Driver(self.options)
         return self._driver
 

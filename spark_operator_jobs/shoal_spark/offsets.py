@@ -17,7 +17,7 @@ stays with a dead member until the session timeout.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -50,9 +50,9 @@ def to_json(offset: Offset) -> dict[str, Any]:
         "seq": offset.seq,
         "group": offset.group,
         "topics": ",".join(offset.topics),
-        "ranges": _text(offset.ranges),
-        "owed": _text(r[:4] for r in offset.owed),
-        "starts": _text((*where, at) for where, at in sorted(offset.starts.items())),
+        "ranges": text_of(offset.ranges),
+        "owed": text_of(r[:4] for r in offset.owed),
+        "starts": text_of((*where, at) for where, at in sorted(offset.starts.items())),
         "member": offset.member,
     }
 
@@ -70,21 +70,36 @@ def from_json(stored: Mapping[str, Any], group: str, topics: tuple[str, ...]) ->
             str(stored["member"]),
         )
     except (KeyError, TypeError, ValueError) as error:
+        raise not_written(error) from None
+    check_group(found.group, group, "share group", "group.id")
+    check_topics(found.topics, topics)
+    return found
+
+
+def not_written(error: Exception) -> BadOffset:
+    """Return the error for an offset that is not in the format of the source."""
+    return BadOffset(
+        f"the checkpoint holds an offset that this source did not write ({error!r}); "
+        "use a separate checkpointLocation for the query"
+    )
+
+
+def check_group(found: str, group: str, kind: str, option: str) -> None:
+    """Raise `BadOffset` if the checkpoint is of another group than the query's `option`."""
+    if found != group:
         raise BadOffset(
-            f"the checkpoint holds an offset that this source did not write ({error!r}); "
-            "use a separate checkpointLocation for the query"
-        ) from None
-    if found.group != group:
-        raise BadOffset(
-            f"the checkpoint is of share group {found.group!r}, and the query's group.id is "
-            f"{group!r}; use a separate checkpointLocation for each group"
+            f"the checkpoint is of {kind} {found!r}, and the query's {option} is {group!r}; "
+            "use a separate checkpointLocation for each group"
         )
-    if found.topics != topics:
+
+
+def check_topics(found: Sequence[str], topics: Sequence[str]) -> None:
+    """Raise `BadOffset` if the checkpoint is of other topics than the query."""
+    if found != topics:
         raise BadOffset(
-            f"the checkpoint is of topics {', '.join(found.topics)}, and the query subscribes to "
+            f"the checkpoint is of topics {', '.join(found)}, and the query subscribes to "
             f"{', '.join(topics)}; give the query a new checkpointLocation to change its topics"
         )
-    return found
 
 
 def still_owed(owed: Iterable[Range], before: Starts, now: Starts) -> list[Range]:
@@ -103,5 +118,6 @@ def still_owed(owed: Iterable[Range], before: Starts, now: Starts) -> list[Range
     return sets.normal(left)
 
 
-def _text(rows: Iterable[tuple]) -> str:
+def text_of(rows: Iterable[tuple]) -> str:
+    """Return rows as JSON text."""
     return json.dumps([list(row) for row in rows], separators=(",", ":"))

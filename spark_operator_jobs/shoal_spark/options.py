@@ -124,6 +124,16 @@ class InvalidOption(ValueError):
     """An option is unknown, missing, contradictory or out of bounds; the message names it."""
 
 
+def check_columns(given: list[str], own: list[str]) -> None:
+    """Raise `InvalidOption` if the query's schema has other columns than the source; it may have
+    none."""
+    if given not in ([], own):
+        raise InvalidOption(
+            f"the schema has the columns {', '.join(given)}, and this source has "
+            f"{', '.join(own)}; remove the schema and select columns"
+        )
+
+
 class TokenLogin(NamedTuple):
     """A delegation token as a login: SASL mechanism, id and password."""
 

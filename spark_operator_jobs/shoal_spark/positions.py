@@ -15,7 +15,7 @@ import json
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal_spark.offsets import BadOffset
+from shoal_spark.offsets import check_group, check_topics, not_written, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,20 +61,9 @@ def from_json(stored: Mapping[str, Any], group: str, topics: tuple[str, ...]) ->
             ends,
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise BadOffset(
-            f"the checkpoint holds an offset that this source did not write ({error!r}); "
-            "use a separate checkpointLocation for the query"
-        ) from None
-    if found.group != group:
-        raise BadOffset(
-            f"the checkpoint is of consumer group {found.group!r}, and the query's groupId is "
-            f"{group!r}; use a separate checkpointLocation for each group"
-        )
-    if found.topics != topics:
-        raise BadOffset(
-            f"the checkpoint is of topics {', '.join(found.topics)}, and the query subscribes to "
-            f"{', '.join(topics)}; give the query a new checkpointLocation to change its topics"
-        )
+        raise not_written(error) from None
+    check_group(found.group, group, "consumer group", "groupId")
+    check_topics(found.topics, topics)
     return found
 
 
@@ -105,5 +94,4 @@ def limited(
 
 
 def _text(positions: Mapping[tuple[str, int], int]) -> str:
-    rows = [[*where, at] for where, at in sorted(positions.items())]
-    return json.dumps(rows, separators=(",", ":"))
+    return text_of((*where, at) for where, at in sorted(positions.items()))

@@ -38,7 +38,7 @@ from shoal_spark import ranges as sets
 from shoal_spark.batch_size import BatchSize
 from shoal_spark.drain import Drain, NotAssigned, patience_s
 from shoal_spark.offsets import Offset, from_json, to_json
-from shoal_spark.options import InvalidOption, SourceOptions, TokenLogin
+from shoal_spark.options import SourceOptions, TokenLogin, check_columns
 from shoal_spark.outcome_files import DELAY_MS_MAX, Inbox, Kind
 from shoal_spark.reader_state import ReaderState
 
@@ -108,12 +108,7 @@ class ShareGroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
     def _check_columns(self) -> None:
         from shoal_spark import columns
 
-        own = columns.names(self.options.include_headers)
-        if self._columns not in ([], own):
-            raise InvalidOption(
-                f"the schema has the columns {', '.join(self._columns)}, and this source has "
-                f"{', '.join(own)}; remove the schema and select columns"
-            )
+        check_columns(self._columns, columns.names(self.options.include_headers))
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self.options.max_records)
