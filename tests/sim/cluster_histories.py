@@ -47,15 +47,18 @@ class GroupOffsets:
         `committed` at the start of the call."""
         for where, offset in now.items():
             excused = who == "observer" and (where, offset) in self.loose
-            if offset < before.get(where, 0) and not excused:
-                raise Violation(
-                    "offset-regression", f"{where} from {before[where]} to {offset}, by {who}"
-                )
+            known = min(before.get(where, 0), self.committed.get(where, 0))
+            if offset < known and not excused:
+                raise Violation("offset-regression", f"{where} from {known} to {offset}, by {who}")
             self.committed[where] = max(offset, self.committed.get(where, 0))
         for where in before:
             if who == "observer" and where not in now:
                 raise Violation("offset-regression", f"{where} has no offset any more")
         self.counts["commits"] += 1
+
+    def went_back(self, where: Where, offset: int) -> None:
+        """A commit without a response was accepted late, and a member goes on from it."""
+        self.committed[where] = min(offset, self.committed.get(where, 0))
 
 
 class Histories(GroupOffsets):

@@ -33,7 +33,7 @@ from shoal.client.range_positions import Piece, RangePositions
 from shoal.client.shared_partitions import SharedPartitions, Stored
 from shoal.coordinator.group import key_range_loads
 from shoal.record.key_hash import record_hash
-from sim.cluster_clients import PARTITIONS, TOPIC, WatchedMembership, Workload, wait
+from sim.cluster_clients import PARTITIONS, RETRIED_S, TOPIC, WatchedMembership, Workload, wait
 from sim.cluster_histories import GroupOffsets
 from sim.cluster_kernel import Violation
 from sim.cluster_owners import Owners
@@ -117,6 +117,9 @@ class RangesHistory:
         #: The event after which each record was processed for the first time.
         self.processed: dict[Record, int] = {}
         self._claims = {where: [Claims() for _ in range(PARTS)] for where in self.committed}
+        #: Where, part and position of commits that may be accepted after later ones: see
+        #: `GroupOffsets.loose`.
+        self.loose: set[tuple[Where, int, int]] = set()
         #: All records at the end of the run with their parts; None before.
         self.log: dict[Record, int] | None = None
 
@@ -128,12 +131,16 @@ class RangesHistory:
         """A member begins to read pieces. `known` is what was committed when it asked."""
         for first, last, position in pieces:
             for part in parts_of(first, last):
-                if position < known[part]:
+                if position >= known[part]:
+                    continue
+                if (where, part, position) not in self.loose:
                     raise Violation(
                         "ranges-redelivered",
                         f"{who} begins part {part} of {where} at {position}; {known[part]} was "
                         "committed",
                     )
+                self.committed[where][part] = position
+                self.stable.went_back(where, position)
 
     def accepted(
         self, who: str, where: Where, pieces: Iterable[Piece], sent: float, event: int
@@ -154,6 +161,7 @@ class RangesHistory:
 
     def saw_stable_offsets(self, before: dict[Where, int], now: dict[Where, int]) -> None:
         """Check stable offsets that a tool has read."""
+        self.stable.loose = {(where, position) for where, _part, position in self.loose}
         self.stable.offsets("observer", before, now)
         event = self.tick()
         for where, offset in now.items():
@@ -201,6 +209,7 @@ class WatchedPositions(RangePositions):
         #: The lowest offset of the next record of each part.
         self._next: dict[tuple[Where, int], int] = {}
         self._sent, self._event = 0.0, 0
+        self._loose: set[tuple[Where, int, int]] = set()
 
     def start(self, where: TopicPartition, pieces: Iterable[Piece], *, committed: bool) -> None:
         added = list(pieces)
@@ -213,12 +222,23 @@ class WatchedPositions(RangePositions):
     def to_commit(self, *, passed: bool = False) -> dict[TopicPartition, tuple[Piece, ...]]:
         """Note the time: a commit is sent with the result at once."""
         self._sent, self._event = self._load.now, self._history.tick()
-        return super().to_commit(passed=passed)
+        found = super().to_commit(passed=passed)
+        sent = {
+            ((where.topic, where.partition), part, position)
+            for where, pieces in found.items()
+            for first, last, position in pieces
+            for part in parts_of(first, last)
+        }
+        self._loose = sent - self._history.loose
+        self._history.loose |= sent
+        return found
 
     def committed(self, where: TopicPartition, pieces: Iterable[Piece]) -> None:
         added = list(pieces)
         place = where.topic, where.partition
         self._history.accepted(self._who, place, added, self._sent, self._event)
+        if self._load.now - self._sent < RETRIED_S:
+            self._history.loose -= {one for one in self._loose if one[0] == place}
         super().committed(where, added)
 
     def processed(self, record: ConsumedRecord) -> None:
@@ -324,7 +344,12 @@ async def read_to_the_end(load: Workload, client: Client, name: str) -> None:
     while True:
         stable = await _look(load, client)
         ends = expect(await client.admin.topics.offsets(dict.fromkeys(_PARTITIONS, -1)))
-        behind = [p for p in _PARTITIONS if stable.get(p, 0) < ends[p].offset]
+        best = load.ranges.stable.committed
+        behind = [
+            p
+            for p in _PARTITIONS
+            if max(stable.get(p, 0), best.get((p.topic, p.partition), 0)) < ends[p].offset
+        ]
         if not behind:
             break
         load.kernel.trace(f"{name} waits for {behind}")

@@ -93,6 +93,12 @@ def test_a_run_leaves_nothing_behind() -> None:
 # Bugs that seeds have found: each seed and its faults fail without the fix.
 
 
+def test_a_commit_of_key_ranges_that_comes_late() -> None:
+    """The rules took a commit for lost that a cut had held back, and that was accepted after the
+    client had timed out and committed more on another connection. Kafka has no fence for it."""
+    try_seed(1865509800427)
+
+
 def test_locks_end_when_a_clock_is_set_back() -> None:
     """A broker whose clock was set back by an hour kept the locks of dead members for that hour."""
     simulate(19, brokers=3, faults=["clock_jump"] * 4, parts=[])
