@@ -89,6 +89,9 @@ class Worker:
     def client(self, **more: object) -> dict[str, Any]:
         known = {"bootstrap.servers": self.bootstrap, "log_level": 0}
         known["socket.timeout.ms"] = SOCKET_TIMEOUT_MS
+        # By default, librdkafka waits up to 10 s before it connects to a broker that had refused it
+        # while it was down. Its partitions would have no new records for that long.
+        known["reconnect.backoff.max.ms"] = 200
         return known | {name.replace("_", "."): value for name, value in more.items()}
 
 
