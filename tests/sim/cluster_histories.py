@@ -57,7 +57,7 @@ class GroupOffsets:
         self.counts["commits"] += 1
 
     def went_back(self, where: Where, offset: int) -> None:
-        """A commit without a response was accepted late, and a member goes on from it."""
+        """A commit without a response was accepted late, and a member continues from it."""
         self.committed[where] = min(offset, self.committed.get(where, 0))
 
 

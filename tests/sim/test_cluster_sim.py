@@ -99,6 +99,12 @@ def test_a_commit_of_key_ranges_that_comes_late() -> None:
     try_seed(1865509800427)
 
 
+def test_a_join_that_comes_late_takes_no_key_range_away() -> None:
+    """A join came late over a connection that its member had given up, and was assigned a key range
+    that another member had just released. The member never heard of it, and nobody read it."""
+    try_seed(700660)
+
+
 def test_locks_end_when_a_clock_is_set_back() -> None:
     """A broker whose clock was set back by an hour kept the locks of dead members for that hour."""
     simulate(19, brokers=3, faults=["clock_jump"] * 4, parts=[])

@@ -182,6 +182,18 @@ def test_a_member_that_is_heard_of_over_another_connection_stays():
     assert sorted(share.group.members) == ["a"]
 
 
+def test_a_member_gets_what_a_late_join_brought():
+    """The join came over a connection that the member has given up: see `test_late_joins`."""
+    share = Share()
+    share.join("a")
+    joined = share.join("b")
+    epoch, assigned = joined["member_epoch"], partitions(joined)
+    assert "assignment" not in share.heartbeat("b", epoch)
+    assert partitions(share.heartbeat("b", connection="given up")) == assigned
+    assert partitions(share.heartbeat("b", epoch)) == assigned
+    assert "assignment" not in share.heartbeat("b", epoch)
+
+
 def test_the_fewer_readers_a_partition_has_the_sooner_members_are_asked_again():
     share = Share(image(1))
     assert share.join("a")["heartbeat_interval_ms"] == 400

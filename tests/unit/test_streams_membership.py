@@ -200,6 +200,21 @@ def test_a_member_that_missed_its_tasks_gets_them_again() -> None:
     assert b.active == {"0": {2, 3}}
 
 
+def test_a_member_gets_the_tasks_that_a_late_join_brought() -> None:
+    """The join came over a connection that the member has given up: see `test_late_joins`."""
+    group = streams(2)
+    a, b, late = Client("a", "pa"), Client("b", "pb"), Client("b", "pb")
+    group.heartbeat(a, connection_id="new")
+    group.heartbeat(b, connection_id="new")
+    group.heartbeat(a, connection_id="new")
+    group.heartbeat(a, connection_id="new")
+    group.heartbeat(late, connection_id="given up")
+    assert late.active == {"0": {1}}
+    group.heartbeat(b, connection_id="new")
+    assert b.active == {"0": {1}}
+    assert group.heartbeat(b, connection_id="new")["active_tasks"] is None
+
+
 def test_missing_internal_topics_are_named_until_they_exist() -> None:
     group = Streams(image_of({"in": 3}), STATEFUL)
     a = Client("a", "pa")

@@ -112,7 +112,8 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
             "member_epoch": member.current.member_epoch,
             "heartbeat_interval_ms": self._heartbeat_interval_ms(group, member),
         }
-        if joins or request.is_full or _differs(member.current, before):
+        due = joins or request.is_full or _differs(member.current, before)
+        if self.tells_assignment(group, member.member_id, request.connection_id, due=due):
             response["assignment"] = _assignment(member)
         draft.reply(token, response)
         return draft.result()
@@ -341,6 +342,7 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
         for what in ("session", "rebalance", "join", "sync", "lost"):
             self.context.deadlines.cancel(self.key(what, group, member.member_id))
         self._connections.pop(self.key("lost", group, member.member_id), None)
+        self.forget_member(group, member.member_id)
 
     def _heartbeat_interval_ms(self, group: ConsumerGroup, member: Member) -> int:
         interval_ms = self._config(group, "consumer.heartbeat.interval.ms")

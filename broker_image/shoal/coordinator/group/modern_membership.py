@@ -9,6 +9,7 @@ tombstone. The tombstone of the group's epoch comes last and removes the group.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from shoal.coordinator.contract import Reply, Result, Token
@@ -45,6 +46,8 @@ class ModernGroups(ABC, Generic[G, T]):
         self.name = kind.type.value
         self._kind = kind
         self._targets = targets
+        #: By group and member, the connection that carried its last assignment. Soft state.
+        self._assigned_over: defaultdict[str, dict[str, str]] = defaultdict(dict)
         types = kind.record_types
         self.replays: dict[RecordType, Replay] = {
             types.group: self._replay_epoch,
@@ -71,6 +74,7 @@ class ModernGroups(ABC, Generic[G, T]):
     def forget(self, group_id: str) -> None:
         """Drop the soft state of a group that was deleted."""
         self._targets.forget(group_id)
+        self._assigned_over.pop(group_id, None)
 
     @property
     @abstractmethod
@@ -108,6 +112,21 @@ class ModernGroups(ABC, Generic[G, T]):
             f"known by the group coordinator ({known}). The member must abandon all its "
             "partitions and rejoin.",
         )
+
+    def tells_assignment(self, group: G, member_id: str, connection_id: str, *, due: bool) -> bool:
+        """Return whether the response to a heartbeat has the member's assignment: if it is `due`,
+        or if another connection carried the last one. A join may come late over a connection that
+        its client has given up. Nobody reads that response (ADR 133)."""
+        connections = self._assigned_over[group.group_id]
+        last = connections.get(member_id, connection_id)
+        if due or last != connection_id:
+            connections[member_id] = connection_id
+            return True
+        return False
+
+    def forget_member(self, group: G, member_id: str) -> None:
+        """Drop the soft state of a member that is removed."""
+        self._assigned_over[group.group_id].pop(member_id, None)
 
     # Time.
 

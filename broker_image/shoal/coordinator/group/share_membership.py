@@ -287,7 +287,8 @@ class ShareGroups(ModernGroups[ShareGroup, TargetAssignments]):
             "heartbeat_interval_ms": interval_ms,
         }
         full = request.member_epoch == 0 or request.subscribed_topic_names is not None
-        if full or member.assigned != known.assigned:
+        due = full or member.assigned != known.assigned
+        if self.tells_assignment(group, member.member_id, request.connection_id, due=due):
             response["assignment"] = {"topic_partitions": on_wire(member.assigned)}
         return response
 
@@ -309,6 +310,7 @@ class ShareGroups(ModernGroups[ShareGroup, TargetAssignments]):
         soft = self._soft[group.group_id]
         soft.connections.pop(member_id, None)
         soft.epochs.pop(member_id, None)
+        self.forget_member(group, member_id)
 
     # Heartbeats that wait for an initialization.
 

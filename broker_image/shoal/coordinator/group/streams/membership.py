@@ -258,7 +258,8 @@ class StreamsGroups(ModernGroups[StreamsGroup, TargetAssignments]):
             "member_epoch": member.current.member_epoch,
             "heartbeat_interval_ms": interval_ms,
         }
-        if _has_new_tasks(request, known, member):
+        due = _has_new_tasks(request, known, member)
+        if self.tells_assignment(group, member.member_id, request.connection_id, due=due):
             response |= sets_on_wire(member.current.assigned)
         return response
 
@@ -299,6 +300,7 @@ class StreamsGroups(ModernGroups[StreamsGroup, TargetAssignments]):
         for what in ("session", "rebalance", "lost"):
             self.context.deadlines.cancel(self.key(what, group, member_id))
         self._soft[group.group_id].connections.pop(member_id, None)
+        self.forget_member(group, member_id)
         draft.records += group.member_tombstones(member_id)
         draft.records.append(
             group.metadata_record(
