@@ -8,6 +8,7 @@ import random
 import struct
 from typing import Any
 
+import fastavro
 import pytest
 from shoal.console.avro import VALUES_MAX, InvalidSchema, Malformed, Schema
 
@@ -184,10 +185,8 @@ def test_random_bytes_never_fail_otherwise(seed: int) -> None:
                 pass
 
 
-@pytest.mark.nightly
 def test_data_of_another_encoder(seed: int) -> None:
-    """Random schemas and data, written by fastavro (`pip install fastavro`)."""
-    fastavro = pytest.importorskip("fastavro")
+    """Random schemas and data, written by fastavro."""
     rng = random.Random(seed)
     for number in range(2_000):
         schema, value = _drawn(rng, 0, [0])
