@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 TYPES = ("Ready", "Progressing", "Degraded", "Paused")
 #: `status.observedGeneration` before the first reconciliation: the schema's default, as in Flux.
 UNSEEN = -1
+#: The reasons of resources whose topic, group or user an older resource has.
+CLAIMED = frozenset({"TopicClaimed", "GroupClaimed", "UserClaimed"})
 
 
 class Further(NamedTuple):
@@ -74,6 +76,11 @@ class Verdict:
     def warned(self, warning: tuple[str, str] | None) -> Verdict:
         """Return the verdict with this warning."""
         return replace(self, warning=warning)
+
+
+def is_claimed(resource: Mapping[str, Any]) -> bool:
+    """Return whether an older resource has the topic, group or user that this one names."""
+    return ready_reason(resource) in CLAIMED
 
 
 def is_ready(resource: Mapping[str, Any]) -> bool:

@@ -17,7 +17,7 @@ from shoal_operator import metrics, storage_versions
 from shoal_operator import topics as topics_module
 from shoal_operator.brokers import Brokers
 from shoal_operator.cluster.reconciler import Clusters
-from shoal_operator.conditions import Verdict, ready_reason
+from shoal_operator.conditions import Verdict
 from shoal_operator.consumers import Consumers
 from shoal_operator.group_monitor import WATCH_SECONDS, GroupMonitor
 from shoal_operator.groups import Groups
@@ -368,9 +368,8 @@ class Operator:
         loop.enqueue(meta["name"])
         if not deleted and not meta.get("deletionTimestamp"):
             return
-        for other in self.store.of_cluster(kind, meta["namespace"], manifest["spec"]["cluster"]):
-            if ready_reason(other) in ("TopicClaimed", "GroupClaimed", "UserClaimed"):
-                loop.enqueue(other["metadata"]["name"])
+        for name in self.store.claimed(kind, meta["namespace"], manifest["spec"]["cluster"]):
+            loop.enqueue(name)
 
     def _enqueue_all(self, key: ClusterKey) -> None:
         """Enqueue all resources of a cluster that was created, has changed or begins to answer."""
@@ -409,7 +408,7 @@ class Operator:
 
     def _is_used(self, key: ClusterKey) -> bool:
         return self.store.get("QueueCluster", *key) is not None or any(
-            self.store.of_cluster(kind, *key) for kind in OF_CLUSTER
+            self.store.has_any(kind, *key) for kind in OF_CLUSTER
         )
 
     async def _report_orphans(self, wanted: list[str]) -> float | None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+from shoal_operator.conditions import is_claimed
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -23,6 +25,8 @@ class Store:
     def __init__(self) -> None:
         self._kinds: dict[str, dict[Key, Manifest]] = defaultdict(dict)
         self._by_cluster: dict[tuple[str, str, str], set[str]] = defaultdict(set)
+        #: The resources of each cluster whose topic, group or user an older resource has.
+        self._claimed: dict[tuple[str, str, str], set[str]] = defaultdict(set)
 
     def put(self, manifest: Manifest) -> None:
         """Store this version unless the store has a newer one of the same object."""
@@ -31,11 +35,16 @@ class Store:
         known = self._kinds[manifest["kind"]].get(key)
         if known is not None and _newer(known["metadata"], meta):
             return
+        if known is not None:
+            self._forget(known)
         slim = {k: v for k, v in meta.items() if k != "managedFields"}
         self._kinds[manifest["kind"]][key] = {**manifest, "metadata": slim}
         cluster = manifest.get("spec", {}).get("cluster")
         if isinstance(cluster, str):
-            self._by_cluster[manifest["kind"], meta["namespace"], cluster].add(meta["name"])
+            of = (manifest["kind"], meta["namespace"], cluster)
+            self._by_cluster[of].add(meta["name"])
+            if is_claimed(manifest):
+                self._claimed[of].add(meta["name"])
 
     def drop(self, manifest: Manifest) -> None:
         """Remove this object unless another object has its name now."""
@@ -45,8 +54,14 @@ class Store:
         if known is None or known["metadata"].get("uid") != meta.get("uid"):
             return
         del self._kinds[kind][key]
-        cluster = known.get("spec", {}).get("cluster")
-        self._by_cluster[kind, meta["namespace"], str(cluster)].discard(meta["name"])
+        self._forget(known)
+
+    def _forget(self, known: Manifest) -> None:
+        """Remove a stored version from the indexes."""
+        meta = known["metadata"]
+        of = (known["kind"], meta["namespace"], str(known.get("spec", {}).get("cluster")))
+        for names in (self._by_cluster, self._claimed):
+            names[of].discard(meta["name"])
 
     def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
         """Return an object, None if it does not exist."""
@@ -75,6 +90,15 @@ class Store:
             for name in wanted
             if (o := found.get((namespace, name))) and o["spec"].get("cluster") == cluster
         ]
+
+    def claimed(self, kind: str, namespace: str, cluster: str) -> list[str]:
+        """Return the names of the objects of a kind in a cluster whose topic, group or user an
+        older object has. The cost does not depend on the number of other objects."""
+        return sorted(self._claimed.get((kind, namespace, cluster), ()))
+
+    def has_any(self, kind: str, namespace: str, cluster: str) -> bool:
+        """Return whether there are objects of a kind whose `spec.cluster` is `cluster`."""
+        return bool(self._by_cluster.get((kind, namespace, cluster)))
 
 
 def _newer(one: Manifest, other: Manifest) -> bool:
