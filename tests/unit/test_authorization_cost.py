@@ -138,6 +138,10 @@ def ask(authorizer: Authorizer, api: str) -> None:
         authorizer.allows(ALICE, HOST, operation, kind, NAME)
 
 
+def work_of(side: Authorizer, api: str) -> Counter[str]:
+    return work(lambda: ask(side, api))
+
+
 @pytest.mark.parametrize("patterns", MATCHING)
 def test_a_check_costs_the_same_with_ten_thousand_entries(patterns: str) -> None:
     """The first check of a resource, and each further one."""
@@ -154,12 +158,12 @@ def test_a_check_costs_the_same_with_ten_thousand_entries(patterns: str) -> None
             for operation, kind in checks:
                 assert side.allows(ALICE, HOST, operation, kind, NAME) is (patterns != "none")
             side.change(())
-        first = work(lambda api=api: ask(few, api))
+        first = work_of(few, api)
         assert first["lookups"] > len(checks)
-        assert work(lambda api=api: ask(many, api)) == first
-        again = work(lambda api=api: ask(few, api))
+        assert work_of(many, api) == first
+        again = work_of(few, api)
         assert again["lookups"] == len(checks)
-        assert work(lambda api=api: ask(many, api)) == again
+        assert work_of(many, api) == again
 
 
 def test_a_first_check_looks_at_each_length_of_prefixes_once() -> None:
