@@ -8,8 +8,9 @@ READ, WRITE, DELETE and ALTER imply DESCRIBE, and ALTER_CONFIGS implies DESCRIBE
 are allowed. Where they are denied, they imply nothing.
 
 A lookup visits the literal entry, the wildcard and one prefix for each length of prefix in use, so
-its cost does not depend on the number of entries. Operations are bits: bit `n` is the operation
-with number `n`.
+its cost does not depend on the number of entries. A question about any resource visits the patterns
+that name the requester, and a change those requesters that it concerns. Operations are bits: bit
+`n` is the operation with number `n`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 EVERYTHING = sum(1 << operation for operation in Operation if operation > Operation.ALL)
 #: Decisions that the authorizer keeps; all are dropped when an entry changes.
 DECISIONS_MAX = 100_000
+#: Decisions on longer names are not kept. Names of topics have at most 249 characters, but requests
+#: may name resources with 32 KiB before anything else checks the name.
+NAME_SIZE_MAX = 249
 #: A resource name that an entry is unlikely to have, as in Kafka's Authorizer.
 _ANY_NAME = "hardcode"
 
@@ -68,29 +72,35 @@ class Rule(NamedTuple):
     reason: str
 
 
+#: The principal and the canonical host of an entry or a request.
+_Requester = tuple[str, str]
+#: The pattern type and the name of a pattern.
+_Named = tuple[PatternType, str]
+#: The operations that entries allow and deny, as bits.
+_Bits = tuple[int, int]
+
+
 class _Pattern:
     """The entries of one resource pattern, and the operations that they allow and deny."""
 
     __slots__ = ("acls", "by_requester")
 
     def __init__(self) -> None:
-        #: An entry may be stored several times, under several ids.
-        self.acls: dict[Acl, int] = {}
-        #: (allowed bits, denied bits) by (principal, host).
-        self.by_requester: dict[tuple[str, str], tuple[int, int]] = {}
+        #: The entries. One may be stored several times, under several ids.
+        self.acls: dict[_Requester, dict[Acl, int]] = {}
+        self.by_requester: dict[_Requester, _Bits] = {}
 
-    def index(self) -> None:
-        found: dict[tuple[str, str], tuple[int, int]] = {}
-        for acl in self.acls:
-            key = acl.principal, canonical_host(acl.host)
-            allowed, denied = found.get(key, (0, 0))
-            bit = 1 << acl.operation
-            if acl.permission == Permission.ALLOW:
-                allowed |= bit | _IMPLIED.get(acl.operation, 0)
-            else:
-                denied |= EVERYTHING if acl.operation == Operation.ALL else bit
-            found[key] = allowed, denied
-        self.by_requester = found
+
+def _bits(acls: Iterable[Acl]) -> _Bits:
+    """Return what the entries of one requester for one pattern allow and deny."""
+    allowed = denied = 0
+    for acl in acls:
+        bit = 1 << acl.operation
+        if acl.permission == Permission.ALLOW:
+            allowed |= bit | _IMPLIED.get(acl.operation, 0)
+        else:
+            denied |= EVERYTHING if acl.operation == Operation.ALL else bit
+    return allowed, denied
 
 
 class Authorizer:
@@ -103,38 +113,55 @@ class Authorizer:
         self._patterns: dict[tuple[ResourceType, PatternType, str], _Pattern] = {}
         #: How many prefixed patterns have a prefix of a length, by resource type.
         self._prefix_lengths: dict[ResourceType, dict[int, int]] = {}
+        #: The patterns of each requester's entries, by resource type.
+        self._own: dict[tuple[ResourceType, _Requester], dict[_Named, _Bits]] = {}
         self._decisions: dict[tuple[str, str, ResourceType, str], int] = {}
         self._any_decisions: dict[tuple[str, str, Operation, ResourceType], bool] = {}
 
     def change(self, added: Iterable[Acl], removed: Iterable[Acl] = ()) -> None:
         """Add and remove entries."""
-        touched = set()
+        touched: dict[tuple[ResourceType, PatternType, str, _Requester], None] = {}
         for acl in removed:
-            touched.add(self._count(acl, -1))
+            touched[self._count(acl, -1)] = None
         for acl in added:
-            touched.add(self._count(acl, 1))
-        for key in touched:
-            pattern = self._patterns[key]
-            if pattern.acls:
-                pattern.index()
-            else:
-                del self._patterns[key]
-                self._count_prefix(key, -1)
+            touched[self._count(acl, 1)] = None
+        for kind, pattern_type, name, requester in touched:
+            self._index(kind, (pattern_type, name), requester)
         self._decisions.clear()
         self._any_decisions.clear()
 
-    def _count(self, acl: Acl, change: int) -> tuple[ResourceType, PatternType, str]:
+    def _count(self, acl: Acl, change: int) -> tuple[ResourceType, PatternType, str, _Requester]:
         key = acl.resource_type, acl.pattern_type, acl.resource_name
         pattern = self._patterns.get(key)
         if pattern is None:
             pattern = self._patterns[key] = _Pattern()
             self._count_prefix(key, 1)
-        count = pattern.acls.get(acl, 0) + change
+        requester = acl.principal, canonical_host(acl.host)
+        acls = pattern.acls.setdefault(requester, {})
+        count = acls.get(acl, 0) + change
         if count > 0:
-            pattern.acls[acl] = count
+            acls[acl] = count
         else:
-            pattern.acls.pop(acl, None)
-        return key
+            acls.pop(acl, None)
+        return *key, requester
+
+    def _index(self, kind: ResourceType, named: _Named, requester: _Requester) -> None:
+        """Follow a change of the entries of one requester for one pattern."""
+        key = kind, *named
+        pattern = self._patterns[key]
+        acls = pattern.acls[requester]
+        own = self._own.setdefault((kind, requester), {})
+        if acls:
+            pattern.by_requester[requester] = own[named] = _bits(acls)
+            return
+        del pattern.acls[requester]
+        pattern.by_requester.pop(requester, None)
+        own.pop(named, None)
+        if not own:
+            del self._own[kind, requester]
+        if not pattern.acls:
+            del self._patterns[key]
+            self._count_prefix(key, -1)
 
     def _count_prefix(self, key: tuple[ResourceType, PatternType, str], change: int) -> None:
         resource_type, pattern_type, name = key
@@ -154,9 +181,10 @@ class Authorizer:
         found = self._decisions.get(key)
         if found is None:
             found = self._decide(principal, host, resource_type, name)
-            if len(self._decisions) >= DECISIONS_MAX:
-                self._decisions.clear()
-            self._decisions[key] = found
+            if len(name) <= NAME_SIZE_MAX:
+                if len(self._decisions) >= DECISIONS_MAX:
+                    self._decisions.clear()
+                self._decisions[key] = found
         return found
 
     def allows(
@@ -217,18 +245,14 @@ class Authorizer:
     ) -> bool:
         if self.allows(principal, host, operation, resource_type, _ANY_NAME):
             return True
-        requesters = _requesters(principal, host)
-        allowed: set[tuple[PatternType, str]] = set()
-        denied: set[tuple[PatternType, str]] = set()
-        for (kind, pattern_type, name), pattern in self._patterns.items():
-            if kind != resource_type:
-                continue
-            for requester in requesters:
-                bits = pattern.by_requester.get(requester, (0, 0))
+        allowed: set[_Named] = set()
+        denied: set[_Named] = set()
+        for requester in _requesters(principal, host):
+            for named, bits in self._own.get((resource_type, requester), {}).items():
                 if bits[0] >> operation & 1:
-                    allowed.add((pattern_type, name))
+                    allowed.add(named)
                 if bits[1] >> operation & 1:
-                    denied.add((pattern_type, name))
+                    denied.add(named)
         if (PatternType.LITERAL, WILDCARD) in denied:
             return False
         return any(not _is_dominated(pattern, denied) for pattern in allowed)
@@ -245,7 +269,7 @@ class Authorizer:
         if principal in self._super_users:
             return Rule(True, None, f"{principal} is a super user")
         requesters = _requesters(principal, host)
-        matching = [acl for p in self._matching(resource_type, name) for acl in p.acls]
+        matching = list(self._matching(resource_type, name))
         if not matching:
             return Rule(
                 bool(self._default),
@@ -253,7 +277,7 @@ class Authorizer:
                 "no entry matches the resource, and allow.everyone.if.no.acl.found is"
                 f" {'true' if self._default else 'false'}",
             )
-        mine = [acl for acl in matching if (acl.principal, canonical_host(acl.host)) in requesters]
+        mine = [acl for p in matching for r in requesters for acl in p.acls.get(r, ())]
         for acl in mine:
             if acl.permission == Permission.DENY and acl.operation in (operation, Operation.ALL):
                 return Rule(False, acl, "an entry denies it")
@@ -264,14 +288,12 @@ class Authorizer:
         return Rule(False, None, "no entry allows it")
 
 
-def _requesters(principal: str, host: str) -> tuple[tuple[str, str], ...]:
+def _requesters(principal: str, host: str) -> tuple[_Requester, ...]:
     """Return the (principal, host) pairs of entries that match a request."""
     return (principal, host), (principal, WILDCARD), (ALL_USERS, host), (ALL_USERS, WILDCARD)
 
 
-def _is_dominated(
-    pattern: tuple[PatternType, str], denied: Collection[tuple[PatternType, str]]
-) -> bool:
+def _is_dominated(pattern: _Named, denied: Collection[_Named]) -> bool:
     """Return whether a denied pattern covers all resources of the allowed `pattern`."""
     pattern_type, name = pattern
     if pattern_type == PatternType.LITERAL:
