@@ -234,6 +234,7 @@ def test_describe_names_the_gap(tools_broker: ShoalProcess, topic: str) -> None:
         "finished_above": 14,
         "ranges": 2,
         "member": member["member"],
+        "key_ranges": None,
     }
     (gap,) = json.loads(_json(shoal, *words))[0]["gaps"]
     assert gap["member"] is None

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from shoal.client.admin import Admin
+from shoal.cli.key_range_owners import WHOLE, Owner
 from shoal.client.cluster import TopicPartition
-from shoal.client.errors import KafkaError
-from shoal.client.groups import CONSUMER, CommittedOffset, Group
+from shoal.record.key_ranges import KeyRanges
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """The unfinished offsets between the stable offset of a partition and its finished offsets.
+    """The unfinished offsets below finished ones, of a partition or of key ranges of it.
 
-    `member` owns the partition; None without an owner.
+    They begin at the position of the ranges, which is the stable offset of a partition that is not
+    shared. `member` owns the ranges; None without an owner.
     """
 
     where: TopicPartition
@@ -26,9 +26,10 @@ class Gap:
     ranges: int
     age_s: float
     member: str | None
+    key_ranges: KeyRanges
 
     def row(self) -> dict[str, object]:
-        """Return the row for the output."""
+        """Return the row for the output. Numbers of offsets include those of other key ranges."""
         return {
             "topic": self.where.topic,
             "partition": self.where.partition,
@@ -37,36 +38,29 @@ class Gap:
             "finished_above": self.finished,
             "ranges": self.ranges,
             "member": self.member,
+            "key_ranges": None if self.key_ranges == WHOLE else str(self.key_ranges),
         }
 
 
-async def gaps(admin: Admin, groups: Iterable[Group]) -> dict[str, list[Gap]]:
-    """Return the lowest gap of each partition by group, the oldest first."""
-    consumers = {group.group_id: group for group in groups if group.type == CONSUMER}
-    if not consumers:
-        return {}
-    found = await admin.groups.offsets(consumers, finished=True)
-    return {
-        group: [] if isinstance(some, KafkaError) else sorted(_of(consumers[group], some), key=_age)
-        for group, some in found.items()
-    }
+def gaps(owners: Iterable[Owner]) -> list[Gap]:
+    """Return the lowest gap of each partition, or of its key ranges, the oldest first."""
+    now_ms = time.time() * 1000
+    found = [
+        Gap(
+            one.where,
+            one.position,
+            one.finished.first - 1,
+            len(one.finished),
+            one.finished.count,
+            max(0.0, (now_ms - one.gap_timestamp_ms) / 1000),
+            one.member,
+            one.ranges,
+        )
+        for one in owners
+        if one.finished.count
+    ]
+    return sorted(found, key=_age)
 
 
 def _age(gap: Gap) -> tuple[float, TopicPartition]:
     return -gap.age_s, gap.where
-
-
-def _of(group: Group, committed: dict[TopicPartition, CommittedOffset]) -> Iterator[Gap]:
-    owners = {p: m.member_id for m in group.members for p in m.assignment}
-    now_ms = time.time() * 1000
-    for where, offset in committed.items():
-        if offset.finished.count:
-            yield Gap(
-                where,
-                offset.offset,
-                offset.finished.first - 1,
-                len(offset.finished),
-                offset.finished.count,
-                max(0.0, (now_ms - offset.gap_timestamp_ms) / 1000),
-                owners.get(where),
-            )
