@@ -8,14 +8,16 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import range_gap
 from commands import Shoal
 from conditions import eventually
 from confluent_kafka import Consumer
 from kafka_tools import KafkaTools
+from range_gap import KEPT, RECORDS
 from range_worker import Got, Member
 from servers import ShoalProcess
 from shoal.client.client import Client
-from shoal.client.consumer import GroupConsumer, IndividualCommit, Reset
+from shoal.client.consumer import GroupConsumer, Reset
 from shoal.client.errors import KafkaError
 from shoal.client.shared_partitions import KeyRangeListener, Ranges
 from shoal.protocol.api import ApiKey
@@ -484,64 +486,48 @@ def test_describe_shows_owners(broker: ShoalProcess) -> None:
 def test_describe_shows_who_holds_the_stable_offset(broker: ShoalProcess) -> None:
     """A record that one member does not finish is a gap of its ranges. Other ranges continue, and
     the gap stays visible after the members have left."""
-    topic, group = Topic(broker, 1), next(_names)
-    shoal, kept = Shoal(broker.bootstrap), 3
+    topic, group = Topic(broker, 1).name, next(_names)
+    shoal = Shoal(broker.bootstrap)
 
     def described() -> tuple[list[dict[str, Any]], dict[str, Any]]:
         (found,) = shoal.json("groups", "describe", group)
         (gap,) = found["gaps"]
         assert gap.pop("age_s") < 60
-        assert [p["committed_offset"] for p in found["partitions"]] == [kept]
+        assert [p["committed_offset"] for p in found["partitions"]] == [KEPT]
         return found["key_ranges"], gap
 
-    async def main() -> str:
-        async with Client(broker.bootstrap) as client:
-            individual = IndividualCommit(interval_ms=1)
-            members = [
-                await join(client, group, topic.name, individual_commit=individual)
-                for _ in range(2)
-            ]
-            await polled(members, split(members))
-            topic.produce(2 * KEYS)
-            slow = ""
-            count = 0
-            while count < 2 * KEYS or [min(m.positions.values()) for m in members] != [80, 80]:
-                for member in members:
-                    for one in await member.poll(50):
-                        count += 1
-                        if one.offset == kept:
-                            slow = member.membership.member_id
-                        else:
-                            member.finished(one)
-            for member in members:
-                await member.commit()
-            table = await asyncio.to_thread(shoal.says, "groups", "describe", group)
-            assert "FINISHED ABOVE STABLE" in table
-            assert "Unfinished records below finished ones" in table
-            owners, gap = await asyncio.to_thread(described)
-            columns = ("position", "lag", "finished_above_stable", "holds_stable")
-            assert [tuple(one[name] for name in columns) for one in owners] == [
-                (3, 77, 76, True),
-                (80, 0, 77, False),
-            ]
-            assert owners[0]["member"] == slow != owners[1]["member"]
-            assert gap == {
-                "topic": topic.name,
-                "partition": 0,
-                "gap": "3",
-                "finished_above": 76,
-                "ranges": 1,
-                "member": slow,
-                "key_ranges": owners[0]["key_ranges"],
-            }
-            for member in members:
-                await member.close()
-        return str(gap["key_ranges"])
+    def check(slow: str) -> None:
+        table = shoal.says("groups", "describe", group)
+        assert "FINISHED ABOVE STABLE" in table
+        assert "Unfinished records below finished ones" in table
+        owners, gap = described()
+        columns = ("position", "lag", "finished_above_stable", "holds_stable")
+        assert [tuple(one[name] for name in columns) for one in owners] == [
+            (KEPT, 37, 36, True),
+            (RECORDS, 0, 37, False),
+        ]
+        assert owners[0]["member"] == slow != owners[1]["member"]
+        assert gap == {
+            "topic": topic,
+            "partition": 0,
+            "gap": "3",
+            "finished_above": 36,
+            "ranges": 1,
+            "member": slow,
+            "key_ranges": owners[0]["key_ranges"],
+        }
 
-    ranges = run(main())
+    async def main() -> None:
+        async with (
+            Client(broker.bootstrap) as client,
+            range_gap.gap(client, broker.bootstrap, group, topic) as slow,
+        ):
+            await asyncio.to_thread(check, slow)
+
+    run(main())
     owners, gap = described()
-    assert [(one["member"], one["position"]) for one in owners] == [(None, 3), (None, 80)]
-    assert (gap["member"], gap["key_ranges"]) == (None, ranges)
+    assert [(one["member"], one["position"]) for one in owners] == [(None, KEPT), (None, RECORDS)]
+    assert (gap["member"], gap["key_ranges"]) == (None, owners[0]["key_ranges"])
 
 
 def test_the_command_takes_part(broker: ShoalProcess) -> None:

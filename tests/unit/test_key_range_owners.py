@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal.cli.gaps import gaps
-from shoal.cli.key_range_owners import Owner, owners, sharing
 from shoal.client.cluster import TopicPartition
+from shoal.client.gaps import gaps
 from shoal.client.groups import CONSUMER, CommittedOffset, CommittedRange, Group, Member
+from shoal.client.key_range_owners import Owner, owners, sharing
 from shoal.protocol.features import KEY_HASH_MAX
 from shoal.record.finished_offsets import FinishedOffsets
 from shoal.record.key_ranges import KeyRanges

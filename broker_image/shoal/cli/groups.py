@@ -9,8 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from shoal.cli import output, timestamps
-from shoal.cli.gaps import Gap, gaps
-from shoal.cli.key_range_owners import Owner, owners, sharing
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, new_app, warn
 from shoal.client import lag, remedies, resets, scrape, stop_reasons
@@ -19,8 +17,10 @@ from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
 from shoal.client.configs import Resource, ResourceType
 from shoal.client.errors import KafkaError, expect
-from shoal.client.groups import CLASSIC, CONSUMER, SHARE, STREAMS, TYPES, Group
+from shoal.client.gaps import Gap, gaps
+from shoal.client.groups import CLASSIC, SHARE, STREAMS, TYPES, Group
 from shoal.client.held_keys import HeldKey, held_keys
+from shoal.client.key_range_owners import Owner, owners_of_groups, sharing
 from shoal.client.topics import OffsetSpec
 from shoal.protocol.errors import ErrorCode
 
@@ -132,7 +132,7 @@ async def describe(
     numbers = await _numbers(admin, described, metrics)
     paused = await scrape.paused(admin, described.values())
     held = {group: await held_keys(client, found) for group, found in positions.items()}
-    owned = await _owners(admin, described, positions)
+    owned = await owners_of_groups(admin, described.values(), positions)
     if format is Format.JSON:
         output.rows(
             format,
@@ -156,24 +156,6 @@ async def describe(
             await _print_held(client, group, held[group])
         _print_owners(sharing(owned.get(group, ())))
         _print_gaps(gaps(owned.get(group, ())))
-
-
-async def _owners(
-    admin: Admin, described: Mapping[str, Group], positions: Mapping[str, list[lag.Position]]
-) -> dict[str, list[Owner]]:
-    """Return what the members of consumer groups have finished, by group."""
-    consumers = [group for group, one in described.items() if one.type == CONSUMER]
-    if not consumers:
-        return {}
-    found = await admin.groups.offsets(consumers, finished=True)
-    return {
-        group: owners(
-            described[group],
-            {} if isinstance(committed, KafkaError) else committed,
-            {p.where: p.log_end_offset for p in positions.get(group, ())},
-        )
-        for group, committed in found.items()
-    }
 
 
 def _print_owners(found: list[Owner]) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from shoal.cli.key_range_owners import WHOLE, Owner
-from shoal.client.cluster import TopicPartition
-from shoal.record.key_ranges import KeyRanges
+from shoal.client.key_range_owners import WHOLE, Owner
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shoal.client.cluster import TopicPartition
+    from shoal.record.key_ranges import KeyRanges
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,22 @@ holds it there while other ranges continue. A partition that is not shared has o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from shoal.client.cluster import TopicPartition
-from shoal.client.groups import CommittedOffset, CommittedRange, Group
+from shoal.client.errors import KafkaError
+from shoal.client.groups import CONSUMER, CommittedOffset, CommittedRange, Group
 from shoal.protocol.features import KEY_HASH_MAX
 from shoal.record import key_range_map
-from shoal.record.finished_offsets import FinishedOffsets
 from shoal.record.key_ranges import KeyRanges
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from shoal.client.admin import Admin
+    from shoal.client.cluster import TopicPartition
+    from shoal.client.lag import Position
+    from shoal.record.finished_offsets import FinishedOffsets
 
 NONE = CommittedOffset(-1)
 _ALL = (0, KEY_HASH_MAX)
@@ -64,6 +71,24 @@ class Owner:
             "holds_stable": self.holds_stable,
             "key_ranges": str(self.ranges),
         }
+
+
+async def owners_of_groups(
+    admin: Admin, groups: Iterable[Group], positions: Mapping[str, Iterable[Position]]
+) -> dict[str, list[Owner]]:
+    """Return the owners by group. `positions` has the log ends. Only consumer groups have some."""
+    consumers = {group.group_id: group for group in groups if group.type == CONSUMER}
+    if not consumers:
+        return {}
+    found = await admin.groups.offsets(consumers, finished=True)
+    return {
+        group: owners(
+            consumers[group],
+            {} if isinstance(committed, KafkaError) else committed,
+            {p.where: p.log_end_offset for p in positions.get(group, ())},
+        )
+        for group, committed in found.items()
+    }
 
 
 def owners(
