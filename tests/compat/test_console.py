@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
+import range_gap
 from aiohttp import encode_basic_auth
 from commands import Shoal
 from conditions import ceiling, eventually, stopwatch
@@ -20,7 +21,7 @@ from ports import free_ports
 from queues import Queue
 from servers import ShoalProcess
 from shoal.client.acquired import Acknowledgement, AcknowledgeType, Acquired
-from shoal.client.client import SyncClient
+from shoal.client.client import Client, SyncClient
 from shoal.client.cluster import TopicPartition
 from shoal.client.configs import ConfigChange, Resource, ResourceType
 from shoal.client.errors import expect
@@ -226,9 +227,33 @@ def test_a_consumer_group(cluster: Cluster) -> None:
         found = (await page.get("/group", id=group)).words
         assert "Consumer group, Empty" in found
         assert "Committed offset" in found
+        assert "Key ranges" not in found
         assert group in (await page.get("/topic", name=where)).words
 
     run(call, cluster)
+
+
+def test_key_ranges(cluster: Cluster) -> None:
+    """The row of the member with an unfinished record is first, with a link to it."""
+    if not cluster.is_shoal:
+        pytest.skip("Apache Kafka has no key ranges")
+    topic = f"ranges-{cluster.queue.topic}"
+
+    async def whole() -> None:
+        async with Client(cluster.bootstrap) as client:
+            allowed = {"shoal.key.ranges.enable": "true"}
+            expect(await client.admin.topics.create([NewTopic(topic, 1, configs=allowed)]))
+            async with (
+                range_gap.gap(client, cluster.bootstrap, topic, topic) as slow,
+                console(cluster.bootstrap) as page,
+            ):
+                await page.sample()
+                found = await page.get("/group", id=topic)
+                assert f"{topic} 0 {slow} 50.0 % 3 37 36 yes 3 " in found.words
+                assert " 50.0 % 40 0 37 no " in found.words
+                assert re.search(rf'href="[^"]*{topic}[^"]*offset=3[^"]*"', found.text)
+
+    asyncio.run(whole())
 
 
 def test_topics(cluster: Cluster) -> None:

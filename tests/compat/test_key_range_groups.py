@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import range_gap
 from commands import Shoal
 from conditions import eventually
 from confluent_kafka import Consumer
 from kafka_tools import KafkaTools
+from range_gap import KEPT, RECORDS
 from range_worker import Got, Member
 from servers import ShoalProcess
 from shoal.client.client import Client
@@ -479,6 +482,53 @@ def test_describe_shows_owners(broker: ShoalProcess) -> None:
         assert {one["member"] for one in owners} == {m["member"] for m in described["members"]}
 
     shared_meanwhile(broker, group, describe)
+
+
+def test_describe_shows_who_holds_the_stable_offset(broker: ShoalProcess) -> None:
+    """A record that one member does not finish is a gap of its ranges. Other ranges continue, and
+    the gap stays visible after the members have left."""
+    topic, group = Topic(broker, 1).name, next(_names)
+    shoal, begun_s = Shoal(broker.bootstrap), time.monotonic()
+
+    def described() -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        (found,) = shoal.json("groups", "describe", group)
+        (gap,) = found["gaps"]
+        assert gap.pop("age_s") < time.monotonic() - begun_s
+        assert [p["committed_offset"] for p in found["partitions"]] == [KEPT]
+        return found["key_ranges"], gap
+
+    def check(slow: str) -> None:
+        table = shoal.says("groups", "describe", group)
+        assert "FINISHED ABOVE STABLE" in table
+        assert "Unfinished records below finished ones" in table
+        owners, gap = described()
+        columns = ("position", "lag", "finished_above_stable", "holds_stable")
+        assert [tuple(one[name] for name in columns) for one in owners] == [
+            (KEPT, 37, 36, True),
+            (RECORDS, 0, 37, False),
+        ]
+        assert owners[0]["member"] == slow != owners[1]["member"]
+        assert gap == {
+            "topic": topic,
+            "partition": 0,
+            "gap": "3",
+            "finished_above": 36,
+            "ranges": 1,
+            "member": slow,
+            "key_ranges": owners[0]["key_ranges"],
+        }
+
+    async def main() -> None:
+        async with (
+            Client(broker.bootstrap) as client,
+            range_gap.gap(client, broker.bootstrap, group, topic) as slow,
+        ):
+            await asyncio.to_thread(check, slow)
+
+    run(main())
+    owners, gap = described()
+    assert [(one["member"], one["position"]) for one in owners] == [(None, KEPT), (None, RECORDS)]
+    assert (gap["member"], gap["key_ranges"]) == (None, owners[0]["key_ranges"])
 
 
 def test_the_command_takes_part(broker: ShoalProcess) -> None:

@@ -30,7 +30,14 @@ KAFKA_PAGE = "docs/quickstart/kafka.md"
 SPARK_PAGE = "docs/quickstart/spark.md"
 STREAMS_PAGE = "docs/streams.md"
 #: Pages whose unmarked commands run here, each against one broker.
-PAGES = ("docs/queues.md", "docs/quickstart/developer.md", KAFKA_PAGE, SPARK_PAGE, STREAMS_PAGE)
+PAGES = (
+    "docs/cooperative.md",
+    "docs/queues.md",
+    "docs/quickstart/developer.md",
+    KAFKA_PAGE,
+    SPARK_PAGE,
+    STREAMS_PAGE,
+)
 #: What a page needs beside Python.
 NEEDS = {
     KAFKA_PAGE: (pytest.mark.java,),

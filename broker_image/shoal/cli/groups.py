@@ -9,8 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from shoal.cli import output, timestamps
-from shoal.cli.gaps import Gap, gaps
-from shoal.cli.key_range_owners import Owner, owners
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, new_app, warn
 from shoal.client import lag, remedies, resets, scrape, stop_reasons
@@ -19,13 +17,17 @@ from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
 from shoal.client.configs import Resource, ResourceType
 from shoal.client.errors import KafkaError, expect
+from shoal.client.gaps import Gap, gaps
 from shoal.client.groups import CLASSIC, SHARE, STREAMS, TYPES, Group
 from shoal.client.held_keys import HeldKey, held_keys
+from shoal.client.key_range_owners import Owner, owners_of_groups, sharing
 from shoal.client.topics import OffsetSpec
 from shoal.protocol.errors import ErrorCode
 
 #: Number of held keys that `describe` prints.
 HELD_SHOWN = 20
+#: Number of owners of key ranges that `describe` prints.
+OWNERS_SHOWN = 50
 #: Number of partitions with a gap that `describe` prints.
 GAPS_SHOWN = 20
 app = new_app("List, describe, reset and delete groups; show their lag.")
@@ -130,8 +132,7 @@ async def describe(
     numbers = await _numbers(admin, described, metrics)
     paused = await scrape.paused(admin, described.values())
     held = {group: await held_keys(client, found) for group, found in positions.items()}
-    unfinished = await gaps(admin, described.values())
-    sharing = await owners(admin, described.values())
+    owned = await owners_of_groups(admin, described.values(), positions)
     if format is Format.JSON:
         output.rows(
             format,
@@ -140,8 +141,8 @@ async def describe(
                 | {
                     "paused": g in paused,
                     "held_keys": [key.row() for key in held.get(g, ())],
-                    "gaps": [gap.row() for gap in unfinished.get(g, ())],
-                    "key_ranges": [owner.row() for owner in sharing.get(g, ())],
+                    "gaps": [gap.row() for gap in gaps(owned.get(g, ()))],
+                    "key_ranges": [owner.row() for owner in sharing(owned.get(g, ()))],
                 }
                 for g, one in described.items()
             ],
@@ -153,16 +154,20 @@ async def describe(
         _print_group(one, positions.get(group, []), _share(numbers, one), paused=group in paused)
         if held.get(group):
             await _print_held(client, group, held[group])
-        _print_owners(sharing.get(group, []))
-        _print_gaps(unfinished.get(group, []))
+        _print_owners(sharing(owned.get(group, ())))
+        _print_gaps(gaps(owned.get(group, ())))
 
 
 def _print_owners(found: list[Owner]) -> None:
-    """Print who shares partitions by key ranges."""
-    if found:
-        print("\nPartitions shared by key ranges:")
-        columns = ["topic", "partition", "member", "share", "position"]
-        output.print_table([owner.row() for owner in found], columns)
+    """Print who shares partitions by key ranges, the lowest position of each partition first."""
+    if not found:
+        return
+    print("\nPartitions shared by key ranges:")
+    columns = ["topic", "partition", "member", "share", "position", "lag"]
+    columns += ["finished_above_stable", "holds_stable"]
+    output.print_table([owner.row() for owner in found[:OWNERS_SHOWN]], columns)
+    if len(found) > OWNERS_SHOWN:
+        print(f"... and {len(found) - OWNERS_SHOWN} more. --format json shows all.")
 
 
 def _print_gaps(found: list[Gap]) -> None:

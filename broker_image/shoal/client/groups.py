@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.client import message_fields
 from shoal.client.cluster import Cluster, TopicPartition
@@ -77,6 +77,20 @@ class Group:
     assignment_epoch: int = -1
 
 
+class CommittedRange(NamedTuple):
+    """What a group has finished of the records whose key hashes are in a range.
+
+    These are all records below `position`, which is -1 if none is committed, and those at
+    `finished` offsets above it. The lowest gap below these appeared at `gap_timestamp_ms`.
+    """
+
+    first_hash: int
+    last_hash: int
+    position: int
+    finished: FinishedOffsets = EMPTY
+    gap_timestamp_ms: int = -1
+
+
 @dataclass(frozen=True, slots=True)
 class CommittedOffset:
     """A committed position; `offset` is -1 if there is none."""
@@ -85,12 +99,12 @@ class CommittedOffset:
     leader_epoch: int = -1
     metadata: str = ""
     #: Finished offsets above `offset`, if they were wanted, and when the lowest gap appeared (-1
-    #: without one).
+    #: without one). They are empty if the partition has key ranges, which have their own.
     finished: FinishedOffsets = EMPTY
     gap_timestamp_ms: int = -1
-    #: First hash, last hash and position of each key range, if the partition is shared; the
-    #: position is -1 if none is committed. `offset` is the lowest one.
-    key_ranges: tuple[tuple[int, int, int], ...] = ()
+    #: Key ranges that tile the hashes, if the partition has several. `offset` is their lowest
+    #: position.
+    key_ranges: tuple[CommittedRange, ...] = ()
 
 
 class Groups:
@@ -341,7 +355,7 @@ def _committed(entry: Any) -> dict[TopicPartition, CommittedOffset]:
             part.metadata or "",
             finished_above(part),
             max((r.gap_timestamp for r in getattr(part, "key_ranges", ())), default=-1),
-            _positions_of_ranges(part),
+            _committed_ranges(part),
         )
         for topic in entry.topics
         for part in topic.partitions
@@ -358,12 +372,21 @@ def _unstable(entry: Any) -> KafkaError | None:
     return None
 
 
-def _positions_of_ranges(part: Any) -> tuple[tuple[int, int, int], ...]:
-    """Return the positions of key ranges of a shared partition; none for a whole one."""
+def _committed_ranges(part: Any) -> tuple[CommittedRange, ...]:
+    """Return the key ranges of a shared partition; none for a whole one."""
     ranges = getattr(part, "key_ranges", ())
     if len(ranges) <= 1:
         return ()
-    return tuple((r.first_hash, r.last_hash, r.position) for r in ranges)
+    return tuple(
+        CommittedRange(
+            r.first_hash,
+            r.last_hash,
+            r.position,
+            FinishedOffsets.decode(r.finished),
+            r.gap_timestamp,
+        )
+        for r in ranges
+    )
 
 
 def finished_above(part: Any) -> FinishedOffsets:

@@ -15,7 +15,9 @@ from shoal.client.configs import Resource, ResourceType
 from shoal.client.dead_letter_topics import TOPIC, bounds, dead_letter_topics
 from shoal.client.dead_letters import REASONS, DeadLetterFilter
 from shoal.client.errors import ClientError, KafkaError, expect
+from shoal.client.gaps import gaps
 from shoal.client.held_keys import HeldKey, held_keys
+from shoal.client.key_range_owners import WHOLE, owners_of_groups
 from shoal.client.timestamps import timestamp
 from shoal.console import figures, holdings, letters, payloads, queues, records
 from shoal.console.charts import Line, chart
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
     from shoal.client.client import Client
     from shoal.client.configs import ConfigEntry
+    from shoal.client.groups import Group
     from shoal.client.lag import Position
     from shoal.console.actors import Actors
     from shoal.console.holdings import Holdings
@@ -144,6 +147,7 @@ class Pages:
             if isinstance(found, KafkaError):
                 raise found
             context["group"] = found
+            context |= await self._key_ranges(found, positions)
         entries = await self._configs(ResourceType.GROUP, name)
         partitions = sample.numbers.partitions if sample.numbers else {}
         return Page(
@@ -159,6 +163,16 @@ class Pages:
                 "letter_topic": _value(entries, TOPIC),
             },
         )
+
+    async def _key_ranges(self, group: Group, positions: list[Position]) -> dict[str, object]:
+        """Return the key ranges of a group, and the gaps of partitions without any."""
+        name = group.group_id
+        found = await owners_of_groups(self._client.admin, [group], {name: positions})
+        shown = [one for one in found.get(name, ()) if one.ranges != WHOLE or one.finished.count]
+        return {
+            "key_ranges": [(one.row(), next(iter(gaps([one])), None)) for one in shown[:ROWS_MAX]],
+            "key_ranges_count": len(shown),
+        }
 
     async def _share_group(self, sample: Sample, name: str) -> dict[str, object]:
         found = [queue for queue in self._sampler.queues if queue.group == name]
