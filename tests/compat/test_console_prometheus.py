@@ -17,6 +17,7 @@ from queues import Queue
 from servers import ShoalProcess
 from shoal.client.client import SyncClient
 from shoal.client.share import AcknowledgeType
+from shoal.console import prometheus
 from shoal.console.history import STEP_S
 from shoal.console.prometheus import parse_prometheus
 from shoal.console.security import Access
@@ -121,6 +122,12 @@ def _settle(client: SyncClient, bootstrap: str, is_seen: Callable[[], bool]) -> 
 
     eventually(complete)
     client.run(other.close())
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine, Prometheus is slow, too."""
+    monkeypatch.setattr(prometheus, "ANSWER_S_MAX", 60.0)
 
 
 def opened(scraped: Scraped, labels: str | None = OF_MAIN, url: str = "") -> Opened:

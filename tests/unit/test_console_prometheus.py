@@ -100,6 +100,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     now = {"time": NOW_S, "monotonic": 1_000.0}
     fake = type("Clock", (), {name: staticmethod(lambda n=name: now[n]) for name in now})
     monkeypatch.setattr(prometheus, "time", fake)
+    # On a busy machine, the small Prometheus is slow, too.
+    monkeypatch.setattr(prometheus, "ANSWER_S_MAX", 60.0)
+    monkeypatch.setattr(prometheus, "ANSWER_BYTES_MAX", 100_000)
     return now
 
 
@@ -127,7 +130,7 @@ def test_an_hour_ends_at_a_step_and_has_gaps() -> None:
         for column in hour[2:]:
             assert list(column[-2:]) == [7, 5]
             assert all(map(math.isnan, column[:-2]))
-        words = {"start": "1799996400", "end": "1800000000", "step": "10", "timeout": "3s"}
+        words = {"start": "1799996400", "end": "1800000000", "step": "10", "timeout": "60s"}
         assert all(words.items() <= one.items() for one in served.asked)
         asked_for = {one["query"] for one in served.asked}
         assert asked_for == set(queries("", "g", ["t"]).values())
@@ -238,7 +241,7 @@ def test_an_error_of_one_query_stops_no_other() -> None:
         (404, b"404 page not found", "answers 404 without a result. `--prometheus-url` must be"),
         (302, b"", "answers 302 without a result"),
         (200, b"<html>", "answers 200 without a result"),
-        (200, b"[" * 100_000, "answers 200 without a result"),
+        (200, b"[" * 99_000, "answers 200 without a result"),
         (403, b"", "refuses the console: it answers 403. See `--prometheus-login`"),
         (200, b'{"status": "success"}', "is not a matrix of numbers by topic."),
         (
@@ -246,7 +249,7 @@ def test_an_error_of_one_query_stops_no_other() -> None:
             b'{"status": "success", "data": {"result": [{"metric": {}, "values": []}]}}',
             "is not a matrix of numbers by topic.",
         ),
-        (200, b" " * (1 + prometheus.ANSWER_BYTES_MAX), "is too large."),
+        (200, b" " * 100_001, "is too large."),
     ],
 )
 def test_an_answer_that_is_none(status: int, body: bytes, why: str) -> None:
