@@ -84,10 +84,15 @@ class Prometheus:
     def has(self, query: str) -> bool:
         """Return whether a panel with this query had a line since the start, of other numbers than
         NaN. Raises ValueError if it is no query."""
-        now = time.time()
-        words = {"start": f"{self._began}", "end": f"{now}", "step": "2"}
+        found = self.values(query, self._began, time.time(), step_s=2)
+        return any(not math.isnan(value) for value in found)
+
+    def values(self, query: str, start_s: float, end_s: float, step_s: float) -> list[float]:
+        """Return the values of a query at these times, of all its lines. Raises ValueError if it is
+        no query."""
+        words = {"start": f"{start_s}", "end": f"{end_s}", "step": f"{step_s}"}
         found = self._get("/api/v1/query_range", query=query, **words)["data"]["result"]
-        return any(not math.isnan(float(value)) for one in found for _, value in one["values"])
+        return [float(value) for one in found for _, value in one["values"]]
 
     def label_values(self, name: str, query: str) -> list[str]:
         """Return the values of a label, as a variable of a dashboard has them."""

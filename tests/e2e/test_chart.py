@@ -259,10 +259,54 @@ def test_a_console_masks_by_rule_or_shows_no_payloads() -> None:
     assert "ConfigMap" not in mine
 
 
+def test_a_console_with_history_from_prometheus() -> None:
+    labels = 'namespace="shop",shoal_dev_cluster="main"'
+    prometheus = {
+        "url": "https://prometheus.monitoring.svc:9090",
+        "labels": labels,
+        "token": {"secretName": "reader"},
+        "ca": {"secretName": "authority"},
+    }
+    args, mine = console_of(template(**USER, **{"console.prometheus": prometheus}))
+    mounted = {
+        "--prometheus-url=https://prometheus.monitoring.svc:9090",
+        f"--prometheus-labels={labels}",
+        "--prometheus-token=/etc/shoal/prometheus-token/token",
+        "--prometheus-ca=/etc/shoal/prometheus-ca/ca.crt",
+    }
+    assert {one for one in args if one.startswith("--prometheus")} == mounted
+    pod = mine["Deployment"]["spec"]["template"]["spec"]
+    secrets = {one["name"]: one["secret"]["secretName"] for one in pod["volumes"]}
+    assert secrets == {
+        "user": "console",
+        "prometheus-token": "reader",
+        "prometheus-ca": "authority",
+    }
+    (container,) = pod["containers"]
+    paths = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
+    assert paths["prometheus-token"] == "/etc/shoal/prometheus-token"
+    assert paths["prometheus-ca"] == "/etc/shoal/prometheus-ca"
+
+
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
         ({"console.enabled": True}, "console.userSecret is missing"),
+        (
+            {**USER, "console.prometheus.login.secretName": "p"},
+            "console.prometheus.url is missing",
+        ),
+        (
+            {
+                **USER,
+                "console.prometheus": {
+                    "url": "http://p:9090",
+                    "login": {"secretName": "l"},
+                    "token": {"secretName": "t"},
+                },
+            },
+            "are different logins",
+        ),
         ({**USER, "console.login.secretName": "users"}, "console.tls.secretName, or"),
         ({**USER, "console.ingress.enabled": True}, "console.tls.secretName, or"),
         ({**USER, **OPEN, "console.ingress.enabled": True}, "console.ingress.host is missing"),

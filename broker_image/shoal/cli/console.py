@@ -21,6 +21,7 @@ from shoal.client.client import Client
 if TYPE_CHECKING:
     from shoal.console.kubernetes import KubernetesSettings
     from shoal.console.masks import Masks
+    from shoal.console.prometheus import PrometheusSettings
     from shoal.console.registries import RegistrySettings
     from shoal.console.security import Access, Login
 
@@ -122,6 +123,34 @@ class PageOptions(NamedTuple):
         typer.Option(metavar="FILE", help="The console's login there, a line USER:PASSWORD."),
     ] = None
     schema_registry_ca: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A PEM file with the authorities of its certificate."),
+    ] = None
+    prometheus_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="A Prometheus that scrapes the brokers, for the last hour of share groups."
+            " Default: what the console has kept itself.",
+        ),
+    ] = None
+    prometheus_labels: Annotated[
+        str,
+        typer.Option(
+            metavar="MATCHERS",
+            help="Matchers of the labels that this cluster has there, such as"
+            ' namespace="shop",shoal_dev_cluster="main".',
+        ),
+    ] = ""
+    prometheus_login: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The console's login there, a line USER:PASSWORD."),
+    ] = None
+    prometheus_token: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The console's bearer token there, read each time."),
+    ] = None
+    prometheus_ca: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="A PEM file with the authorities of its certificate."),
     ] = None
@@ -234,6 +263,7 @@ def _access(listen: str, page: PageOptions) -> Access:
             url,
             _registry(page),
             _kubernetes(page),
+            _prometheus(page),
         )
         access.check(insecure=page.insecure)
     except security.InvalidAccess as error:
@@ -280,6 +310,30 @@ def _registry(page: PageOptions) -> RegistrySettings | None:
     login = _text(page.schema_registry_login) if page.schema_registry_login else ""
     ca = str(page.schema_registry_ca) if page.schema_registry_ca else ""
     return parse_registry(page.schema_registry, login, ca)
+
+
+def _prometheus(page: PageOptions) -> PrometheusSettings | None:
+    """Return the Prometheus with the history, if there is one. Raises `InvalidAccess`."""
+    from shoal.console.prometheus import parse_prometheus
+    from shoal.console.security import InvalidAccess
+
+    if page.prometheus_url is None:
+        more = {
+            "--prometheus-labels": page.prometheus_labels,
+            "--prometheus-login": page.prometheus_login,
+            "--prometheus-token": page.prometheus_token,
+            "--prometheus-ca": page.prometheus_ca,
+        }
+        if given := [name for name, value in more.items() if value]:
+            raise InvalidAccess(f"{given[0]} needs --prometheus-url")
+        return None
+    login = _text(page.prometheus_login) if page.prometheus_login else ""
+    if page.prometheus_token:
+        _text(page.prometheus_token)
+    ca = str(page.prometheus_ca) if page.prometheus_ca else ""
+    return parse_prometheus(
+        page.prometheus_url, page.prometheus_labels, login, page.prometheus_token, ca
+    )
 
 
 def _kubernetes(page: PageOptions) -> KubernetesSettings | None:

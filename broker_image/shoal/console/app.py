@@ -21,6 +21,7 @@ from shoal.console.kubernetes import Kubernetes, reading
 from shoal.console.live import Streams
 from shoal.console.openid import OpenIdLogin
 from shoal.console.pages import Page, Pages
+from shoal.console.prometheus import Prometheus
 from shoal.console.registries import Registry
 from shoal.console.render import STATIC, compile_templates, render
 from shoal.console.runs import Runs
@@ -65,8 +66,9 @@ class Console:
         self.registry = None if access.registry is None else Registry(access.registry)
         view = View(access.masks, self.registry)
         self.kubernetes = None if access.kubernetes is None else Kubernetes(access.kubernetes)
+        self.prometheus = None if access.prometheus is None else Prometheus(access.prometheus)
         self.actors = Actors(client, access)
-        self.pages = Pages(client, sampler, self.actors, view, self.kubernetes)
+        self.pages = Pages(client, sampler, self.actors, view, self.kubernetes, self.prometheus)
         self.streams = Streams(sampler)
         encrypted = access.is_encrypted or access.url.startswith("https:")
         self.sessions = Sessions(is_encrypted=encrypted, hosts=access.hosts)
@@ -82,6 +84,8 @@ class Console:
             await self.registry.close()
         if self.kubernetes is not None:
             await self.kubernetes.close()
+        if self.prometheus is not None:
+            await self.prometheus.close()
 
 
 def application(console: Console) -> web.Application:

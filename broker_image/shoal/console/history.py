@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from array import array
 from math import isnan, nan
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 STEP_S = 10.0
 POINTS_MAX = 361
@@ -27,6 +30,21 @@ class Point(NamedTuple):
     produced: float
     done: float
     letters: float
+
+
+class Hour(NamedTuple):
+    """The last hour of one queue, for its charts: times, oldest first, and what each has.
+
+    `end_s` is the time of the right edge, by the same clock. Numbers are nan if they are unknown;
+    the rates are records per second.
+    """
+
+    end_s: float
+    times: Sequence[float]
+    depth: Sequence[float]
+    in_flight: Sequence[float]
+    rate_in: Sequence[float]
+    rate_out: Sequence[float]
 
 
 class Series:
@@ -78,6 +96,17 @@ class Series:
             increase, seconds = values[at] - values[at - 1], times[at] - times[at - 1]
             found.append(increase / seconds if increase >= 0 and seconds > 0 else nan)
         return found[: len(times)]
+
+    def hour(self, now_s: float) -> Hour:
+        """Return what the charts of a queue show."""
+        return Hour(
+            now_s,
+            self.column("at_s"),
+            self.column("depth"),
+            self.column("in_flight"),
+            self.rates("produced"),
+            self.rates("done"),
+        )
 
     def unchanged_s(self, counter: str) -> float:
         """Return for how long a counter has had its last value, as far as points show it."""

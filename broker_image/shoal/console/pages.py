@@ -6,6 +6,7 @@ Live pages have a second template for the part that changes, which `/live/…` s
 from __future__ import annotations
 
 from dataclasses import replace
+from math import isnan
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohttp import web
@@ -33,9 +34,12 @@ if TYPE_CHECKING:
     from shoal.client.groups import Group
     from shoal.client.lag import Position
     from shoal.console.actors import Actors
+    from shoal.console.charts import Chart
+    from shoal.console.history import Hour
     from shoal.console.holdings import Holdings
     from shoal.console.kubernetes import Kubernetes
     from shoal.console.openid import OpenIdLogin
+    from shoal.console.prometheus import Prometheus
     from shoal.console.sampler import Sampler
     from shoal.console.views import View
 
@@ -67,12 +71,14 @@ class Pages:
         actors: Actors,
         view: View,
         kubernetes: Kubernetes | None,
+        prometheus: Prometheus | None,
     ) -> None:
         self._client = client
         self._sampler = sampler
         self._actors = actors
         self._view = view
         self._kubernetes = kubernetes
+        self._prometheus = prometheus
         #: The holdings of groups in one sample: several pages of a group read them once.
         self._holdings: dict[str, Holdings | None] = {}
         self._holdings_at_ms = -1
@@ -180,13 +186,16 @@ class Pages:
         positions = sample.positions.get(name, [])
         held = sum(last - first + 1 for p in positions for first, last in p.key_holder_offsets)
         in_hands = await self._held_by_members(sample, name)
+        hours, why = await self._hours(sample, found)
         return {
             "group": sample.groups[name],
             "queues": found,
             "holdings": in_hands,
             "is_paused": name in sample.paused,
             "causes": queues.causes(sample, name, found, in_hands),
-            "charts": {queue.topic: self._charts(sample, queue) for queue in found},
+            "charts": {topic: _charts(topic, hour) for topic, hour in hours.items()},
+            "from_prometheus": self._prometheus is not None and bool(found) and not why,
+            "why_from_memory": why,
             "ages": {(q.group, q.topic): _age_s(sample, q.oldest_ms) for q in found},
             "held_count": held,
             "held": await self._held(positions) if held else [],
@@ -211,26 +220,15 @@ class Pages:
             self._holdings[name] = await holdings.read(self._client, name, places)
         return self._holdings[name]
 
-    def _charts(self, sample: Sample, queue: Queue) -> list[object]:
-        series = self._sampler.history.of(queue.group, queue.topic)
-        times = series.column("at_s")
-        depth = [Line("depth", "Depth", series.column("depth"))]
-        if queue.numbers is not None:
-            depth.append(Line("in-flight", "In flight", series.column("in_flight")))
-        rates = [
-            Line("in", "In", series.rates("produced")),
-            Line("out", "Out", series.rates("done")),
-        ]
-        return [
-            chart(f"Depth of {queue.topic}, records", times, depth, now_s=sample.at_s),
-            chart(
-                f"Throughput of {queue.topic}, records per second",
-                times,
-                rates,
-                now_s=sample.at_s,
-                form=figures.rate,
-            ),
-        ]
+    async def _hours(self, sample: Sample, found: list[Queue]) -> tuple[dict[str, Hour], str]:
+        """Return the history of a group's queues by topic: what Prometheus has, and of the others
+        what the console has kept, with a sentence that says why."""
+        history = self._sampler.history
+        kept = {q.topic: history.of(q.group, q.topic).hour(sample.at_s) for q in found}
+        if self._prometheus is None or not found:
+            return kept, ""
+        answer = await self._prometheus.group(found[0].group, list(kept))
+        return {**kept, **answer.hours}, answer.why
 
     async def _configs(self, kind: ResourceType, name: str) -> list[ConfigEntry] | str:
         """Return the configs of a resource in order of their names, or why not."""
@@ -556,3 +554,20 @@ def _value(entries: list[ConfigEntry] | str, name: str) -> str:
     if isinstance(entries, str):
         return ""
     return next((entry.value or "" for entry in entries if entry.name == name), "")
+
+
+def _charts(topic: str, hour: Hour) -> list[Chart]:
+    depth = [Line("depth", "Depth", hour.depth)]
+    if not all(map(isnan, hour.in_flight)):
+        depth.append(Line("in-flight", "In flight", hour.in_flight))
+    rates = [Line("in", "In", hour.rate_in), Line("out", "Out", hour.rate_out)]
+    return [
+        chart(f"Depth of {topic}, records", hour.times, depth, now_s=hour.end_s),
+        chart(
+            f"Throughput of {topic}, records per second",
+            hour.times,
+            rates,
+            now_s=hour.end_s,
+            form=figures.rate,
+        ),
+    ]

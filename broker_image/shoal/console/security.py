@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from shoal.client.secret import Secret
     from shoal.console.kubernetes import KubernetesSettings
+    from shoal.console.prometheus import PrometheusSettings
     from shoal.console.registries import RegistrySettings
 
 log = logging.getLogger("shoal.console")
@@ -127,6 +128,7 @@ class Access:
     url: str = ""
     registry: RegistrySettings | None = None
     kubernetes: KubernetesSettings | None = None
+    prometheus: PrometheusSettings | None = None
 
     @property
     def has_login(self) -> bool:
