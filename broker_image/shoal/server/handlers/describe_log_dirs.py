@@ -29,7 +29,7 @@ def handle(broker: Broker, request: Request) -> Answer:
     directory = broker.directory
     try:
         total, usable = directory.storage.free_bytes(directory.path)
-        # Within a limit of the logs, the volume has no more than that for them.
+        # The limit of the logs is the size of the disk for its users.
         limit = broker.log_maintenance.size_max_bytes
         usable = min(usable, max(0, limit - broker.log_maintenance.size_bytes()))
         total = min(total, limit)
