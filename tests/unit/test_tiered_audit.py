@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shoal.server.tiered import reconciliation
 from shoal.tiered import audit, keys
 from shoal.tiered.metadata_records import SegmentAdded, SegmentId, SegmentState, SegmentUpdated
-from shoal.tiered.remote_log import RemoteLog, RemoteSegment, custom_metadata
+from shoal.tiered.remote_log import RemoteLog, RemoteSegment, custom_metadata, unpack
 from shoal.tiered.store import ObjectInfo
 
 if TYPE_CHECKING:
@@ -85,7 +85,6 @@ def test_the_result_is_that_of_a_plain_comparison(
 def test_a_step_looks_at_few_objects_and_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     count = 10_000
     remote, work = remote_log(range(1, count + 1)), 0
-    unpack = audit.unpack
 
     def counted(packed: bytes) -> RemoteSegment:
         nonlocal work
