@@ -138,6 +138,9 @@ test_the_rate_is_measured_over_the_windows remote.log.manager.copy.quota.window.
     remote.log.manager.copy.quota.window.size.seconds remote.log.manager.fetch.quota.window.num
     remote.log.manager.fetch.quota.window.size.seconds
 
+wire/test_disk_trouble.py
+test_logs_at_their_limit_take_no_more_records_until_there_is_room shoal.log.dir.max.bytes
+
 unit/test_manifest.py
 test_orphans_are_deleted_after_the_grace_period shoal.remote.orphan.grace.ms=GRACE_MS
 

@@ -16,6 +16,10 @@ The algorithm, in this order:
    partition with a single replica does not block the restart, since waiting would not help. Neither
    does a partition with more replicas than pods, as far as its replicas in this pod go.
 7. A controller restarts only if the voters that keep up are a majority without it.
+8. If brokers lose their disks with their pods (`loses_disks`), a broker restarts only if each of
+   its partitions has replicas in the ISR on other disks: one, and two if this broker is in the ISR
+   and there are as many. This also holds for a broker that is not ready, which may be the last one
+   with all records, and has no exceptions. Nothing restarts while the partitions are unknown.
 
 Properties: the operator takes down at most one pod at a time; the order depends on the input only;
 every restart has a reason.
@@ -107,6 +111,8 @@ Step = Proceed | Wait | Refuse | Done
 #: Time for a broker to become ready; the recovery of a large log after a crash takes tens of
 #: seconds.
 START_SECONDS_MAX = 120.0
+#: In-sync replicas that stay on other disks when a broker loses its disk.
+_COPIES_MIN = 2
 #: The remedy for replicas that share a pod.
 SPREAD = "set the annotation shoal.dev/rebalance to spread them"
 
@@ -117,20 +123,23 @@ def next_step(
     controller_id: int,
     *,
     quorum: Quorum | None = None,
+    loses_disks: bool = False,
     window_open: bool = True,
 ) -> Step:
     """Return what to do about restarts.
 
     `partitions` is None while no broker answers; `quorum` is None for a single broker.
+    `loses_disks` means that brokers lose their records with their pods; dedicated controllers keep
+    them.
     """
     stale = [b for b in brokers if b.restart_reason]
 
     def first_allowed(candidates: Sequence[BrokerPod], *, serving: bool) -> Step:
         """Restart the first candidate that the cluster can spare, or wait."""
         for pod in candidates:
-            blocked = ""
+            blocked = _record_loss(pod, partitions) if loses_disks else ""
             # Rule 2: a pod without other brokers serves no clients while it is not ready.
-            if partitions is not None and (serving or pod.others):
+            if not blocked and partitions is not None and (serving or pod.others):
                 blocked = _quorum_loss(pod.ids, quorum) or _isr_loss(pod.ids, partitions, brokers)
             if not blocked:
                 return Proceed(pod.id, pod.restart_reason, pod.others, pod.controller)
@@ -183,6 +192,32 @@ def _quorum_loss(ids: frozenset[int], quorum: Quorum | None) -> str:
     if len(left) >= majority:
         return ""
     return f"only {len(left)} of {len(quorum.voters)} controllers would keep up"
+
+
+def _record_loss(pod: BrokerPod, partitions: Sequence[PartitionState] | None) -> str:
+    """Return which partition might lose records with the disks of a pod, else an empty string.
+    Dedicated controllers keep theirs."""
+    if pod.controller:
+        return ""
+    ids = pod.ids
+    if partitions is None:
+        return "records may be lost with its disk: no broker returns the state of the partitions"
+    for partition in partitions:
+        elsewhere = set(partition.replicas) - ids
+        if len(elsewhere) == len(partition.replicas):
+            continue
+        if not elsewhere:
+            return (
+                f"{partition.name} would lose its records, which are on no disk of another pod "
+                "(give the topic more replicas, or delete it)"
+            )
+        left = len(set(partition.isr) - ids)
+        # Without a replica in the ISR, the pod has nothing that the others lack.
+        least = max(_COPIES_MIN, partition.isr_min) if ids & set(partition.isr) else 1
+        if left < min(least, len(elsewhere)):
+            replicas = "1 in-sync replica" if left == 1 else f"{left or 'no'} in-sync replicas"
+            return f"{partition.name} would have {replicas} on other disks"
+    return ""
 
 
 def _isr_loss(

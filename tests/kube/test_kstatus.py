@@ -73,6 +73,7 @@ STALLED = (
     "RestoreRefused",
     "NoMajority",
     "NodePoolNotAllowed",
+    "StorageNotAllowed",
     "NodePoolRemoved",
     "ConfigNotAllowed",
     "ConfigTwice",

@@ -138,3 +138,73 @@ def test_a_roll_of_a_healthy_cluster_ends(picture) -> None:
     assert sorted(restarted) == sorted(b.id for b in brokers if b.restart_reason)
     if controller in restarted:
         assert restarted[-1] == controller
+
+
+# -- brokers that lose their disks with their pods
+
+
+def without_disks(brokers, parts):
+    return next_step(brokers, parts, -1, loses_disks=True)
+
+
+def test_a_disk_is_not_lost_while_it_has_the_only_replica() -> None:
+    only = [PartitionState("single-0", (1,), (1,), 1)]
+    step = without_disks(cluster(stale=(1,)), only)
+    assert isinstance(step, Wait)
+    assert "single-0 would lose its records" in step.reason
+    assert "more replicas" in step.reason
+    assert step.serving
+    # Other brokers restart meanwhile.
+    assert without_disks(cluster(stale=(1, 2)), only) == Proceed(2, REASON)
+    # Both replicas are on brokers of one pod.
+    pods = [BrokerPod(0, True, REASON, others=(1000,)), BrokerPod(1, True, others=(1001,))]
+    step = without_disks(pods, [PartitionState("t-0", (0, 1000), (0, 1000), 1)])
+    assert isinstance(step, Wait)
+    assert "on no disk of another pod" in step.reason
+
+
+def test_two_other_disks_have_the_records_whatever_the_min_isr() -> None:
+    stale = cluster(stale=(0,))
+    assert without_disks(stale, FULL) == Proceed(0, REASON)
+    two = [partition((0, 1), isr_min=1)]
+    assert next_step(stale, two, -1) == Proceed(0, REASON)
+    step = without_disks(stale, two)
+    assert isinstance(step, Wait)
+    assert "jobs-0 would have 1 in-sync replica on other disks" in step.reason
+    assert without_disks(stale, [partition((0, 1), 1, (0, 1))]) == Proceed(0, REASON)
+
+
+def test_a_broken_broker_keeps_its_disk_if_it_may_have_the_last_records() -> None:
+    broken = cluster(stale=(0,), unready=(0, 1, 2))
+    last = [partition((), 2), partition((1,), 2, (1, 2))]
+    step = without_disks(broken, last)
+    assert isinstance(step, Wait)
+    assert not step.serving
+    assert "no in-sync replicas on other disks" in step.reason
+    assert isinstance(without_disks(broken, [partition((0,))]), Wait)
+    assert next_step(broken, last, -1) == Proceed(0, REASON)
+    # Others have all committed records, even if it is one: two broken pods can be mended.
+    assert without_disks(broken, [partition((2,))]) == Proceed(0, REASON)
+
+
+def test_unknown_partitions_keep_the_disks() -> None:
+    broken = cluster(stale=(0, 1, 2), unready=(0, 1, 2))
+    step = without_disks(broken, None)
+    assert isinstance(step, Wait)
+    assert "no broker returns the state of the partitions" in step.reason
+    assert next_step(broken, None, -1) == Proceed(0, REASON)
+
+
+def test_controllers_keep_their_disks() -> None:
+    pods = [BrokerPod(0, True), BrokerPod(900, False, REASON, controller=True)]
+    assert without_disks(pods, None) == Proceed(900, REASON, controller=True)
+
+
+@given(pictures())
+def test_a_restart_never_loses_the_last_copy(picture) -> None:
+    brokers, parts, controller = picture
+    step = next_step(brokers, parts, controller, loses_disks=True)
+    if isinstance(step, Proceed):
+        for part in parts:
+            if step.broker_id in part.replicas:
+                assert set(part.isr) - {step.broker_id}

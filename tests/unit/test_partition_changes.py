@@ -7,7 +7,7 @@ import pytest
 from shoal.metadata import brokers, controller, delta, elections, reassignments, topics
 from shoal.metadata.alter_partition import Wish, alter_partition
 from shoal.metadata.controller import Decision
-from shoal.metadata.image import BrokerImage, Endpoint, MetadataImage, PartitionImage
+from shoal.metadata.image import BrokerImage, Endpoint, MetadataImage, PartitionImage, Scope
 from shoal.metadata.partition_changes import RECOVERED, RECOVERING
 from shoal.metadata.reassignments import Move
 from shoal.metadata.snapshot import records_of
@@ -21,13 +21,14 @@ def ids() -> Callable[[], UUID]:
 
 
 NEW_ID = ids()
+STORE = {"remote.log.storage.system.enable": "true", "shoal.remote.store.url": "memory:///"}
 
 
 class Cluster:
     """A controller's image, changed by decisions."""
 
     def __init__(self, size: int) -> None:
-        self.image = MetadataImage()
+        self.image = MetadataImage(scope=Scope(1, STORE))
         self.do(controller.bootstrap())
         for id in range(1, size + 1):
             self.join(id)
@@ -37,10 +38,11 @@ class Cluster:
         self.image, _ = delta.apply(self.image, decision.records, offset=offset, epoch=1)
         return decision
 
-    def join(self, id: int, *, clean: bool = True) -> None:
+    def join(self, id: int, *, clean: bool = True, disk: int = 0) -> None:
         endpoints = (Endpoint("PLAINTEXT", f"b{id}", 9092),)
+        directory = UUID(int=disk or id)
         broker = BrokerImage(
-            id, NEW_ID(), -1, endpoints, controller.SUPPORTED_FEATURES, log_dirs=(UUID(int=id),)
+            id, NEW_ID(), -1, endpoints, controller.SUPPORTED_FEATURES, log_dirs=(directory,)
         )
         self.do(brokers.register(self.image, broker, clean=clean, alive=False))
         self.do(brokers.unfence(self.image, id))
@@ -75,6 +77,43 @@ class Cluster:
         )
         (row,) = self.do(alter_partition(self.image, leader, self.epoch(leader), [wish])).response
         return row["error_code"]
+
+
+TIERED = {"remote_storage_enable": "true"}
+
+
+def test_with_an_empty_disk_the_last_leader_of_a_tiered_topic_does_not_lead() -> None:
+    """It would begin at offset 0, where the object store has other records."""
+    for replicas, min_isr in (([1], "1"), ([1, 2], "2"), ([1, 2, 3], "1")):
+        cluster = Cluster(3)
+        cluster.create(replicas, min_insync_replicas=min_isr, **TIERED)
+        cluster.fence(*reversed(replicas))
+        for id in reversed(replicas):
+            cluster.join(id, clean=False, disk=100 + id)
+        now = cluster.partition
+        assert (now.leader, now.isr, now.last_known_elr) == (-1, (), ()), replicas
+        # Nor after another restart.
+        cluster.join(1, clean=True, disk=101)
+        assert cluster.partition.leader == -1
+
+
+def test_with_its_disk_or_without_tiers_the_last_leader_leads_again() -> None:
+    for configs, disk in ((TIERED, 1), ({}, 101)):
+        cluster = Cluster(1)
+        cluster.create([1], **configs)
+        cluster.fence(1)
+        cluster.join(1, clean=False, disk=disk)
+        assert (cluster.partition.leader, cluster.partition.isr) == (1, (1,))
+
+
+def test_a_replica_that_kept_its_disk_leads_the_tiered_topic() -> None:
+    cluster = Cluster(2)
+    cluster.create([1, 2], min_insync_replicas="2", **TIERED)
+    cluster.fence(1, 2)
+    cluster.join(2, clean=False, disk=102)
+    assert cluster.partition.leader == -1
+    cluster.join(1)
+    assert (cluster.partition.leader, cluster.partition.isr) == (1, (1,))
 
 
 def test_a_fenced_leader_is_replaced_from_the_isr() -> None:
@@ -246,7 +285,10 @@ def test_a_snapshot_has_the_whole_image() -> None:
     cluster.do(controller.allocate_producer_ids(cluster.image, 3))
     image = cluster.image
     again, _ = delta.apply(
-        MetadataImage(), records_of(image), offset=image.offset, epoch=image.epoch
+        MetadataImage(scope=image.scope),
+        records_of(image),
+        offset=image.offset,
+        epoch=image.epoch,
     )
     assert again == image
     assert delta.difference(image, again) == delta.MetadataDelta()

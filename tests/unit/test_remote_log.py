@@ -203,13 +203,13 @@ def test_a_pass_over_many_segments_unpacks_none(monkeypatch) -> None:
     for number in range(count):
         finished(log, number, 10 * number, 10 * number + 9)
     packed, unpacked = log.packed(), []
-    real = remote_log._unpack  # noqa: SLF001
+    real = remote_log.unpack
 
     def unpack(data: bytes) -> RemoteSegment:
         unpacked.append(data)
         return real(data)
 
-    monkeypatch.setattr(remote_log, "_unpack", unpack)
+    monkeypatch.setattr(remote_log, "unpack", unpack)
     assert log.covers(0, 10 * count)
     assert not log.covers(0, 10 * count + 1)
     extents = list(log.extents())

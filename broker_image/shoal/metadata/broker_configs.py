@@ -252,6 +252,10 @@ log.flush.interval.ms long - - cluster-wide
     applies.
 log.flush.scheduler.interval.ms long long-max -
     Maximum time until records are synced to disk if log.flush.interval.ms is unset.
+shoal.log.dir.max.bytes long long-max 1..
+    Maximum size of the logs of this broker. While they have as many bytes, produce requests for
+    other than internal topics are refused with KAFKA_STORAGE_ERROR, which clients retry. Records
+    that followers copy are not refused.
 shoal.log.flush.group.commit boolean false - cluster-wide
     Whether the broker syncs records to disk before it acknowledges them. Many requests share one
     sync.

@@ -27,7 +27,9 @@ def register(image: MetadataImage, broker: BrokerImage, *, clean: bool, alive: b
     """Register a starting broker as fenced. The response is its epoch, the offset of the record.
 
     `clean` states that it stopped cleanly. `alive` states that a process with this id sent a
-    heartbeat within its session. Raises `ApiError`.
+    heartbeat within its session. A broker with another data directory has lost its disk. It is not
+    the last leader of tiered topics any more: it would begin at offset 0, where the object store
+    has other records. Raises `ApiError`.
     """
     present = image.brokers.get(broker.broker_id)
     if present is not None and alive and present.incarnation_id != broker.incarnation_id:
@@ -47,7 +49,8 @@ def register(image: MetadataImage, broker: BrokerImage, *, clean: bool, alive: b
     epoch = image.offset + 1
     records = [registration(broker, epoch)]
     unclean = () if clean else (broker.broker_id,)
-    records += _without(image, broker.broker_id, unclean=unclean)
+    empty = present is not None and not set(present.log_dirs) & set(broker.log_dirs)
+    records += _without(image, broker.broker_id, unclean=unclean, empty=empty)
     return Decision(records, epoch)
 
 
@@ -183,23 +186,29 @@ def _views(image: MetadataImage, gone: int, unclean: Iterable[int] = ()) -> Call
 
 
 def _without(
-    image: MetadataImage, broker_id: int, *, unclean: Iterable[int] = ()
+    image: MetadataImage, broker_id: int, *, unclean: Iterable[int] = (), empty: bool = False
 ) -> Iterator[MetadataRecord]:
-    """Yield the partition changes if the broker is removed."""
+    """Yield the partition changes if the broker is removed; `empty` means that it has no records
+    any more."""
     lost = frozenset(unclean)
     view_in = _views(image, broker_id, lost)
     for topic, index, partition in _hosted(image, broker_id):
         eligible = broker_id in partition.eligible_leader_replicas
-        if broker_id not in partition.isr and not (eligible and lost):
+        # Without a leader, it may have been the last one.
+        last = empty and broker_id in partition.last_known_elr
+        if broker_id not in partition.isr and not (eligible and lost) and not last:
             continue
         isr = tuple(r for r in partition.isr if r != broker_id)
-        unclean_allowed = image.topic_config(topic.name)["unclean.leader.election.enable"]
+        config = image.topic_config(topic.name)
+        unclean_allowed = config["unclean.leader.election.enable"]
         after = settled(
             partition,
             view_in(topic.name),
             isr=isr,
             election=Election.UNCLEAN if unclean_allowed else Election.STAY,
         )
+        if empty and config["remote.storage.enable"] and broker_id in after.last_known_elr:
+            after = after._replace(last_known_elr=())
         record = change(topic.topic_id, index, partition, after)
         if record is not None:
             yield record

@@ -93,7 +93,15 @@ class RemoteLog:
 
     def __iter__(self) -> Iterator[RemoteSegment]:
         """Iterate over the finished segments in order of their base offsets."""
-        return map(_unpack, self._finished)
+        return map(unpack, self._finished)
+
+    def finished(self) -> tuple[bytes, ...]:
+        """Return the finished segments of this moment, each packed, in order of their offsets."""
+        return tuple(self._finished)
+
+    def unfinished_ids(self) -> frozenset[UUID]:
+        """Return the ids of the segments that are being copied or deleted."""
+        return frozenset(self._other)
 
     def packed(self) -> bytes:
         """Return the finished segments, packed one behind the other."""
@@ -122,7 +130,7 @@ class RemoteLog:
             if base >= offset:
                 break
             if _OFFSETS.unpack_from(packed)[1] < offset:
-                out.append(_unpack(packed))
+                out.append(unpack(packed))
         return out
 
     def ids(self) -> set[UUID]:
@@ -153,7 +161,7 @@ class RemoteLog:
             packed = self._finished[at]
             end_offset = _OFFSETS.unpack_from(packed)[1]
             if end_offset >= offset and (best is None or end_offset > best.end_offset):
-                segment = _unpack(packed)
+                segment = unpack(packed)
                 if leader_epoch in (-1, segment.epoch_at(offset)):
                     best = segment
             at -= 1
@@ -240,7 +248,7 @@ class RemoteLog:
             return self._other.pop(segment_id)[1]
         at = self._position(segment_id)
         assert at is not None
-        segment = _unpack(self._finished.pop(at))
+        segment = unpack(self._finished.pop(at))
         del self._bases[at], self._ends_max[at]
         self.size_bytes -= segment.log_size
         self.fingerprint ^= segment.segment_id.int
@@ -293,10 +301,11 @@ def pieces(packed: bytes) -> Iterator[bytes]:
 
 def unpack_all(packed: bytes) -> Iterator[RemoteSegment]:
     """Iterate over packed segments. Raises `ValueError` for invalid bytes."""
-    return map(_unpack, pieces(packed))
+    return map(unpack, pieces(packed))
 
 
-def _unpack(packed: bytes) -> RemoteSegment:
+def unpack(packed: bytes) -> RemoteSegment:
+    """Return the segment that `pack` packed."""
     segment_id, *fields, count = _PACKED.unpack_from(packed)
     epochs = tuple(
         _EPOCH.unpack_from(packed, _PACKED.size + number * _EPOCH.size) for number in range(count)

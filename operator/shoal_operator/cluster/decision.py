@@ -14,6 +14,7 @@ from shoal_operator.model import (
     pod_layout,
     reserved_fields,
     security,
+    storage,
     tiered,
 )
 from shoal_operator.model import cluster as model
@@ -53,6 +54,8 @@ def refusal(cluster: Manifest, *, racks: bool = True) -> Verdict | None:
             "spec.replicas cannot be 2, because neither broker has a majority alone. "
             "Set it to 1 or 3.",
         )
+    if problem := storage.problem(cluster):
+        return Verdict.refused("StorageNotAllowed", problem)
     if spec.get("rack") and not racks:
         return Verdict.refused(
             "RacksDisabled",
@@ -204,6 +207,12 @@ def broker_pods(seen: Observation) -> list[roller.BrokerPod]:
     )
 
 
+def loses_disks(cluster: Manifest) -> bool:
+    """Return whether a restart of a broker loses records that it has. Before brokers have reported,
+    they have none."""
+    return storage.is_ephemeral(cluster) and bool(cluster.get("status", {}).get("clusterId"))
+
+
 def next_step(
     seen: Observation,
     partitions: Sequence[PartitionState] | None,
@@ -216,6 +225,7 @@ def next_step(
         partitions,
         state.controller_id if state else -1,
         quorum=state.quorum if state else None,
+        loses_disks=loses_disks(seen.cluster),
         window_open=is_open(seen.cluster["spec"].get("maintenanceWindows", []), now),
     )
 
@@ -315,6 +325,11 @@ def pool_removed(name: str, first_id: int) -> Verdict:
         f"replicas. Add it again with firstNodeId {first_id} and replicas 0, and remove it when "
         "status.nodePools has 0 replicas for it.",
     )
+
+
+def disks_refused(problem: str) -> Verdict:
+    """Return the verdict on disks that are not those of the spec's type, or that are lost."""
+    return Verdict.refused("StorageNotAllowed", problem)
 
 
 def no_address(services: Sequence[str]) -> Verdict:

@@ -85,10 +85,11 @@ class ClusterObjects:
         if want["kind"] == "StatefulSet" and have:
             # Claim templates are immutable, so the claims themselves are changed.
             (pool,) = [p for p in node_pools.of(cluster) if p.stateful_set == meta["name"]]
-            await self._grow_claims(cluster, pool)
-            await self._label_claims(cluster, pool, have["spec"]["volumeClaimTemplates"])
-            kept = {"volumeClaimTemplates": have["spec"]["volumeClaimTemplates"]}
-            want = {**want, "spec": {**want["spec"], **kept}}
+            if templates := have["spec"].get("volumeClaimTemplates"):
+                await self._grow_claims(cluster, pool)
+                await self._label_claims(cluster, pool, templates)
+                kept = {"volumeClaimTemplates": templates}
+                want = {**want, "spec": {**want["spec"], **kept}}
         want = marked(want)
         digest = want["metadata"]["annotations"][APPLIED]
         key = (want["kind"], meta["name"])

@@ -30,6 +30,7 @@ from shoal_operator.model import (
     names,
     node_pools,
     security,
+    storage,
 )
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ class Clusters:
             await self._report(cluster, refused)
             await self._keep_certificates(resolved)
             return None
-        if removed := self._removed_pool(resolved):
+        if removed := self._removed_pool(resolved) or self._disks_refused(resolved):
             await self._report(cluster, removed)
             await self._keep_certificates(resolved)
             return RETRY_SECONDS_MAX
@@ -295,6 +296,15 @@ class Clusters:
                 return decision.pool_removed(pool, first_id)
         return None
 
+    def _disks_refused(self, cluster: Manifest) -> Verdict | None:
+        """Return the verdict on a spec whose type of disks is not that of the pods, or whose
+        brokers have lost theirs with an earlier QueueCluster."""
+        sets, dedicated = self._observer.stateful_sets(cluster), node_pools.controllers(cluster)
+        claims = self._observer.claims(cluster, dedicated) if dedicated else []
+        problem = storage.changed(cluster, sets)
+        problem = problem or storage.lost_before(cluster, self._observer.stateful_set(), claims)
+        return decision.disks_refused(problem) if problem else None
+
     async def _scale_down(self, cluster: Manifest) -> ScaleDown:
         """Return how many pods must run now; it exceeds the spec's number while they drain."""
         wanted, found = node_pools.replicas(cluster), self._observer.pods()
@@ -379,8 +389,9 @@ class Clusters:
 
     async def _next_step(self, seen: Observation) -> Step:
         partitions = None
+        every = decision.loses_disks(seen.cluster)
         restarts = any(
-            b.restart_reason and (b.ready or b.others) for b in decision.broker_pods(seen)
+            b.restart_reason and (b.ready or b.others or every) for b in decision.broker_pods(seen)
         )
         if seen.state and restarts:
             with contextlib.suppress(ClientError):

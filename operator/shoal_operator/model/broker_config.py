@@ -12,7 +12,15 @@ import re
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from shoal_operator.model import listeners, names, node_pools, pod_layout, security, tiered
+from shoal_operator.model import (
+    listeners,
+    names,
+    node_pools,
+    pod_layout,
+    security,
+    storage,
+    tiered,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -88,6 +96,7 @@ RESERVED = {
     "shoal.brokers.per.host": "Use spec.brokersPerPod.",
     "shoal.cluster.id": _OPERATOR,
     "shoal.insecure.listeners.enable": _OPERATOR,
+    "shoal.log.dir.max.bytes": _STORAGE,
     "shoal.metrics.listener": "Use spec.metrics.port.",
     "shoal.remote.chunk.cache.bytes": _TIERED,
     "shoal.remote.compression.type": _TIERED,
@@ -236,7 +245,7 @@ def properties(
     if spec.get("rack"):
         lines["replica.selector.class"] = REPLICA_SELECTOR
     lines |= security.properties(cluster)
-    lines |= tiered.properties(cluster, replication)
+    lines |= tiered.properties(cluster, replication) | storage.properties(cluster)
     lines |= {k: v for k, v in spec.get("config", {}).items() if k not in DYNAMIC}
     return _file(lines)
 

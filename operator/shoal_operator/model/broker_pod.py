@@ -16,6 +16,7 @@ from shoal_operator.model import (
     pod_layout,
     rack,
     security,
+    storage,
     tiered,
 )
 
@@ -122,6 +123,7 @@ def template(
         "volumes": [
             {"name": "config", "configMap": {"name": names.stateful_set(name)}},
             {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
+            *storage.volumes(cluster),
         ],
     }
     for volume, secret, _ in _secrets(cluster, pool):
@@ -217,8 +219,8 @@ def _container(
         mount = {"name": volume, "mountPath": path, "readOnly": True}
         container["volumeMounts"].append(mount)
     container["volumeMounts"] += over.get("volumeMounts", [])
-    if spec.get("resources"):
-        container["resources"] = spec["resources"]
+    if resources := storage.resources(cluster):
+        container["resources"] = resources
     others = range(1, pod_layout.per_pod(cluster))
     if others and not slot:
         # This broker may be the controller, which the others need to hand over: it stops last.

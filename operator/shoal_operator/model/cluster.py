@@ -18,6 +18,7 @@ from shoal_operator.model import (
     pod_layout,
     restore,
     security,
+    storage,
 )
 
 if TYPE_CHECKING:
@@ -196,13 +197,6 @@ def _stateful_set(
 ) -> Manifest:
     """Return the StatefulSet of a pool. `cluster` is its view."""
     name, spec = cluster["metadata"]["name"], cluster["spec"]
-    every = range(pod_layout.per_pod(cluster))
-    claim_spec: Manifest = {
-        "accessModes": ["ReadWriteOnce"],
-        "resources": {"requests": {"storage": spec["storage"]["size"]}},
-    }
-    if spec["storage"].get("storageClassName"):
-        claim_spec["storageClassName"] = spec["storage"]["storageClassName"]
     keep = spec["storage"].get("deletionPolicy", "Retain")
     body = {
         "spec": {
@@ -213,15 +207,10 @@ def _stateful_set(
             "selector": {"matchLabels": names.selector(name) | node_pools.labels(pool)},
             "persistentVolumeClaimRetentionPolicy": {"whenDeleted": keep, "whenScaled": "Retain"},
             "template": template,
-            "volumeClaimTemplates": [
-                {
-                    "metadata": {"name": pod_layout.volume(slot), **claim_metadata(cluster, pool)},
-                    "spec": claim_spec,
-                }
-                for slot in every
-            ],
         }
     }
+    if claims := storage.claim_templates(cluster, claim_metadata(cluster, pool)):
+        body["spec"]["volumeClaimTemplates"] = claims
     if pool.name:
         # The numbers of the pods are the ids of their brokers.
         body["spec"]["ordinals"] = {"start": pool.first_id}

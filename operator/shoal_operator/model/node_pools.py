@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: The roles of a node, as in Kafka's `process.roles`.
 BROKER, CONTROLLER = "broker", "controller"
+#: The types of disks (`spec.storage.type`).
+PERSISTENT, EPHEMERAL = "persistent", "ephemeral"
 #: The number of ids that belong to a pool.
 IDS = 100
 #: Controllers of the cluster's own pool; more brokers do not change them.
@@ -118,7 +120,7 @@ def given(cluster: Mapping[str, Any], pool: NodePool) -> Mapping[str, Any]:
 def view(cluster: Mapping[str, Any], pool: NodePool) -> names.Manifest:
     """Return the cluster with the pool's resources, storage and template in place of its own.
 
-    Replicas and pools stay. Pods of controllers have one slot.
+    Replicas and pools stay. Pods of controllers have one slot, and keep their disks.
     """
     spec, own = cluster["spec"], given(cluster, pool)
     changed: names.Manifest = {}
@@ -130,6 +132,8 @@ def view(cluster: Mapping[str, Any], pool: NodePool) -> names.Manifest:
         changed["template"] = {**spec.get("template", {}), **own["template"]}
     if pool.is_controller:
         changed["brokersPerPod"] = 1
+        if spec.get("storage", {}).get("type") == EPHEMERAL:
+            changed["storage"] = {**changed.get("storage", spec["storage"]), "type": PERSISTENT}
     return {**cluster, "spec": {**spec, **changed}}
 
 

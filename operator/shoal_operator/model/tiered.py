@@ -44,19 +44,24 @@ def url(given: Mapping[str, Any]) -> str:
     return f"{_SCHEMES[given['type']]}://{'/'.join(parts)}"
 
 
+def cache_bytes(cluster: Mapping[str, Any]) -> int:
+    """Return the size of a broker's cache. `cluster` is the pool's view."""
+    spec = cluster["spec"]
+    if cache := spec["tieredStorage"].get("cacheSize"):
+        return size_bytes(cache)
+    return size_bytes(spec["storage"]["size"]) // _CACHE_PART
+
+
 def properties(cluster: Mapping[str, Any], replication: int) -> dict[str, str]:
     """Return the configs of the brokers; `replication` is that of internal topics."""
     if not is_enabled(cluster):
         return {}
-    spec = cluster["spec"]
-    given = spec["tieredStorage"]
-    cache = given.get("cacheSize")
-    cache_bytes = size_bytes(cache) if cache else size_bytes(spec["storage"]["size"]) // _CACHE_PART
+    given = cluster["spec"]["tieredStorage"]
     found = {
         "remote.log.storage.system.enable": "true",
         "rlmm.config.remote.log.metadata.topic.replication.factor": str(replication),
         "shoal.remote.store.url": url(given),
-        "shoal.remote.chunk.cache.bytes": str(max(1, cache_bytes)),
+        "shoal.remote.chunk.cache.bytes": str(max(1, cache_bytes(cluster))),
         "shoal.remote.copy.interval.ms": str(duration_ms(given.get("copyInterval", "1h"))),
     }
     for field in ("endpoint", "region"):

@@ -29,6 +29,10 @@ def handle(broker: Broker, request: Request) -> Answer:
     directory = broker.directory
     try:
         total, usable = directory.storage.free_bytes(directory.path)
+        # The limit of the logs is the size of the disk for its users.
+        limit = broker.log_maintenance.size_max_bytes
+        usable = min(usable, max(0, limit - broker.log_maintenance.size_bytes()))
+        total = min(total, limit)
     except OSError:
         total = usable = _UNKNOWN_BYTES
     offline = any(partition.log.offline for partition in broker.partitions)

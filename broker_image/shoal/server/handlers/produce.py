@@ -265,6 +265,12 @@ def _refused_before(
         return _refusal(ErrorCode.not_leader_or_follower, None) | _not_leader(partition)
     if data is None:
         return _refusal(ErrorCode.invalid_record, "A produce without records.")
+    if broker.log_maintenance.is_full and not broker.is_internal(partition.topic):
+        return _refusal(
+            ErrorCode.kafka_storage_error,
+            f"The logs of broker {broker.node_id} have reached"
+            f" {broker.log_maintenance.size_max_bytes} bytes (shoal.log.dir.max.bytes).",
+        )
     if acks == _ACKS_ALL and len(partition.isr) < partition.effective_min_isr:
         return _refusal(
             ErrorCode.not_enough_replicas,

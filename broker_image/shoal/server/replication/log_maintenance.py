@@ -1,4 +1,5 @@
-"""Periodic work on logs: retention, compaction, checkpoints, due syncs, expiry of producers.
+"""Periodic work on logs: retention, compaction, checkpoints, due syncs, expiry of producers, and
+their size.
 
 Each task runs on the event loop in short steps, so that requests are served in between. Blocking
 disk work runs in the disk's worker thread.
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 #: Interval of the check for syncs that flush.ms or a closed segment require.
 SYNC_CHECK_MS = 1_000
+#: Interval at which the logs are measured. A producer at 100 MB/s exceeds the limit by 100 MB.
+SIZE_CHECK_MS = 1_000
+_NO_LIMIT = (1 << 63) - 1
 
 
 class LogMaintenance:
@@ -46,11 +50,16 @@ class LogMaintenance:
         #: When compaction may continue, on the loop's clock.
         self._compact_at = 0.0
         self.compactions_total = self.segments_deleted_total = 0
+        self.size_max_bytes: int = node.config["shoal.log.dir.max.bytes"]
+        #: Whether the logs have reached `size_max_bytes`, so that clients may not append.
+        self.is_full = False
 
     def start(self) -> None:
         """Start the tasks. The node's timers stop them."""
         every, config = self._node.timers.every, self._node.config
         every(SYNC_CHECK_MS, self._sync_due)
+        if self.size_max_bytes < _NO_LIMIT:
+            every(SIZE_CHECK_MS, self._measure)
         every(config["log.retention.check.interval.ms"], self._retention)
         every(config["log.flush.offset.checkpoint.interval.ms"], self.checkpoint)
         every(config["producer.id.expiration.check.interval.ms"], self._expire_producers)
@@ -71,6 +80,26 @@ class LogMaintenance:
             self._directory.checkpoint()
         except OSError as error:
             self._node.log.error("the offset checkpoints were not written", error=str(error))
+
+    def size_bytes(self) -> int:
+        """Return the size of all logs of this broker."""
+        return sum(partition.log.size_bytes for partition in self._partitions)
+
+    def _measure(self) -> None:
+        """Refuse produce requests while the logs are too large, and log when that changes."""
+        size = self.size_bytes()
+        if (size >= self.size_max_bytes) == self.is_full:
+            return
+        self.is_full = not self.is_full
+        if self.is_full:
+            self._node.log.error(
+                "produce requests are refused: the logs have reached shoal.log.dir.max.bytes. Lower"
+                " retention, or check why segments are not copied to the object store",
+                log_bytes=size,
+                max_bytes=self.size_max_bytes,
+            )
+        else:
+            self._node.log.warning("produce requests are accepted again", log_bytes=size)
 
     def _sync_due(self) -> None:
         now_ms = self._node.clock.now_ms()

@@ -7,6 +7,7 @@ lost. From time to time it compares the objects with the metadata, and deletes o
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from shoal.server.tiered import rebuild
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from shoal.server.tiered.manifests import Manifests
     from shoal.server.tiered.metadata_topic import MetadataTopic
     from shoal.tiered.remote_log import RemoteLog, RemoteSegment
-    from shoal.tiered.store import ObjectStore
+    from shoal.tiered.store import ObjectInfo, ObjectStore
 
 
 class Reconciliation:
@@ -76,7 +77,7 @@ class Reconciliation:
         """
         log, remote = partition.log, self._metadata.remote(partition.key)
         infos = [info async for info in self._store.list(prefix)]
-        found = audit.compare(infos, remote)
+        found = await compared(infos, remote)
         segments = await rebuild.described(self._store, found.orphans)
         await self._write_again(partition, segments, [], "its objects")
         if remote.start_offset is None:
@@ -129,7 +130,7 @@ class Reconciliation:
         log, remote = partition.log, self._metadata.remote(partition.key)
         now_ms = self._node.clock.now_ms()
         infos = [info async for info in self._store.list(prefix)]
-        found = audit.compare(infos, remote)
+        found = await compared(infos, remote)
         for segment in found.missing:
             self._node.log.error(
                 "the object of a remote segment is missing or incomplete",
@@ -139,8 +140,11 @@ class Reconciliation:
         if found.orphans and not _is_complete(log, remote):
             # Without the metadata of some offsets, an orphan may be their only copy.
             await self._claim_objects(partition, prefix)
-            found = audit.compare(infos, remote)
+            found = await compared(infos, remote)
         due = found.due(now_ms, self._orphan_grace_ms)
+        if due:
+            # Other requests were served between the steps.
+            due = audit.unnamed(due, remote)
         if due and _is_complete(log, remote):
             await self._store.delete([info.key for info in due])
             self.orphans_deleted_total += len(due)
@@ -149,6 +153,18 @@ class Reconciliation:
             found = found._replace(orphans=left)
         self.audits[partition.key] = found
         self._swept_ms[partition.key] = now_ms
+
+
+async def compared(infos: Sequence[ObjectInfo], remote: RemoteLog) -> audit.Audit:
+    """Compare in steps, between which the event loop serves requests."""
+    work = audit.steps(infos, remote)
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            found: audit.Audit = end.value
+            return found
+        await asyncio.sleep(0)
 
 
 def _is_complete(log: Log, remote: RemoteLog) -> bool:
