@@ -147,8 +147,8 @@ def _group_requests(client: WireClient) -> None:
     parts = [{"partition_index": 0, "committed_offset": 1, "committed_metadata": ""}]
     topics = [{"name": name, "partitions": parts} for name in ("jobs", "missing")]
     client.call(ApiKey.OFFSET_COMMIT, 8, {"group_id": "g", "topics": topics})
-    topics = [{"name": "jobs", "partition_indexes": [0]}]
-    client.call(ApiKey.OFFSET_FETCH, 8, {"groups": [{"group_id": "g", "topics": topics}]})
+    wanted = [{"name": "jobs", "partition_indexes": [0]}]
+    client.call(ApiKey.OFFSET_FETCH, 8, {"groups": [{"group_id": "g", "topics": wanted}]})
 
 
 def counted(found: Counts) -> Counts:
