@@ -102,7 +102,7 @@ class Server:
         self.metrics = Metrics()
         self.purgatory = Purgatory(self.node.loop, self.node.timers)
         self.table: dict[int, Api] = {row.key: row for row in rows}
-        self.errors = ErrorResponses(self.node.log, self.table, self.metrics)
+        self.errors = ErrorResponses(self.node.log, self.table)
         self.dispatcher = Dispatcher(
             context=self,
             served={LISTENER: self.table},

@@ -80,15 +80,22 @@ def command(script: str, *words: str) -> list[str]:
 
 
 class KafkaTools:
-    """The tools against one broker, with a file of client properties; `tool` is a script's name
-    without `kafka-`."""
+    """The tools against one broker, or one controller with `--bootstrap-controller`, with a file of
+    client properties; `tool` is a script's name without `kafka-`."""
 
-    def __init__(self, bootstrap: str, properties: Path | None = None) -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        properties: Path | None = None,
+        *,
+        option: str = "--bootstrap-server",
+    ) -> None:
         self.bootstrap = bootstrap
+        self._option = option
         self._login = ("--command-config", str(properties)) if properties else ()
 
     def _words(self, tool: str, words: tuple[str, ...]) -> list[str]:
-        where = ("--bootstrap-server", self.bootstrap, *self._login)
+        where = (self._option, self.bootstrap, *self._login)
         return command(f"kafka-{tool}", *where, *words)
 
     def run(self, tool: str, *words: str, stdin: str = "", status: int = 0) -> str:

@@ -100,8 +100,8 @@ CLUSTER_PANELS = (
     ),
     panel(
         "Failed requests",
-        "sum by (request, error) (rate(kafka_network_RequestMetrics_ErrorsPerSec_total{CLUSTER}"
-        "[$__rate_interval]))",
+        "sum by (request, error) (rate(kafka_network_RequestMetrics_ErrorsPerSec_total"
+        '{CLUSTER,error!="NONE"}[$__rate_interval]))',
         "{{request}} {{error}}",
         "reqps",
     ),

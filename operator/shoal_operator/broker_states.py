@@ -135,7 +135,7 @@ class ClusterState:
     advertised: Mapping[int, str] = field(default_factory=dict)
     features: Mapping[str, int] = field(default_factory=dict)
     serving: frozenset[int] = frozenset()
-    #: The levels in effect for the loggers that were asked for, by broker id.
+    #: The levels in effect for the loggers that were asked for, by node id.
     log_levels: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
 
 

@@ -25,7 +25,7 @@ from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.features import IN_FLIGHT_FEATURE
 
-from shoal_operator import clock, metrics, tiered_health
+from shoal_operator import clock, log_levels, metrics, tiered_health
 from shoal_operator.batches import chunks
 from shoal_operator.broker_certificates import parse_certificates
 from shoal_operator.broker_states import (
@@ -41,6 +41,7 @@ from shoal_operator.broker_states import (
 from shoal_operator.diagnostics import Disk
 from shoal_operator.group_metrics import GroupMetrics, parse_group_metrics
 from shoal_operator.idle_members import Holding
+from shoal_operator.log_levels import ControllerLevels
 from shoal_operator.rebalance_calls import RebalanceCalls
 from shoal_operator.roller import PartitionState, Quorum
 from shoal_operator.user_calls import UserCalls
@@ -72,7 +73,8 @@ class Brokers:
 
     `urls` are the base URLs of the brokers' metrics and health checks, by broker id. `client` has
     the client's properties of TLS and of the login. Without credentials that it needs
-    (`has_credentials`), every call raises `ClientError` until `set_client`.
+    (`has_credentials`), every call raises `ClientError` until `set_client`. `controllers` are the
+    addresses of dedicated controllers by id.
     """
 
     def __init__(
@@ -82,11 +84,13 @@ class Brokers:
         client: Mapping[str, str] | None = None,
         *,
         has_credentials: bool = True,
+        controllers: Mapping[int, str] | None = None,
     ) -> None:
         self._addresses = (bootstrap_servers, dict(urls or {}))
         self._client_properties = dict(client or {})
         self._has_credentials = has_credentials
         self._admin_client: Client | None = None
+        self._controller_levels = ControllerLevels(controllers or {}, self._properties)
         self._web_client: httpx2.AsyncClient | None = None
         #: The properties of TLS that `_web_client` has.
         self._web_properties: dict[str, str] = {}
@@ -94,8 +98,14 @@ class Brokers:
         self.group_metrics: dict[str, GroupMetrics] = {}
         self._scraped_ms = 0
 
-    async def set_addresses(self, bootstrap_servers: str, urls: Mapping[int, str]) -> None:
+    async def set_addresses(
+        self,
+        bootstrap_servers: str,
+        urls: Mapping[int, str],
+        controllers: Mapping[int, str] | None = None,
+    ) -> None:
         """Use these addresses from now on."""
+        self._controller_levels.set_addresses(controllers or {})
         moved = bootstrap_servers != self._addresses[0]
         self._addresses = (bootstrap_servers, dict(urls))
         if moved:
@@ -141,6 +151,7 @@ class Brokers:
 
     async def close(self) -> None:
         """Close all connections; the next call opens new ones."""
+        self._controller_levels.close()
         if self._admin_client is not None:
             await self._admin_client.close()
             self._admin_client = None
@@ -187,8 +198,9 @@ class Brokers:
         """Return the cluster with its brokers' configs, disks and versions.
 
         `ids` are the brokers whose disks are read. `advertised` asks for the brokers' advertised
-        listeners too, and `loggers` for the levels of these loggers. `controllers` are the ids of
-        dedicated controllers, which clients cannot connect to. Raises `ClientError`.
+        listeners too, and `loggers` for the levels of these loggers, of controllers, too.
+        `controllers` are the ids of dedicated controllers, which clients cannot connect to. Raises
+        `ClientError`.
         """
         self._count("DescribeCluster")
         about = await self._client.admin.describe_cluster(fenced=True)
@@ -293,23 +305,20 @@ class Brokers:
     async def _log_levels(
         self, ids: Sequence[int], loggers: Sequence[str]
     ) -> dict[int, dict[str, str]]:
-        """Return the levels in effect, by broker id and logger; unknown loggers are absent."""
+        """Return the levels in effect, by node id and logger; unknown loggers are absent."""
         self._count("DescribeConfigs")
-        asked = [Resource(ResourceType.BROKER_LOGGER, str(broker)) for broker in ids]
-        found = await self._client.admin.configs.describe(asked, keys=loggers)
-        return {
-            int(resource.name): {e.name: e.value or "" for e in entries.values()}
-            for resource, entries in found.items()
-            if not isinstance(entries, KafkaError)
-        }
+        found = await log_levels.describe(self._client.admin.configs, ids, loggers)
+        return found | await self._controller_levels.describe(loggers)
 
     async def alter_log_levels(
         self, changes: Mapping[int, Mapping[str, str | None]]
     ) -> dict[int, KafkaError]:
-        """Set, or with None unset, the levels of loggers; return the errors by broker id."""
-        texts = {str(broker): levels for broker, levels in changes.items()}
-        failures = await self._alter(ResourceType.BROKER_LOGGER, texts)
-        return {int(broker): error for broker, error in failures.items()}
+        """Set, or with None unset, the levels of loggers; return the errors by node id."""
+        self._count("IncrementalAlterConfigs")
+        dedicated = {id: some for id, some in changes.items() if id in self._controller_levels}
+        others = {id: some for id, some in changes.items() if id not in dedicated}
+        failures = await log_levels.alter(self._client.admin.configs, others)
+        return failures | await self._controller_levels.alter(dedicated)
 
     async def partitions(self) -> tuple[PartitionState, ...]:
         """Return all partitions with replicas, ISR and min ISR."""

@@ -107,7 +107,7 @@ def token_secret() -> dict[str, Any]:
 class LocalBrokers(Brokers):
     """The operator's connections, to the brokers of this host."""
 
-    async def set_addresses(self, bootstrap_servers: str, urls: object) -> None:
+    async def set_addresses(self, *_: object) -> None:
         """Keep the addresses."""
 
 
@@ -138,7 +138,11 @@ class SecuredPods:
 
     async def reconcile(self, passes: int = 1) -> None:
         """Run a new operator. From its second pass on, it knows the brokers' certificates."""
-        brokers = LocalBrokers(self.bootstrap(security.REPLICATION_PORT), self.metrics_urls())
+        brokers = LocalBrokers(
+            self.bootstrap(security.REPLICATION_PORT),
+            self.metrics_urls(),
+            controllers=self.controllers(),
+        )
         store = self.kube.store()
         clusters = Clusters(
             self.kube, store, brokers, "n", "main", "i:1", on_reachable=lambda: None
@@ -153,6 +157,11 @@ class SecuredPods:
         """Return the base URLs of the brokers' metrics."""
         scheme = "https" if "tls" in self.resource["spec"]["metrics"] else "http"
         return {b: f"{scheme}://127.0.0.1:{self.ports[b, METRICS]}/" for b in self.ids}
+
+    def controllers(self) -> dict[int, str]:
+        """Return the addresses of dedicated controllers by id."""
+        dedicated = [id for id in self.ids if id not in self.of_clients]
+        return {id: f"127.0.0.1:{self.ports[id, security.CONTROLLER_PORT]}" for id in dedicated}
 
     def start(self) -> Self:
         """Let the operator create its objects; start brokers from them, and their pods."""

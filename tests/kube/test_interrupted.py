@@ -54,7 +54,7 @@ class CrashingBrokers(Brokers):
         for name in CHANGES:
             setattr(self, name, self._crashing(name, getattr(self, name), crash_point))
 
-    async def set_addresses(self, bootstrap_servers: str, urls: object) -> None:
+    async def set_addresses(self, *_: object) -> None:
         """Do nothing: the test's broker keeps its address."""
 
     def _crashing(

@@ -13,6 +13,7 @@ from kube.secured_pods import LISTENERS, METRICS, SecuredPods
 from shoal.client.client import SyncClient
 from shoal.client.errors import KafkaError
 from shoal.client.topics import NewTopic
+from shoal_operator.log_levels import ControllerLevels
 from shoal_operator.model import names, security
 
 if TYPE_CHECKING:
@@ -109,6 +110,34 @@ def test_brokers_and_controllers_have_roles_of_their_own(
         row["name"]: (row["roles"], row["replicas"], row["readyReplicas"])
         for row in status["nodePools"]
     } == {"large": (["broker"], 2, 2), "quorum": (["controller"], 3, 3)}
+
+
+def test_controllers_follow_the_log_levels_of_the_spec(pods: SecuredPods) -> None:
+    """As brokers do, by requests to the listener of each controller."""
+    audit = "shoal.server.audit"
+
+    async def levels() -> dict[int, dict[str, str]]:
+        found = ControllerLevels(pods.controllers(), pods.operator)
+        try:
+            return await found.describe(["root", audit])
+        finally:
+            found.close()
+
+    def apply(**loggers: str) -> dict[int, dict[str, str]]:
+        given = {audit if name == "audit" else name: level for name, level in loggers.items()}
+        pods.kube.add(queue_cluster(logging={"loggers": given}))
+        # The first pass of an operator reads its certificate.
+        asyncio.run(pods.reconcile(3))
+        return asyncio.run(levels())
+
+    def everywhere(root: str, of_audit: str) -> dict[int, dict[str, str]]:
+        return {id: {"root": root, audit: of_audit} for id in CONTROLLERS}
+
+    assert apply(root="WARN", audit="DEBUG") == everywhere("WARN", "DEBUG")
+    assert condition(pods, "Ready")[:2] == ("True", "Reconciled"), condition(pods, "Ready")
+    assert apply(audit="ERROR") == everywhere("INFO", "ERROR")
+    assert apply() == everywhere("INFO", "INFO")
+    assert pods.kube.deleted == []
 
 
 def test_a_broker_of_a_pool_leaves_when_it_has_no_replicas(

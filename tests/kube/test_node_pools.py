@@ -22,6 +22,7 @@ from shoal_operator.cluster import decision
 from shoal_operator.cluster.reconciler import Clusters
 from shoal_operator.model import cluster as model
 from shoal_operator.model import names, node_pools, pod_layout, security
+from shoal_operator.model.broker_config import dedicated_controllers
 from shoal_operator.roller import BrokerPod, PartitionState, Proceed, Quorum, Wait, next_step
 
 Manifest = dict[str, Any]
@@ -204,6 +205,22 @@ def test_stateful_sets_select_their_own_pods_and_the_rest_selects_all() -> None:
         headless["spec"]["selector"],
     ):
         assert all(selector.items() <= of.items() for of in labels.values())
+
+
+def test_the_operator_reaches_the_listener_of_dedicated_controllers() -> None:
+    """Only theirs: clusters whose brokers are the controllers keep their NetworkPolicy."""
+    every = [names.selector("main"), names.OPERATOR_LABELS]
+    for pools, wanted in (((LARGE, QUORUM), every), ((LARGE,), every[:1])):
+        (policy,) = objects(queue_cluster(*pools), "NetworkPolicy")
+        (quorum,) = (
+            rule
+            for rule in policy["spec"]["ingress"]
+            if security.CONTROLLER_PORT in [one["port"] for one in rule["ports"]]
+        )
+        assert [one["podSelector"]["matchLabels"] for one in quorum["from"]] == wanted
+    addresses = dedicated_controllers(queue_cluster(LARGE, QUORUM))
+    assert addresses[900] == "main-pool-quorum-900.main-brokers.n.svc:9093"
+    assert dedicated_controllers(queue_cluster(LARGE)) == {}
 
 
 def test_each_broker_of_a_pool_is_reached_from_outside() -> None:

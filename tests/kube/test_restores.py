@@ -60,7 +60,7 @@ def cluster(replicas: int = 1, **spec: Any) -> dict[str, Any]:
 class NoBrokers(Brokers):
     """Brokers that do not answer."""
 
-    async def set_addresses(self, bootstrap_servers: str, urls: object) -> None:
+    async def set_addresses(self, *_: object) -> None:
         """Do nothing."""
 
     async def cluster_state(self, *_: Any, **__: Any) -> Any:

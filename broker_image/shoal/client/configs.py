@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from shoal.client import message_fields
 from shoal.client.errors import KafkaError, check
@@ -12,8 +12,6 @@ from shoal.protocol.api import ApiKey
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-
-    from shoal.client.cluster import Cluster
 
 
 class ResourceType(IntEnum):
@@ -84,10 +82,20 @@ class ConfigChange(NamedTuple):
     operation: AlterOperation = AlterOperation.SET
 
 
+class Nodes(Protocol):
+    """The nodes that serve configs: a `Cluster`, for example."""
+
+    async def request(self, node_id: int, api_key: ApiKey, body: Mapping[str, Any], /) -> Any:
+        """Send a request to one node."""
+
+    async def ask(self, api_key: ApiKey, body: Mapping[str, Any], /) -> Any:
+        """Send a request to any node."""
+
+
 class Configs:
     """Calls on configs, reached as `Admin.configs`."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Nodes) -> None:
         self.cluster = cluster
 
     async def describe(

@@ -121,7 +121,7 @@ class MetadataImage:
     #: Delegation tokens by token id.
     delegation_tokens: Mapping[str, DelegationToken] = field(default_factory=dict)
     #: Cache of encoded responses about this image; it is dropped with the image.
-    answers: dict[Any, bytes] = field(default_factory=dict, compare=False, repr=False)
+    answers: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
     #: Cache of the effective configs of topics and groups with configs of their own, by name.
     known_topic_configs: dict[str, dict[str, Any]] = field(default_factory=dict, compare=False)
     known_group_configs: dict[str, dict[str, Any]] = field(default_factory=dict, compare=False)

@@ -127,7 +127,7 @@ class Broker:
         self.setup_timeouts = SetupTimeouts.from_config(config)
         self.link_security = LinkSecurity(node, self.metadata_cache, self.tls)
         self.link_security.check()
-        errors = ErrorResponses(node.log, apis.table, self.metrics)
+        errors = ErrorResponses(node.log, apis.table)
         self.envelopes = EnvelopeHandler(
             self,
             apis.table,

@@ -179,9 +179,9 @@ def config_changes(cluster: Manifest, state: ClusterState) -> dict[str, str | No
 
 
 def level_changes(cluster: Manifest, state: ClusterState) -> dict[int, dict[str, str | None]]:
-    """Return the log levels to set, or to unset with None, by broker id.
+    """Return the log levels to set, or to unset with None, by node id.
 
-    A broker with another level gets all of them: one that is right may only follow from the level
+    A node with another level gets all of them: one that is right may only follow from the level
     of a package above.
     """
     want = broker_config.log_levels(cluster)
@@ -192,11 +192,11 @@ def level_changes(cluster: Manifest, state: ClusterState) -> dict[int, dict[str,
         if logger not in want
     }
     found: dict[int, dict[str, str | None]] = {}
-    for broker, have in state.log_levels.items():
-        # A broker does not have a logger that it refused.
+    for node, have in state.log_levels.items():
+        # A node does not have a logger that it refused.
         stale = {logger: level for logger, level in unset.items() if logger in have}
         if stale or any(have.get(logger) != level for logger, level in want.items()):
-            found[broker] = {**want, **stale}
+            found[node] = {**want, **stale}
     return found
 
 

@@ -163,6 +163,7 @@ class Observer:
         await self._brokers.set_addresses(
             model.bootstrap_servers(cluster),
             {b: model.http_url(cluster, b, "") for b in pod_layout.nodes(cluster)},
+            broker_config.dedicated_controllers(cluster),
         )
         try:
             state = await self._brokers.cluster_state(

@@ -377,13 +377,15 @@ class Clusters:
         return None, dataclasses.replace(state, features={**state.features, **levels})
 
     async def _change_levels(self, cluster: Manifest, state: ClusterState | None) -> Verdict | None:
-        """Set the log levels; return a verdict if a broker refuses them."""
+        """Set the log levels; return a verdict if a node refuses them."""
         changes = decision.level_changes(cluster, state) if state else {}
         if not changes:
             return None
-        for broker, error in (await self._brokers.alter_log_levels(changes)).items():
+        dedicated = broker_config.dedicated_controllers(cluster)
+        for node, error in (await self._brokers.alter_log_levels(changes)).items():
+            which = "controller" if node in dedicated else "broker"
             return Verdict.refused(
-                "ConfigRefused", f"spec.logging.loggers: broker {broker}: {error}"
+                "ConfigRefused", f"spec.logging.loggers: {which} {node}: {error}"
             )
         return None
 

@@ -300,11 +300,21 @@ def first_voters(cluster: Mapping[str, Any]) -> list[int]:
     return cluster.get("status", {}).get("quorumVoters") or node_pools.voters(cluster)
 
 
-def _voter(cluster: Mapping[str, Any], broker_id: int) -> str:
+def dedicated_controllers(cluster: Mapping[str, Any]) -> dict[int, str]:
+    """Return the addresses of dedicated controllers by id."""
+    found = node_pools.controllers(cluster)
+    return {id: _controller(cluster, id) for id in (found.pods if found else ())}
+
+
+def _controller(cluster: Mapping[str, Any], id: int) -> str:
+    """Return the address at which nodes reach a controller."""
     meta = cluster["metadata"]
     domain = f"{names.headless(meta['name'])}.{meta['namespace']}.svc"
-    port = security.controllers(cluster)[0].port
-    return f"{broker_id}@{node_pools.pod_name(cluster, broker_id)}.{domain}:{port}"
+    return f"{node_pools.pod_name(cluster, id)}.{domain}:{security.controllers(cluster)[0].port}"
+
+
+def _voter(cluster: Mapping[str, Any], broker_id: int) -> str:
+    return f"{broker_id}@{_controller(cluster, broker_id)}"
 
 
 def cluster_id(cluster: Mapping[str, Any]) -> str:

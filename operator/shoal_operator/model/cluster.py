@@ -164,15 +164,18 @@ def _network_policy(cluster: Mapping[str, Any], operator_namespace: str) -> Mani
         clients["from"] = [*peers, {"podSelector": {"matchLabels": names.selector(name)}}]
     scrape = {"ports": ports(spec["metrics"]["port"])}
     brokers = [{"podSelector": {"matchLabels": names.selector(name)}}]
-    quorum = {
+    where = {"matchLabels": {NAMESPACE: operator_namespace}} if operator_namespace else {}
+    operator = {
+        "namespaceSelector": where,
+        "podSelector": {"matchLabels": names.OPERATOR_LABELS},
+    }
+    quorum: Manifest = {
         "ports": [{"port": n.port, "protocol": "TCP"} for n in security.controllers(cluster)],
-        "from": brokers,
+        # The operator sets the log levels of controllers that no client reaches.
+        "from": [*brokers, operator] if node_pools.controllers(cluster) else brokers,
     }
     ingress: list[Manifest] = [clients, scrape, quorum]
     if security.has_internal_tls(cluster):
-        where = {"matchLabels": {NAMESPACE: operator_namespace}} if operator_namespace else {}
-        pods = {"matchLabels": names.OPERATOR_LABELS}
-        operator = {"namespaceSelector": where, "podSelector": pods}
         ingress.append({"ports": ports(security.REPLICATION_PORT), "from": [*brokers, operator]})
     body = {
         "spec": {

@@ -16,6 +16,8 @@ from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.security.acls import CLUSTER_NAME, Operation, ResourceType
 from shoal.server.handlers import authorization
 from shoal.server.handlers import authorized_operations as operations
+from shoal.server.network import error_counts
+from shoal.server.network.error_counts import counted
 from shoal.server.network.responses import mapped
 
 if TYPE_CHECKING:
@@ -56,14 +58,17 @@ def _now(broker: Broker, request: Request) -> Answer:
     answers = broker.image.answers
     found = answers.get(key)
     if found is not None:
-        return [found]
+        return found
     answer = _answered(broker, request)
     if not isinstance(answer, dict) or len(answers) >= _KEPT_ANSWERS_MAX:
         return answer
     if sum(len(result.get("partitions", ())) for result in answer["topics"]) < _KEPT_PARTITIONS_MIN:
         return answer
-    answers[key] = bytes(codec.write_response(request.header.api_key, request.version, answer))
-    return [answers[key]]
+    api_key = request.header.api_key
+    encoded = bytes(codec.write_response(api_key, request.version, answer))
+    counts = error_counts.of(answer, api_key, request.version)
+    answers[key] = counted([encoded], counts)
+    return answers[key]
 
 
 def _rights(broker: Broker, request: Request) -> tuple[int, ...] | None:

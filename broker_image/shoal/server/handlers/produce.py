@@ -26,6 +26,8 @@ from shoal.replication.pending_append import PendingAppend
 from shoal.security.acls import Operation, ResourceType
 from shoal.server.handlers import authorization, transactional_produce
 from shoal.server.handlers.transactional_produce import pass_on
+from shoal.server.network import error_counts
+from shoal.server.network.error_counts import counted
 from shoal.server.network.responses import absence, leader_endpoints
 
 if TYPE_CHECKING:
@@ -137,7 +139,7 @@ def append(
     for at, (name, topic_id, partitions) in enumerate(body.topics):
         entries: list[_Entry] = []
         if denied:
-            entries += _denied(broker, request, denied.get(at, ()))
+            entries += _denied(denied.get(at, ()))
             failed = entries[0] if entries else failed
         for result, (index, data) in enumerate(partitions):
             outcome = outcomes.get((at, result)) if outcomes else None
@@ -148,12 +150,14 @@ def append(
             entries.append(entry)
             if entry["error_code"]:
                 failed = entry
-                broker.metrics.error(request.header.api_key, entry["error_code"])
         topic: _Entry = {"partition_responses": entries}
         topic["topic_id" if by_id else "name"] = topic_id if by_id else name
         topics.append(topic)
     if body.acks == 0:
         if failed is not None:
+            # Nothing else counts these errors, since there is no response.
+            counts = broker.metrics.errors[request.header.api_key]
+            error_counts.add(counts, request, {"responses": topics})
             raise WireError(f"a produce with acks=0 was refused: {failed['error_code'].name}")
         return None
     response: _Entry = {"responses": topics}
@@ -169,7 +173,7 @@ def append(
                 broker.image, request.peer.listener, moved
             )
     if not waiting:
-        return [produce.write_taken(request.version, topics)] if failed is None else response
+        return _taken(request, topics) if failed is None else response
     # A request that waits for replicas does not keep its records in memory.
     request.release()
     return broker.purgatory.park(
@@ -180,10 +184,15 @@ def append(
     )
 
 
-def _denied(broker: Broker, request: Request, indexes: Sequence[int]) -> list[_Entry]:
+def _taken(request: Request, topics: list[_Entry]) -> Body:
+    """Return the response to a request without errors."""
+    partitions = sum(len(topic["partition_responses"]) for topic in topics)
+    taken = produce.write_taken(request.version, topics)
+    return counted([taken], {ErrorCode.none: partitions})
+
+
+def _denied(indexes: Sequence[int]) -> list[_Entry]:
     code = ErrorCode.topic_authorization_failed
-    for _ in indexes:
-        broker.metrics.error(request.header.api_key, code)
     return [_refusal(code, None) | {"index": index} for index in indexes]
 
 

@@ -15,6 +15,7 @@ from shoal.protocol.share import (
 from shoal.server.handlers import authorization
 from shoal.server.handlers.share_fetch import checked_ids
 from shoal.server.network.deferred import DeferredResponse
+from shoal.server.network.error_counts import counted
 from shoal.server.share.acknowledge import Acks, count_by_type, misuse
 from shoal.server.share.fetch import current_leader, endpoints_of
 from shoal.server.share.leader import Phase
@@ -107,8 +108,10 @@ def _acknowledge_single(broker: Broker, request: Request) -> _SingleAcknowledgem
 def _answer(broker: Broker, request: Request, failures: Mapping[tuple[UUID, int], Failure]) -> Body:
     lock_ms = broker.share.settings(request.body.group_id).lock_duration_ms
     if not failures:
-        return write_acknowledged(request.version, request.body.topics, lock_ms)
+        taken = write_acknowledged(request.version, request.body.topics, lock_ms)
+        return counted(taken, _no_errors(request))
     topics, moved = [], []
+    counts = _no_errors(request)
     for topic_id, partitions in request.body.topics:
         entries = []
         for index, _ in partitions:
@@ -117,19 +120,28 @@ def _answer(broker: Broker, request: Request, failures: Mapping[tuple[UUID, int]
                 entries.append(PartitionError(index))
                 continue
             entry = PartitionError(index, failure.code, failure.message)
+            counts[ErrorCode.none] -= 1
+            counts[failure.code] = counts.get(failure.code, 0) + 1
             leader = current_leader(broker.image, broker.node_id, (topic_id, index), failure.code)
             if leader is not None:
                 moved.append(leader)
                 entry = entry._replace(current_leader=leader)
             entries.append(entry)
         topics.append((topic_id, entries))
-    return write_acknowledge(
+    body = write_acknowledge(
         request.version,
         topics,
         acquisition_lock_timeout_ms=lock_ms,
         endpoints=endpoints_of(broker.image, request.peer, moved) if moved else (),
     )
+    return counted(body, counts)
+
+
+def _no_errors(request: Request) -> dict[int, int]:
+    """Return the counts of a response without errors, of the whole and of each partition."""
+    return {ErrorCode.none: 1 + sum(len(found) for _, found in request.body.topics)}
 
 
 def refuse(request: Request, code: ErrorCode, message: str | None) -> Body:
-    return write_acknowledge(request.version, (), error_code=code, error_message=message)
+    body = write_acknowledge(request.version, (), error_code=code, error_message=message)
+    return counted(body, {code: 1})

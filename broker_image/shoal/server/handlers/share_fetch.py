@@ -12,6 +12,7 @@ from shoal.coordinator.share.sessions import FINAL_EPOCH, INITIAL_EPOCH
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.protocol.share import ShareFetchRequest, write_fetch
 from shoal.server.handlers import authorization
+from shoal.server.network.error_counts import counted
 from shoal.server.share.acknowledge import Acks
 from shoal.server.share.fetch import check_acquire_mode
 
@@ -61,7 +62,7 @@ def handle(broker: Broker, request: Request) -> Answer:
 
 
 def refuse(_request: Request, code: ErrorCode, message: str | None) -> Body:
-    return write_fetch({}, error_code=code, error_message=message)
+    return counted(write_fetch({}, error_code=code, error_message=message), {code: 1})
 
 
 def checked_ids(group_id: str | None, member_id: str | None) -> tuple[str, str]:

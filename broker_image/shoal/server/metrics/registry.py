@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import resource
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -71,7 +72,8 @@ class Metrics:
     def __init__(self) -> None:
         self.topics: dict[str, TopicMeter] = {}
         self._requests: dict[tuple[int, int], _RequestMeter] = {}
-        self._errors: dict[tuple[int, int], int] = {}
+        #: Counts of error codes in responses, by API key and code; `network.error_counts` adds.
+        self.errors: defaultdict[int, dict[int, int]] = defaultdict(dict)
         self._families: dict[str, Family] = {}
         #: How often the text was requested.
         self._expositions = 0
@@ -116,10 +118,6 @@ class Metrics:
         meter.count += 1
         meter.sum_ns += elapsed_ns
         meter.buckets[bisect_left(_BUCKETS_NS, elapsed_ns)] += 1
-
-    def error(self, api_key: int, code: int) -> None:
-        """Count a request, or a partition of one, that failed."""
-        self._errors[(api_key, code)] = self._errors.get((api_key, code), 0) + 1
 
     def text(self) -> str:
         """Return all metrics in Prometheus' text format 0.0.4."""
@@ -169,10 +167,11 @@ class Metrics:
         self.add(
             "kafka_network_RequestMetrics_ErrorsPerSec_total",
             "counter",
-            "Requests, or partitions in them, that failed.",
+            "Error codes in responses, as a whole and of each part; NONE is success.",
             lambda: [
                 ((("request", _api(key)), ("error", ErrorCode(code).name.upper())), count)
-                for (key, code), count in self._errors.items()
+                for key, counts in self.errors.items()
+                for code, count in counts.items()
             ],
         )
         self.add("process_cpu_seconds_total", "counter", "CPU time used.", _cpu_seconds)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
+from shoal.server.network import error_counts
 from shoal.server.network.api import Api, AwaitableBody, Body, Peer, Remainder, Request
 from shoal.server.network.deferred import DeferredResponse
 from shoal.server.network.encoding import (
@@ -271,6 +272,7 @@ class Dispatcher:
             parts = self._encode_throttled(request, body)
         size = sum(map(len, parts))
         self._record_metrics(request)
+        error_counts.add(self._metrics.errors[request.header.api_key], request, body)
         return [frames.sized_response_head(request.header, size), *parts]
 
     def _encode_throttled(self, request: Request, body: Body) -> Buffers:

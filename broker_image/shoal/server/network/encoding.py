@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kio.static.constants import EntityType
 
@@ -12,9 +12,6 @@ from shoal.protocol.api import ApiKey
 from shoal.protocol.compiler import Gather
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
 from shoal.server.network.api import Api, Body, Buffer, Request
-
-if TYPE_CHECKING:
-    from shoal.server.metrics.registry import Metrics
 
 Buffers = list[Buffer]
 
@@ -56,12 +53,11 @@ def with_throttle_time(request: Request, body: Body, throttle_ms: int) -> Body:
 
 
 class ErrorResponses:
-    """Turns exceptions into error responses, logs and counts them."""
+    """Turns exceptions into error responses, and logs them."""
 
-    def __init__(self, log: Any, table: Mapping[int, Api], metrics: Metrics) -> None:
+    def __init__(self, log: Any, table: Mapping[int, Api]) -> None:
         self._log = log
         self._table = table
-        self._metrics = metrics
 
     def body(self, request: Request, error: BaseException) -> Body:
         """Return the response body for a request that failed with `error`.
@@ -77,7 +73,6 @@ class ErrorResponses:
             name = ApiKey(request.header.api_key).name
             self._log.error("a request failed", api=name, exc_info=error)
             code, message = ErrorCode.unknown_server_error, None
-        self._metrics.error(request.header.api_key, code)
         if api.refuse is not None:
             return api.refuse(request, code, message)
         entity = codec.entity(api.key, request.version, EntityType.response)

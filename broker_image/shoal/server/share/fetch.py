@@ -22,6 +22,7 @@ from shoal.record.batch import HEADER_SIZE, headers
 from shoal.security.acls import Operation, ResourceType
 from shoal.server.authorization import CHANGES
 from shoal.server.network.deferred import DeferredResponse
+from shoal.server.network.error_counts import counted
 from shoal.server.network.responses import leader_endpoints
 from shoal.server.share.leader import Phase, ShareLeader
 from shoal.server.share.state_write import Failure
@@ -380,7 +381,8 @@ class ShareFetch:
 
     def _encode(self) -> Body:
         if self._error is not None:
-            return write_fetch({}, error_code=self._error, error_message=None)
+            body = write_fetch({}, error_code=self._error, error_message=None)
+            return counted(body, {self._error: 1})
         entries = self._entries or {}
         acknowledged = dict.fromkeys(self._acks.partitions)
         failures = self._acks.failures
@@ -407,7 +409,17 @@ class ShareFetch:
         lock_ms = services.partitions.settings(self._session.group_id).lock_duration_ms
         leaders = self._leaders.values()
         endpoints = endpoints_of(services.cache.image, self._peer, leaders) if leaders else ()
-        return write_fetch(topics, acquisition_lock_timeout_ms=lock_ms, endpoints=endpoints)
+        body = write_fetch(topics, acquisition_lock_timeout_ms=lock_ms, endpoints=endpoints)
+        return counted(body, _error_counts(topics.values()))
+
+
+def _error_counts(topics: Iterable[list[PartitionRecords]]) -> dict[int, int]:
+    """Return the counts of a response's error codes: none of the whole, and those of partitions."""
+    counts: dict[int, int] = {ErrorCode.none: 1}
+    for some in topics:
+        for entry in some:
+            counts[entry.error_code] = counts.get(entry.error_code, 0) + 1
+    return counts
 
 
 def current_leader(
