@@ -16,6 +16,7 @@ from shoal.server import logs
 from shoal.server.config import resolve
 from shoal.server.network.api import Answer, Api, Body, Request
 from shoal.server.network.connection import PENDING_MAX
+from shoal.server.network.error_counts import counted
 from shoal.server.process import compose
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ def test_a_fetch_leaves_before_the_response_to_the_request_that_woke_it() -> Non
 
         def fetch(server: Server, _request: Request) -> Answer:
             return server.purgatory.park_fetch(
-                ["t"], lambda: list(records) or None, lambda: [b"none"], 1 << 50
+                ["t"], lambda: counted(records, {}) or None, lambda: counted([b"none"], {}), 1 << 50
             )
 
         server = Server(
