@@ -56,9 +56,11 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
         other.start()
         server = _prometheus(folder, {"main": main, "other": other})
         with SyncClient(other.bootstrap) as client:
-            client.run(_fill(client, other.bootstrap, OTHERS)[1].close())
+            client.run(_fill(client, other.bootstrap, OTHERS, lambda: True)[1].close())
         with SyncClient(main.bootstrap) as client:
-            _settle(client, main.bootstrap, lambda: _has(server, RECORDS))
+            queue, session = _fill(client, main.bootstrap, RECORDS, lambda: _has_topic(server))
+            eventually(lambda: _has(server, RECORDS), what="Prometheus has the depth")
+            _settle(client, queue, session)
         eventually(lambda: _has(server, 0, 2), what="Prometheus has the depth 0")
         yield Scraped(main.bootstrap, server.url)
     finally:
@@ -81,16 +83,24 @@ def _prometheus(folder: Path, brokers: dict[str, ShoalProcess]) -> Prometheus:
     return Prometheus(folder / "prometheus", [scrape]).start()
 
 
-def _has(server: Prometheus | None, depth: float, times: int = 1) -> bool:
+def _has(server: Prometheus, depth: float, times: int = 1) -> bool:
     """Whether the group had this depth at these many times of the console's charts."""
-    assert server is not None
     end_s = time.time() // STEP_S * STEP_S
     query = f"sum(shoal_share_partition_lag{{{OF_MAIN}}})"
     return server.values(query, end_s - 300, end_s, STEP_S).count(depth) >= times
 
 
-def _fill(client: SyncClient, bootstrap: str, records: int) -> tuple[Queue, ShareSession]:
-    """Produce records, and let a member acquire them."""
+def _has_topic(server: Prometheus) -> bool:
+    """Whether the topic was scraped. A rate needs a value from before its records."""
+    now_s = time.time()
+    query = f'kafka_log_Log_LogEndOffset{{topic="{TOPIC}",{OF_MAIN}}}'
+    return 0.0 in server.values(query, now_s - 10, now_s, 1)
+
+
+def _fill(
+    client: SyncClient, bootstrap: str, records: int, is_ready: Callable[[], bool]
+) -> tuple[Queue, ShareSession]:
+    """Create the topic, produce records once `is_ready`, and let a member acquire them."""
     queue = Queue(
         client,
         bootstrap,
@@ -99,6 +109,7 @@ def _fill(client: SyncClient, bootstrap: str, records: int) -> tuple[Queue, Shar
         group=GROUP,
         share_record_lock_duration_ms="60000",
     )
+    eventually(is_ready, what="Prometheus has the topic")
     queue.produce(range(records))
     session = client.run(client.share(GROUP, [TOPIC]))
     acquired = 0
@@ -107,10 +118,8 @@ def _fill(client: SyncClient, bootstrap: str, records: int) -> tuple[Queue, Shar
     return queue, session
 
 
-def _settle(client: SyncClient, bootstrap: str, is_seen: Callable[[], bool]) -> None:
-    """Produce and acquire records, and complete them once they were seen."""
-    queue, session = _fill(client, bootstrap, RECORDS)
-    eventually(is_seen, what="Prometheus has the depth")
+def _settle(client: SyncClient, queue: Queue, session: ShareSession) -> None:
+    """Release the acquired records, and complete them."""
     client.run(session.close())
     other = client.run(client.share(GROUP, [TOPIC]))
 
