@@ -21,6 +21,7 @@ from shoal.server import logs
 from shoal.server.network import tls
 from shoal.server.network.api import Answer, Api, Request
 from shoal.server.network.connection import PENDING_MAX, WRITE_BUFFER_HIGH
+from shoal.server.network.error_counts import counted
 from tls_wires import CLIENT, SERVER, Port, TlsClient, client_context, load, server_context
 
 if TYPE_CHECKING:
@@ -44,12 +45,17 @@ def at_once(_server: Server, _request: Request) -> Answer:
 AT_ONCE = Api(ApiKey.INIT_PRODUCER_ID, range(6), at_once)
 
 
+def encoded(body: Any) -> Any:
+    """A body that its handler has encoded, or a future of one."""
+    return body if isinstance(body, asyncio.Future) else counted(body, {})
+
+
 def sized(response: Callable[[int], Any]) -> Api:
     """An API whose body is a number, and whose response has that many bytes by `response`."""
     return Api(
         ApiKey.LIST_GROUPS,
         range(6),
-        lambda _server, request: response(request.body),
+        lambda _server, request: encoded(response(request.body)),
         read=lambda _version, frame, at: int.from_bytes(frame[at : at + 8], "big"),
     )
 
@@ -311,7 +317,7 @@ def test_a_resumed_connection_does_not_handle_requests_within_another_one(
             other.socket.room = 1000
             other.send((PENDING_MAX + more) * sized_frame(1))
             for future in waiting[:PENDING_MAX]:
-                future.set_result([bytes(WRITE_BUFFER_HIGH // 100)])
+                future.set_result(encoded([bytes(WRITE_BUFFER_HIGH // 100)]))
             await asyncio.sleep(0)
             assert len(waiting) == PENDING_MAX
         client.send(FRAME)
