@@ -23,7 +23,7 @@ def ephemeral_cluster(**changes: Any) -> dict[str, Any]:
     fields = {
         "replicas": 3,
         "storage": {"type": "ephemeral", "size": "512Mi", "deletionPolicy": "Delete"},
-        "tieredStorage": {**TIERED_STORAGE, "cacheSize": "64Mi", "copyInterval": "5s"},
+        "tieredStorage": {**TIERED_STORAGE, "cacheSize": "32Mi", "copyInterval": "5s"},
         "nodePools": [QUORUM],
         "config": CONFIG,
         **changes,
@@ -36,7 +36,7 @@ def test_no_record_is_lost_with_a_pod_or_in_a_roll(resources: Resources) -> None
     resources.apply(ephemeral_cluster(), queue_topic(partitions=3, replicas=3, tiered=True))
     resources.wait("queuecluster/main", "queuetopic/jobs", timeout_s=180)
     claims = [one["metadata"]["name"] for one in resources.find_all("pvc")]
-    assert claims == ["data-main-pool-quorum-0"]
+    assert claims == ["data-main-pool-quorum-900"]
     pods = {p["metadata"]["name"]: p["metadata"]["uid"] for p in resources.find_all("pods", BROKER)}
     brokers = sorted(name for name in pods if name.startswith("main-broker-"))
     assert len(brokers) == 3
