@@ -23,7 +23,7 @@ import aiohttp
 
 from shoal.client.secret import NO_SECRET, Secret
 from shoal.console.history import POINTS_MAX, STEP_S, Hour
-from shoal.console.security import InvalidAccess
+from shoal.console.security import InvalidAccess, parse_login
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Mapping, Sequence
@@ -89,9 +89,7 @@ def parse_prometheus(
             "--prometheus-labels must be matchers of labels, such as"
             f' namespace="shop",shoal_dev_cluster="main", not {labels!r:.200}'
         )
-    user, colon, password = login.strip().partition(":")
-    if login and not (user and colon and password):
-        raise InvalidAccess("the file of --prometheus-login must have a line USER:PASSWORD")
+    user, password = parse_login(login, "--prometheus-login")
     if login and token is not None:
         raise InvalidAccess(
             "--prometheus-login and --prometheus-token are different logins. Choose one"
@@ -106,9 +104,7 @@ def parse_prometheus(
                 f"cannot use {ca} of --prometheus-ca: {reason}. It must be a PEM file with the"
                 " certificates of authorities"
             ) from None
-    return PrometheusSettings(
-        url.rstrip("/"), labels.strip(), user, Secret(password), token, context
-    )
+    return PrometheusSettings(url.rstrip("/"), labels.strip(), user, password, token, context)
 
 
 def queries(labels: str, group: str, topics: Sequence[str]) -> dict[str, str]:

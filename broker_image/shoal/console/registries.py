@@ -24,7 +24,7 @@ import aiohttp
 from shoal.client.secret import NO_SECRET, Secret
 from shoal.console import avro, protobuf
 from shoal.console.payloads import Decoded, Undecoded
-from shoal.console.security import InvalidAccess
+from shoal.console.security import InvalidAccess, parse_login
 
 if TYPE_CHECKING:
     from shoal.record.records import Record
@@ -73,10 +73,7 @@ def parse_registry(url: str, login: str, ca: str) -> RegistrySettings:
             "--schema-registry must be an address with http:// or https:// and without a user, not"
             f" {url.rpartition('@')[2]!r:.200}"
         )
-    user, colon, password = login.strip().partition(":")
-    if login and not (user and colon and password):
-        raise InvalidAccess("the file of --schema-registry-login must have a line USER:PASSWORD")
-    return RegistrySettings(url.rstrip("/"), user, Secret(password), ca)
+    return RegistrySettings(url.rstrip("/"), *parse_login(login, "--schema-registry-login"), ca)
 
 
 class Registry:

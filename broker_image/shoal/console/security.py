@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from shoal.client.secret import Secret
 from shoal.console.masks import NO_MASKS, Masks
 from shoal.protocol.errors import ErrorCode
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from aiohttp.typedefs import Handler, Middleware
 
-    from shoal.client.secret import Secret
     from shoal.console.kubernetes import KubernetesSettings
     from shoal.console.prometheus import PrometheusSettings
     from shoal.console.registries import RegistrySettings
@@ -187,6 +187,15 @@ def parse_users(text: str, name: str) -> dict[str, bytes]:
     if not users:
         raise InvalidAccess(f"{name} has no users. Add a line USER:PASSWORD for each")
     return users
+
+
+def parse_login(text: str, option: str) -> tuple[str, Secret]:
+    """Return the user and the password of USER:PASSWORD, both empty for an empty text. `option`
+    named the file with it. Raises `InvalidAccess` without the password."""
+    user, colon, password = text.strip().partition(":")
+    if text and not (user and colon and password):
+        raise InvalidAccess(f"the file of {option} must have a line USER:PASSWORD")
+    return user, Secret(password)
 
 
 def is_loopback(host: str) -> bool:
