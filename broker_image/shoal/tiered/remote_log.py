@@ -133,10 +133,6 @@ class RemoteLog:
                 out.append(unpack(packed))
         return out
 
-    def ids(self) -> set[UUID]:
-        """Return the ids of the segments of all states."""
-        return {UUID(bytes=packed[:ID_SIZE]) for packed in self._finished} | self._other.keys()
-
     @property
     def is_empty(self) -> bool:
         """Whether no segment is in any state before the last."""
