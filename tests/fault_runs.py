@@ -10,10 +10,11 @@ from conditions import ceiling, eventually, standstills
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from fault_clients import GroupMember, ShareMember, TransactionalWriter, Worker, Writer
-from histories import History, Log, Outage, check, counts
+from histories import History, Log, Outage, Place, check, counts
 from shoal.client.client import Client
 from shoal.client.configs import ConfigChange, Resource, ResourceType
 from shoal.client.errors import expect
+from shoal.record.batch import headers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -238,11 +239,25 @@ class Run:
             consumer.close()
         return found
 
+    def show(self, places: Sequence[Place]) -> None:
+        """Print the batches around these places in the log of each broker."""
+        for partition in sorted({place[0] for place in places}):
+            near = [offset for at, offset in places if at == partition]
+            for id in self.cluster.brokers:
+                folder = self.cluster.nodes[id].data_dir / f"{TOPIC}-{partition}"
+                for file in sorted(folder.glob("*.log")):
+                    for _, header in headers(file.read_bytes()):
+                        if min(near) - 20 <= header.base_offset <= max(near) + 20:
+                            print(f"broker {id}, {folder.name}: {header}")
+
     def judge(self) -> None:
         """Wait until the clients have finished, and check their history against the log."""
         self.rest()
         print(self.history.summary())
         found = check(self.history, self.log())
+        for anomaly in found[:20]:
+            print(f"{anomaly.name}: {anomaly.what}")
+            self.show(anomaly.places)
         assert not found, "\n".join(f"{a.name}: {a.what}" for a in found[:20])
         errors = [error for writer in self.plain for error in writer.errors]
         assert not errors, errors[:5]

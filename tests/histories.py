@@ -24,6 +24,8 @@ Log = Mapping[Place, bytes]
 class Anomaly(NamedTuple):
     name: str
     what: str
+    #: Where in the log to look for the cause.
+    places: tuple[Place, ...] = ()
 
 
 @dataclass(slots=True)
@@ -160,7 +162,8 @@ def written(history: History, log: Log) -> Iterator[Anomaly]:
         places[value].append(place)
     for value, found in places.items():
         if len(found) > 1:
-            yield Anomaly("duplicate", f"{value!r} is at {sorted(found)}")
+            found.sort()
+            yield Anomaly("duplicate", f"{value!r} is at {found}", tuple(found))
     values_sent: dict[Place, bytes] = {}
     last: dict[tuple[str, int], int] = {}
     for send in history.sends:
