@@ -87,6 +87,8 @@ def tools_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path.write_text(f'exec {shlex.join(kafka_tools.command(script))} "$@"\n')
         path.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    # Unbuffered, Python writes a line's end apart from the line: workers' outputs would mix.
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     (tmp_path / "libs").symlink_to(kafka_tools.LIBRARY)
     monkeypatch.setenv("KAFKA_HOME", str(tmp_path))
     # Pages name files of the repository from its root.
