@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -18,18 +19,19 @@ from shoal.log.config import LogConfig
 from shoal.log.log import Log
 from shoal.log.memory import MemoryStorage
 from shoal.metadata.delta import MetadataDelta
-from shoal.metadata.image import MetadataImage, PartitionImage, Scope, TopicImage
+from shoal.metadata.image import BrokerImage, MetadataImage, PartitionImage, Scope, TopicImage
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.replication.partition import Partition
 from shoal.server import logs
 from shoal.server.config import resolve
 from shoal.server.coordinators.groups import TOPIC, GroupService
+from shoal.server.coordinators.transactions import TOPIC as TRANSACTIONS
 from shoal.server.coordinators.transactions import TransactionService
 from shoal.server.metadata_cache import MetadataCache
 from shoal.server.metrics.registry import Metrics
 from shoal.server.network.purgatory import Purgatory
 from shoal.server.node import Node
-from shoal.transaction.shard import WriteMarkers
+from shoal.transaction.shard import WriteMarkers, Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
@@ -93,7 +95,10 @@ class ProducerIds:
 
 
 class Peers:
-    """No other broker can be reached."""
+    """No other broker can be reached, but for `answers`, which requests wait for in turn."""
+
+    def __init__(self) -> None:
+        self.answers: list[asyncio.Future[Any]] = []
 
     async def request(
         self,
@@ -103,6 +108,8 @@ class Peers:
         *,
         timeout_ms: int | None = None,
     ) -> Any:
+        if self.answers:
+            return await self.answers.pop(0)
         raise Unreachable(f"broker {broker_id}")
 
 
@@ -113,7 +120,7 @@ class Coordinators:
         config = resolve({"node.id": str(NODE_ID)}, {})
         self.node = node = Node(config, asyncio.get_running_loop())
         self.cache = MetadataCache(Scope(NODE_ID))
-        self.partitions, self.replicas = Partitions(), Replicas()
+        self.partitions, self.replicas, self.peers = Partitions(), Replicas(), Peers()
         #: The error of the next creations of a topic.
         self.refusal: ApiError | None = None
         self.created: list[str] = []
@@ -123,7 +130,7 @@ class Coordinators:
             *shared,
             groups=self.groups,
             producer_ids=ProducerIds(),
-            peers=Peers(),
+            peers=self.peers,
             purgatory=Purgatory(node.loop, node.timers),
         )
 
@@ -213,6 +220,51 @@ def test_a_broker_that_is_cut_off_is_no_coordinator() -> None:
         with pytest.raises(ApiError) as refused:
             await coordinators.groups.submit("g", echo)
         assert refused.value.code is ErrorCode.not_coordinator
+
+    run(test)
+
+
+def verified(code: ErrorCode) -> SimpleNamespace:
+    """Return a coordinator's response about partition 0 of `work`."""
+    entry = SimpleNamespace(partition_index=0, partition_error_code=code)
+    topic = SimpleNamespace(name="work", results_by_partition=[entry])
+    result = SimpleNamespace(topic_results=[topic])
+    return SimpleNamespace(error_code=ErrorCode.none, results_by_transaction=[result])
+
+
+def test_the_writes_of_a_producer_keep_their_order_while_they_are_enlisted() -> None:
+    """The coordinator is asked again about the first write and has accepted the second by then. The
+    log took the second first, and refused the first one for ever: a fatal error."""
+
+    async def test(coordinators: Coordinators) -> None:
+        new = asyncio.get_running_loop().create_future
+        led = PartitionImage((2,), (2,), 2, 0, 0)
+        elsewhere = MetadataImage(
+            scope=Scope(NODE_ID),
+            topics={TRANSACTIONS: TopicImage(TRANSACTIONS, TOPIC_ID, (led,))},
+            brokers={id: BrokerImage(id, None, 1, (), {}, fenced=False) for id in (1, 2)},
+        )
+        coordinators.cache.publish(elsewhere, MetadataDelta())
+        first, second, again = coordinators.peers.answers = [new(), new(), new()]
+        written: list[str] = []
+        for name in ("first", "second"):
+            coordinators.transactions.enlist(
+                Writer("t", 1, 0),
+                [("work", 0)],
+                implicit=False,
+                then=lambda errors, name=name: written.append(f"{name} {dict(errors)}"),
+            )
+        first.set_result(verified(ErrorCode.concurrent_transactions))
+        second.set_result(verified(ErrorCode.none))
+        async with asyncio.timeout(30):
+            while coordinators.peers.answers:
+                await asyncio.sleep(0)
+        assert written == []
+        again.set_result(verified(ErrorCode.none))
+        async with asyncio.timeout(30):
+            while len(written) < 2:
+                await asyncio.sleep(0)
+        assert written == ["first {}", "second {}"]
 
     run(test)
 

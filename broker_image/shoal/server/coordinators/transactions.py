@@ -9,7 +9,7 @@ version 2 it adds the partitions to the transaction; with version 1 it verifies 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -59,6 +59,16 @@ _RETRIED = (
 )
 
 Errors = Mapping[TopicPartition, ErrorCode]
+
+
+class _Enlistment:
+    """A write that waits to be enlisted; `errors` is None until that has ended."""
+
+    __slots__ = ("errors", "then")
+
+    def __init__(self, then: Callable[[Errors], None]) -> None:
+        self.then = then
+        self.errors: Errors | None = None
 
 
 class ProducerIds(Protocol):
@@ -120,8 +130,8 @@ class TransactionService(CoordinatorService[TransactionShard]):
         self.on_effect(WriteMarkers, self.markers.write)
         #: By transactional id: writes that wait until its last transaction is complete.
         self._waiting_writes: dict[str, list[Callable[[], None]]] = {}
-        #: By producer id: the number of its writes that are being enlisted.
-        self._enlisting: Counter[int] = Counter()
+        #: By producer id: its writes that are being enlisted, in the order in which they came.
+        self._enlisting: dict[int, deque[_Enlistment]] = {}
         metrics.gauge(
             "kafka_coordinator_transaction_TransactionStateManager_NumTransactionalIds",
             "Transactional ids that are known.",
@@ -228,16 +238,16 @@ class TransactionService(CoordinatorService[TransactionShard]):
         """Verify that `partitions` are in the writer's open transaction. With `implicit`, add them.
 
         Calls `then` with the errors of the partitions that must not be written to. The call may
-        come before this returns. Calls for one transactional id keep their order. With `implicit`
-        the previous transaction may have to end first.
+        come before this returns. A producer's calls keep their order, also if the coordinator
+        answers in another one: a batch before an earlier one would break the sequence. With
+        `implicit` the previous transaction may have to end first.
         """
-        self._enlisting[writer.producer_id] += 1
+        mine = _Enlistment(then)
+        self._enlisting.setdefault(writer.producer_id, deque()).append(mine)
 
         def over(errors: Errors) -> None:
-            self._enlisting[writer.producer_id] -= 1
-            if not self._enlisting[writer.producer_id]:
-                del self._enlisting[writer.producer_id]
-            then(errors)
+            mine.errors = errors
+            self._pass_on_enlisted(writer.producer_id)
 
         config = self._cache.image.broker_config
         patience_ms = config["add.partitions.to.txn.retry.backoff.max.ms"]
@@ -248,6 +258,21 @@ class TransactionService(CoordinatorService[TransactionShard]):
             attempt()
         else:
             waiting.append(attempt)
+
+    def _pass_on_enlisted(self, producer_id: int) -> None:
+        """Call `then` of the producer's writes whose enlistment has ended, up to the first other
+        one."""
+        queue = self._enlisting.get(producer_id)
+        errors = None if queue is None else queue[0].errors
+        if queue is None or errors is None:
+            return
+        first = queue.popleft()
+        if not queue:
+            del self._enlisting[producer_id]
+        try:
+            first.then(errors)
+        finally:
+            self._pass_on_enlisted(producer_id)
 
     def _enlist(
         self,
