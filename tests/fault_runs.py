@@ -203,10 +203,13 @@ class Run:
         wanted = {(s.partition, s.offset) for s in history.sends if counts(history, s)}
 
         def all_had() -> bool:
-            polled = {(p.partition, p.offset) for p in history.polls}
-            return wanted <= polled and wanted <= history.settled()
+            not_polled = wanted - {(p.partition, p.offset) for p in history.polls}
+            not_settled = wanted - history.settled()
+            assert not not_polled, f"{len(not_polled)} not polled: {sorted(not_polled)[:10]}"
+            assert not not_settled, f"{len(not_settled)} not settled: {sorted(not_settled)[:10]}"
+            return True
 
-        eventually(all_had, timeout_s=HANG_S, what="not all records are polled and settled")
+        eventually(all_had, timeout_s=HANG_S)
         for reader in self.readers:
             reader.finish()
 

@@ -186,17 +186,22 @@ class Scene:
         acks: int = -1,
         timeout_ms: int = 30_000,
         keys: Sequence[bytes | None] = (None,),
+        producer: Mapping[str, int] | None = None,
+        sequence: int = 0,
         transaction: Mapping[str, Any] | None = None,
     ) -> Asked:
-        """Produce a batch with a record for each key at a broker, the producer's first batch, in
-        the transaction that the fields describe. The result is its row of the response."""
+        """Produce a batch with a record for each key at a broker, from an idempotent producer with
+        that id and epoch or in the transaction that the fields describe. The result is its row of
+        the response."""
         now_ms = self.cluster.brokers[id].now_ms()
         batch = [(now_ms, key, b"value", ()) for key in keys]
         header: dict[str, Any] = {}
+        if producer is not None:
+            header = {**producer, "base_sequence": sequence}
         fields: dict[str, Any] = {"acks": acks, "timeout_ms": timeout_ms}
         if transaction is not None:
             header = {name: transaction[name] for name in ("producer_id", "producer_epoch")}
-            header |= {"base_sequence": 0, "transactional": True}
+            header |= {"base_sequence": sequence, "transactional": True}
             fields["transactional_id"] = transaction["transactional_id"]
         rows = [{"index": index, "records": bytes(build_batch(batch, **header))}]
         fields["topic_data"] = [{"name": "", "topic_id": topic_id, "partition_data": rows}]

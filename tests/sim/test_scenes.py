@@ -44,6 +44,8 @@ INIT = {
     "producer_id": -1,
     "producer_epoch": -1,
 }
+#: The fields of InitProducerId for an idempotent producer.
+NEW_PRODUCER = INIT | {"transactional_id": None}
 #: Requests with a timeout (without it) that change something.
 OF_THE_CONTROLLER: dict[ApiKey, dict[str, Any]] = {
     ApiKey.CREATE_TOPICS: {"topics": [NEW_TOPIC], "validate_only": False},
@@ -638,3 +640,42 @@ def test_a_request_without_patience_leaves_the_way_to_the_controller_as_it_is() 
         answer = cluster.asked(asked.id, ApiKey.CREATE_TOPICS, fields)
         assert codes(answer) == [ErrorCode.request_timed_out]
         assert asked.broker.channel._link is link
+
+
+def test_a_batch_behind_a_refused_one_is_refused_too() -> None:
+    """A producer has three batches under way to a broker that begins to lead before the last one.
+    The first had been written, and its answer was lost. The last one used to break the sequence:
+    librdkafka takes a new epoch then, and writes the first one once more."""
+    with scene() as cluster:
+        topic_id = cluster.make_topic("work", [1, 2, 3])
+        who = cluster.asked(1, ApiKey.INIT_PRODUCER_ID, NEW_PRODUCER)
+        idempotent = {"producer_id": who.producer_id, "producer_epoch": 0}
+
+        def produce(id: int, sequence: int) -> ErrorCode:
+            return written(cluster.produce(id, topic_id, sequence=sequence, producer=idempotent))
+
+        assert not produce(1, 0)
+        assert produce(2, 0) is ErrorCode.not_leader_or_follower
+        assert produce(2, 1) is ErrorCode.not_leader_or_follower
+        cluster.cut_off(cluster.cluster.brokers[1])
+        cluster.until(lambda: cluster.partition("work", 0, 2).is_leader, "broker 2 leads")
+        assert produce(2, 2) is ErrorCode.not_leader_or_follower
+        assert [produce(2, sequence) for sequence in range(4)] == [ErrorCode.none] * 4
+        assert cluster.partition("work", 0, 2).log.log_end_offset == 4
+
+
+def test_a_log_that_does_not_know_a_producer_takes_its_first_batch_first() -> None:
+    """It takes any sequence then, and would refuse the first batch for ever."""
+    with scene() as cluster:
+        topic_id = cluster.make_topic("work", [1, 2, 3])
+        who = cluster.asked(1, ApiKey.INIT_PRODUCER_ID, NEW_PRODUCER)
+        idempotent = {"producer_id": who.producer_id, "producer_epoch": 0}
+
+        def produce(sequence: int) -> ErrorCode:
+            return written(cluster.produce(2, topic_id, sequence=sequence, producer=idempotent))
+
+        assert produce(0) is ErrorCode.not_leader_or_follower
+        cluster.cut_off(cluster.cluster.brokers[1])
+        cluster.until(lambda: cluster.partition("work", 0, 2).is_leader, "broker 2 leads")
+        assert produce(1) is ErrorCode.not_leader_or_follower
+        assert [produce(0), produce(1)] == [ErrorCode.none] * 2

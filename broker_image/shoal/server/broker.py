@@ -69,6 +69,7 @@ from shoal.server.replication.log_maintenance import LogMaintenance
 from shoal.server.replication.partitions import Partitions
 from shoal.server.replication.quotas import FOLLOWER, LEADER, ReplicationQuota
 from shoal.server.replication.range_reads import CACHE_BYTES, RangeReads
+from shoal.server.replication.refused_batches import RefusedBatches
 from shoal.server.replication.replica_fetch import ReplicaFetches
 from shoal.server.replication.replica_fetchers import ReplicaFetcherManager
 from shoal.server.replication.replica_manager import ReplicaManager
@@ -139,6 +140,7 @@ class Broker:
         self.quotas = ClientQuotas(node, self.metadata_cache, self.metrics)
         self._make_network(errors)
         self.batch_validator = BatchValidator(node)
+        self.refused_batches = RefusedBatches()
         self.fetch_sessions = FetchSessions(
             config["max.incremental.fetch.session.cache.slots"],
             random_id=lambda: node.random.randrange(1, 1 << 31),

@@ -150,6 +150,9 @@ def append(
             entries.append(entry)
             if entry["error_code"]:
                 failed = entry
+                broker.refused_batches.note(
+                    (name, topic_id, index), data, entry["error_code"], broker.clock.now_ms()
+                )
         topic: _Entry = {"partition_responses": entries}
         topic["topic_id" if by_id else "name"] = topic_id if by_id else name
         topics.append(topic)
@@ -220,6 +223,8 @@ def _append(
     meter = broker.metrics.topic(partition.topic)
     meter.produces += 1
     refusal = _refused_before(broker, request, partition, data, refused)
+    if refusal is None and broker.refused_batches:
+        refusal = _refused_with_another(broker, where, partition, data)
     if refusal is None:
         assert data is not None
         try:
@@ -304,6 +309,25 @@ def _refused_before(
             f"Produce version {request.version} has no zstd. Use version {_ZSTD_FROM} or newer.",
         )
     return None
+
+
+def _refused_with_another(
+    broker: Broker,
+    where: tuple[str, UUID | None, int],
+    partition: Partition,
+    data: memoryview | None,
+) -> _Entry | None:
+    """The refusal of a batch that was sent behind a refused one (`refused_batches`)."""
+    assert data is not None
+    code = broker.refused_batches.ahead_of(
+        where, data, partition.log.producers, broker.clock.now_ms()
+    )
+    if code is None:
+        return None
+    refusal = _refusal(code, "The producer's batch before this one was refused, and comes first.")
+    if code is ErrorCode.not_leader_or_follower:
+        refusal |= _not_leader(partition)
+    return refusal
 
 
 def _not_leader(partition: Partition) -> _Entry:
