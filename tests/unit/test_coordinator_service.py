@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 import pytest
@@ -224,12 +223,30 @@ def test_a_broker_that_is_cut_off_is_no_coordinator() -> None:
     run(test)
 
 
-def verified(code: ErrorCode) -> SimpleNamespace:
+class Row(NamedTuple):
+    partition_index: int
+    partition_error_code: ErrorCode
+
+
+class OfTopic(NamedTuple):
+    name: str
+    results_by_partition: list[Row]
+
+
+class OfTransaction(NamedTuple):
+    topic_results: list[OfTopic]
+
+
+class Verified(NamedTuple):
+    """The coordinator's response to AddPartitionsToTxn."""
+
+    error_code: ErrorCode
+    results_by_transaction: list[OfTransaction]
+
+
+def verified(code: ErrorCode) -> Verified:
     """Return a coordinator's response about partition 0 of `work`."""
-    entry = SimpleNamespace(partition_index=0, partition_error_code=code)
-    topic = SimpleNamespace(name="work", results_by_partition=[entry])
-    result = SimpleNamespace(topic_results=[topic])
-    return SimpleNamespace(error_code=ErrorCode.none, results_by_transaction=[result])
+    return Verified(ErrorCode.none, [OfTransaction([OfTopic("work", [Row(0, code)])])])
 
 
 def test_the_writes_of_a_producer_keep_their_order_while_they_are_enlisted() -> None:

@@ -46,7 +46,7 @@ def test_batches_that_can_be_under_way_share_the_error_of_a_refused_one() -> Non
     for sequence in range(3, 3 + BATCHES_MAX - 1):
         assert broker.ahead_of(batch(sequence)) is ErrorCode.not_enough_replicas
         broker.refuse(batch(sequence), ErrorCode.not_enough_replicas)
-    # The log judges the next one: the producer has lost the refused one for good.
+    # The log judges the next one: the producer does not send the refused one again.
     assert broker.ahead_of(batch(7)) is None
     assert not broker.refused
 
