@@ -264,13 +264,17 @@ def test_the_writes_of_a_producer_keep_their_order_while_they_are_enlisted() -> 
         coordinators.cache.publish(elsewhere, MetadataDelta())
         first, second, again = coordinators.peers.answers = [new(), new(), new()]
         written: list[str] = []
-        for name in ("first", "second"):
+
+        def enlist(name: str) -> None:
             coordinators.transactions.enlist(
                 Writer("t", 1, 0),
                 [("work", 0)],
                 implicit=False,
-                then=lambda errors, name=name: written.append(f"{name} {dict(errors)}"),
+                then=lambda errors: written.append(f"{name} {dict(errors)}"),
             )
+
+        enlist("first")
+        enlist("second")
         first.set_result(verified(ErrorCode.concurrent_transactions))
         second.set_result(verified(ErrorCode.none))
         async with asyncio.timeout(30):
