@@ -284,7 +284,9 @@ class ShareMember(Worker):
 
     async def _work(self, session: ShareSession) -> None:
         sent = time.monotonic()
-        found = await session.acquire(max_records=100, max_wait_ms=300)
+        # It waits for each leader, also for those without records. With 100 records every 300 ms,
+        # what one leader had gathered in a stall of 20 s took the members more than `HANG_S`.
+        found = await session.acquire(max_records=500, max_wait_ms=100)
         answered, lock_s = time.monotonic(), found.lock_timeout_ms / 1000
         settles: dict[tuple[int, int], Settle] = {}
         for record, leader in ((r, one.leader_id) for one in found for r in one.records()):
