@@ -261,6 +261,7 @@ class Run:
         for anomaly in found[:20]:
             print(f"{anomaly.name}: {anomaly.what}")
             self.show(anomaly.places)
-        assert not found, "\n".join(f"{a.name}: {a.what}" for a in found[:20])
         errors = [error for writer in self.plain for error in writer.errors]
+        print(f"errors of the writers: {errors[:5]}")
+        assert not found, "\n".join(f"{a.name}: {a.what}" for a in found[:20])
         assert not errors, errors[:5]

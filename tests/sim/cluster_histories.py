@@ -68,6 +68,8 @@ class Histories(GroupOffsets):
         super().__init__()
         self.sent: set[bytes] = set()
         self.acknowledged: dict[bytes, Record] = {}
+        #: Records that a response to a later one of the same producer acknowledges.
+        self.implied: set[bytes] = set()
         self.values: dict[Record, bytes] = {}
 
     # Producers.
@@ -116,6 +118,8 @@ class Histories(GroupOffsets):
                 raise Violation("duplicate", f"{stored!r} at {seen[stored]} and at {record}")
             seen[stored] = record
             self.saw(record, stored, "the last reader")
+        for value in self.implied - seen.keys():
+            raise Violation("lost-write", f"{value!r} was acknowledged with a later one")
         for record in self.values:
             if record not in final and record[2] < ends[record[:2]]:
                 raise Violation("inconsistent-offsets", f"{record} was seen, and is not there")

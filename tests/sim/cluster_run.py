@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from seeding import DRAWN_FROM
 from sim import cluster_classic as classic
 from sim import cluster_clients as clients
+from sim import cluster_pipeline as pipeline
 from sim import cluster_queues as queues
 from sim import cluster_ranges as ranges
 from sim import cluster_share_clients as shares
@@ -34,11 +35,13 @@ LOOK_S = 0.1
 REST_S = 60.0
 SHORT_UP_TO = 1000
 #: Optional parts of a run beside the producer, the consumer group and the share group.
-PARTS = ("transactions", "classic", "mixed", "queues", "streams", "ranges")
+PARTS = ("transactions", "classic", "mixed", "queues", "streams", "ranges", "pipeline")
 #: The shares of the drawn runs with an application of Kafka Streams, and of the others with a group
 #: that has key ranges. Each takes the place of other consumer groups, so that these runs do not
 #: cost more.
 STREAMS_SHARE, RANGES_SHARE, REPLACED = 0.25, 0.25, ("classic", "mixed")
+#: The share of the drawn runs with a producer that has several batches under way.
+PIPELINE_SHARE = 0.2
 
 
 class Run:
@@ -78,6 +81,8 @@ class Run:
             drawn_parts = [p for p in drawn_parts if p not in REPLACED] + ["streams"]
         elif random.Random(f"{seed} ranges").random() < RANGES_SHARE:
             drawn_parts = [p for p in drawn_parts if p not in REPLACED] + ["ranges"]
+        if random.Random(f"{seed} pipeline").random() < PIPELINE_SHARE:
+            drawn_parts = [*drawn_parts, "pipeline"]
         self.parts = drawn_parts if parts is None else list(parts)
         self.rest_s = rest_s
 
@@ -126,6 +131,13 @@ class Run:
         for index in range(self.rng.randint(1, 3)):
             load.run(f"worker-{index}", shares.work_in_share_group)
         load.run("observer", clients.observe)
+        self._run_parts()
+
+    def _run_parts(self) -> None:
+        """Start the clients of optional parts that need no preparation."""
+        load = self.load
+        if "pipeline" in self.parts:
+            load.run("pipeline", pipeline.produce)
         if "transactions" in self.parts:
             load.run("accountant", transactions.prepare)
             for index in range(self.rng.randint(1, 2)):

@@ -155,6 +155,28 @@ def test_a_leader_that_is_cut_off_refuses_when_its_session_is_over() -> None:
         assert not written(cluster.produce(cluster.leader("work", 0), topic_id))
 
 
+def test_a_leader_that_was_frozen_takes_no_old_fetch_for_a_new_one() -> None:
+    """Its followers' fetches had waited in its sockets, and it served as the leader that it no
+    longer was, until a controller told it: share groups got records that they had accepted."""
+    with scene() as cluster:
+        topic_id = cluster.make_topic("work", [1, 2, 3])
+        assert not written(cluster.produce(1, topic_id))
+        frozen = cluster.cluster.brokers[1]
+        broker, partition = frozen.broker, cluster.partition("work", 0, 1)
+        assert broker is not None
+        cluster.passes(1.0)
+        # It answers the fetches of its followers, and they fetch again.
+        cluster.produce(1, topic_id)
+        while partition.log.log_end_offset == 1:
+            cluster.passes(0.0001)
+        frozen.pause()
+        cluster.until(lambda: cluster.leader("work", 0, 2) != 1, "another leader")
+        frozen.resume()
+        while partition.is_leader:
+            assert broker.replicas.is_cut_off(partition)
+            cluster.passes(0.0001)
+
+
 def test_a_coordinator_that_is_cut_off_is_none_when_its_session_is_over() -> None:
     """Also without writes: a transaction whose markers it cannot deliver would stay in its end
     phase for ever, and its producer would get the same retriable error."""

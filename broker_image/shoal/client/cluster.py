@@ -16,7 +16,8 @@ hides another's result.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from shoal.client.connection import Connection, connect, joined
@@ -132,6 +133,8 @@ class Cluster:
         self.brokers: dict[int, Broker] = {}
         self._loop = asyncio.get_running_loop()
         self._topics: dict[str, tuple[float, Topic]] = {}
+        #: The newest leaders that are known of each topic, also after its metadata has expired.
+        self._newest: dict[str, Topic] = {}
         self._names: dict[UUID, str] = {}
         self._coordinators: dict[tuple[int, str], int] = {}
         self._connections: dict[tuple[Address, str], asyncio.Task[Connection]] = {}
@@ -328,6 +331,8 @@ class Cluster:
     async def _metadata(self, topics: list[dict[str, Any]] | None) -> dict[str, Topic | KafkaError]:
         body = {"topics": topics, "allow_auto_topic_creation": False}
         answer = await self.ask(ApiKey.METADATA, body)
+        if answer.cluster_id != self.cluster_id:
+            self._newest.clear()
         self.cluster_id = answer.cluster_id
         self.controller_id = answer.controller_id
         if answer.brokers:
@@ -340,11 +345,14 @@ class Cluster:
             if result.error_code:
                 name = result.name or str(result.topic_id)
                 self.outdate_topic(name)
+                if result.error_code in _NO_SUCH_TOPIC:
+                    self._newest.pop(name, None)
                 found[name] = KafkaError(result.error_code, _about_topic(result.error_code, name))
                 continue
-            topic = _topic(result)
+            topic = _newer(_topic(result), self._newest.get(result.name))
             found[topic.name] = topic
             self._topics[topic.name] = (now, topic)
+            self._newest[topic.name] = topic
             if topic.topic_id is not None:
                 self._names[topic.topic_id] = topic.name
         return found
@@ -409,6 +417,11 @@ class Cluster:
                 ErrorCode.leader_not_available, f"partition {topic}-{partition} has no leader"
             )
         return leader_id
+
+    async def leader_epoch(self, topic: str, partition: int) -> int:
+        """Return the leader epoch of a partition, -1 if it is not known. A request with it is
+        refused by a broker that led before, and by one that does not know of its lead yet."""
+        return (await self.topic(topic)).partition(partition).leader_epoch
 
     async def leaders(
         self, partitions: Iterable[TopicPartition]
@@ -611,6 +624,21 @@ def _about_topic(code: ErrorCode, name: str) -> str:
     if code in _NO_SUCH_TOPIC:
         return f"there is no topic {name!r}"
     return f"topic {name!r}"
+
+
+def _newer(topic: Topic, known: Topic | None) -> Topic:
+    """Return a topic with the newer leader of each partition (KIP-320).
+
+    A broker that was frozen or cut off may still name itself. Its log ends where it stopped, so a
+    consumer would take its position for one that does not exist.
+    """
+    if known is None or known.topic_id != topic.topic_id:
+        return topic
+    partitions = tuple(
+        before if before is not None and before.leader_epoch > one.leader_epoch >= 0 else one
+        for one, before in zip_longest(topic.partitions, known.partitions[: len(topic.partitions)])
+    )
+    return replace(topic, partitions=partitions)
 
 
 def _topic(result: Any) -> Topic:

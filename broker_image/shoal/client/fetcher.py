@@ -294,9 +294,14 @@ class Fetcher:
         topics: dict[str, list[dict[str, Any]]] = {}
         if not key_ranges.keys().isdisjoint(positions):
             await self._check_offers_ranges(node)
+        known = {
+            name: await self.cluster.topic(name)
+            for name in dict.fromkeys(p.topic for p in positions)
+        }
         for where, offset in positions.items():
             asked: dict[str, Any] = {
                 "partition": where.partition,
+                "current_leader_epoch": known[where.topic].partition(where.partition).leader_epoch,
                 "fetch_offset": offset,
                 "partition_max_bytes": partition_bytes,
             }
@@ -305,9 +310,7 @@ class Fetcher:
                     {"first_hash": first, "last_hash": last} for first, last in key_ranges[where]
                 ]
             topics.setdefault(where.topic, []).append(asked)
-        names: dict[Any, str] = {}
-        for name in topics:
-            names[(await self.cluster.topic(name)).topic_id] = name
+        names = {topic.topic_id: name for name, topic in known.items()}
         body = {
             "replica_id": -1,
             "max_wait_ms": wait_ms,

@@ -194,13 +194,22 @@ class Topics:
         async def call(
             node: int, some: list[TopicPartition]
         ) -> dict[TopicPartition, ListedOffset | KafkaError]:
+            asked = [
+                (
+                    where,
+                    {
+                        "partition_index": where.partition,
+                        "current_leader_epoch": await self.cluster.leader_epoch(*where),
+                        "timestamp": specs[where],
+                    },
+                )
+                for where in some
+            ]
             body = {
                 "replica_id": -1,
                 "isolation_level": isolation,
                 "timeout_ms": self.cluster.settings.request_timeout_ms,
-                "topics": message_fields.group_by_topic(
-                    (p, {"partition_index": p.partition, "timestamp": specs[p]}) for p in some
-                ),
+                "topics": message_fields.group_by_topic(asked),
             }
             answer = await self.cluster.request(node, ApiKey.LIST_OFFSETS, body)
             return {

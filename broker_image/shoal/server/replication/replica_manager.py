@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 from shoal.replication.leadership import UNKNOWN_OFFSET
 
 if TYPE_CHECKING:
+    from asyncio import TimerHandle
+
     from shoal.replication.partition import Partition
     from shoal.replication.replica_fetcher import Key
     from shoal.server.network.purgatory import Purgatory
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 #: which the leader gives up on the follower.
 AWAITED_FETCH_WAIT_MS = 20
 AWAITED_FETCH_MS = 5_000
+#: Interval of the notes that this broker runs, in seconds.
+RUNNING_S = 0.2
 
 
 class BrokerSession(Protocol):
@@ -66,6 +70,9 @@ class ReplicaManager:
         self._awaited_fetches: dict[int, dict[Key, int]] = {}
         #: By broker: the time of its last fetch, in seconds of the loop's clock.
         self._last_fetch_s: dict[int, float] = {}
+        self._running: TimerHandle | None = None
+        #: The time of the last note that this broker runs, and of the one before.
+        self._ran_s = self._ran_before_s = node.loop.time()
         #: Partitions that were found cut off since the last heartbeat.
         self._found_cut_off: set[Key] = set()
         partitions.on_registered(self._registered)
@@ -73,6 +80,7 @@ class ReplicaManager:
 
     def start(self) -> None:
         """Follow the metadata, which has been read, and look for followers that lag."""
+        self._running = self._node.loop.call_later(0, self._run)
         self.fetchers.start()
         config = self._node.config
         self._node.timers.every(
@@ -80,6 +88,8 @@ class ReplicaManager:
         )
 
     def stop(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
         self.fetchers.stop()
         self._isr_changes.stop()
 
@@ -98,8 +108,18 @@ class ReplicaManager:
     # Followers that no longer fetch
 
     def follower_fetched(self, replica_id: int) -> None:
-        """Note a fetch of that broker."""
-        self._last_fetch_s[replica_id] = self._node.loop.time()
+        """Note a fetch of that broker.
+
+        While this broker was frozen, fetches waited in its sockets, and the followers may have gone
+        to another leader since. So a fetch counts from a time when this broker certainly ran.
+        """
+        self._last_fetch_s[replica_id] = self._ran_before_s
+
+    def _run(self) -> None:
+        """Note that this broker runs. The note before is older than a freeze that ends now."""
+        loop = self._node.loop
+        self._ran_before_s, self._ran_s = self._ran_s, loop.time()
+        self._running = loop.call_later(RUNNING_S, self._run)
 
     def is_cut_off(self, partition: Partition) -> bool:
         """Whether a partition that this broker leads cannot commit now.

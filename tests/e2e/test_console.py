@@ -1,0 +1,96 @@
+"""The console on Kubernetes, installed by the chart and reached through `kubectl port-forward`."""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import subprocess
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING
+
+from conditions import eventually
+from e2e.cluster.backend import tool
+from e2e.resources import (
+    Resources,
+    queue_cluster,
+    queue_topic,
+    queue_user,
+    share_consumer,
+    share_group,
+)
+from ports import free_ports
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from e2e.release import Release
+
+#: The permissions of the console's user, as `docs/console.md` gives them.
+READS = (
+    {"resource": {"type": "cluster"}, "operations": ["describe", "describe-configs"]},
+    {
+        "resource": {"type": "topic", "name": "*"},
+        "operations": ["describe", "describe-configs", "read"],
+    },
+    {"resource": {"type": "group", "name": "*"}, "operations": ["describe", "describe-configs"]},
+)
+
+
+@contextlib.contextmanager
+def forwarded(resources: Resources, deployment: str, port: int) -> Iterator[str]:
+    """The address at which `kubectl port-forward` makes a port of the deployment reachable."""
+    (local,) = free_ports(1)
+    where = f"--namespace={resources.namespace}"
+    command = ("port-forward", where, f"deployment/{deployment}", f"{local}:{port}")
+    with subprocess.Popen(
+        [tool("kubectl"), *command],
+        env=resources.cluster.environment(),
+        stdout=subprocess.DEVNULL,
+    ) as process:
+        try:
+            yield f"http://127.0.0.1:{local}"
+        finally:
+            process.terminate()
+
+
+def shows(page: str, *words: str) -> str:
+    """Return the page once it has these words."""
+
+    def found() -> str:
+        try:
+            with urllib.request.urlopen(page, timeout=10) as answer:
+                text = html.unescape(answer.read().decode())
+        except (urllib.error.URLError, ConnectionError) as error:
+            raise AssertionError(f"{page}: {error}") from None
+        missing = [word for word in words if word not in text]
+        assert not missing, f"{page} lacks {missing}"
+        return text
+
+    return eventually(found, timeout_s=60)
+
+
+def test_the_console_shows_consumers_and_what_is_wrong(
+    resources: Resources, release: Release
+) -> None:
+    limits = {"minReplicas": 2, "maxReplicas": 2}
+    resources.apply(queue_cluster(), queue_topic(), share_group(), queue_user("console", *READS))
+    resources.start_client()
+    resources.apply(share_consumer(scaling=limits), share_consumer("typo", group="wrokers"))
+    resources.wait("queueuser/console", "shareconsumer/eaters", timeout_s=120)
+    resources.produce("jobs", 2_000)
+    enabled = {"enabled": True, "userSecret": "console", "namespace": resources.namespace}
+    release.install(console=enabled | {"kubernetes": {"enabled": True}})
+    try:
+        with forwarded(resources, "shoal-console", 9080) as address:
+            shows(address, "jobs", "workers")
+            row = f'id="c-{resources.namespace}-eaters"'
+            cells = [f'data-label="{name}">2<' for name in ("Wanted", "Running", "Ready")]
+            page = shows(f"{address}/consumers", row, *cells)
+            wrong = resources.condition("shareconsumer/typo")
+            shows(f"{address}/consumers", wrong["reason"], wrong["message"])
+            events = resources.events("ShareConsumer", "eaters", "Scaled")
+            assert events
+            assert events[-1] in page
+    finally:
+        release.install()
