@@ -189,6 +189,8 @@ def test_a_console_without_login_listens_in_its_pod_only() -> None:
     assert "--allow-actions" not in args
     assert mine.keys() == {"Deployment", "NetworkPolicy"}
     assert mine["NetworkPolicy"]["spec"]["ingress"] == []
+    (container,) = mine["Deployment"]["spec"]["template"]["spec"]["containers"]
+    assert "127.0.0.1" in str(container["startupProbe"]["exec"])  # As `kubectl port-forward` does.
     args, _ = console_of(template(**USER, **{"console.allowActions": True}))
     assert "--allow-actions" in args
 

@@ -7,7 +7,7 @@ import html
 import subprocess
 import urllib.error
 import urllib.request
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from conditions import eventually
 from e2e.cluster.backend import tool
@@ -19,7 +19,6 @@ from e2e.resources import (
     share_consumer,
     share_group,
 )
-from ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,24 +39,32 @@ READS = (
 @contextlib.contextmanager
 def forwarded(resources: Resources, deployment: str, port: int) -> Iterator[str]:
     """The address at which `kubectl port-forward` makes a port of the deployment reachable."""
-    (local,) = free_ports(1)
+    resources.kubectl("rollout", "status", f"deployment/{deployment}", "--timeout=60s")
     where = f"--namespace={resources.namespace}"
-    command = ("port-forward", where, f"deployment/{deployment}", f"{local}:{port}")
     with subprocess.Popen(
-        [tool("kubectl"), *command],
+        [tool("kubectl"), "port-forward", where, f"deployment/{deployment}", f":{port}"],
         env=resources.cluster.environment(),
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         try:
-            yield f"http://127.0.0.1:{local}"
+            assert process.stdout is not None
+            # Forwarding from 127.0.0.1:40123 -> 9080
+            yield f"http://{process.stdout.readline().split()[2]}"
         finally:
             process.terminate()
 
 
-def shows(page: str, *words: str) -> str:
-    """Return the page once it has these words."""
+def api_version(event: dict[str, Any]) -> str:
+    """Return the version of the object that an event is about."""
+    version: str = event["involvedObject"].get("apiVersion", "")
+    return version
 
-    def found() -> str:
+
+def shows(page: str, *words: str) -> None:
+    """Wait until the page has these words."""
+
+    def found() -> bool:
         try:
             with urllib.request.urlopen(page, timeout=10) as answer:
                 text = html.unescape(answer.read().decode())
@@ -65,9 +72,9 @@ def shows(page: str, *words: str) -> str:
             raise AssertionError(f"{page}: {error}") from None
         missing = [word for word in words if word not in text]
         assert not missing, f"{page} lacks {missing}"
-        return text
+        return True
 
-    return eventually(found, timeout_s=60)
+    eventually(found, timeout_s=60)
 
 
 def test_the_console_shows_consumers_and_what_is_wrong(
@@ -86,11 +93,11 @@ def test_the_console_shows_consumers_and_what_is_wrong(
             shows(address, "jobs", "workers")
             row = f'id="c-{resources.namespace}-eaters"'
             cells = [f'data-label="{name}">2<' for name in ("Wanted", "Running", "Ready")]
-            page = shows(f"{address}/consumers", row, *cells)
+            shows(f"{address}/consumers", row, *cells)
             wrong = resources.condition("shareconsumer/typo")
             shows(f"{address}/consumers", wrong["reason"], wrong["message"])
-            events = resources.events("ShareConsumer", "eaters", "Scaled")
-            assert events
-            assert events[-1] in page
+            of_ours = [e for e in resources.find_all("events") if "shoal.dev" in api_version(e)]
+            assert of_ours
+            shows(f"{address}/consumers", *(event["message"] for event in of_ours))
     finally:
         release.install()

@@ -97,6 +97,12 @@ def filled() -> ApiServer:
         "lastScaleTime": "2026-01-01T00:00:00Z",
         "conditions": [
             {"type": "Ready", "status": "False", "reason": "ScalingUp", "message": "3 of 4 run."},
+            {
+                "type": "Reconciling",
+                "status": "True",
+                "reason": "ScalingUp",
+                "message": "3 of 4 run.",
+            },
             {"type": "Degraded", "status": "True", "reason": "Few", "message": "One is missing."},
             {"type": "Paused", "status": "False", "reason": "No", "message": "Hidden."},
         ],
@@ -155,6 +161,7 @@ def test_consumers_conditions_and_events(account: Path) -> None:
             assert "Consumers of packer against partitions" in text
             assert "<b>Degraded</b>: Few. One is missing." in text
             assert "Hidden." not in text
+            assert text.count("3 of 4 run.") == 1
             assert "from 3 to 4" in text
             assert "&lt;b&gt;no room&lt;/b&gt;" in text
             assert "not ours" not in text

@@ -110,7 +110,9 @@ def test_a_coordinator_that_is_cut_off_refuses_in_time() -> None:
 
 def test_a_coordinator_without_replicas_serves_again_when_they_are_back() -> None:
     """Refused writes are committed later, and no further request is refused."""
-    with scene(configs={"replica.lag.time.max.ms": "60000"}) as cluster:
+    # The writes end before the session.
+    patience = {"replica.lag.time.max.ms": "60000", "broker.session.timeout.ms": "9000"}
+    with scene(configs=patience) as cluster:
         id = cluster.coordinator("t", TRANSACTION)
         for other in cluster.others(cluster.cluster.brokers[id]):
             other.pause()

@@ -62,7 +62,8 @@ class _Failure(Exception):
 
 
 class Resource(NamedTuple):
-    """One resource of Shoal's and its condition Ready. `other` are its conditions that are true."""
+    """One resource of Shoal's and its condition Ready. `other` are its conditions that are true and
+    have another reason or message."""
 
     kind: str
     namespace: str
@@ -340,7 +341,11 @@ def _resource(kind: str, given: dict[str, Any]) -> Resource:
         if isinstance(one, dict)
     }
     ready, reason, message, since = texts.pop("Ready", ["Unknown", "", "", ""])
-    other = tuple((type, text[1], text[2]) for type, text in texts.items() if text[0] == "True")
+    other = tuple(
+        (type, text[1], text[2])
+        for type, text in texts.items()
+        if text[0] == "True" and text[1:3] != [reason, message]
+    )
     return Resource(kind, namespace, name, ready, reason, message, since, other)
 
 
