@@ -110,6 +110,14 @@ For a batch that cannot be decompressed Kafka answers `UNKNOWN_SERVER_ERROR`, Sh
 `INVALID_RECORD`; for an unknown codec Shoal answers `UNSUPPORTED_COMPRESSION_TYPE`. Shoal gives an
 error message where Kafka gives none. An answer lists at most {RECORD_ERRORS_MAX:,} records.
 
+## Batches behind a refused one
+
+An idempotent producer has up to five batches under way. If a broker refuses one with
+`NOT_LEADER_OR_FOLLOWER`, `NOT_ENOUGH_REPLICAS` or another error after which the producer sends it
+again, Shoal gives those behind it the same error. Kafka answers them with
+`OUT_OF_ORDER_SEQUENCE_NUMBER` if the reason has gone by then, and librdkafka may write records
+twice after that ([ADR 136](adr/0136-refuse-the-batches-behind-a-refused-one.md)).
+
 ## Limit on records in flight
 
 Kafka exceeds `share.partition.max.record.locks` by up to a batch, in both acquire modes. Shoal
