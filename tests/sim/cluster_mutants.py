@@ -15,7 +15,6 @@ from shoal.coordinator.share.state_store import Change, ShareStateShard
 from shoal.log.producers import ProducerStates, WrittenBatch
 from shoal.protocol.errors import ErrorCode
 from shoal.replication.partition import Partition
-from shoal.server.replication.refused_batches import RefusedBatches
 from shoal.server.share.leader import ShareLeader
 from shoal.transaction.shard import TransactionShard, Writer
 from sim.cluster_ranges_mutants import RANGES_MUTANTS
@@ -45,11 +44,6 @@ def commits_before_it_has_synced(patch: pytest.MonkeyPatch) -> None:
 def forgets_sequences(patch: pytest.MonkeyPatch) -> None:
     """A batch that was sent again is stored again."""
     patch.setattr(ProducerStates, "check", lambda self, header, client: None)
-
-
-def takes_batches_behind_refused_ones(patch: pytest.MonkeyPatch) -> None:
-    """A batch is judged by its sequence, also if one before it was refused for another reason."""
-    patch.setattr(RefusedBatches, "ahead_of", lambda *_: None)
 
 
 def takes_commits_of_old_members(patch: pytest.MonkeyPatch) -> None:
@@ -186,7 +180,6 @@ MUTANTS: dict[str, Mutant] = {
         commits_by_itself,
         commits_before_it_has_synced,
         forgets_sequences,
-        takes_batches_behind_refused_ones,
         takes_commits_of_old_members,
         keeps_share_state_in_memory,
         forgets_deliveries,

@@ -245,6 +245,34 @@ def test_every_share_group_forgets_a_partition_whose_lead_is_lost() -> None:
     )
 
 
+#: A network and leaders that change faster than brokers and clients learn of it.
+HECTIC = [
+    "slow_network",
+    "reassigned",
+    "reassigned",
+    "slow_network",
+    "one_way",
+    "reassigned",
+    "pause",
+    "partition",
+]
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(34, id="a-batch-behind-a-refused-one"),
+        pytest.param(55, id="metadata-of-a-leader-that-was-frozen"),
+        pytest.param(161, id="share-fetches-of-a-leader-that-was-frozen"),
+    ],
+)
+def test_old_leaders(seed: int) -> None:
+    """A batch was written twice, after those behind a refused one had broken the sequence. A
+    consumer believed a broker that had been frozen, and began again at offset 0. Such a broker
+    delivered records that a share group had accepted."""
+    simulate(seed, brokers=3, faults=HECTIC, duration_s=8.0, parts=["pipeline"])
+
+
 #: The rule that shows the loss of an acknowledged record.
 LOST = "leader_completeness", "committed_prefix", "lost-write", "inconsistent-offsets"
 
