@@ -18,6 +18,7 @@ from servers import ShoalProcess
 from shoal.coordinator.contract import Record
 from shoal.coordinator.group import records as group_records
 from shoal.coordinator.share import records as share_records
+from shoal.metadata.records import decode
 from shoal.server.tiered.backups import INCARNATION
 from shoal.tiered import backup
 from tiered_topics import (
@@ -85,7 +86,16 @@ def restored(store: Path, data_dir: Path, *words: str) -> list[dict[str, Any]]:
 
 
 def saved(store: Path, topic: str) -> list[Record]:
-    """Return the records in the backups of an internal topic."""
+    """Return the records in the backups of an internal topic; none while the backup of the
+    metadata lacks the topic."""
+    known = [
+        decode(value)
+        for path in store.rglob("backup/metadata")
+        for _, value in backup.pairs_of(backup.decode(path.read_bytes()).body)
+        if value is not None
+    ]
+    if topic not in {one.fields["name"] for one in known if one.kind == "TopicRecord"}:
+        return []
     return [
         Record(key, value)
         for path in store.rglob(f"backup/{topic}/*")

@@ -15,7 +15,7 @@ from shoal.metadata.controller import registration
 from shoal.metadata.image import BrokerImage
 from shoal.metadata.records import MetadataRecord, decode
 from shoal.metadata.snapshot import records_of
-from shoal.replication.partition import Partition
+from shoal.replication.partition import Partition, ReplicaFetch
 from shoal.server.tiered import restored_metadata
 from shoal.server.tiered.backups import INCARNATION, Backups, Lease
 from shoal.tiered import backup
@@ -93,10 +93,14 @@ def topics(*ids: int) -> list[MetadataRecord]:
 class Broker:
     """The lease and the backups of one broker, which leads a partition of `__consumer_offsets`."""
 
-    def __init__(self, store: FaultyStore, id: int = 2, epoch: int = 5) -> None:
+    def __init__(
+        self, store: FaultyStore, id: int = 2, epoch: int = 5, replicas: tuple[int, ...] = ()
+    ) -> None:
         self.node = Node(id)
         self.cache = Cache(image())
         self.log = open_log(MemoryStorage())
+        if replicas:
+            self.log.append_records([(b"a", b"old")], now_ms=NOW_MS, leader_epoch=epoch - 1)
         self.partition = Partition(
             "__consumer_offsets",
             UUID(int=1),
@@ -105,8 +109,8 @@ class Broker:
             node_id=id,
             leader_id=id,
             leader_epoch=epoch,
-            isr=(id,),
-            replicas=(id,),
+            isr=replicas or (id,),
+            replicas=replicas or (id,),
         )
         node: Any = self.node
         cache: Any = self.cache
@@ -224,6 +228,28 @@ def test_an_earlier_leader_does_not_replace_a_backup() -> None:
         found = backup.decode(store.objects[STATE])
         assert list(backup.pairs_of(found.body)) == [(b"a", b"new")]
         assert backup.decode(store.objects[METADATA]).fields["offset"] == 10
+
+    asyncio.run(main())
+
+
+def test_a_new_leader_waits_until_it_knows_what_is_committed() -> None:
+    """It wrote an empty backup in place of the former leader's. If the cluster was lost then, all
+    positions were lost with it."""
+
+    async def main() -> None:
+        store = FaultyStore()
+        broker = Broker(store, replicas=(2, 3))
+        assert broker.partition.high_watermark == 0
+        await broker.backups.run()
+        assert puts(store) == [METADATA]
+        follower = ReplicaFetch(1, 4, 5, 0)
+        broker.partition.fetch_for_follower(
+            3, 1, follower, max_bytes=1_000, min_one=True, now_ms=NOW_MS
+        )
+        await broker.backups.run()
+        assert puts(store) == [STATE]
+        found = backup.decode(store.objects[STATE])
+        assert list(backup.pairs_of(found.body)) == [(b"a", b"old")]
 
     asyncio.run(main())
 

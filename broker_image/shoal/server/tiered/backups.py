@@ -175,6 +175,9 @@ class Backups:
         for partition in list(self._partitions):
             if partition.topic not in STATE_TOPICS or partition.log.offline:
                 continue
+            if partition.is_behind:
+                # A new leader takes what was committed for uncommitted until its followers fetch.
+                continue
             mark = (partition.leader_epoch, partition.high_watermark)
             if partition.is_leader and self._saved.get(partition.key) != mark:
                 name = f"{partition.topic}-{partition.index}"
