@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from shoal.coordinator.group.shard import GroupShard
     from shoal.protocol.api import ApiKey
     from shoal.server.coordinators.service import InternalTopic
+    from shoal.server.coordinators.transactions import Errors
 
 NODE_ID = 1
 TOPIC_ID = UUID(int=7)
@@ -223,6 +224,16 @@ def test_a_broker_that_is_cut_off_is_no_coordinator() -> None:
     run(test)
 
 
+def coordinated_elsewhere() -> MetadataImage:
+    """Return metadata by which broker 2 leads the topic of transactions."""
+    led = PartitionImage((2,), (2,), 2, 0, 0)
+    return MetadataImage(
+        scope=Scope(NODE_ID),
+        topics={TRANSACTIONS: TopicImage(TRANSACTIONS, TOPIC_ID, (led,))},
+        brokers={id: BrokerImage(id, None, 1, (), {}, fenced=False) for id in (1, 2)},
+    )
+
+
 class Row(NamedTuple):
     partition_index: int
     partition_error_code: ErrorCode
@@ -255,13 +266,7 @@ def test_the_writes_of_a_producer_keep_their_order_while_they_are_enlisted() -> 
 
     async def test(coordinators: Coordinators) -> None:
         new = asyncio.get_running_loop().create_future
-        led = PartitionImage((2,), (2,), 2, 0, 0)
-        elsewhere = MetadataImage(
-            scope=Scope(NODE_ID),
-            topics={TRANSACTIONS: TopicImage(TRANSACTIONS, TOPIC_ID, (led,))},
-            brokers={id: BrokerImage(id, None, 1, (), {}, fenced=False) for id in (1, 2)},
-        )
-        coordinators.cache.publish(elsewhere, MetadataDelta())
+        coordinators.cache.publish(coordinated_elsewhere(), MetadataDelta())
         first, second, again = coordinators.peers.answers = [new(), new(), new()]
         written: list[str] = []
 
@@ -286,6 +291,27 @@ def test_the_writes_of_a_producer_keep_their_order_while_they_are_enlisted() -> 
             while len(written) < 2:
                 await asyncio.sleep(0)
         assert written == ["first {}", "second {}"]
+
+    run(test)
+
+
+def test_a_write_that_cannot_be_enlisted_holds_up_no_other() -> None:
+    async def test(coordinators: Coordinators) -> None:
+        coordinators.cache.publish(coordinated_elsewhere(), MetadataDelta())
+        broken: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        broken.set_exception(RuntimeError("a bug"))
+        good: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        good.set_result(verified(ErrorCode.none))
+        coordinators.peers.answers = [broken, good]
+        found: list[Errors] = []
+        for _ in range(2):
+            coordinators.transactions.enlist(
+                Writer("t", 1, 0), [("work", 0)], implicit=False, then=found.append
+            )
+        async with asyncio.timeout(30):
+            while len(found) < 2:
+                await asyncio.sleep(0)
+        assert found == [{("work", 0): ErrorCode.unknown_server_error}, {}]
 
     run(test)
 

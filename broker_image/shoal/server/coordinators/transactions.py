@@ -305,7 +305,19 @@ class TransactionService(CoordinatorService[TransactionShard]):
             self.call(writer.transactional_id, decide, outcome)
             return
         asked = asyncio.ensure_future(self._enlist_elsewhere(writer, partitions, implicit))
-        asked.add_done_callback(lambda done: None if done.cancelled() else outcome(done.result()))
+
+        def answered(done: asyncio.Future[Response | ApiError]) -> None:
+            if done.cancelled():
+                return  # This broker stops.
+            error = done.exception()
+            if error is None:
+                outcome(done.result())
+                return
+            # A bug. The producer's later writes must not wait for this one.
+            self._node.log.error("a write was not enlisted", exc_info=error)
+            outcome(ApiError(ErrorCode.unknown_server_error))
+
+        asked.add_done_callback(answered)
 
     def is_here(self, transactional_id: str) -> bool:
         """Whether this broker is, or is about to be, the coordinator."""
