@@ -305,19 +305,22 @@ class TransactionService(CoordinatorService[TransactionShard]):
             self.call(writer.transactional_id, decide, outcome)
             return
         asked = asyncio.ensure_future(self._enlist_elsewhere(writer, partitions, implicit))
+        asked.add_done_callback(partial(self._enlisted_elsewhere, outcome))
 
-        def answered(done: asyncio.Future[Response | ApiError]) -> None:
-            if done.cancelled():
-                return  # This broker stops.
-            error = done.exception()
-            if error is None:
-                outcome(done.result())
-                return
-            # A bug. The producer's later writes must not wait for this one.
-            self._node.log.error("a write was not enlisted", exc_info=error)
-            outcome(ApiError(ErrorCode.unknown_server_error))
-
-        asked.add_done_callback(answered)
+    def _enlisted_elsewhere(
+        self,
+        outcome: Callable[[Response | ApiError], None],
+        done: asyncio.Future[Response | ApiError],
+    ) -> None:
+        if done.cancelled():
+            return  # This broker stops.
+        error = done.exception()
+        if error is None:
+            outcome(done.result())
+            return
+        # A bug. The producer's later writes must not wait for this one.
+        self._node.log.error("a write was not enlisted", exc_info=error)
+        outcome(ApiError(ErrorCode.unknown_server_error))
 
     def is_here(self, transactional_id: str) -> bool:
         """Whether this broker is, or is about to be, the coordinator."""
