@@ -138,8 +138,9 @@ def restarts(three: Resources) -> list[str]:
 
 @contextmanager
 def watching(three: Resources, path: Path) -> Iterator[list[int]]:
-    """Watch the brokers' pods; afterwards the list has the number of ready ones after each
-    change."""
+    """Watch the brokers' pods; afterwards the list has the number of those that run after each
+    change. The operator asks brokers themselves whether they serve, and the kubelet may report that
+    a second later."""
     get = ("kubectl", "get", "pods", f"--namespace={three.namespace}", f"--selector={BROKER}")
     up: list[int] = []
     with path.open("w") as file:
@@ -154,16 +155,16 @@ def watching(three: Resources, path: Path) -> Iterator[list[int]]:
         finally:
             watch.terminate()
             watch.wait()
-    text, decoder, ready = path.read_text(), json.JSONDecoder(), {}
+    text, decoder, running = path.read_text(), json.JSONDecoder(), {}
     while text := text.lstrip():
         event, end = decoder.raw_decode(text)
         text, pod = text[end:], event["object"]
         leaves = event["type"] == "DELETED" or "deletionTimestamp" in pod["metadata"]
-        said = pod.get("status", {}).get("conditions", [])
-        serves = any(c["type"] == "Ready" and c["status"] == "True" for c in said)
-        ready[pod["metadata"]["name"]] = serves and not leaves
-        if len(ready) == len(BROKERS):
-            up.append(sum(ready.values()))
+        said = pod.get("status", {}).get("containerStatuses", [])
+        runs = bool(said) and all(container.get("started") for container in said)
+        running[pod["metadata"]["name"]] = runs and not leaves
+        if len(running) == len(BROKERS):
+            up.append(sum(running.values()))
 
 
 def test_brokers_come_take_their_share_and_leave(three: Resources) -> None:
