@@ -168,6 +168,11 @@ class RangesHistory:
             for claims in self._claims[where]:
                 claims.add(offset, event)
 
+    def best(self, where: Where) -> int:
+        """Return the highest stable offset that was seen, or that the accepted commits of all parts
+        have made. A commit that comes late may have put it back, and nobody commits again."""
+        return max(self.stable.committed.get(where, 0), min(self.committed[where]))
+
     def finish(self) -> None:
         """Check every record of the log."""
         assert self.log is not None
@@ -344,11 +349,10 @@ async def read_to_the_end(load: Workload, client: Client, name: str) -> None:
     while True:
         stable = await _look(load, client)
         ends = expect(await client.admin.topics.offsets(dict.fromkeys(_PARTITIONS, -1)))
-        best = load.ranges.stable.committed
         behind = [
             p
             for p in _PARTITIONS
-            if max(stable.get(p, 0), best.get((p.topic, p.partition), 0)) < ends[p].offset
+            if max(stable.get(p, 0), load.ranges.best((p.topic, p.partition))) < ends[p].offset
         ]
         if not behind:
             break
