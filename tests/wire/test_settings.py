@@ -58,7 +58,8 @@ def test_the_time_for_opening_a_connection_grows(tmp_path: Path) -> None:
     # An attempt in progress when the next election begins is given up earlier.
     for took, limit in zip(lasted, (0.15, 0.3, 0.6, 0.6), strict=True):
         assert took < limit + 0.15 * slowness(), lasted
-    assert lasted[0] > 0.1, lasted
+    # The time counts from when the test accepts a connection, which may be late.
+    assert lasted[0] > 0.05, lasted
     assert max(lasted) > 0.5, lasted
 
 
