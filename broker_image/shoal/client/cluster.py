@@ -132,9 +132,8 @@ class Cluster:
         self.controller_id = -1
         self.brokers: dict[int, Broker] = {}
         self._loop = asyncio.get_running_loop()
+        #: The time of the last read, and the topic; expired ones stay for their leader epochs.
         self._topics: dict[str, tuple[float, Topic]] = {}
-        #: The newest leaders that are known of each topic, also after its metadata has expired.
-        self._newest: dict[str, Topic] = {}
         self._names: dict[UUID, str] = {}
         self._coordinators: dict[tuple[int, str], int] = {}
         self._connections: dict[tuple[Address, str], asyncio.Task[Connection]] = {}
@@ -332,7 +331,7 @@ class Cluster:
         body = {"topics": topics, "allow_auto_topic_creation": False}
         answer = await self.ask(ApiKey.METADATA, body)
         if answer.cluster_id != self.cluster_id:
-            self._newest.clear()
+            self._topics.clear()
         self.cluster_id = answer.cluster_id
         self.controller_id = answer.controller_id
         if answer.brokers:
@@ -346,13 +345,13 @@ class Cluster:
                 name = result.name or str(result.topic_id)
                 self.outdate_topic(name)
                 if result.error_code in _NO_SUCH_TOPIC:
-                    self._newest.pop(name, None)
+                    self._topics.pop(name, None)
                 found[name] = KafkaError(result.error_code, _about_topic(result.error_code, name))
                 continue
-            topic = _newer(_topic(result), self._newest.get(result.name))
+            _, known = self._topics.get(result.name, (now, None))
+            topic = _newer(_topic(result), known)
             found[topic.name] = topic
             self._topics[topic.name] = (now, topic)
-            self._newest[topic.name] = topic
             if topic.topic_id is not None:
                 self._names[topic.topic_id] = topic.name
         return found
@@ -399,8 +398,11 @@ class Cluster:
 
     def outdate_topic(self, name: str) -> None:
         """Expire a topic's cached metadata; the next use reads it from a broker."""
-        _, topic = self._topics.pop(name, (0, None))
-        if topic is not None and topic.topic_id is not None:
+        _, topic = self._topics.get(name, (0, None))
+        if topic is None:
+            return
+        self._topics[name] = (float("-inf"), topic)
+        if topic.topic_id is not None:
             self._names.pop(topic.topic_id, None)
 
     def forget_topic_id(self, topic_id: UUID) -> None:
