@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import subprocess
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +19,14 @@ from wireclient import WireClient
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+
+def open_s(connection: socket.socket) -> float:
+    """Return for how long a connection that sent nothing has been open, by the kernel: a busy test
+    accepts it late."""
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+    (last_data_sent_ms,) = struct.unpack_from("I", info, 44)
+    return float(last_data_sent_ms) / 1000
 
 
 def test_the_time_for_opening_a_connection_grows(tmp_path: Path) -> None:
@@ -49,17 +57,15 @@ def test_the_time_for_opening_a_connection_grows(tmp_path: Path) -> None:
                 connection, _ = silent.accept()
                 with connection:
                     connection.settimeout(60)
-                    begun = time.monotonic()
                     while connection.recv(4096):
                         pass
-                    lasted.append(time.monotonic() - begun)
+                    lasted.append(open_s(connection))
         finally:
             broker.kill9()
     # An attempt in progress when the next election begins is given up earlier.
     for took, limit in zip(lasted, (0.15, 0.3, 0.6, 0.6), strict=True):
         assert took < limit + 0.15 * slowness(), lasted
-    # The time counts from when the test accepts a connection, which may be late.
-    assert lasted[0] > 0.05, lasted
+    assert lasted[0] > 0.1, lasted
     assert max(lasted) > 0.5, lasted
 
 
