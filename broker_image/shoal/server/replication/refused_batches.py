@@ -67,9 +67,6 @@ class RefusedBatches:
     def __init__(self) -> None:
         self._refusals: dict[tuple[Where, int], _Refusal] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._refusals)
-
     def __len__(self) -> int:
         return len(self._refusals)
 

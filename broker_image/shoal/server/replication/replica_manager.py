@@ -116,7 +116,8 @@ class ReplicaManager:
         self._last_fetch_s[replica_id] = self._ran_before_s
 
     def _run(self) -> None:
-        """Note that this broker runs. The note before is older than a freeze that ends now."""
+        """Note that this broker runs. The note before is older than a freeze that ends now. Timers
+        of the node follow the wall clock, which can be set."""
         loop = self._node.loop
         self._ran_before_s, self._ran_s = self._ran_s, loop.time()
         self._running = loop.call_later(RUNNING_S, self._run)
