@@ -81,8 +81,10 @@ def consuming(queue: Resources, group: str, members: int) -> Iterator[list[tuple
 
 def assert_taken_once(queue: Resources, count: int) -> None:
     """Check that members of the group `workers` get each of `count` records, and none twice."""
-    taken = queue.share_consume("jobs", "workers", "-n", str(count))
-    assert Counter(map(int, taken)) == Counter(range(count))
+    taken = Counter(map(int, queue.share_consume("jobs", "workers", "-n", str(count))))
+    again = {number: times for number, times in taken.items() if times > 1}
+    missing = sorted(set(range(count)) - set(taken))
+    assert (missing, again, taken.total()) == ([], {}, count)
 
 
 def _in_client(queue: Resources, *words: str) -> subprocess.Popen[str]:
