@@ -192,6 +192,29 @@ def test_more_controllers_change_the_request() -> None:
     assert before not in found
 
 
+def test_the_order_of_pools_is_no_other_request() -> None:
+    made = Pools().kube.find("QueueCluster", "main")
+    first = restore.wanted_id(made, [])
+    made["spec"]["nodePools"].reverse()
+    assert restore.wanted_id(made, []) == first != ""
+
+
+def test_it_waits_until_kubernetes_has_seen_each_statefulset() -> None:
+    world = Pools()
+    world.settle(failing("StoreFailed"))
+    world.kube.controllers_paused = True
+    world.edit(restoreFrom={"topics": ["orders"]})
+    world.settle()
+    for name in ("main-broker", "main-pool-large"):
+        found = world.kube.find("StatefulSet", name)
+        found["status"]["observedGeneration"] = found["metadata"]["generation"]
+    world.settle()
+    assert world.ready() == ("Restoring", "Kubernetes has not created the pods yet.")
+    world.kube.resume_controllers()
+    world.settle()
+    assert world.nodes() == dict.fromkeys(NODES, False)
+
+
 @pytest.mark.parametrize("first", ["main-pool-large-100", "main-pool-quorum-900"])
 def test_restored_nodes_of_pools_do_not_run_beside_others(first: str) -> None:
     world = Pools()
