@@ -343,9 +343,10 @@ def test_nodes_are_counted_by_slots_also_without_their_pods() -> None:
 def started(folder: Path, ports: dict[int, int]) -> dict[int, ShoalProcess]:
     """Return the nodes, with the files and volumes that the containers of the restore had."""
     found = {}
+    voters = ",".join(f"{id}@127.0.0.1:{port}" for id, port in ports.items() if id >= 900)
     for id, port in ports.items():
         name = "CONTROLLER" if id >= 900 else "PLAIN"
-        own = {"controller.quorum.voters": f"900@127.0.0.1:{ports[900]}"}
+        own = {"controller.quorum.voters": voters}
         if name == "PLAIN":
             own["advertised.listeners"] = f"{name}://127.0.0.1:{port}"
         node = ShoalProcess(
@@ -364,7 +365,10 @@ def folders(data_dir: Path) -> set[str]:
     return {path.name for path in data_dir.iterdir() if path.is_dir()}
 
 
-def test_a_lost_cluster_comes_back_with_pools_and_dedicated_controllers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("controllers", [1, pytest.param(3, marks=pytest.mark.nightly)])
+def test_a_lost_cluster_comes_back_with_pools_and_dedicated_controllers(
+    controllers: int, tmp_path: Path
+) -> None:
     """The command is a process in the pods of all pools, and real nodes start on what it left."""
     pytest.importorskip("obstore")
     store = tmp_path / "store"
@@ -379,19 +383,22 @@ def test_a_lost_cluster_comes_back_with_pools_and_dedicated_controllers(tmp_path
     lease = next(store.rglob("backup/lease"))
     os.utime(lease, (lease.stat().st_mtime - 61,) * 2)
     config = {"remote.log.manager.task.interval.ms": "100"}
-    world = Pools(replicas=1, config=config, restoreFrom={"clusterId": lease.parts[-3]})
+    pool = {**QUORUM, "replicas": controllers}
+    given = {"clusterId": lease.parts[-3]}
+    world = Pools(LARGE, pool, replicas=1, config=config, restoreFrom=given)
     world.settle(command(world.kube, tmp_path, {"shoal.remote.store.url": f"file://{store}"}))
-    nodes = [NODES[0], *NODES[2:]]
-    assert world.nodes() == dict.fromkeys(nodes, False), world.ready()
+    voters = [900, 901, 902][:controllers]
+    ids = [0, 100, *voters]
+    assert [pod.rpartition("-")[2] for pod in world.nodes()] == list(map(str, ids)), world.ready()
     found = world.status()["restore"]
-    assert (found["phase"], found["brokersRestored"]) == ("Restored", "3/3")
+    assert (found["phase"], found["brokersRestored"]) == ("Restored", f"{len(ids)}/{len(ids)}")
     assert found["endOffsets"] == [{"topic": "t", "partitions": [end]}]
-    assert folders(tmp_path / "data-900") == {"__cluster_metadata-0"}
+    for id in voters:
+        assert folders(tmp_path / f"data-{id}") == {"__cluster_metadata-0"}
     assert "t-0" in folders(tmp_path / "data-0")
     assert "__consumer_offsets-1" in folders(tmp_path / "data-100")
 
-    ids = [0, 100, 900]
-    processes = started(tmp_path, dict(zip(ids, free_ports(3), strict=True)))
+    processes = started(tmp_path, dict(zip(ids, free_ports(len(ids)), strict=True)))
     try:
         for node in processes.values():
             node.launch()
@@ -401,8 +408,8 @@ def test_a_lost_cluster_comes_back_with_pools_and_dedicated_controllers(tmp_path
         with SyncClient(servers) as client:
             quorum = client.run(client.admin.describe_quorum())
             about = client.run(client.admin.describe_cluster())
-        assert [one.node_id for one in quorum.voters] == [900]
-        assert quorum.leader_id == 900
+        assert sorted(one.node_id for one in quorum.voters) == voters
+        assert quorum.leader_id in voters
         assert sorted(one.node_id for one in about.brokers) == [0, 100]
         consume(servers, end)
         assert committed(servers) == COMMITTED
@@ -410,6 +417,10 @@ def test_a_lost_cluster_comes_back_with_pools_and_dedicated_controllers(tmp_path
         reader = Consumer({"bootstrap.servers": servers, "group.id": "g"})
         assert reader.get_watermark_offsets(TopicPartition("t", 0), TIMEOUT_S) == (0, end + 10)
         reader.close()
+        if controllers > 1:
+            # The others go on.
+            processes[quorum.leader_id].kill9()
+            create(AdminClient({"bootstrap.servers": servers}), "later")
     finally:
         for node in processes.values():
             node.kill9()
