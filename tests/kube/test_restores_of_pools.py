@@ -418,7 +418,7 @@ def test_a_lost_cluster_comes_back_with_pools_and_dedicated_controllers(
         assert reader.get_watermark_offsets(TopicPartition("t", 0), TIMEOUT_S) == (0, end + 10)
         reader.close()
         if controllers > 1:
-            # The others go on.
+            # The others elect another one.
             processes[quorum.leader_id].kill9()
             create(AdminClient({"bootstrap.servers": servers}), "later")
     finally:
