@@ -366,3 +366,46 @@ def test_three_brokers_come_back(tmp_path: Path) -> None:
         leader = new.topic(1, "t")[0].leader_id
         new.nodes[leader].kill9()
         consume(new.bootstrap, end + 2500)
+
+
+@pytest.mark.nightly
+def test_dedicated_controllers_come_back(tmp_path: Path) -> None:
+    """Controllers get the metadata alone, and are the voters. Brokers have the partitions."""
+    store = tmp_path / "store"
+    configs = configs_of(store)
+    roles = {1: "broker", 2: "broker", **dict.fromkeys((3, 4, 5), "controller")}
+    with running(ShoalCluster(tmp_path / "lost", 5, configs=configs, roles=roles)) as lost:
+        admin = AdminClient({"bootstrap.servers": lost.bootstrap})
+        create(admin, replicas=2)
+        produce(lost.bootstrap, COUNT)
+        commit(lost.bootstrap, COMMITTED)
+        folder = lost.nodes[1].data_dir / "t-0"
+        eventually(lambda: len(list(folder.glob("*.log"))) == 1, timeout_s=TIMEOUT_S)
+        end = int(next(folder.glob("*.log")).stem)
+        eventually(lambda: saved_positions(store).get("readers") == COMMITTED, timeout_s=TIMEOUT_S)
+    new = ShoalCluster(tmp_path / "new", 5, configs=configs, roles=roles)
+    words = ("--brokers=1,2", f"--cluster-id={CLUSTER_ID}")
+    rows = [
+        restored(store, node.data_dir, f"--node-id={id}", *words) for id, node in new.nodes.items()
+    ]
+    assert rows[1:] == rows[:1] * 4
+    (row,) = rows[0]
+    assert (row["topic"], row["end"]) == ("t", end)
+    for id in (3, 4, 5):
+        assert folders(new.nodes[id].data_dir) == ["__cluster_metadata-0"]
+    assert {"__consumer_offsets-0", "t-0"} <= {*folders(new.nodes[1].data_dir)}
+    with running(new):
+        voters = [voter.replica_id for voter in new.describe_quorum(1).current_voters]
+        assert sorted(voters) == [3, 4, 5]
+        assert sorted(b.node_id for b in new.metadata(1).brokers) == [1, 2]
+        consume(new.bootstrap, end)
+        assert committed(new.bootstrap) == COMMITTED
+        eventually(lambda: sorted(new.topic(1, "t")[0].isr_nodes) == [1, 2], timeout_s=TIMEOUT_S)
+        # It continues behind what was in the store, also without the broker that led.
+        produce(new.bootstrap, 1500, start=end)
+        new.nodes[new.topic(1, "t")[0].leader_id].kill9()
+        consume(new.bootstrap, end + 1500)
+
+
+def folders(data_dir: Path) -> list[str]:
+    return sorted(path.name for path in data_dir.iterdir() if path.is_dir())

@@ -120,3 +120,31 @@ def test_a_cluster_loses_one_volume_and_then_all(resources: Resources) -> None:
     assert "only when a QueueCluster is created" in resources.refusal(
         tiered_cluster(restoreFrom={})
     )
+
+
+def test_a_cluster_with_node_pools_loses_all_volumes(resources: Resources) -> None:
+    """Brokers of all pools come back, and the dedicated controller with the metadata."""
+    pools = [
+        {"name": "large", "firstNodeId": 100, "replicas": 1, "storage": {"size": "512Mi"}},
+        {"name": "quorum", "firstNodeId": 900, "replicas": 1, "roles": ["controller"]},
+    ]
+    start_store(resources)
+    resources.apply(tiered_cluster(nodePools=pools))
+    resources.wait("queuecluster/main", timeout_s=180)
+    resources.apply(queue_topic(partitions=1, replicas=3, tiered=True))
+    resources.wait("queuetopic/jobs")
+    resources.start_client()
+    with producing(resources) as counts:
+        wait_in_sync(resources)
+    sent, failed = counts
+    assert failed == 0
+    eventually(lambda: copied_to(resources) >= sent, timeout_s=60, what="all records in the store")
+    lose_cluster(resources)
+    resources.apply(tiered_cluster(nodePools=pools, restoreFrom={}))
+    resources.wait("queuecluster/main", timeout_s=300)
+    resources.wait("queuetopic/jobs", timeout_s=60)
+    status = resources.status("queuecluster/main")
+    found = status["restore"]
+    assert (found["phase"], found["brokersRestored"]) == ("Restored", "5/5"), found
+    assert status["quorumVoters"] == [900]
+    assert records(resources)[:sent] == [(n, n) for n in range(sent)]

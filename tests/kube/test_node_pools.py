@@ -341,8 +341,9 @@ def test_what_would_lose_data_is_refused_by_name(made: Manifest, words: list[str
 
 def test_two_brokers_need_controllers_of_their_own() -> None:
     assert refusal(queue_cluster(LARGE, replicas=2))[0] == "NoMajority"
-    made = queue_cluster(QUORUM, replicas=2)
-    assert decision.refusal(security.resolved(made, security.stage(made, None))) is None
+    for controllers in (1, 3):
+        made = queue_cluster({**QUORUM, "replicas": controllers}, replicas=2)
+        assert decision.refusal(security.resolved(made, security.stage(made, None))) is None
 
 
 @pytest.mark.parametrize(

@@ -278,7 +278,7 @@ def test_a_running_cluster_is_not_restored_when_the_field_is_added() -> None:
     assert world.pods() == BROKERS[:1]
     reported = cluster()
     reported["status"] = {"clusterId": "known"}
-    assert restore.wanted_id(reported, None) == ""
+    assert restore.wanted_id(reported, []) == ""
 
 
 @pytest.mark.parametrize("by", ["another owner", "its deletion"])
@@ -295,7 +295,7 @@ def test_it_waits_until_the_brokers_of_an_earlier_resource_are_gone(by: str) -> 
     world.edit(restoreFrom={})
     world.settle(failing("Unknown", "it runs"))
     assert world.ready()[0] == "RestoreWaits"
-    assert "StatefulSet of an earlier QueueCluster" in world.ready()[1]
+    assert "StatefulSet main-broker of an earlier QueueCluster" in world.ready()[1]
     assert world.pods() == BROKERS[:1]
     world.kube.objects.pop(("StatefulSet", "main-broker"))
     world.kube.objects.pop(("Pod", "main-broker-0"))
@@ -335,7 +335,7 @@ def test_restored_brokers_do_not_run_beside_others() -> None:
     world.edit(restoreFrom=None)
     world.settle()
     assert world.ready()[0] == "RestoreRefused"
-    assert "removed before all brokers were restored" in world.ready()[1]
+    assert "removed before all nodes were restored" in world.ready()[1]
     assert all(restoring for _, restoring in world.pods())
 
 

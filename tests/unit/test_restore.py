@@ -168,6 +168,25 @@ def test_the_data_directory_of_a_node() -> None:
     run(test)
 
 
+def test_a_controller_gets_the_metadata_of_the_brokers_and_no_partition() -> None:
+    async def test(lost: Lost) -> None:
+        end = await copied(lost)
+        await lost.leave(("t", end))
+        reports, found = [], {}
+        for node in (1, 3):
+            report, storage = await lost.restore(TARGET._replace(node_id=node))
+            reports.append(report)
+            folder = f"new/{METADATA_TOPIC}-0"
+            names = [name for name in storage.names("new") if storage.is_directory(f"new/{name}")]
+            files = {name: storage.read_file(f"{folder}/{name}") for name in storage.names(folder)}
+            found[node] = names, files
+        assert reports[0] == reports[1]
+        assert found[3][0] == [f"{METADATA_TOPIC}-0"] != found[1][0]
+        assert found[3][1] == found[1][1]
+
+    run(test)
+
+
 def test_encrypted_objects_need_the_key_ring() -> None:
     async def test(lost: Lost) -> None:
         lost.world.add_key("k0")

@@ -22,8 +22,14 @@ from shoal.tiered.segment_object import DamagedObject
 from shoal.tiered.store import StoreError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shoal.server.tiered.restore import Report, Target
     from shoal.tiered.store import ObjectStore
+
+
+#: The role of a node that has partitions, as in process.roles.
+BROKER = "broker"
 
 
 def _option(metavar: str, help: str) -> Any:
@@ -44,7 +50,7 @@ def restore(
     ] = None,
     node_id: Annotated[int | None, _option("N", "The id of this node. Config: node.id.")] = None,
     brokers: Annotated[
-        str | None, _option("N,...", "The brokers of the new cluster. Default: this node.")
+        str | None, _option("N,...", "All brokers of the new cluster. Default: this node.")
     ] = None,
     topic: Annotated[list[str] | None, _option("NAME", "Only this topic. Repeatable.")] = None,
     idle: Annotated[str, _option("DURATION", "How long the lost cluster must be silent.")] = "60s",
@@ -62,7 +68,8 @@ def restore(
     """Restore a node of a lost cluster from the bucket: topics, configs, records and positions.
 
     Run it on each node of the new cluster with the same options but --node-id and --data-dir. Then
-    start the nodes. It prints up to which offset each partition came back.
+    start the nodes. A node that is not in --brokers is a controller alone, and gets the metadata
+    only. It prints up to which offset each partition came back.
     """
     from shoal.server.tiered import restore_summary
     from shoal.server.tiered.restore import Target
@@ -79,7 +86,7 @@ def restore(
             text = "--data-dir and --url are needed, or a --config FILE that has both."
             raise Failed(text, USAGE)
         node = 1 if found.node_id is None else found.node_id
-        ids = _ids(brokers, node)
+        ids = _ids(brokers, node, found.roles)
         target = Target(os.path.abspath(found.data_dir), node, ids, topics, int(idle_ms), id)
         try:
             report = asyncio.run(_restored(found, target))
@@ -102,6 +109,8 @@ class _Settings(NamedTuple):
     region: str | None
     key_directory: str | None
     cluster_id: str | None
+    #: Config: process.roles. None: unknown.
+    roles: Sequence[str] | None = None
 
 
 def _with_file(given: _Settings, path: Path) -> _Settings:
@@ -123,6 +132,7 @@ def _with_file(given: _Settings, path: Path) -> _Settings:
         found["shoal.remote.store.region"],
         found["shoal.remote.encryption.key.directory"],
         found["shoal.cluster.id"] or None,
+        found["process.roles"],
     )
     pairs = zip(given, configured, strict=True)
     return _Settings._make(own if own is not None else its for own, its in pairs)
@@ -147,14 +157,26 @@ def _write(path: str, data: bytes) -> None:
         raise Failed(f"{path} was not written: {error.strerror}. Name another --summary.") from None
 
 
-def _ids(brokers: str | None, node_id: int) -> list[int]:
+def _ids(brokers: str | None, node_id: int, roles: Sequence[str] | None) -> list[int]:
+    """Return the ids of the brokers. Raises `Failed` if they contradict the node's `roles`."""
+    is_broker = roles is None or BROKER in roles
     if brokers is None:
+        if not is_broker:
+            text = f"Node {node_id} is a controller (process.roles): name the --brokers."
+            raise Failed(text, USAGE)
         return [node_id]
     try:
-        return sorted({int(part) for part in brokers.split(",")})
+        ids = sorted({int(part) for part in brokers.split(",")})
     except ValueError:
         text = f"--brokers {brokers!r} is not a list of ids, such as 1,2,3."
         raise Failed(text, USAGE) from None
+    if roles is None or is_broker == (node_id in ids):
+        return ids
+    if is_broker:
+        text = f"Node {node_id} is a broker (process.roles), and --brokers lacks it: add it."
+    else:
+        text = f"Node {node_id} is a controller (process.roles): take it out of --brokers."
+    raise Failed(text, USAGE)
 
 
 async def _restored(given: _Settings, target: Target) -> Report:
@@ -223,7 +245,8 @@ def _print(report: Report, target: Target, format: Format) -> None:
     ]
     output.rows(format, rows, empty="The cluster had no topics.")
     if format is Format.TABLE:
+        alone = "" if target.node_id in target.brokers else " It is not a broker: metadata only."
         print(
             f"Node {target.node_id} of cluster {report.cluster_id} is in {target.data_dir}, as of"
-            f" {output.when(report.written_ms)}. Restore the other nodes, then start all."
+            f" {output.when(report.written_ms)}.{alone} Restore the other nodes, then start all."
         )

@@ -48,7 +48,7 @@ def refusal(cluster: Manifest, *, racks: bool = True) -> Verdict | None:
     spec = cluster["spec"]
     if problem := node_pools.problem(cluster):
         return Verdict.refused("NodePoolNotAllowed", problem)
-    if len(node_pools.voters(cluster)) == 1 and pod_layout.replicas(cluster) == 2:
+    if node_pools.controllers(cluster) is None and pod_layout.replicas(cluster) == 2:
         return Verdict.refused(
             "NoMajority",
             "spec.replicas cannot be 2, because neither broker has a majority alone. "

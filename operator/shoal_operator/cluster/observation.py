@@ -108,6 +108,12 @@ class Observer:
         }
         return {name: one for name, one in found.items() if one}
 
+    def every_stateful_set(self) -> list[Manifest]:
+        """Return all StatefulSets of a cluster of this name, by name: also those of an earlier one,
+        and of pools that the spec does not have."""
+        labels = names.selector(self._name)
+        return self._store.labelled("StatefulSet", self._namespace, labels)
+
     def pods(self) -> list[Manifest]:
         """Return the brokers' pods."""
         return self._store.labelled("Pod", self._namespace, names.selector(self._name))

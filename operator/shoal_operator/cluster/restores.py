@@ -1,8 +1,9 @@
-"""Restores the data directories of one QueueCluster from its bucket, before its brokers start.
+"""Restores the data directories of one QueueCluster from its bucket, before its nodes start.
 
-The StatefulSet first has pods that restore, and gets the brokers' template once all of them have
-ended and the status says so. A restore never runs again after that (`restore.wanted_id`), and the
-command itself replaces nothing but its own unfinished work. So the operator may end at any moment.
+The StatefulSets of all node pools first have pods that restore. They get the template of the nodes
+once all pods of all pools have ended and the status says so. A restore never runs again after that
+(`restore.wanted_id`), and the command itself replaces nothing but its own unfinished work. So the
+operator may end at any moment.
 """
 
 from __future__ import annotations
@@ -59,35 +60,33 @@ class Restores:
     async def reconcile(self, cluster: Manifest) -> Verdict | None:
         """Continue the restore; return None if there is none, or it has ended. Raises
         `KubeError`."""
-        stateful_set = self._observer.stateful_set()
-        if restore.is_in_the_way(cluster, stateful_set):
+        stateful_sets = self._observer.every_stateful_set()
+        if earlier := restore.in_the_way(cluster, stateful_sets):
             return Verdict.blocked(
                 "RestoreWaits",
-                "The StatefulSet of an earlier QueueCluster of this name still exists. If it stays "
-                "for more than a minute, delete it and its pods.",
+                f"StatefulSet {earlier[0]} of an earlier QueueCluster of this name still exists. "
+                "If it stays for more than a minute, delete it and its pods.",
             )
-        restore_id = restore.wanted_id(cluster, stateful_set)
+        restore_id = restore.wanted_id(cluster, stateful_sets)
         if not restore_id:
-            return self._given_up(cluster, stateful_set)
-        if stateful_set is None and (found := self._of_claims(cluster)):
+            return self._given_up(cluster, stateful_sets)
+        if not stateful_sets and (found := self._of_claims(cluster)):
             return found
         effective = restore.under_way(cluster, restore_id)
         if pending := await self._objects.apply(effective):
             return decision.no_address(pending)
-        if not pods.is_observed(self._observer.stateful_set()):
+        if not all(map(pods.is_observed, self._observer.stateful_sets(effective).values())):
             return Verdict.waiting("Restoring", "Kubernetes has not created the pods yet.")
         await self._delete(
             pod for pod in self._observer.pods() if restore.is_outdated(pod, restore_id)
         )
-        return await self._look(cluster, effective)
+        return self._left_behind(cluster) or await self._look(cluster, effective)
 
     def _of_claims(self, cluster: Manifest) -> Verdict | None:
         """Return the verdict on volume claims of an earlier cluster of this name, also those of
         brokers that the spec does not have: they would start on them when the cluster grows."""
-        meta = cluster["metadata"]
-        labels = names.selector(meta["name"])
-        found = self._store.labelled("PersistentVolumeClaim", meta["namespace"], labels)
-        which = ", ".join(claim["metadata"]["name"] for claim in found)
+        found = self._claims(cluster)
+        which = _names(found)
         if not found:
             return None
         if all(map(restore.is_leaving, found)):
@@ -100,16 +99,41 @@ class Restores:
             "spec.restoreFrom.",
         )
 
-    def _given_up(self, cluster: Manifest, stateful_set: Manifest | None) -> Verdict | None:
-        """Return the verdict on a spec without a restore that has begun. Brokers with restored data
-        and brokers without it must not run together."""
-        if not restore.is_given_up(cluster, stateful_set):
+    def _claims(self, cluster: Manifest) -> list[Manifest]:
+        """Return the volume claims of all clusters of this name, and of all of their pools."""
+        meta = cluster["metadata"]
+        labels = names.selector(meta["name"])
+        return self._store.labelled("PersistentVolumeClaim", meta["namespace"], labels)
+
+    def _left_behind(self, cluster: Manifest) -> Verdict | None:
+        """Return the verdict on volume claims of nodes that left the spec since the restore began.
+
+        They may have metadata that names other brokers, at the same offset as that of the restored
+        nodes. A node that starts on such a volume later would keep it.
+        """
+        wanted = {claim["metadata"]["name"] for claim in self._observer.claims(cluster)}
+        found = [one for one in self._claims(cluster) if one["metadata"]["name"] not in wanted]
+        if not found:
+            return None
+        if all(one["metadata"].get("deletionTimestamp") for one in found):
+            text = f"Volume claims of nodes that left are being deleted: {_names(found)}."
+            return Verdict.blocked("RestoreWaits", text)
+        return Verdict.refused(
+            "RestoreRefused",
+            "Nodes have left the spec during the restore, and their volumes may have other "
+            f"metadata than the restored ones. Delete these volume claims: {_names(found)}.",
+        )
+
+    def _given_up(self, cluster: Manifest, stateful_sets: Iterable[Manifest]) -> Verdict | None:
+        """Return the verdict on a spec without a restore that has begun. Nodes with restored data
+        and nodes without it must not run together."""
+        if not restore.is_given_up(cluster, stateful_sets):
             return None
         if not any(map(restore.has_restored, self._observer.pods())):
             return None
         return Verdict.refused(
             "RestoreRefused",
-            "spec.restoreFrom was removed before all brokers were restored. Set it again, or "
+            "spec.restoreFrom was removed before all nodes were restored. Set it again, or "
             "delete the QueueCluster and its volume claims, and create it again.",
         )
 
@@ -146,10 +170,10 @@ class Restores:
         claims = self._observer.claims(cluster)
         if found := diagnostics.diagnose_pods(self._observer.pods(), claims):
             return Verdict.blocked(found.reason, found.message)
-        return Verdict.waiting("Restoring", f"{restored} brokers have their data.")
+        return Verdict.waiting("Restoring", f"{restored} nodes have their data.")
 
     async def end(self) -> Verdict | None:
-        """Delete the pods that have restored, once the StatefulSet has the brokers' template;
+        """Delete the pods that have restored, once all StatefulSets have the template of the nodes;
         return None if there are none. Raises `KubeError`."""
         left = [pod for pod in self._observer.pods() if restore.is_restoring(pod)]
         await self._delete(left)
@@ -164,3 +188,7 @@ class Restores:
             deleted = await self._kube.delete(pod)
             if deleted:
                 self._store.put(deleted)
+
+
+def _names(found: Iterable[Manifest]) -> str:
+    return ", ".join(one["metadata"]["name"] for one in found)

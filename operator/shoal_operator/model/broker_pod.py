@@ -82,12 +82,14 @@ def template(
     *,
     pool: node_pools.NodePool,
     openshift: bool,
+    restores: bool = False,
 ) -> Manifest:
     """Return the template of a pool's pods. `cluster` is the pool's view.
 
     `pull_policy` belongs to `default_image`. With `openshift`, the platform assigns user, group and
-    seccomp profile.
+    seccomp profile. Controllers reach the object store only if the pod `restores` them from it.
     """
+    has_store = restores or not pool.is_controller
     name, spec = cluster["metadata"]["name"], cluster["spec"]
     over = spec.get("template", {}).get("pod", {})
     annotations = {
@@ -115,7 +117,7 @@ def template(
         or _spread(cluster, pool),
         "containers": [
             *(
-                _container(cluster, pool, default_image, pull_policy, slot)
+                _container(cluster, pool, default_image, pull_policy, slot, has_store=has_store)
                 for slot in range(pod_layout.per_pod(cluster))
             ),
             *sidecars,
@@ -126,13 +128,7 @@ def template(
             *storage.volumes(cluster),
         ],
     }
-    for volume, secret, _ in _secrets(cluster, pool):
-        source: Manifest = {"secretName": secret, "defaultMode": SECRET_MODE}
-        if volume == security.METRICS_TOKEN:
-            # Brokers start without it, and then show their metrics to nobody.
-            source["optional"] = True
-        pod["volumes"].append({"name": volume, "secret": source})
-    pod["volumes"] += over.get("volumes", [])
+    pod["volumes"] += [*_secret_volumes(cluster, has_store=has_store), *over.get("volumes", [])]
     for key in FIELDS:
         if over.get(key):
             pod[key] = over[key]
@@ -145,6 +141,17 @@ def template(
         pod["imagePullSecrets"] = spec["imagePullSecrets"]
     labels = {**over.get("labels", {}), **names.labels(name), **node_pools.labels(pool)}
     return {"metadata": {"labels": labels, "annotations": annotations}, "spec": pod}
+
+
+def _secret_volumes(cluster: Mapping[str, Any], *, has_store: bool) -> list[Manifest]:
+    out = []
+    for volume, secret, _ in _secrets(cluster, has_store=has_store):
+        source: Manifest = {"secretName": secret, "defaultMode": SECRET_MODE}
+        if volume == security.METRICS_TOKEN:
+            # Brokers start without it, and then show their metrics to nobody.
+            source["optional"] = True
+        out.append({"name": volume, "secret": source})
+    return out
 
 
 def _security_context(*, openshift: bool) -> Manifest:
@@ -178,6 +185,8 @@ def _container(
     default_image: str,
     pull_policy: str,
     slot: int,
+    *,
+    has_store: bool,
 ) -> Manifest:
     spec = cluster["spec"]
     over = spec.get("template", {}).get("pod", {})
@@ -196,7 +205,7 @@ def _container(
         "image": image(cluster, default_image),
         "imagePullPolicy": spec.get("imagePullPolicy") or policy,
         "args": ["server", "--log-json", "--config", config],
-        "env": _environment(cluster, pool, number, slot),
+        "env": _environment(cluster, number, slot, has_store=has_store),
         "ports": [
             {"name": name, "containerPort": port}
             for name, port in ports(cluster, slot, pool).items()
@@ -215,7 +224,7 @@ def _container(
         "readinessProbe": probe("/readyz?in-sync", periodSeconds=1, failureThreshold=3),
         "livenessProbe": probe("/healthz", periodSeconds=10, failureThreshold=6),
     }
-    for volume, _, path in _secrets(cluster, pool):
+    for volume, _, path in _secrets(cluster, has_store=has_store):
         mount = {"name": volume, "mountPath": path, "readOnly": True}
         container["volumeMounts"].append(mount)
     container["volumeMounts"] += over.get("volumeMounts", [])
@@ -243,17 +252,14 @@ def ports(cluster: Mapping[str, Any], slot: int, pool: node_pools.NodePool) -> d
     }
 
 
-def _secrets(cluster: Mapping[str, Any], pool: node_pools.NodePool) -> list[tuple[str, str, str]]:
-    """Return the name, the Secret and the mount path of volumes with Secrets.
-
-    Controllers do not reach the object store.
-    """
-    of_store = [] if pool.is_controller else tiered.volumes(cluster)
+def _secrets(cluster: Mapping[str, Any], *, has_store: bool) -> list[tuple[str, str, str]]:
+    """Return the name, the Secret and the mount path of volumes with Secrets."""
+    of_store = tiered.volumes(cluster) if has_store else []
     return [*security.volumes(cluster), *of_store]
 
 
 def _environment(
-    cluster: Mapping[str, Any], pool: node_pools.NodePool, number: str, slot: int
+    cluster: Mapping[str, Any], number: str, slot: int, *, has_store: bool
 ) -> list[Manifest]:
     """Return a container's environment; `number` is the variable with the pod's number."""
     fields = {
@@ -271,6 +277,6 @@ def _environment(
     # `kubectl exec` runs `shoal` as the brokers, which are super users.
     client = security.shoal_environment(cluster, slot).items()
     given += [{"name": name, "value": value} for name, value in client]
-    given += [] if pool.is_controller else tiered.environment(cluster)
+    given += tiered.environment(cluster) if has_store else []
     taken = {e["name"] for e in given}
     return [*given, *(e for e in own if e["name"] not in taken)]

@@ -58,11 +58,12 @@ def manifests(
         objects.append(_network_policy(cluster, operator_namespace))
     for pool in node_pools.of(cluster):
         view = node_pools.view(cluster, pool)
+        restores = bool(restore.id_of(view))
         template = broker_pod.template(
-            view, default_image, pull_policy, pool=pool, openshift=openshift
+            view, default_image, pull_policy, pool=pool, openshift=openshift, restores=restores
         )
-        if restore.id_of(view):
-            template = restore.template(view, template)
+        if restores:
+            template = restore.template(view, template, pod_layout.brokers(cluster))
         objects.append(_stateful_set(view, pool, template))
     return objects
 

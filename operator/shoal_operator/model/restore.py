@@ -1,8 +1,9 @@
 """The pods that restore the data directories of a cluster from its bucket (`spec.restoreFrom`).
 
-They are the pods of the brokers' StatefulSet, with the brokers' volumes, node and settings. Init
+They are the pods of the StatefulSets of all node pools, with the nodes' volumes and settings. Init
 containers run `shoal storage restore`, and nothing else runs until the operator has seen that all
-have ended. Then the StatefulSet gets the brokers' template, and these pods are deleted. Pure.
+have ended. Then the StatefulSets get the brokers' template, and these pods are deleted. Dedicated
+controllers restore the metadata log alone, by the same command. Pure.
 """
 
 from __future__ import annotations
@@ -11,10 +12,17 @@ import datetime
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal_operator.model import broker_config, broker_pod, names, pod_layout, tiered
+from shoal_operator.model import (
+    broker_config,
+    broker_pod,
+    names,
+    node_pools,
+    pod_layout,
+    tiered,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from shoal_operator.model.names import Manifest
 
@@ -44,14 +52,14 @@ class Result(NamedTuple):
     summary: Mapping[str, Any] | None = None
 
 
-def wanted_id(cluster: Mapping[str, Any], stateful_set: Mapping[str, Any] | None) -> str:
+def wanted_id(cluster: Mapping[str, Any], stateful_sets: Iterable[Mapping[str, Any]]) -> str:
     """Return the id of the restore that is to run, empty without one.
 
     It runs before the cluster has had brokers, and never afterwards, whatever the spec says: not
-    once its brokers have reported, it was restored, or there is a StatefulSet that is not a
-    restore's. Another request has another id.
+    once its brokers have reported, it was restored, or one of its StatefulSets is not a restore's.
+    Another request has another id.
     """
-    if not _is_due(cluster) or (stateful_set is not None and not _note(stateful_set)):
+    if not _is_due(cluster) or not all(map(_note, stateful_sets)):
         return ""
     given = cluster["spec"]["restoreFrom"]
     request = {
@@ -61,6 +69,8 @@ def wanted_id(cluster: Mapping[str, Any], stateful_set: Mapping[str, Any] | None
         "brokers": pod_layout.brokers(cluster),
         "topics": given.get("topics", []),
     }
+    if dedicated := node_pools.controllers(cluster):
+        request["controllers"] = list(dedicated.pods)
     return broker_config.digest(json.dumps(request, sort_keys=True))
 
 
@@ -70,14 +80,19 @@ def _is_due(cluster: Mapping[str, Any]) -> bool:
     return given is not None and not status.get("clusterId") and not restored
 
 
-def is_in_the_way(cluster: Mapping[str, Any], stateful_set: Mapping[str, Any] | None) -> bool:
-    """Return whether a restore must wait until the StatefulSet of an earlier QueueCluster of this
-    name is gone."""
-    if stateful_set is None or not _is_due(cluster):
-        return False
-    meta = stateful_set["metadata"]
-    owners = [one["uid"] for one in meta.get("ownerReferences", [])]
-    return bool(meta.get("deletionTimestamp")) or cluster["metadata"].get("uid") not in owners
+def in_the_way(cluster: Mapping[str, Any], stateful_sets: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the names of StatefulSets of an earlier QueueCluster of this name, which a restore
+    must wait for."""
+    if not _is_due(cluster):
+        return []
+    uid = cluster["metadata"].get("uid")
+    metas = [one["metadata"] for one in stateful_sets]
+    return [
+        str(meta["name"])
+        for meta in metas
+        if meta.get("deletionTimestamp")
+        or uid not in [owner["uid"] for owner in meta.get("ownerReferences", [])]
+    ]
 
 
 def is_leaving(claim: Mapping[str, Any]) -> bool:
@@ -87,15 +102,15 @@ def is_leaving(claim: Mapping[str, Any]) -> bool:
     return bool(meta.get("deletionTimestamp") or meta.get("ownerReferences"))
 
 
-def is_given_up(cluster: Mapping[str, Any], stateful_set: Mapping[str, Any] | None) -> bool:
-    """Return whether the StatefulSet restores, although the spec no longer asks for it."""
+def is_given_up(cluster: Mapping[str, Any], stateful_sets: Iterable[Mapping[str, Any]]) -> bool:
+    """Return whether a StatefulSet restores, although the spec no longer asks for it."""
     phase = cluster.get("status", {}).get("restore", {}).get("phase")
-    begun = stateful_set is not None and bool(_note(stateful_set))
+    begun = any(map(_note, stateful_sets))
     return begun and phase != RESTORED and cluster["spec"].get("restoreFrom") is None
 
 
 def has_restored(pod: Mapping[str, Any]) -> bool:
-    """Return whether a pod has restored the data directory of a broker."""
+    """Return whether a pod has restored the data directory of a node."""
     return any(
         status["name"].startswith(CONTAINER) and _result("", status).done
         for status in pod.get("status", {}).get("initContainerStatuses", [])
@@ -112,12 +127,13 @@ def id_of(cluster: Mapping[str, Any]) -> str:
     return str(cluster["spec"].get(_ID, ""))
 
 
-def template(cluster: Mapping[str, Any], brokers: Manifest) -> Manifest:
-    """Return the template of the pods; `brokers` is that of the brokers' pods."""
-    meta, spec = brokers["metadata"], brokers["spec"]
+def template(cluster: Mapping[str, Any], nodes: Manifest, brokers: Sequence[int]) -> Manifest:
+    """Return the template of a pool's pods. `cluster` is its view, `nodes` the template of the pods
+    that run its nodes, and `brokers` the ids of all brokers of the cluster."""
+    meta, spec = nodes["metadata"], nodes["spec"]
     main = [c for c in spec["containers"] if pod_layout.slot_of_container(c["name"]) is not None]
     own = cluster["spec"].get("template", {}).get("pod", {}).get("initContainers", [])
-    restores = [_container(cluster, container, slot) for slot, container in enumerate(main)]
+    restores = [_container(cluster, one, slot, brokers) for slot, one in enumerate(main)]
     waiting = {key: main[0][key] for key in ("name", *_WAITING) if key in main[0]}
     annotations = {**meta["annotations"], names.RESTORE: id_of(cluster)}
     # Only the racks' volume needs it, and racks do not matter here.
@@ -134,9 +150,11 @@ def template(cluster: Mapping[str, Any], brokers: Manifest) -> Manifest:
     }
 
 
-def _container(cluster: Mapping[str, Any], broker: Manifest, slot: int) -> Manifest:
-    ids = ",".join(map(str, pod_layout.brokers(cluster)))
-    (config,) = [a for a in broker["args"] if a.startswith(names.CONFIG_DIR)]
+def _container(
+    cluster: Mapping[str, Any], node: Manifest, slot: int, brokers: Sequence[int]
+) -> Manifest:
+    ids = ",".join(map(str, brokers))
+    (config,) = [a for a in node["args"] if a.startswith(names.CONFIG_DIR)]
     args = [
         "storage",
         "restore",
@@ -146,7 +164,7 @@ def _container(cluster: Mapping[str, Any], broker: Manifest, slot: int) -> Manif
         f"--summary={_TERMINATION_LOG}",
         *(f"--topic={topic}" for topic in cluster["spec"]["restoreFrom"].get("topics", [])),
     ]
-    kept = {key: broker[key] for key in _SHARED if key in broker}
+    kept = {key: node[key] for key in _SHARED if key in node}
     # Racks wait for an annotation that these pods do not ask for.
     kept["env"] = [e for e in kept["env"] if e["name"] != broker_pod.RACK]
     return {
@@ -160,7 +178,7 @@ def _container(cluster: Mapping[str, Any], broker: Manifest, slot: int) -> Manif
 
 
 def container_name(slot: int) -> str:
-    """Return the name of the container that restores the broker in a slot."""
+    """Return the name of the container that restores the node in a slot."""
     return f"{CONTAINER}{slot or ''}"
 
 
@@ -169,7 +187,7 @@ def _note(manifest: Mapping[str, Any]) -> str:
 
 
 def is_restoring(pod: Mapping[str, Any]) -> bool:
-    """Return whether a pod restores data directories and has no brokers."""
+    """Return whether a pod restores data directories and runs no nodes."""
     return bool(_note(pod))
 
 
@@ -179,19 +197,20 @@ def is_outdated(pod: Mapping[str, Any], restore_id: str) -> bool:
 
 
 def results(cluster: Manifest, pods: Iterable[Mapping[str, Any]]) -> list[Result]:
-    """Return the result of each broker of an effective QueueCluster, pod by pod."""
+    """Return the result of each node of an effective QueueCluster, pod by pod."""
     by_name = {pod["metadata"]["name"]: pod for pod in pods}
-    name, found = cluster["metadata"]["name"], []
-    for number in range(pod_layout.replicas(cluster)):
-        pod = by_name.get(names.pod(name, number))
-        if pod is None or is_outdated(pod, id_of(cluster)):
-            found.append(Result(names.pod(name, number), done=False))
-            continue
-        statuses = pod.get("status", {}).get("initContainerStatuses", [])
-        by_container = {status["name"]: status for status in statuses}
-        for slot in range(pod_layout.per_pod(cluster)):
-            status = by_container.get(container_name(slot), {})
-            found.append(_result(pod["metadata"]["name"], status))
+    found = []
+    for pool in node_pools.of(cluster):
+        for number in pool.pods:
+            name = node_pools.pod_name(cluster, number)
+            pod = by_name.get(name)
+            current = {} if pod is None or is_outdated(pod, id_of(cluster)) else pod
+            statuses = current.get("status", {}).get("initContainerStatuses", [])
+            by_container = {status["name"]: status for status in statuses}
+            found += [
+                _result(name, by_container.get(container_name(slot), {}))
+                for slot in pod_layout.slots(cluster, number)
+            ]
     return found
 
 
@@ -215,7 +234,7 @@ def _result(pod: str, status: Mapping[str, Any]) -> Result:
 
 
 def status(found: Iterable[Result], now: str) -> dict[str, Any]:
-    """Return `status.restore`. It has the results once all brokers have theirs."""
+    """Return `status.restore`. It has the results once all nodes have theirs."""
     every = list(found)
     fields: dict[str, Any] = {
         "phase": "Restoring",
@@ -223,7 +242,7 @@ def status(found: Iterable[Result], now: str) -> dict[str, Any]:
     }
     if not all(one.done for one in every):
         return fields
-    # All brokers have the same numbers.
+    # All nodes have the same numbers.
     summary = every[0].summary or {}
     written = datetime.datetime.fromtimestamp(summary["writtenMs"] / 1000, datetime.UTC)
     return fields | {

@@ -66,7 +66,8 @@ class Refused(Exception):
 
 
 class Target(NamedTuple):
-    """The node to restore, and the brokers of its cluster. `topics` is None for all topics.
+    """The node to restore, and the brokers of its cluster. A node that is not one of them is a
+    controller alone, and gets the metadata log without any partition. `topics` is None for all.
 
     With an `id`, a restore that was interrupted begins again, and one that has ended returns its
     report again, until a broker starts in the directory.
