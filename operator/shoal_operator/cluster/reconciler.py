@@ -17,6 +17,7 @@ from shoal_operator.cluster.listener_secrets import ListenerSecrets, NoListenerC
 from shoal_operator.cluster.objects import ClusterObjects
 from shoal_operator.cluster.observation import Observation, Observer
 from shoal_operator.cluster.restores import Restores
+from shoal_operator.cluster.routes import Routes
 from shoal_operator.cluster.status import ClusterStatus
 from shoal_operator.cluster.token_key import TokenKeyLost, TokenKeys
 from shoal_operator.conditions import Verdict, is_ready, is_seen
@@ -27,6 +28,7 @@ from shoal_operator.model import (
     broker_config,
     broker_pod,
     external,
+    listeners,
     names,
     node_pools,
     security,
@@ -79,7 +81,7 @@ class Clusters:
 
     `on_reachable` is called when its brokers begin to answer. `image` and `pull_policy` are the
     chart's defaults. `openshift`: see `broker_pod.template`. `racks` is None if the operator lacks
-    the permissions for racks.
+    the permissions for racks. `routed` are the types of routed listeners for which it has them.
     """
 
     def __init__(
@@ -96,9 +98,11 @@ class Clusters:
         operator_namespace: str = "",
         openshift: bool = False,
         racks: Racks | None = None,
+        routed: frozenset[str] = frozenset(listeners.ROUTED),
     ) -> None:
         self._kube, self._store, self._brokers = kube, store, brokers
-        self._racks = racks
+        self._racks, self._routed = racks, routed
+        self._routes = Routes(kube, routed)
         self._namespace, self._name = namespace, name
         self._observer = Observer(store, brokers, namespace, name, on_reachable)
         self._external = ExternalCluster(kube, store, brokers, on_reachable)
@@ -120,6 +124,7 @@ class Clusters:
         self._renewal: Diagnosis | None = None
         self._no_token: Diagnosis | None = None
         self._not_issued: Diagnosis | None = None
+        self._not_routed: Diagnosis | None = None
         self._pacing = Pacing()
         #: The stage of TLS that all brokers have; None while they roll.
         self._rolled: InternalTls | None = None
@@ -149,7 +154,8 @@ class Clusters:
         rolled = self._observer.stateful_set() is not None and self._rolled == have
         stage = security.next_stage(cluster, have, rolled=rolled)
         resolved = security.resolved(cluster, stage)
-        if refused := decision.refusal(resolved, racks=self._racks is not None):
+        has_racks = self._racks is not None
+        if refused := decision.refusal(resolved, racks=has_racks, routed=self._routed):
             await self._report(cluster, refused)
             await self._keep_certificates(resolved)
             return None
@@ -165,6 +171,7 @@ class Clusters:
             scale_down = await self._scale_down(resolved)
             effective = node_pools.with_replicas(resolved, scale_down.replicas)
             pending = await self._objects.apply(effective)
+            self._not_routed = await self._routes.reconcile(effective)
         except AuthorityLost as error:
             found = Verdict.blocked if error.waits else Verdict.refused
             await self._report(cluster, found(*error.diagnosis))
@@ -178,7 +185,7 @@ class Clusters:
             await self._report(cluster, Verdict.blocked("ApplyFailed", f"{error}"))
             raise
         if pending:
-            await self._report(cluster, decision.no_address(pending))
+            await self._report(cluster, decision.no_address(effective, pending))
             return self._pacing.seconds(roller.Wait(STEADY_SECONDS, ""), None)
         return await self._start(cluster, effective, scale_down)
 
@@ -214,6 +221,7 @@ class Clusters:
             or self._listener_secrets.problem
             or self._not_issued
             or self._no_token
+            or self._not_routed
             or (self._racks.problem() if self._racks else None),
             self._renewal,
             not_finalized,
