@@ -17,7 +17,6 @@ from shoal_operator.cluster.listener_secrets import ListenerSecrets, NoListenerC
 from shoal_operator.cluster.objects import ClusterObjects
 from shoal_operator.cluster.observation import Observation, Observer
 from shoal_operator.cluster.restores import Restores
-from shoal_operator.cluster.routes import Routes
 from shoal_operator.cluster.status import ClusterStatus
 from shoal_operator.cluster.token_key import TokenKeyLost, TokenKeys
 from shoal_operator.conditions import Verdict, is_ready, is_seen
@@ -102,7 +101,6 @@ class Clusters:
     ) -> None:
         self._kube, self._store, self._brokers = kube, store, brokers
         self._racks, self._routed = racks, routed
-        self._routes = Routes(kube, routed)
         self._namespace, self._name = namespace, name
         self._observer = Observer(store, brokers, namespace, name, on_reachable)
         self._external = ExternalCluster(kube, store, brokers, on_reachable)
@@ -114,6 +112,7 @@ class Clusters:
             pull_policy,
             operator_namespace,
             openshift=openshift,
+            routed=routed,
         )
         self._listener_secrets = ListenerSecrets(kube, store, namespace, name)
         self._status = ClusterStatus(kube, store, image)
@@ -124,7 +123,6 @@ class Clusters:
         self._renewal: Diagnosis | None = None
         self._no_token: Diagnosis | None = None
         self._not_issued: Diagnosis | None = None
-        self._not_routed: Diagnosis | None = None
         self._pacing = Pacing()
         #: The stage of TLS that all brokers have; None while they roll.
         self._rolled: InternalTls | None = None
@@ -171,7 +169,6 @@ class Clusters:
             scale_down = await self._scale_down(resolved)
             effective = node_pools.with_replicas(resolved, scale_down.replicas)
             pending = await self._objects.apply(effective)
-            self._not_routed = await self._routes.reconcile(effective)
         except AuthorityLost as error:
             found = Verdict.blocked if error.waits else Verdict.refused
             await self._report(cluster, found(*error.diagnosis))
@@ -221,7 +218,7 @@ class Clusters:
             or self._listener_secrets.problem
             or self._not_issued
             or self._no_token
-            or self._not_routed
+            or self._objects.not_routed
             or (self._racks.problem() if self._racks else None),
             self._renewal,
             not_finalized,

@@ -56,6 +56,8 @@ def _route(
 ) -> Manifest:
     meta = cluster["metadata"]
     name, host = listeners.service(cluster, listener, broker), listeners.host(listener, broker)
+    # An Ingress without a host would take the connections to all hosts.
+    assert host, "the caller has checked listeners.pending()"
     over = listeners.metadata(listener, listeners.given(listener, broker))
     notes, spec = over["annotations"], _tls_route(listener, name, host)
     if listener["type"] == INGRESS:
