@@ -18,6 +18,7 @@ from shoal_operator.broker_states import ClusterState
 from shoal_operator.brokers import Brokers
 from shoal_operator.cluster.decision import no_address, refusal
 from shoal_operator.cluster.observation import Observer
+from shoal_operator.cluster.reconciler import Clusters
 from shoal_operator.cluster.routes import Routes
 from shoal_operator.model import cluster as model
 from shoal_operator.model import listeners, names, routes, security
@@ -461,3 +462,61 @@ def test_an_operator_without_permissions_asks_for_nothing() -> None:
     world = World(INGRESS, kinds=())
     world.api.crash_point.last = 0
     assert world.reconcile() is None
+
+
+# -- the condition of the cluster
+
+
+class ServingBrokers(Brokers):
+    """Brokers that serve clients, as far as the operator asks."""
+
+    async def set_addresses(self, *_: object) -> None:
+        """Keep the addresses."""
+
+    async def cluster_state(self, ids: Any, **_: Any) -> ClusterState:
+        return ClusterState("id", 0, {}, frozenset(ids), serving=frozenset(ids))
+
+    async def is_reachable(self) -> bool:
+        return True
+
+
+def status(api: ApiServer, **options: Any) -> tuple[dict[str, str], Manifest]:
+    """Run two operators, of which the second finds the pods. Return the reasons of the conditions
+    that are true, and the status."""
+
+    async def run() -> None:
+        brokers = ServingBrokers("none:1")
+        place = (api, api.store(), brokers, "n", "main", "i:1")
+        await Clusters(*place, on_reachable=lambda: None, **options).reconcile(["main"])
+        await brokers.close()
+
+    for _ in range(2):
+        asyncio.run(run())
+    found = api.find("QueueCluster", "main")["status"]
+    true = {c["type"]: c["reason"] for c in found["conditions"] if c["status"] == "True"}
+    return true, found
+
+
+def test_everything_else_works_without_the_gateway_api() -> None:
+    api = ApiServer(CrashPoint())
+    wanted = queue_cluster(changed(TLS_ROUTE, authentication={"type": "tls"}))
+    wanted["spec"]["listeners"][0] |= {"tls": {}, "authentication": {"type": "tls"}}
+    api.add(wanted)
+    assert status(api, routed=frozenset())[0] == dict.fromkeys(
+        ("Degraded", "Stalled"), "ListenerTypeDisabled"
+    )
+    assert api.all("StatefulSet") == []
+    true, found = status(api)
+    assert true == {"Ready": "Reconciled", "Degraded": "GatewayApiMissing"}
+    assert found["listeners"][-1] == {
+        "name": "world",
+        "type": "TLSRoute",
+        "bootstrapServers": "world.example.com:443",
+        "caCertificateSecret": "main-cluster-ca-cert",
+    }
+    api.installed = {V1: ["TLSRoute"]}
+    assert status(api)[0] == {"Ready": "Reconciled", "Degraded": "RouteNotAccepted"}
+    for route in api.all("TLSRoute"):
+        accepted = [{"type": "Accepted", "status": "True"}]
+        route["status"] = {"parents": [{"parentRef": {"name": "gate"}, "conditions": accepted}]}
+    assert status(api)[0] == {"Ready": "Reconciled"}
