@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 #: The first version with TLSRoute v1; its experimental channel also serves the versions before.
 GATEWAY_API = "sigs.k8s.io/gateway-api@v1.5.1"
 EXAMPLE = Path(__file__).parents[2] / "examples/outside"
-V1, V1ALPHA3, V1ALPHA2 = routes.VERSIONS["TLSRoute"]
+V1, V1ALPHA3, V1ALPHA2 = (f"gateway.networking.k8s.io/{v}" for v in ("v1", "v1alpha3", "v1alpha2"))
 INSIDE: Manifest = {"name": "plain", "port": 9092, "type": "Internal"}
 INGRESS: Manifest = {
     "name": "outside",
@@ -409,7 +409,7 @@ def test_a_missing_gateway_api_is_a_warning_until_it_is_installed() -> None:
     world.api.absent.clear()
     world.install(V1ALPHA2)
     assert reason(world.reconcile()) == "RouteNotAccepted"
-    assert len(world.made("TLSRoute")) == 4
+    assert [one["apiVersion"] for one in world.api.all("TLSRoute")] == 4 * [V1ALPHA2]
 
 
 def test_a_refused_route_stops_no_other_one() -> None:
