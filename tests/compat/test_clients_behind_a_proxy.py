@@ -6,14 +6,18 @@ memory. The proxy does what these routes say. Only the names of hosts are resolv
 
 from __future__ import annotations
 
+import os
+import shutil
 import socket
 import ssl
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from kafka_tools import KafkaTools
 from kube.api_server import ApiServer, CrashPoint, Manifest, resource
 from kube.secured_pods import METRICS, NOW, SecuredPods
+from machine import lacking
 from ports import free_ports
 from shoal.client.client import SyncClient
 from shoal.client.errors import KafkaError
@@ -204,14 +208,56 @@ def test_the_brokers_certificate_is_for_all_hosts_that_have_a_route(outside: Out
         context.wrap_socket(plain, server_hostname=UNKNOWN)
 
 
+@pytest.fixture
+def own_hosts(tmp_path: Path) -> tuple[str, ...]:
+    """Return the beginning of a command line whose program has the hosts in its /etc/hosts."""
+    if os.geteuid() or not shutil.which("unshare"):
+        lacking("a mount namespace needs root and unshare")
+    hosts = hosts_file(tmp_path / "hosts")
+    mount = f'mount --bind {hosts} /etc/hosts && exec "$0" "$@"'
+    return ("unshare", "--mount", "sh", "-c", mount)
+
+
+def hosts_file(path: Path) -> Path:
+    path.write_text("".join(f"127.0.0.1 {host}\n" for host in sorted(HOSTS)))
+    return path
+
+
+@pytest.mark.parametrize("outside", ["TLSRoute"], indirect=True)
+def test_librdkafka_comes_through_the_proxy(
+    outside: Outside, kcat: str, own_hosts: tuple[str, ...], tmp_path: Path
+) -> None:
+    pair, files = outside.ann(), {}
+    mine = security.operator_client(outside.trusted(), pair)
+    contents = {"certificate": pair.certificate, "key": pair.key, "ca": outside.trusted()}
+    for name, content in contents.items():
+        (tmp_path / f"{name}.pem").write_bytes(content)
+        files[f"ssl.{name}.location"] = str(tmp_path / f"{name}.pem")
+    given = {"security.protocol": "ssl", "topic.metadata.refresh.sparse": "false", **files}
+    options = [f"-X{name}={value}" for name, value in given.items()]
+    topic = [kcat, "-b", f"{BOOTSTRAP}:{outside.port}", *options, "-t", "lines"]
+    with SyncClient(outside.pods.bootstrap(9092), mine) as client:
+        led = {n: [n] for n in IDS}
+        made = client.run(client.admin.topics.create([NewTopic("lines", assignments=led)]))
+        assert not isinstance(made["lines"], KafkaError)
+    outside.proxy.routed.clear()
+    for number in IDS:
+        where = [*own_hosts, *topic, "-p", str(number)]
+        subprocess.run([*where, "-P"], input=f"line-{number}\n", text=True, check=True, timeout=60)
+    read = subprocess.run(
+        [*own_hosts, *topic, "-C", "-e", "-q"], capture_output=True, check=True, timeout=60
+    )
+    assert sorted(read.stdout.split()) == [b"line-0", b"line-1", b"line-2"]
+    assert outside.proxy.routed.keys() == HOSTS
+
+
 @pytest.mark.java
 @pytest.mark.nightly
 @pytest.mark.parametrize("outside", ["Ingress"], indirect=True)
 def test_kafkas_java_client_comes_through_the_proxy(
     outside: Outside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hosts = tmp_path / "hosts"
-    hosts.write_text("".join(f"127.0.0.1 {host}\n" for host in sorted(HOSTS)))
+    hosts = hosts_file(tmp_path / "hosts")
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", f"-Djdk.net.hosts.file={hosts}")
     pair, stores = outside.ann(), {"keystore": "", "truststore": ""}
     for name, content in (
