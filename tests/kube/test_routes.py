@@ -22,13 +22,15 @@ from shoal_operator.cluster.reconciler import Clusters
 from shoal_operator.cluster.routes import Routes
 from shoal_operator.model import cluster as model
 from shoal_operator.model import listeners, names, routes, security
+from shoal_operator.settings import LISTENER_TYPES
 
 if TYPE_CHECKING:
     from shoal_operator.diagnostics import Diagnosis
 
 #: The first version with TLSRoute v1; its experimental channel also serves the versions before.
 GATEWAY_API = "sigs.k8s.io/gateway-api@v1.5.1"
-EXAMPLE = Path(__file__).parents[2] / "examples/outside"
+ROOT = Path(__file__).parents[2]
+EXAMPLE, CHART = ROOT / "examples/outside", ROOT / "helm/shoal"
 V1, V1ALPHA3, V1ALPHA2 = (f"gateway.networking.k8s.io/{v}" for v in ("v1", "v1alpha3", "v1alpha2"))
 INSIDE: Manifest = {"name": "plain", "port": 9092, "type": "Internal"}
 INGRESS: Manifest = {
@@ -346,6 +348,13 @@ def test_a_cluster_without_routes_asks_once() -> None:
     # From now on, no request is made, not even one that a dead API server would refuse.
     world.api.crash_point.last = 0
     assert world.reconcile() is None
+
+
+def test_the_chart_has_a_value_for_each_type() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())["listeners"]
+    assert values == dict.fromkeys(LISTENER_TYPES, False)
+    named = {kind: f"listeners.{name}" for name, kind in LISTENER_TYPES.items()}
+    assert named == routes.VALUES
 
 
 def test_a_crash_after_any_change_leaves_no_wrong_route() -> None:
