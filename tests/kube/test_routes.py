@@ -415,10 +415,14 @@ def test_a_missing_gateway_api_is_a_warning_until_it_is_installed() -> None:
     world.api.absent.add("TLSRoute")
     for _ in range(2):
         assert reason(world.reconcile()) == "GatewayApiMissing"
+    # An earlier release is installed, and later replaced by a new one, which keeps the routes.
     world.api.absent.clear()
     world.install(V1ALPHA2)
     assert reason(world.reconcile()) == "RouteNotAccepted"
     assert [one["apiVersion"] for one in world.api.all("TLSRoute")] == 4 * [V1ALPHA2]
+    world.install(V1)
+    assert reason(world.reconcile()) == "RouteNotAccepted"
+    assert [one["apiVersion"] for one in world.api.all("TLSRoute")] == 4 * [V1]
 
 
 def test_a_refused_route_stops_no_other_one() -> None:

@@ -1,8 +1,8 @@
 """Writes the Ingresses and TLSRoutes of a QueueCluster, and deletes those no longer wanted.
 
 The API server may lack TLSRoutes, and admission may refuse a route: the brokers run nevertheless,
-and the status names what is wrong. Routes are listed in each pass and not watched, so that the
-operator holds none in memory that a Kubernetes cluster has for other purposes.
+and the status names what is wrong. Routes are listed in each pass and not watched: a watch of
+TLSRoutes would have to follow their definition, as that of SparkApplications does.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ class Routes:
     def __init__(self, kube: Kube, kinds: frozenset[str]) -> None:
         self._kube = kube
         self._kinds = [kind for kind in listeners.ROUTED if kind in kinds]
-        #: The version of each kind that the API server has.
-        self._versions: dict[str, str] = {}
         #: The kinds of which the cluster has no route.
         self._none_left: set[str] = set()
 
@@ -52,8 +50,6 @@ class Routes:
             else:
                 problem = _missing()
         except KubeError as error:
-            # 404: the definition was removed, or lacks this version now.
-            self._versions.pop(kind, None)
             if error.terminating or error.status not in (403, 404):
                 raise
             problem = _missing() if error.status == 404 else _refused(kind, f"{kind}s", error)
@@ -65,14 +61,13 @@ class Routes:
 
     async def _version(self, kind: str) -> str:
         """Return the best version of a kind that the API server has, empty without one."""
+        first, *others = routes.VERSIONS[kind]
         if kind == listeners.INGRESS:
-            return routes.VERSIONS[kind][0]
-        if kind not in self._versions:
-            for version in routes.VERSIONS[kind]:
-                if await self._kube.serves(version, kind):
-                    self._versions[kind] = version
-                    break
-        return self._versions.get(kind, "")
+            return first
+        for version in (first, *others):
+            if await self._kube.serves(version, kind):
+                return version
+        return ""
 
     async def _bring_about(self, cluster: Manifest, kind: str, version: str) -> Diagnosis | None:
         """Write the routes of a kind, and delete the others; return the first problem."""
