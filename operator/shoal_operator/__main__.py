@@ -23,7 +23,7 @@ from shoal_operator.kube import Kube, KubeError
 from shoal_operator.main import Environment, register
 from shoal_operator.model import names
 from shoal_operator.runtime import CUSTOM
-from shoal_operator.settings import RACKS, WORKLOADS
+from shoal_operator.settings import LISTENER_TYPES, RACKS, WORKLOADS
 
 #: Time limit for the API server to answer; on a node that boots, it may start after the operator.
 REACH_SECONDS_MAX = 30.0
@@ -53,9 +53,10 @@ def main() -> None:
         "--without",
         action="append",
         default=[],
-        choices=(*WORKLOADS, RACKS),
-        help="refuse ShareConsumers with this workload, or QueueClusters with racks; the operator "
-        "then does not need the permissions for it; repeatable",
+        choices=(*WORKLOADS, RACKS, *LISTENER_TYPES),
+        help="refuse ShareConsumers with this workload, or QueueClusters with racks or with "
+        "listeners of this type; the operator then does not need the permissions for it; "
+        "repeatable",
     )
     options = parser.parse_args()
     logs.configure(options.log_level)
@@ -79,6 +80,9 @@ def main() -> None:
             openshift=found if options.openshift == "auto" else options.openshift == "enabled",
             workloads=workloads,
             racks=RACKS not in options.without,
+            routed=frozenset(
+                kind for name, kind in LISTENER_TYPES.items() if name not in options.without
+            ),
         ),
     )
 

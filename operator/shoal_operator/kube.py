@@ -39,6 +39,8 @@ PLURALS = {
     "Job": "jobs",
     "PodDisruptionBudget": "poddisruptionbudgets",
     "NetworkPolicy": "networkpolicies",
+    "Ingress": "ingresses",
+    "TLSRoute": "tlsroutes",
     "RoleBinding": "rolebindings",
     "Lease": "leases",
     "SparkApplication": "sparkapplications",
@@ -156,6 +158,16 @@ class Kube:
                 raise
             return False
         return True
+
+    async def serves(self, api_version: str, kind: str) -> bool:
+        """Return whether the API server has a kind in this version of its group."""
+        try:
+            found = await self._call("get", f"/apis/{api_version}")
+        except KubeError as error:
+            if error.status != 404:
+                raise
+            return False
+        return any(resource["kind"] == kind for resource in found.get("resources", []))
 
     async def get(self, api_version: str, kind: str, name: str, namespace: str) -> Manifest | None:
         """Return the object, None if it does not exist; `namespace` is empty for nodes."""

@@ -32,7 +32,7 @@ from shoal_operator.election import Election
 from shoal_operator.kube import PLURALS, Kube
 from shoal_operator.model import names
 from shoal_operator.runtime import SPARK_CRD, Operator, watched
-from shoal_operator.settings import WORKLOADS, Settings
+from shoal_operator.settings import LISTENER_TYPES, WORKLOADS, Settings
 
 if TYPE_CHECKING:
     from lightkube.config.kubeconfig import SingleConfig
@@ -54,6 +54,7 @@ class Environment:
     openshift: bool = False
     workloads: frozenset[str] = frozenset(WORKLOADS)
     racks: bool = True
+    routed: frozenset[str] = frozenset(LISTENER_TYPES.values())
     operator: Operator = field(init=False)
     close: Any = field(init=False)
 
@@ -73,6 +74,7 @@ def _settings(memo: Environment) -> Settings:
         openshift=memo.openshift,
         workloads=memo.workloads,
         racks=memo.racks,
+        routed=memo.routed,
     )
 
 

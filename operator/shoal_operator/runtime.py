@@ -457,6 +457,7 @@ class Operator:
             operator_namespace=self._settings.namespace,
             openshift=self._settings.openshift,
             racks=racks if self._settings.racks else None,
+            routed=self._settings.routed,
         )
         topics = topics_module.Topics(*parts)
         monitor = GroupMonitor(*parts)

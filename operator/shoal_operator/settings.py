@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shoal_operator.model import listeners
+
 if TYPE_CHECKING:
     from shoal_operator.http_access import HttpAccess
 
 #: The fields of a ShareConsumer that describe its workload.
 WORKLOADS = ("deployment", "spark", "scaleTargetRef", "job")
-#: The feature besides workloads that an operator may be without.
+#: The features besides workloads that an operator may be without: racks, and types of listeners by
+#: the names of the chart's values.
 RACKS = "racks"
+LISTENER_TYPES = {"ingress": listeners.INGRESS, "tlsRoute": listeners.TLS_ROUTE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +27,7 @@ class Settings:
     resource sets none. `namespace` is that of the operator's pods, empty if it runs elsewhere.
     `openshift` means that the platform assigns user, group and seccomp profile to pods (ADR 73).
     `workloads` are those that ShareConsumers may have; for others, permissions may be missing, as
-    for racks if `racks` is false.
+    for racks if `racks` is false, and for types of listeners that `routed` lacks.
     """
 
     broker_image: str
@@ -38,3 +42,4 @@ class Settings:
     openshift: bool = False
     workloads: frozenset[str] = frozenset(WORKLOADS)
     racks: bool = True
+    routed: frozenset[str] = frozenset(listeners.ROUTED)

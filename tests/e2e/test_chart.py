@@ -33,6 +33,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "workloads.deployment": BOTH,
     "workloads.spark": BOTH,
     "racks.enabled": BOTH,
+    "listeners.ingress": BOTH,
+    "listeners.tlsRoute": BOTH,
     "aggregatedRoles.enabled": BOTH,
     "networkPolicy": ({"enabled": True, "from": [{"podSelector": {}}]}, {"enabled": False}),
     "replicas": (1, 2),
@@ -132,13 +134,19 @@ def test_combinations_render(values: tuple[Any, ...]) -> None:
     assert migrates != bool(given["watchNamespaces"])
     assert (("nodes", "get") in granted) == given["racks.enabled"]
     assert ("--without=racks" in container["args"]) == (not given["racks.enabled"])
+    for name, resource in (("ingress", "ingresses"), ("tlsRoute", "tlsroutes")):
+        verbs = {verb for r, verb in granted if r == resource}
+        on = given[f"listeners.{name}"]
+        assert verbs == ({"list", "create", "patch", "delete"} if on else set())
+        assert (f"--without={name}" in container["args"]) == (not on)
     if given["watchNamespaces"]:
         definitions = {("customresourcedefinitions", v) for v in ("get", "list", "watch")}
         assert everywhere <= {*definitions, ("nodes", "get")}
         roles = {n for kind, n, _ in kinds if kind == "Role"}
         assert roles == {"one", "two", "shoal-system"}
     deleted = {"pods", "services", "networkpolicies", "jobs", "statefulsets"}
-    assert {r for r, verb in granted if verb == "delete"} == deleted
+    routes = {"ingresses", "tlsroutes"}
+    assert {r for r, verb in granted if verb == "delete"} - routes == deleted
     assert any(m["kind"] == "NetworkPolicy" for m in made) == given["networkPolicy"]["enabled"]
     shared = [m for m in made if "aggregat" in str(m["metadata"].get("labels", {}))]
     assert len(shared) == 3 * given["aggregatedRoles.enabled"]

@@ -16,6 +16,20 @@ Manifest = dict[str, Any]
 SECURE = {"tls": {}, "authentication": {"type": "tls"}}
 INSIDE = {"name": "tls", "port": 9092, "type": "Internal", **SECURE}
 OUTSIDE = {"name": "outside", "port": 9094, "type": "NodePort", **SECURE}
+ROUTED = {
+    "name": "outside",
+    "port": 9094,
+    "type": "Ingress",
+    "bootstrap": {"host": "queues.example.com"},
+    "hostTemplate": "broker-{nodeId}.queues.example.com",
+    **SECURE,
+}
+
+
+def routed(*without: str, **fields: Any) -> Manifest:
+    """Return a spec with a routed listener, without some fields and with others."""
+    outside = {key: value for key, value in ROUTED.items() if key not in without}
+    return {"listeners": [INSIDE, outside | fields]}
 
 
 def container(name: str, code: str = PAUSE) -> Manifest:
@@ -88,6 +102,19 @@ def test_a_pod_has_volumes_containers_and_a_security_context(resources: Resource
             {"listeners": [INSIDE, OUTSIDE | {"loadBalancerSourceRanges": ["10.0.0.0/8"]}]},
             "loadBalancerSourceRanges requires type LoadBalancer",
         ),
+        (routed("tls", "authentication"), "type Ingress and TLSRoute require tls"),
+        (routed(bootstrap={}), "type Ingress and TLSRoute require bootstrap.host"),
+        (routed("hostTemplate"), "require a host for each broker"),
+        (routed("hostTemplate", brokers=[{"broker": 0}]), "require a host for each broker"),
+        (routed(hostTemplate="broker.example.com"), "spec.listeners[1].hostTemplate"),
+        (routed(parentRefs=[{"name": "x"}]), "type TLSRoute requires parentRefs"),
+        (routed(type="TLSRoute"), "type TLSRoute requires parentRefs"),
+        (routed(externalTrafficPolicy="Local"), "require type NodePort or LoadBalancer"),
+        (
+            {"listeners": [INSIDE, OUTSIDE | {"advertisedPort": 1}]},
+            "advertisedPort, bootstrap.host",
+        ),
+        ({"listeners": [INSIDE, OUTSIDE | {"class": "nginx"}]}, "class requires type Ingress"),
     ],
 )
 def test_the_api_server_refuses_what_the_operator_owns(

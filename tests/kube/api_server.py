@@ -79,6 +79,12 @@ class ApiServer(Kube):
         self.numbers = itertools.count(1)
         #: The last applied manifest of each object, by kind and name.
         self.applied: dict[tuple[str, str], Manifest] = {}
+        #: The kinds of definitions of others that are installed, by API version.
+        self.installed: dict[str, list[str]] = {}
+        #: Kinds whose definitions have been removed.
+        self.absent: set[str] = set()
+        #: Objects that admission denies, by kind and name, with the message.
+        self.denied: dict[tuple[str, str], str] = {}
 
     def store(self) -> Store:
         """Return what a new operator's watches contain."""
@@ -108,12 +114,10 @@ class ApiServer(Kube):
     ) -> Manifest:
         # Field managers and preconditions have no effect here.
         self.crash_point.check()
-        _, _, rest = path.partition("/namespaces/")
-        # Nodes and definitions have no namespace, and lists may be of all.
-        _, plural, *more = (
-            rest.split("/") if rest else path.split("/")[2 + path.startswith("/apis/") :]
-        )
-        kind = KINDS[plural]
+        if path.startswith("/apis/") and path.count("/") == 3:
+            return self._discover(path.removeprefix("/apis/"))
+        kind, *more = _parts(path)
+        self._check(kind, more[0] if more else "")
         if verb == "list":
             return self._list(kind, (params or {}).get("labelSelector", ""))
         if more[-1:] == ["scale"]:
@@ -134,12 +138,20 @@ class ApiServer(Kube):
         elif verb == "delete":
             made = self._delete(kind, name)
         else:
-            of_status, merge = more[-1] == "status", "merge" in content_type
-            if "apply-patch" in content_type:
-                self._disown(kind, name, body)
-            made = self._write(kind, name, body, status=of_status, merge=merge)
+            made = self._patch(kind, name, body, content_type, of_status=more[-1] == "status")
         self.crash_point.count()
         return copy.deepcopy(made)
+
+    def _check(self, kind: str, name: str) -> None:
+        if kind in self.absent:
+            raise KubeError(404, "the server could not find the requested resource")
+        if message := self.denied.get((kind, name)):
+            raise KubeError(403, message)
+
+    def _discover(self, api_version: str) -> Manifest:
+        if api_version not in self.installed:
+            raise KubeError(404, "the server could not find the requested resource")
+        return {"resources": [{"kind": kind} for kind in self.installed[api_version]]}
 
     def _list(self, kind: str, selector: str) -> Manifest:
         wanted = [term.partition("=")[::2] for term in selector.split(",") if term]
@@ -161,6 +173,14 @@ class ApiServer(Kube):
         have = self.objects[kind, name]
         selector = names.selector_text(have["spec"]["selector"]["matchLabels"])
         return {"spec": {"replicas": have["spec"]["replicas"]}, "status": {"selector": selector}}
+
+    def _patch(
+        self, kind: str, name: str, body: Manifest, content_type: str, *, of_status: bool
+    ) -> Manifest:
+        if "apply-patch" in content_type:
+            self._disown(kind, name, body)
+        merge = "merge" in content_type
+        return self._write(kind, name, body, status=of_status, merge=merge)
 
     def _disown(self, kind: str, name: str, body: Manifest) -> None:
         """Remove the fields that the previous apply had and this one no longer has."""
@@ -264,6 +284,14 @@ class ApiServer(Kube):
         found["conditions"] = [status]
         for container in found.get("containerStatuses", []):
             container["ready"] = succeeds
+
+
+def _parts(path: str) -> list[str]:
+    """Return the kind in a path, and what follows."""
+    _, _, rest = path.partition("/namespaces/")
+    # Nodes and definitions have no namespace, and lists may be of all.
+    _, plural, *more = rest.split("/") if rest else path.split("/")[2 + path.startswith("/apis/") :]
+    return [KINDS[plural], *more]
 
 
 def _version(manifest: Manifest) -> str:

@@ -80,6 +80,7 @@ STALLED = (
     "TemplateNotAllowed",
     "WorkloadDisabled",
     "RacksDisabled",
+    "ListenerTypeDisabled",
     "SecurityNotSupported",
     "ListenerNotAllowed",
     "UserClaimed",

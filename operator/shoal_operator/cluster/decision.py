@@ -9,10 +9,12 @@ from shoal_operator.conditions import Verdict, ready_reason
 from shoal_operator.maintenance_windows import is_open
 from shoal_operator.model import (
     broker_config,
+    listeners,
     names,
     node_pools,
     pod_layout,
     reserved_fields,
+    routes,
     security,
     storage,
     tiered,
@@ -39,11 +41,16 @@ ROOT_LOGGER, ROOT_LEVEL = "root", "INFO"
 _ROLL_REASONS = ("Rolling", "RollWaits", "Restarting")
 
 
-def refusal(cluster: Manifest, *, racks: bool = True) -> Verdict | None:
+def refusal(
+    cluster: Manifest,
+    *,
+    racks: bool = True,
+    routed: frozenset[str] = frozenset(listeners.ROUTED),
+) -> Verdict | None:
     """Return the verdict on a spec that this version cannot run, else None.
 
     The security of `cluster` is `security.resolved`. `racks` is whether the operator has the
-    permissions for racks.
+    permissions for racks, and `routed` are the types of listeners for which it has them.
     """
     spec = cluster["spec"]
     if problem := node_pools.problem(cluster):
@@ -71,7 +78,30 @@ def refusal(cluster: Manifest, *, racks: bool = True) -> Verdict | None:
     if found := reserved_fields.first(cluster):
         where, why = found
         return Verdict.refused("TemplateNotAllowed", f"{where} is not allowed: {why}")
-    return _refused_config(spec) or _refused_security(cluster)
+    return _refused_config(spec) or _refused_routes(cluster, routed) or _refused_security(cluster)
+
+
+def _refused_routes(cluster: Manifest, routed: frozenset[str]) -> Verdict | None:
+    """Return the verdict on routed listeners that this operator cannot run."""
+    for listener in cluster["spec"]["listeners"]:
+        kind, name = listener.get("type", ""), listener["name"]
+        if not listeners.is_routed(listener):
+            continue
+        if kind not in routed:
+            return Verdict.refused(
+                "ListenerTypeDisabled",
+                f"Listener {name!r} has the type {kind}, which needs permissions that this "
+                f"operator does not have. Set the chart's value {routes.VALUES[kind]} to true, or "
+                "use another type.",
+            )
+        if not security.is_encrypted(listener):
+            return Verdict.refused(
+                "ListenerNotAllowed",
+                f"Listener {name!r} has the type {kind} and no tls. Its proxy routes by the host "
+                "in a TLS handshake. Add tls: {}.",
+            )
+    problem = routes.problem(cluster)
+    return Verdict.refused("ListenerNotAllowed", problem) if problem else None
 
 
 def _refused_config(spec: Mapping[str, Any]) -> Verdict | None:
@@ -332,8 +362,13 @@ def disks_refused(problem: str) -> Verdict:
     return Verdict.refused("StorageNotAllowed", problem)
 
 
-def no_address(services: Sequence[str]) -> Verdict:
-    """Return the verdict while Services of external listeners have no address."""
+def no_address(cluster: Manifest, services: Sequence[str]) -> Verdict:
+    """Return the verdict while Services of external listeners have no address.
+
+    `cluster` has the brokers that must run now, among them those that the spec no longer has.
+    """
+    if problem := routes.problem(cluster):
+        return Verdict.refused("ListenerNotAllowed", problem)
     return Verdict.blocked(
         "ListenerWithoutAddress",
         f"Service {services[0]} has no address yet. Check that the Kubernetes cluster has a load "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shoal_operator.cluster.routes import Routes
 from shoal_operator.diagnostics import Diagnosis
 from shoal_operator.drift import APPLIED, has_drifted, marked
 from shoal_operator.kube import Kube, KubeError
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 
 class ClusterObjects:
-    """Writes the objects; `image` and `pull_policy` are the chart's defaults for brokers."""
+    """Writes the objects; `image` and `pull_policy` are the chart's defaults for brokers. `routed`
+    are the types of listeners whose routes the operator may write."""
 
     def __init__(
         self,
@@ -33,6 +35,7 @@ class ClusterObjects:
         operator_namespace: str = "",
         *,
         openshift: bool = False,
+        routed: frozenset[str] = frozenset(listeners.ROUTED),
     ) -> None:
         self._kube, self._store, self._observer = kube, store, observer
         self._image, self._pull_policy = image, pull_policy
@@ -41,6 +44,9 @@ class ClusterObjects:
         self._applied: dict[tuple[str, str], tuple[str, str]] = {}
         #: A volume that the API server refuses to grow.
         self.not_grown: Diagnosis | None = None
+        self._routes = Routes(kube, routed)
+        #: Why clients outside do not reach a listener behind a proxy.
+        self.not_routed: Diagnosis | None = None
 
     async def apply(self, cluster: Manifest) -> list[str]:
         """Apply all objects and delete those that are no longer wanted. Raises `KubeError`.
@@ -77,6 +83,7 @@ class ClusterObjects:
                 # Its pool was removed when it had no pods. The volume claims stay.
                 await self._kube.delete(have, orphan=True)
                 self._store.drop(have)
+        self.not_routed = await self._routes.reconcile(cluster)
         return []
 
     async def _apply(self, cluster: Manifest, want: Manifest) -> None:

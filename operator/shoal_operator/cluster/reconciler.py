@@ -27,6 +27,7 @@ from shoal_operator.model import (
     broker_config,
     broker_pod,
     external,
+    listeners,
     names,
     node_pools,
     security,
@@ -79,7 +80,7 @@ class Clusters:
 
     `on_reachable` is called when its brokers begin to answer. `image` and `pull_policy` are the
     chart's defaults. `openshift`: see `broker_pod.template`. `racks` is None if the operator lacks
-    the permissions for racks.
+    the permissions for racks. `routed` are the types of routed listeners for which it has them.
     """
 
     def __init__(
@@ -96,9 +97,10 @@ class Clusters:
         operator_namespace: str = "",
         openshift: bool = False,
         racks: Racks | None = None,
+        routed: frozenset[str] = frozenset(listeners.ROUTED),
     ) -> None:
         self._kube, self._store, self._brokers = kube, store, brokers
-        self._racks = racks
+        self._racks, self._routed = racks, routed
         self._namespace, self._name = namespace, name
         self._observer = Observer(store, brokers, namespace, name, on_reachable)
         self._external = ExternalCluster(kube, store, brokers, on_reachable)
@@ -110,6 +112,7 @@ class Clusters:
             pull_policy,
             operator_namespace,
             openshift=openshift,
+            routed=routed,
         )
         self._listener_secrets = ListenerSecrets(kube, store, namespace, name)
         self._status = ClusterStatus(kube, store, image)
@@ -149,7 +152,8 @@ class Clusters:
         rolled = self._observer.stateful_set() is not None and self._rolled == have
         stage = security.next_stage(cluster, have, rolled=rolled)
         resolved = security.resolved(cluster, stage)
-        if refused := decision.refusal(resolved, racks=self._racks is not None):
+        has_racks = self._racks is not None
+        if refused := decision.refusal(resolved, racks=has_racks, routed=self._routed):
             await self._report(cluster, refused)
             await self._keep_certificates(resolved)
             return None
@@ -178,7 +182,7 @@ class Clusters:
             await self._report(cluster, Verdict.blocked("ApplyFailed", f"{error}"))
             raise
         if pending:
-            await self._report(cluster, decision.no_address(pending))
+            await self._report(cluster, decision.no_address(effective, pending))
             return self._pacing.seconds(roller.Wait(STEADY_SECONDS, ""), None)
         return await self._start(cluster, effective, scale_down)
 
@@ -214,6 +218,7 @@ class Clusters:
             or self._listener_secrets.problem
             or self._not_issued
             or self._no_token
+            or self._objects.not_routed
             or (self._racks.problem() if self._racks else None),
             self._renewal,
             not_finalized,

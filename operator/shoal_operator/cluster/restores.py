@@ -74,7 +74,7 @@ class Restores:
             return found
         effective = restore.under_way(cluster, restore_id)
         if pending := await self._objects.apply(effective):
-            return decision.no_address(pending)
+            return decision.no_address(effective, pending)
         if not all(map(pods.is_observed, self._observer.stateful_sets(effective).values())):
             return Verdict.waiting("Restoring", "Kubernetes has not created the pods yet.")
         await self._delete(

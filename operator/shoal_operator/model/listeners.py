@@ -2,7 +2,8 @@
 
 Internal clients address a broker by its pod's name under the headless Service. An external listener
 has a Service for each broker and a bootstrap Service. On a NodePort listener, a broker advertises
-the address of its node, from its environment, and the node port of its Service.
+the address of its node, from its environment, and the node port of its Service. On a routed one,
+it advertises the host and the port at which a proxy routes to its Service (`routes`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ from typing import Any, NamedTuple
 from shoal_operator.model import names, node_pools, pod_layout
 from shoal_operator.model.names import Manifest
 
-INTERNAL = "Internal"
+INTERNAL, NODE_PORT, INGRESS, TLS_ROUTE = "Internal", "NodePort", "Ingress", "TLSRoute"
+#: The types whose clients come through a proxy that routes by the host in their ClientHello (SNI).
+ROUTED = (INGRESS, TLS_ROUTE)
+#: The port of such proxies without `advertisedPort`.
+PROXY_PORT = 443
+#: The part of `hostTemplate` that stands for the id of a broker.
+NODE_ID = "{nodeId}"
 #: Environment variables of the broker's container that its file refers to.
 POD_NAME, NODE_IP = "POD_NAME", "NODE_IP"
 #: The existing Services of a cluster by name.
@@ -49,19 +56,19 @@ def services(cluster: Mapping[str, Any]) -> list[Service]:
     headless = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": selector}
     every = cluster["spec"].get("template", {}).get("service", {})
     made = [
-        Service(names.headless(name), {**headless, "ports": ports}, _metadata(every)),
+        Service(names.headless(name), {**headless, "ports": ports}, metadata(every)),
         Service(
             names.bootstrap(name),
             {"type": "ClusterIP", "selector": selector, "ports": ports},
-            _metadata(every),
+            metadata(every),
         ),
     ]
     for listener in external(cluster):
-        of_brokers = {one["broker"]: one for one in listener.get("brokers", [])}
+        routed = is_routed(listener)
         for broker in (None, *pod_layout.brokers(cluster)):
-            own = listener.get("bootstrap", {}) if broker is None else of_brokers.get(broker, {})
+            own = given(listener, broker)
             spec = {
-                "type": listener["type"],
+                "type": "ClusterIP" if routed else listener["type"],
                 "ports": [_port(listener, pod_layout.slot_of(broker or 0), own.get("nodePort"))],
                 "selector": selector if broker is None else selector | _only(cluster, broker),
             }
@@ -69,8 +76,8 @@ def services(cluster: Mapping[str, Any]) -> list[Service]:
                 # A broker that has to catch up is not ready, but may lead other partitions.
                 spec["publishNotReadyAddresses"] = True
             spec |= {key: listener[key] for key in FIELDS if listener.get(key)}
-            metadata = _metadata(every, listener, own)
-            made.append(Service(service(cluster, listener, broker), spec, metadata))
+            over = metadata(every) if routed else metadata(every, listener, own)
+            made.append(Service(service(cluster, listener, broker), spec, over))
     return made
 
 
@@ -80,7 +87,7 @@ def _only(cluster: Mapping[str, Any], broker: int) -> dict[str, str]:
     return {"statefulset.kubernetes.io/pod-name": pod}
 
 
-def _metadata(*parts: Mapping[str, Any]) -> Manifest:
+def metadata(*parts: Mapping[str, Any]) -> Manifest:
     """Return the labels and annotations of these parts of the spec; the last part wins."""
     return {
         field: {k: v for part in parts for k, v in part.get(field, {}).items()}
@@ -106,7 +113,7 @@ def pending(cluster: Mapping[str, Any], have: Services) -> list[str]:
     return [
         service(cluster, listener, broker)
         for listener, broker in wanted
-        if not _address(listener, have.get(service(cluster, listener, broker)))
+        if not _address(cluster, listener, have, broker)
     ]
 
 
@@ -119,10 +126,10 @@ def advertised(cluster: Mapping[str, Any], broker_id: int, have: Services) -> st
             port = pod_layout.port(listener["port"], pod_layout.slot_of(broker_id))
             where = f"${{env:{POD_NAME}}}.{domain}:{port}"
         else:
-            found = _address(listener, have.get(service(cluster, listener, broker_id)))
+            found = _address(cluster, listener, have, broker_id)
             assert found is not None, "the caller has checked pending()"
-            host, port = found
-            where = f"{host or f'${{env:{NODE_IP}}}'}:{port}"
+            name, port = found
+            where = f"{name or f'${{env:{NODE_IP}}}'}:{port}"
         entries.append(f"{listener['name'].upper()}://{where}")
     return ",".join(entries)
 
@@ -148,16 +155,43 @@ def external_bootstrap_servers(
 ) -> str:
     """Return the bootstrap servers for external clients, or the address of one broker. It is empty
     while it is unknown."""
-    found = _address(listener, have.get(service(cluster, listener, broker_id)))
+    found = _address(cluster, listener, have, broker_id)
     if not found:
         return ""
-    host, port = found
-    return ",".join(f"{h}:{port}" for h in ([host] if host else node_addresses))
+    name, port = found
+    return ",".join(f"{h}:{port}" for h in ([name] if name else node_addresses))
 
 
 def is_internal(listener: Mapping[str, Any]) -> bool:
     """Return whether a listener serves clients inside the Kubernetes cluster."""
     return bool(listener.get("type", INTERNAL) == INTERNAL)
+
+
+def is_routed(listener: Mapping[str, Any]) -> bool:
+    """Return whether clients of a listener come through a proxy that routes by their SNI."""
+    return listener.get("type") in ROUTED
+
+
+def host(listener: Mapping[str, Any], broker_id: int | None = None) -> str:
+    """Return the host of a routed listener: a broker's, or the bootstrap host; empty if the spec
+    has none."""
+    own = given(listener, broker_id).get("host", "")
+    if own or broker_id is None:
+        return str(own)
+    return str(listener.get("hostTemplate", "")).replace(NODE_ID, str(broker_id))
+
+
+def advertised_port(listener: Mapping[str, Any]) -> int:
+    """Return the port of the proxy of a routed listener."""
+    return int(listener.get("advertisedPort", PROXY_PORT))
+
+
+def given(listener: Mapping[str, Any], broker_id: int | None) -> Mapping[str, Any]:
+    """Return what the listener sets for a broker, or for bootstrap."""
+    if broker_id is None:
+        return dict(listener.get("bootstrap", {}))
+    every = (dict(one) for one in listener.get("brokers", []) if one["broker"] == broker_id)
+    return next(every, {})
 
 
 def _port(listener: Mapping[str, Any], slot: int = 0, node_port: int | None = None) -> Manifest:
@@ -168,15 +202,22 @@ def _port(listener: Mapping[str, Any], slot: int = 0, node_port: int | None = No
     return made | ({"nodePort": node_port} if node_port else {})
 
 
-def _address(listener: Mapping[str, Any], have: Mapping[str, Any] | None) -> tuple[str, int] | None:
-    """Return host and port of a Service, None if unknown; an empty host means the node's."""
-    if have is None:
+def _address(
+    cluster: Mapping[str, Any], listener: Mapping[str, Any], have: Services, broker_id: int | None
+) -> tuple[str, int] | None:
+    """Return host and port of a listener's Service, or of the proxy before it; None if unknown. An
+    empty host means the node's."""
+    if is_routed(listener):
+        name = host(listener, broker_id)
+        return (name, advertised_port(listener)) if name else None
+    found = have.get(service(cluster, listener, broker_id))
+    if found is None:
         return None
-    port = have["spec"]["ports"][0]
-    if listener["type"] == "NodePort":
+    port = found["spec"]["ports"][0]
+    if listener["type"] == NODE_PORT:
         return (listener.get("host", ""), port["nodePort"]) if port.get("nodePort") else None
-    for ingress in have.get("status", {}).get("loadBalancer", {}).get("ingress", []):
-        host = ingress.get("hostname") or ingress.get("ip")
-        if host:
-            return host, port["port"]
+    for ingress in found.get("status", {}).get("loadBalancer", {}).get("ingress", []):
+        name = ingress.get("hostname") or ingress.get("ip")
+        if name:
+            return name, port["port"]
     return None

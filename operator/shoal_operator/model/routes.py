@@ -1,0 +1,155 @@
+"""Ingresses and TLSRoutes of routed listeners, whose clients come through a proxy. Pure.
+
+The proxy reads the host in a client's ClientHello (SNI) and passes the connection on, still
+encrypted. There is a route for each broker and one for bootstrap. A route has the name of the
+Service that it leads to (ADR 140, ADR 141).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shoal_operator.model import listeners, names, pod_layout
+from shoal_operator.model.listeners import INGRESS, TLS_ROUTE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from shoal_operator.model.names import Manifest
+
+#: The versions of a kind that the operator can write, the best one first. From the Gateway API 1.5
+#: on, its standard channel serves v1 alone. Earlier releases have the others in the experimental
+#: channel.
+VERSIONS = {
+    INGRESS: ("networking.k8s.io/v1",),
+    TLS_ROUTE: tuple(f"gateway.networking.k8s.io/{v}" for v in ("v1", "v1alpha3", "v1alpha2")),
+}
+#: The values of the chart that give the permissions for a kind.
+VALUES = {INGRESS: "listeners.ingress", TLS_ROUTE: "listeners.tlsRoute"}
+#: The class whose Ingresses get `PASSTHROUGH`, which ingress-nginx needs.
+NGINX = "nginx"
+PASSTHROUGH = {
+    "nginx.ingress.kubernetes.io/ssl-passthrough": "true",
+    "nginx.ingress.kubernetes.io/backend-protocol": "HTTPS",
+}
+#: The conditions of a TLSRoute that are false if a Gateway does not serve it.
+_ANSWERS = {"Accepted", "ResolvedRefs"}
+
+
+def manifests(cluster: Mapping[str, Any], kind: str, api_version: str) -> list[Manifest]:
+    """Return the cluster's routes of this kind."""
+    every = [n for n in cluster["spec"]["listeners"] if n.get("type") == kind]
+    return [
+        _route(cluster, listener, broker, api_version)
+        for listener in every
+        for broker in (None, *pod_layout.brokers(cluster))
+    ]
+
+
+def selector(cluster: str) -> dict[str, str]:
+    """Return the labels that all routes of a cluster have."""
+    return names.labels(cluster)
+
+
+def _route(
+    cluster: Mapping[str, Any], listener: Mapping[str, Any], broker: int | None, api_version: str
+) -> Manifest:
+    meta = cluster["metadata"]
+    name, host = listeners.service(cluster, listener, broker), listeners.host(listener, broker)
+    # An Ingress without a host would take the connections to all hosts.
+    assert host, "the caller has checked listeners.pending()"
+    over = listeners.metadata(listener, listeners.given(listener, broker))
+    notes, spec = over["annotations"], _tls_route(listener, name, host)
+    if listener["type"] == INGRESS:
+        spec = _ingress(listener, name, host)
+        if listener.get("class") == NGINX:
+            notes = PASSTHROUGH | notes
+    return {
+        "apiVersion": api_version,
+        "kind": listener["type"],
+        "metadata": {
+            "name": name,
+            "namespace": meta["namespace"],
+            "labels": over["labels"] | selector(meta["name"]),
+            **({"annotations": notes} if notes else {}),
+            "ownerReferences": [names.owner(cluster)],
+        },
+        "spec": spec,
+    }
+
+
+def _ingress(listener: Mapping[str, Any], service: str, host: str) -> Manifest:
+    backend = {"service": {"name": service, "port": {"number": listener["port"]}}}
+    spec: Manifest = {
+        # Without a secretName: the controller has no certificate to show, as brokers have theirs.
+        "tls": [{"hosts": [host]}],
+        "rules": [
+            {
+                "host": host,
+                "http": {"paths": [{"path": "/", "pathType": "Prefix", "backend": backend}]},
+            }
+        ],
+    }
+    if listener.get("class"):
+        spec["ingressClassName"] = listener["class"]
+    return spec
+
+
+def _tls_route(listener: Mapping[str, Any], service: str, host: str) -> Manifest:
+    return {
+        "parentRefs": [dict(one) for one in listener.get("parentRefs", [])],
+        "hostnames": [host],
+        "rules": [{"backendRefs": [{"name": service, "port": listener["port"]}]}],
+    }
+
+
+def problem(cluster: Mapping[str, Any]) -> str:
+    """Return which broker has no host or which two have the same, and the remedy; empty if none."""
+    taken: dict[tuple[str, int], str] = {}
+    for listener, broker in _hosts(cluster):
+        name = listener["name"]
+        whose = "bootstrap" if broker is None else f"broker {broker}"
+        host = listeners.host(listener, broker)
+        if not host:
+            remedy = "Set bootstrap.host."
+            if broker is not None:
+                remedy = "Set hostTemplate, or add the broker with its host to brokers."
+            return f"Listener {name!r} has no host for {whose}. {remedy}"
+        this = f"{whose} of listener {name!r}"
+        other = taken.setdefault((host, listeners.advertised_port(listener)), this)
+        if other != this:
+            return (
+                f"{other[0].upper()}{other[1:]} and {this} have the same host {host!r}, by which "
+                "a proxy routes. Give each one its own host."
+            )
+    return ""
+
+
+def _hosts(cluster: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], int | None]]:
+    """Yield the routed listeners, each with every broker, and with None for bootstrap."""
+    for listener in cluster["spec"]["listeners"]:
+        if listeners.is_routed(listener):
+            for broker in (None, *pod_layout.brokers(cluster)):
+                yield listener, broker
+
+
+def not_accepted(route: Mapping[str, Any], age_seconds: float, seconds_max: float) -> str:
+    """Return why no proxy serves a TLSRoute, in a sentence; empty if one does, or before
+    `seconds_max` have passed without an answer."""
+    parents = route.get("status", {}).get("parents", [])
+    generation = route["metadata"].get("generation", 0)
+    for parent in parents:
+        for condition in parent.get("conditions", []):
+            is_new = condition.get("observedGeneration", generation) >= generation
+            if condition["type"] in _ANSWERS and condition["status"] == "False" and is_new:
+                said = condition.get("message") or condition.get("reason", "")
+                where = parent.get("parentRef", {})
+                return (
+                    f"{where.get('kind', 'Gateway')} {where.get('name', '')!r} does not serve it: "
+                    f"{said.rstrip('.')}."
+                )
+    if not parents and age_seconds > seconds_max:
+        return (
+            "No Gateway has accepted it. Check parentRefs, and that the Gateway's controller runs."
+        )
+    return ""
