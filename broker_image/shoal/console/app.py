@@ -148,7 +148,7 @@ async def _page(handler: PageHandler, is_live: bool, request: web.Request) -> we
 
 async def _log_out(console: Console, login: OpenIdLogin, request: web.Request) -> web.Response:
     console.sessions.check_origin(request)
-    return login.log_out(request)
+    return await login.log_out(request)
 
 
 async def _stream(
