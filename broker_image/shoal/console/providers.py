@@ -166,18 +166,22 @@ class Provider:
         status, found = await self._answer("GET", url)
         if status != 200 or found.get("issuer") != self._settings.issuer:
             raise ProviderError(f"{url} is not the metadata of {self._settings.issuer}")
-        names = ("authorization_endpoint", "token_endpoint", "jwks_uri")
-        optional = ("end_session_endpoint", "revocation_endpoint")
-        addresses = {name: str(found.get(name) or "") for name in (*names, *optional)}
+        required = ("authorization_endpoint", "token_endpoint", "jwks_uri")
+        names = (*required, "end_session_endpoint", "revocation_endpoint")
+        addresses = [str(found.get(name) or "") for name in names]
         try:
-            for name, address in addresses.items():
-                if address or name in names:
+            for name, address in zip(names, addresses, strict=True):
+                if address or name in required:
                     _check_url(address, name)
         except InvalidAccess as error:
             raise ProviderError(f"{url} cannot be used: {error}") from None
         methods = found.get("token_endpoint_auth_methods_supported", ["client_secret_basic"])
         self._metadata = Metadata(
-            *addresses.values(),
+            addresses[0],
+            addresses[1],
+            addresses[2],
+            addresses[3],
+            addresses[4],
             found.get("authorization_response_iss_parameter_supported") is True,
             isinstance(methods, list) and "client_secret_basic" in methods,
         )
