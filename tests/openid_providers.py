@@ -102,7 +102,8 @@ class OpenIdProvider:
         if request.headers.get("Authorization") != login:
             return web.json_response({"error": "invalid_client"}, status=401)
         if self.refuses:
-            return web.json_response({"error": "invalid_grant"}, status=400)
+            refusal = {"error": "invalid_grant", "error_description": "Session not <active>"}
+            return web.json_response(refusal, status=400)
         if form["grant_type"] == "refresh_token":
             self.renewals += 1
             return web.json_response(self._tokens())

@@ -242,7 +242,14 @@ def _claims(**wrong: Any) -> Callable[[OpenIdProvider], None]:
         (lambda p: p.answer.update(iss="https://evil.example"), "from another provider"),
         (lambda p: p.answer.update(error="<b>denied</b>"), "&lt;b&gt;denied&lt;/b&gt;"),
         (lambda p: p.answer.update(code="stolen"), "invalid_grant"),
-        (lambda p: setattr(p, "refuses", True), "invalid_grant"),
+        (
+            lambda p: setattr(p, "refuses", True),
+            "it reports &#39;invalid_grant&#39;: &#39;Session not &lt;active&gt;&#39;",
+        ),
+        (
+            lambda p: p.answer.update(error="access_denied", error_description="No <role>"),
+            "it reports &#39;access_denied&#39;: &#39;No &lt;role&gt;&#39;",
+        ),
     ],
 )
 def test_bad_answers_are_no_login(
@@ -256,7 +263,9 @@ def test_bad_answers_are_no_login(
         done = await world.step(back)
         assert done.status == 401
         assert "shoal-login" not in done.cookies
-        assert reason in await done.text()
+        text = await done.text()
+        assert reason in text
+        assert "<h1>Not logged in</h1>" in text
         assert (await world.step("/topics")).status == 302, "still not logged in"
 
     run(call)

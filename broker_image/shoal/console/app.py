@@ -46,7 +46,11 @@ SHUTDOWN_S = 1.0
 #: The longest request line and header. Group ids in an address may be long.
 LINE_BYTES_MAX = 16 << 10
 #: Titles of error pages that say more than the phrase of HTTP.
-_TITLES = {HTTPStatus.CONFLICT: "Not possible now", HTTPStatus.FORBIDDEN: "No right"}
+_TITLES = {
+    HTTPStatus.CONFLICT: "Not possible now",
+    HTTPStatus.FORBIDDEN: "No right",
+    HTTPStatus.UNAUTHORIZED: "Not logged in",
+}
 _ABSENT = frozenset(
     {
         ErrorCode.unknown_topic_or_partition,

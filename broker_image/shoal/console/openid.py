@@ -27,7 +27,7 @@ from urllib.parse import urlencode
 from aiohttp import web
 
 from shoal.client.secret import NO_SECRET, Secret
-from shoal.console.providers import Provider, ProviderError, Refused
+from shoal.console.providers import Provider, ProviderError, Refused, reported
 from shoal.console.security import BEARER, LOGIN, TOKEN, USER, Bearer, Ending
 from shoal.security.jwt_tokens import JwtRules, bearer
 from shoal.security.oauthbearer import TokenRefused
@@ -153,8 +153,8 @@ class OpenIdLogin:
             )
         try:
             await self._check_issuer(request)
-            if error := request.query.get("error"):
-                raise Refused(f"it reports {error[:60]!r}")
+            if "error" in request.query:
+                raise Refused(reported(request.query))
             tokens = await self._provider.tokens(
                 {
                     "grant_type": "authorization_code",

@@ -12,7 +12,7 @@ import logging
 import ssl
 import time
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote_plus, urlsplit
 
 import aiohttp
@@ -20,6 +20,9 @@ import aiohttp
 from shoal.client.secret import NO_SECRET, Secret
 from shoal.console.security import InvalidAccess, is_loopback
 from shoal.security.jwt_tokens import Key, KeySetError, UnknownKeyError, parse_keys, verified
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 log = logging.getLogger("shoal.console")
 #: Seconds for one answer of the provider, and bytes of it.
@@ -194,7 +197,7 @@ class Provider:
         url = metadata.token_endpoint
         status, found = await self._answer("POST", url, **self._identified(form, metadata))
         if status != 200:
-            raise Refused(f"it reports {str(found.get('error', status))[:60]!r}")
+            raise Refused(reported(found, str(status)))
         values = [found.get(name, "") for name in ("access_token", "id_token", "refresh_token")]
         if not all(isinstance(value, str) for value in values) or not values[0]:
             raise ProviderError(f"the answer of {url} has no access_token")
@@ -212,8 +215,7 @@ class Provider:
         # The answer to a success has no body that matters.
         status, body = await self._body("POST", url, **self._identified(form, metadata))
         if status != 200:
-            found = _parsed(url, status, body)
-            raise Refused(f"it reports {str(found.get('error', status))[:60]!r}")
+            raise Refused(reported(_parsed(url, status, body), str(status)))
 
     def _identified(self, form: dict[str, str], metadata: Metadata) -> dict[str, Any]:
         """Return a form and headers by which the provider recognizes this console."""
@@ -287,6 +289,13 @@ class Provider:
             timeout=aiohttp.ClientTimeout(total=ANSWER_S_MAX),
             headers={"Accept": "application/json"},
         )
+
+
+def reported(answer: Mapping[str, object], otherwise: str = "") -> str:
+    """Return a clause with the error in an answer (RFC 6749, section 5.2)."""
+    error = str(answer.get("error") or otherwise)[:60]
+    description = str(answer.get("error_description") or "")[:200]
+    return f"it reports {error!r}" + (f": {description!r}" if description else "")
 
 
 def _parsed(url: str, status: int, body: bytes) -> dict[str, Any]:
