@@ -165,8 +165,9 @@ class Keycloak:
         return [set(one["clients"].values()) for one in found]
 
     def end_sessions(self, user: str) -> None:
-        """End all sessions of a user, as an administrator does."""
-        self.call("POST", f"{self._user(user)}/logout")
+        """End each session of a user, as an administrator does."""
+        for one in self.call("GET", f"{self._user(user)}/sessions"):
+            self.call("DELETE", f"/sessions/{one['id']}")
 
     def _user(self, name: str) -> str:
         """Return the path of a user."""

@@ -20,6 +20,8 @@ from commands import SHOAL, Shoal
 from conditions import eventually
 from confluent_kafka import KafkaError, Producer
 from console import files
+from console_letters import Letters
+from console_screens import Page
 from identity_providers import IdentityProvider
 from keycloaks import PASSWORD, Keycloak
 from ports import free_ports
@@ -41,6 +43,8 @@ PAGE = (Path(__file__).parents[2] / "docs" / "console.md").read_text()
 SECRET = "a secret of your own"
 #: Seconds of an access token. The console renews it 30 seconds before its end.
 TOKEN_S = 33
+#: People. `admin` is a super user of the brokers.
+USERS = ("admin", "ann", "bob")
 #: What each user may do, as options of `shoal acls add`.
 RIGHTS = {
     "service-account-shoal-console": (
@@ -51,6 +55,11 @@ RIGHTS = {
     "ann": ("--producer -t orders", "--operation describe -t payments"),
     "service-account-packer": ("--producer -t orders", "--operation describe -t payments"),
 }
+
+
+class Cluster(NamedTuple):
+    bootstrap: str
+    client: SyncClient
 
 
 class World(NamedTuple):
@@ -104,7 +113,7 @@ def keycloak(folder: Path, url: str) -> Iterator[Keycloak]:
         found.add_client({**client, **more, "clientId": "packer"})
         found.add_client({**more, "clientId": "stranger", "secret": SECRET})
         found.add_client({"clientId": "mail", "redirectUris": [f"{url}/static/*"]})
-        for user in ("ann", "bob"):
+        for user in USERS:
             found.add_user(user)
         yield found
     finally:
@@ -114,7 +123,9 @@ def keycloak(folder: Path, url: str) -> Iterator[Keycloak]:
 @pytest.fixture(scope="module")
 def brokers(keycloak: Keycloak, folder: Path) -> Iterator[Secured]:
     with IdentityProvider({}) as unused:
-        found = start_shoal(folder, unused, configs_of(keycloak))
+        # An expired token is refused soon.
+        skew = {"sasl.oauthbearer.clock.skew.seconds": "1"}
+        found = start_shoal(folder, unused, configs_of(keycloak) | skew)
         try:
             grant(found)
             yield found
@@ -170,7 +181,7 @@ def world(keycloak: Keycloak, brokers: Secured, url: str, folder: Path) -> Itera
 
 @pytest.fixture(autouse=True)
 def nobody_is_logged_in(keycloak: Keycloak) -> None:
-    for user in ("ann", "bob"):
+    for user in USERS:
         keycloak.end_sessions(user)
 
 
@@ -278,6 +289,34 @@ def test_renewal_and_a_session_that_ends_at_keycloak(world: World, tmp_path: Pat
     assert not world.keycloak.events("REFRESH_TOKEN_ERROR")[1:], "only the one that ends the login"
 
 
+def test_an_action_outlasts_its_token_and_its_page(world: World, tmp_path: Path) -> None:
+    count = TOKEN_S + 12
+    bootstrap = world.brokers.addresses["PLAINTEXT"]
+    with SyncClient(Settings.of(bootstrap)) as client:
+        queue = Letters(Cluster(bootstrap, client), topic="mail", group="mailers")
+        queue.produce(range(count))
+        client.run(queue.reject(count))
+
+    def audited_redrive() -> list[dict[str, Any]]:
+        return [one for one in audited(world) if one["action"] == "redrive"]
+
+    async def whole() -> None:
+        async with opened(tmp_path) as tab:
+            await asks(tab, f"{world.url}/letters?topic={queue.letters}")
+            await log_in(tab, "admin")
+            await tab.click("Send all letters back")
+            await tab.fill("Letters per second, at most", "1")
+            await tab.click("Show what will happen")
+            await tab.click(f"Send {count} letters back")
+            await tab.until("document.querySelector('progress')")
+            await tab.call("Page.navigate", url="about:blank")
+        assert not audited_redrive()
+
+    asyncio.run(whole())
+    (redrive,) = eventually(audited_redrive, timeout_s=300, what="the end of the redrive")
+    assert (redrive["user"], redrive["result"]) == ("admin", "done"), redrive["detail"]
+
+
 def test_a_log_out_ends_the_session_at_keycloak(world: World, tmp_path: Path) -> None:
     keycloak = world.keycloak
     query = {"client_id": "mail", "response_type": "code", "scope": "openid"}
@@ -285,13 +324,16 @@ def test_a_log_out_ends_the_session_at_keycloak(world: World, tmp_path: Path) ->
     other = f"{keycloak.issuer}/protocol/openid-connect/auth?{urllib.parse.urlencode(mail)}"
 
     async def whole() -> None:
-        async with opened(tmp_path) as tab:
+        async with chromium(tmp_path) as browser:
+            tab = await browser.tab()
             await asks(tab, f"{world.url}/topics")
             await log_in(tab, "ann")
             await tab.sees("Logged in as ann.")
             assert await asyncio.to_thread(keycloak.sessions, "ann") == [{"shoal-console"}]
             await tab.click("Log out")
             await tab.sees("You are logged out")
+            page = Page(world.url, browser, tab)
+            await page.shows_nothing_wrong("logged-out", has_boxes=False)
             assert await asyncio.to_thread(keycloak.sessions, "ann") == []
             await asks(tab, f"{world.url}/topics")
 
