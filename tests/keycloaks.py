@@ -30,7 +30,7 @@ SHA256 = "490189d9dff05272432d51f71a069462eeca97f2920a694d539a1e6c26a5a347"
 FOLDER = Path(__file__).parents[1] / "build" / "keycloak"
 #: The password of all users.
 PASSWORD = "a long passw0rd"
-REALM, USERS = "main", "/users"
+REALM, USERS, SESSIONS = "main", "/users", "/sessions"
 #: These end a hang. They are not limits on speed.
 BUILD_S, START_S, ANSWER_S = 900, 600, 60
 #: Short runs: little memory, and no time for the second compiler.
@@ -161,13 +161,13 @@ class Keycloak:
 
     def sessions(self, user: str) -> list[set[str]]:
         """Return the clients in each session of a user."""
-        found = self.call("GET", f"{self._user(user)}/sessions")
+        found = self.call("GET", f"{self._user(user)}{SESSIONS}")
         return [set(one["clients"].values()) for one in found]
 
     def end_sessions(self, user: str) -> None:
         """End each session of a user, as an administrator does."""
-        for one in self.call("GET", f"{self._user(user)}/sessions"):
-            self.call("DELETE", f"/sessions/{one['id']}")
+        for one in self.call("GET", f"{self._user(user)}{SESSIONS}"):
+            self.call("DELETE", f"{SESSIONS}/{one['id']}")
 
     def _user(self, name: str) -> str:
         """Return the path of a user."""

@@ -1,4 +1,4 @@
-"""Actions that run in the background, while the logins of their users go on or end."""
+"""Actions that run in the background, while the logins of their users continue or end."""
 
 from __future__ import annotations
 
