@@ -49,6 +49,12 @@ _MEASURE = f"""(() => {{
   return boxes;
 }})()"""
 
+#: Fields whose text is so small that browsers of phones zoom into them.
+_SMALL_FIELDS = """
+  [...document.querySelectorAll("input:not([type=checkbox], [type=hidden]), select, textarea")]
+    .filter(one => parseFloat(getComputedStyle(one).fontSize) < 16).map(one => one.outerHTML)
+    .join(" ")
+"""
 Boxes = dict[str, list[int]]
 
 
@@ -114,6 +120,7 @@ class Page(NamedTuple):
         await tab.look(width=NARROW)
         wider = f"document.documentElement.scrollWidth > {NARROW}"
         assert not await tab.evaluate(wider), f"{name}: a narrow window must not scroll sideways"
+        assert not await tab.evaluate(_SMALL_FIELDS), f"{name}: phones zoom into these fields"
         await self._looks(name, "narrow", has_boxes=has_boxes)
         await tab.look(width=WIDE)
 

@@ -17,7 +17,7 @@ from aiohttp.test_utils import TestServer
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
 CLIENT_ID, CLIENT_SECRET = "shoal:console", "s3cret +%"
 
@@ -40,6 +40,9 @@ class OpenIdProvider:
         #: Parameters of the next answer to the browser.
         self.answer: dict[str, str] = {}
         self.refuses = False
+        #: The answer to a revocation, and those that were asked for.
+        self.revoke: Callable[[], Awaitable[web.Response]] = _done
+        self.revoked: list[dict[str, str]] = []
         self.renewals = 0
         #: The queries of /authorize, and the forms of /token.
         self.asked: list[dict[str, str]] = []
@@ -61,6 +64,7 @@ class OpenIdProvider:
         app.router.add_get("/jwks", self._keys)
         app.router.add_get("/authorize", self._authorize)
         app.router.add_post("/token", self._token)
+        app.router.add_post("/revoke", self._revoke)
         return app
 
     async def _metadata(self, _request: web.Request) -> web.Response:
@@ -70,6 +74,7 @@ class OpenIdProvider:
             "token_endpoint": f"{self.issuer}/token",
             "jwks_uri": f"{self.issuer}/jwks",
             "end_session_endpoint": f"{self.issuer}/end",
+            "revocation_endpoint": f"{self.issuer}/revoke",
             "authorization_response_iss_parameter_supported": True,
         }
         return web.json_response({**found, **self.metadata})
@@ -97,7 +102,8 @@ class OpenIdProvider:
         if request.headers.get("Authorization") != login:
             return web.json_response({"error": "invalid_client"}, status=401)
         if self.refuses:
-            return web.json_response({"error": "invalid_grant"}, status=400)
+            refusal = {"error": "invalid_grant", "error_description": "Session not <active>"}
+            return web.json_response(refusal, status=400)
         if form["grant_type"] == "refresh_token":
             self.renewals += 1
             return web.json_response(self._tokens())
@@ -122,6 +128,13 @@ class OpenIdProvider:
         self.change(claims)
         return web.json_response({**self._tokens(), "id_token": self.sign(claims)})
 
+    async def _revoke(self, request: web.Request) -> web.Response:
+        form = {name: str(value) for name, value in (await request.post()).items()}
+        login = encode_basic_auth(quote_plus(CLIENT_ID), quote_plus(CLIENT_SECRET))
+        assert request.headers.get("Authorization") == login
+        self.revoked.append(form)
+        return await self.revoke()
+
     def _tokens(self) -> dict[str, Any]:
         found = {
             "access_token": self.access_token(self.user),
@@ -131,6 +144,11 @@ class OpenIdProvider:
         if self.has_refresh:
             found["refresh_token"] = f"refresh {self.renewals}"
         return found
+
+
+async def _done() -> web.Response:
+    """Answer without a body, as RFC 7009 wants it."""
+    return web.Response()
 
 
 @asynccontextmanager

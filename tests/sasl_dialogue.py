@@ -191,3 +191,21 @@ def _shape(token: bytes) -> str:
     """Return a token with what differs from run to run left out."""
     text = bytes(token).decode()
     return re.sub(r"(?<=[rsv]=)[^,]+", "…", text)
+
+
+def log_in_by_token(
+    address: str, token: str, *, authzid: str = "", extensions: str = ""
+) -> list[Note]:
+    """Present a bearer token, acknowledge an error, and return the notes. The lifetime is noted as
+    whether there is one."""
+    with Dialogue(address) as dialogue:
+        dialogue.handshake("OAUTHBEARER")
+        message = f"n,{authzid},\x01auth=Bearer {token}\x01{extensions}\x01"
+        if dialogue.token(message.encode()):
+            dialogue.token(b"\x01")
+        else:
+            dialogue.request()
+        return [
+            (*note[:2], bool(note[2]), note[3]) if len(note) == 4 else note
+            for note in dialogue.notes
+        ]

@@ -30,6 +30,8 @@ MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 LISTENERS = {"SASL": "SASL_PLAINTEXT", "BOTH": "SASL_SSL", "MUTUAL": "SSL", "BRIEF": "SASL_SSL"}
 #: The length of sessions on listener BRIEF.
 SESSION_MS = 2_000
+#: The address of the keys that sign tokens.
+JWKS = "sasl.oauthbearer.jwks.endpoint.url"
 
 
 class Secured(NamedTuple):
@@ -60,27 +62,36 @@ class Secured(NamedTuple):
         return found | {"sasl.username": user, "sasl.password": PASSWORDS[user]}
 
 
-def start_kafka(folder: Path, provider: IdentityProvider) -> Secured:
-    """Start a Kafka whose tokens come from `provider`. The caller kills it."""
+def start_kafka(
+    folder: Path, provider: IdentityProvider, more: Mapping[str, str] | None = None
+) -> Secured:
+    """Start a Kafka whose tokens come from `provider`. The caller kills it.
+
+    `more` are other configs, which may name another provider.
+    """
     ca, configs = _prepare(folder, provider)
+    configs |= more or {}
     process = KafkaProcess(
         folder / "node",
         listeners=LISTENERS,
         configs=configs,
         format_flags=_users(),
-        jvm_flags=(f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={provider.url}/jwks",),
+        jvm_flags=(f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={configs[JWKS]}",),
     ).start()
     return Secured(process.addresses, process.kill9, folder / "ca.pem", provider, ca, True)
 
 
-def start_shoal(folder: Path, provider: IdentityProvider) -> Secured:
+def start_shoal(
+    folder: Path, provider: IdentityProvider, more: Mapping[str, str] | None = None
+) -> Secured:
     """Start a broker of ours with the same listeners, users and configs. The caller kills it."""
     ca, configs = _prepare(folder, provider)
+    configs |= more or {}
     protocols = {"PLAINTEXT": "PLAINTEXT", **LISTENERS}
     ports = free_ports(len(protocols))
     addresses = {n: f"127.0.0.1:{port}" for n, port in zip(protocols, ports, strict=True)}
     configs["listener.security.protocol.map"] = ",".join(f"{n}:{p}" for n, p in protocols.items())
-    configs["shoal.oauthbearer.allowed.urls"] = f"{provider.url}/jwks"
+    configs["shoal.oauthbearer.allowed.urls"] = configs[JWKS]
     process = ShoalProcess(
         folder / "data",
         configs=configs,
@@ -123,7 +134,7 @@ def _configs(store: Path, ca: Path, provider: IdentityProvider) -> dict[str, str
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:admin;User:ANONYMOUS",
         "delegation.token.secret.key": "key of the tokens",
-        "sasl.oauthbearer.jwks.endpoint.url": f"{provider.url}/jwks",
+        JWKS: f"{provider.url}/jwks",
         "sasl.oauthbearer.expected.audience": AUDIENCE,
         "sasl.oauthbearer.expected.issuer": ISSUER,
     }

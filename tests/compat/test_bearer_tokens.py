@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from kafkas import KafkaProcess
 from ports import free_ports
-from sasl_dialogue import CLOSED, Dialogue
+from sasl_dialogue import CLOSED, Dialogue, log_in_by_token
 from servers import ShoalProcess
 
 if TYPE_CHECKING:
@@ -117,22 +117,6 @@ def shoal(tmp_path_factory: pytest.TempPathFactory, keys_url: str) -> Iterator[d
     assert process.stop() == 0, "\n".join(process.log[-40:])
 
 
-def log_in(address: str, token: str, *, authzid: str = "", extensions: str = "") -> list[Any]:
-    """Present a token, acknowledge an error, and note both answers. The lifetime is noted as
-    whether there is one."""
-    with Dialogue(address) as dialogue:
-        dialogue.handshake("OAUTHBEARER")
-        message = f"n,{authzid},\x01auth=Bearer {token}\x01{extensions}\x01"
-        if dialogue.token(message.encode()):
-            dialogue.token(b"\x01")
-        else:
-            dialogue.request()
-        return [
-            (*note[:2], bool(note[2]), note[3]) if len(note) == 4 else note
-            for note in dialogue.notes
-        ]
-
-
 def in_s(seconds: float) -> float:
     """Return the time after that many seconds. A run of all tests takes longer than the clocks'
     permitted skew, so the tokens are made when they are sent."""
@@ -216,7 +200,7 @@ TOKENS: dict[str, Callable[[], str]] = {
 @pytest.mark.parametrize("name", TOKENS)
 def test_signed_tokens(kafka: dict[str, str], shoal: dict[str, str], name: str) -> None:
     token = TOKENS[name]()
-    assert log_in(shoal[BOUND], token) == log_in(kafka[BOUND], token)
+    assert log_in_by_token(shoal[BOUND], token) == log_in_by_token(kafka[BOUND], token)
 
 
 OPEN_TOKENS: dict[str, Callable[[], str]] = {
@@ -231,7 +215,7 @@ def test_without_an_issuer_and_an_audience(
     kafka: dict[str, str], shoal: dict[str, str], name: str
 ) -> None:
     token = OPEN_TOKENS[name]()
-    assert log_in(shoal[OPEN], token) == log_in(kafka[OPEN], token)
+    assert log_in_by_token(shoal[OPEN], token) == log_in_by_token(kafka[OPEN], token)
 
 
 #: Kafka accepts these. Shoal refuses a token that is issued in the future, and an algorithm other
@@ -247,8 +231,8 @@ def test_what_shoal_checks_in_addition(
     kafka: dict[str, str], shoal: dict[str, str], name: str
 ) -> None:
     token = STRICTER[name]()
-    assert log_in(kafka[BOUND], token)[1][3] == ""
-    assert log_in(shoal[BOUND], token)[1][3] == '{"status":"invalid_token"}'
+    assert log_in_by_token(kafka[BOUND], token)[1][3] == ""
+    assert log_in_by_token(shoal[BOUND], token)[1][3] == '{"status":"invalid_token"}'
 
 
 def plain(header: Any = None, signature: str = "", **claims: Any) -> str:
@@ -289,7 +273,7 @@ def test_tokens_without_a_signature(
     kafka: dict[str, str], shoal: dict[str, str], name: str
 ) -> None:
     token = UNSIGNED_TOKENS[name]()
-    assert log_in(shoal[UNSIGNED], token) == log_in(kafka[UNSIGNED], token)
+    assert log_in_by_token(shoal[UNSIGNED], token) == log_in_by_token(kafka[UNSIGNED], token)
 
 
 @pytest.mark.parametrize(
@@ -311,7 +295,7 @@ def test_messages(
 ) -> None:
     """KIP-342, and the authorization id of RFC 7628."""
     got, expected = (
-        log_in(brokers[UNSIGNED], plain(), authzid=authzid, extensions=extensions)
+        log_in_by_token(brokers[UNSIGNED], plain(), authzid=authzid, extensions=extensions)
         for brokers in (shoal, kafka)
     )
     assert got == expected

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 from math import isnan, nan
+from typing import TYPE_CHECKING
 
 import pytest
 from shoal.console import figures
 from shoal.console.charts import HEIGHT, WIDTH, Line, chart
 from shoal.console.history import POINTS_MAX, QUEUES_MAX, STEP_S, History, Point, Series
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def filled(interval_s: float, seconds: float, per_s: float = 10.0) -> Series:
@@ -81,6 +85,24 @@ def test_a_chart_ends_now_and_breaks_at_unknown_values() -> None:
     assert path == f"M0.0 {HEIGHT * 0.6:.1f}M{WIDTH * 0.75:.1f} {HEIGHT * 0.2:.1f}L{WIDTH:.1f} 96.0"
     assert found.ticks == [(HEIGHT, "0"), (0.0, "10"), (HEIGHT / 2, "5")]
     assert found.summary == "A: now 2, lowest 2, highest 8."
+
+
+@pytest.mark.parametrize(
+    ("highest", "form", "middle"),
+    [
+        (1, figures.count, None),
+        (2, figures.count, "1"),
+        (5, figures.count, None),
+        (50, figures.count, "25"),
+        (1, figures.rate, "0.5/s"),
+        (5, figures.rate, "2.5/s"),
+    ],
+)
+def test_the_middle_of_a_chart_has_its_value(
+    highest: float, form: Callable[[float | None], str], middle: str | None
+) -> None:
+    found = chart("t", [5], [Line("a", "A", [highest])], now_s=10, form=form)
+    assert dict(found.ticks).get(HEIGHT / 2) == middle
 
 
 def test_a_chart_without_values() -> None:

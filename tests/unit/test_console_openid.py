@@ -13,19 +13,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from aiohttp import web
 from consoles import Console, another_browser, console
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from openid_providers import CLIENT_ID, CLIENT_SECRET, OpenIdProvider, openid_provider
 from ports import free_ports
 from shoal.client.secret import Secret
-from shoal.console import providers
+from shoal.console import openid, providers
 from shoal.console.openid import LOGIN_S_MAX, PENDING_S_MAX, OpenIdLogin
 from shoal.console.providers import OpenIdSettings, parse_openid, parse_url
 from shoal.console.security import Access, InvalidAccess
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 
     from aiohttp import ClientResponse
 
@@ -241,7 +242,14 @@ def _claims(**wrong: Any) -> Callable[[OpenIdProvider], None]:
         (lambda p: p.answer.update(iss="https://evil.example"), "from another provider"),
         (lambda p: p.answer.update(error="<b>denied</b>"), "&lt;b&gt;denied&lt;/b&gt;"),
         (lambda p: p.answer.update(code="stolen"), "invalid_grant"),
-        (lambda p: setattr(p, "refuses", True), "invalid_grant"),
+        (
+            lambda p: setattr(p, "refuses", True),
+            "it reports &#39;invalid_grant&#39;: &#39;Session not &lt;active&gt;&#39;",
+        ),
+        (
+            lambda p: p.answer.update(error="access_denied", error_description="No <role>"),
+            "it reports &#39;access_denied&#39;: &#39;No &lt;role&gt;&#39;",
+        ),
     ],
 )
 def test_bad_answers_are_no_login(
@@ -255,7 +263,9 @@ def test_bad_answers_are_no_login(
         done = await world.step(back)
         assert done.status == 401
         assert "shoal-login" not in done.cookies
-        assert reason in await done.text()
+        text = await done.text()
+        assert reason in text
+        assert "<h1>Not logged in</h1>" in text
         assert (await world.step("/topics")).status == 302, "still not logged in"
 
     run(call)
@@ -295,6 +305,73 @@ def test_log_out_and_the_end_of_a_login() -> None:
         assert (await world.step("/")).status == 302
 
     run(call)
+
+
+def test_a_log_out_revokes_the_newest_refresh_token() -> None:
+    async def call(world: World) -> None:
+        world.provider.has_refresh = True
+        await world.page.get("/")
+        world.clock.ahead_s = 280
+        await world.page.get("/")
+        assert world.provider.renewals == 1
+        await world.page.post("/logout", {})
+        revoked = {"token": "refresh 1", "token_type_hint": "refresh_token"}
+        assert world.provider.revoked == [revoked]
+
+    run(call)
+
+
+@pytest.mark.parametrize("metadata", [{}, {"revocation_endpoint": None}])
+def test_a_log_out_without_anything_to_revoke(metadata: dict[str, None]) -> None:
+    async def call(world: World) -> None:
+        world.provider.metadata = metadata
+        world.provider.has_refresh = bool(metadata)
+        await world.page.get("/")
+        assert "You are logged out" in (await world.page.post("/logout", {})).words
+        assert not world.provider.revoked
+
+    run(call)
+
+
+async def _never() -> web.Response:
+    return await asyncio.get_running_loop().create_future()
+
+
+async def _unsupported() -> web.Response:
+    return web.json_response({"error": "unsupported_token_type"}, status=400)
+
+
+async def _broken() -> web.Response:
+    return web.Response(status=503, text="<html>")
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (_never, "no answer in time"),
+        (_unsupported, "it reports 'unsupported_token_type'"),
+        (_broken, "/revoke answers 503 without a JSON object"),
+    ],
+)
+def test_a_log_out_succeeds_without_the_provider(
+    answer: Callable[[], Awaitable[web.Response]],
+    reason: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(openid, "REVOKE_S_MAX", 0.2)
+
+    async def call(world: World) -> None:
+        world.provider.has_refresh = True
+        world.provider.revoke = answer
+        await world.page.get("/")
+        assert "You are logged out" in (await world.page.post("/logout", {})).words
+        assert (await world.step("/")).status == 302, "not logged in"
+
+    run(call)
+    assert "the provider may still have the login of ann" in caplog.text
+    assert reason in caplog.text
+    assert "refresh 0" not in caplog.text
 
 
 def test_a_forged_cookie_is_no_login() -> None:
@@ -378,6 +455,7 @@ def test_a_provider_that_does_not_answer() -> None:
         ({"jwks_uri": "file:///etc/passwd"}, "must be an address with https://"),
         ({"authorization_endpoint": "javascript:alert(1)"}, "must be an address with https://"),
         ({"end_session_endpoint": "javascript:alert(1)"}, "must be an address with https://"),
+        ({"revocation_endpoint": "http://evil.example/"}, "must have https://"),
     ],
 )
 def test_metadata_that_cannot_be_trusted(metadata: dict[str, str], reason: str) -> None:

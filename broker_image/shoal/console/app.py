@@ -46,7 +46,11 @@ SHUTDOWN_S = 1.0
 #: The longest request line and header. Group ids in an address may be long.
 LINE_BYTES_MAX = 16 << 10
 #: Titles of error pages that say more than the phrase of HTTP.
-_TITLES = {HTTPStatus.CONFLICT: "Not possible now", HTTPStatus.FORBIDDEN: "No right"}
+_TITLES = {
+    HTTPStatus.CONFLICT: "Not possible now",
+    HTTPStatus.FORBIDDEN: "No right",
+    HTTPStatus.UNAUTHORIZED: "Not logged in",
+}
 _ABSENT = frozenset(
     {
         ErrorCode.unknown_topic_or_partition,
@@ -148,7 +152,7 @@ async def _page(handler: PageHandler, is_live: bool, request: web.Request) -> we
 
 async def _log_out(console: Console, login: OpenIdLogin, request: web.Request) -> web.Response:
     console.sessions.check_origin(request)
-    return login.log_out(request)
+    return await login.log_out(request)
 
 
 async def _stream(

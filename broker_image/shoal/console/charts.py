@@ -60,8 +60,8 @@ def chart(
         for line in cut
     ]
     ticks = [(HEIGHT, form(0.0)), (0.0, form(top))]
-    # Half of one record is not a count.
-    if form(top / 2) not in (form(0.0), form(top)):
+    # A count has no halves.
+    if form is not figures.count or (top / 2).is_integer():
         ticks.append((HEIGHT / 2, form(top / 2)))
     summary = " ".join(_summary(line, form) for line in cut)
     readout = {

@@ -22,7 +22,7 @@ from shoal.console.actions.contract import Given, Mistake, Scene
 from shoal.console.pages import Page, Pages
 from shoal.console.render import link
 from shoal.console.runs import Runs, Stage, audit
-from shoal.console.security import BEARER, NO_RIGHT, USER
+from shoal.console.security import BEARER, LOGIN, NO_RIGHT, USER
 from shoal.console.sessions import TOKEN_FIELD
 
 if TYPE_CHECKING:
@@ -128,7 +128,8 @@ class Forms:
             raise web.HTTPServiceUnavailable(
                 text="Too many actions are running. Nothing was changed. Wait for one to end."
             )
-        run = self.runs.start(plan, action.name, scene.client, pending.user, _remote(request))
+        who = (pending.user, _remote(request), request.get(LOGIN))
+        run = self.runs.start(plan, action.name, scene.client, *who)
         await self.runs.settled(run, RESULT_S)
         raise web.HTTPSeeOther(link("run", id=run.id))
 

@@ -6,7 +6,8 @@ began the login. The ID token must be signed by a key of the provider, for this 
 nonce. Sources: OpenID Connect Core 1.0 sections 3.1 and 12, RFC 7636, RFC 9207, RFC 9700.
 
 A login is a signed cookie with a random name; tokens stay in this process. It ends at a log-out,
-after `LOGIN_S_MAX`, or when the provider refuses to renew its access token.
+after `LOGIN_S_MAX`, or when the provider refuses to renew its access token. A log-out revokes the
+refresh token (RFC 7009).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from urllib.parse import urlencode
 from aiohttp import web
 
 from shoal.client.secret import NO_SECRET, Secret
-from shoal.console.providers import Provider, ProviderError, Refused
+from shoal.console.providers import Provider, ProviderError, Refused, reported
 from shoal.console.security import BEARER, LOGIN, TOKEN, USER, Bearer, Ending
 from shoal.security.jwt_tokens import JwtRules, bearer
 from shoal.security.oauthbearer import TokenRefused
@@ -44,6 +45,8 @@ LOGIN_S_MAX, PENDING_S_MAX = 8 * 3600.0, 600.0
 LOGINS_MAX, PENDING_MAX = 10_000, 10_000
 #: An access token is renewed this long before it ends, and after a failure not before `RETRY_S`.
 RENEW_S, RETRY_S = 30.0, 10.0
+#: Seconds for which a log-out waits for the provider.
+REVOKE_S_MAX = 3.0
 #: Seconds by which clocks may differ.
 SKEW_S = 30
 #: Characters of the address to which a login returns.
@@ -150,8 +153,8 @@ class OpenIdLogin:
             )
         try:
             await self._check_issuer(request)
-            if error := request.query.get("error"):
-                raise Refused(f"it reports {error[:60]!r}")
+            if "error" in request.query:
+                raise Refused(reported(request.query))
             tokens = await self._provider.tokens(
                 {
                     "grant_type": "authorization_code",
@@ -171,12 +174,13 @@ class OpenIdLogin:
             raise _unavailable(error) from None
         return self._logged_in(user, tokens, pending.back)
 
-    def log_out(self, request: web.Request) -> web.Response:
-        """End the login of a request."""
+    async def log_out(self, request: web.Request) -> web.Response:
+        """End the login of a request, here and as far as the provider has it for this console."""
         session = self._session(request)
         if session is not None:
             session.is_closed = True
             del self._sessions[session.id]
+            await self._revoke(session)
         response = web.Response(status=303, headers={"Location": LOGGED_OUT})
         self._set_cookie(response, self._login_cookie, "", 0)
         return response
@@ -321,6 +325,17 @@ class OpenIdLogin:
             except ProviderError as error:
                 log.warning("the access token of %s was not renewed: %s", session.user, error)
                 session.retry_at_s = now_s + RETRY_S
+
+    async def _revoke(self, session: _Session) -> None:
+        """Revoke the newest refresh token of a closed session, which would stay valid."""
+        try:
+            # A renewal that runs returns another token.
+            async with asyncio.timeout(REVOKE_S_MAX), session.lock:
+                if session.refresh_token:
+                    await self._provider.revoke(session.refresh_token)
+        except (Refused, ProviderError, TimeoutError) as error:
+            reason = str(error) or "no answer in time"
+            log.warning("the provider may still have the login of %s: %s", session.user, reason)
 
 
 def _unavailable(error: ProviderError) -> web.HTTPException:

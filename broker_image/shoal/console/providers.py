@@ -1,7 +1,8 @@
 """What the console asks of an OpenID provider: its metadata, its keys, and tokens.
 
-Sources: OpenID Connect Discovery 1.0 section 4, RFC 6749 sections 2.3, 4.1 and 6. Redirects are
-not followed, because the requests have secrets. Addresses need HTTPS, except on a loopback address.
+Sources: OpenID Connect Discovery 1.0 section 4, RFC 6749 sections 2.3, 4.1 and 6, RFC 7009, RFC
+8414. Redirects are not followed, because the requests have secrets. Addresses need HTTPS, except on
+a loopback address.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 import ssl
 import time
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote_plus, urlsplit
 
 import aiohttp
@@ -19,6 +20,9 @@ import aiohttp
 from shoal.client.secret import NO_SECRET, Secret
 from shoal.console.security import InvalidAccess, is_loopback
 from shoal.security.jwt_tokens import Key, KeySetError, UnknownKeyError, parse_keys, verified
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 log = logging.getLogger("shoal.console")
 #: Seconds for one answer of the provider, and bytes of it.
@@ -57,12 +61,14 @@ class OpenIdSettings:
 
 
 class Metadata(NamedTuple):
-    """The provider's addresses. `names_itself`: its answers have its issuer (RFC 9207)."""
+    """The provider's addresses; the last two are optional. `names_itself`: its answers have its
+    issuer (RFC 9207)."""
 
     authorization_endpoint: str
     token_endpoint: str
     jwks_uri: str
     end_session_endpoint: str
+    revocation_endpoint: str
     names_itself: bool
     has_basic: bool
 
@@ -163,14 +169,13 @@ class Provider:
         status, found = await self._answer("GET", url)
         if status != 200 or found.get("issuer") != self._settings.issuer:
             raise ProviderError(f"{url} is not the metadata of {self._settings.issuer}")
-        names = ("authorization_endpoint", "token_endpoint", "jwks_uri")
-        addresses = [str(found.get(name, "")) for name in names]
-        last = found.get("end_session_endpoint")
+        required = ("authorization_endpoint", "token_endpoint", "jwks_uri")
+        names = (*required, "end_session_endpoint", "revocation_endpoint")
+        addresses = [str(found.get(name) or "") for name in names]
         try:
             for name, address in zip(names, addresses, strict=True):
-                _check_url(address, name)
-            if last is not None:
-                _check_url(str(last), "end_session_endpoint")
+                if address or name in required:
+                    _check_url(address, name)
         except InvalidAccess as error:
             raise ProviderError(f"{url} cannot be used: {error}") from None
         methods = found.get("token_endpoint_auth_methods_supported", ["client_secret_basic"])
@@ -178,7 +183,8 @@ class Provider:
             addresses[0],
             addresses[1],
             addresses[2],
-            str(last or ""),
+            addresses[3],
+            addresses[4],
             found.get("authorization_response_iss_parameter_supported") is True,
             isinstance(methods, list) and "client_secret_basic" in methods,
         )
@@ -187,25 +193,40 @@ class Provider:
 
     async def tokens(self, form: dict[str, str]) -> Tokens:
         """Return tokens for a grant. Raises `Refused` and `ProviderError`."""
-        metadata, settings = await self.metadata(), self._settings
-        headers = {}
-        if settings.client_secret and metadata.has_basic:
-            pair = (quote_plus(settings.client_id), quote_plus(settings.client_secret.reveal()))
-            headers["Authorization"] = aiohttp.encode_basic_auth(*pair)
-        else:
-            form = {**form, "client_id": settings.client_id}
-            if settings.client_secret:
-                form["client_secret"] = settings.client_secret.reveal()
+        metadata = await self.metadata()
         url = metadata.token_endpoint
-        status, found = await self._answer("POST", url, data=form, headers=headers)
+        status, found = await self._answer("POST", url, **self._identified(form, metadata))
         if status != 200:
-            raise Refused(f"it reports {str(found.get('error', status))[:60]!r}")
+            raise Refused(reported(found, str(status)))
         values = [found.get(name, "") for name in ("access_token", "id_token", "refresh_token")]
         if not all(isinstance(value, str) for value in values) or not values[0]:
             raise ProviderError(f"the answer of {url} has no access_token")
         lifetime = found.get("expires_in")
         lifetime_s = float(lifetime) if isinstance(lifetime, int) and lifetime > 0 else 0.0
         return Tokens(Secret(values[0]), Secret(values[1]), Secret(values[2]), lifetime_s)
+
+    async def revoke(self, refresh_token: Secret) -> None:
+        """Revoke a refresh token, if the provider can. Raises `Refused` and `ProviderError`."""
+        metadata = await self.metadata()
+        url = metadata.revocation_endpoint
+        if not url:
+            return
+        form = {"token": refresh_token.reveal(), "token_type_hint": "refresh_token"}
+        # The answer to a success has no body that matters.
+        status, body = await self._body("POST", url, **self._identified(form, metadata))
+        if status != 200:
+            raise Refused(reported(_parsed(url, status, body), str(status)))
+
+    def _identified(self, form: dict[str, str], metadata: Metadata) -> dict[str, Any]:
+        """Return a form and headers by which the provider recognizes this console."""
+        settings = self._settings
+        if settings.client_secret and metadata.has_basic:
+            pair = (quote_plus(settings.client_id), quote_plus(settings.client_secret.reveal()))
+            return {"data": form, "headers": {"Authorization": aiohttp.encode_basic_auth(*pair)}}
+        form = {**form, "client_id": settings.client_id}
+        if settings.client_secret:
+            form["client_secret"] = settings.client_secret.reveal()
+        return {"data": form}
 
     async def claims(self, id_token: Secret) -> dict[str, Any]:
         """Return the claims of an ID token that a key of the provider has signed.
@@ -236,6 +257,11 @@ class Provider:
 
     async def _answer(self, method: str, url: str, **more: Any) -> tuple[int, dict[str, Any]]:
         """Return the status and the JSON object of an answer. Raises `ProviderError`."""
+        status, body = await self._body(method, url, **more)
+        return status, _parsed(url, status, body)
+
+    async def _body(self, method: str, url: str, **more: Any) -> tuple[int, bytes]:
+        """Return the status and the body of an answer. Raises `ProviderError`."""
         if self._http is None:
             self._http = self._session()
         body = b""
@@ -248,13 +274,7 @@ class Provider:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             reason = str(error) or "no answer in time"
             raise ProviderError(f"{url} does not answer: {reason}") from None
-        try:
-            found = json.loads(body)
-        except (ValueError, RecursionError):
-            found = None
-        if answer.status >= 500 or not isinstance(found, dict):
-            raise ProviderError(f"{url} answers {answer.status} without a JSON object")
-        return answer.status, found
+        return answer.status, body
 
     def _session(self) -> aiohttp.ClientSession:
         context = ssl.create_default_context()
@@ -269,3 +289,21 @@ class Provider:
             timeout=aiohttp.ClientTimeout(total=ANSWER_S_MAX),
             headers={"Accept": "application/json"},
         )
+
+
+def reported(answer: Mapping[str, object], otherwise: str = "") -> str:
+    """Return a clause with the error in an answer (RFC 6749, section 5.2)."""
+    error = str(answer.get("error") or otherwise)[:60]
+    description = str(answer.get("error_description") or "")[:200]
+    return f"it reports {error!r}" + (f": {description!r}" if description else "")
+
+
+def _parsed(url: str, status: int, body: bytes) -> dict[str, Any]:
+    """Return the JSON object of an answer. Raises `ProviderError`."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        found = None
+    if status >= 500 or not isinstance(found, dict):
+        raise ProviderError(f"{url} answers {status} without a JSON object")
+    return found

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from shoal.client.client import Client
     from shoal.console.actions.contract import Plan
+    from shoal.console.security import Ending
 
 log = logging.getLogger("shoal.console")
 #: One line of JSON for each action. `shoal console` writes them to standard error.
@@ -29,6 +30,8 @@ audit_log = logging.getLogger("shoal.console.audit")
 RUNS_MAX = 200
 #: Actions that run at the same time.
 RUNNING_MAX = 20
+#: Seconds between two renewals of the login of a user whose action runs.
+RENEW_EVERY_S = 5.0
 #: Seconds for which a step of a stopped action may take to end.
 STOP_S = 5.0
 
@@ -89,6 +92,13 @@ def audit(
     audit_log.info("%s", json.dumps(line))
 
 
+async def _renewing(login: Ending) -> None:
+    """Renew a login until it ends. An action may outlast an access token, and its page."""
+    while not login.is_over:
+        await asyncio.sleep(RENEW_EVERY_S)
+        await login.renew()
+
+
 class Runs:
     """The runs of one console, the newest last."""
 
@@ -109,8 +119,16 @@ class Runs:
         """Whether as many actions run as may run at the same time."""
         return sum(run.stage is Stage.RUNNING for run in self._runs.values()) >= RUNNING_MAX
 
-    def start(self, plan: Plan, action: str, client: Client, user: str, remote: str) -> Run:
-        """Run a plan in the background."""
+    def start(
+        self,
+        plan: Plan,
+        action: str,
+        client: Client,
+        user: str,
+        remote: str,
+        login: Ending | None = None,
+    ) -> Run:
+        """Run a plan in the background. It renews the user's `login`, also for a closed page."""
         run = Run(
             secrets.token_urlsafe(9),
             plan.title,
@@ -126,11 +144,13 @@ class Runs:
             if len(self._runs) <= RUNS_MAX:
                 break
             del self._runs[old.id]
-        run.task = asyncio.create_task(self._run(run, plan, client), name=f"console {action}")
+        doing = self._run(run, plan, client, login)
+        run.task = asyncio.create_task(doing, name=f"console {action}")
         return run
 
-    async def _run(self, run: Run, plan: Plan, client: Client) -> None:
+    async def _run(self, run: Run, plan: Plan, client: Client, login: Ending | None) -> None:
         run.stage, stage = Stage.RUNNING, Stage.STOPPED
+        renewing = None if login is None else asyncio.create_task(_renewing(login))
         try:
             result = await plan.run(client, run)
             stage, run.text = (Stage.FAILED if result.failed else Stage.DONE), result.text
@@ -144,6 +164,8 @@ class Runs:
             log.exception("action %s", run.action)
             stage, run.text = Stage.FAILED, "The console failed. Its error output has the reason."
         finally:
+            if renewing is not None:
+                renewing.cancel()
             run.stage = stage
             audit(run.action, run.user, run.remote, run.target, stage.value.lower(), run.text)
             self._changed()
