@@ -99,8 +99,10 @@ def reads_the_last_record_again(patch: pytest.MonkeyPatch) -> None:
     """The position of a member stays at the last record that it has got."""
     real = RangePositions.advance
 
-    def advance(self: RangePositions, cursor: Cursor, position: int, *, delivered: bool) -> None:
-        real(self, cursor, position - delivered, delivered=delivered)
+    def advance(
+        self: RangePositions, cursor: Cursor, position: int, *, delivered: bool, first: int = -1
+    ) -> None:
+        real(self, cursor, position - delivered, delivered=delivered, first=first)
 
     patch.setattr(RangePositions, "advance", advance)
 

@@ -37,7 +37,7 @@ from shoal.client.shared_partitions import RebalanceListener as RebalanceListene
 from shoal.client.topics import OffsetSpec, Topics
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
-from shoal.protocol.features import INDIVIDUAL_COMMIT_FEATURE
+from shoal.protocol.features import COMMIT_ORDER_FEATURE, INDIVIDUAL_COMMIT_FEATURE
 from shoal.record.finished_offsets import EMPTY, FinishedOffsets
 from shoal.record.key_ranges import KeyRanges
 
@@ -190,6 +190,21 @@ async def first_starts(
     return await starts(cluster, partitions, reset)
 
 
+async def _check_offered(
+    cluster: Cluster, membership: ConsumerMembership, feature: str, name: str, switch: str
+) -> None:
+    """Leave the group, and raise UNSUPPORTED_VERSION, if its coordinator lacks a feature."""
+    node = await cluster.coordinator(membership.group)
+    link = await cluster.connection(node, "coordinator")
+    if feature not in link.features:
+        await membership.leave()
+        raise KafkaError(
+            ErrorCode.unsupported_version,
+            f"broker {node}, the coordinator of group {membership.group!r}, does not offer {name}; "
+            f"upgrade it, or set {switch}=true on it",
+        )
+
+
 class GroupConsumer:
     """One member of a consumer group. Created by `GroupConsumer.join`; `await close()` commits."""
 
@@ -203,6 +218,7 @@ class GroupConsumer:
         individual_commit: IndividualCommit | None = None,
         shared: SharedPartitions | None = None,
         producer: TransactionalProducer | None = None,
+        in_order: bool = False,
     ) -> None:
         self.cluster = cluster
         self.membership = membership
@@ -211,7 +227,7 @@ class GroupConsumer:
         #: Its transactions commit the positions.
         self._producer = producer
         if producer is not None:
-            producer.commits_positions_of(self)
+            producer.commits_positions_of(self, in_order=in_order)
         self._individual = individual_commit
         #: By owned partition, with individual commits.
         self._progress: dict[TopicPartition, Progress] = {}
@@ -240,23 +256,31 @@ class GroupConsumer:
         key_ranges: bool = False,
         listener: KeyRangeListener | None = None,
         producer: TransactionalProducer | None = None,
+        in_order: bool = False,
     ) -> GroupConsumer:
         """Become a member of `group`, which finishes records individually with `individual_commit`,
         and may get key ranges of partitions with `key_ranges`. `listener` gets their changes.
 
         With `key_ranges`, each transaction of a `producer` commits the positions after all records
-        that `poll` returned until then. After an abort `poll` returns these records again.
+        that `poll` returned until then. After an abort `poll` returns these records again. With
+        `in_order`, the outputs of a transaction follow those of all records below its first record,
+        in each partition: its commit waits for the members that have these records.
 
         Raises the coordinator's refusal, such as GROUP_ID_NOT_FOUND or INVALID_GROUP_ID for a group
         of another type, and UNSUPPORTED_VERSION if it does not offer individual commits or key
-        ranges. Raises `ValueError` for a `producer` without `key_ranges`, or with
-        `individual_commit`.
+        ranges, or no order of commits. Raises `ValueError` for a `producer` without `key_ranges`,
+        or with `individual_commit`, and for `in_order` without a producer or with one of another
+        member.
         """
         if producer is not None and (not key_ranges or individual_commit is not None):
             raise ValueError(
                 "a producer commits the positions of members with key_ranges, and without "
                 "individual_commit"
             )
+        if in_order and producer is None:
+            raise ValueError("pass a producer: its transactions commit in order")
+        if producer is not None:
+            producer.check_member(in_order=in_order)
         membership = ConsumerMembership(cluster, group, topics, shares=key_ranges)
         await membership.join()
         shared = None
@@ -270,18 +294,24 @@ class GroupConsumer:
                 listener=listener,
                 individually=individual_commit is not None,
                 transactional=producer is not None,
+                in_order=in_order,
+            )
+        if in_order:
+            await _check_offered(
+                cluster,
+                membership,
+                COMMIT_ORDER_FEATURE,
+                "commits in the order of a partition",
+                "shoal.group.consumer.key.ranges.enable",
             )
         if individual_commit is not None:
-            node = await cluster.coordinator(group)
-            link = await cluster.connection(node, "coordinator")
-            if INDIVIDUAL_COMMIT_FEATURE not in link.features:
-                await membership.leave()
-                raise KafkaError(
-                    ErrorCode.unsupported_version,
-                    f"broker {node}, the coordinator of group {group!r}, does not offer individual "
-                    "commits; upgrade it, or set "
-                    "shoal.group.consumer.individual.commit.enable=true on it",
-                )
+            await _check_offered(
+                cluster,
+                membership,
+                INDIVIDUAL_COMMIT_FEATURE,
+                "individual commits",
+                "shoal.group.consumer.individual.commit.enable",
+            )
         return cls(
             cluster,
             membership,
@@ -290,6 +320,7 @@ class GroupConsumer:
             individual_commit=individual_commit,
             shared=shared,
             producer=producer,
+            in_order=in_order,
         )
 
     async def __aenter__(self) -> GroupConsumer:
@@ -469,8 +500,13 @@ class GroupConsumer:
     def positions_committed(self, pieces: Mapping[TopicPartition, Sequence[Piece]]) -> None:
         """Note what a transaction has committed."""
         assert self._shared is not None
-        for where, some in pieces.items():
-            self._shared.positions.committed(where, some)
+        self._shared.committed_in_transaction(pieces)
+
+    def first_offset(self, where: TopicPartition) -> int:
+        """Return the offset of the first record of a partition that `poll` returned since the last
+        transaction; -1 for none."""
+        assert self._shared is not None
+        return self._shared.positions.first_offset(where)
 
     def transaction_aborted(self) -> None:
         """Read again what no transaction has committed."""
