@@ -14,8 +14,10 @@ from servers import ShoalProcess
 from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
 from shoal.client.consumer import GroupConsumer, Reset
-from shoal.client.errors import TransactionAbortable
+from shoal.client.errors import KafkaError, TransactionAbortable
 from shoal.client.fetcher import Isolation
+from shoal.protocol.errors import ErrorCode
+from shoal.protocol.features import COMMIT_ORDER_FEATURE
 from shoal.record.key_hash import key_hash
 from shoal.record.records import build_batch
 from wireclient import WireClient
@@ -227,6 +229,13 @@ def test_bad_input(broker: ShoalProcess) -> None:
                 await GroupConsumer.join(
                     client.cluster, "g", sources, key_ranges=True, in_order=True
                 )
+            node = await client.cluster.coordinator("g")
+            link = await client.cluster.connection(node, "coordinator")
+            offered = link.features.pop(COMMIT_ORDER_FEATURE)
+            with pytest.raises(KafkaError, match="does not offer commits in the order") as refused:
+                await Side.join(client, sources, "0")
+            assert refused.value.code == ErrorCode.unsupported_version
+            link.features[COMMIT_ORDER_FEATURE] = offered
             side = await Side.join(client, sources, "1", buffer_bytes=100)
             with pytest.raises(ValueError, match="have one member"):
                 await GroupConsumer.join(
@@ -263,8 +272,8 @@ def check_order(found: Sequence[tuple[bytes | None, bytes]], sources: Sequence[s
 
 
 def copied_in_order(broker: ShoalProcess, rounds: int, members: int, kills: int) -> int:
-    """Members copy two partitions, which get records, while they are killed in turn. Return the
-    number of transactions."""
+    """Members copy two partitions, which get records, while they are killed in turn, and the broker
+    once. Return the number of transactions."""
     sources, target = topics(broker, 2)
     count = rounds * ROUND
     words = (broker.bootstrap, sources[0], ",".join(sources), target, "seed")
@@ -287,6 +296,9 @@ def copied_in_order(broker: ShoalProcess, rounds: int, members: int, kills: int)
             eventually(lambda g=goal: len(found()) >= g, timeout_s=120, what=f"{goal} copies")
             if kills and number % (rounds // kills) == rounds // kills // 2:
                 copiers[number // (rounds // kills) % members].kill9()
+            if number == rounds // 2:
+                broker.kill9()
+                broker.start()
         eventually(lambda: len(found()) >= 2 * count, timeout_s=300, what="the copies")
     finally:
         for copier in copiers:

@@ -273,6 +273,7 @@ class TransactionalProducer(Producer):
         """Leave out a member that leaves the group. A transaction with records that it has read
         must abort."""
         self._members.pop(consumer, None)
+        self._in_order = False
         if self._state is not State.OPEN:
             return
         try:
