@@ -1,4 +1,4 @@
-"""The order of commits against a plain twin, which looks at each key and each offset by itself.
+"""The order of commits against a plain twin, which looks at one key and one offset at a time.
 
 Members read partitions by key, in transactions that are interleaved, aborted, timed out and
 abandoned, while keys move. Each transaction that may commit has its records after those that are
@@ -169,7 +169,7 @@ class World:
         )
 
     def decide(self) -> bool:
-        """Let one transaction go on, if one can."""
+        """Let one transaction continue, if one can."""
         asked = [txn.waiting() for txn in self.waiting.values()]
         verdict = commit_order.decide(asked, self.partition_of)
         assert (verdict.ready, list(verdict.refused)) == self.twin()

@@ -52,6 +52,19 @@ if TYPE_CHECKING:
 _NOT_NOW = frozenset({*FENCED, ErrorCode.stale_member_epoch})
 
 
+#: What a coordinator offers with a feature, and the broker config that switches it on.
+_OFFERED = {
+    INDIVIDUAL_COMMIT_FEATURE: (
+        "individual commits",
+        "shoal.group.consumer.individual.commit.enable",
+    ),
+    COMMIT_ORDER_FEATURE: (
+        "commits in the order of a partition",
+        "shoal.group.consumer.key.ranges.enable",
+    ),
+}
+
+
 class IndividualCommit(NamedTuple):
     """When `GroupConsumer.poll` commits finished records: after this time, or after this number of
     records, whichever comes first."""
@@ -190,14 +203,28 @@ async def first_starts(
     return await starts(cluster, partitions, reset)
 
 
-async def _check_offered(
-    cluster: Cluster, membership: ConsumerMembership, feature: str, name: str, switch: str
+def _check_producer(
+    producer: TransactionalProducer | None, *, key_ranges: bool, in_order: bool
 ) -> None:
+    """Raise `ValueError` unless transactions of the producer can commit a member's positions."""
+    if producer is not None:
+        if not key_ranges:
+            raise ValueError(
+                "a producer commits the positions of members with key_ranges, and without "
+                "individual_commit"
+            )
+        producer.check_member(in_order=in_order)
+    elif in_order:
+        raise ValueError("pass a producer: its transactions commit in order")
+
+
+async def _check_offered(cluster: Cluster, membership: ConsumerMembership, feature: str) -> None:
     """Leave the group, and raise UNSUPPORTED_VERSION, if its coordinator lacks a feature."""
     node = await cluster.coordinator(membership.group)
     link = await cluster.connection(node, "coordinator")
     if feature not in link.features:
         await membership.leave()
+        name, switch = _OFFERED[feature]
         raise KafkaError(
             ErrorCode.unsupported_version,
             f"broker {node}, the coordinator of group {membership.group!r}, does not offer {name}; "
@@ -272,15 +299,8 @@ class GroupConsumer:
         or with `individual_commit`, and for `in_order` without a producer or with one of another
         member.
         """
-        if producer is not None and (not key_ranges or individual_commit is not None):
-            raise ValueError(
-                "a producer commits the positions of members with key_ranges, and without "
-                "individual_commit"
-            )
-        if in_order and producer is None:
-            raise ValueError("pass a producer: its transactions commit in order")
-        if producer is not None:
-            producer.check_member(in_order=in_order)
+        individually = individual_commit is not None
+        _check_producer(producer, key_ranges=key_ranges and not individually, in_order=in_order)
         membership = ConsumerMembership(cluster, group, topics, shares=key_ranges)
         await membership.join()
         shared = None
@@ -292,26 +312,14 @@ class GroupConsumer:
                 isolation=isolation,
                 starts=lambda partitions: first_starts(cluster, group, partitions, reset),
                 listener=listener,
-                individually=individual_commit is not None,
+                individually=individually,
                 transactional=producer is not None,
                 in_order=in_order,
             )
         if in_order:
-            await _check_offered(
-                cluster,
-                membership,
-                COMMIT_ORDER_FEATURE,
-                "commits in the order of a partition",
-                "shoal.group.consumer.key.ranges.enable",
-            )
-        if individual_commit is not None:
-            await _check_offered(
-                cluster,
-                membership,
-                INDIVIDUAL_COMMIT_FEATURE,
-                "individual commits",
-                "shoal.group.consumer.individual.commit.enable",
-            )
+            await _check_offered(cluster, membership, COMMIT_ORDER_FEATURE)
+        if individually:
+            await _check_offered(cluster, membership, INDIVIDUAL_COMMIT_FEATURE)
         return cls(
             cluster,
             membership,
