@@ -52,19 +52,6 @@ if TYPE_CHECKING:
 _NOT_NOW = frozenset({*FENCED, ErrorCode.stale_member_epoch})
 
 
-#: What a coordinator offers with a feature, and the broker config that switches it on.
-_OFFERED = {
-    INDIVIDUAL_COMMIT_FEATURE: (
-        "individual commits",
-        "shoal.group.consumer.individual.commit.enable",
-    ),
-    COMMIT_ORDER_FEATURE: (
-        "commits in the order of a partition",
-        "shoal.group.consumer.key.ranges.enable",
-    ),
-}
-
-
 class IndividualCommit(NamedTuple):
     """When `GroupConsumer.poll` commits finished records: after this time, or after this number of
     records, whichever comes first."""
@@ -218,20 +205,6 @@ def _check_producer(
         raise ValueError("pass a producer: its transactions commit in order")
 
 
-async def _check_offered(cluster: Cluster, membership: ConsumerMembership, feature: str) -> None:
-    """Leave the group, and raise UNSUPPORTED_VERSION, if its coordinator lacks a feature."""
-    node = await cluster.coordinator(membership.group)
-    link = await cluster.connection(node, "coordinator")
-    if feature not in link.features:
-        await membership.leave()
-        name, switch = _OFFERED[feature]
-        raise KafkaError(
-            ErrorCode.unsupported_version,
-            f"broker {node}, the coordinator of group {membership.group!r}, does not offer {name}; "
-            f"upgrade it, or set {switch}=true on it",
-        )
-
-
 class GroupConsumer:
     """One member of a consumer group. Created by `GroupConsumer.join`; `await close()` commits."""
 
@@ -317,9 +290,9 @@ class GroupConsumer:
                 in_order=in_order,
             )
         if in_order:
-            await _check_offered(cluster, membership, COMMIT_ORDER_FEATURE)
+            await membership.check_offered(COMMIT_ORDER_FEATURE)
         if individually:
-            await _check_offered(cluster, membership, INDIVIDUAL_COMMIT_FEATURE)
+            await membership.check_offered(INDIVIDUAL_COMMIT_FEATURE)
         return cls(
             cluster,
             membership,
