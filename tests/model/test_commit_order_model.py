@@ -223,7 +223,8 @@ class World:
         for other in self.waiting.values():
             if other is not txn and cell in other.positions:
                 known = other.first(cell[0])
-                if (other.positions[cell] if known == NO_RECORD else known) >= first:
+                read = other.positions[cell]
+                if (read if known == NO_RECORD else min(read, known)) >= first:
                     return True
         return self.committed[cell] >= first
 

@@ -40,8 +40,9 @@ class Claim(NamedTuple):
         """Yield the key ranges in which nothing below `offset` is left to process: the transaction
         has no record below its first one."""
         for first, last, position in self.pieces:
-            floor = position if self.first_offset == NO_RECORD else self.first_offset
-            if floor >= offset:
+            if self.first_offset != NO_RECORD:
+                position = min(position, self.first_offset)
+            if position >= offset:
                 yield first, last
 
     def covered(self, offset: int) -> Iterator[Range]:
