@@ -14,7 +14,7 @@ from servers import ShoalProcess
 from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
 from shoal.client.consumer import GroupConsumer, Reset
-from shoal.client.errors import KafkaError, TransactionAbortable
+from shoal.client.errors import KafkaError, ProducerFenced, TransactionAbortable
 from shoal.client.fetcher import Isolation
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.features import COMMIT_ORDER_FEATURE
@@ -214,6 +214,35 @@ def test_members_that_wait_for_each_other(broker: ShoalProcess) -> None:
             found = await copies(client, target)
             for source in sources:
                 assert [o for key, o in found if key == source.encode()] == [0, 1]
+            for side in (one, other):
+                await side.consumer.close()
+
+    run(main())
+
+
+def test_a_producer_that_is_fenced_while_it_waits(broker: ShoalProcess) -> None:
+    """It is closed without its records, and the next one of its id reads them again."""
+    sources, target = topics(broker, 1)
+
+    async def main() -> None:
+        async with Client(broker.bootstrap) as client:
+            one, other = await pair(client, sources)
+            produce(broker, sources[0], other.key(sources[0]), one.key(sources[0]))
+            while len(one.records) + len(other.records) < 2:
+                await one.poll()
+                await other.poll()
+            one.producer.begin()
+            sent = await one.producer.send(target, b"1", key=b"k")
+            committing = asyncio.ensure_future(one.producer.commit())
+            await waits(broker, 1)
+            again = await client.transactional_producer(f"{sources[0]}-1")
+            with pytest.raises(ProducerFenced):
+                await committing
+            await one.producer.close()
+            with pytest.raises(ProducerFenced):
+                await sent
+            assert await values(client, target) == []
+            await again.close()
             for side in (one, other):
                 await side.consumer.close()
 

@@ -390,6 +390,7 @@ class TransactionalProducer(Producer):
             self._state = State.ENDED
         elif self._state is State.OPEN:
             self._state = State.FAILED
+        self._release()  # The records fail with the error.
         return error
 
     # Requests
