@@ -220,6 +220,32 @@ def test_members_that_wait_for_each_other(broker: ShoalProcess) -> None:
     run(main())
 
 
+def test_a_program_that_waits_for_more_records(broker: ShoalProcess) -> None:
+    """After an abort it gets the records of one partition first, and then those of the others."""
+    sources, target = topics(broker, 2)
+
+    async def main() -> None:
+        async with Client(broker.bootstrap) as client:
+            side = await Side.join(client, sources, "1")
+            for source in sources:
+                produce(broker, source, b"k")
+            while len(side.records) < 2:
+                await side.poll()
+            await side.begin(target)
+            await side.producer.abort()
+            side.records = []
+            while not side.records:
+                await side.poll()
+            assert len(side.records) == 1
+            while len(side.records) < 2:
+                await side.poll()
+            await side.copy(target)
+            assert len(await copies(client, target)) == 2
+            await side.consumer.close()
+
+    run(main())
+
+
 def test_a_producer_that_is_fenced_while_it_waits(broker: ShoalProcess) -> None:
     """It is closed without its records, and the next one of its id reads them again."""
     sources, target = topics(broker, 1)

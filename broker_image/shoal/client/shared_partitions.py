@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 PASSED_COMMIT_MS = 1_000
 #: The same if transactions of other members may wait for these positions.
 ORDERED_PASSED_COMMIT_MS = 100
+#: Milliseconds without records after which a transaction gets those of other partitions, too.
+ALONE_MS = 1_000
 #: Milliseconds between fetches that return nothing.
 TURN_PAUSE_MS = 20
 #: Milliseconds to repeat a commit until the member has its newest epoch.
@@ -132,6 +134,8 @@ class SharedPartitions:
         self.positions = RangePositions(in_order=in_order)
         #: After an aborted transaction `in_order`, the number of the partition to read next.
         self._alone: int | None = None
+        #: When it reads the others again, if that partition has no more records.
+        self._alone_until_s = 0.0
         #: With individual commits.
         self.progress = RangeProgress() if individually else None
         #: Is called before the application's listener.
@@ -387,6 +391,8 @@ class SharedPartitions:
             )
             if self.progress is not None:
                 self.progress.read_to(where, self.positions.lowest[where])
+            if records:
+                self._alone_until_s = self.cluster.now() + ALONE_MS / 1000
             if records and where in self._shared_ids:
                 self._member.loads.add(self._shared_ids[where], records)
             unfinished.append((fetched, records))
@@ -400,6 +406,9 @@ class SharedPartitions:
         if self._alone is None:
             return cursors
         begun = [c for c in cursors if self.positions.first_offset(c.where) >= 0]
+        if begun and self.cluster.now() > self._alone_until_s:
+            self._alone = None  # The program waits for more records.
+            return cursors
         if begun or not cursors:
             return begun
         number = self._alone % len(cursors)
