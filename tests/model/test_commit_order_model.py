@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 CELLS = 6
 WIDTH = (KEY_HASH_MAX + 1) // CELLS
-RECORDS = 14
+RECORDS = 30
 #: Steps of a run with faults, and rounds afterwards in which every record must get done.
 STEPS, ROUNDS = 120, 400
 RUNS = 60
@@ -84,6 +84,9 @@ class World:
         self.waiting: dict[int, Transaction] = {}
         self.decided: dict[int, Transaction] = {}
         self.alone: dict[str, int] = {}
+        #: The most offsets that a read has: few, or all.
+        self.reads_max = self.random.choice((3, 4, 6, RECORDS))
+        self.reads_min = self.random.choice((1, self.reads_max))
         self.next_id = 0
 
     # What members do.
@@ -110,7 +113,7 @@ class World:
             self.alone[member] += 1
 
     def read_some(self, txn: Transaction, partition: int, mine: list[tuple[int, int]]) -> None:
-        for _ in range(self.random.randint(1, 4)):
+        for _ in range(self.random.randint(self.reads_min, self.reads_max)):
             at = {c: txn.positions.get(c, max(0, self.committed[c])) for c in mine}
             offset = min(at.values())
             together = [c for c in mine if at[c] == offset]
@@ -128,10 +131,22 @@ class World:
         self.waiting[txn.id] = txn
 
     def abort(self, txn: Transaction) -> None:
+        """A member reads one partition next. It commits the positions up to its first records, so
+        that others that are first there need not wait for it."""
+        self.drop(txn)
+        self.alone[txn.member] = self.alone.get(txn.member, -1) + 1
+        self.pass_(txn)
+
+    def pass_(self, txn: Transaction) -> None:
+        for cell, position in txn.positions.items():
+            first = txn.first(cell[0])
+            passed = position if first == NO_RECORD else min(position, first)
+            self.committed[cell] = max(self.committed[cell], passed)
+
+    def drop(self, txn: Transaction) -> None:
         for found in (self.waiting, self.decided):
             found.pop(txn.id, None)
         self.open.pop(txn.member, None)
-        self.alone[txn.member] = self.alone.get(txn.member, -1) + 1
 
     def end(self, txn: Transaction) -> None:
         del self.decided[txn.id]
@@ -144,7 +159,7 @@ class World:
         """Another member gets the cells, perhaps later."""
         txn = self.busy().get(member)
         if txn is not None:
-            self.abort(txn)
+            self.drop(txn)
         heirs = [*(m for m in self.members if m != member), NO_OWNER]
         for cell, owner in self.owners.items():
             if owner == member:
@@ -338,6 +353,10 @@ def read_all_again(self: World, txn: Transaction) -> None:
     self.alone.clear()
 
 
+def pass_nothing(_self: World, _txn: Transaction) -> None:
+    """A member that aborts commits nothing."""
+
+
 abort = World.abort
 MUTANTS: list[tuple[Any, str, Callable[..., Any]]] = [
     (Claim, "clean", blind),
@@ -352,6 +371,7 @@ MUTANTS: list[tuple[Any, str, Callable[..., Any]]] = [
     (commit_order, "behind", first_claim_alone),
     (commit_order, "behind", free_if_unowned),
     (World, "abort", read_all_again),
+    (World, "pass_", pass_nothing),
 ]
 
 

@@ -169,7 +169,25 @@ def test_the_first_offset_of_a_transaction() -> None:
         assert positions.first_offset(WHERE) == 12
     positions.rewind_all()
     assert positions.first_offset(WHERE) == -1
-    assert positions.lowest == {WHERE: 10}
+    # What has no record of the member is not read again, and may be committed.
+    assert positions.lowest == {WHERE: 12}
+    assert positions.to_commit(passed=True) == {WHERE: ((*half, 12),)}
+
+
+def test_a_rewind_in_order_of_ranges_at_different_positions() -> None:
+    """None goes forward, and none behind what is committed."""
+    positions = RangePositions(in_order=True)
+    first, second = ranges_of({0, 1, 2, 3}), ranges_of({4, 5, 6, 7})
+    positions.start(WHERE, [(*first[0], 10)], committed=True)
+    positions.start(WHERE, [(*second[0], 20)], committed=True)
+    (cursor,) = positions.cursors()
+    positions.advance(cursor, 18, delivered=True, first=13)
+    positions.rewind_all()
+    assert positions.pieces[WHERE] == ((*first[0], 13), (*second[0], 20))
+    (cursor,) = positions.cursors()
+    positions.advance(cursor, 20, delivered=False)
+    positions.rewind_all()
+    assert positions.pieces[WHERE] == ((0, KEY_HASH_MAX, 20),)
 
 
 def test_ranges_that_are_behind_stop_at_the_next_ones() -> None:

@@ -192,13 +192,17 @@ class RangePositions:
             self._pieces[where] = key_range_map.joined(back)
 
     def rewind_all(self) -> None:
-        """Read again what is not committed."""
+        """Read again what is not committed; `in_order`, only from the first record on."""
         for where, pieces in self._pieces.items():
-            self._pieces[where] = key_range_map.joined(
-                piece
-                for first, last, _ in pieces
-                for piece in key_range_map.within(self._restart[where], first, last)
-            )
+            first = self._delivered.get(where)
+            back: list[Piece] = []
+            for low, high, at in pieces:
+                passed = 0 if not self._in_order else at if first is None else min(at, first)
+                back += [
+                    (a, b, max(start, passed))
+                    for a, b, start in key_range_map.within(self._restart[where], low, high)
+                ]
+            self._pieces[where] = key_range_map.joined(back)
         self._delivered.clear()
 
     # Committing.

@@ -466,6 +466,9 @@ class SharedPartitions:
         """Read again what no transaction has committed."""
         self._lost = None
         self.positions.rewind_all()
+        if self.in_order:
+            # Others may wait for the positions up to the first record.
+            self._passed_due_s = 0.0
         if self.in_order and self._alone is None:
             self._alone = 0
 
