@@ -5,9 +5,11 @@ number of records after each committed transaction, and ends after an error of t
 cluster. MODE is
 `positions` (a reader of the whole topic, as one producer under the group's name), `ranges` (a
 member of the group with individual commits, which finishes records in any order) or `shared-` and a
-name (one of several members that share partitions by key ranges). About every fourth transaction is
-aborted and repeated. A copy has the source's partition and offset as value,
-and the key of the source. `Copier` is the other side: it starts a process and restarts it.
+name (one of several members that share partitions by key ranges), or `ordered-` and a name (the
+same, in the order of the partitions; SOURCE may name several topics, with commas). About every
+fourth transaction is aborted and repeated. A copy has the source's partition and offset as value,
+and the key of the source; one in order also has the source, and a name of its transaction.
+`Copier` is the other side: it starts a process and restarts it.
 """
 
 from __future__ import annotations
@@ -94,8 +96,16 @@ class Repeat(Exception):
 class Copy:
     """Copies records in transactions."""
 
-    def __init__(self, producer: TransactionalProducer, target: str, rng: random.Random) -> None:
+    def __init__(
+        self,
+        producer: TransactionalProducer,
+        target: str,
+        rng: random.Random,
+        *,
+        in_order: bool = False,
+    ) -> None:
         self.producer = producer
+        self.in_order = in_order
         self._target = target
         self._random = rng
 
@@ -116,9 +126,12 @@ class Copy:
         offsets: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """Copy the records in a transaction. Raises `Repeat` at times."""
+        name = f"{os.getpid()}.{self._random.randrange(1 << 40)}"
         async with self.producer.transaction():
             for record in records:
                 value = b"%d:%d" % (record.partition, record.offset)
+                if self.in_order:
+                    value += f":{record.topic}:{name}".encode()
                 await self.producer.send(
                     self._target, value, key=record.key, partition=record.partition
                 )
@@ -168,11 +181,12 @@ async def shared(client: Client, group: str, source: str, copy: Copy) -> None:
     async with await GroupConsumer.join(
         client.cluster,
         group,
-        [source],
+        source.split(","),
         reset=Reset.EARLIEST,
         isolation=Isolation.READ_COMMITTED,
         key_ranges=True,
         producer=copy.producer,
+        in_order=copy.in_order,
     ) as consumer:
         while True:
             if records := list(await consumer.poll(200)):
@@ -189,7 +203,7 @@ async def main(bootstrap: str, group: str, source: str, target: str, seed: str, 
         else:
             # The ranges of a killed member wait until its transaction ends.
             producer = await client.transactional_producer(f"{group}-{mode}", timeout_ms=10_000)
-        copy = Copy(producer, target, rng)
+        copy = Copy(producer, target, rng, in_order=mode.startswith("ordered-"))
         if mode == "positions":
             await positions(client, group, source, copy)
         elif mode != "ranges":

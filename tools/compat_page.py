@@ -230,6 +230,11 @@ _ADDED = {
         "members share partitions, with a position for each key range "
         "([cooperative.md](cooperative.md#key-ranges-in-a-group))",
     ),
+    features.COMMIT_ORDER_FEATURE: (
+        "TxnOffsetCommit",
+        "waits until what is below a transaction's first records is finished "
+        "([cooperative.md](cooperative.md#outputs-in-the-partitions-order))",
+    ),
 }
 
 

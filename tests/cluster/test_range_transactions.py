@@ -283,8 +283,10 @@ def copied_by_key(broker: ShoalProcess, count: int, members: int, kills: int) ->
         assert offsets == sorted(offsets)
 
 
-def test_the_example_of_the_page(broker: ShoalProcess, tmp_path: Path) -> None:
-    """Two processes with the program in docs/cooperative.md copy a partition."""
+@pytest.mark.parametrize("options", ["", "in_order=True,"])
+def test_the_example_of_the_page(broker: ShoalProcess, tmp_path: Path, options: str) -> None:
+    """Two processes with the program in docs/cooperative.md copy a partition, also with the option
+    of the section below it."""
     (program,) = (
         block
         for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -292,6 +294,7 @@ def test_the_example_of_the_page(broker: ShoalProcess, tmp_path: Path) -> None:
     )
     source, target = filled(broker, 100)
     script = tmp_path / "example.py"
+    program = program.replace("producer=producer,", f"producer=producer, {options}")
     for old, new in (("127.0.0.1:9092", broker.bootstrap), ("orders", source), ("copies", target)):
         program = program.replace(old, new)
     script.write_text(program)

@@ -139,6 +139,57 @@ def test_ranges_at_different_positions_take_turns() -> None:
     assert (cursor.position, cursor.key_ranges) == (60, None)
 
 
+def test_in_order_the_lowest_position_is_read_first() -> None:
+    """The first record of a transaction is above what its member has not read yet."""
+    positions = RangePositions(in_order=True)
+    first, second = ranges_of({0, 1, 2, 3}), ranges_of({4, 5, 6, 7})
+    positions.start(WHERE, [(*first[0], 10)], committed=True)
+    positions.start(WHERE, [(*second[0], 20)], committed=True)
+    seen = []
+    for _ in range(3):
+        (cursor,) = positions.cursors()
+        seen.append((cursor.position, cursor.end))
+        found = cursor.cut(fetched(cursor, 6))
+        got = cursor.position > 10
+        positions.advance(cursor, found.next_offset, delivered=got, first=17 if got else -1)
+        assert positions.first_offset(WHERE) == (17 if got else -1)
+    assert seen == [(10, 20), (16, 20), (20, None)]
+    positions.committed(WHERE, positions.to_commit()[WHERE])
+    assert positions.first_offset(WHERE) == -1
+
+
+def test_the_first_offset_of_a_transaction() -> None:
+    """It is the lowest one, until the transaction ends."""
+    positions = RangePositions(in_order=True)
+    half = ranges_of({0, 1, 2, 3})[0]
+    positions.start(WHERE, [(*half, 10)], committed=True)
+    for first in (12, 18):
+        (cursor,) = positions.cursors()
+        positions.advance(cursor, cursor.position + 8, delivered=True, first=first)
+        assert positions.first_offset(WHERE) == 12
+    positions.rewind_all()
+    assert positions.first_offset(WHERE) == -1
+    # What has no record of the member is not read again, and may be committed.
+    assert positions.lowest == {WHERE: 12}
+    assert positions.to_commit(passed=True) == {WHERE: ((*half, 12),)}
+
+
+def test_a_rewind_in_order_of_ranges_at_different_positions() -> None:
+    """None goes forward, and none behind what is committed."""
+    positions = RangePositions(in_order=True)
+    first, second = ranges_of({0, 1, 2, 3}), ranges_of({4, 5, 6, 7})
+    positions.start(WHERE, [(*first[0], 10)], committed=True)
+    positions.start(WHERE, [(*second[0], 20)], committed=True)
+    (cursor,) = positions.cursors()
+    positions.advance(cursor, 18, delivered=True, first=13)
+    positions.rewind_all()
+    assert positions.pieces[WHERE] == ((*first[0], 13), (*second[0], 20))
+    (cursor,) = positions.cursors()
+    positions.advance(cursor, 20, delivered=False)
+    positions.rewind_all()
+    assert positions.pieces[WHERE] == ((0, KEY_HASH_MAX, 20),)
+
+
 def test_ranges_that_are_behind_stop_at_the_next_ones() -> None:
     """Otherwise they would overtake each other for as long as new records arrive."""
     positions = RangePositions()

@@ -34,6 +34,7 @@ from sim.transaction_rules import TransactionRules
 if TYPE_CHECKING:
     from sim.cluster_brokers import BrokerMachine, SimCluster
     from sim.cluster_machine import Machine
+    from sim.cluster_ordered import OrderedHistory
     from sim.cluster_queues import Queues
     from sim.cluster_ranges import RangesHistory
     from sim.cluster_streams import Application
@@ -67,6 +68,8 @@ class Workload:
         self.owners = Owners(self.kernel.fail)
         #: The part "ranges", if the run has it.
         self.ranges: RangesHistory
+        #: The part "ordered", if the run has it.
+        self.ordered: OrderedHistory
         #: Whether all of the output was read at the end.
         self.audited = False
         self.producing = True

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shoal.client.range_positions import Cursor, RangePositions
+from shoal.client.transactional_producer import TransactionalProducer
 from shoal.coordinator.group import individual_commit, offsets
 from shoal.coordinator.group.consumer_group import ConsumerGroup
 from shoal.coordinator.group.key_slots import ALL
@@ -99,8 +100,10 @@ def reads_the_last_record_again(patch: pytest.MonkeyPatch) -> None:
     """The position of a member stays at the last record that it has got."""
     real = RangePositions.advance
 
-    def advance(self: RangePositions, cursor: Cursor, position: int, *, delivered: bool) -> None:
-        real(self, cursor, position - delivered, delivered=delivered)
+    def advance(
+        self: RangePositions, cursor: Cursor, position: int, *, delivered: bool, first: int = -1
+    ) -> None:
+        real(self, cursor, position - delivered, delivered=delivered, first=first)
 
     patch.setattr(RangePositions, "advance", advance)
 
@@ -115,6 +118,22 @@ def reads_whole_partitions(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def commits_out_of_turn(patch: pytest.MonkeyPatch) -> None:
+    """A commit in the order of a partition does not wait."""
+    patch.setattr(offsets.CommitRequest, "ordered", False)
+
+
+def sends_out_of_turn(patch: pytest.MonkeyPatch) -> None:
+    """A producer sends the records of a transaction before it is its turn."""
+    real = TransactionalProducer.begin
+
+    def begin(self: TransactionalProducer) -> None:
+        real(self)
+        self._release()
+
+    patch.setattr(TransactionalProducer, "begin", begin)
+
+
 RANGES_MUTANTS = (
     gives_key_ranges_that_others_own,
     takes_commits_of_former_range_owners,
@@ -125,4 +144,6 @@ RANGES_MUTANTS = (
     leaves_out_half_of_each_range,
     reads_the_last_record_again,
     reads_whole_partitions,
+    commits_out_of_turn,
+    sends_out_of_turn,
 )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from seeding import DRAWN_FROM
 from sim import cluster_classic as classic
 from sim import cluster_clients as clients
+from sim import cluster_ordered as ordered
 from sim import cluster_pipeline as pipeline
 from sim import cluster_queues as queues
 from sim import cluster_ranges as ranges
@@ -35,13 +36,16 @@ LOOK_S = 0.1
 REST_S = 60.0
 SHORT_UP_TO = 1000
 #: Optional parts of a run beside the producer, the consumer group and the share group.
-PARTS = ("transactions", "classic", "mixed", "queues", "streams", "ranges", "pipeline")
+PARTS = ("transactions", "classic", "mixed", "queues", "streams", "ranges", "pipeline", "ordered")
 #: The shares of the drawn runs with an application of Kafka Streams, and of the others with a group
 #: that has key ranges. Each takes the place of other consumer groups, so that these runs do not
 #: cost more.
 STREAMS_SHARE, RANGES_SHARE, REPLACED = 0.25, 0.25, ("classic", "mixed")
 #: The share of the drawn runs with a producer that has several batches under way.
 PIPELINE_SHARE = 0.2
+#: The share of the drawn runs with transactions in the order of partitions, in the place of other
+#: groups and transactions.
+ORDERED_SHARE, UNORDERED = 0.03, ("transactions", "streams", "ranges", *REPLACED)
 
 
 class Run:
@@ -83,6 +87,8 @@ class Run:
             drawn_parts = [p for p in drawn_parts if p not in REPLACED] + ["ranges"]
         if random.Random(f"{seed} pipeline").random() < PIPELINE_SHARE:
             drawn_parts = [*drawn_parts, "pipeline"]
+        if random.Random(f"{seed} ordered").random() < ORDERED_SHARE:
+            drawn_parts = [p for p in drawn_parts if p not in UNORDERED] + ["ordered"]
         self.parts = drawn_parts if parts is None else list(parts)
         self.rest_s = rest_s
 
@@ -154,6 +160,11 @@ class Run:
             self._streams()
         if "ranges" in self.parts:
             self._ranges()
+        if "ordered" in self.parts:
+            load.ordered = ordered.OrderedHistory()
+            load.run("umpire", ordered.prepare)
+            for index in range(ordered.MEMBERS):
+                load.run(f"ranker-{index}", ordered.rank)
 
     def _queues(self) -> None:
         """Start two share groups that use more than the defaults."""
@@ -269,6 +280,9 @@ class Run:
             cluster.until(
                 lambda: load.ranges.log is not None, self.rest_s, "all key ranges are through"
             )
+        if "ordered" in self.parts:
+            load.run("last umpire", ordered.read_to_the_end)
+            cluster.until(lambda: load.ordered.is_through, self.rest_s, "all records are ranked")
 
 
 @contextlib.contextmanager

@@ -72,7 +72,8 @@ def test_the_same_seed_is_the_same_run() -> None:
 
 @pytest.mark.parametrize("fault", sorted(FAULTS))
 def test_each_fault_alone(fault: str) -> None:
-    parts = [part for part in PARTS if part != "ranges"]  # Drawn runs have it, with all faults.
+    # Drawn runs have the others, with all faults.
+    parts = [part for part in PARTS if part not in ("ranges", "ordered")]
     run = simulate(len(fault), brokers=3, faults=[fault], duration_s=5.0, parts=parts)
     assert run.load.histories.counts["accepted"] > 20
 
@@ -308,6 +309,11 @@ def of_ranges(mutant: str, *caught_by: str, seed: int = 1) -> Case:
     return Case(mutant, caught_by, seed, 1, [], parts=("ranges",), duration_s=8.0)
 
 
+def of_order(mutant: str, seed: int = 1) -> Case:
+    """Return the case of a broken rule of transactions in the order of a partition."""
+    return Case(mutant, ("ordered-late",), seed, 1, [], parts=("ordered",), duration_s=4.0)
+
+
 CASES = [
     Case("commits_by_itself", LOST, 8, 3, ["partition"]),
     Case(
@@ -402,6 +408,8 @@ CASES = [
     of_ranges("leaves_out_half_of_each_range", "unseen"),
     of_ranges("reads_the_last_record_again", "ranges-key-order"),
     of_ranges("reads_whole_partitions", "ranges-foreign-record"),
+    of_order("commits_out_of_turn"),
+    of_order("sends_out_of_turn"),
 ]
 
 

@@ -37,7 +37,7 @@ from shoal.client.shared_partitions import RebalanceListener as RebalanceListene
 from shoal.client.topics import OffsetSpec, Topics
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
-from shoal.protocol.features import INDIVIDUAL_COMMIT_FEATURE
+from shoal.protocol.features import COMMIT_ORDER_FEATURE, INDIVIDUAL_COMMIT_FEATURE
 from shoal.record.finished_offsets import EMPTY, FinishedOffsets
 from shoal.record.key_ranges import KeyRanges
 
@@ -190,6 +190,21 @@ async def first_starts(
     return await starts(cluster, partitions, reset)
 
 
+def _check_producer(
+    producer: TransactionalProducer | None, *, key_ranges: bool, in_order: bool
+) -> None:
+    """Raise `ValueError` unless transactions of the producer can commit a member's positions."""
+    if producer is not None:
+        if not key_ranges:
+            raise ValueError(
+                "a producer commits the positions of members with key_ranges, and without "
+                "individual_commit"
+            )
+        producer.check_member(in_order=in_order)
+    elif in_order:
+        raise ValueError("pass a producer: its transactions commit in order")
+
+
 class GroupConsumer:
     """One member of a consumer group. Created by `GroupConsumer.join`; `await close()` commits."""
 
@@ -203,6 +218,7 @@ class GroupConsumer:
         individual_commit: IndividualCommit | None = None,
         shared: SharedPartitions | None = None,
         producer: TransactionalProducer | None = None,
+        in_order: bool = False,
     ) -> None:
         self.cluster = cluster
         self.membership = membership
@@ -211,7 +227,7 @@ class GroupConsumer:
         #: Its transactions commit the positions.
         self._producer = producer
         if producer is not None:
-            producer.commits_positions_of(self)
+            producer.commits_positions_of(self, in_order=in_order)
         self._individual = individual_commit
         #: By owned partition, with individual commits.
         self._progress: dict[TopicPartition, Progress] = {}
@@ -240,23 +256,24 @@ class GroupConsumer:
         key_ranges: bool = False,
         listener: KeyRangeListener | None = None,
         producer: TransactionalProducer | None = None,
+        in_order: bool = False,
     ) -> GroupConsumer:
         """Become a member of `group`, which finishes records individually with `individual_commit`,
         and may get key ranges of partitions with `key_ranges`. `listener` gets their changes.
 
         With `key_ranges`, each transaction of a `producer` commits the positions after all records
-        that `poll` returned until then. After an abort `poll` returns these records again.
+        that `poll` returned until then. After an abort `poll` returns these records again. With
+        `in_order`, the outputs of a transaction follow those of all records below its first record,
+        in each partition: its commit waits for the members that have these records.
 
         Raises the coordinator's refusal, such as GROUP_ID_NOT_FOUND or INVALID_GROUP_ID for a group
         of another type, and UNSUPPORTED_VERSION if it does not offer individual commits or key
-        ranges. Raises `ValueError` for a `producer` without `key_ranges`, or with
-        `individual_commit`.
+        ranges, or no order of commits. Raises `ValueError` for a `producer` without `key_ranges`,
+        or with `individual_commit`, and for `in_order` without a producer or with one of another
+        member.
         """
-        if producer is not None and (not key_ranges or individual_commit is not None):
-            raise ValueError(
-                "a producer commits the positions of members with key_ranges, and without "
-                "individual_commit"
-            )
+        individually = individual_commit is not None
+        _check_producer(producer, key_ranges=key_ranges and not individually, in_order=in_order)
         membership = ConsumerMembership(cluster, group, topics, shares=key_ranges)
         await membership.join()
         shared = None
@@ -268,20 +285,14 @@ class GroupConsumer:
                 isolation=isolation,
                 starts=lambda partitions: first_starts(cluster, group, partitions, reset),
                 listener=listener,
-                individually=individual_commit is not None,
+                individually=individually,
                 transactional=producer is not None,
+                in_order=in_order,
             )
-        if individual_commit is not None:
-            node = await cluster.coordinator(group)
-            link = await cluster.connection(node, "coordinator")
-            if INDIVIDUAL_COMMIT_FEATURE not in link.features:
-                await membership.leave()
-                raise KafkaError(
-                    ErrorCode.unsupported_version,
-                    f"broker {node}, the coordinator of group {group!r}, does not offer individual "
-                    "commits; upgrade it, or set "
-                    "shoal.group.consumer.individual.commit.enable=true on it",
-                )
+        if in_order:
+            await membership.check_offered(COMMIT_ORDER_FEATURE)
+        if individually:
+            await membership.check_offered(INDIVIDUAL_COMMIT_FEATURE)
         return cls(
             cluster,
             membership,
@@ -290,6 +301,7 @@ class GroupConsumer:
             individual_commit=individual_commit,
             shared=shared,
             producer=producer,
+            in_order=in_order,
         )
 
     async def __aenter__(self) -> GroupConsumer:
@@ -469,8 +481,13 @@ class GroupConsumer:
     def positions_committed(self, pieces: Mapping[TopicPartition, Sequence[Piece]]) -> None:
         """Note what a transaction has committed."""
         assert self._shared is not None
-        for where, some in pieces.items():
-            self._shared.positions.committed(where, some)
+        self._shared.committed_in_transaction(pieces)
+
+    def first_offset(self, where: TopicPartition) -> int:
+        """Return the offset of the first record of a partition that `poll` returned since the last
+        transaction; -1 for none."""
+        assert self._shared is not None
+        return self._shared.positions.first_offset(where)
 
     def transaction_aborted(self) -> None:
         """Read again what no transaction has committed."""

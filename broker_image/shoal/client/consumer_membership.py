@@ -10,7 +10,12 @@ from shoal.client.key_loads import KeyLoads
 from shoal.client.membership import Assignment, Membership
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
-from shoal.protocol.features import GROUP_KEY_RANGES_FEATURE, KEY_HASH_VERSION
+from shoal.protocol.features import (
+    COMMIT_ORDER_FEATURE,
+    GROUP_KEY_RANGES_FEATURE,
+    INDIVIDUAL_COMMIT_FEATURE,
+    KEY_HASH_VERSION,
+)
 from shoal.record.key_ranges import KeyRanges
 
 if TYPE_CHECKING:
@@ -21,6 +26,17 @@ if TYPE_CHECKING:
 
 #: Milliseconds that a member may take to give up partitions.
 REBALANCE_TIMEOUT_MS = 60_000
+#: What a coordinator offers with a feature, and the broker config that switches it on.
+_OFFERED = {
+    INDIVIDUAL_COMMIT_FEATURE: (
+        "individual commits",
+        "shoal.group.consumer.individual.commit.enable",
+    ),
+    COMMIT_ORDER_FEATURE: (
+        "commits in the order of a partition",
+        "shoal.group.consumer.key.ranges.enable",
+    ),
+}
 #: Key ranges by topic id and partition.
 KeyRangesOfPartitions = dict[tuple[UUID, int], KeyRanges]
 
@@ -132,6 +148,19 @@ class ConsumerMembership(Membership):
                 f"broker {node}, the coordinator of group {self.group!r}, does not assign key "
                 f"ranges with hashes of version {KEY_HASH_VERSION}; upgrade it, or set "
                 "shoal.group.consumer.key.ranges.enable=true on it",
+            )
+
+    async def check_offered(self, feature: str) -> None:
+        """Leave and raise UNSUPPORTED_VERSION if the coordinator lacks a feature."""
+        node = await self.cluster.coordinator(self.group)
+        link = await self.cluster.connection(node, "coordinator")
+        if feature not in link.features:
+            await self.leave()
+            name, switch = _OFFERED[feature]
+            raise KafkaError(
+                ErrorCode.unsupported_version,
+                f"broker {node}, the coordinator of group {self.group!r}, does not offer {name}; "
+                f"upgrade it, or set {switch}=true on it",
             )
 
     def _body(self, *, whole: bool) -> dict[str, Any]:

@@ -102,6 +102,8 @@ class Producer:
         self._room = asyncio.Event()
         self._room.set()
         self._flushing = 0
+        #: Is set while batches may be sent; None if they always may.
+        self._released: asyncio.Event | None = None
         #: The pause before a batch is sent again the first time.
         self._backoff_ms = BACKOFF_MS
         self._transactional_id: str | None = None
@@ -145,6 +147,7 @@ class Producer:
         size = RECORD_OVERHEAD + len(key or b"") + len(value or b"")
         size += sum(len(name) + len(content or b"") + 4 for name, content in record[3])
         while self._buffered_bytes and self._buffered_bytes + size > self._buffer_bytes:
+            self._check_room()
             self._room.clear()
             await self._room.wait()
         self._check_open()
@@ -162,6 +165,9 @@ class Producer:
 
     def _check_open(self) -> None:
         """Raise if no record may be queued now. A transactional producer needs a transaction."""
+
+    def _check_room(self) -> None:
+        """Raise if the full buffer gets no room. Otherwise `send` waits for it."""
 
     def _doomed(self) -> ClientError | None:
         """Return the error of batches that need not be sent, as those of a failed transaction."""
@@ -197,6 +203,8 @@ class Producer:
     async def _drain(self, where: TopicPartition, lane: _Lane) -> None:
         try:
             while lane.waiting:
+                if self._released is not None:
+                    await self._released.wait()
                 if self._linger_s and not self._flushing and not lane.full.is_set():
                     try:
                         async with asyncio.timeout(self._linger_s):

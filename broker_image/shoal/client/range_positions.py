@@ -60,15 +60,20 @@ def commit_fields(pieces: Sequence[Piece]) -> dict[str, Any]:
 
 
 class RangePositions:
-    """The pieces of the owned key ranges, with their positions and what of them is committed."""
+    """The pieces of the owned key ranges, with their positions and what of them is committed.
 
-    def __init__(self) -> None:
+    With `in_order`, the lowest position of a partition is always read first. So the key ranges that
+    are not read yet are never behind the first record of a transaction.
+    """
+
+    def __init__(self, *, in_order: bool = False) -> None:
+        self._in_order = in_order
         self._pieces: dict[TopicPartition, tuple[Piece, ...]] = {}
         self._committed: dict[TopicPartition, tuple[Piece, ...]] = {}
         #: Where the ranges continue after an aborted transaction.
         self._restart: dict[TopicPartition, tuple[Piece, ...]] = {}
-        #: Partitions with records since the last commit.
-        self._delivered: set[TopicPartition] = set()
+        #: Partitions with records since the last commit, and the lowest offset of these records.
+        self._delivered: dict[TopicPartition, int] = {}
         self._turns: dict[TopicPartition, int] = {}
 
     def __bool__(self) -> bool:
@@ -119,7 +124,8 @@ class RangePositions:
                     del side[where]
         for where in self._turns.keys() - self._pieces.keys():
             del self._turns[where]
-        self._delivered &= self._pieces.keys()
+        for where in self._delivered.keys() - self._pieces.keys():
+            del self._delivered[where]
 
     def start(self, where: TopicPartition, pieces: Iterable[Piece], *, committed: bool) -> None:
         """Add ranges at their positions, which are `committed` or not."""
@@ -134,7 +140,7 @@ class RangePositions:
         found = []
         for where, pieces in self._pieces.items():
             positions = sorted({position for _, _, position in pieces})
-            turn = self._turns.get(where, 0) % len(positions)
+            turn = 0 if self._in_order else self._turns.get(where, 0) % len(positions)
             self._turns[where] = turn + 1
             at = positions[turn]
             ranges: KeyRanges | None = None
@@ -149,14 +155,20 @@ class RangePositions:
         """Whether ranges of a partition have different positions."""
         return any(len({p for _, _, p in pieces}) > 1 for pieces in self._pieces.values())
 
-    def advance(self, cursor: Cursor, position: int, *, delivered: bool) -> None:
-        """Move the ranges of a cursor. `delivered` means that the application got records."""
+    def advance(self, cursor: Cursor, position: int, *, delivered: bool, first: int = -1) -> None:
+        """Move the ranges of a cursor. `delivered` means that the application got records, of which
+        `first` is the lowest offset."""
         self._pieces[cursor.where] = key_range_map.joined(
             (a, b, position if at == cursor.position else at)
             for a, b, at in self._pieces[cursor.where]
         )
         if delivered:
-            self._delivered.add(cursor.where)
+            before = self._delivered.get(cursor.where, first)
+            self._delivered[cursor.where] = min(before, first)
+
+    def first_offset(self, where: TopicPartition) -> int:
+        """The lowest offset that the application got since the last commit; -1 for none."""
+        return self._delivered.get(where, -1)
 
     def collapse(self, where: TopicPartition) -> bool:
         """Read a partition that is owned as a whole from its lowest position. Return whether it is
@@ -180,13 +192,17 @@ class RangePositions:
             self._pieces[where] = key_range_map.joined(back)
 
     def rewind_all(self) -> None:
-        """Read again what is not committed."""
+        """Read again what is not committed; `in_order`, only from the first record on."""
         for where, pieces in self._pieces.items():
-            self._pieces[where] = key_range_map.joined(
-                piece
-                for first, last, _ in pieces
-                for piece in key_range_map.within(self._restart[where], first, last)
-            )
+            first = self._delivered.get(where)
+            back: list[Piece] = []
+            for low, high, at in pieces:
+                passed = 0 if not self._in_order else at if first is None else min(at, first)
+                back += [
+                    (a, b, max(start, passed))
+                    for a, b, start in key_range_map.within(self._restart[where], low, high)
+                ]
+            self._pieces[where] = key_range_map.joined(back)
         self._delivered.clear()
 
     # Committing.
@@ -240,4 +256,4 @@ class RangePositions:
             ]
             side[where] = key_range_map.joined([*rest, *added])
         if all(self._is_committed(where, piece) for piece in self._pieces[where]):
-            self._delivered.discard(where)
+            self._delivered.pop(where, None)

@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 
 #: Milliseconds between commits of positions that passed only records of other members.
 PASSED_COMMIT_MS = 1_000
+#: The same if transactions of other members may wait for these positions.
+ORDERED_PASSED_COMMIT_MS = 100
+#: Milliseconds without records after which a transaction gets those of other partitions, too.
+ALONE_MS = 1_000
 #: Milliseconds between fetches that return nothing.
 TURN_PAUSE_MS = 20
 #: Milliseconds to repeat a commit until the member has its newest epoch.
@@ -119,12 +123,19 @@ class SharedPartitions:
         listener: KeyRangeListener | None = None,
         individually: bool = False,
         transactional: bool = False,
+        in_order: bool = False,
     ) -> None:
         """`starts` returns where partitions without a valid committed offset begin. With
         `individually`, records are finished one by one (`finish`). With `transactional`, the
-        transactions of a producer commit what the application has got. Not both."""
+        transactions of a producer commit what the application has got, `in_order` of the
+        partitions if wanted. Not both."""
         self.cluster = cluster
-        self.positions = RangePositions()
+        self.in_order = in_order
+        self.positions = RangePositions(in_order=in_order)
+        #: After an aborted transaction `in_order`, the number of the partition to read next.
+        self._alone: int | None = None
+        #: When it reads the others again, if that partition has no more records.
+        self._alone_until_s = 0.0
         #: With individual commits.
         self.progress = RangeProgress() if individually else None
         #: Is called before the application's listener.
@@ -324,7 +335,7 @@ class SharedPartitions:
         if self.progress is None:
             await self._commit_passed()
         max_wait_ms = min(max_wait_ms, FETCH_WAIT_MS)
-        cursors = {c.where: c for c in self.positions.cursors() if self._has_room(c)}
+        cursors = {c.where: c for c in self._in_turn() if self._has_room(c)}
         if not cursors:
             self._room.clear()
             with contextlib.suppress(TimeoutError):
@@ -374,13 +385,35 @@ class SharedPartitions:
             records = all_records
             if self.progress is not None:
                 records = self.progress.deliver(where, records)
-            self.positions.advance(cursors[where], fetched.next_offset, delivered=bool(records))
+            first = records[0][0] if records else -1
+            self.positions.advance(
+                cursors[where], fetched.next_offset, delivered=bool(records), first=first
+            )
             if self.progress is not None:
                 self.progress.read_to(where, self.positions.lowest[where])
+            if records:
+                self._alone_until_s = self.cluster.now() + ALONE_MS / 1000
             if records and where in self._shared_ids:
                 self._member.loads.add(self._shared_ids[where], records)
             unfinished.append((fetched, records))
         return unfinished
+
+    def _in_turn(self) -> list[Cursor]:
+        """Return what to fetch: all partitions. After an aborted transaction `in_order`, return one
+        of them, which has the records of the next transaction. Members that wait for each other in
+        several partitions would otherwise do so again and again."""
+        cursors = self.positions.cursors()
+        if self._alone is None:
+            return cursors
+        begun = [c for c in cursors if self.positions.first_offset(c.where) >= 0]
+        if begun and self.cluster.now() > self._alone_until_s:
+            self._alone = None  # The program waits for more records.
+            return cursors
+        if begun or not cursors:
+            return begun
+        number = self._alone % len(cursors)
+        self._alone += 1
+        return [sorted(cursors, key=lambda c: c.where)[number]]
 
     def _has_room(self, cursor: Cursor) -> bool:
         where = cursor.where
@@ -433,6 +466,17 @@ class SharedPartitions:
         """Read again what no transaction has committed."""
         self._lost = None
         self.positions.rewind_all()
+        if self.in_order:
+            # Others may wait for the positions up to the first record.
+            self._passed_due_s = 0.0
+        if self.in_order and self._alone is None:
+            self._alone = 0
+
+    def committed_in_transaction(self, pieces: Mapping[TopicPartition, Sequence[Piece]]) -> None:
+        """Note what a transaction has committed."""
+        self._alone = None
+        for where, some in pieces.items():
+            self.positions.committed(where, some)
 
     def finish(self, where: TopicPartition, offset: int) -> bool:
         """Finish a record. Return False if it is not unfinished here: it was finished before, or
@@ -488,7 +532,8 @@ class SharedPartitions:
         now_s = self.cluster.now()
         if now_s < self._passed_due_s or not self.positions.to_commit(passed=True):
             return
-        self._passed_due_s = now_s + PASSED_COMMIT_MS / 1000
+        pause_ms = ORDERED_PASSED_COMMIT_MS if self.in_order else PASSED_COMMIT_MS
+        self._passed_due_s = now_s + pause_ms / 1000
         try:
             async with asyncio.timeout(PASSED_COMMIT_MS / 1000):
                 await self._commit_once(passed=True)

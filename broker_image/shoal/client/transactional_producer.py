@@ -12,6 +12,7 @@ result: call `commit` again.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -38,10 +39,13 @@ from shoal.client.range_positions import commit_fields
 from shoal.client.shared_partitions import STALE_COMMIT_MS
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
-from shoal.protocol.features import GROUP_KEY_RANGES_FEATURE, INDIVIDUAL_COMMIT_FEATURE
+from shoal.protocol.features import (
+    COMMIT_ORDER_FEATURE,
+    GROUP_KEY_RANGES_FEATURE,
+    INDIVIDUAL_COMMIT_FEATURE,
+)
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
     from shoal.client.connection import Connection
@@ -64,6 +68,8 @@ _FEATURES = {
     INDIVIDUAL_COMMIT_FEATURE: "individual commits; upgrade it, or set "
     "shoal.group.consumer.individual.commit.enable=true on it",
     GROUP_KEY_RANGES_FEATURE: "key ranges; upgrade it, or set "
+    "shoal.group.consumer.key.ranges.enable=true on it",
+    COMMIT_ORDER_FEATURE: "commits in the order of a partition; upgrade it, or set "
     "shoal.group.consumer.key.ranges.enable=true on it",
 }
 _ABORTABLE = ErrorCode.transaction_abortable
@@ -131,6 +137,9 @@ class TransactionalProducer(Producer):
         self._finishing: list[tuple[GroupConsumer, Mapping[TopicPartition, Commit]]] = []
         #: Members whose positions each transaction commits, with those of the open transaction.
         self._members: dict[GroupConsumer, Mapping[TopicPartition, Sequence[Piece]]] = {}
+        #: Whether transactions commit in the order of the partitions that their member reads. Their
+        #: records then are held until their turn.
+        self._in_order = False
 
     @classmethod
     async def start(
@@ -177,6 +186,8 @@ class TransactionalProducer(Producer):
         """Begin a transaction. The coordinator gets it with its first record or offset."""
         self._check(State.READY, "begin")
         self._state = State.OPEN
+        if self._in_order:
+            self._released = asyncio.Event()
 
     async def send(
         self,
@@ -189,7 +200,8 @@ class TransactionalProducer(Producer):
         timestamp_ms: int | None = None,
     ) -> asyncio.Future[Produced]:
         """Queue a record in the transaction; see `Producer.send`. `commit` waits for it, so the
-        future need not be awaited. Raises `TransactionError` after a record that failed."""
+        future need not be awaited. In a transaction `in_order` (`GroupConsumer.join`), it is not
+        complete before `commit`. Raises `TransactionError` after a record that failed."""
         self._check_open()
         future = await super().send(
             topic,
@@ -237,14 +249,31 @@ class TransactionalProducer(Producer):
         await self._send_offsets(group, offsets, commits)
         self._finishing.append((consumer, commits))
 
-    def commits_positions_of(self, consumer: GroupConsumer) -> None:
+    async def flush(self) -> None:
+        """Wait until every queued record is stored or has failed. Raises `ValueError` in a
+        transaction `in_order`, whose records are not sent before `commit`."""
+        if self._released is not None and not self._released.is_set():
+            raise ValueError("flush is not possible now: commit sends the records, in order")
+        await super().flush()
+
+    def check_member(self, *, in_order: bool) -> None:
+        """Raise `ValueError` if the producer cannot have one more member."""
+        if self._members and (in_order or self._in_order):
+            raise ValueError(
+                "transactions in order have one member; start a producer for each of them"
+            )
+
+    def commits_positions_of(self, consumer: GroupConsumer, *, in_order: bool = False) -> None:
         """Commit the positions of a member with each transaction: see `GroupConsumer.join`."""
+        self.check_member(in_order=in_order)
         self._members[consumer] = {}
+        self._in_order = in_order
 
     def forget_positions_of(self, consumer: GroupConsumer) -> None:
         """Leave out a member that leaves the group. A transaction with records that it has read
         must abort."""
         self._members.pop(consumer, None)
+        self._in_order = False
         if self._state is not State.OPEN:
             return
         try:
@@ -270,6 +299,7 @@ class TransactionalProducer(Producer):
             self._check_open()
             for consumer in self._members:
                 await self._send_positions(consumer)
+            self._release()
             await self.flush()
             self._check_open()
             self._state = State.COMMITTING
@@ -295,6 +325,7 @@ class TransactionalProducer(Producer):
         for consumer in self._members:
             self._members[consumer] = {}
             consumer.transaction_aborted()
+        self._release()
         await self.flush()
         if self._error is not None and self._state is State.ENDED:
             raise self._error
@@ -307,7 +338,22 @@ class TransactionalProducer(Producer):
                 await self.abort()
         await self.flush()
 
+    def _release(self) -> None:
+        """Send what a transaction in order has held."""
+        if self._released is not None:
+            self._released.set()
+
     # Checks
+
+    def _check_room(self) -> None:
+        if self._released is not None and not self._released.is_set():
+            full = KafkaError(
+                _ABORTABLE,
+                f"the records of a transaction in order are held until its commit, and "
+                f"buffer_bytes={self._buffer_bytes} is full; commit after fewer records, or start "
+                "the producer with a larger buffer",
+            )
+            raise self._failed(TransactionAbortable(full))
 
     def _check(self, wanted: State, call: str) -> None:
         if self._state is wanted:
@@ -344,6 +390,7 @@ class TransactionalProducer(Producer):
             self._state = State.ENDED
         elif self._state is State.OPEN:
             self._state = State.FAILED
+        self._release()  # The records fail with the error.
         return error
 
     # Requests
@@ -431,18 +478,28 @@ class TransactionalProducer(Producer):
     async def _send_positions(self, consumer: GroupConsumer) -> None:
         """Send TxnOffsetCommit with the positions of a member that moved."""
         member, backoff = consumer.membership, self.cluster.backoff()
-        last_s = self.cluster.now() + STALE_COMMIT_MS / 1000
+        #: The rest of the time is for the records and the end of the transaction.
+        turn_s = self.cluster.now() + self._timeout_ms / 2000
+        last_s = None
         try:
             while pieces := consumer.positions_to_commit():
                 group = GroupMetadata(member.group, member.member_id, member.member_epoch)
                 offsets = {w: CommittedOffset(min(p[2] for p in s)) for w, s in pieces.items()}
                 fields = {where: commit_fields(some) for where, some in pieces.items()}
                 feature = GROUP_KEY_RANGES_FEATURE if any(fields.values()) else None
+                if self._in_order:
+                    feature = COMMIT_ORDER_FEATURE
+                    first = {
+                        where: {"first_offset": consumer.first_offset(where)} for where in pieces
+                    }
+                    fields = {where: {**fields[where], **first[where]} for where in pieces}
                 try:
-                    await self._request_offsets(group, offsets, fields, feature)
+                    await self._request_offsets(group, offsets, fields, feature, turn_s)
                 except KafkaError as error:
                     # The member got more of a partition: its new epoch is on its way.
-                    if error.code != ErrorCode.stale_member_epoch or self.cluster.now() > last_s:
+                    now_s = self.cluster.now()
+                    last_s = last_s or now_s + STALE_COMMIT_MS / 1000
+                    if error.code != ErrorCode.stale_member_epoch or now_s > last_s:
                         raise
                 else:
                     self._members[consumer] = pieces
@@ -458,15 +515,26 @@ class TransactionalProducer(Producer):
         offsets: Mapping[TopicPartition, CommittedOffset],
         fields: Mapping[TopicPartition, Mapping[str, Any]],
         feature: str | None,
+        turn_s: float = 0,
     ) -> None:
-        """Send TxnOffsetCommit, to a coordinator that offers `feature`."""
+        """Send TxnOffsetCommit, to a coordinator that offers `feature`. One in order waits for its
+        turn until `turn_s`."""
         self._begun = True
         body = {**self._fields(), **_offsets_body(group, offsets, fields)}
+        in_order = feature == COMMIT_ORDER_FEATURE
+        # While it waits for its turn, the answers to others would wait behind it.
+        lane = f"{_LANE} {self._transactional_id}" if in_order else _LANE
+        timeout_ms: int | None = None
 
         async def attempt() -> None:
+            nonlocal timeout_ms
             node = await self.cluster.coordinator(group.group)
             try:
-                link = await self.cluster.connection(node, _LANE)
+                link = await self.cluster.connection(node, lane)
+                if in_order:
+                    left_ms = max(1, int((turn_s - self.cluster.now()) * 1000))
+                    body["order_timeout_ms"] = left_ms
+                    timeout_ms = left_ms + self.cluster.settings.request_timeout_ms
                 if feature is not None and feature not in link.features:
                     raise KafkaError(
                         _ABORTABLE,
@@ -474,7 +542,9 @@ class TransactionalProducer(Producer):
                         f"{_FEATURES[feature]}",
                     )
                 version = link.version(ApiKey.TXN_OFFSET_COMMIT, _TXN_OFFSET_COMMIT)
-                answer = await link.request(ApiKey.TXN_OFFSET_COMMIT, body, version=version)
+                answer = await link.request(
+                    ApiKey.TXN_OFFSET_COMMIT, body, version=version, timeout_ms=timeout_ms
+                )
             except ClientError:
                 self.cluster.forget_coordinator(group.group)
                 raise

@@ -168,7 +168,12 @@ OWN_TAGS: dict[tuple[int, str], tuple[Field, ...]] = {
     (9, "OffsetFetchRequestGroup"): (Field("key_ranges_wanted", "bool", tag=1000, default=False),),
     (9, "OffsetFetchResponseGroup"): (Field("ranges_max", "int32", tag=1000, default=0),),
     (9, "OffsetFetchResponsePartitions"): _KEY_RANGES,
-    (28, "TxnOffsetCommitRequestPartition"): _KEY_RANGES,
+    # TxnOffsetCommit: how long the transaction may wait for its turn, and its first record.
+    (28, "TxnOffsetCommitRequest"): (Field("order_timeout_ms", "int32", tag=1000, default=-1),),
+    (28, "TxnOffsetCommitRequestPartition"): (
+        *_KEY_RANGES,
+        Field("first_offset", "int64", tag=1001, default=-1),
+    ),
     (28, "TxnOffsetCommitResponsePartition"): _COMMITTED,
     # ConsumerGroupHeartbeat: what a member owns of shared partitions, the version of its hash of
     # keys if it may share some, how many records it got of them, and what it is assigned.

@@ -27,6 +27,9 @@ KEY_RANGES_FEATURE = "shoal.fetch.key.ranges"
 #: ConsumerGroupHeartbeat assigns key ranges, and OffsetCommit and OffsetFetch have a position for
 #: each of them. The versions of the feature are those of the hash.
 GROUP_KEY_RANGES_FEATURE = "shoal.group.key.ranges"
+#: TxnOffsetCommit waits until the records below the transaction's first ones are finished. A broker
+#: without the feature would commit at once.
+COMMIT_ORDER_FEATURE = "shoal.group.commit.order"
 #: The version of the hash of keys.
 KEY_HASH_VERSION = 1
 #: The highest hash of a key. A whole partition is the key range 0 to this hash.
@@ -42,4 +45,5 @@ FEATURES = (
     IN_FLIGHT_FEATURE,
     KEY_RANGES_FEATURE,
     GROUP_KEY_RANGES_FEATURE,
+    COMMIT_ORDER_FEATURE,
 )

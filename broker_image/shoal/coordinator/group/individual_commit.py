@@ -75,6 +75,10 @@ def whole(progress: Progress) -> Pieces:
     return ((0, KEY_HASH_MAX, progress),)
 
 
+#: The pieces of a partition without a committed offset.
+NONE_COMMITTED: Pieces = whole(Progress(-1))
+
+
 def stable_offset(pieces: Pieces) -> int:
     """The committed offset of the partition for other clients; -1 for none."""
     return min(progress.stable_offset for _, _, progress in pieces)
@@ -226,7 +230,7 @@ def committed(
     """Return the pieces after commits of key ranges, which equal `current` if all of it was
     finished before. Raises `ApiError` if there would be too many ranges, of keys or of finished
     offsets."""
-    before = pieces = whole(Progress(-1)) if current is None else current
+    before = pieces = NONE_COMMITTED if current is None else current
     for first, last, commit in commits:
         change = partial(_advanced, commit=commit, now_ms=now_ms, settings=settings)
         pieces = key_range_map.changed(pieces, first, last, change)
@@ -255,7 +259,7 @@ def added(
     current: Pieces | None, commits: Iterable[tuple[int, int, Commit]], now_ms: int
 ) -> Pieces:
     """Return the pieces after commits that were checked before, so no limit applies."""
-    pieces = whole(Progress(-1)) if current is None else current
+    pieces = NONE_COMMITTED if current is None else current
     for first, last, commit in commits:
         pieces = key_range_map.changed(
             pieces, first, last, partial(_added, commit=commit, now_ms=now_ms)
@@ -317,7 +321,7 @@ def added_on_wire(pieces: Pieces) -> tuple[Mapping[str, Any], ...]:
 
 def added_in(key_ranges: Sequence[Mapping[str, Any]]) -> Pieces:
     """Return the pieces in the record of a transaction, which tile the hashes."""
-    pieces = whole(Progress(-1))
+    pieces = NONE_COMMITTED
     for first, last, progress in map(_piece, key_ranges):
         pieces = key_range_map.changed(pieces, first, last, partial(_replaced, progress))
     return pieces

@@ -12,7 +12,8 @@ A member of a consumer group may also commit finished offsets above its position
 (`individual_commit`). Such a commit adds to the state of the partition, so its record has all of
 that state. While the partition has a pending offset of another transaction, it is refused: one of
 the two records would hide what the other one added. Key ranges of a partition that transactions
-commit are in records of their own, and only wait for the same key ranges (`pending_ranges`).
+commit are in records of their own, and only wait for the same key ranges (`pending_ranges`). On
+request, transactions commit in the order of their partitions (`ordered_commits`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from shoal.coordinator.contract import (
 from shoal.coordinator.group import individual_commit, pending_ranges
 from shoal.coordinator.group.classic import ClassicGroup
 from shoal.coordinator.group.commit_draft import CommitDraft
+from shoal.coordinator.group.commit_order import NO_RECORD
 from shoal.coordinator.group.committed_offset import (
     Offset,
     of_another_topic,
@@ -39,6 +41,7 @@ from shoal.coordinator.group.committed_offset import (
 from shoal.coordinator.group.consumer_group import ConsumerGroup
 from shoal.coordinator.group.groups import GroupType
 from shoal.coordinator.group.key_slots import touched
+from shoal.coordinator.group.ordered_commits import Deciding, OrderedCommits
 from shoal.coordinator.group.pending_ranges import Added, PendingRanges, Place
 from shoal.coordinator.group.records import THIS_RECORD, RecordType, tombstone
 from shoal.protocol.errors import ApiError, ErrorCode
@@ -70,6 +73,8 @@ class PartitionCommit(NamedTuple):
     leader_epoch: int
     metadata: str | None
     key_ranges: Sequence[KeyRange] = ()
+    #: The offset of the first record of a transaction that commits in the order of the partition.
+    first_offset: int = NO_RECORD
 
 
 class TopicCommit(NamedTuple):
@@ -89,6 +94,9 @@ class CommitRequest(NamedTuple):
     api_version: int
     retention_time_ms: int = -1
     producer: ProducerIdAndEpoch | None = None
+    #: How long a transaction may wait for its turn, and the connection whose end ends that.
+    order_timeout_ms: int = -1
+    connection_id: str = ""
 
     @property
     def transactional(self) -> bool:
@@ -97,6 +105,13 @@ class CommitRequest(NamedTuple):
     @property
     def individual(self) -> bool:
         return any(p.key_ranges for topic in self.topics for p in topic.partitions)
+
+    @property
+    def ordered(self) -> bool:
+        """Whether it waits for its turn in the order of a partition (`ordered_commits`)."""
+        return self.transactional and any(
+            p.first_offset != NO_RECORD for topic in self.topics for p in topic.partitions
+        )
 
 
 class TopicQuery(NamedTuple):
@@ -122,6 +137,7 @@ class Offsets:
         #: Group -> the producers with pending offsets in it.
         self._open: dict[str, dict[int, None]] = {}
         self.pending_ranges = PendingRanges()
+        self.ordered = OrderedCommits(context, Deciding(self._check, self._decide, self.get))
         self._is_loaded = False
         self._to_expire: list[str] = []
         #: Offsets committed, expired and deleted since the shard was loaded, for metrics.
@@ -148,6 +164,11 @@ class Offsets:
 
     def commit(self, request: CommitRequest, now_ms: int, token: Token) -> Result:
         """OffsetCommit v2-10 and TxnOffsetCommit. Raises `ApiError` to refuse the request."""
+        if request.ordered:
+            return self.ordered.commit(request, now_ms, token)
+        return self._decide(request, now_ms, token)
+
+    def _decide(self, request: CommitRequest, now_ms: int, token: Token) -> Result:
         if request.individual:
             self._check_individual(request)
         group = self._group_of(request)
@@ -172,6 +193,23 @@ class Offsets:
             topics.append({"name": topic.name, "topic_id": topic.topic_id, "partitions": answers})
         self.commits += len(draft.records)
         return Result(draft.records, (Reply(token, {"topics": topics}),), producer=request.producer)
+
+    def _check(self, request: CommitRequest) -> None:
+        """Raise `ApiError` unless the member may commit what a transaction has."""
+        group = self._context.groups.find(request.group_id)
+        check = group.check_offset_commit(
+            member_id=request.member_id,
+            group_instance_id=request.group_instance_id,
+            generation_id_or_member_epoch=request.generation_id_or_member_epoch,
+            transactional=True,
+            api_version=request.api_version,
+        )
+        for topic in request.topics:
+            for p in topic.partitions:
+                if check is not None and (error := check(topic.name, topic.topic_id, p.partition)):
+                    raise ApiError(error, _not_owned(request, topic, p))
+                if p.key_ranges and not individual_commit.is_whole(p.key_ranges):
+                    self._check_owner(request, topic, p)
 
     def _commit_partition(
         self, draft: CommitDraft, topic: TopicCommit, p: PartitionCommit
@@ -222,12 +260,7 @@ class Offsets:
             if error is ErrorCode.offset_metadata_too_large:
                 raise ApiError(error, "The metadata of the offset is too long. Shorten it.")
             if error:
-                raise ApiError(
-                    error,
-                    f"Member {draft.request.member_id} has not owned {topic.name}-{p.partition} "
-                    f"since epoch {draft.request.generation_id_or_member_epoch}. Commit with the "
-                    "epoch of the last heartbeat.",
-                )
+                raise ApiError(error, _not_owned(draft.request, topic, p))
             stable_offset = self._commit_individually(draft, topic, p)
         except ApiError as refused:
             error, message = refused.code, refused.message
@@ -506,6 +539,8 @@ class Offsets:
         self._context.deadlines.set(_EXPIRY, at_ms)
 
     def due(self, key: Key, now_ms: int) -> Result:
+        if self.ordered.is_deadline(key):
+            return self.ordered.due(key, now_ms)
         return self._settle() if key == _SETTLE else self._expire(now_ms)
 
     def _settle(self) -> Result:
@@ -643,6 +678,7 @@ class Offsets:
                         by_topic = self._committed.setdefault(group_id, {})
                         by_topic.setdefault(topic, {})[partition] = offset
         self._end_key_ranges(producer_id, committed)
+        self.ordered.ended(producer_id)
 
     def _end_key_ranges(self, producer_id: int, committed: bool) -> None:
         """Add the key ranges of a transaction to the offsets, or drop them."""
@@ -669,6 +705,13 @@ class Offsets:
         del opened[producer_id]
         if not opened:
             del self._open[group_id]
+
+
+def _not_owned(request: CommitRequest, topic: TopicCommit, p: PartitionCommit) -> str:
+    return (
+        f"Member {request.member_id} has not owned {topic.name}-{p.partition} since epoch "
+        f"{request.generation_id_or_member_epoch}. Commit with the epoch of the last heartbeat."
+    )
 
 
 def _offset_tombstone(group_id: str, topic: str, partition: int) -> Record:

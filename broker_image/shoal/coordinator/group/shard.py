@@ -66,6 +66,7 @@ class GroupShard:
             replay = self._replays.get(decoded.type)
             if replay is not None:
                 replay(decoded.key, decoded.value, at)
+                self.offsets.ordered.replayed(decoded.key)
 
     def replay_end_transaction(self, producer_id: int, committed: bool) -> None:
         """A transaction marker in the shard's partition."""

@@ -172,6 +172,19 @@ class GroupService(CoordinatorService[GroupShard]):
         key = ("sharing member", group_id, member_id)
         member_connections.watch(peer, key, reply, lost, leaves=heartbeat.leaves)
 
+    def watch_ordered_commits(self, peer: Peer, group_id: str) -> None:
+        """Forget the commits of this connection that wait for their turn when it closes."""
+
+        def decide(shard: GroupShard, _now_ms: int, token: Token) -> Result:
+            return shard.offsets.ordered.connection_lost(peer.connection_id, token)
+
+        def lost() -> None:
+            # A shard that moved or is loading has refused them anyway.
+            done = self.submit(group_id, decide)
+            done.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+        peer.closed_calls.put(("ordered commits", group_id), lost)
+
     def append_marker(
         self, index: int, marker: bytearray, producer_id: int, *, committed: bool
     ) -> Partition:
@@ -294,6 +307,17 @@ class GroupService(CoordinatorService[GroupShard]):
             "Partitions whose key ranges open transactions have committed, counted for each "
             "transaction.",
             lambda: sum(len(shard.offsets.pending_ranges) for _, shard in self.shards()),
+        )
+        metrics.add(
+            "shoal_group_coordinator_key_range_refused_order_count_total",
+            "counter",
+            "Transactions that were refused because they waited in a cycle or for too long.",
+            lambda: (((), sum(s.offsets.ordered.refusals for _, s in self.shards())),),
+        )
+        metrics.gauge(
+            "shoal_group_coordinator_key_range_waiting_commits",
+            "Transactions that wait for their turn in the order of a partition.",
+            lambda: sum(len(shard.offsets.ordered) for _, shard in self.shards()),
         )
         metrics.add(
             "shoal_group_coordinator_key_range_aborted_records_total",

@@ -9,6 +9,7 @@ from shoal.coordinator.group import individual_commit
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.features import (
+    COMMIT_ORDER_FEATURE,
     FEATURES,
     GROUP_KEY_RANGES_FEATURE,
     INDIVIDUAL_COMMIT_FEATURE,
@@ -31,6 +32,7 @@ _SWITCHES = {
     INDIVIDUAL_COMMIT_FEATURE: individual_commit.ENABLE,
     KEY_RANGES_FEATURE: range_reads.ENABLE,
     GROUP_KEY_RANGES_FEATURE: individual_commit.KEY_RANGES_ENABLE,
+    COMMIT_ORDER_FEATURE: individual_commit.KEY_RANGES_ENABLE,
 }
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 

@@ -2,6 +2,9 @@
 
 Since version 5 the request adds the group's partition to the transaction. Before version 5
 AddOffsetsToTxn must have added it, which is verified (KIP-890).
+
+A request of Shoal's client may ask for the order of a partition. Its answer then waits in the
+group's shard (`coordinator.group.ordered_commits`).
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.coordinator.contract import ProducerIdAndEpoch, Result, Token
 from shoal.coordinator.group import individual_commit
+from shoal.coordinator.group.commit_order import NO_RECORD
 from shoal.coordinator.group.offsets import CommitRequest, PartitionCommit, TopicCommit
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.security.acls import ResourceType
@@ -119,7 +123,11 @@ def _commit(
         commits,
         request.version,
         producer=ProducerIdAndEpoch(body.producer_id, body.producer_epoch),
+        order_timeout_ms=getattr(body, "order_timeout_ms", -1),
+        connection_id=request.peer.connection_id,
     )
+    if commit.ordered:
+        broker.groups.watch_ordered_commits(request.peer, body.group_id)
 
     def decide(shard: GroupShard, now_ms: int, token: Token) -> Result:
         return shard.offsets.commit(commit, now_ms, token)
@@ -153,6 +161,7 @@ def _partition(asked: Any) -> PartitionCommit:
         getattr(asked, "committed_leader_epoch", -1),
         asked.committed_metadata,
         individual_commit.ranges_of(asked),
+        getattr(asked, "first_offset", NO_RECORD),
     )
 
 
