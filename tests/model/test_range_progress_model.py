@@ -263,6 +263,29 @@ def test_the_limit_of_ranges() -> None:
     assert progress.takes(WHERE, 9, 3)
 
 
+def test_ranges_that_are_read_again_commit_what_they_were_read_to() -> None:
+    """Such as those of a member that gets a whole partition, and reads it from its lowest
+    position."""
+    cell, rest = ranges_of({1})[0], ranges_of({2, 3})[0]
+    first = ranges_of({0})[0]
+    progress = RangeProgress()
+    progress.start(WHERE, *WHOLE[0], ())
+    rows = [Row(o, key) for o in range(4) for key in KEYS if Row(o, key).cell == 1]
+    by_offset = {row.offset: row for row in rows}
+    progress.deliver(WHERE, cast("list[Record]", list(by_offset.values())))
+    progress.finish(WHERE, 0)
+    progress.finish(WHERE, 2)
+    progress.reread(WHERE, [(*first, 0), (*cell, 4), (*rest, 0)], 0)
+    left = (Commit(*first, 0), Commit(*cell, 1, ((2, 2),)), Commit(*rest, 0))
+    assert progress.to_commit(WHERE, [(*WHOLE[0], 0)], 10) == left
+    progress.finish(WHERE, 1)
+    progress.read_to(WHERE, 3)
+    left = (Commit(*first, 3), Commit(*cell, 3), Commit(*rest, 3))
+    assert progress.to_commit(WHERE, [(*WHOLE[0], 3)], 10) == left
+    progress.read_to(WHERE, 4)
+    assert progress.to_commit(WHERE, [(*WHOLE[0], 4)], 10) == (Commit(*WHOLE[0], 3),)
+
+
 @pytest.mark.parametrize("position", [4, 8])
 def test_a_truncated_log_is_read_again(position: int) -> None:
     progress = progress_of([b"a"] * 9)

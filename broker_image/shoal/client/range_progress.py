@@ -15,10 +15,12 @@ positions.
 from __future__ import annotations
 
 from bisect import bisect_left
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.client.range_positions import Piece, Range, commit_fields
 from shoal.protocol.features import KEY_HASH_MAX
+from shoal.record import key_range_map
 from shoal.record.finished_offsets import FinishedOffsets
 from shoal.record.key_hash import record_hash
 from shoal.record.key_ranges import KeyRanges
@@ -106,11 +108,13 @@ class RangeProgress:
         for first, last, at in pieces:
             if at > position:
                 self.start(where, first, last, [(position, at - 1)])
+                self._unfinished[where].ahead.append((first, last, at))
 
     def read_to(self, where: TopicPartition, position: int) -> None:
-        """Forget what earlier owners finished below the lowest position."""
+        """Forget what was finished or read before, below the lowest position."""
         unfinished = self._unfinished[where]
         unfinished.done = [one for one in unfinished.done if one[2].last >= position]
+        unfinished.ahead = [one for one in unfinished.ahead if one[2] > position]
 
     def takes(self, where: TopicPartition, position: int, ranges_max: int) -> bool:
         """Return whether to fetch at a position.
@@ -131,7 +135,7 @@ class RangeProgress:
         ranges of finished offsets; None if that is committed."""
         commits = []
         left = ranges_max
-        for piece in pieces:
+        for piece in self._unfinished[where].read(pieces):
             commit = self._unfinished[where].commit(piece, left)
             commits.append(commit)
             left -= len(commit.finished)
@@ -160,6 +164,8 @@ class _Unfinished:
         self.end = 0
         #: Offsets that earlier owners of key ranges have finished above their positions.
         self.done: list[tuple[int, int, OffsetSet]] = []
+        #: Key ranges that are read again, with the positions that they had.
+        self.ahead: list[Piece] = []
 
     def add(self, record: Record) -> bool:
         """Add a record. Return False if it is finished, or was added before."""
@@ -200,11 +206,15 @@ class _Unfinished:
             for one in ranges
             if (first := max(low, one.first)) <= (last := min(high, one.last))
         ]
+        self.ahead = [
+            part for one in ranges for part in key_range_map.within(self.ahead, one.first, one.last)
+        ]
 
     def truncate(self, ranges: KeyRanges, position: int) -> None:
         """Forget the records of ranges from `position` on: they are others now."""
         self._keep_if(lambda o: o < position or not ranges.contains(self.hashes[o]))
         self.done = [one for one in self.done if one[2].last < position]
+        self.ahead = [one for one in self.ahead if one[2] <= position]
 
     def _keep_if(self, is_kept: Callable[[int], bool]) -> None:
         offsets: list[int] = []
@@ -217,6 +227,18 @@ class _Unfinished:
             if offset in self.followed and offsets:
                 followed.add(offsets[-1])
         self.offsets, self.followed = offsets, followed
+
+    def read(self, pieces: Iterable[Piece]) -> list[Piece]:
+        """Return the pieces at the positions up to which they have been read. Where they are read
+        again, their present ones are lower."""
+        found = list(pieces)
+        for first, last, at in self.ahead:
+            found = [
+                part
+                for piece in found
+                for part in key_range_map.changed([piece], first, last, partial(max, at))
+            ]
+        return found
 
     def commit(self, piece: Piece, ranges_max: int) -> Commit:
         """Return what is finished of a key range up to its position."""
