@@ -6,7 +6,6 @@ Its program and its build, which takes a minute, stay in `build/keycloak`.
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import os
 import shutil
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conditions import eventually
-from machine import lacking
+from maven import fetched
 from ports import free_ports
 
 if TYPE_CHECKING:
@@ -42,13 +41,8 @@ def home() -> Path:
     found = FOLDER / f"keycloak-{VERSION}"
     if found.exists():
         return found
-    if shutil.which("mvn") is None:
-        lacking("no mvn on the PATH: apt-get install maven")
-    artifact = f"-Dartifact=org.keycloak:keycloak-quarkus-dist:{VERSION}:zip"
-    words = ["mvn", "-q", "-B", "dependency:copy", artifact, f"-DoutputDirectory={FOLDER}"]
-    subprocess.run(words, check=True)
-    packed = FOLDER / f"keycloak-quarkus-dist-{VERSION}.zip"
-    assert hashlib.sha256(packed.read_bytes()).hexdigest() == SHA256
+    artifact = f"org.keycloak:keycloak-quarkus-dist:{VERSION}:zip"
+    packed = fetched(artifact, FOLDER, f"keycloak-quarkus-dist-{VERSION}.zip", SHA256)
     # Another name until it is complete.
     work = FOLDER / "work"
     shutil.rmtree(work, ignore_errors=True)

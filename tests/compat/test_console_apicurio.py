@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
-import shutil
 import subprocess
 import tarfile
 import urllib.request
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from conditions import eventually
-from machine import lacking
+from maven import fetched
 from ports import free_ports
 from shoal.console.payloads import Decoded
 from shoal.console.registries import Registry, RegistrySettings
@@ -42,13 +40,9 @@ def jar() -> Path:
     """Return the registry's program, which Maven fetches once into `build`."""
     found = FOLDER / f"apicurio-registry-app-{VERSION}-runner.jar"
     if not found.exists():
-        if shutil.which("mvn") is None:
-            lacking("no mvn on the PATH: apt-get install maven")
-        artifact = f"-Dartifact=io.apicurio:apicurio-registry-app:{VERSION}:tar.gz:all"
-        words = ["mvn", "-q", "-B", "dependency:copy", artifact, f"-DoutputDirectory={FOLDER}"]
-        subprocess.run(words, check=True)
-        packed = FOLDER / f"apicurio-registry-app-{VERSION}-all.tar.gz"
-        assert hashlib.sha256(packed.read_bytes()).hexdigest() == SHA256
+        artifact = f"io.apicurio:apicurio-registry-app:{VERSION}:tar.gz:all"
+        name = f"apicurio-registry-app-{VERSION}-all.tar.gz"
+        packed = fetched(artifact, FOLDER, name, SHA256)
         with tarfile.open(packed) as archive:
             archive.extractall(FOLDER, filter="data")
     return found
