@@ -28,10 +28,6 @@ if TYPE_CHECKING:
     from shoal.tiered.store import ObjectStore
 
 
-#: The role of a node that has partitions, as in process.roles.
-BROKER = "broker"
-
-
 def _option(metavar: str, help: str) -> Any:
     return typer.Option(metavar=metavar, help=help)
 
@@ -159,6 +155,8 @@ def _write(path: str, data: bytes) -> None:
 
 def _ids(brokers: str | None, node_id: int, roles: Sequence[str] | None) -> list[int]:
     """Return the ids of the brokers. Raises `Failed` if they contradict the node's `roles`."""
+    from shoal.server.cluster_config import BROKER
+
     is_broker = roles is None or BROKER in roles
     if brokers is None:
         if not is_broker:

@@ -489,10 +489,8 @@ class TransactionalProducer(Producer):
                 feature = GROUP_KEY_RANGES_FEATURE if any(fields.values()) else None
                 if self._in_order:
                     feature = COMMIT_ORDER_FEATURE
-                    first = {
-                        where: {"first_offset": consumer.first_offset(where)} for where in pieces
-                    }
-                    fields = {where: {**fields[where], **first[where]} for where in pieces}
+                    for where, row in fields.items():
+                        row["first_offset"] = consumer.first_offset(where)
                 try:
                     await self._request_offsets(group, offsets, fields, feature, turn_s)
                 except KafkaError as error:
