@@ -1,8 +1,9 @@
-"""The long tail of tests, one part after the other: `make nightly`.
+"""The long tail of tests, part by part: `make nightly`.
 
 NIGHTLY_HOURS (8) is the time in hours of the parts that can use any: simulations, fuzzing and
 faults. The other parts take as long as they need. All draws come from NIGHTLY_SEED. Without it,
 each night draws another one and prints it. NIGHTLY_PARTS names the parts to run, all by default.
+NIGHTLY_LANES (1) is the number of parts that run at once. The longest ones begin first.
 
 A part that fails does not stop the others. Each writes its output into build/nightly/PART.log. The
 summary names the parts that failed, and then the exit code is 1.
@@ -10,12 +11,15 @@ summary names the parts that failed, and then the exit code is 1.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,8 +32,9 @@ PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
 SLACK_S = 1800.0
 #: Upper bound of a part without a given time, in seconds.
 UNTIMED_S = 6 * 3600.0
-#: The exit code of `timeout`.
-TOO_LATE = 124
+#: The exit codes of `timeout`, and of a shell whose command was interrupted.
+TOO_LATE, INTERRUPTED = 124, 130
+CUT_SHORT = {TOO_LATE: "did not end in time", INTERRUPTED: "was interrupted"}
 #: Lines of a failed part's output that are printed.
 TAIL = 40
 
@@ -79,7 +84,7 @@ class Outcome(NamedTuple):
 
 
 def parts_of(hours: float, seed: int) -> list[Part]:
-    """All parts in their order; the longest ones without a cluster first."""
+    """All parts in the order in which they begin: the longest ones first."""
     whole_s = hours * 3600
     seeds_s, fuzz_s, faults_s = 0.4 * whole_s, 0.2 * whole_s, 0.4 * whole_s
     first = random.Random(seed).randrange(10**6, 10**9)
@@ -110,16 +115,16 @@ def parts_of(hours: float, seed: int) -> list[Part]:
     fuzz = Command(("make", "fuzz", f"FUZZ=--seconds {fuzz_s:.0f}"), drawn)
     e2e = Command(("make", "e2e"), {**drawn, "PYTEST_ADDOPTS": "-m 'nightly or not nightly'"})
     return [
+        Part("e2e", lambda _: e2e, UNTIMED_S),
         Part("tests", lambda _: marked, UNTIMED_S),
         Part("seeds", seeds, seeds_s + SLACK_S, seeds_s),
         Part("fuzz", lambda _: fuzz, fuzz_s + SLACK_S),
         Part("faults", faults, faults_s + SLACK_S),
-        Part("e2e", lambda _: e2e, UNTIMED_S),
     ]
 
 
-def run(part: Part, folder: Path) -> Outcome:
-    """Run a part, its output in `folder`. It ends at its first failure."""
+def run(part: Part, folder: Path, interrupted: threading.Event) -> Outcome:
+    """Run a part, its output in `folder`. It ends at its first failure, or when interrupted."""
     folder.mkdir(parents=True, exist_ok=True)
     began, number = time.monotonic(), 0
     with (folder / f"{part.name}.log").open("w") as log:
@@ -127,18 +132,18 @@ def run(part: Part, folder: Path) -> Outcome:
             command = part.command(number)
             print(f"{part.name}: {command.shown()}", flush=True)
             left = part.limit_s - (time.monotonic() - began)
-            status = _run(command, log.fileno(), left)
+            status = _run(command, log.fileno(), left, interrupted)
             number += 1
             seconds = time.monotonic() - began
             if status:
-                how = "did not end in time" if status == TOO_LATE else f"exit code {status}"
+                how = CUT_SHORT.get(status, f"exit code {status}")
                 return Outcome(part.name, seconds, number, f"{command.shown()}: {how}")
             if seconds >= part.seconds:
                 return Outcome(part.name, seconds, number, "")
 
 
-def _run(command: Command, log: int, limit_s: float) -> int:
-    """Exit code of a command; TOO_LATE if it was killed, with all it started."""
+def _run(command: Command, log: int, limit_s: float, interrupted: threading.Event) -> int:
+    """Exit code of a command. One that is cut short is killed, with all it started."""
     process = subprocess.Popen(
         command.words,
         cwd=ROOT,
@@ -147,10 +152,12 @@ def _run(command: Command, log: int, limit_s: float) -> int:
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
+    end = time.monotonic() + max(1.0, limit_s)
     try:
-        return process.wait(max(1.0, limit_s))
-    except subprocess.TimeoutExpired:
-        return TOO_LATE
+        while (left := end - time.monotonic()) > 0 and not interrupted.is_set():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.wait(min(1.0, left))
+        return INTERRUPTED if interrupted.is_set() else TOO_LATE
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -170,16 +177,29 @@ def summary(outcomes: Sequence[Outcome], folder: Path) -> str:
     return "\n".join(lines)
 
 
-def night(parts: Sequence[Part], folder: Path) -> int:
-    """Run all parts, print the summary, and return the exit code."""
+def night(parts: Sequence[Part], folder: Path, lanes: int = 1) -> int:
+    """Run all parts, `lanes` at once, print the summary, and return the exit code.
+
+    An interrupt ends the parts that run, and no other one begins.
+    """
     outcomes: list[Outcome] = []
-    try:
-        for part in parts:
-            outcome = run(part, folder)
-            print(f"{part.name}: {outcome.failure or 'passed'}", flush=True)
-            outcomes.append(outcome)
-    except KeyboardInterrupt:
-        print("interrupted")
+    interrupted = threading.Event()
+
+    def in_lane(part: Part) -> None:
+        if interrupted.is_set():
+            return
+        outcome = run(part, folder, interrupted)
+        print(f"{part.name}: {outcome.failure or 'passed'}", flush=True)
+        outcomes.append(outcome)
+
+    with ThreadPoolExecutor(lanes) as pool:
+        begun = [pool.submit(in_lane, part) for part in parts]
+        try:
+            for one in begun:
+                one.result()
+        except KeyboardInterrupt:
+            interrupted.set()
+            print("interrupted", flush=True)
     print(summary(outcomes, folder), flush=True)
     return int(len(outcomes) < len(parts) or any(one.failure for one in outcomes))
 
@@ -192,9 +212,12 @@ def main() -> None:
     wanted = (os.environ.get("NIGHTLY_PARTS") or " ".join(p.name for p in parts)).split()
     if unknown := set(wanted) - {part.name for part in parts}:
         sys.exit(f"NIGHTLY_PARTS: unknown {sorted(unknown)}. Parts: {[p.name for p in parts]}")
+    lanes = int(os.environ.get("NIGHTLY_LANES") or 1)
+    if lanes < 1:
+        sys.exit(f"NIGHTLY_LANES: {lanes} is less than 1.")
     print(f"NIGHTLY_SEED={seed}", flush=True)
     chosen = [part for part in parts if part.name in wanted]
-    sys.exit(night(chosen, ROOT / "build" / "nightly"))
+    sys.exit(night(chosen, ROOT / "build" / "nightly", lanes))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,30 @@ def test_all_parts_that_pass_end_with_0(tmp_path: Path) -> None:
     assert night([part("one", ""), part("two", "")], tmp_path) == 0
 
 
+def test_two_lanes_run_two_parts_at_once(tmp_path: Path) -> None:
+    """Each part ends when the other one has begun."""
+    pipes = tmp_path / "here", tmp_path / "there"
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    here, there = map(str, pipes)
+    parts = [
+        part("one", f"open({here!r}, 'w').close(); open({there!r}).close()"),
+        part("two", f"open({here!r}).close(); open({there!r}, 'w').close()"),
+        part("three", ""),
+    ]
+    assert night(parts, tmp_path / "logs", lanes=2) == 0
+
+
+def test_an_interrupt_kills_what_runs_and_begins_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupts = f"import os, signal; os.kill({os.getpid()}, signal.SIGINT); signal.pause()"
+    parts = [part("first", interrupts), part("next", "print('begun')")]
+    assert night(parts, tmp_path) == 1
+    assert "was interrupted" in capsys.readouterr().out
+    assert not (tmp_path / "next.log").exists()
+
+
 def test_a_timed_part_repeats_with_new_commands_and_ends_at_its_first_failure(
     tmp_path: Path,
 ) -> None:
@@ -46,7 +72,7 @@ def test_a_timed_part_repeats_with_new_commands_and_ends_at_its_first_failure(
         limit_s=60.0,
         seconds=60.0,
     )
-    outcome = run(timed, tmp_path)
+    outcome = run(timed, tmp_path, threading.Event())
     assert outcome.commands == 3
     assert outcome.failure.endswith("exit code 1")
     assert (tmp_path / "timed.log").read_text().split() == ["0", "1", "2"]
