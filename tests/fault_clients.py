@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
@@ -33,6 +35,8 @@ SHORT_FETCHES = {"fetch.wait.max.ms": 50}
 TIMEOUT_S = 120
 #: The timeout of a request: a frozen broker does not close its connections.
 SOCKET_TIMEOUT_MS = 6_000
+#: Lines of a trace that are kept: a fault causes some ten.
+TRACE_MAX = 1_000
 #: Pause between two records of a producer.
 PACE_S = 0.004
 #: Errors after which the broker has certainly not applied an acknowledgement.
@@ -102,10 +106,13 @@ class Writer(Worker):
         super().__init__(bootstrap, topic, history)
         self._name, self._partitions = name, partitions
         self.errors: list[str] = []
+        #: What librdkafka did about its epoch and its sequences, to find the cause of a duplicate.
+        self.trace: deque[str] = deque(maxlen=TRACE_MAX)
 
     def run(self) -> None:
         settings = self.client(enable_idempotence=True, delivery_timeout_ms=TIMEOUT_S * 1000)
-        producer = Producer(settings | {"linger.ms": 1})
+        traced = {"linger.ms": 1, "debug": "eos", "log_level": 7}
+        producer = Producer(settings | traced, logger=traced_to(self.trace))
         for n in itertools.count():
             if self.stopping.is_set():
                 break
@@ -126,6 +133,16 @@ class Writer(Worker):
                 self.done += 1
 
         return report
+
+
+def traced_to(lines: deque[str]) -> logging.Logger:
+    """Return a logger that adds its messages, each with its time, to `lines` alone."""
+    handler = logging.Handler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    handler.emit = lambda record: lines.append(handler.format(record))  # type: ignore[method-assign]
+    logger = logging.Logger("librdkafka", logging.DEBUG)
+    logger.addHandler(handler)
+    return logger
 
 
 class TransactionalWriter(Worker):

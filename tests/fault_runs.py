@@ -261,6 +261,8 @@ class Run:
         for anomaly in found[:20]:
             print(f"{anomaly.name}: {anomaly.what}")
             self.show(anomaly.places)
+        for writer in self.plain if found else ():
+            print(f"the trace of {writer}:", *getattr(writer, "trace", ()), sep="\n  ")
         errors = [error for writer in self.plain for error in writer.errors]
         print(f"errors of the writers: {errors[:5]}")
         assert not found, "\n".join(f"{a.name}: {a.what}" for a in found[:20])

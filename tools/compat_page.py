@@ -118,6 +118,10 @@ again, Shoal gives those behind it the same error. Kafka answers them with
 `OUT_OF_ORDER_SEQUENCE_NUMBER` if the reason has gone by then, and librdkafka may write records
 twice after that ([ADR 136](adr/0136-refuse-the-batches-behind-a-refused-one.md)).
 
+After a change of leader, the first batch that breaks a producer's sequence gets
+`NOT_LEADER_OR_FOLLOWER` once, since the batches before it may still be on their way from the former
+leader ([ADR 139](adr/0139-send-back-a-batch-that-overtook-another.md)).
+
 ## Limit on records in flight
 
 Kafka exceeds `share.partition.max.record.locks` by up to a batch, in both acquire modes. Shoal

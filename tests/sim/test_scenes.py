@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from shoal.client.cluster import PATIENCE_S
@@ -22,6 +22,9 @@ from sim.cluster_brokers import CONFIGS
 from sim.cluster_clients import wait
 from sim.cluster_kernel import Violation
 from sim.scenes import Asked, Scene, scene
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 GROUP, TRANSACTION, SHARE = 0, 1, 2
 #: The write timeout of coordinators, and the other time of a request.
@@ -703,3 +706,34 @@ def test_a_log_that_does_not_know_a_producer_takes_its_first_batch_first() -> No
         cluster.until(lambda: cluster.partition("work", 0, 2).is_leader, "broker 2 leads")
         assert produce(1) is ErrorCode.not_leader_or_follower
         assert [produce(0), produce(1)] == [ErrorCode.none] * 2
+
+
+def test_a_batch_that_overtakes_another_on_its_way_to_a_new_leader_is_sent_again() -> None:
+    """librdkafka may send a producer's second batch to the new leader before it has the first one
+    back from the former leader. OUT_OF_ORDER_SEQUENCE_NUMBER would make it take a new epoch."""
+    with scene() as cluster:
+        topic_id = cluster.make_topic("work", [1, 2, 3])
+
+        def producer() -> Callable[[int, int], ErrorCode]:
+            who = cluster.asked(1, ApiKey.INIT_PRODUCER_ID, NEW_PRODUCER)
+            idempotent = {"producer_id": who.producer_id, "producer_epoch": 0}
+            return lambda id, sequence: written(
+                cluster.produce(id, topic_id, sequence=sequence, producer=idempotent)
+            )
+
+        overtaken, broken, idle = producer(), producer(), producer()
+        for produce in (overtaken, broken, idle):
+            assert not produce(1, 0)
+            # The former leader judges as Kafka does.
+            assert produce(1, 2) is ErrorCode.out_of_order_sequence_number
+        cluster.cut_off(cluster.cluster.brokers[1])
+        cluster.until(lambda: cluster.partition("work", 0, 2).is_leader, "broker 2 leads")
+        assert overtaken(2, 2) is ErrorCode.not_leader_or_follower
+        assert overtaken(2, 3) is ErrorCode.not_leader_or_follower
+        assert [overtaken(2, sequence) for sequence in range(1, 4)] == [ErrorCode.none] * 3
+        # It has written to this leader, so nothing of it is on the way.
+        assert overtaken(2, 9) is ErrorCode.out_of_order_sequence_number
+        # If the sequence stays broken, the batch gets Kafka's answer the second time.
+        assert broken(2, 2) is ErrorCode.not_leader_or_follower
+        assert broken(2, 2) is ErrorCode.out_of_order_sequence_number
+        assert not idle(2, 1)

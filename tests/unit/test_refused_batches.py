@@ -34,6 +34,9 @@ class Broker:
     def ahead_of(self, data: bytes, now_ms: int = NOW_MS) -> ErrorCode | None:
         return self.refused.ahead_of(WHERE, data, self.producers, now_ms)
 
+    def overtook(self, data: bytes, start_offset: int) -> bool:
+        return self.refused.overtook(WHERE, data, self.producers, start_offset)
+
     def write(self, data: bytes) -> None:
         header = read_header(data)
         self.producers.note(header, self.end, NOW_MS)
@@ -117,3 +120,35 @@ def test_the_oldest_of_too_many_is_forgotten(monkeypatch: pytest.MonkeyPatch) ->
     assert len(broker.refused) == 3
     assert broker.ahead_of(batch(1, producer=0)) is None
     assert broker.ahead_of(batch(1, producer=3)) is NOT_LEADER
+
+
+def test_a_batch_may_overtake_others_until_its_producer_has_written_to_this_leader() -> None:
+    broker = Broker()
+    broker.write(batch(5))
+    assert broker.overtook(batch(7), start_offset=1)
+    broker.write(batch(6))
+    assert not broker.overtook(batch(8), start_offset=1)
+
+
+def test_a_batch_is_taken_once_for_one_that_overtook_others() -> None:
+    broker = Broker()
+    broker.write(batch(5))
+    assert [broker.overtook(batch(7), 1) for _ in range(3)] == [True, False, False]
+    assert broker.overtook(batch(9), 1)
+
+
+def test_a_producer_that_the_log_does_not_know_overtakes_nothing() -> None:
+    """The log takes its first batch with any sequence."""
+    assert not Broker().overtook(batch(7), start_offset=0)
+
+
+def test_the_oldest_of_too_many_that_overtook_others_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(refused_batches, "REMEMBERED_MAX", 2)
+    broker = Broker()
+    for producer in range(3):
+        broker.write(batch(0, producer=producer))
+        assert broker.overtook(batch(2, producer=producer), start_offset=3)
+    assert broker.overtook(batch(2, producer=0), start_offset=3)
+    assert not broker.overtook(batch(2, producer=2), start_offset=3)

@@ -232,7 +232,7 @@ def _append(
                 raise outcome
             appended = partition.append(outcome or data, now_ms=broker.clock.now_ms())
         except AppendRefused as error:
-            refusal = _refusal(error.code, error.message, error.record_errors)
+            refusal = _refused_by_log(broker, where, partition, data, error)
     if refusal is not None:
         meter.failed_produces += 1
         refusal["log_start_offset"] = partition.log.log_start_offset
@@ -328,6 +328,25 @@ def _refused_with_another(
     if code is ErrorCode.not_leader_or_follower:
         refusal |= _not_leader(partition)
     return refusal
+
+
+def _refused_by_log(
+    broker: Broker,
+    where: tuple[str, UUID | None, int],
+    partition: Partition,
+    data: memoryview,
+    error: AppendRefused,
+) -> _Entry:
+    """The refusal of a batch that the log did not take."""
+    lead = partition.leadership
+    if (
+        error.code is ErrorCode.out_of_order_sequence_number
+        and lead is not None
+        and broker.refused_batches.overtook(where, data, partition.log.producers, lead.start_offset)
+    ):
+        message = "A batch of the producer before this one may be on its way, and comes first."
+        return _refusal(ErrorCode.not_leader_or_follower, message) | _not_leader(partition)
+    return _refusal(error.code, error.message, error.record_errors)
 
 
 def _not_leader(partition: Partition) -> _Entry:

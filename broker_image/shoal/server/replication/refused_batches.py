@@ -1,4 +1,4 @@
-"""Batches of idempotent producers that this broker refused before it looked at their sequence.
+"""Batches of idempotent producers that this broker refused, and that will be sent again.
 
 An idempotent producer has up to five batches under way. When one is refused and may be sent again,
 because this broker does not lead yet or has too few replicas in sync, those behind it are still to
@@ -8,6 +8,9 @@ batch that had been written and whose answer was lost: it is in the log twice. A
 not know the producer takes any sequence first, and refuses the batches before it for ever.
 
 So the batches behind a refused one get its error, until the producer sends it again (ADR 136).
+
+The former leader may be the one that refused it, or have it still. Then the first batch that breaks
+the sequence here gets NOT_LEADER_OR_FOLLOWER, and those behind it do too (ADR 139).
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from shoal.record.batch import (
     BatchHeader,
     Buffer,
     advance_sequence,
+    read_header,
 )
 
 if TYPE_CHECKING:
@@ -66,6 +70,9 @@ class RefusedBatches:
 
     def __init__(self) -> None:
         self._refusals: dict[tuple[Where, int], _Refusal] = {}
+        #: The epoch and first sequence of each producer's last batch that may have overtaken
+        #: others.
+        self._ahead: dict[tuple[Where, int], tuple[int, int]] = {}
 
     def __len__(self) -> int:
         return len(self._refusals)
@@ -106,6 +113,28 @@ class RefusedBatches:
             del self._refusals[where, header.producer_id]
             return None
         return known.code if _lacks(producers, header, known) else None
+
+    def overtook(
+        self, where: Where, data: Buffer, producers: ProducerStates, start_offset: int
+    ) -> bool:
+        """Whether a batch that breaks its producer's sequence may only have overtaken the batches
+        before it, which are on the way from the former leader.
+
+        This is so if the producer has written nothing since this broker leads, from `start_offset`
+        on. The same batch gets this answer once.
+        """
+        header = read_header(data)
+        producer = producers.get(header.producer_id)
+        if producer is None or producer.last_offset >= start_offset:
+            return False
+        key, batch = (where, header.producer_id), (header.producer_epoch, header.base_sequence)
+        if self._ahead.get(key) == batch:
+            return False
+        self._ahead.pop(key, None)
+        if len(self._ahead) >= REMEMBERED_MAX:
+            del self._ahead[next(iter(self._ahead))]
+        self._ahead[key] = batch
+        return True
 
     def _forget(self, now_ms: int) -> None:
         """Forget the oldest refusal if it counts no more."""
