@@ -17,6 +17,7 @@ from clusters import ShoalCluster, running
 from conditions import eventually
 from exactly_once_worker import RECORDS_MAX, Copier
 from kafkas import KafkaProcess
+from machine import lacking
 from servers import ShoalProcess
 from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
@@ -157,7 +158,7 @@ def test_brokers_of_a_cluster_are_killed(mode: str, tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_the_same_program_on_kafka(tmp_path: Path) -> None:
     if reason := kafka_tools.absent():
-        pytest.skip(reason)
+        lacking(reason)
     process = KafkaProcess(tmp_path / "node").start()
     try:
         copied(process.bootstrap, "positions", 300)
@@ -170,7 +171,7 @@ def test_the_same_program_on_kafka(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_a_cluster_with_an_older_transaction_version(tmp_path: Path) -> None:
     if reason := kafka_tools.absent():
-        pytest.skip(reason)
+        lacking(reason)
     flags = ("--feature", "transaction.version=1")
     process = KafkaProcess(tmp_path / "node", format_flags=flags).start()
 
