@@ -142,3 +142,16 @@ def test_help_needs_none_of_the_tools() -> None:
     assert done.stderr.strip() == "[]"
     for name in ("server", "topics", "share-consume", "top", "dump"):
         assert f"\n  {name} " in done.stdout
+
+
+def test_a_broker_without_tls_and_object_store_imports_no_library_for_them() -> None:
+    """Each takes 5 to 25 MB of memory, and delays the start."""
+    code = (
+        "import shoal.cli.server, shoal.server.process, sys\n"
+        "print(sorted({'aiohttp', 'cryptography', 'hypothesis', 'jinja2', 'rich'}"
+        " & {m for m, found in sys.modules.items() if found}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert done.stdout.strip() == "[]"

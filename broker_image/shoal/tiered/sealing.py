@@ -18,14 +18,13 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
 from shoal.record.batch import CorruptBatch, read_header
 from shoal.record.compression import Compression, OutputFull, compress, decompress_into
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     from shoal.record.batch import Buffer
 
@@ -73,21 +72,30 @@ def new_envelope(
     `owner` names the object: the envelope fits no other one.
     """
     data_key, nonce = random_bytes(KEY_BYTES), random_bytes(_NONCE_BYTES)
-    sealed = AESGCM(ring.secret(key_id)).encrypt(nonce, data_key, owner)
-    return Envelope(key_id, nonce, sealed), AESGCM(data_key)
+    sealed = _aes_gcm(ring.secret(key_id)).encrypt(nonce, data_key, owner)
+    return Envelope(key_id, nonce, sealed), _aes_gcm(data_key)
 
 
 def open_envelope(ring: KeyRing, envelope: Envelope, owner: bytes) -> AESGCM:
     """Return the cipher of an object. Raises `KeyUnavailable`."""
+    from cryptography.exceptions import InvalidTag
+
     secret = ring.secret(envelope.key_id)
     try:
-        return AESGCM(AESGCM(secret).decrypt(envelope.nonce, envelope.data_key, owner))
+        return _aes_gcm(_aes_gcm(secret).decrypt(envelope.nonce, envelope.data_key, owner))
     except (InvalidTag, ValueError):
         raise KeyUnavailable(
             f"the key {envelope.key_id!r} in shoal.remote.encryption.key.directory is not the one "
             f"that encrypted {owner.decode()}. Put the former key back into its file: a new key "
             "needs another name"
         ) from None
+
+
+def _aes_gcm(key: bytes) -> AESGCM:
+    # Imported here: it takes 5 MB, which a broker without encryption does not need.
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    return AESGCM(key)
 
 
 class Sealer:
@@ -128,6 +136,8 @@ def unseal(
     """Return the `size` bytes of a part before it was sealed. Raises `ValueError` if it has other
     bytes than were sealed, or is another part."""
     if cipher is not None:
+        from cryptography.exceptions import InvalidTag
+
         try:
             data = cipher.decrypt(_PART_NONCE.pack(kind, number), data, None)
         except InvalidTag:
