@@ -135,13 +135,22 @@ class Writer(Worker):
         return report
 
 
+class _Lines(logging.Handler):
+    """Adds each message with its time to `lines`."""
+
+    def __init__(self, lines: deque[str]) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(self.format(record))
+
+
 def traced_to(lines: deque[str]) -> logging.Logger:
-    """Return a logger that adds its messages, each with its time, to `lines` alone."""
-    handler = logging.Handler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    handler.emit = lambda record: lines.append(handler.format(record))  # type: ignore[method-assign]
+    """Return a logger that writes to `lines` alone."""
     logger = logging.Logger("librdkafka", logging.DEBUG)
-    logger.addHandler(handler)
+    logger.addHandler(_Lines(lines))
     return logger
 
 

@@ -15,7 +15,7 @@ the sequence here gets NOT_LEADER_OR_FOLLOWER, and those behind it do too (ADR 1
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from shoal.log.producers import BATCHES_MAX
 from shoal.protocol.errors import ErrorCode
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 #: The topic's name, or its id, and the partition, as the request has them.
 Where = tuple[str, "UUID | None", int]
+#: A partition and the id of one of its producers.
+_Key = tuple[Where, int]
+_Entry = TypeVar("_Entry")
 #: Errors after which a producer sends the same batch again.
 SENT_AGAIN = frozenset(
     {
@@ -69,10 +72,10 @@ class RefusedBatches:
     """Owns the first refused batch of each producer and partition."""
 
     def __init__(self) -> None:
-        self._refusals: dict[tuple[Where, int], _Refusal] = {}
+        self._refusals: dict[_Key, _Refusal] = {}
         #: The epoch and first sequence of each producer's last batch that may have overtaken
         #: others.
-        self._ahead: dict[tuple[Where, int], tuple[int, int]] = {}
+        self._ahead: dict[_Key, tuple[int, int]] = {}
 
     def __len__(self) -> int:
         return len(self._refusals)
@@ -92,12 +95,9 @@ class RefusedBatches:
                     last=header.last_sequence, behind=known.behind - 1
                 )
             return
-        if len(self._refusals) >= REMEMBERED_MAX:
-            del self._refusals[next(iter(self._refusals))]
         first, last = header.base_sequence, header.last_sequence
-        self._refusals[key] = _Refusal(
-            header.producer_epoch, first, last, code, now_ms, BATCHES_MAX - 1
-        )
+        refusal = _Refusal(header.producer_epoch, first, last, code, now_ms, BATCHES_MAX - 1)
+        _remember(self._refusals, key, refusal)
 
     def ahead_of(
         self, where: Where, data: Buffer, producers: ProducerStates, now_ms: int
@@ -130,10 +130,7 @@ class RefusedBatches:
         key, batch = (where, header.producer_id), (header.producer_epoch, header.base_sequence)
         if self._ahead.get(key) == batch:
             return False
-        self._ahead.pop(key, None)
-        if len(self._ahead) >= REMEMBERED_MAX:
-            del self._ahead[next(iter(self._ahead))]
-        self._ahead[key] = batch
+        _remember(self._ahead, key, batch)
         return True
 
     def _forget(self, now_ms: int) -> None:
@@ -141,6 +138,14 @@ class RefusedBatches:
         oldest = next(iter(self._refusals), None)
         if oldest is not None and now_ms - self._refusals[oldest].at_ms > REMEMBERED_MS:
             del self._refusals[oldest]
+
+
+def _remember(entries: dict[_Key, _Entry], key: _Key, entry: _Entry) -> None:
+    """Add an entry as the newest one. If there are too many, the oldest is forgotten."""
+    entries.pop(key, None)
+    if len(entries) >= REMEMBERED_MAX:
+        del entries[next(iter(entries))]
+    entries[key] = entry
 
 
 def _header(data: Buffer | None) -> BatchHeader | None:
