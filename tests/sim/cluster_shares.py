@@ -191,8 +191,8 @@ class ShareHistory:
             return
         comes_later = other.answered <= delivery.began
         lasts_s = LOCK_S - TICK_S
-        if not comes_later and now >= delivery.began + lasts_s:
-            return  # It may have been first, and have ended.
+        if not comes_later and (now >= delivery.began + lasts_s or delivery.hold.session is None):
+            return  # It may have been first, and have ended, by time or with its session.
         if now < other.held_since + lasts_s and other.hold.lasts(self._look(record, other.member)):
             raise Violation("share-lock-overlap", f"{record}: {delivery} while {other}")
 

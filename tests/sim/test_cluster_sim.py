@@ -107,6 +107,12 @@ def test_a_join_that_comes_late_takes_no_key_range_away() -> None:
     try_seed(700660)
 
 
+def test_a_lock_that_ended_with_its_connection() -> None:
+    """The rules compared a lock with a later one although it had ended: its member's connection to
+    the leader broke while the member waited for another broker, before it looked at its records."""
+    try_seed(60648319389)
+
+
 def test_locks_end_when_a_clock_is_set_back() -> None:
     """A broker whose clock was set back by an hour kept the locks of dead members for that hour."""
     simulate(19, brokers=3, faults=["clock_jump"] * 4, parts=[])
