@@ -1,4 +1,4 @@
-"""Writes the chart's Grafana dashboards: cluster, queues and scaling.
+"""Writes the chart's Grafana dashboards: cluster, queues, key ranges and scaling.
 
 Every query is checked by `tests/compat/test_monitoring_queries.py` against what brokers and the
 operator serve.
@@ -219,6 +219,87 @@ QUEUE_PANELS = (
     ),
 )
 
+_COORDINATOR = "shoal_group_coordinator_"
+KEY_RANGE_PANELS = (
+    panel(
+        "Partitions shared by key ranges",
+        f"sum by (pod) ({_COORDINATOR}key_range_shared_partitions{{CLUSTER}})",
+        _BROKER,
+    ),
+    panel(
+        "Finished above the stable offset",
+        f"sum by (pod) ({_COORDINATOR}individual_commit_finished_offsets{{CLUSTER}})",
+        _BROKER,
+    ),
+    panel(
+        "Oldest gap below finished offsets",
+        f"max by (pod) ({_COORDINATOR}individual_commit_oldest_gap_seconds{{CLUSTER}})",
+        _BROKER,
+        "s",
+    ),
+    Panel(
+        "Bytes of key-range fetches",
+        "Bps",
+        (
+            (
+                "sum(rate(shoal_key_range_looked_bytes_total{CLUSTER}[$__rate_interval]))",
+                "looked at",
+            ),
+            ("sum(rate(shoal_key_range_sent_bytes_total{CLUSTER}[$__rate_interval]))", "sent"),
+        ),
+    ),
+    Panel(
+        "Reads of key ranges",
+        "reqps",
+        (
+            (
+                "sum(rate(shoal_key_range_cache_hit_total{CLUSTER}[$__rate_interval]))",
+                "from the cache",
+            ),
+            (
+                "sum(rate(shoal_key_range_cache_miss_total{CLUSTER}[$__rate_interval]))",
+                "from the log",
+            ),
+        ),
+    ),
+    panel(
+        "Cache of hashes",
+        "sum by (pod) (shoal_key_range_cache_bytes{CLUSTER})",
+        _BROKER,
+        "bytes",
+    ),
+    Panel(
+        "Transactions by key ranges",
+        "short",
+        (
+            (f"sum({_COORDINATOR}key_range_open_commits{{CLUSTER}})", "open partitions"),
+            (f"sum({_COORDINATOR}key_range_waiting_commits{{CLUSTER}})", "wait for their turn"),
+        ),
+    ),
+    panel(
+        "Transactions refused by their order",
+        f"sum(increase({_COORDINATOR}key_range_refused_order_count_total{{CLUSTER}}"
+        "[$__rate_interval]))",
+        "refused",
+    ),
+    Panel(
+        "Records done again",
+        "cps",
+        (
+            (
+                f"sum(rate({_COORDINATOR}key_range_redone_records_total{{CLUSTER}}"
+                "[$__rate_interval]))",
+                "by members without key ranges",
+            ),
+            (
+                f"sum(rate({_COORDINATOR}key_range_aborted_records_total{{CLUSTER}}"
+                "[$__rate_interval]))",
+                "after aborts",
+            ),
+        ),
+    ),
+)
+
 SCALING_PANELS = (
     Panel(
         "Consumers",
@@ -280,6 +361,7 @@ _OF_OPERATOR = (("namespace", "label_values(shoal_share_consumer_wanted, namespa
 DASHBOARDS = {
     "shoal-cluster": ("Shoal: cluster", CLUSTER_PANELS, _OF_BROKERS),
     "shoal-queues": ("Shoal: queues", QUEUE_PANELS, _OF_BROKERS),
+    "shoal-key-ranges": ("Shoal: key ranges", KEY_RANGE_PANELS, _OF_BROKERS),
     "shoal-scaling": ("Shoal: scaling", SCALING_PANELS, _OF_OPERATOR),
 }
 

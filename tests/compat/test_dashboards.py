@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from servers import ShoalProcess
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1200)]
-OF_BROKERS = ("shoal-cluster", "shoal-queues")
+OF_BROKERS = ("shoal-cluster", "shoal-queues", "shoal-key-ranges")
 #: The labels that a PodMonitor of the chart gives to a broker.
 LABELS = {"namespace": "shop", "pod": "main-broker-0", "shoal_dev_cluster": "main"}
 #: Panels that stay empty while nothing is wrong, and what would fill them.
