@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 # Tests start hundreds of brokers. Without cached bytecode, each start takes three times as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv release compiled check lint types imports unit model sim wire fuzz java kcat chromium compat spark brokers kube cluster image e2e e2e-nodes demo bench bench-cluster bench-security bench-streams bench-queues bench-spark bench-tiered bench-instructions test test-clients test-clusters test-alone test-all nightly docs site lock clean
+.PHONY: help venv release compiled check lint types imports unit model sim wire fuzz java kcat chromium compat spark brokers kube cluster image e2e e2e-nodes demo bench bench-cluster bench-security bench-streams bench-queues bench-spark bench-tiered bench-earlier bench-instructions test test-clients test-clusters test-alone test-all nightly docs site lock clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z0-9-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 12
@@ -85,6 +85,9 @@ bench-tiered: venv java     ## compare tiered storage with the disk and with Apa
 	$(BIN)/python bench/tiered.py $(BENCH)
 bench-cluster: venv java    ## compare three brokers with Apache Kafka, with BENCH_KILLS=10 kills per row
 	$(BIN)/python bench/run_cluster.py $(BENCH)
+bench-earlier: venv          ## compare this tree with an earlier one: COMMIT=3e8295a
+	@test -n "$(COMMIT)" || { echo 'name the earlier tree: make bench-earlier COMMIT=3e8295a'; exit 2; }
+	$(BIN)/python bench/run_earlier.py $(COMMIT) $(BENCH)
 bench-instructions: venv     ## count a broker's instructions per request with valgrind, beside those of COMMIT
 	PYTHONPATH=broker_image $(BIN)/python bench/instructions.py $(COMMIT)
 bench-spark: venv           ## compare the Spark source with Spark's Kafka source; BENCH=latency selects one figure

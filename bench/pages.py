@@ -31,6 +31,7 @@ TITLES = {
     "security": "TLS, logins and permissions against Apache Kafka",
     "streams": "Streams groups against Apache Kafka",
     "tiered": "Tiered storage against Apache Kafka and the disk",
+    "earlier": "One broker against an earlier tree",
 }
 _LIST = re.compile(r"(<!-- runs -->\n).*?(<!-- end -->)", re.DOTALL)
 TABLE = re.compile(r"(<!-- run: ([\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)

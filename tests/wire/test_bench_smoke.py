@@ -109,6 +109,27 @@ def test_three_brokers_with_tls_everywhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
+def test_an_earlier_tree_is_a_side_of_its_own(tmp_path: Path) -> None:
+    words = [sys.executable, str(BENCH / "run_earlier.py"), "HEAD", "--into", str(tmp_path)]
+    short = ["--scale", "0.01", "--rounds", "1", "--only", "jobs, 2 partitions, commit a record"]
+    ended = subprocess.run([*words, *short], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = json.loads((tmp_path / "earlier.json").read_text())
+    assert found["sides"] == {"shoal": "this tree", "kafka": "HEAD"}
+    (row,) = (row for row in found["rows"] if row["goal"])
+    assert row["figure"] == "cpu_s"
+    assert row["kafka"] > 0
+
+
+def test_an_unknown_earlier_tree_is_named() -> None:
+    words = [sys.executable, str(BENCH / "run_earlier.py"), "no-such-commit"]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "git archive fails" in ended.stderr
+    assert "no-such-commit" in ended.stderr
+
+
+@pytest.mark.nightly
 def test_what_security_costs(tmp_path: Path) -> None:
     """Each goal of a broker alone has its figure. The goals themselves need a quiet machine."""
     options = ("--rounds", "1", "--only", "TLS, ", "--only", "rates with", "--only", "login")
