@@ -32,6 +32,8 @@ PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
 SLACK_S = 1800.0
 #: Upper bound of a part without a given time, in seconds.
 UNTIMED_S = 6 * 3600.0
+#: What a whole night gives the soak test of key ranges, in seconds.
+RANGES_S = 1800.0
 #: The exit codes of `timeout`, and of a shell whose command was interrupted.
 TOO_LATE, INTERRUPTED = 124, 130
 CUT_SHORT = {TOO_LATE: "did not end in time", INTERRUPTED: "was interrupted"}
@@ -110,7 +112,7 @@ def parts_of(hours: float, seed: int) -> list[Part]:
 
     marked = Command(
         (*PYTEST, f"--timeout={UNTIMED_S:.0f}", "-m", "nightly", "tests", "--ignore=tests/e2e"),
-        drawn,
+        {**drawn, "SHOAL_RANGES_S": f"{min(RANGES_S, whole_s / 16):.0f}"},
     )
     fuzz = Command(("make", "fuzz", f"FUZZ=--seconds {fuzz_s:.0f}"), drawn)
     e2e = Command(("make", "e2e"), {**drawn, "PYTEST_ADDOPTS": "-m 'nightly or not nightly'"})
