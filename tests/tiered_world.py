@@ -245,12 +245,12 @@ class World:
         self.copy_quota, self.fetch_quota = (
             TransferQuota(node, image, side) for side in (COPY, FETCH)
         )
-        sealing = Sealing(node, image)
+        self.sealing = Sealing(node, image)
         self.copier = Copier(
-            node, store, metadata, cache, "cluster", self.meters, self.copy_quota, sealing
+            node, store, metadata, cache, "cluster", self.meters, self.copy_quota, self.sealing
         )
         self.arrived = asyncio.Event()
-        self.downloads = Downloads(node, store, cache, self.fetch_quota, sealing.keys)
+        self.downloads = Downloads(node, store, cache, self.fetch_quota, self.sealing.keys)
         self.reader = PartitionReader(
             self.downloads,
             self.log,

@@ -1,8 +1,8 @@
 """A consumer group for as long as wanted, on three brokers: sixteen members that share partitions
 by key ranges come, go and are killed, while librdkafka's and Java's consumers join and leave.
 
-`SHOAL_RANGES_S=1800 pytest -s -m nightly tests/cluster/test_range_soak.py` runs half an hour. SEED repeats the
-order of events.
+`SHOAL_RANGES_S=1800 pytest -s -m nightly tests/cluster/test_range_soak.py` runs half an hour. SEED
+repeats the order of events.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
@@ -12,14 +13,24 @@ from clusters import CLUSTER_ID, ShoalCluster, running
 from commands import SHOAL
 from conditions import eventually
 from confluent_kafka import Consumer, Producer, ShareConsumer, TopicPartition
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
 from object_stores import gateway
 from servers import ShoalProcess
 from shoal.coordinator.contract import Record
 from shoal.coordinator.group import records as group_records
 from shoal.coordinator.share import records as share_records
+from shoal.log.storage import DiskStorage
 from shoal.metadata.records import decode
 from shoal.server.tiered.backups import INCARNATION
+from shoal.server.tiered.key_ring import KeyDirectory
 from shoal.tiered import backup
 from tiered_topics import (
     TIMEOUT_S,
@@ -85,13 +96,20 @@ def restored(store: Path, data_dir: Path, *words: str) -> list[dict[str, Any]]:
     return eventually(attempt, timeout_s=TIMEOUT_S)
 
 
-def saved(store: Path, topic: str) -> list[Record]:
+def pairs(store: Path, path: Path, keys: str) -> Iterator[backup.Pair]:
+    """Yield the records of a backup. `keys` is the directory of the key ring."""
+    ring = KeyDirectory(DiskStorage(), keys)
+    found = backup.decode(path.read_bytes()).records(ring, str(path.relative_to(store)))
+    return backup.pairs_of(found)
+
+
+def saved(store: Path, topic: str, keys: str = "") -> list[Record]:
     """Return the records in the backups of an internal topic; none while the backup of the
     metadata lacks the topic."""
     known = [
         decode(value)
         for path in store.rglob("backup/metadata")
-        for _, value in backup.pairs_of(backup.decode(path.read_bytes()).body)
+        for _, value in pairs(store, path, keys)
         if value is not None
     ]
     if topic not in {one.fields["name"] for one in known if one.kind == "TopicRecord"}:
@@ -100,14 +118,14 @@ def saved(store: Path, topic: str) -> list[Record]:
         Record(key, value)
         for path in store.rglob(f"backup/{topic}/*")
         if path.name.isdigit()
-        for key, value in backup.pairs_of(backup.decode(path.read_bytes()).body)
+        for key, value in pairs(store, path, keys)
         if key is not None
     ]
 
 
-def saved_positions(store: Path) -> dict[str, int]:
+def saved_positions(store: Path, keys: str = "") -> dict[str, int]:
     """Return the committed offsets of topic t in the backups, by group."""
-    found = [group_records.decode(record) for record in saved(store, "__consumer_offsets")]
+    found = [group_records.decode(record) for record in saved(store, "__consumer_offsets", keys)]
     return {
         one.key["group"]: one.value["offset"]
         for one in found
@@ -292,6 +310,50 @@ def test_one_topic_comes_back_alone(tiered: Tiered, tmp_path: Path) -> None:
         assert {t for t in admin.list_topics().topics if t[:2] != "__"} == {"t"}
         consume(broker.bootstrap, end)
         assert committed(broker.bootstrap) == 7
+    finally:
+        broker.stop()
+
+
+def test_an_encrypted_cluster_comes_back_with_its_keys(tmp_path: Path) -> None:
+    """shoal.remote.encryption.key.id: nobody who reads the bucket learns a credential or a group,
+    and the restore needs the key."""
+    store, keys = tmp_path / "store", tmp_path / "keys"
+    keys.mkdir()
+    (keys / "first").write_bytes(base64.b64encode(os.urandom(32)))
+    configs = configs_of(store) | {
+        "shoal.remote.encryption.key.directory": str(keys),
+        "shoal.remote.encryption.key.id": "first",
+    }
+    lost = ShoalProcess(tmp_path / "lost", configs=configs).start()
+    tiered = Tiered(lost, store, AdminClient({"bootstrap.servers": lost.bootstrap}))
+    create(tiered.admin)
+    info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 4096)
+    user = UserScramCredentialUpsertion("mallory", info, b"a password")
+    tiered.admin.alter_user_scram_credentials([user])["mallory"].result(TIMEOUT_S)
+    produce(lost.bootstrap, COUNT)
+    commit(lost.bootstrap, COMMITTED)
+    end = copied_to(tiered)
+    eventually(
+        lambda: saved_positions(store, str(keys)).get("readers") == COMMITTED, timeout_s=TIMEOUT_S
+    )
+    lost.kill9()
+    stored = b"".join(path.read_bytes() for path in store.rglob("backup/**/*") if path.is_file())
+    assert not [word for word in (b"mallory", b"readers") if word in stored]
+
+    eventually(
+        lambda: "'first' is needed" in run_restore(store, tmp_path / "new", "--idle=1s").stderr,
+        timeout_s=TIMEOUT_S,
+    )
+    assert not (tmp_path / "new").exists()
+    (row,) = restored(store, tmp_path / "new", f"--key-directory={keys}")
+    assert row["end"] == end
+    broker = ShoalProcess(tmp_path / "new", configs=configs).start()
+    try:
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        found = admin.describe_user_scram_credentials(["mallory"])["mallory"].result(TIMEOUT_S)
+        assert [one.iterations for one in found.scram_credential_infos] == [4096]
+        consume(broker.bootstrap, end)
+        assert committed(broker.bootstrap) == COMMITTED
     finally:
         broker.stop()
 

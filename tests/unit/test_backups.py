@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import random
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -18,10 +20,12 @@ from shoal.metadata.snapshot import records_of
 from shoal.replication.partition import Partition, ReplicaFetch
 from shoal.server.tiered import restored_metadata
 from shoal.server.tiered.backups import INCARNATION, Backups, Lease
+from shoal.server.tiered.key_ring import Sealing
 from shoal.tiered import backup
+from shoal.tiered.sealing import KeyUnavailable
 from shoal.tiered.segment_object import DamagedObject
 from shoal.tiered.store import BytesSource
-from tiered_world import Clock
+from tiered_world import KEY_DIRECTORY, KEY_ID, Clock
 
 if TYPE_CHECKING:
     from shoal.metadata.image import MetadataImage
@@ -45,11 +49,28 @@ class Lines:
         self.warnings.append(line)
 
 
+class System:
+    """The disk with the key ring, and randomness."""
+
+    def __init__(self) -> None:
+        self.storage = MemoryStorage()
+        self.random_bytes = random.Random(1).randbytes
+        self.storage.make_directory("keys")
+        for number, key_id in enumerate(("first", "second")):
+            self.put_key(key_id, number)
+
+    def put_key(self, key_id: str, number: int) -> None:
+        text = base64.b64encode(bytes(range(number, number + 32)))
+        self.storage.replace_file(f"keys/{key_id}", text, sync=True)
+
+
 class Node:
     """What backups use of a node."""
 
     def __init__(self, id: int) -> None:
         self.id = id
+        self.system = System()
+        self.config = {KEY_DIRECTORY: "keys", KEY_ID: ""}
         self.loop = asyncio.get_running_loop()
         self.clock = Clock()
         self.log = Lines()
@@ -62,19 +83,15 @@ class Cache:
         self.image = image
 
 
-def image(offset: int = 10, incarnation: str = "") -> MetadataImage:
+def image(offset: int = 10, incarnation: str = "", key_id: str = "") -> MetadataImage:
     """Return the image of a cluster with the brokers 2 and 3."""
     records = [
         registration(BrokerImage(id, UUID(int=id), id, (), {}, fenced=False), id) for id in (3, 2)
     ]
-    if incarnation:
-        fields = {
-            "resource_type": 4,
-            "resource_name": "",
-            "name": INCARNATION,
-            "value": incarnation,
-        }
-        records.append(MetadataRecord("ConfigRecord", fields))
+    for name, value in ((INCARNATION, incarnation), (KEY_ID, key_id)):
+        if value:
+            fields = {"resource_type": 4, "resource_name": "", "name": name, "value": value}
+            records.append(MetadataRecord("ConfigRecord", fields))
     return restored_metadata.image_of(records, offset)
 
 
@@ -116,7 +133,8 @@ class Broker:
         cache: Any = self.cache
         partitions: Any = [self.partition]
         self.lease = Lease(node, cache, store, CLUSTER)
-        self.backups = Backups(node, cache, partitions, store, self.lease, CLUSTER)
+        self.sealing = Sealing(node, cache)
+        self.backups = Backups(node, cache, partitions, store, self.sealing, self.lease, CLUSTER)
 
     def append(self, *pairs: tuple[bytes, bytes | None]) -> None:
         self.partition.append_records(pairs, now_ms=NOW_MS)
@@ -203,6 +221,91 @@ def test_what_has_changed_is_written() -> None:
         kinds = [decode(value).kind for _, value in backup.pairs_of(found.body) if value]
         assert (kinds, found.fields["offset"]) == (["RegisterBrokerRecord"] * 2, 11)
         assert broker.backups.written_total == 4
+
+    asyncio.run(main())
+
+
+def opened(broker: Broker, store: FaultyStore, key: str) -> list[backup.Pair]:
+    """Return the records of an object, which the broker's key ring opens."""
+    found = backup.decode(store.objects[key])
+    return list(backup.pairs_of(found.records(broker.sealing.keys, key)))
+
+
+def test_backups_are_encrypted_if_objects_are() -> None:
+    async def main() -> None:
+        store = FaultyStore()
+        broker = Broker(store)
+        broker.append((b"a", b"a secret"))
+        await broker.backups.run()
+        assert b"a secret" in store.objects[STATE]
+        # A key encrypts what is there already, and so does the next one.
+        for number, key_id in enumerate(("first", "second"), 11):
+            puts(store)
+            broker.cache.image = image(number, key_id=key_id)
+            await broker.backups.run()
+            assert puts(store) == [METADATA, STATE]
+            for key in (METADATA, STATE):
+                assert backup.decode(store.objects[key]).fields["sealed"]["key_id"] == key_id
+            assert b"a secret" not in store.objects[STATE]
+            assert b"ConfigRecord" not in store.objects[METADATA]
+            assert opened(broker, store, STATE) == [(b"a", b"a secret")]
+            kinds = {decode(value).kind for _, value in opened(broker, store, METADATA) if value}
+            assert kinds == {"RegisterBrokerRecord", "ConfigRecord"}
+        # Without a key, they are in the clear again.
+        broker.cache.image = image(13)
+        await broker.backups.run()
+        assert b"a secret" in store.objects[STATE]
+        assert "sealed" not in backup.decode(store.objects[METADATA]).fields
+
+    asyncio.run(main())
+
+
+def test_an_encrypted_backup_of_another_object_or_key() -> None:
+    async def main() -> None:
+        store = FaultyStore()
+        broker = Broker(store)
+        broker.cache.image = image(key_id="first")
+        broker.append((b"a", b"1"))
+        await broker.backups.run()
+        sealed = backup.decode(store.objects[STATE])
+        # The place of an object is part of what opens it.
+        with pytest.raises(KeyUnavailable, match="not the one that encrypted the backup"):
+            sealed.records(broker.sealing.keys, METADATA)
+        garbled = sealed._replace(body=sealed.body[:-1] + bytes([sealed.body[-1] ^ 1]))
+        with pytest.raises(DamagedObject, match="authentication"):
+            garbled.records(broker.sealing.keys, STATE)
+        headless = sealed._replace(fields={"sealed": {"key_id": "first"}})
+        with pytest.raises(DamagedObject, match=f"the header of {STATE} is invalid"):
+            headless.records(broker.sealing.keys, STATE)
+        broker.node.system.put_key("first", 7)
+        with pytest.raises(KeyUnavailable, match=f"encrypted the backup {STATE}"):
+            sealed.records(broker.sealing.keys, STATE)
+
+    asyncio.run(main())
+
+
+def test_a_backup_whose_key_is_missing_stays() -> None:
+    """A broker that cannot read the backup does not know whose it is."""
+
+    async def main() -> None:
+        store = FaultyStore()
+        first = Broker(store)
+        first.cache.image = image(key_id="first")
+        await first.backups.run()
+        puts(store)
+        second = Broker(store)
+        second.cache.image = image(11)
+        second.node.system.storage.remove("keys/first")
+        await second.backups.run()
+        assert puts(store) == []
+        assert second.node.log.warnings == ["the backup was not read"]
+        assert second.backups.failed_total == 1
+        # Its own key is missing.
+        first.node.system.storage.remove("keys/first")
+        first.cache.image = image(12, key_id="first")
+        await first.backups.run()
+        assert puts(store) == []
+        assert first.node.log.warnings == ["a backup was not written"]
 
     asyncio.run(main())
 

@@ -93,18 +93,18 @@ class Lost:
         self.store.now_ms = NOW_MS
         body = b"".join(backup.batches((None, encode(record)) for record in metadata()))
         fields = {"cluster_id": CLUSTER, "offset": offset, "written_ms": NOW_MS}
-        await self._put(backup.metadata_key(CLUSTER), backup.encode(fields, body))
+        await self._put(backup.metadata_key(CLUSTER), fields, body)
         body = b"".join(backup.batches(commit(*position) for position in positions))
-        key = backup.state_key(CLUSTER, "__consumer_offsets", 0)
-        await self._put(key, backup.encode({"open": []}, body))
+        await self._put(backup.state_key(CLUSTER, "__consumer_offsets", 0), {"open": []}, body)
         await self.renew_lease()
         self.store.now_ms += MINUTE_MS
 
     async def renew_lease(self) -> None:
-        await self._put(backup.lease_key(CLUSTER), json.dumps({}).encode())
+        await self.store.put(backup.lease_key(CLUSTER), BytesSource(json.dumps({}).encode()))
 
-    async def _put(self, key: str, data: bytes) -> None:
-        await self.store.put(key, BytesSource(data))
+    async def _put(self, key: str, fields: dict[str, Any], body: bytes) -> None:
+        sealer = self.world.sealing.sealer(backup.owner(key))
+        await self.store.put(key, BytesSource(backup.encode(fields, body, sealer)))
 
     async def restore(
         self, target: Target = TARGET, storage: MemoryStorage | None = None
@@ -195,9 +195,11 @@ def test_encrypted_objects_need_the_key_ring() -> None:
         await lost.leave(("t", end))
         with pytest.raises(KeyUnavailable, match="the key 'k0' is needed"):
             await lost.restore()
+        assert backup.incarnation_key(CLUSTER) not in lost.store.objects
         lost.key_directory = "keys"
         report, storage = await lost.restore()
         assert [row.end for row in report.partitions] == [0, end]
+        assert found_positions(storage) == {"t": end}
         assert log_of_again(storage, "t", TOPIC_ID).epochs.entries == [(0, 0)]
 
     run(test)

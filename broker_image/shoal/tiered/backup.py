@@ -2,12 +2,14 @@
 
 An object has a header in JSON, and a body of record batches. The metadata is that of a snapshot of
 the metadata log. The state of a partition of an internal topic is the last record of each key.
+With a key of the key ring the body is encrypted, and the header has what opens it (`sealing`).
 `<cluster>/backup/` has these objects, the lease that shows that the cluster is alive, and the
 incarnation: the id of the last restore, which is in the metadata of the cluster that it made.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import struct
 from itertools import islice
@@ -18,18 +20,23 @@ from crc32c import crc32c
 from shoal.record.batch import CorruptBatch, headers
 from shoal.record.control import ControlType, read_marker
 from shoal.record.records import build_batch, read_records
+from shoal.tiered.sealing import SECTION, Envelope, open_envelope, unseal
 from shoal.tiered.segment_object import DamagedObject
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from shoal.record.batch import Buffer
+    from shoal.tiered.sealing import KeyRing, Sealer
 
 #: CRC-32C of all that follows it, format version, magic, size of the header.
 _HEAD = struct.Struct(">IH6sI")
 _CRC_END = 4
-VERSION = 0
+#: The format of a body in the clear, and of a sealed one, which earlier releases do not read.
+_CLEAR, _SEALED = 0, 1
 MAGIC = b"SHOALB"
+#: The only part of an object that is sealed.
+_BODY = 0
 #: Records of a batch.
 _BATCH_RECORDS = 200
 
@@ -37,10 +44,31 @@ Pair = tuple[bytes | None, bytes | None]
 
 
 class Backup(NamedTuple):
-    """The header and the body of an object."""
+    """The header and the body of an object. The body is as it is stored: `records` opens it."""
 
     fields: dict[str, Any]
     body: bytes
+
+    def records(self, ring: KeyRing, key: str) -> bytes:
+        """Return the record batches of the object with a key, whose body may be sealed. Raises
+        `DamagedObject`, `KeyUnavailable`."""
+        sealed = self.fields.get("sealed")
+        if sealed is None:
+            return self.body
+        try:
+            nonce, data_key = (base64.b64decode(sealed[name]) for name in ("key_nonce", "data_key"))
+            envelope = Envelope(sealed["key_id"], nonce, data_key)
+            codec, size = sealed["codec"], sealed["size"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedObject(f"the header of {key} is invalid: {error!r}") from None
+        cipher = open_envelope(ring, envelope, owner(key))
+        try:
+            opened = unseal(
+                self.body, kind=SECTION, number=_BODY, codec=codec, size=size, cipher=cipher
+            )
+        except ValueError as error:
+            raise DamagedObject(f"{key} is damaged: {error}") from None
+        return bytes(opened)
 
 
 def folder(cluster_id: str) -> str:
@@ -76,10 +104,26 @@ def decode_incarnation(data: Buffer) -> str:
     return str(decode(data).fields["incarnation"])
 
 
-def encode(fields: Mapping[str, Any], body: bytes) -> bytes:
-    """Return the contents of an object."""
-    header = json.dumps(fields, sort_keys=True).encode()
-    out = bytearray(_HEAD.pack(0, VERSION, MAGIC, len(header)))
+def owner(key: str) -> bytes:
+    """Return what the envelope of the object with a key belongs to."""
+    return f"the backup {key}".encode()
+
+
+def encode(fields: Mapping[str, Any], body: bytes, sealer: Sealer | None = None) -> bytes:
+    """Return the contents of an object. A sealer has the envelope of its `owner`."""
+    version, kept = _CLEAR, dict(fields)
+    if sealer is not None and sealer.envelope is not None:
+        version, envelope, part = _SEALED, sealer.envelope, sealer.section(_BODY, body)
+        kept["sealed"] = {
+            "key_id": envelope.key_id,
+            "key_nonce": base64.b64encode(envelope.nonce).decode(),
+            "data_key": base64.b64encode(envelope.data_key).decode(),
+            "codec": int(part.codec),
+            "size": len(body),
+        }
+        body = bytes(part.data)
+    header = json.dumps(kept, sort_keys=True).encode()
+    out = bytearray(_HEAD.pack(0, version, MAGIC, len(header)))
     out += header
     out += body
     out[:_CRC_END] = crc32c(memoryview(out)[_CRC_END:]).to_bytes(_CRC_END, "big")
@@ -93,9 +137,9 @@ def decode(data: Buffer) -> Backup:
     crc, version, magic, size = _HEAD.unpack_from(data)
     if magic != MAGIC:
         raise DamagedObject("the object is not a backup")
-    if version > VERSION:
+    if version > _SEALED:
         raise DamagedObject(
-            f"the backup has format {version} of a newer release; this release reads {VERSION}"
+            f"the backup has format {version} of a newer release; this release reads {_SEALED}"
         )
     if crc32c(memoryview(data)[_CRC_END:]) != crc:
         raise DamagedObject("the backup has a wrong checksum")

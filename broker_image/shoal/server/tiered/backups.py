@@ -20,6 +20,7 @@ from shoal.metadata.records import decode, encode
 from shoal.metadata.snapshot import records_of
 from shoal.record.batch import CorruptBatch
 from shoal.tiered import backup
+from shoal.tiered.sealing import KeyUnavailable
 from shoal.tiered.segment_object import DamagedObject
 from shoal.tiered.store import BytesSource, ObjectMissing, StoreError, Version
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from shoal.server.metadata_cache import MetadataCache
     from shoal.server.node import Node
     from shoal.server.replication.partitions import Partitions
+    from shoal.server.tiered.key_ring import Sealing
     from shoal.tiered.store import ObjectStore
 
 #: The internal topics with a backup. The keys of updates in the last one have a type of their own.
@@ -134,6 +136,7 @@ class Backups:
         cache: MetadataCache,
         partitions: Partitions,
         store: ObjectStore,
+        sealing: Sealing,
         lease: Lease,
         cluster_id: str,
     ) -> None:
@@ -141,14 +144,16 @@ class Backups:
         self._cache = cache
         self._partitions = partitions
         self._store = store
+        self._sealing = sealing
         self._lease = lease
         self._cluster_id = cluster_id
         self._task: asyncio.Task[None] | None = None
         #: Whether the backup in the store is known to be this cluster's.
         self._owned = self._warned = False
-        self._saved_offset = -1
-        #: Leader epoch and high watermark of the last backup of a partition.
-        self._saved: dict[tuple[UUID, int], tuple[int, int]] = {}
+        #: Offset of the last backup of the metadata, and the id of the key that encrypts it.
+        self._saved_metadata = (-1, "")
+        #: Leader epoch, high watermark and id of the key of the last backup of a partition.
+        self._saved: dict[tuple[UUID, int], tuple[int, int, str]] = {}
         self.written_total = self.failed_total = 0
 
     def start(self) -> None:
@@ -170,15 +175,17 @@ class Backups:
         image = self._cache.image
         if not await self._may_write(image):
             return
-        if is_writer(self._node, image) and image.offset > self._saved_offset:
-            await self._attempt("the metadata", self._save_metadata(image))
+        # A former key is still needed until nothing is encrypted with it.
+        key_id = self._sealing.key_id
+        if is_writer(self._node, image) and (image.offset, key_id) != self._saved_metadata:
+            await self._attempt("the metadata", self._save_metadata(image, key_id))
         for partition in list(self._partitions):
             if partition.topic not in STATE_TOPICS or partition.log.offline:
                 continue
             if partition.is_behind:
                 # A new leader takes what was committed for uncommitted until its followers fetch.
                 continue
-            mark = (partition.leader_epoch, partition.high_watermark)
+            mark = (partition.leader_epoch, partition.high_watermark, key_id)
             if partition.is_leader and self._saved.get(partition.key) != mark:
                 name = f"{partition.topic}-{partition.index}"
                 await self._attempt(name, self._save_state(partition, mark))
@@ -191,12 +198,14 @@ class Backups:
         """
         if self._owned:
             return True
+        key = backup.metadata_key(self._cluster_id)
         try:
-            found = backup.decode(await self._store.get(backup.metadata_key(self._cluster_id)))
-            theirs = await asyncio.to_thread(_topic_ids, found.body)
+            found = backup.decode(await self._store.get(key))
+            body = await asyncio.to_thread(found.records, self._sealing.keys, key)
+            theirs = await asyncio.to_thread(_topic_ids, body)
         except (ObjectMissing, DamagedObject):
             theirs = set()
-        except StoreError as error:
+        except (StoreError, KeyUnavailable) as error:
             self.failed_total += 1
             self._node.log.warning("the backup was not read", error=str(error))
             return False
@@ -220,6 +229,7 @@ class Backups:
         except (
             StoreError,
             DamagedObject,
+            KeyUnavailable,
             CorruptBatch,
             OSError,
             LogOffline,
@@ -232,7 +242,7 @@ class Backups:
             self.failed_total += 1
             self._node.log.exception("a backup failed", of=name)
 
-    async def _save_metadata(self, image: MetadataImage) -> None:
+    async def _save_metadata(self, image: MetadataImage, key_id: str) -> None:
         pairs: Iterable[backup.Pair] = ((None, encode(record)) for record in records_of(image))
         fields = {
             "cluster_id": self._cluster_id,
@@ -241,10 +251,10 @@ class Backups:
         }
         body = await self._joined(pairs)
         await self._replace(backup.metadata_key(self._cluster_id), fields, body, "offset")
-        self._saved_offset = image.offset
+        self._saved_metadata = (image.offset, key_id)
 
-    async def _save_state(self, partition: Partition, mark: tuple[int, int]) -> None:
-        epoch, end = mark
+    async def _save_state(self, partition: Partition, mark: tuple[int, int, str]) -> None:
+        epoch, end, _ = mark
         live = backup.LiveRecords(STATE_TOPICS[partition.topic])
         loop, at = self._node.loop, 0
         while at < end and not partition.lost_leadership_since(epoch):
@@ -299,4 +309,10 @@ class Backups:
             pass
         except DamagedObject:
             pass  # A whole one replaces it.
-        await self._store.put_if(key, BytesSource(backup.encode(fields, body)), version)
+        sealed = await asyncio.to_thread(self._sealed, key, fields, body)
+        await self._store.put_if(key, BytesSource(sealed), version)
+
+    def _sealed(self, key: str, fields: dict[str, object], body: bytes) -> bytes:
+        """Return the contents of an object. Raises `KeyUnavailable`."""
+        sealer = self._sealing.sealer(backup.owner(key)) if self._sealing.key_id else None
+        return backup.encode(fields, body, sealer)

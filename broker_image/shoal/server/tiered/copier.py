@@ -451,7 +451,7 @@ def prepare(
     segment: Segment,
     described: Description,
     more: Mapping[Section, bytes],
-    sealer: Callable[[Description], Sealer | None],
+    sealer: Callable[[bytes], Sealer | None],
 ) -> Prepared:
     """Check a closed segment and build what its object has behind the log. Runs in a thread.
     Raises `CorruptBatch`, `KeyUnavailable`, `OSError`."""
@@ -465,7 +465,7 @@ def prepare(
             sections[section] = storage.read_file(segment.path(kind))
     described = described._replace(max_timestamp=found.max_timestamp)
     read = segment.file.read
-    seals = sealer(described)
+    seals = sealer(described.owner)
     source: SegmentSource | SealedSource
     if seals is None:
         end = tail(described, found.chunks, sections)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from shoal.log.storage import Storage
     from shoal.server.metadata_cache import MetadataCache
     from shoal.server.node import Node
-    from shoal.tiered.segment_object import Description
 
 _DIRECTORY = "shoal.remote.encryption.key.directory"
 _KEY_ID = "shoal.remote.encryption.key.id"
@@ -81,13 +80,18 @@ class Sealing:
             except KeyUnavailable as error:
                 raise InvalidConfig(f"{_KEY_ID}={key_id}: {error}.") from None
 
-    def sealer(self, described: Description) -> Sealer | None:
-        """Return what seals the object of a segment, None if it stays as it is. Reads the key's
-        file. Raises `KeyUnavailable`."""
-        config = self._cache.image.broker_config
-        compresses, key_id = config[_COMPRESSION] == "zstd", config[_KEY_ID]
-        if key_id:
-            owner = described.owner
+    @property
+    def key_id(self) -> str:
+        """The id of the key that encrypts new objects; empty without one."""
+        return str(self._cache.image.broker_config[_KEY_ID])
+
+    def sealer(self, owner: bytes) -> Sealer | None:
+        """Return what seals a new object, None if it stays as it is. Reads the key's file. Raises
+        `KeyUnavailable`.
+
+        `owner` names the object, which alone can be opened with the envelope."""
+        compresses = self._cache.image.broker_config[_COMPRESSION] == "zstd"
+        if key_id := self.key_id:
             envelope, cipher = new_envelope(self.keys, key_id, owner, self._random_bytes)
             return Sealer(compresses=compresses, envelope=envelope, cipher=cipher)
         return Sealer(compresses=True) if compresses else None

@@ -144,7 +144,7 @@ async def restore(
     `StoreError`, `DamagedObject`, `KeyUnavailable`, `OSError`."""
     if report := _ended(storage, target):
         return report
-    found = await _metadata(store, cluster_id, target)
+    found = await _metadata(store, ring, cluster_id, target)
     incarnation = await _take_over(store, cluster_id, target.idle_ms, random_id)
     lost, written_ms = found
     sources = await _sources(store, ring, cluster_id, lost, target.topics)
@@ -157,7 +157,7 @@ async def restore(
         leader_epochs=epochs,
     )
     states = {
-        name: await _state(store, cluster_id, image.image.topics[name])
+        name: await _state(store, ring, cluster_id, image.image.topics[name])
         for name in STATE_TOPICS
         if name in image.image.topics
     }
@@ -208,9 +208,12 @@ async def _modified_ms(store: ObjectStore, cluster_id: str) -> dict[str, int]:
     return {info.key: info.modified_ms async for info in store.list(backup.folder(cluster_id))}
 
 
-async def _metadata(store: ObjectStore, cluster_id: str, target: Target) -> tuple[Lost, int]:
+async def _metadata(
+    store: ObjectStore, ring: KeyRing, cluster_id: str, target: Target
+) -> tuple[Lost, int]:
+    key = backup.metadata_key(cluster_id)
     try:
-        found = backup.decode(await store.get(backup.metadata_key(cluster_id)))
+        found = backup.decode(await store.get(key))
     except ObjectMissing:
         others = ", ".join(await clusters(store))
         has = f" It has backups of {others}." if others else ""
@@ -219,7 +222,8 @@ async def _metadata(store: ObjectStore, cluster_id: str, target: Target) -> tupl
             f"The store has no backup of cluster {cluster_id}.{has} Check the URL and the cluster"
             " id; brokers write backups if shoal.remote.backup.interval.ms is positive.",
         ) from None
-    values = (value for _, value in backup.pairs_of(found.body) if value is not None)
+    body = found.records(ring, key)
+    values = (value for _, value in backup.pairs_of(body) if value is not None)
     lost = restored_metadata.lost(map(decode, values), found.fields["offset"])
     unknown = sorted((target.topics or frozenset()) - lost.image.topics.keys())
     if unknown:
@@ -334,26 +338,30 @@ class _State(NamedTuple):
     open: Mapping[int, list[Pair]]
 
 
-async def _state(store: ObjectStore, cluster_id: str, topic: TopicImage) -> dict[int, _State]:
-    """Return the backups of a topic by partition. Raises `DamagedObject`, `StoreError`."""
+async def _state(
+    store: ObjectStore, ring: KeyRing, cluster_id: str, topic: TopicImage
+) -> dict[int, _State]:
+    """Return the backups of a topic by partition. Raises `DamagedObject`, `KeyUnavailable`,
+    `StoreError`."""
     indexes = range(len(topic.partitions))
     names = [backup.state_key(cluster_id, topic.name, index) for index in indexes]
-    found = await asyncio.gather(*(_partition_state(store, key) for key in names))
+    found = await asyncio.gather(*(_partition_state(store, ring, key) for key in names))
     return {index: state for index, state in zip(indexes, found, strict=True) if state is not None}
 
 
-async def _partition_state(store: ObjectStore, key: str) -> _State | None:
+async def _partition_state(store: ObjectStore, ring: KeyRing, key: str) -> _State | None:
     try:
         found = backup.decode(await store.get(key))
     except ObjectMissing:
         return None
+    body = found.records(ring, key)
     opened: dict[int, list[Pair]] = {}
-    end = len(found.body)
+    end = len(body)
     for entry in reversed(found.fields["open"]):
         begin = end - entry["size"]
-        opened[entry["producer_id"]] = _keyed(found.body[begin:end])
+        opened[entry["producer_id"]] = _keyed(body[begin:end])
         end = begin
-    return _State(_keyed(found.body[:end]), opened)
+    return _State(_keyed(body[:end]), opened)
 
 
 def _keyed(body: bytes) -> list[Pair]:

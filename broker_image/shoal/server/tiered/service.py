@@ -154,7 +154,13 @@ class TieredStorage:
         cluster_id = self._directory.cluster_id
         self._lease = Lease(self._node, self._image, self.store, cluster_id)
         self._backups = Backups(
-            self._node, self._image, self._partitions, self.store, self._lease, cluster_id
+            self._node,
+            self._image,
+            self._partitions,
+            self.store,
+            self.sealing,
+            self._lease,
+            cluster_id,
         )
         self._lease.start()
         self._backups.start()
