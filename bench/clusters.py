@@ -9,12 +9,11 @@ controllers.
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from brokers import WAIT_S, Broker, Kafka, free_port
+from brokers import SHOAL, WAIT_S, Broker, Kafka, free_port
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from load_checks import LoadFailed
@@ -87,9 +86,7 @@ class ShoalNode(Node):
             configs["listener.security.protocol.map"] = self._protocols()
         pairs = [f"--set={name}={value}" for name, value in configs.items()]
         return [
-            sys.executable,
-            "-m",
-            "shoal.cli",
+            *SHOAL,
             "server",
             f"--node-id={self.id}",
             f"--quorum={self._voters}",

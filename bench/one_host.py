@@ -13,13 +13,12 @@ import json
 import multiprocessing
 import resource
 import shutil
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from brokers import Broker, process_cpu_s
+from brokers import SHOAL, Broker, process_cpu_s
 from clusters import eventually
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -46,9 +45,7 @@ class Host(Broker):
 
     def command(self) -> list[str]:
         return [
-            sys.executable,
-            "-m",
-            "shoal.cli",
+            *SHOAL,
             "server",
             f"--brokers-per-host={self.brokers}",
             f"--listener={self.bootstrap}",
