@@ -38,10 +38,14 @@ def lines() -> Iterator[Line]:
     for file in sorted(DASHBOARDS.glob("*.json")):
         for panel in json.loads(file.read_text())["panels"]:
             for target in panel["targets"]:
-                query = target["expr"]
-                for name, value in VARIABLES.items():
-                    query = query.replace(name, value)
-                yield Line(file.stem, panel["title"], query)
+                yield Line(file.stem, panel["title"], with_variables(target["expr"]))
+
+
+def with_variables(query: str) -> str:
+    """Return a query with values for Grafana's variables."""
+    for name, value in VARIABLES.items():
+        query = query.replace(name, value)
+    return query
 
 
 class Prometheus:
@@ -90,9 +94,17 @@ class Prometheus:
     def values(self, query: str, start_s: float, end_s: float, step_s: float) -> list[float]:
         """Return the values of a query at these times, of all its lines. Raises ValueError if it is
         no query."""
+        found = self.lines(query, start_s, end_s, step_s)
+        return [value for _, points in found for _, value in points]
+
+    def lines(
+        self, query: str, start_s: float, end_s: float, step_s: float
+    ) -> list[tuple[dict[str, str], list[tuple[float, float]]]]:
+        """Return the labels, and the times with values, of each line of a query. Raises ValueError
+        if it is no query."""
         words = {"start": f"{start_s}", "end": f"{end_s}", "step": f"{step_s}"}
         found = self._get("/api/v1/query_range", query=query, **words)["data"]["result"]
-        return [float(value) for one in found for _, value in one["values"]]
+        return [(one["metric"], [(at, float(v)) for at, v in one["values"]]) for one in found]
 
     def label_values(self, name: str, query: str) -> list[str]:
         """Return the values of a label, as a variable of a dashboard has them."""

@@ -6,8 +6,12 @@
 from __future__ import annotations
 
 import base64
+import os
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import dashboard_pictures
 import pytest
 import yaml
 from conditions import eventually
@@ -17,7 +21,6 @@ from prometheus_server import Prometheus, lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from e2e.cluster.backend import Cluster
 
@@ -27,6 +30,10 @@ SCALING = {"maxReplicas": 2, "targetLagPerReplica": 50, "recordsPerReplica": 10}
 #: Panels that stay empty while nothing is wrong, and what would fill them.
 QUIET = {"Failed reconciliations": "an error of the API server or of the operator"}
 PANELS_S = 300
+#: The folder for the picture of the docs; it is not drawn without one.
+PICTURES = os.environ.get("SHOAL_PICTURES", "")
+#: Seconds of a wave of records.
+WAVE_S = 150
 
 
 def credentials(cluster: Cluster, folder: Path) -> tuple[str, dict[str, str]]:
@@ -62,6 +69,16 @@ def targets(resources: Resources, address: str) -> Iterator[dict[str, Any]]:
             yield {"targets": [address], "labels": labels}
 
 
+def draw_scaling(queue: Resources, server: Prometheus) -> None:
+    """Draw the dashboard after some minutes, in which the backlog grows and is worked off."""
+    began_s = time.time()
+    for _ in range(3):
+        queue.produce("jobs", 400)
+        ended_s = time.time() + WAVE_S
+        eventually(lambda at=ended_s: time.time() > at, timeout_s=2 * WAVE_S)
+    dashboard_pictures.draw(server, DASHBOARD, began_s, Path(PICTURES))
+
+
 def test_every_panel_of_the_operator_has_a_line(queue: Resources, tmp_path: Path) -> None:
     queue.apply(queue_topic(), share_group(), share_consumer(scaling=SCALING))
     queue.wait("queuetopic/jobs", "sharegroup/workers", "shareconsumer/eaters")
@@ -91,6 +108,8 @@ def test_every_panel_of_the_operator_has_a_line(queue: Resources, tmp_path: Path
             return True
 
         eventually(shown, timeout_s=PANELS_S)
+        if PICTURES:
+            draw_scaling(queue, server)
         namespaces = server.label_values("namespace", "shoal_share_consumer_wanted")
         assert queue.namespace in namespaces
         clusters = server.label_values(
