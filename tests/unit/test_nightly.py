@@ -99,6 +99,13 @@ def part_of(name: str, seed: int) -> Part:
     return next(part for part in parts_of(8, seed) if part.name == name)
 
 
+@pytest.mark.parametrize(("hours", "soak_s"), [(8, "1800"), (1, "225")])
+def test_a_whole_night_has_half_an_hour_of_key_ranges(hours: float, soak_s: str) -> None:
+    part = next(part for part in parts_of(hours, 7) if part.name == "tests")
+    assert part.command(0).environment["SHOAL_RANGES_S"] == soak_s
+    assert "SHOAL_RANGES_S" in (TESTS / "cluster" / "test_range_soak.py").read_text()
+
+
 @pytest.mark.parametrize("name", ["tests", "fuzz", "faults", "e2e"])
 def test_each_other_part_draws_from_the_seed_of_the_night(name: str) -> None:
     """`seeding` reads SEED. Another word for it, SHOAL_FAULTS_SEED, would take its place."""
