@@ -14,15 +14,15 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from confluent_kafka import Producer
-from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from load_checks import LoadFailed
+from range_readers import DIVIDED
 from shoal.client.client import Client
 from shoal.client.consumer import GroupConsumer, Reset
 from shoal.protocol.features import KEY_HASH_MAX
 from shoal.record.key_range_map import minus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from load_setup import Figures, Run
 
@@ -67,14 +67,10 @@ class Group:
         return max(loads) * len(loads) / sum(loads)
 
     def ranges(self) -> list[list[tuple[int, int]]]:
-        return [
-            [(r.first, r.last) for ranges in m.key_ranges.values() for r in ranges]
-            for m in self.members
-        ]
+        return [ranges_of(member) for member in self.members]
 
     def tile(self) -> bool:
-        found = self.ranges()
-        return all(found) and _width(r for some in found for r in some) == KEY_HASH_MAX + 1
+        return tile(self.ranges())
 
     async def is_settled(self) -> bool:
         """Whether the ranges stay as they are: those of some members move before others."""
@@ -83,19 +79,21 @@ class Group:
         return self.tile() and self.ranges() == before
 
 
+def tile(found: Sequence[Sequence[tuple[int, int]]]) -> bool:
+    """Return whether each member has key ranges, and all together have all hashes."""
+    return all(found) and _width(r for some in found for r in some) == KEY_HASH_MAX + 1
+
+
+def ranges_of(member: GroupConsumer) -> list[tuple[int, int]]:
+    return [(r.first, r.last) for ranges in member.key_ranges.values() for r in ranges]
+
+
 def _width(ranges: Iterable[tuple[int, int]]) -> int:
     return sum(last - first + 1 for first, last in ranges)
 
 
 def key_range_balance(run: Run) -> Figures:
-    topic = run.topic()
-    enable = ConfigEntry(
-        "shoal.key.ranges.enable", "true", incremental_operation=AlterConfigOpType.SET
-    )
-    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[enable])
-    for future in run.admin.incremental_alter_configs([resource]).values():
-        future.result(30)
-    return asyncio.run(_measure(run, topic))
+    return asyncio.run(_measure(run, run.topic(configs=DIVIDED)))
 
 
 async def _measure(run: Run, topic: str) -> Figures:

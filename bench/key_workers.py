@@ -64,7 +64,7 @@ def key_workers(_broker: Broker, run: Run, fill: Callable[..., Sent]) -> Figures
     topic = _filled(run, fill)
     found = {
         "workers_per_s": asyncio.run(_workers(run.bootstrap, topic, run.count(RECORDS))),
-        "plain_per_s": asyncio.run(_plain(run.bootstrap, topic, run.count(PLAIN_RECORDS))),
+        "plain_per_s": asyncio.run(plain_rate(run.bootstrap, topic, run.count(PLAIN_RECORDS))),
     }
     return {**found, "ratio_to_plain": found["workers_per_s"] / found["plain_per_s"]}
 
@@ -133,7 +133,8 @@ async def _workers(bootstrap: str, topic: str, count: int) -> float:
     return rate
 
 
-async def _plain(bootstrap: str, topic: str, count: int) -> float:
+async def plain_rate(bootstrap: str, topic: str, count: int) -> float:
+    """Return the rate of a plain member, which works on one record after the other."""
     progress = Progress(count)
     async with (
         Client(bootstrap) as client,

@@ -88,13 +88,17 @@ class Run:
 
     def share_group(self) -> str:
         group = f"bench-{uuid.uuid4().hex[:10]}"
-        entry = ConfigEntry(
-            "share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET
-        )
-        resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=[entry])
+        self.configure_group(group, {"share.auto.offset.reset": "earliest"})
+        return group
+
+    def configure_group(self, group: str, configs: dict[str, str]) -> None:
+        entries = [
+            ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+            for name, value in configs.items()
+        ]
+        resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=entries)
         for future in self.admin.incremental_alter_configs([resource]).values():
             future.result(30)
-        return group
 
 
 def figures_of(script: str) -> Figures:

@@ -1,11 +1,11 @@
 """Shoal's additions to share groups, compared with the same load without them: `make bench-queues`.
 
-Key order, a hot key, delayed records, dead letters with a killed broker, readers of key ranges, and
-key workers. Kafka has none of them, so every figure is Shoal's and has an absolute goal. Only key
-workers are compared, with a plain member and with Confluent's Parallel Consumer. Prints one
-table and writes it into bench/results/queues.json and .md. `--only WORD` selects loads, `--rounds
-N` repeats them. A load that finds an error (`load_checks.py`) has a row "failed", and the exit code
-is 1.
+Key order, a hot key, delayed records, dead letters with a killed broker, readers and members of key
+ranges, key workers, and finished offsets. Kafka has none of them, so every figure is Shoal's and
+has an absolute goal. Only members of consumer groups are compared: with a plain member, a share
+group, and Confluent's Parallel Consumer. Prints one table and writes it into
+bench/results/queues.json and .md. `--only WORD` selects loads, `--rounds N` repeats them. A load
+that finds an error (`load_checks.py`) has a row "failed", and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ from load_checks import (
     random_values,
     sent_values,
 )
-from load_setup import CHECKED, QUIET, Figures, Run
+from load_setup import CHECKED, QUIET, Figures, Run, figures_of
 from loads import check_processes, percentiles
+from range_members import idle_members, working_members
 from range_readers import key_ranges
 from report import show
 from results import Clock, Goal, Results, document
@@ -60,13 +61,8 @@ WRITTEN = "shoal_share_group_dead_letters_total"
 def group_with(run: Run, **configs: str) -> str:
     """Return a share group with configs; `_` in their names stands for `.`."""
     group = run.share_group()
-    entries = [
-        ConfigEntry(name.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
-        for name, value in configs.items()
-    ]
-    resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=entries)
-    for future in run.admin.incremental_alter_configs([resource]).values() if entries else ():
-        future.result(30)
+    if configs:
+        run.configure_group(group, {name.replace("_", "."): v for name, v in configs.items()})
     return group
 
 
@@ -465,6 +461,9 @@ LOADS: dict[str, Callable[[Measured, Run], Figures]] = {
     "key ranges, Zipf keys": lambda _, r: key_range_balance(r),
     "100 key workers": lambda b, r: key_workers(b, r, fill),
     "100 key workers, Parallel Consumer": lambda b, r: parallel_consumer(b, r, fill),
+    "8 members with 5 ms a record": lambda b, r: working_members(b, r, fill),
+    "4 members without work": lambda b, r: idle_members(b, r, fill),
+    "1,000,000 finished offsets": lambda _b, _r: figures_of("individual_commits.py"),
 }
 #: Goals by load and figure.
 GOALS = {
@@ -482,12 +481,20 @@ GOALS = {
     ("key ranges, Zipf keys", "busiest"): Goal(1.3, more=False, alone=True),
     ("100 key workers", "ratio_to_plain"): Goal(60, alone=True),
     ("100 key workers, Parallel Consumer", "ratio_to_parallel_consumer"): Goal(1.0, alone=True),
+    ("8 members with 5 ms a record", "ratio_to_plain"): Goal(6, alone=True),
+    ("4 members without work", "ratio_to_plain"): Goal(0.5, alone=True),
+    ("4 members without work", "ratio_to_share"): Goal(1.5, alone=True),
+    ("1,000,000 finished offsets", "bytes_each"): Goal(24, more=False, alone=True),
+    ("1,000,000 finished offsets", "commit_cpu_ms"): Goal(1, more=False, alone=True),
 }
 FIGURES = (
     "rate",
     "workers_per_s",
+    "members_per_s",
     "plain_per_s",
+    "share_per_s",
     "ratio_to_plain",
+    "ratio_to_share",
     "parallel_consumer_per_s",
     "ratio_to_parallel_consumer",
     "unordered_per_s",
@@ -502,6 +509,7 @@ FIGURES = (
     "others_beside_hot_per_s",
     "hot_per_s",
     "bytes_each",
+    "commit_cpu_ms",
     "p50_ms",
     "p99_ms",
     "cpu_us",

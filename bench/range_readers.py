@@ -6,7 +6,6 @@ import asyncio
 import random
 from typing import TYPE_CHECKING
 
-from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from load_checks import LoadFailed
 from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
 KEYS = 10_000
 RECORDS = 1_000_000
 READERS = (1, 2, 8)
+#: Configs of a topic that allows key ranges.
+DIVIDED = {"shoal.key.ranges.enable": "true"}
 
 
 def key_ranges(broker: Broker, run: Run, fill: Callable[..., Sent]) -> Figures:
@@ -30,13 +31,7 @@ def key_ranges(broker: Broker, run: Run, fill: Callable[..., Sent]) -> Figures:
     time from a new topic, of which the broker has cached nothing."""
     count, found = run.count(RECORDS), {}
     for readers in READERS:
-        topic = run.topic()
-        enable = ConfigEntry(
-            "shoal.key.ranges.enable", "true", incremental_operation=AlterConfigOpType.SET
-        )
-        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[enable])
-        for future in run.admin.incremental_alter_configs([resource]).values():
-            future.result(30)
+        topic = run.topic(configs=DIVIDED)
         keys = [2 * key for key in random.Random(1).choices(range(KEYS), k=count)]
         fill(run, topic, keys, batch=100)
         before = broker.cpu_s()

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import pages
 import pytest
+from report import NAMES
 from results import Goal, Results
 
 
 @pytest.mark.parametrize("path", sorted(pages.pages()), ids=lambda path: path.name)
 def test_the_page_shows_the_run_that_it_names(path: Any) -> None:
     assert path.read_text() == pages.pages()[path], "python bench/pages.py"
+
+
+@pytest.mark.parametrize(
+    "bench", ["run", "run_cluster", "run_streams", "security_costs", "queues", "tiered"]
+)
+def test_each_figure_of_a_bench_has_a_name(bench: str) -> None:
+    """A run of twelve minutes ended without a document, because a figure had none."""
+    figures = importlib.import_module(bench).FIGURES
+    assert len(figures) > 2
+    assert set(figures) <= NAMES.keys()
 
 
 def test_every_table_of_figures_names_a_run() -> None:
