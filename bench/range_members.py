@@ -22,6 +22,7 @@ from range_readers import DIVIDED
 from shoal.client.client import Client
 from shoal.client.consumer import GroupConsumer, Reset
 from shoal.client.share import AcknowledgeType
+from shoal.protocol.features import KEY_HASH_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +36,26 @@ IDLE, IDLE_KEYS, IDLE_RECORDS = 4, 10_000, 1_000_000
 #: Between two commits of a member, in seconds.
 COMMIT_S = 1.0
 PLAIN, BY_KEY_RANGES, SHARING = "plain", "key ranges", "share"
+#: What a member has done before there are records.
+JOINED, WAITING = 1, 2
+#: The largest part of the hashes of one of four members.
+PART_MAX = (KEY_HASH_MAX + 1) // IDLE * 1.02
+
+
+class Shared:
+    """What the processes of members and the runner share."""
+
+    def __init__(self, members: int) -> None:
+        self.done = multiprocessing.Array("q", members)
+        self.stages = multiprocessing.Array("q", members)
+        #: All members have joined; there are records; there are no more.
+        self.joined, self.begin, self.end = (multiprocessing.Event() for _ in range(3))
+
+    async def wait(self, number: int) -> None:
+        """Wait until there are records. The membership lasts meanwhile."""
+        self.stages[number] = WAITING
+        while not self.begin.is_set():
+            await asyncio.sleep(0.01)
 
 
 def working_members(_broker: Broker, run: Run, fill: Callable[..., Sent]) -> Figures:
@@ -115,23 +136,24 @@ def _together(
     fill: Callable[..., Sent],
     keys: list[int],
 ) -> float:
-    """Return the rate of all members together. They join before there are records, and wait until
-    all are there."""
-    done, ready = multiprocessing.Array("q", members), multiprocessing.Array("q", members)
-    go, end = multiprocessing.Event(), multiprocessing.Event()
-    words = (run.bootstrap, group, topic, done, ready, go, end)
+    """Return the rate of all members together. They join, and then wait for the records."""
+    shared = Shared(members)
+    words = (run.bootstrap, group, topic, shared)
     processes = [
         multiprocessing.Process(target=_member, args=(kind, n, *words)) for n in range(members)
     ]
     for process in processes:
         process.start()
     stall = Stall(count)
-    while not all(ready[:]):
-        time.sleep(0.01)
-        check_processes(processes)
-        stall.look(0)
-    fill(run, topic, keys, batch=100)
-    go.set()
+    for stage, event in ((JOINED, shared.joined), (WAITING, shared.begin)):
+        while min(shared.stages) < stage:
+            time.sleep(0.01)
+            check_processes(processes)
+            stall.look(0)
+        if stage == WAITING:
+            fill(run, topic, keys, batch=100)
+        event.set()
+    done, end = shared.done, shared.end
     warm, began_s, begun = count // 10, 0.0, 0
     while (total := sum(done[:])) < count:
         time.sleep(0.002)
@@ -149,21 +171,13 @@ def _together(
     return rate
 
 
-def _member(kind: str, number: int, bootstrap: str, group: str, topic: str, *shared: Any) -> None:
+def _member(kind: str, number: int, bootstrap: str, group: str, topic: str, shared: Shared) -> None:
     work = _share if kind == SHARING else _consume
-    asyncio.run(work(kind, number, bootstrap, group, topic, *shared))
+    asyncio.run(work(kind, number, bootstrap, group, topic, shared))
 
 
 async def _consume(
-    kind: str,
-    number: int,
-    bootstrap: str,
-    group: str,
-    topic: str,
-    done: Any,
-    ready: Any,
-    go: Any,
-    end: Any,
+    kind: str, number: int, bootstrap: str, group: str, topic: str, shared: Shared
 ) -> None:
     async with (
         Client(bootstrap) as client,
@@ -175,39 +189,34 @@ async def _consume(
             key_ranges=kind == BY_KEY_RANGES,
         ) as member,
     ):
-        while not go.is_set():
+        while not shared.joined.is_set():
             await member.poll(50)
             part = sum(last - first + 1 for first, last in ranges_of(member))
             # Each has an equal part, as far as ranges of hashes can be equal.
-            ready[number] = int(kind == PLAIN or 0 < part <= (1 << 63) // IDLE * 1.02)
+            is_there = bool(member.positions) if kind == PLAIN else 0 < part <= PART_MAX
+            shared.stages[number] = JOINED if is_there else 0
+        await shared.wait(number)
         committed_s = time.monotonic()
-        while not end.is_set():
-            done[number] += sum(1 for _ in await member.poll(100))
+        while not shared.end.is_set():
+            shared.done[number] += sum(1 for _ in await member.poll(100))
             if time.monotonic() > committed_s + COMMIT_S:
                 await member.commit()
                 committed_s = time.monotonic()
 
 
 async def _share(
-    _kind: str,
-    number: int,
-    bootstrap: str,
-    group: str,
-    topic: str,
-    done: Any,
-    ready: Any,
-    go: Any,
-    end: Any,
+    _kind: str, number: int, bootstrap: str, group: str, topic: str, shared: Shared
 ) -> None:
     """Accept each acquisition with the next one."""
     async with Client(bootstrap) as client, await client.share(group, [topic]) as session:
-        while not go.is_set():
+        while not shared.joined.is_set():
             await session.acquire(max_wait_ms=50)
-            ready[number] = 1
+            shared.stages[number] = JOINED
+        await shared.wait(number)
         due: list[Any] = []
-        while due or not end.is_set():
+        while due or not shared.end.is_set():
             found = await session.acquire(max_wait_ms=100, acknowledgements=due)
             if found.refusals:
                 raise LoadFailed(f"refused: {found.refusals[0]}")
-            done[number] += sum(batch.count for batch in found)
+            shared.done[number] += sum(batch.count for batch in found)
             due = [a for batch in found for a in batch.acknowledge(AcknowledgeType.ACCEPT)]
