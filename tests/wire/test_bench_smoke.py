@@ -130,6 +130,18 @@ def test_an_unknown_earlier_tree_is_named() -> None:
 
 
 @pytest.mark.nightly
+def test_members_of_key_ranges_and_finished_offsets(tmp_path: Path) -> None:
+    """Each of their goals has its figure, at a small scale."""
+    words = [sys.executable, str(BENCH / "queues.py"), "--into", str(tmp_path)]
+    short = ["--scale", "0.05", "--rounds", "1", "--only", "members", "--only", "finished offsets"]
+    ended = subprocess.run([*words, *short], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    rows = json.loads((tmp_path / "queues.json").read_text())["rows"]
+    goals = [(row["load"], row["figure"]) for row in rows if row["goal"]]
+    assert len(goals) == len(set(goals)) == 5
+
+
+@pytest.mark.nightly
 def test_what_security_costs(tmp_path: Path) -> None:
     """Each goal of a broker alone has its figure. The goals themselves need a quiet machine."""
     options = ("--rounds", "1", "--only", "TLS, ", "--only", "rates with", "--only", "login")
