@@ -3,7 +3,7 @@
 Both brokers run with the packages and the clients of this tree, and the extension modules of the
 earlier tree are compiled as its own `make venv` would. `--only WORD` selects loads by a word of
 their name, of all that `make bench` has. `--rounds N` sets the number of pairs, `--scale 0.2`
-shortens the loads.
+shortens the loads, `--set NAME=VALUE` sets a config of both brokers.
 """
 
 from __future__ import annotations
@@ -52,15 +52,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--only", action="append", default=[])
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--into", type=Path, default=HERE / "results", help="folder of the tables")
     options = parser.parse_args()
+    configs = dict(pair.split("=", 1) for pair in options.set)
     chosen = [name for name in LOADS if any(word in name for word in options.only)]
     folder = Path(tempfile.mkdtemp(prefix="shoal-bench-"))
     clock, results = Clock(), Results()
     try:
         Earlier.packages = extract(folder / "tree", options.commit)
         subprocess.run([sys.executable, str(Earlier.packages / "compile.py")], check=True)
-        sides = [kind(folder / kind.__name__) for kind in (Shoal, Earlier)]
+        sides = [kind(folder / kind.__name__, configs=configs) for kind in (Shoal, Earlier)]
         alternate(chosen or KINDS, options, sides, results)
     except NoHistory as error:
         parser.error(str(error))
@@ -71,6 +73,7 @@ def main() -> None:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     rows = results.rows(FIGURES, lambda _, figure: GOALS.get(figure))
+    results.notes += [f"Both brokers have {name}={value}." for name, value in configs.items()]
     titles = {"shoal": "this tree", "kafka": options.commit}
     more = {"sides": titles, "scale": options.scale, "notes": results.notes}
     show(document("earlier", clock, rows, **more), options.into)

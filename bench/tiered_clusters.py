@@ -5,6 +5,7 @@ Clusters have three brokers with a replica of each partition. They are killed, n
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -84,7 +85,12 @@ def _logs(cluster: Cluster, id: int, name: str = "*") -> list[tuple[int, int]]:
     """Return base offset and size of a broker's segments, those of the metadata left out."""
     folder = cluster.nodes[id].directory / "data"
     paths = [path for path in folder.glob(f"{name}-*/*.log") if path.parts[-2][:9] != "__cluster"]
-    return [(int(path.stem), path.stat().st_size) for path in paths]
+    found = []
+    for path in paths:
+        # A copied segment may be deleted at any time.
+        with contextlib.suppress(FileNotFoundError):
+            found.append((int(path.stem), path.stat().st_size))
+    return found
 
 
 def empty_disk(folder: Path, s3: S3Server, scale: float) -> Figures:

@@ -15,7 +15,11 @@ from shoal.record.records import build_batch
 from shoal.server import logs
 from shoal.server.config import resolve
 from shoal.server.network.api import Answer, Api, Body, Request
-from shoal.server.network.connection import PENDING_MAX
+from shoal.server.network.connection import (
+    PENDING_MAX,
+    REQUEST_COST,
+    TURN_COST_MAX,
+)
 from shoal.server.network.error_counts import counted
 from shoal.server.process import compose
 
@@ -97,6 +101,8 @@ def test_reading_stops_while_many_requests_wait() -> None:
         handler = Handler()
         wire = Server(handler.row()).connect()
         wire.receive((PENDING_MAX + 5) * FRAME)
+        await eventually_async(lambda: len(handler.due) >= PENDING_MAX)
+        await asyncio.sleep(0)
         assert len(handler.due) == PENDING_MAX
         assert wire.reading_paused
         for future in handler.due[: PENDING_MAX // 2 + 1]:
@@ -106,6 +112,34 @@ def test_reading_stops_while_many_requests_wait() -> None:
         assert not wire.reading_paused
 
     uvloop.run(main())
+
+
+def test_a_connection_with_many_requests_lets_others_have_their_turn() -> None:
+    """A producer's turn took 60 ms: libuv reads up to 32 times before it looks at other sockets."""
+    turns_of_the_first: list[int] = []
+
+    async def main() -> None:
+        server = Server(AT_ONCE)
+        first, second = server.connect(), server.connect()
+        requests = 3 * TURN_COST_MAX // REQUEST_COST
+        first.receive(requests * FRAME)
+        while first.reading_paused:
+            turns_of_the_first.append(len(first.written))
+            answered = len(second.written)
+            second.receive(FRAME)
+            assert len(second.written) == answered + 1
+            await asyncio.sleep(0)
+        responses = b"".join(first.written)
+        assert len(responses) == requests * (4 + int.from_bytes(responses[:4], "big"))
+        # Turns do not add up.
+        for _ in range(requests):
+            first.receive(FRAME)
+            assert not first.reading_paused
+            turn_s = server.node.loop.time()
+            await eventually_async(lambda at_s=turn_s: server.node.loop.time() > at_s)
+
+    uvloop.run(main())
+    assert len(turns_of_the_first) == 3
 
 
 def test_a_connection_that_is_lost_gives_up_its_requests() -> None:

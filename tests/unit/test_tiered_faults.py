@@ -12,7 +12,7 @@ import object_stores
 import pytest
 from seeding import SEED
 from shoal.log.remote import RemoteUnavailable
-from tiered_world import Crash, World, crash_everywhere, scenario
+from tiered_world import KEY, Crash, World, crash_everywhere, scenario
 
 
 def test_a_run_without_faults() -> None:
@@ -75,6 +75,47 @@ def test_readers_get_an_error_while_the_store_is_down_and_records_afterwards() -
             world.log.read(0, 500)
         world.store.choose = works
         await world.read_all()
+
+    asyncio.run(run())
+
+
+def test_a_sequential_reader_waits_for_the_first_chunk_only() -> None:
+    """It waited for the footer and the first chunk of each segment, and for each chunk at 30 ms a
+    request."""
+
+    async def run() -> None:
+        world = World(3)
+        world.produce(60)
+        await world.run_pass()
+        end = world.log.bases[0]
+        assert len({key for _, key in world.store.calls if key.endswith(".segment")}) > 3
+        offset, waits = 0, 0
+        while offset < end:
+            found = world.log.read(offset, 200)
+            if not found.data:
+                waits += 1
+                await world.arrived.wait()
+            world.arrived.clear()
+            offset = found.next_offset
+            # A reader works on what it has read.
+            for _ in range(10):
+                await asyncio.sleep(0)
+        assert waits <= 3
+
+    asyncio.run(run())
+
+
+def test_a_reader_of_single_records_downloads_no_further_segment() -> None:
+    async def run() -> None:
+        world = World(3)
+        world.produce(60)
+        await world.run_pass()
+        world.store.calls.clear()
+        segment = next(iter(world.metadata.remote(KEY)))
+        while not world.log.read(segment.end_offset, 500).data:
+            await world.arrived.wait()
+            world.arrived.clear()
+        assert len({key for _, key in world.store.calls}) == 1
 
     asyncio.run(run())
 

@@ -45,6 +45,9 @@ FRAME_START_SIZE = 2 * 1024 * 1024
 #: (librdkafka up to 1,000,000 by default, which the size of its queue bounds).
 PENDING_MAX = 256
 PENDING_BYTES_MAX = 64 * 1024 * 1024
+#: What one connection may receive in a turn of the loop, in bytes; libuv reads up to 32 buffers at
+#: once. A request costs this much beside its bytes. Together they take a broker some milliseconds.
+TURN_COST_MAX, REQUEST_COST = 2 * 1024 * 1024, 32 * 1024
 #: Bytes of responses in the write buffer. Above this, the connection stops reading.
 WRITE_BUFFER_HIGH = 4 * 1024 * 1024
 #: Up to this size, joining buffers costs less than a system call that gathers them.
@@ -109,6 +112,7 @@ class Connection(asyncio.BufferedProtocol):
         "_sendfile_writer",
         "_size",
         "_transport",
+        "_turn_cost",
         "_write_paused",
         "active_at",
         "peer",
@@ -131,6 +135,7 @@ class Connection(asyncio.BufferedProtocol):
         self._pending_bytes = 0
         self._bytes_buffered = 0
         self._paused = self._write_paused = False
+        self._turn_cost = 0
         self._request_limits = listener.request_limits
         #: Whether it waits in the queue of the request limits.
         self._awaits_capacity = False
@@ -175,7 +180,10 @@ class Connection(asyncio.BufferedProtocol):
         return _scratch_view[received:]
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.active_at = self._loop.time()
+        now = self._loop.time()
+        if now != self.active_at:
+            # uvloop keeps the time for a turn.
+            self.active_at, self._turn_cost = now, 0
         self._listener.bytes_in += nbytes
         try:
             if self._frame is not None:
@@ -263,6 +271,9 @@ class Connection(asyncio.BufferedProtocol):
         assert self.peer is not None
         if self._transport is None or self._transport.is_closing():
             return
+        self._turn_cost += len(frame) + REQUEST_COST
+        if self._turn_cost > TURN_COST_MAX:
+            self._end_turn()
         answer = self._dispatch.handle(frame, self.peer)
         if answer is None:
             return
@@ -391,12 +402,21 @@ class Connection(asyncio.BufferedProtocol):
             self._paused = True
             self._transport.pause_reading()
 
-    def _resume(self) -> None:
+    def _end_turn(self) -> None:
+        """Let other connections have their turn before this one goes on."""
+        self._turn_cost = 0
+        self._pause()
+        self._loop.call_soon(self._resume, PENDING_MAX, PENDING_BYTES_MAX)
+
+    def _resume(
+        self, pending_max: int = PENDING_MAX // 2, bytes_max: int = PENDING_BYTES_MAX // 2
+    ) -> None:
+        """Read again, unless there is a reason not to."""
         if not self._paused or self._write_paused or self._transport is None:
             return
         if self._muted is not None or self._awaits_capacity:
             return
-        if len(self._pending) >= PENDING_MAX // 2 or self._pending_bytes >= PENDING_BYTES_MAX // 2:
+        if len(self._pending) >= pending_max or self._pending_bytes >= bytes_max:
             return
         self._paused = False
         backlog, self._backlog = self._backlog, b""
