@@ -105,7 +105,8 @@ class Writer(InThread):
         self._turn += 1
         self._producer.produce(
             TOPIC,
-            key=f"k{self.counts[partition] % KEYS}",
+            str(self.counts[partition]),
+            f"k{self.counts[partition] % KEYS}",
             partition=partition,
             on_delivery=self._delivered,
         )
