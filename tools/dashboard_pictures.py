@@ -77,9 +77,13 @@ def _series(server: Prometheus, panel: Mapping[str, Any], began_s: float) -> Ite
     for target in panel["targets"]:
         query = with_variables(target["expr"])
         for labels, points in server.lines(query, began_s, now_s, (now_s - began_s) / POINTS):
-            name = _LABEL.sub(lambda m, of=labels: of.get(m[1], ""), target["legendFormat"])
             times = [datetime.fromtimestamp(at, UTC) for at, _ in points]
-            yield Series(name, times, [value for _, value in points])
+            yield Series(named(target["legendFormat"], labels), times, [v for _, v in points])
+
+
+def named(legend: str, labels: Mapping[str, str]) -> str:
+    """Return a legend with the values of its labels."""
+    return _LABEL.sub(lambda match: labels.get(match[1], ""), legend)
 
 
 def _draw_panel(axis: Any, panel: Mapping[str, Any], series: list[Series]) -> None:
@@ -90,7 +94,8 @@ def _draw_panel(axis: Any, panel: Mapping[str, Any], series: list[Series]) -> No
     axis.grid(color="#dddddd", linewidth=0.5)
     axis.tick_params(labelsize=7)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.xaxis.set_major_formatter(matplotlib.dates.DateFormatter("%H:%M"))
+    formatter: Any = matplotlib.dates.DateFormatter
+    axis.xaxis.set_major_formatter(formatter("%H:%M"))
     axis.yaxis.set_major_formatter(lambda value, _: shown(value, unit))
     axis.set_ylim(bottom=0)
     if series:
@@ -197,9 +202,8 @@ class Load:
                     await session.acknowledge(batch.acknowledge(kind))
 
     async def _read(self, client: Client) -> None:
-        options = {"reset": Reset.EARLIEST, "key_ranges": True}
         async with await GroupConsumer.join(
-            client.cluster, "billing", ["orders"], **options
+            client.cluster, "billing", ["orders"], reset=Reset.EARLIEST, key_ranges=True
         ) as consumer:
             while True:
                 await consumer.poll(500)
