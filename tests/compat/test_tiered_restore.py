@@ -315,7 +315,7 @@ def test_one_topic_comes_back_alone(tiered: Tiered, tmp_path: Path) -> None:
 
 
 def test_an_encrypted_cluster_comes_back_with_its_keys(tmp_path: Path) -> None:
-    """shoal.remote.encryption.key.id: nobody who reads the bucket learns a credential or a group,
+    """shoal.remote.encryption.key.id: a reader of the bucket finds no credential and no group,
     and the restore needs the key."""
     store, keys = tmp_path / "store", tmp_path / "keys"
     keys.mkdir()

@@ -238,7 +238,7 @@ def test_backups_are_encrypted_if_objects_are() -> None:
         broker.append((b"a", b"a secret"))
         await broker.backups.run()
         assert b"a secret" in store.objects[STATE]
-        # A key encrypts what is there already, and so does the next one.
+        # A key encrypts what is there already, as does the next one.
         for number, key_id in enumerate(("first", "second"), 11):
             puts(store)
             broker.cache.image = image(number, key_id=key_id)

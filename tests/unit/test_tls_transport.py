@@ -264,6 +264,7 @@ def test_reading_stops_while_many_requests_wait(tmp_path: Path) -> None:
         client = TlsClient(server, Port(server_context(tmp_path)), client_context())
         await client.handshake()
         client.send(count * FRAME)
+        await eventually_async(lambda: len(waiting) >= PENDING_MAX)
         assert len(waiting) == PENDING_MAX
         answered = 0
         while answered < count:
@@ -316,6 +317,7 @@ def test_a_resumed_connection_does_not_handle_requests_within_another_one(
             # Requests are left when the limit is reached, and a large response waits as well.
             other.socket.room = 1000
             other.send((PENDING_MAX + more) * sized_frame(1))
+            await eventually_async(lambda: len(waiting) >= PENDING_MAX)
             for future in waiting[:PENDING_MAX]:
                 future.set_result(encoded([bytes(WRITE_BUFFER_HIGH // 100)]))
             await asyncio.sleep(0)

@@ -403,7 +403,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def _end_turn(self) -> None:
-        """Let other connections have their turn before this one goes on."""
+        """Let other connections have their turn before this one continues."""
         self._turn_cost = 0
         self._pause()
         self._loop.call_soon(self._resume, PENDING_MAX, PENDING_BYTES_MAX)
