@@ -42,7 +42,7 @@ FROZEN_S = 30
 #: Factors and signs of a unit, largest first.
 _BYTES = ((1 << 30, " GiB"), (1 << 20, " MiB"), (1 << 10, " KiB"), (1, " B"))
 _SHORT = ((1e6, " M"), (1e3, " k"), (1, ""))
-_UNITS = {"bytes": (_BYTES, ""), "Bps": (_BYTES, "/s"), "ms": (((1, " ms"),), "")}
+_UNITS = {"bytes": (_BYTES, ""), "Bps": (_BYTES, "/s"), "ms": (((1000, " s"), (1, " ms")), "")}
 _LABEL = re.compile(r"\{\{(\w+)\}\}")
 _RATES = dict.fromkeys(("cps", "reqps", "ops"), (_SHORT, "/s"))
 
@@ -102,6 +102,8 @@ def _draw_panel(axis: Any, panel: Mapping[str, Any], series: list[Series]) -> No
         axis.legend(*_legend(axis), fontsize=6, frameon=False, loc="upper left")
     else:
         axis.text(0.5, 0.5, "no data", transform=axis.transAxes, ha="center", color="#888888")
+        axis.set_xticks([])
+        axis.set_yticks([])
 
 
 def _legend(axis: Any) -> tuple[list[Any], list[str]]:

@@ -16,6 +16,7 @@ from shoal.server.tiered.retrying_store import CallLimits, RetryingStore
 from shoal.server.tiered.service import store_of
 from shoal.tiered.store import (
     BytesSource,
+    ObjectMissing,
     StoreConflict,
     StoreDenied,
     StoreError,
@@ -115,6 +116,22 @@ def test_a_put_is_repeated_until_it_succeeds(fault) -> None:
         await store.put("k", BytesSource(b"data"))
         assert inner.objects == {"k": b"data"}
         assert (store.attempts_total, store.failures_total) == ({"put": 4}, {"put": 3})
+
+    asyncio.run(run())
+
+
+def test_a_missing_object_is_no_failure() -> None:
+    """A cluster that was never restored has no incarnation. Each look for it counted as one."""
+
+    async def run() -> None:
+        store = RetryingStore(FaultyStore(), LIMITS, random.Random(1))
+        with pytest.raises(ObjectMissing):
+            await store.get("k")
+        version = await store.put_if("k", BytesSource(b"data"), None)
+        with pytest.raises(StoreConflict):
+            await store.put_if("k", BytesSource(b"other"), None)
+        assert version
+        assert (store.attempts_total, store.failures_total) == ({"get": 1, "put": 2}, {})
 
     asyncio.run(run())
 

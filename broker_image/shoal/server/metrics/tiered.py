@@ -148,7 +148,11 @@ _NUMBERS = (
 )
 _REQUESTS = (
     ("requests", "attempts_total", "Requests to the object store, repeated ones included."),
-    ("failures", "failures_total", "Requests to the object store that failed."),
+    (
+        "failures",
+        "failures_total",
+        "Requests to the object store that failed. A missing object is an answer.",
+    ),
     ("bytes", "bytes_total", "Bytes sent to the object store, and received from it."),
 )
 _CACHE = (

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from shoal.tiered.store import StoreError, StoreUnavailable
+from shoal.tiered.store import ObjectMissing, StoreConflict, StoreError, StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -119,6 +119,9 @@ class RetryingStore:
                 return found
             except TimeoutError:
                 error: StoreError = StoreUnavailable(key, f"no answer within {timeout_s:.0f} s")
+            except (ObjectMissing, StoreConflict):
+                # The store has answered.
+                raise
             except StoreError as failure:
                 error = failure
             self._count(self.failures_total, operation)
