@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -82,6 +83,7 @@ class Authority:
         builder = _builder(named(name), issuer, self.key, days=(-1, 3650))
         self.certificate: x509.Certificate = (
             builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier(key_digest(self.key)), critical=False)
             .add_extension(_usage(authority=True), critical=True)
             .sign(signer, hashes.SHA256())
         )
@@ -140,6 +142,18 @@ class Authority:
             .public_bytes(serialization.Encoding.PEM)
             .decode()
         )
+
+
+def key_digest(key: PrivateKey) -> bytes:
+    """Return the identifier of a key as Go makes it, and with it cert-manager: by SHA-256. Others
+    take SHA-1."""
+    named = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    raw = key.public_key().public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    digest = hashlib.sha256(raw).digest()[: len(named.digest)]
+    assert digest != named.digest
+    return digest
 
 
 def pem(*certificates: x509.Certificate) -> str:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from cryptography.hazmat.primitives.asymmetric.types import (
         CertificateIssuerPrivateKeyTypes,
+        CertificateIssuerPublicKeyTypes,
         PrivateKeyTypes,
     )
 
@@ -89,10 +90,7 @@ def issue(
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(digital_signature=True), critical=True)
         .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()),
-            critical=False,
-        )
+        .add_extension(_issuer_identifier(authority, ca_key.public_key()), critical=False)
     )
     if names:
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
@@ -137,6 +135,18 @@ def _usage(**granted: bool) -> x509.KeyUsage:
     return x509.KeyUsage(**{usage: granted.get(usage, False) for usage in every})
 
 
+def _issuer_identifier(
+    authority: x509.Certificate, key: CertificateIssuerPublicKeyTypes
+) -> x509.AuthorityKeyIdentifier:
+    """Return the identifier of the authority's key as the authority has it: its issuer chose the
+    hash, and OpenSSL compares both."""
+    try:
+        found = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier)
+    except x509.ExtensionNotFound:
+        return x509.AuthorityKeyIdentifier.from_issuer_public_key(key)
+    return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(found.value)
+
+
 def check_ca(ca: KeyPair, now: datetime.datetime) -> None:
     """Raise `BadCertificate` unless this authority can sign certificates now."""
     authority, _ = _load_ca(ca)
@@ -178,12 +188,19 @@ def load(pem: bytes) -> x509.Certificate:
 
 
 def is_signed_by(pem: bytes, authority: bytes) -> bool:
-    """Return whether this authority signed a certificate, which may be any text."""
+    """Return whether this authority signed a certificate, which may be any text, and the
+    certificate names the key as the authority does."""
     try:
-        load(pem).verify_directly_issued_by(load(authority))
+        signed, issuer = load(pem), load(authority)
+        signed.verify_directly_issued_by(issuer)
     except (BadCertificate, ValueError, TypeError, InvalidSignature):
         return False
-    return True
+    try:
+        named = signed.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value
+        own = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    except x509.ExtensionNotFound:
+        return True
+    return named.key_identifier in (None, own.digest)
 
 
 def may_stay(

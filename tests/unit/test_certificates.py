@@ -8,6 +8,8 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
+from certificates import Authority, Identity
+from cryptography import x509
 from cryptography.hazmat.primitives.serialization import pkcs12
 from shoal_operator import certificates
 from shoal_operator.certificates import BadCertificate, KeyPair
@@ -96,6 +98,32 @@ def test_handshakes_that_fail(
     client = context(tmp_path, own, trusted, server=False)
     with pytest.raises(ssl.SSLError):
         shake_hands(client, context(tmp_path, server, CA, server=True), name)
+
+
+def test_an_authority_that_names_its_key_by_another_hash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found with cert-manager: brokers did not start, because OpenSSL did not find the issuer of
+    their certificates."""
+    company = Authority("company")
+    ca = KeyPair(
+        company.pem.encode(), Identity(company.key, company.certificate, []).key_pem().encode()
+    )
+    broker, user = (
+        certificates.issue(ca, name, now=NOW, validity_days=30, dns=["broker"], server=True)
+        for name in ("broker", "ann")
+    )
+    server = context(tmp_path, broker, ca, server=True)
+    assert shake_hands(context(tmp_path, user, ca, server=False), server, "broker") == "ann"
+    assert certificates.is_signed_by(broker.certificate, ca.certificate)
+    # What an earlier operator has signed is replaced.
+    monkeypatch.setattr(
+        certificates,
+        "_issuer_identifier",
+        lambda _, key: x509.AuthorityKeyIdentifier.from_issuer_public_key(key),
+    )
+    former = certificates.issue(ca, "broker", now=NOW, validity_days=30)
+    assert not certificates.is_signed_by(former.certificate, ca.certificate)
 
 
 def test_openssl_verifies_them(tmp_path: Path) -> None:
