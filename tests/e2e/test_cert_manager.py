@@ -64,7 +64,7 @@ def test_cert_manager_signs_and_renews_the_authorities(resources: Resources) -> 
     before, pods = authorities(resources), restarts(resources)
     for authority in before:
         authority.verify_directly_issued_by(root)
-    (broker, *_) = chain(resources, "main-broker-tls", "tls.crt")
+    (broker, *_) = chain(resources, "main-broker-tls", "broker.crt")
     broker.verify_directly_issued_by(before[0])
 
     def renewed() -> bool:
