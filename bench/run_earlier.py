@@ -3,7 +3,8 @@
 Both brokers run with the packages and the clients of this tree, and the extension modules of the
 earlier tree are compiled as its own `make venv` would. `--only WORD` selects loads by a word of
 their name, of all that `make bench` has. `--rounds N` sets the number of pairs, `--scale 0.2`
-shortens the loads, `--set NAME=VALUE` sets a config of both brokers.
+shortens the loads, `--set NAME=VALUE` sets a config of both brokers. `--tree COMMIT` takes another
+tree instead of this one.
 """
 
 from __future__ import annotations
@@ -36,19 +37,36 @@ KINDS = [
 GOALS = {"cpu_s": Goal(1.03, more=False)}
 
 
-class Earlier(Shoal):
-    """A broker of the earlier tree. Its side is the peer's, which is "kafka" in every document."""
+class OfTree(Shoal):
+    """A broker of another tree."""
 
-    name = "kafka"
     packages: Path
 
     def command(self) -> list[str]:
         return ["env", f"PYTHONPATH={self.packages}", *super().command()]
 
 
+class Later(OfTree):
+    """A broker of `--tree`."""
+
+
+class Earlier(OfTree):
+    """A broker of the earlier tree. Its side is the peer's, which is "kafka" in every document."""
+
+    name = "kafka"
+
+
+def compiled(folder: Path, commit: str) -> Path:
+    """Return the packages of a commit, compiled. Raises `NoHistory`."""
+    packages = extract(folder, commit)
+    subprocess.run([sys.executable, str(packages / "compile.py")], check=True)
+    return packages
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("commit", help="the earlier tree")
+    parser.add_argument("--tree", help="the later tree, by default this one")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--only", action="append", default=[])
@@ -60,9 +78,11 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="shoal-bench-"))
     clock, results = Clock(), Results()
     try:
-        Earlier.packages = extract(folder / "tree", options.commit)
-        subprocess.run([sys.executable, str(Earlier.packages / "compile.py")], check=True)
-        sides = [kind(folder / kind.__name__, configs=configs) for kind in (Shoal, Earlier)]
+        Earlier.packages = compiled(folder / "earlier", options.commit)
+        if options.tree:
+            Later.packages = compiled(folder / "later", options.tree)
+        kinds = (Later if options.tree else Shoal, Earlier)
+        sides = [kind(folder / kind.__name__, configs=configs) for kind in kinds]
         alternate(chosen or KINDS, options, sides, results)
     except NoHistory as error:
         parser.error(str(error))
@@ -74,7 +94,7 @@ def main() -> None:
         shutil.rmtree(folder, ignore_errors=True)
     rows = results.rows(FIGURES, lambda _, figure: GOALS.get(figure))
     results.notes += [f"Both brokers have {name}={value}." for name, value in configs.items()]
-    titles = {"shoal": "this tree", "kafka": options.commit}
+    titles = {"shoal": options.tree or "this tree", "kafka": options.commit}
     more = {"sides": titles, "scale": options.scale, "notes": results.notes}
     show(document("earlier", clock, rows, **more), options.into)
     print(clock.took())
