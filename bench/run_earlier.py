@@ -74,7 +74,12 @@ def main() -> None:
     parser.add_argument("--into", type=Path, default=HERE / "results", help="folder of the tables")
     options = parser.parse_args()
     configs = dict(pair.split("=", 1) for pair in options.set)
-    chosen = [name for name in LOADS if any(word in name for word in options.only)]
+    # A whole name selects this load alone.
+    chosen = [
+        name
+        for name in LOADS
+        if any(word == name if word in LOADS else word in name for word in options.only)
+    ]
     folder = Path(tempfile.mkdtemp(prefix="shoal-bench-"))
     clock, results = Clock(), Results()
     try:
