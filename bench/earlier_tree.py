@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import io
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
+
+from brokers import Shoal
 
 ROOT = Path(__file__).resolve().parents[1]
 #: The commit that added this file is the first one of security.
@@ -25,6 +28,22 @@ def extract(folder: Path, commit: str) -> Path:
     found = folder / "broker_image"
     assert (found / "shoal" / "server").is_dir()
     return found
+
+
+def compiled(packages: Path) -> Path:
+    """Compile the loops of extracted packages."""
+    words = [sys.executable, str(packages / "compile.py")]
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+    return packages
+
+
+class OfTree(Shoal):
+    """A broker of another tree."""
+
+    packages: Path
+
+    def command(self) -> list[str]:
+        return ["env", f"PYTHONPATH={self.packages}", *super().command()]
 
 
 def before_security() -> str:

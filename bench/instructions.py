@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import raw_requests
 from brokers import ROOT, Shoal
-from earlier_tree import NoHistory, extract
+from earlier_tree import NoHistory, compiled, extract
 from load_checks import LoadFailed
 from raw_requests import Socket
 from shoal.protocol.api import ApiKey
@@ -196,13 +195,6 @@ def count(packages: Path, prepare: Prepare) -> float:
                 broker.kill9()
     few, many = totals
     return (many - few) / COUNTED
-
-
-def compiled(packages: Path) -> Path:
-    """Compile the loops of extracted packages."""
-    words = [sys.executable, str(packages / "compile.py")]
-    subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
-    return packages
 
 
 def main(commit: str, names: Sequence[str]) -> None:

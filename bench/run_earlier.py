@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from brokers import Shoal
-from earlier_tree import NoHistory, extract
+from earlier_tree import NoHistory, OfTree, compiled, extract
 from load_checks import LoadFailed
 from loads import LOADS
 from report import show
@@ -37,15 +36,6 @@ KINDS = [
 GOALS = {"cpu_s": Goal(1.03, more=False)}
 
 
-class OfTree(Shoal):
-    """A broker of another tree."""
-
-    packages: Path
-
-    def command(self) -> list[str]:
-        return ["env", f"PYTHONPATH={self.packages}", *super().command()]
-
-
 class Later(OfTree):
     """A broker of `--tree`."""
 
@@ -54,13 +44,6 @@ class Earlier(OfTree):
     """A broker of the earlier tree. Its side is the peer's, which is "kafka" in every document."""
 
     name = "kafka"
-
-
-def compiled(folder: Path, commit: str) -> Path:
-    """Return the packages of a commit, compiled. Raises `NoHistory`."""
-    packages = extract(folder, commit)
-    subprocess.run([sys.executable, str(packages / "compile.py")], check=True)
-    return packages
 
 
 def main() -> None:
@@ -83,9 +66,9 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="shoal-bench-"))
     clock, results = Clock(), Results()
     try:
-        Earlier.packages = compiled(folder / "earlier", options.commit)
+        Earlier.packages = compiled(extract(folder / "earlier", options.commit))
         if options.tree:
-            Later.packages = compiled(folder / "later", options.tree)
+            Later.packages = compiled(extract(folder / "later", options.tree))
         kinds = (Later if options.tree else Shoal, Earlier)
         sides = [kind(folder / kind.__name__, configs=configs) for kind in kinds]
         alternate(chosen or KINDS, options, sides, results)

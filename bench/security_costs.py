@@ -28,7 +28,7 @@ from confluent_kafka.admin import (
     ResourcePatternType,
     ResourceType,
 )
-from earlier_tree import NoHistory, before_security, extract
+from earlier_tree import NoHistory, OfTree, before_security, compiled, extract
 from load_checks import LoadFailed
 from raw_requests import Socket
 from results import Figures, Goal, Results
@@ -66,14 +66,8 @@ PIECES, LARGE, SMALL, DEPTH = 30, 25, 2_000, 20
 AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 
 
-class Earlier(Shoal):
+class Earlier(OfTree):
     """A broker of the last tree before security."""
-
-    packages: Path
-
-    def command(self) -> list[str]:
-        words = super().command()
-        return ["env", f"PYTHONPATH={self.packages}", *words]
 
 
 def in_pieces(works: Sequence[tuple[Broker, Callable[[], object]]]) -> list[list[float]]:
@@ -274,7 +268,7 @@ def with_entries(folder: Path) -> dict[str, Figures]:
 
 
 def without(folder: Path) -> dict[str, Figures]:
-    Earlier.packages = extract(folder / "earlier-tree", before_security())
+    Earlier.packages = compiled(extract(folder / "earlier-tree", before_security()))
     return compared(PLAIN_ROW, Earlier(folder / "earlier"), Shoal(folder / "now"), lambda: None)
 
 
