@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +17,7 @@ from confluent_kafka.admin import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from servers import ShoalProcess
@@ -42,6 +44,15 @@ def settings(store: Path, **more: str) -> dict[str, str]:
         "broker.heartbeat.interval.ms": "500",
         "log.segment.delete.delay.ms": "0",
     } | {name.replace("_", "."): value for name, value in more.items()}
+
+
+def sizes(paths: Iterable[Path]) -> dict[Path, int]:
+    """Return the sizes of files in bytes, without files that were deleted after their listing."""
+    found = {}
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            found[path] = path.stat().st_size
+    return found
 
 
 class Tiered(NamedTuple):

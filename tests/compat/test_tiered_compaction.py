@@ -9,7 +9,7 @@ from conditions import eventually
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from servers import ShoalProcess
-from tiered_topics import MB, TIMEOUT_S, Tiered, create, settings
+from tiered_topics import MB, TIMEOUT_S, Tiered, create, settings, sizes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,7 +64,7 @@ def test_compacted_topics_are_tiered_behind_a_switch(tmp_path: Path) -> None:
             assert last_values(broker.bootstrap) == {b"%d" % k: value for k in range(KEYS)}
         # 5 MB were copied, and about the last values are left.
         eventually(
-            lambda: sum(path.stat().st_size for path in tiered.objects()) < 3.5 * MB,
+            lambda: sum(sizes(tiered.objects()).values()) < 3.5 * MB,
             timeout_s=TIMEOUT_S,
         )
         assert broker.metric("shoal_remote_cleanings_total") > 1

@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from shoal.protocol.api import ApiKey
 from shoal.record.records import build_batch
-from tiered_topics import BASE_MS, MB, TIMEOUT_S, TOPIC, read_committed, settings
+from tiered_topics import BASE_MS, MB, TIMEOUT_S, TOPIC, read_committed, settings, sizes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,7 +90,7 @@ def check_records(bootstrap: str) -> None:
 def local_logs(cluster: ShoalCluster, id: int) -> dict[int, int]:
     """Return the sizes of the log files of a broker's replica, by base offset."""
     folder = cluster.nodes[id].data_dir / "t-0"
-    return {int(path.stem): path.stat().st_size for path in sorted(folder.glob("*.log"))}
+    return {int(path.stem): size for path, size in sizes(sorted(folder.glob("*.log"))).items()}
 
 
 def in_sync(cluster: ShoalCluster, asked: int) -> tuple[int, ...]:
