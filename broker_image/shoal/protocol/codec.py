@@ -239,9 +239,14 @@ def flexible(api_key: int, version: int) -> bool:
     return bool(entity(api_key, version, EntityType.request).__flexible__)
 
 
+# Caches on the way of each request have a flag for the kind: the hash of an Enum is Python code.
 @cache
-def _reader(api_key: int, version: int, kind: Kind) -> Callable[[Any, int], tuple[Any, int]]:
-    return entity_reader(entity(api_key, version, kind))
+def _reader(api_key: int, version: int, is_request: bool) -> Callable[[Any, int], tuple[Any, int]]:
+    return entity_reader(_entity(api_key, version, is_request))
+
+
+def _entity(api_key: int, version: int, is_request: bool) -> Any:
+    return entity(api_key, version, EntityType.request if is_request else EntityType.response)
 
 
 def read(api_key: int, version: int, kind: Kind, buf: Any, at: int = 0) -> Any:
@@ -254,13 +259,13 @@ def read(api_key: int, version: int, kind: Kind, buf: Any, at: int = 0) -> Any:
             struct = struct_of(entity(api_key, version, kind))
             return _as_attributes(compiler.reader(struct)(memoryview(buf), at)[0])
         try:
-            return _reader(api_key, version, kind)(buf, at)[0]
+            return _reader(api_key, version, kind is EntityType.request)(buf, at)[0]
         except KeyError:  # kio does not have the tag
             own = _with_own_tags(api_key, version, kind, memoryview(buf), at)
             if own is not None:
                 return own
             clean = _without_unknown_tags(api_key, version, kind, memoryview(buf), at)
-            return _reader(api_key, version, kind)(clean, 0)[0]
+            return _reader(api_key, version, kind is EntityType.request)(clean, 0)[0]
     except _MALFORMED as error:
         name = api_key_map.get(api_key, str(api_key))
         raise WireError(f"{name} v{version}: {type(error).__name__}: {error}") from None
@@ -334,31 +339,35 @@ def read_request(api_key: int, version: int, buf: Any, at: int = 0) -> Any:
     if len(buf) - at > BODY_SIZE_MAX:
         raise WireError(f"a {name} request of {len(buf)} bytes")
     try:
-        _length_check(api_key, version, EntityType.request)(buf, at, ENTRIES_MAX)
+        _length_check(api_key, version, True)(buf, at, ENTRIES_MAX)
     except WireError as error:
         raise WireError(f"{name} v{version}: {error}") from None
     return read(api_key, version, EntityType.request, buf, at)
 
 
 @cache
-def _length_check(api_key: int, version: int, kind: Kind) -> length_check.LengthCheck:
-    return length_check.compile_check(struct_of(entity(api_key, version, kind)))
+def _length_check(api_key: int, version: int, is_request: bool) -> length_check.LengthCheck:
+    return length_check.compile_check(struct_of(_entity(api_key, version, is_request)))
 
 
 def read_response(api_key: int, version: int, buf: Any, at: int = 0) -> Any:
     """Parse a response body, whose arrays have no more entries than it has bytes."""
     try:
-        _length_check(api_key, version, EntityType.response)(buf, at, len(buf) - at)
+        _length_check(api_key, version, False)(buf, at, len(buf) - at)
     except WireError as error:
         name = api_key_map.get(api_key)
         raise WireError(f"{name} v{version}: {error}") from None
     return read(api_key, version, EntityType.response, buf, at)
 
 
-@cache
 def writer(api_key: int, version: int, kind: Kind) -> compiler.Writer:
     """Return the compiled writer of a request or response body."""
-    return compiler.writer(struct_of(entity(api_key, version, kind)))
+    return _writer(api_key, version, kind is EntityType.request)
+
+
+@cache
+def _writer(api_key: int, version: int, is_request: bool) -> compiler.Writer:
+    return compiler.writer(struct_of(_entity(api_key, version, is_request)))
 
 
 def write_request(api_key: int, version: int, body: Mapping[str, Any]) -> bytearray:
@@ -420,9 +429,12 @@ def _plain(value: Any) -> Any:
     return value
 
 
+_MILLISECOND = datetime.timedelta(milliseconds=1)
+
+
 def ms(duration: datetime.timedelta) -> int:
     """Return the milliseconds of a duration that kio parsed."""
-    return duration // datetime.timedelta(milliseconds=1)
+    return duration // _MILLISECOND
 
 
 _EPOCH = datetime.datetime.fromtimestamp(0, tz=datetime.UTC)

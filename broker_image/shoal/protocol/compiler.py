@@ -100,14 +100,7 @@ def _put_sized(out: bytearray, value: Any, compact: bool, short: bool) -> None:
     out += value
 
 
-def _put_count(out: bytearray, items: Any, compact: bool) -> None:
-    if compact:
-        put_uvarint(out, 0 if items is None else len(items) + 1)
-    else:
-        out += (-1 if items is None else len(items)).to_bytes(4, "big", signed=True)
-
-
-def get_size(buf: memoryview, at: int, compact: bool, short: bool) -> tuple[int, int]:
+def _get_size(buf: memoryview, at: int, compact: bool, short: bool) -> tuple[int, int]:
     """Return the length at `at`, -1 for null, and the offset after it."""
     if compact:
         size, at = get_uvarint(buf, at)
@@ -117,7 +110,7 @@ def get_size(buf: memoryview, at: int, compact: bool, short: bool) -> tuple[int,
 
 
 def _get_sized(buf: memoryview, at: int, compact: bool, short: bool) -> tuple[bytes | None, int]:
-    size, at = get_size(buf, at, compact, short)
+    size, at = _get_size(buf, at, compact, short)
     if size < 0:
         return None, at
     if at + size > len(buf):
@@ -143,9 +136,8 @@ class Source:
             "get_uvarint": get_uvarint,
             "put_sized": _put_sized,
             "put_records": _put_records,
-            "put_count": _put_count,
             "get_sized": _get_sized,
-            "get_size": get_size,
+            "from_bytes": int.from_bytes,
             "uuid_bytes": _uuid_bytes,
             "uuid": _uuid,
             "WireError": WireError,
@@ -223,7 +215,7 @@ def _scalar(src: Source, field: Field) -> str:
 def _write_value(src: Source, field: Field, flexible: bool, depth: int) -> None:
     """Generate code that writes `x`, a value of the field's type."""
     if field.array:
-        src.add(f"put_count(out, x, {flexible})", depth)
+        _write_count(src, flexible, depth)
         each = "for x in x or ():"
         if isinstance(field.type, Struct):
             src.add(f"w = {src.constant(writer(field.type))}", depth)
@@ -242,6 +234,17 @@ def _write_value(src: Source, field: Field, flexible: bool, depth: int) -> None:
             src.add(call, depth)
     else:
         _write_one(src, str(field.type), flexible, depth)
+
+
+def _write_count(src: Source, flexible: bool, depth: int) -> None:
+    """Generate code that writes the number of entries of `x`. Most have one byte."""
+    if flexible:
+        src.add("n = 0 if x is None else len(x) + 1", depth)
+        src.add("if n <= 0x7F: out.append(n)", depth)
+        src.add("else: put_uvarint(out, n)", depth)
+    else:
+        pack = src.constant(_struct.Struct(">i").pack)
+        src.add(f"out += {pack}(-1 if x is None else len(x))", depth)
 
 
 def _write_one(src: Source, kind: str, flexible: bool, depth: int) -> None:
@@ -309,10 +312,22 @@ def _bounded(function: Reader) -> Reader:
     return read
 
 
+def read_size(src: Source, name: str, flexible: bool, short: bool, depth: int) -> None:
+    """Generate code that reads a length into a variable of that name, -1 for null."""
+    if flexible:
+        src.add(f"{name} = buf[at]; at += 1", depth)
+        src.add(f"if {name} > 0x7F: {name}, at = get_uvarint(buf, at - 1)", depth)
+        src.add(f"{name} -= 1", depth)
+    else:
+        width = 2 if short else 4
+        src.add(f"{name} = from_bytes(buf[at : at + {width}], 'big', signed=True)", depth)
+        src.add(f"at += {width}", depth)
+
+
 def _read_value(src: Source, field: Field, flexible: bool, depth: int) -> None:
     name = f"v[{field.name!r}]"
     if field.array:
-        src.add(f"n, at = get_size(buf, at, {flexible}, False)", depth)
+        read_size(src, "n", flexible, False, depth)
         src.add("if n > len(buf) - at: raise WireError(f'{n} entries in too few bytes')", depth)
         src.add(f"{name} = None if n < 0 else []", depth)
         src.add("for _ in range(n):", depth)

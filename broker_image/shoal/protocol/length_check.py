@@ -12,7 +12,7 @@ import struct as _struct
 from collections.abc import Callable
 from typing import Any
 
-from shoal.protocol.compiler import Source, fixed_runs, get_size, get_uvarint, is_fixed
+from shoal.protocol.compiler import Source, fixed_runs, is_fixed, read_size
 from shoal.protocol.errors import WireError
 from shoal.protocol.schema import FIXED, Field, Struct
 
@@ -54,7 +54,6 @@ def _inner(struct: Struct) -> LengthCheck:
 
 def _compile(struct: Struct) -> LengthCheck:
     src = Source("def f(buf, at, left):")
-    src.names.update(get_uvarint=get_uvarint, get_size=get_size, WireError=WireError)
     for run in fixed_runs([f for f in struct.fields if f.tag is None]):
         if is_fixed(run[0]):
             src.add(f"at += {sum(_WIDTH[str(f.type)] for f in run)}")
@@ -68,7 +67,7 @@ def _compile(struct: Struct) -> LengthCheck:
 
 def _field(src: Source, field: Field, flexible: bool, depth: int) -> None:
     if field.array:
-        src.add(f"n, at = get_size(buf, at, {flexible}, False)", depth)
+        read_size(src, "n", flexible, False, depth)
         if not field.nullable:
             src.add(f"if n < 0: raise WireError('{field.name} is null')", depth)
         src.add("if n > 0:", depth)
@@ -96,7 +95,7 @@ def _one(src: Source, kind: str | Struct, flexible: bool, depth: int) -> None:
     elif kind in FIXED:
         src.add(f"at += {_WIDTH[kind]}", depth)
     else:
-        src.add(f"m, at = get_size(buf, at, {flexible}, {kind == 'string'})", depth)
+        read_size(src, "m", flexible, kind == "string", depth)
         src.add("if m > 0: at += m", depth)
 
 

@@ -183,7 +183,7 @@ class Dispatcher:
             if not answer.done():
                 return PendingResponse(self, request, answer)
             return self.resolve(request, answer)
-        assert isinstance(answer, (list, Mapping)), answer
+        assert isinstance(answer, (list, dict, Mapping)), answer
         return self._respond(request, answer)
 
     def _answer(self, api: Api, frame: bytearray, request: Request) -> Any:
