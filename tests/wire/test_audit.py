@@ -53,3 +53,26 @@ def test_refusals_and_changes_are_logged(start_broker: Callable[..., ShoalProces
         idempotent = "INIT_PRODUCER_ID", "IDEMPOTENT_WRITE", GUEST
         eventually(lambda: lines(broker, "request refused", *idempotent), what="the last refusal")
         assert not any(line.startswith("event=") for line in broker.log)
+
+
+def test_each_request_for_metadata_that_is_refused_is_logged(
+    start_broker: Callable[..., ShoalProcess],
+) -> None:
+    """Also beside a topic that the client may describe, whose cached description is sent again."""
+    broker = start_broker(configs=CONFIGS)
+    with WireClient(broker.bootstrap) as admin, WireClient(broker.bootstrap, source=GUEST) as guest:
+        grant(admin, everything(ADMIN))
+        admin.create_topic("wide", 120)
+        grant(admin, [entry(GUEST, Operation.DESCRIBE, ResourceType.TOPIC, "wide")])
+        asked = [{"name": "wide"}, {"name": "hidden"}]
+        body = {"topics": asked, "allow_auto_topic_creation": False}
+        for _ in range(2):
+            found = {t.name: t.error_code for t in guest.call(ApiKey.METADATA, 8, body).topics}
+            assert found == {
+                "wide": ErrorCode.none,
+                "hidden": ErrorCode.topic_authorization_failed,
+            }
+        eventually(
+            lambda: len(lines(broker, "request refused", "METADATA", "hidden", GUEST)) == 2,
+            what="a line for each refusal",
+        )

@@ -382,7 +382,6 @@ def names_of(client: WireClient, topics: list[str] | None = None) -> list[str]:
 def test_cached_metadata_is_that_of_its_reader(
     admin: WireClient, guest: Guest, shared_broker: ShoalProcess
 ) -> None:
-    """Answers with 100 partitions or more are kept, encoded, with the image."""
     for name in ("large-1", "large-2"):
         admin.create_topic(name, 120)
     everyone = {"large-1", "large-2"}

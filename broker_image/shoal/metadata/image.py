@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from shoal.metadata import configs
+from shoal.metadata.answers import EncodedAnswers
 from shoal.metadata.configs import BROKER, GROUP, TOPIC, Layers, Origin, Source, Texts
 
 if TYPE_CHECKING:
@@ -120,8 +121,8 @@ class MetadataImage:
     scram_credentials: Mapping[tuple[str, int], ScramCredential] = field(default_factory=dict)
     #: Delegation tokens by token id.
     delegation_tokens: Mapping[str, DelegationToken] = field(default_factory=dict)
-    #: Cache of encoded responses about this image; it is dropped with the image.
-    answers: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    #: Encoded responses about this image; they are dropped with the image.
+    answers: EncodedAnswers = field(default_factory=EncodedAnswers, compare=False, repr=False)
     #: Cache of the effective configs of topics and groups with configs of their own, by name.
     known_topic_configs: dict[str, dict[str, Any]] = field(default_factory=dict, compare=False)
     known_group_configs: dict[str, dict[str, Any]] = field(default_factory=dict, compare=False)

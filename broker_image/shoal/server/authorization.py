@@ -107,6 +107,11 @@ class Access:
             )
             cache.subscribe(self._changed)
 
+    @property
+    def logs_successes(self) -> bool:
+        """Whether each permission is logged, too."""
+        return self.enabled and self._audit.logs_successes
+
     def start(self, image: MetadataImage) -> None:
         """Take over the entries of the first image, which is loaded from a snapshot and comes
         without a delta."""
@@ -141,7 +146,7 @@ class Access:
         """
         peer = request.peer
         allowed = self.authorizer.allows(peer.principal, peer.host, operation, resource_type, name)
-        if (self.enabled and self._audit.logs_successes) if allowed else audited:
+        if self.logs_successes if allowed else audited:
             make = audit.allowed if allowed else audit.refused
             entry = make(
                 principal=peer.principal,

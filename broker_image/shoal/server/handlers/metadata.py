@@ -1,5 +1,7 @@
 """Metadata: brokers, the controller, and topics with their partitions and leaders (KIP-516).
 
+Responses are cached, encoded, with the image: clients that use the same topics ask the same.
+
 A request has topics by name, by id, or all of them. An unknown name creates the topic if
 `auto.create.topics.enable` and the client allow it. The response then waits for the topic.
 """
@@ -30,10 +32,8 @@ if TYPE_CHECKING:
 Result = dict[str, Any]
 #: The first version with topics by id in the request. Responses have ids since version 10.
 IDS_FROM = 12
-#: The least partitions of a response that is cached, encoded, with the image. Encoding 1,000
-#: partitions takes 3 ms.
-_KEPT_PARTITIONS_MIN = 100
-_KEPT_ANSWERS_MAX = 16
+#: What a topic of a request takes in the key of a cached response, in bytes.
+_ASKED_TOPIC_BYTES = 300
 
 
 def handle(broker: Broker, request: Request) -> Answer:
@@ -41,7 +41,7 @@ def handle(broker: Broker, request: Request) -> Answer:
 
 
 def _now(broker: Broker, request: Request) -> Answer:
-    if broker.lifecycle.is_lost:
+    if broker.lifecycle.is_lost or broker.access.logs_successes:
         return _answered(broker, request)
     key = (
         request.version,
@@ -53,6 +53,7 @@ def _now(broker: Broker, request: Request) -> Answer:
         else tuple((t.name, getattr(t, "topic_id", None)) for t in request.body.topics),
         getattr(request.body, "include_topic_authorized_operations", False),
         getattr(request.body, "include_cluster_authorized_operations", False),
+        getattr(request.body, "allow_auto_topic_creation", True),
         _rights(broker, request),
     )
     answers = broker.image.answers
@@ -60,15 +61,18 @@ def _now(broker: Broker, request: Request) -> Answer:
     if found is not None:
         return found
     answer = _answered(broker, request)
-    if not isinstance(answer, dict) or len(answers) >= _KEPT_ANSWERS_MAX:
-        return answer
-    if sum(len(result.get("partitions", ())) for result in answer["topics"]) < _KEPT_PARTITIONS_MIN:
+    if not isinstance(answer, dict) or _has_refusal(answer["topics"]):
         return answer
     api_key = request.header.api_key
     encoded = bytes(codec.write_response(api_key, request.version, answer))
-    counts = error_counts.of(answer, api_key, request.version)
-    answers[key] = counted([encoded], counts)
-    return answers[key]
+    body = counted([encoded], error_counts.of(answer, api_key, request.version))
+    answers.keep(key, body, len(encoded) + _ASKED_TOPIC_BYTES * len(request.body.topics or ()))
+    return body
+
+
+def _has_refusal(topics: Iterable[Result]) -> bool:
+    """Whether the client named a topic that it may not describe: each such request is audited."""
+    return any(t["error_code"] is ErrorCode.topic_authorization_failed for t in topics)
 
 
 def _rights(broker: Broker, request: Request) -> tuple[int, ...] | None:
