@@ -63,6 +63,13 @@ def test_chunks_are_whole_batches_and_cover_the_log(batches, base_offset) -> Non
     assert at == len(log)
 
 
+@given(BATCHES, st.integers(1, 4 * CHUNK_BYTES))
+def test_chunks_do_not_depend_on_the_size_of_a_read(batches, read_bytes) -> None:
+    log = log_of(batches)
+    whole = scan(reader(log), len(log), chunk_bytes=CHUNK_BYTES, read_bytes=len(log))
+    assert scan(reader(log), len(log), chunk_bytes=CHUNK_BYTES, read_bytes=read_bytes) == whole
+
+
 @given(BATCHES, st.integers(0, 2**40))
 def test_offsets_and_timestamps_find_their_chunk(batches, base_offset) -> None:
     log = log_of(batches, base_offset)

@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 #: Size of a chunk in bytes: 128 reads per GB. A larger batch is a chunk of its own.
 CHUNK_BYTES = 8 << 20
+#: Bytes of a log that are read and checked at a time: they stay in the processor's cache, which
+#: takes two thirds of the time of a chunk at a time.
+READ_BYTES = 1 << 20
 #: Footer size, its CRC-32C, format version, magic.
 _TRAILER = struct.Struct(">IIH6s")
 TRAILER_SIZE = _TRAILER.size
@@ -261,29 +264,41 @@ class Footer(NamedTuple):
         )
 
 
-def scan(read: Callable[[int, int], bytes], size: int, *, chunk_bytes: int = CHUNK_BYTES) -> Scan:
+def scan(
+    read: Callable[[int, int], bytes],
+    size: int,
+    *,
+    chunk_bytes: int = CHUNK_BYTES,
+    read_bytes: int = READ_BYTES,
+) -> Scan:
     """Check every batch of a log of `size` bytes, and divide the log into chunks.
 
     `read(at, size)` returns the bytes of the log. Raises `CorruptBatch`, also for an empty log.
     """
     chunks: list[Chunk] = []
-    position, end_offset, largest = 0, -1, -1
+    position, end_offset = 0, -1
     while position < size:
-        data = read(position, min(max(chunk_bytes, HEADER_SIZE), size - position))
+        data = read(position, min(max(read_bytes, HEADER_SIZE), size - position))
         first = read_header(data)
+        used = position - chunks[-1].position if chunks else 0
+        if not chunks or used + first.size > chunk_bytes:
+            chunks.append(Chunk(position, first.base_offset, -1, 0))
+            used = 0
         if first.size > len(data):
             data = read(position, min(first.size, size - position))
-        end, end_offset, timestamp = _whole_batches(data, position, end_offset)
-        crc = crc32c(memoryview(data)[:end])
-        chunks.append(Chunk(position, first.base_offset, timestamp, crc))
+        view = memoryview(data)[: max(first.size, chunk_bytes - used)]
+        end, end_offset, timestamp = _whole_batches(view, position, end_offset)
+        last = chunks[-1]
+        chunks[-1] = last._replace(
+            max_timestamp=max(last.max_timestamp, timestamp), crc=crc32c(view[:end], last.crc)
+        )
         position += end
-        largest = max(largest, timestamp)
     if not chunks:
         raise CorruptBatch("the segment has no batches")
-    return Scan(tuple(chunks), end_offset, largest)
+    return Scan(tuple(chunks), end_offset, max(chunk.max_timestamp for chunk in chunks))
 
 
-def _whole_batches(data: bytes, position: int, last_offset: int) -> tuple[int, int, int]:
+def _whole_batches(data: Buffer, position: int, last_offset: int) -> tuple[int, int, int]:
     """Return (size, last offset, largest timestamp) of the whole batches at the start of `data`.
     Their offsets are above `last_offset`."""
     at, largest = 0, -1
@@ -424,7 +439,7 @@ class SegmentSource:
         """Iterate over the contents. Raises `OSError` if the file has become shorter."""
         at = 0
         while at < self._log_size:
-            data = self._read(at, min(1 << 20, self._log_size - at))
+            data = self._read(at, min(READ_BYTES, self._log_size - at))
             if not data:
                 raise OSError(f"the segment ends at byte {at} of {self._log_size}")
             yield data
