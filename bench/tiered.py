@@ -69,7 +69,8 @@ SHARE, SHARE_DELAYED = "share 1 KB from remote", "share 1 KB from remote, 30 ms"
 FIRST = "first remote record, 30 ms"
 TAIL = "tail beside scans of remote"
 PRODUCE, SYNCHRONOUS = "produce 1 KB while copying", "synchronous produce while copying"
-COPY = "copy"
+COPY, COPY_UNSIGNED = "copy", "copy, with a checksum instead of a signature"
+UNSIGNED = {"shoal.remote.store.payload.signing": "never"}
 EMPTY_DISK, RESTORED = "a broker with an empty disk", "a cluster from its bucket"
 SEGMENTS = "many remote segments"
 SEALED_ROWS: dict[str, dict[str, str]] = {
@@ -99,6 +100,7 @@ GOALS: dict[str, dict[str, Goal]] = {
     PRODUCE: {"ratio": at_least(0.9), "pause_ms": at_most(20)},
     SYNCHRONOUS: {"ratio": at_most(1.2), "pause_ms": at_most(20)},
     COPY: {"cpu_s_gb": at_most(1), "puts_segment": at_most(1)},
+    COPY_UNSIGNED: {"cpu_s_gb": at_most(1), "puts_segment": at_most(1)},
     EMPTY_DISK: {"sync_s": at_most(10), "peers_to_local": at_most(1.2)},
     RESTORED: {"first_s": at_most(60)},
     SEGMENTS: {"million_start_s": at_most(30), "million_mb": at_most(300)},
@@ -301,6 +303,12 @@ class Bench:
             self.repeat(PRODUCE, lambda: produce_while_copying(broker, run, PRODUCED))
             self.repeat(SYNCHRONOUS, lambda: synchronous_while_copying(broker, run))
             self.repeat(COPY, lambda: copy(broker, run, s3, PRODUCED, segment_mb))
+            if self.wanted(COPY_UNSIGNED):
+                broker.reconfigure(UNSIGNED)
+                broker.stop()
+                broker.start()
+                run = Run(broker.bootstrap, self.load_scale)
+                self.repeat(COPY_UNSIGNED, lambda: copy(broker, run, s3, PRODUCED, segment_mb))
         finally:
             broker.kill9()
 
@@ -346,7 +354,7 @@ class Bench:
                 self.reads(s3)
             if self.wanted(*SEALED_ROWS):
                 self.sealed(s3)
-            if self.wanted(PRODUCE, SYNCHRONOUS, COPY):
+            if self.wanted(PRODUCE, SYNCHRONOUS, COPY, COPY_UNSIGNED):
                 self.copies(s3)
             if self.wanted(*NOT_TIERED):
                 self.not_tiered(s3)

@@ -114,6 +114,7 @@ test_keys_rotate_on_a_running_broker shoal.remote.encryption.key.directory
 compat/test_tiered_compaction.py
 test_compacted_topics_are_tiered_behind_a_switch shoal.remote.compacted.topics.enable=ENABLED
 unit/test_object_store.py
+test_uploads_are_signed_or_have_a_checksum shoal.remote.store.payload.signing
 test_requests_go_to_the_endpoint_in_the_region shoal.remote.store.endpoint
     shoal.remote.store.region
 

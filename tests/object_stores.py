@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
     from pathlib import Path
 
+    from shoal.record.batch import Buffer
     from shoal.tiered.store import Range, Source
 
 #: Faults by name. `landed` happens after the operation took effect, the others before it.
@@ -91,7 +92,7 @@ class FaultyStore:
         fault = await self._arrive("get", key)
         return self._damage(fault, self._object(key))
 
-    async def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[bytes]:
+    async def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[Buffer]:
         fault = await self._arrive("get", key)
         data = self._object(key)
         found = [data[start:end] for start, end in ranges]

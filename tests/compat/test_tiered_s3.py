@@ -95,13 +95,14 @@ def endpoint(
         server.wait()
 
 
-def store_at(endpoint: str, prefix: str) -> Any:
-    return open_store(f"s3://bucket/{prefix}", endpoint=endpoint, region=REGION)
+def store_at(endpoint: str, prefix: str, **more: str) -> Any:
+    return open_store(f"s3://bucket/{prefix}", endpoint=endpoint, region=REGION, **more)
 
 
+@pytest.mark.parametrize("signing", ["always", "never"])
 @pytest.mark.parametrize("part", store_contract.CONTRACT, ids=lambda part: part.__name__)
-def test_contract(endpoint: str, part: Any) -> None:
-    asyncio.run(part(store_at(endpoint, "contract")))
+def test_contract(endpoint: str, part: Any, signing: str) -> None:
+    asyncio.run(part(store_at(endpoint, "contract", payload_signing=signing)))
 
 
 def test_puts_are_conditional(endpoint: str) -> None:

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import hashlib
 import random
 import re
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import object_stores
@@ -230,6 +232,17 @@ def test_a_server_that_does_not_answer_is_unavailable(monkeypatch) -> None:
     asyncio.run(run())
 
 
+def store_at(endpoint: str, signing: str = "auto") -> Any:
+    """Return the store of a broker's configs."""
+    config: Any = {
+        "shoal.remote.store.url": "s3://bucket/prefix",
+        "shoal.remote.store.endpoint": endpoint,
+        "shoal.remote.store.region": "mars-1",
+        "shoal.remote.store.payload.signing": signing,
+    }
+    return store_of(config)
+
+
 def test_requests_go_to_the_endpoint_in_the_region(monkeypatch) -> None:
     """A broker's configs name the server and the region, which the signature contains."""
     pytest.importorskip("obstore")
@@ -246,15 +259,89 @@ def test_requests_go_to_the_endpoint_in_the_region(monkeypatch) -> None:
     async def run() -> None:
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
         host, port = server.sockets[0].getsockname()
-        config: Any = {
-            "shoal.remote.store.url": "s3://bucket/prefix",
-            "shoal.remote.store.endpoint": f"http://{host}:{port}",
-            "shoal.remote.store.region": "mars-1",
-        }
         with pytest.raises(StoreDenied):
-            await store_of(config).get("key")
+            await store_at(f"http://{host}:{port}").get("key")
         server.close()
 
     asyncio.run(run())
     assert requests[0].split()[1].split("/") == ["", "bucket", "prefix", "key"]
     assert "mars-1/s3" in requests[0]
+
+
+UNSIGNED = "x-amz-content-sha256: unsigned-payload"
+
+
+@contextlib.asynccontextmanager
+async def uploads_answered(status_of: Callable[[str], str]) -> AsyncIterator[tuple[str, list]]:
+    """Answer uploads of b"contents" with `status_of(head)`. Yield the URL, and the heads."""
+    heads: list[str] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        assert await reader.readexactly(8) == b"contents"
+        heads.append(head)
+        reply = f'HTTP/1.1 {status_of(head)}\r\netag: "1"\r\ncontent-length: 0\r\n'
+        writer.write(f"{reply}connection: close\r\n\r\n".encode())
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    yield f"http://{host}:{port}", heads
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("signing", "refusal", "unsigned"),
+    [
+        ("auto", "", [False, False]),
+        ("always", "", [False, False]),
+        ("never", "", [True, True]),
+        ("never", "400 Bad Request", [True, False, False]),
+        ("never", "403 Forbidden", [True, False, False]),
+        # The library tries it again.
+        ("never", "501 Not Implemented", [True, True, True, False, False]),
+    ],
+)
+def test_uploads_are_signed_or_have_a_checksum(
+    monkeypatch, signing: str, refusal: str, unsigned: list[bool]
+) -> None:
+    """Over plain HTTP. A server that refuses the first upload that is not signed gets no other."""
+    pytest.importorskip("obstore")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+
+    def status_of(head: str) -> str:
+        return refusal if refusal and UNSIGNED in head else "200 OK"
+
+    async def run() -> list[str]:
+        async with uploads_answered(status_of) as (url, heads):
+            store = store_at(url, signing)
+            for key in ("one", "two"):
+                await store.put(key, BytesSource(b"contents"))
+        return heads
+
+    heads = asyncio.run(run())
+    assert [UNSIGNED in head for head in heads] == unsigned
+    signed = f"x-amz-content-sha256: {hashlib.sha256(b'contents').hexdigest()}"
+    for head in heads:
+        assert ("x-amz-checksum-crc64nvme: " in head) is (UNSIGNED in head)
+        assert (signed in head) is (UNSIGNED not in head)
+
+
+def test_a_later_refusal_is_no_reason_to_sign(monkeypatch) -> None:
+    pytest.importorskip("obstore")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+
+    async def run() -> list[str]:
+        statuses = iter(["200 OK", "403 Forbidden", "200 OK"])
+        async with uploads_answered(lambda _: next(statuses)) as (url, heads):
+            store = store_at(url, "never")
+            await store.put("one", BytesSource(b"contents"))
+            with pytest.raises(StoreDenied):
+                await store.put("two", BytesSource(b"contents"))
+            await store.put("three", BytesSource(b"contents"))
+        return heads
+
+    assert all(UNSIGNED in head for head in asyncio.run(run()))

@@ -110,6 +110,11 @@ shoal.remote.store.region string "" -
 shoal.remote.store.request.timeout.ms int 30000 1..
     Deadline of one attempt of a request to the store. The time to transfer its data at 256 KB/s is
     added.
+shoal.remote.store.payload.signing string auto auto|always|never
+    Whether uploads to S3 are signed with their contents (SHA-256). If not, S3 checks a
+    CRC-64/NVME, which needs less than a tenth of the CPU. auto signs them where
+    shoal.remote.store.endpoint begins with http://. If the server refuses the first upload
+    without, later ones are signed.
 shoal.remote.copy.interval.ms long 3600000 -1..
     Age at which the active segment of a tiered partition is closed, so that it can be copied. It
     bounds what is not in the store yet. -1 means that segment.ms and segment.bytes alone close it.

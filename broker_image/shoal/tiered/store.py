@@ -113,7 +113,7 @@ class ObjectStore(Protocol):
     async def get_versioned(self, key: str) -> tuple[bytes, Version]:
         """Return a whole object, which must be small, and its version. Raises `ObjectMissing`."""
 
-    async def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[bytes]:
+    async def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[Buffer]:
         """Return the bytes of each range, in full. Raises `ObjectMissing`, and
         `StoreUnavailable` if the answer is shorter than a range."""
 

@@ -401,10 +401,10 @@ class PartitionReader:
         opened = partial(self._opened, footer, number, data)
         return await self._downloads.node.disk.run(lambda: bytes(opened()))
 
-    def _opened(self, footer: Footer, number: int, data: bytes) -> Buffer:
+    def _opened(self, footer: Footer, number: int, data: Buffer) -> Buffer:
         return footer.chunk(number, data, footer.cipher(self._downloads.keys))
 
-    async def _get(self, segment: RemoteSegment, footer: Footer, number: int) -> bytes:
+    async def _get(self, segment: RemoteSegment, footer: Footer, number: int) -> Buffer:
         """Return the bytes of a chunk in the object."""
         key = keys.segment_key(self._prefix, segment.base_offset, segment.segment_id)
         wanted = footer.chunk_range(number)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from random import Random
 
+    from shoal.record.batch import Buffer
     from shoal.tiered.store import ObjectInfo, ObjectStore, Range, Source, Version
 
 T = TypeVar("T")
@@ -74,7 +75,7 @@ class RetryingStore:
                 "put", key, source.size, lambda: self._store.put_if(key, source, version)
             )
 
-    async def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[bytes]:
+    async def get_ranges(self, key: str, ranges: Sequence[Range]) -> list[Buffer]:
         size = sum(end - start for start, end in ranges)
         async with self._reads:
             return await self._call("get", key, size, lambda: self._store.get_ranges(key, ranges))

@@ -82,6 +82,7 @@ def store_of(config: BrokerConfig) -> ObjectStore:
             config["shoal.remote.store.url"],
             endpoint=config["shoal.remote.store.endpoint"],
             region=config["shoal.remote.store.region"],
+            payload_signing=config["shoal.remote.store.payload.signing"],
         )
     except InvalidStore as error:
         raise InvalidConfig(str(error)) from None
