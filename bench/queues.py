@@ -10,19 +10,15 @@ that finds an error (`load_checks.py`) has a row "failed", and the exit code is 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
 import multiprocessing
 import random
 import resource
-import shutil
-import sys
-import tempfile
 import threading
 import time
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from brokers import Measured
@@ -44,16 +40,17 @@ from load_setup import CHECKED, QUIET, Figures, Run, figures_of
 from loads import check_processes, percentiles
 from range_members import idle_members, working_members
 from range_readers import key_ranges
-from report import show
-from results import Clock, Goal, Results, document
+from results import Goal, Results
 from shoal.client.client import Client
 from shoal.client.errors import ClientError
 from shoal.client.share import AcknowledgeType, AcquireMode
+from whole_run import is_wanted, options_of, run_bench
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
 DLQ = "errors.deadletterqueue"
 WRITTEN = "shoal_share_group_dead_letters_total"
 
@@ -526,27 +523,26 @@ FIGURES = (
 )
 
 
+def measure(options: argparse.Namespace, folder: Path, results: Results) -> None:
+    for place, (name, load) in enumerate(LOADS.items()):
+        if is_wanted(options.only, name):
+            for number in range(options.rounds):
+                broker = Measured(folder / f"{place}-{number}")
+                _round(name, load, broker, options.scale, results)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = options_of(__doc__, sides=())
     parser.add_argument("--scale", type=float, default=1.0)
-    parser.add_argument("--only", action="append", default=[])
-    parser.add_argument("--into", type=Path, default=HERE / "results", help="folder of the tables")
     options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="shoal-bench-"))
-    clock, results = Clock(), Results()
-    try:
-        for place, (name, load) in enumerate(LOADS.items()):
-            if not options.only or any(word in name for word in options.only):
-                for number in range(options.rounds):
-                    broker = Measured(folder / f"{place}-{number}")
-                    _round(name, load, broker, options.scale, results)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    rows = results.rows(FIGURES, lambda load, figure: GOALS.get((load, figure)))
-    show(document("queues", clock, rows, scale=options.scale), options.into)
-    print(clock.took())
-    sys.exit(results.failed)
+    run_bench(
+        "queues",
+        partial(measure, options),
+        FIGURES,
+        lambda load, figure: GOALS.get((load, figure)),
+        into=options.into,
+        scale=options.scale,
+    )
 
 
 def _round(

@@ -11,17 +11,15 @@ A load that finds an error (`load_checks.py`) has a row "failed", and the exit c
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,10 +28,11 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from load_checks import LoadFailed
 from load_setup import BEGIN, END, QUIET, Run, figures_of
 from loads import LOADS
-from report import show
-from results import Clock, Figures, Goal, Results, document
+from results import Figures, Goal, Results
+from whole_run import is_wanted, options_of, run_bench
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
 
 HERE = Path(__file__).resolve().parent
@@ -217,7 +216,7 @@ def measure(options: argparse.Namespace, folder: Path, results: Results) -> None
     kinds: list[type[Broker]] = [k for k in (Shoal, Kafka) if options.side in ("both", k.name)]
 
     def wanted(name: str) -> bool:
-        return not options.only or any(word in name for word in options.only)
+        return is_wanted(options.only, name)
 
     loads = [name for name in LOADS if wanted(name)]
     if loads:
@@ -293,29 +292,19 @@ def _round(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = options_of(__doc__)
     parser.add_argument("--scale", type=float, default=1.0)
-    parser.add_argument("--only", action="append", default=[])
-    parser.add_argument("--side", choices=("both", "shoal", "kafka"), default="both")
     parser.add_argument("--gigabytes", type=float, default=5.0, help="log size of the restart")
-    parser.add_argument("--into", type=Path, default=HERE / "results", help="folder of the tables")
     options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="shoal-bench-"))
-    clock, results = Clock(), Results()
-    try:
-        measure(options, folder, results)
-    except KeyboardInterrupt:
-        print("interrupted", flush=True)
-    except LoadFailed as error:
-        results.fail("start of a broker", "both", error)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    rows = results.rows(FIGURES, goal_of)
-    more = {"kafka_heap": HEAP, "scale": options.scale, "notes": results.notes}
-    show(document("one-broker", clock, rows, **more), options.into)
-    print(clock.took())
-    sys.exit(results.failed)
+    run_bench(
+        "one-broker",
+        partial(measure, options),
+        FIGURES,
+        goal_of,
+        into=options.into,
+        kafka_heap=HEAP,
+        scale=options.scale,
+    )
 
 
 if __name__ == "__main__":

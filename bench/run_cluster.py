@@ -13,25 +13,26 @@ all.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
 import statistics
-import sys
-import tempfile
 import time
-from pathlib import Path
+from functools import partial
+from typing import TYPE_CHECKING
 
 from brokers import HEAP
 from cluster_loads import LOADS, QUIET, create
 from clusters import Cluster, KafkaNode, ShoalNode, eventually
 from confluent_kafka import KafkaException, Producer
 from load_checks import LoadFailed, Sent
-from report import show
-from results import Clock, Figures, Goal, Results, document
+from results import Figures, Goal, Results
+from whole_run import is_wanted, options_of, run_bench
 
-HERE = Path(__file__).resolve().parent
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
+
 #: Goals by load and figure, as ratios to Kafka.
 GOALS: dict[str, dict[str, Goal]] = {
     "produce 1 KB, acks=all": {"rate": Goal(1.0), "cpu_s_gb": Goal(0.6, more=False)},
@@ -214,7 +215,7 @@ def estimate_s(names: list[str], options: argparse.Namespace) -> float:
 
 def measure(options: argparse.Namespace, folder: Path, results: Results) -> None:
     """Run all rounds of all loads and add them to `results`."""
-    names = [n for n in LOADS if not options.only or any(w in n for w in options.only)]
+    names = [n for n in LOADS if is_wanted(options.only, n)]
     sides = [k for k in (ShoalNode, KafkaNode) if options.side in ("both", k.name)]
     print(f"About {estimate_s(names, options) / 60:.0f} minutes on a quiet machine.", flush=True)
     clusters = [Cluster(kind, folder / kind.name) for kind in sides] if names else []
@@ -249,31 +250,21 @@ def _round(cluster: Cluster, name: str, scale: float, results: Results, *, count
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = options_of(__doc__)
     parser.add_argument("--kills", type=int, default=int(os.environ.get("BENCH_KILLS", "10")))
     parser.add_argument("--scale", type=float, default=1.0)
-    parser.add_argument("--only", action="append", default=[])
-    parser.add_argument("--side", choices=("both", "shoal", "kafka"), default="both")
     parser.add_argument("--partitions", type=int, default=10_000)
-    parser.add_argument("--into", type=Path, default=HERE / "results", help="folder of the tables")
     options = parser.parse_args()
     options.runs = options.only or ["partitions"]
-    folder = Path(tempfile.mkdtemp(prefix="shoal-bench-"))
-    clock, results = Clock(), Results()
-    try:
-        measure(options, folder, results)
-    except KeyboardInterrupt:
-        print("interrupted", flush=True)
-    except LoadFailed as error:
-        results.fail("start of three", "both", error)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    rows = results.rows(FIGURES, goal_of)
-    more = {"kafka_heap": HEAP, "scale": options.scale, "notes": results.notes}
-    show(document("cluster", clock, rows, **more), options.into)
-    print(clock.took())
-    sys.exit(results.failed)
+    run_bench(
+        "cluster",
+        partial(measure, options),
+        FIGURES,
+        goal_of,
+        into=options.into,
+        kafka_heap=HEAP,
+        scale=options.scale,
+    )
 
 
 if __name__ == "__main__":

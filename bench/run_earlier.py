@@ -9,21 +9,20 @@ tree instead of this one.
 
 from __future__ import annotations
 
-import argparse
-import shutil
-import sys
-import tempfile
-from pathlib import Path
+from functools import partial
+from typing import TYPE_CHECKING
 
 from brokers import Shoal
 from earlier_tree import NoHistory, OfTree, compiled, extract
-from load_checks import LoadFailed
 from loads import LOADS
-from report import show
-from results import Clock, Goal, Results, document
+from results import Goal, Results
 from run import FIGURES, alternate
+from whole_run import options_of, run_bench
 
-HERE = Path(__file__).resolve().parent
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
+
 #: One load of each kind: produce, consume, share, jobs.
 KINDS = [
     "produce 1 KB acks=all",
@@ -46,47 +45,48 @@ class Earlier(OfTree):
     name = "kafka"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("commit", help="the earlier tree")
-    parser.add_argument("--tree", help="the later tree, by default this one")
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--scale", type=float, default=1.0)
-    parser.add_argument("--only", action="append", default=[])
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--into", type=Path, default=HERE / "results", help="folder of the tables")
-    options = parser.parse_args()
-    configs = dict(pair.split("=", 1) for pair in options.set)
+def measure(
+    parser: argparse.ArgumentParser,
+    options: argparse.Namespace,
+    configs: dict[str, str],
+    folder: Path,
+    results: Results,
+) -> None:
     # A whole name selects this load alone.
     chosen = [
         name
         for name in LOADS
         if any(word == name if word in LOADS else word in name for word in options.only)
     ]
-    folder = Path(tempfile.mkdtemp(prefix="shoal-bench-"))
-    clock, results = Clock(), Results()
     try:
         Earlier.packages = compiled(extract(folder / "earlier", options.commit))
         if options.tree:
             Later.packages = compiled(extract(folder / "later", options.tree))
-        kinds = (Later if options.tree else Shoal, Earlier)
-        sides = [kind(folder / kind.__name__, configs=configs) for kind in kinds]
-        alternate(chosen or KINDS, options, sides, results)
     except NoHistory as error:
         parser.error(str(error))
-    except KeyboardInterrupt:
-        print("interrupted", flush=True)
-    except LoadFailed as error:
-        results.fail("start of a broker", "both", error)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    rows = results.rows(FIGURES, lambda _, figure: GOALS.get(figure))
+    kinds = (Later if options.tree else Shoal, Earlier)
+    sides = [kind(folder / kind.__name__, configs=configs) for kind in kinds]
     results.notes += [f"Both brokers have {name}={value}." for name, value in configs.items()]
-    titles = {"shoal": options.tree or "this tree", "kafka": options.commit}
-    more = {"sides": titles, "scale": options.scale, "notes": results.notes}
-    show(document("earlier", clock, rows, **more), options.into)
-    print(clock.took())
-    sys.exit(results.failed)
+    alternate(chosen or KINDS, options, sides, results)
+
+
+def main() -> None:
+    parser = options_of(__doc__, rounds=10, sides=())
+    parser.add_argument("commit", help="the earlier tree")
+    parser.add_argument("--tree", help="the later tree, by default this one")
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
+    options = parser.parse_args()
+    configs = dict(pair.split("=", 1) for pair in options.set)
+    run_bench(
+        "earlier",
+        partial(measure, parser, options, configs),
+        FIGURES,
+        lambda _, figure: GOALS.get(figure),
+        into=options.into,
+        sides={"shoal": options.tree or "this tree", "kafka": options.commit},
+        scale=options.scale,
+    )
 
 
 if __name__ == "__main__":

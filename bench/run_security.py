@@ -10,18 +10,14 @@ TLS, entries, and the code for both cost. `--only WORD` selects rows by a word o
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import multiprocessing
 import resource
-import shutil
 import socket
 import statistics
 import struct
-import sys
-import tempfile
 import time
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
 import cluster_loads
@@ -40,15 +36,16 @@ from confluent_kafka.admin import (
 from in_turn import in_turn
 from load_checks import LoadFailed
 from load_setup import QUIET, log_in
-from report import show
-from results import Clock, Figures, Goal, Results, document
+from results import Figures, Goal, Results
 from run import FIGURES, alternate
 from security import MUTUAL, PRINCIPALS, SASL_SSL, SSL, Security
+from whole_run import is_wanted, options_of, run_bench
 
 if TYPE_CHECKING:
+    import argparse
     from multiprocessing.connection import Connection
+    from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
 LOADS = [
     "produce 1 KB acks=all",
     "consume 1 KB, 1 partition, classic",
@@ -190,7 +187,7 @@ def measure(options: argparse.Namespace, folder: Path, results: Results) -> None
     kinds: list[type[Broker]] = [k for k in (Shoal, Kafka) if options.side in ("both", k.name)]
 
     def wanted(name: str) -> bool:
-        return not options.only or any(word in name for word in options.only)
+        return is_wanted(options.only, name)
 
     for kind in (SSL, SASL_SSL):
         security = Security(folder / "certificates", kind)
@@ -236,29 +233,21 @@ def measure(options: argparse.Namespace, folder: Path, results: Results) -> None
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = options_of(__doc__)
     parser.add_argument("--scale", type=float, default=1.0)
-    parser.add_argument("--only", action="append", default=[])
-    parser.add_argument("--side", choices=("both", "shoal", "kafka"), default="both")
-    parser.add_argument("--into", type=Path, default=HERE / "results", help="folder of the tables")
     options = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    folder = Path(tempfile.mkdtemp(prefix="shoal-bench-"))
-    clock, results = Clock(), Results()
-    try:
-        measure(options, folder, results)
-    except KeyboardInterrupt:
-        print("interrupted", flush=True)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     more_figures = ["cpu_s_gb", "whole_s", "others_p99_ms", *security_costs.FIGURES]
-    rows = results.rows([*FIGURES, *more_figures], goal_of)
-    more = {"kafka_heap": HEAP, "scale": options.scale, "notes": results.notes}
-    show(document("security", clock, rows, **more), options.into)
-    print(clock.took())
-    sys.exit(results.failed)
+    run_bench(
+        "security",
+        partial(measure, options),
+        [*FIGURES, *more_figures],
+        goal_of,
+        into=options.into,
+        kafka_heap=HEAP,
+        scale=options.scale,
+    )
 
 
 if __name__ == "__main__":

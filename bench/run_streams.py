@@ -8,12 +8,9 @@ WORD` selects rows by a word of their name, and `--side shoal` leaves Kafka out.
 
 from __future__ import annotations
 
-import argparse
-import shutil
-import sys
-import tempfile
 import time
 import uuid
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,10 +20,11 @@ from in_turn import in_turn
 from line_process import LineProcess
 from load_checks import LoadFailed
 from load_setup import QUIET, figures_of
-from report import show
-from results import Clock, Figures, Goal, Results, document
+from results import Figures, Goal, Results
+from whole_run import is_wanted, options_of, run_bench
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
 
 HERE = Path(__file__).resolve().parent
@@ -110,7 +108,7 @@ def coordinator() -> Figures:
 
 def measure(options: argparse.Namespace, folder: Path, results: Results) -> None:
     def wanted(name: str) -> bool:
-        return not options.only or any(word in name for word in options.only)
+        return is_wanted(options.only, name)
 
     if wanted(JOINS) or wanted(KILLED):
         kinds: list[type[Broker]] = [k for k in (Shoal, Kafka) if options.side in ("both", k.name)]
@@ -125,24 +123,15 @@ def measure(options: argparse.Namespace, folder: Path, results: Results) -> None
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", action="append", default=[])
-    parser.add_argument("--side", choices=("both", "shoal", "kafka"), default="both")
-    parser.add_argument("--into", type=Path, default=HERE / "results", help="folder of the tables")
-    options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="shoal-bench-"))
-    clock, results = Clock(), Results()
-    try:
-        measure(options, folder, results)
-    except KeyboardInterrupt:
-        print("interrupted", flush=True)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    rows = results.rows(FIGURES, lambda name, figure: GOALS[name].get(figure))
-    show(document("streams", clock, rows, kafka_heap=HEAP, notes=results.notes), options.into)
-    print(clock.took())
-    sys.exit(results.failed)
+    options = options_of(__doc__, rounds=5).parse_args()
+    run_bench(
+        "streams",
+        partial(measure, options),
+        FIGURES,
+        lambda name, figure: GOALS[name].get(figure),
+        into=options.into,
+        kafka_heap=HEAP,
+    )
 
 
 if __name__ == "__main__":

@@ -11,15 +11,11 @@ A load that finds an error (`load_checks.py`) has a row "failed", and the exit c
 
 from __future__ import annotations
 
-import argparse
 import base64
 import json
 import os
-import shutil
-import sys
-import tempfile
 from contextlib import contextmanager
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
 from brokers import HEAP, Measured, Shoal
@@ -27,8 +23,7 @@ from confluent_kafka import KafkaException
 from load_checks import LoadFailed
 from load_setup import Run
 from loads import percentiles
-from report import show
-from results import Clock, Figures, Goal, Results, document
+from results import Figures, Goal, Results
 from s3_server import GETS, S3Server, total
 from tiered_clusters import empty_disk, many_segments, restored
 from tiered_copies import (
@@ -50,11 +45,13 @@ from tiered_reads import (
     alter,
     first_records,
 )
+from whole_run import is_wanted, options_of, run_bench
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
 DELAY_MS = 30
 #: Records at full size.
 READ, SEALED, PRODUCED = 10_000_000, 3_000_000, 1_000_000
@@ -143,7 +140,7 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace, folder: Path, results: Results) -> None:
         self.options, self.folder, self.results = options, folder, results
-        self.scale: float = 1.0 if options.full else options.scale
+        self.scale: float = options.scale
         #: The scale of loads that a full-size run does not lengthen.
         self.load_scale = min(1.0, 10 * self.scale)
 
@@ -156,8 +153,7 @@ class Bench:
         return {"shoal.remote.chunk.cache.bytes": str(min(CACHE_BYTES, max(CACHE_MIN, part)))}
 
     def wanted(self, *rows: str) -> bool:
-        only = self.options.only
-        return not only or any(word in row for word in only for row in rows)
+        return is_wanted(self.options.only, *rows)
 
     @contextmanager
     def row(self, name: str, side: str = "shoal") -> Iterator[None]:
@@ -398,32 +394,30 @@ def _logs(broker: Shoal, topic: str) -> list[Path]:
     return list((broker.directory / f"data/{topic}-0").glob("*.log"))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--scale", type=float, default=0.1)
-    parser.add_argument("--full", action="store_true", help="the sizes of the goals")
-    parser.add_argument("--only", action="append", default=[])
-    parser.add_argument("--side", choices=("both", "shoal"), default="both")
-    parser.add_argument("--into", type=Path, default=HERE / "results", help="folder of the tables")
-    options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="shoal-bench-"))
-    clock, results = Clock(), Results()
+def measure(options: argparse.Namespace, folder: Path, results: Results) -> None:
     bench = Bench(options, folder, results)
     for note in bench.notes():
         print(note, flush=True)
     results.notes += bench.notes()
-    try:
-        bench.run()
-    except KeyboardInterrupt:
-        print("interrupted", flush=True)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    rows = results.rows(FIGURES, lambda row, figure: GOALS.get(row, {}).get(figure))
-    more = {"kafka_heap": HEAP, "scale": bench.scale, "notes": results.notes}
-    show(document("tiered", clock, rows, **more), options.into)
-    print(clock.took())
-    sys.exit(results.failed)
+    bench.run()
+
+
+def main() -> None:
+    parser = options_of(__doc__, sides=("both", "shoal"))
+    parser.add_argument("--scale", type=float, default=0.1)
+    parser.add_argument("--full", action="store_true", help="the sizes of the goals")
+    options = parser.parse_args()
+    if options.full:
+        options.scale = 1.0
+    run_bench(
+        "tiered",
+        partial(measure, options),
+        FIGURES,
+        lambda row, figure: GOALS.get(row, {}).get(figure),
+        into=options.into,
+        kafka_heap=HEAP,
+        scale=options.scale,
+    )
 
 
 if __name__ == "__main__":
