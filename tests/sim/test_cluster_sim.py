@@ -113,6 +113,11 @@ def test_a_lock_that_ended_with_its_connection() -> None:
     try_seed(60648319389)
 
 
+def test_tasks_of_a_response_that_was_lost() -> None:
+    """The rules took a task for a new one that a lost response had given to the member before."""
+    try_seed(3868645292359)
+
+
 def test_locks_end_when_a_clock_is_set_back() -> None:
     """A broker whose clock was set back by an hour kept the locks of dead members for that hour."""
     simulate(19, brokers=3, faults=["clock_jump"] * 4, parts=[])
