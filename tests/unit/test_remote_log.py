@@ -18,6 +18,8 @@ from shoal.tiered.metadata_records import (
     SegmentState,
     SegmentUpdated,
     decode,
+    decode_by_layout,
+    decode_usual,
     encode,
     key_of,
     tombstones,
@@ -81,6 +83,36 @@ def test_records_of_other_releases_are_skipped() -> None:
 def test_cut_values_are_invalid(size) -> None:
     with pytest.raises(WireError):
         decode(encode(OF_KAFKA[0][0])[:size])
+
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+INT32 = st.integers(-(2**31), 2**31 - 1)
+IDS = st.builds(SegmentId, st.text(max_size=130), st.uuids(), INT32, st.uuids())
+STATES = st.sampled_from(SegmentState)
+EPOCHS = st.lists(st.tuples(INT32, INT64), max_size=130).map(tuple)
+RECORDS = st.builds(
+    SegmentAdded, IDS, INT64, INT64, INT32, INT64, INT64, EPOCHS, INT32, STATES, st.booleans()
+) | st.builds(SegmentUpdated, IDS, INT32, INT64, st.none() | st.binary(max_size=126), STATES)
+
+
+@given(RECORDS)
+def test_usual_values_are_parsed_alike(record) -> None:
+    value = encode(record)
+    assert decode_by_layout(value) == record
+    assert decode_usual(value) in (None, record)
+    if len(record.id.topic) < 30 and len(value) < 1_000:
+        assert decode_usual(value) == record
+
+
+@given(RECORDS, st.data())
+def test_changed_values_are_parsed_alike(record, data) -> None:
+    value = bytearray(encode(record))
+    for _ in range(data.draw(st.integers(1, 3))):
+        value[data.draw(st.integers(0, len(value) - 1))] = data.draw(st.integers(0, 255))
+    changed = bytes(value[: data.draw(st.integers(0, len(value)))])
+    found = decode_usual(changed)
+    if found is not None:
+        assert found == decode_by_layout(changed)
 
 
 def test_keys_are_of_the_segment_and_the_type() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -21,6 +22,7 @@ from shoal.protocol.schema import Column, Message, versions
 TOPIC = "__remote_log_metadata"
 FRAME_VERSION = 0x01
 _KEY = struct.Struct(">16si16sB")
+KEY_SIZE = _KEY.size
 _ADDED, _UPDATED = 0, 1
 
 
@@ -153,9 +155,85 @@ def encode(record: SegmentAdded | SegmentUpdated) -> bytes:
     return bytes(out)
 
 
+#: The usual value has one byte for each length, and no tagged fields but its last one. Then: topic
+#: id, partition, tags, segment id, tags.
+_USUAL_ID = struct.Struct(">16siB16sB")
+#: Base and end offset, broker, largest and event timestamp, length of the leader epochs.
+_USUAL_ADDED = struct.Struct(">qqiqqB")
+#: Epoch, offset, tags.
+_USUAL_EPOCH = struct.Struct(">iqB")
+#: Log size, length of the custom metadata, state.
+_USUAL_SIZE = struct.Struct(">iBb")
+#: Broker, event timestamp, length of the custom metadata.
+_USUAL_UPDATED = struct.Struct(">iqB")
+_USUAL_END = struct.Struct(">bB")
+_NO_INDEX = {b"\0": False, b"\x01\0\x01\0": False, b"\x01\0\x01\x01": True}
+_STATES = dict(enumerate(SegmentState))
+_topic_id = lru_cache(1024)(lambda data: UUID(bytes=data))
+
+
+def decode_usual(value: bytes) -> SegmentAdded | SegmentUpdated | None:
+    """Parse a value as brokers write it, in a fifth of the time of `decode`: a broker that starts
+    reads two for each remote segment. Return None for any other value."""
+    try:
+        if value[0] != FRAME_VERSION or value[2] or not 0 < (size := value[3]) < 0x80:
+            return None
+        at = 3 + size
+        topic_id, partition, no_tags, segment_id, none_either = _USUAL_ID.unpack_from(value, at)
+        if no_tags or none_either:
+            return None
+        topic = value[4:at].decode()
+        segment = SegmentId(topic, _topic_id(topic_id), partition, UUID(bytes=segment_id))
+        read = _usual_updated if value[1] == _UPDATED else _usual_added
+        return read(value, at + _USUAL_ID.size, segment) if value[1] <= _UPDATED else None
+    except (IndexError, KeyError, UnicodeDecodeError, struct.error):
+        return None
+
+
+def _usual_updated(value: bytes, at: int, segment: SegmentId) -> SegmentUpdated | None:
+    broker_id, timestamp, size = _USUAL_UPDATED.unpack_from(value, at)
+    at += _USUAL_UPDATED.size
+    end = at + max(0, size - 1)
+    state, tags = _USUAL_END.unpack_from(value, end)
+    if size > 0x7F or tags or len(value) != end + _USUAL_END.size:
+        return None
+    return SegmentUpdated(
+        segment, broker_id, timestamp, value[at:end] if size else None, _STATES[state]
+    )
+
+
+def _usual_added(value: bytes, at: int, segment: SegmentId) -> SegmentAdded | None:
+    base, last, broker_id, max_timestamp, timestamp, count = _USUAL_ADDED.unpack_from(value, at)
+    at += _USUAL_ADDED.size
+    end = at + (count - 1) * _USUAL_EPOCH.size
+    if not 0 < count <= 0x7F or end > len(value):
+        return None
+    epochs = tuple(_USUAL_EPOCH.iter_unpack(value[at:end]))
+    log_size, custom, state = _USUAL_SIZE.unpack_from(value, end)
+    if custom > 1 or any(tags for _, _, tags in epochs):
+        return None
+    return SegmentAdded(
+        segment,
+        base,
+        last,
+        broker_id,
+        max_timestamp,
+        timestamp,
+        tuple((epoch, offset) for epoch, offset, _ in epochs),
+        log_size,
+        _STATES[state],
+        _NO_INDEX[value[end + _USUAL_SIZE.size :]],
+    )
+
+
 def decode(value: bytes) -> SegmentAdded | SegmentUpdated | None:
     """Parse a value of the topic. Return None for a record of another type or version, which other
     releases write. Raises `WireError` for invalid bytes."""
+    return decode_usual(value) or decode_by_layout(value)
+
+
+def decode_by_layout(value: bytes) -> SegmentAdded | SegmentUpdated | None:
+    """Parse any value, as `decode`."""
     buf = memoryview(value)
     try:
         frame, at = compiler.get_uvarint(buf, 0)

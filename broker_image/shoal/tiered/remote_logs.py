@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.tiered.metadata_records import SegmentAdded, decode, segment_of
+from shoal.tiered.metadata_records import KEY_SIZE, SegmentAdded, decode, segment_of
 from shoal.tiered.remote_log import RemoteLog
 
 if TYPE_CHECKING:
@@ -34,16 +34,17 @@ class RemoteLogs:
 
     def replay(self, key: bytes | None, value: bytes | None) -> None:
         """Apply one record of the topic. Foreign records are ignored. Raises `WireError`."""
-        where = None if key is None else segment_of(key)
-        if where is None:
+        if key is None or len(key) != KEY_SIZE:
             return
-        topic_id, partition, segment_id = where
-        remote = self[topic_id, partition]
         if value is None:
-            remote.forget(segment_id)
+            if (where := segment_of(key)) is not None:
+                topic_id, partition, segment_id = where
+                self[topic_id, partition].forget(segment_id)
             return
         record = decode(value)
-        if record is not None:
-            if isinstance(record, SegmentAdded):
-                self.names[topic_id] = record.id.topic
-            remote.replay(record)
+        if record is None:
+            return
+        topic, topic_id, partition, _ = record.id
+        if isinstance(record, SegmentAdded):
+            self.names[topic_id] = topic
+        self[topic_id, partition].replay(record)
