@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -345,17 +346,21 @@ class Bench:
             self.add(SEGMENTS, many_segments(self.folder / "segments", count))
 
     def run(self) -> None:
+        """Run the parts one after the other. Each leaves the disk as it was."""
+        parts: list[tuple[Callable[[S3Server], None], tuple[str, ...]]] = [
+            (self.reads, READS),
+            (self.sealed, tuple(SEALED_ROWS)),
+            (self.copies, (PRODUCE, SYNCHRONOUS, COPY, COPY_UNSIGNED)),
+            (self.not_tiered, tuple(NOT_TIERED)),
+            (self.lost_disks, (EMPTY_DISK, RESTORED)),
+        ]
         with S3Server(self.folder / "s3", DELAY_MS) as s3:
-            if self.wanted(*READS):
-                self.reads(s3)
-            if self.wanted(*SEALED_ROWS):
-                self.sealed(s3)
-            if self.wanted(PRODUCE, SYNCHRONOUS, COPY, COPY_UNSIGNED):
-                self.copies(s3)
-            if self.wanted(*NOT_TIERED):
-                self.not_tiered(s3)
-            if self.wanted(EMPTY_DISK, RESTORED):
-                self.lost_disks(s3)
+            for part, rows in parts:
+                if self.wanted(*rows):
+                    part(s3)
+                    for child in (*self.folder.iterdir(), *s3.bucket.iterdir()):
+                        if child.name != "s3":
+                            shutil.rmtree(child)
         if self.wanted(SEGMENTS):
             self.segments()
 
