@@ -5,7 +5,7 @@ single_vote              a replica gives one vote an epoch, restarts included
 monotone_epoch           a replica's epoch never goes back, restarts included
 monotone_high_watermark  a replica's high watermark never goes back while it runs
 committed_prefix         below their high watermarks all replicas have the same batches
-leader_completeness      a leader has every batch that is committed
+leader_completeness      a leader has every batch that was committed in an earlier epoch (Raft 5.4)
 own_epoch                a leader commits by counting what its own epoch has written (Raft 5.4.2)
 majority_durable         what a leader commits is durable on a majority of its voters
 acknowledged             a record that was acknowledged stays where it was
@@ -47,6 +47,8 @@ class Checker:
         self._nodes = nodes
         self.leaders: dict[int, int] = {}
         self.committed: dict[int, Batch] = {}
+        #: The epoch in which each batch was committed.
+        self._committed_in: dict[int, int] = {}
         self.values: dict[int, bytes] = {}
         self.committed_end = 0
         self.acknowledged_count = 0
@@ -110,7 +112,9 @@ class Checker:
         start = max(raft.index.start_offset, self._verified[node.id])
         own = {at: batch for at, batch, _ in self._batches(node, start, raft.index.end_offset)}
         for at, batch in self.committed.items():
-            if at >= start and own.get(at) != batch:
+            # A candidate that was paused may win its election after a later one.
+            is_earlier = self._committed_in[at] < raft.epoch
+            if at >= start and is_earlier and own.get(at) != batch:
                 raise Violation(
                     "leader_completeness",
                     f"n{node.id} leads epoch {raft.epoch} without the batch {batch} at {at}",
@@ -127,6 +131,7 @@ class Checker:
                         "committed_prefix", f"n{node.id} commits {batch} at {at} across others"
                     )
                 self.committed[at] = batch
+                self._committed_in[at] = raft.epoch
                 self.committed_end = batch.next_offset
                 for record in read_records(data):
                     self.values[record.offset] = record.value or b""

@@ -47,3 +47,9 @@ def test_a_log_that_a_snapshot_replaced_begins_at_it_after_a_power_loss() -> Non
     """The old start offset came back, and with it a log that seemed to begin at 0. Its leader sent
     a follower back to 0, below the committed offset."""
     simulate(70708)
+
+
+def test_an_election_that_is_won_after_a_later_one() -> None:
+    """A paused candidate took the last vote of its epoch when another epoch had begun. The rules
+    asked it for what that one had committed meanwhile."""
+    simulate(572633711349)
