@@ -163,8 +163,12 @@ class SelectionMachine(ShareMachine):
 
     def _persist(self, changes) -> None:
         super()._persist(changes)
-        if self.selection is not None and not self.fetching:
-            self._with_selection(lambda: self.selection.changed(changes, self.now_ms))
+        # A fetch has changed the selection itself, except for keys of failed records. Like the
+        # leader, free these once their end is committed.
+        failed = self.share.take_failed()
+        ended = failed if self.fetching else changes
+        if self.selection is not None and ended:
+            self._with_selection(lambda: self.selection.changed(ended, self.now_ms))
 
     fetching = False
 
