@@ -173,8 +173,8 @@ _topic_id = lru_cache(1024)(lambda data: UUID(bytes=data))
 
 
 def decode_usual(value: bytes) -> SegmentAdded | SegmentUpdated | None:
-    """Parse a value as brokers write it, in a fifth of the time of `decode`: a broker that starts
-    reads two for each remote segment. Return None for any other value."""
+    """Parse a value as brokers write it, in two fifths of the time of `decode_by_layout`: a broker
+    that starts reads two for each remote segment. Return None for any other value."""
     try:
         if value[0] != FRAME_VERSION or value[2] or not 0 < (size := value[3]) < 0x80:
             return None

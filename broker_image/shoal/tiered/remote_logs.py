@@ -37,9 +37,10 @@ class RemoteLogs:
         if key is None or len(key) != KEY_SIZE:
             return
         if value is None:
-            if (where := segment_of(key)) is not None:
-                topic_id, partition, segment_id = where
-                self[topic_id, partition].forget(segment_id)
+            where = segment_of(key)
+            assert where is not None
+            topic_id, partition, segment_id = where
+            self[topic_id, partition].forget(segment_id)
             return
         record = decode(value)
         if record is None:
