@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 # Tests start hundreds of brokers. Without cached bytecode, each start takes three times as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv release compiled check lint types imports unit model sim wire fuzz java kcat chromium compat spark brokers kube cluster image e2e e2e-nodes demo bench bench-cluster bench-security bench-streams bench-queues bench-spark bench-tiered bench-earlier bench-instructions test test-clients test-clusters test-alone test-all nightly docs site lock clean
+.PHONY: help venv release compiled check lint types imports unit model sim wire fuzz java kcat chromium compat spark brokers kube cluster image e2e e2e-nodes demo bench bench-cluster bench-security bench-streams bench-queues bench-spark bench-tiered bench-earlier bench-instructions test test-clients test-clusters test-rest test-alone test-spark test-all nightly docs site lock clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z0-9-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 12
@@ -103,15 +103,20 @@ E2E_CI += --deselect=tests/e2e/test_three_brokers.py::test_an_operator_killed_in
 ALONE := $(patsubst %,tests/%,unit model sim)
 # What takes long is in the output, so that CI stays within its time.
 SLOWEST := --durations=25 --durations-min=5
-# `test` runs three parts side by side. Clusters and Kubernetes mostly wait; the last part needs no real time and runs at low priority.
+# `test` runs three parts side by side. Clusters and Kubernetes mostly wait. The last part begins with what needs no real time, at low priority,
+# and ends with Spark, so that the three take about as long.
 test: venv java             ## all tests without Kubernetes; needs Java and Maven. CI=true adds a part of `e2e` and skips nothing
-	@$(MAKE) --no-print-directory -j3 test-clients test-clusters test-alone
+	@$(MAKE) --no-print-directory -j3 test-clients test-clusters test-rest
 test-clients: venv
-	$(PYTEST) -q $(SLOWEST) tests/wire tests/kube tests/compat tests/spark
+	$(PYTEST) -q $(SLOWEST) tests/wire tests/kube tests/compat
 test-clusters: venv
 	@$(call quietly,$(PYTEST) -q $(SLOWEST) -p no:cacheprovider tests/cluster $(if $(CI),$(E2E_CI)),clusters)
+test-rest: venv
+	@$(MAKE) --no-print-directory test-alone; alone=$$?; $(MAKE) --no-print-directory test-spark && exit $$alone
 test-alone: venv
 	@$(call quietly,nice -n 19 $(PYTEST) -q $(SLOWEST) --timeout=1800 -p no:cacheprovider $(ALONE),alone)
+test-spark: venv
+	@$(call quietly,$(PYTEST) -q $(SLOWEST) -p no:cacheprovider tests/spark,spark)
 # Run a command, and print its output once it has ended.
 quietly = echo "$(1)" > $(VENV)/$(2).log; $(1) >> $(VENV)/$(2).log 2>&1; ended=$$?; cat $(VENV)/$(2).log; exit $$ended
 test-all: test e2e          ## all tests, also on a Kubernetes cluster
