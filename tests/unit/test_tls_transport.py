@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import ssl
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -131,6 +133,31 @@ def test_large_frames_and_responses(tmp_path: Path, size: int) -> None:
         assert client.transport.get_write_buffer_size() == 0
 
     run(main)
+
+
+def test_received_requests_leave_no_reference_cycles(tmp_path: Path) -> None:
+    """A cycle would keep each request in memory until the next garbage collection."""
+
+    async def main() -> None:
+        server = Server(sized(lambda _number: [b"ok"]))
+        client = TlsClient(server, Port(server_context(tmp_path)), client_context())
+        await client.handshake()
+        gc.collect()
+        for _ in range(3):
+            client.send(sized_frame(1, padding=300_000), piece=100_000)
+            await client.receives(HEAD + 2)
+        gc.collect()
+        left = [o for o in gc.garbage if isinstance(o, FrameType)]
+        assert not [frame for frame in left if frame.f_code.co_filename == tls.__file__]
+
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        run(main)
+    finally:
+        gc.set_debug(0)
+        gc.enable()
+        gc.garbage.clear()
 
 
 def test_connections_share_buffers_and_do_not_mix(tmp_path: Path) -> None:

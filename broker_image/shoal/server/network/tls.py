@@ -21,6 +21,7 @@ import asyncio
 import os
 import ssl
 from collections import deque
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from shoal.log.slices import FileSlice
@@ -46,6 +47,16 @@ HANDSHAKES_PER_TURN = 4
 HANDSHAKE_BYTES_MAX = 64 * 1024
 #: The first byte of a connection with TLS: a record of the handshake.
 _HANDSHAKE_RECORD = 0x16
+
+
+class Decrypted(Enum):
+    """Where decryption stopped."""
+
+    BUFFER_FULL = 1
+    #: OpenSSL needs the rest of a record.
+    ALL_RECEIVED = 2
+    #: The client ends its side of TLS.
+    TO_THE_END = 3
 
 
 class Upper(Protocol):
@@ -304,31 +315,40 @@ class TlsTransport(asyncio.BufferedProtocol):
                 connection.buffer_updated(filled)
             if self._closing:
                 return
-            if isinstance(outcome, ssl.SSLZeroReturnError):
-                self.close()
-            elif outcome is not None and not isinstance(outcome, ssl.SSLWantReadError):
-                connection.fail(f"TLS: {_reason(outcome)}")
-            elif outcome is None and not self._reading_paused:
-                continue
-            elif outcome is None:
-                # OpenSSL may have the rest of a record, too.
-                self._ciphertext = data
+            match outcome:
+                case Decrypted.BUFFER_FULL if not self._reading_paused:
+                    continue
+                case Decrypted.BUFFER_FULL:
+                    # OpenSSL may have the rest of a record, too.
+                    self._ciphertext = data
+                case Decrypted.TO_THE_END:
+                    self.close()
+                case str(error):
+                    connection.fail(f"TLS: {error}")
             return
 
-    def _decrypt(self, buffer: memoryview) -> tuple[int, ssl.SSLError | None]:
-        """Decrypt into `buffer`. Return the number of bytes, and why there are no more of them;
-        None if the buffer is full."""
+    def _decrypt(self, buffer: memoryview) -> tuple[int, Decrypted | str]:
+        """Decrypt into `buffer`. Return the number of bytes, and why there are no more of them; an
+        error as text.
+
+        The exception itself would refer to the caller's frame, which would refer to it: a cycle
+        that has `buffer`, a request of up to a MB, until the next garbage collection.
+        """
         assert self._tls is not None
         read, size, filled = self._tls.read, len(buffer), 0
         try:
             while filled < size:
                 count = cast("int", read(size - filled, buffer[filled:]))
                 if not count:
-                    return filled, ssl.SSLZeroReturnError()
+                    return filled, Decrypted.TO_THE_END
                 filled += count
+        except ssl.SSLWantReadError:
+            return filled, Decrypted.ALL_RECEIVED
+        except ssl.SSLZeroReturnError:
+            return filled, Decrypted.TO_THE_END
         except ssl.SSLError as error:
-            return filled, error
-        return filled, None
+            return filled, _reason(error)
+        return filled, Decrypted.BUFFER_FULL
 
     def pause_reading(self) -> None:
         self._reading_paused = True
