@@ -1,8 +1,8 @@
 """Memory for the page cache, so that a load does not pay for what the hypervisor took back.
 
 Hypervisors can take the free memory of a virtual machine, and return a page at its first use. Then
-a GB of appended records costs the kernel 2 to 3 s of CPU, where it costs 0.25 s otherwise, whoever
-appends it. Whether it does depends on what was deleted in the last seconds, not on the broker.
+a GB of appended records costs the kernel 2 to 3 s of CPU instead of 0.25 s. Whether it does depends
+on what was deleted in the last seconds, not on the broker.
 """
 
 from __future__ import annotations
