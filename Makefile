@@ -71,7 +71,7 @@ e2e-nodes: venv             ## test racks and drains on a Kubernetes cluster of 
 	SHOAL_NODES=3 SHOAL_CLUSTER_INDEX=2 $(PYTEST) -q tests/e2e/test_nodes.py
 demo: venv                  ## run the whole pipeline on a Kubernetes cluster, with a live plot
 	PYTHONPATH=tests $(BIN)/python examples/demo/demo.py $(DEMO)
-bench: venv java            ## compare one broker with Apache Kafka; 25 minutes
+bench: venv java            ## compare one broker with Apache Kafka; 40 minutes
 	$(BIN)/python bench/run.py $(BENCH)
 bench-security: venv java    ## compare TLS, logins and permissions with Apache Kafka
 	$(BIN)/python bench/run_security.py $(BENCH)

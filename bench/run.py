@@ -3,7 +3,7 @@
 Prints one table with medians, ranges and the ratio Shoal / Kafka, and writes it as JSON and as a
 picture into bench/results/. `--only WORD` selects rows by a word of their name and may be repeated.
 `--scale 0.2` shortens the loads. `--rounds N` sets the number of rounds per broker, after a warm-up
-round of half the size. `--side shoal` runs without Kafka. A whole run takes about 25 minutes on two
+round of half the size. `--side shoal` runs without Kafka. A whole run takes about 40 minutes on two
 cores, and 20 GB of disk: topics are deleted after their load.
 
 A load that finds an error (`load_checks.py`) has a row "failed", and the exit code is 1.
