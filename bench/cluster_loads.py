@@ -42,8 +42,6 @@ QUIET = {"log_level": 0}
 #: Records per second and partition of the producer in loads with a failure.
 PACE = 200
 PARTITIONS = 3
-#: Bytes that three brokers append at most in the load `produce`.
-PRODUCE_BYTES = 3 << 29
 
 
 def create(cluster: Cluster, partitions: int, topics: int = 1) -> list[str]:
@@ -73,7 +71,7 @@ def produce(cluster: Cluster, scale: float) -> Figures:
     (topic,) = create(cluster, 1)
     count, values = int(300_000 * scale), random_values(1024)
     _, sent = fill(cluster.bootstrap, topic, count // 10, values, acks="all")
-    take_memory(next(iter(cluster.nodes.values())).directory, PRODUCE_BYTES)
+    take_memory()
     before = cluster.cpu_s()
     elapsed, more = fill(cluster.bootstrap, topic, count, values, acks="all")
     used, gigabytes = cluster.cpu_s() - before, count * 1024 / 1e9

@@ -15,6 +15,7 @@ from pathlib import Path
 from brokers import LIBRARY
 from load_checks import LoadFailed, Sent, random_values
 from load_setup import BEGIN, END, Figures, Run, mark, produce
+from page_cache import take_memory
 
 SOURCE = Path(__file__).parent / "ShareLoad.java"
 TIMEOUT_S = 300
@@ -51,6 +52,7 @@ def perf_rate(stdout: str, stderr: str, *, warm: int, count: int) -> float:
 def rate_of_produce(run: Run, records: int, size: int, acks: str) -> Figures:
     topic, count = run.topic(), run.count(records)
     warm = count // 2
+    take_memory()
     mark(BEGIN)
     ended = _java(
         "org.apache.kafka.tools.ProducerPerformance",

@@ -33,6 +33,7 @@ from load_checks import (
     text_values,
 )
 from load_setup import BEGIN, CHECKED, END, QUIET, Figures, Run, mark, produce
+from page_cache import take_memory
 
 #: Maximum seconds of a commit, of a produce request, and of all child processes of a load.
 COMMIT_TIMEOUT_S, PRODUCE_TIMEOUT_S, LOAD_TIMEOUT_S = 10, 60, 500
@@ -48,6 +49,7 @@ def rate_of_produce(
     values = random_values(size) if compression == "none" else text_values(size)
     conf = {"acks": acks, "compression.type": compression}
     _, sent = produce(run.bootstrap, topic, count // 10, values, **conf)
+    take_memory()
     mark(BEGIN)
     elapsed, more = produce(run.bootstrap, topic, count, values, **conf)
     mark(END)

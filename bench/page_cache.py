@@ -7,21 +7,16 @@ on what was deleted in the last seconds, not on the broker.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import tempfile
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+#: Bytes that a load of produces appends at most, with what its client and the brokers allocate.
+_SIZE = 2 << 30
 _PIECE = b"\1" * (1 << 20)
 
 
-def take_memory(folder: Path, size: int) -> None:
-    """Write a file of `size` bytes into `folder` and delete it. The files written next get its
-    pages."""
-    file = folder / "page-cache"
-    try:
-        with file.open("wb", buffering=0) as out:
-            for _ in range(0, size, len(_PIECE)):
-                out.write(_PIECE)
-    finally:
-        file.unlink(missing_ok=True)
+def take_memory() -> None:
+    """Write a file of 2 GB and delete it. The files written next get its pages."""
+    with tempfile.TemporaryFile(dir=Path(__file__).parent, buffering=0) as out:
+        for _ in range(0, _SIZE, len(_PIECE)):
+            out.write(_PIECE)

@@ -28,7 +28,6 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from load_checks import LoadFailed
 from load_setup import BEGIN, END, QUIET, Run, figures_of
 from loads import LOADS
-from page_cache import take_memory
 from results import Figures, Goal, Results
 from whole_run import is_wanted, options_of, run_bench
 
@@ -68,8 +67,6 @@ GOALS: dict[str, dict[str, Goal]] = {
 }
 #: Seconds after which a load waits in vain, for a dead broker or one with a full disk.
 LOAD_TIMEOUT_S = 600
-#: Bytes that a load of produces appends at most, with what its client and the broker allocate.
-PRODUCE_BYTES = 2 << 30
 FIGURES = [
     "rate",
     "wait_ms",
@@ -120,8 +117,6 @@ def run_load(broker: Broker, name: str, scale: float) -> Figures:
         for line in child.stdout:
             word = line.strip()
             if word == BEGIN:
-                if name.startswith("produce"):
-                    take_memory(broker.directory, PRODUCE_BYTES)
                 begin = broker.cpu_s()
             if word == END:
                 used = broker.cpu_s() - begin
