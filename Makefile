@@ -104,7 +104,7 @@ ALONE := $(patsubst %,tests/%,unit model sim)
 # What takes long is in the output, so that CI stays within its time.
 SLOWEST := --durations=25 --durations-min=5
 # `test` runs three parts side by side. Clusters and Kubernetes mostly wait. The last part begins with what needs no real time, at low priority,
-# and ends with Spark, so that the three take about as long.
+# and ends with Spark, which would make the first part the longest by far.
 test: venv java             ## all tests without Kubernetes; needs Java and Maven. CI=true adds a part of `e2e` and skips nothing
 	@$(MAKE) --no-print-directory -j3 test-clients test-clusters test-rest
 test-clients: venv

@@ -53,10 +53,10 @@ class Decrypted(Enum):
     """Where decryption stopped."""
 
     BUFFER_FULL = 1
-    #: OpenSSL needs the rest of a record.
-    ALL_RECEIVED = 2
-    #: The client ends its side of TLS.
-    TO_THE_END = 3
+    #: OpenSSL has no whole record left.
+    NEEDS_MORE = 2
+    #: The client closed its side of TLS.
+    CLOSED = 3
 
 
 class Upper(Protocol):
@@ -321,7 +321,7 @@ class TlsTransport(asyncio.BufferedProtocol):
                 case Decrypted.BUFFER_FULL:
                     # OpenSSL may have the rest of a record, too.
                     self._ciphertext = data
-                case Decrypted.TO_THE_END:
+                case Decrypted.CLOSED:
                     self.close()
                 case str(error):
                     connection.fail(f"TLS: {error}")
@@ -340,12 +340,12 @@ class TlsTransport(asyncio.BufferedProtocol):
             while filled < size:
                 count = cast("int", read(size - filled, buffer[filled:]))
                 if not count:
-                    return filled, Decrypted.TO_THE_END
+                    return filled, Decrypted.CLOSED
                 filled += count
         except ssl.SSLWantReadError:
-            return filled, Decrypted.ALL_RECEIVED
+            return filled, Decrypted.NEEDS_MORE
         except ssl.SSLZeroReturnError:
-            return filled, Decrypted.TO_THE_END
+            return filled, Decrypted.CLOSED
         except ssl.SSLError as error:
             return filled, _reason(error)
         return filled, Decrypted.BUFFER_FULL
