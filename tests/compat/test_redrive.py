@@ -3,6 +3,8 @@ only once, and also after an interruption."""
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -14,9 +16,10 @@ from confluent_kafka import AcknowledgeType, ShareConsumer
 from queues import Queue
 from shoal.client.client import SyncClient
 from shoal.client.cluster import TopicPartition
+from shoal.client.connection import Connection
 from shoal.client.dead_letters import DeadLetterFilter, redriven_from
 from shoal.client.errors import KafkaError, expect
-from shoal.client.redrive import Edit, Plan, Redrive
+from shoal.client.redrive import Edit, Plan, Redrive, group_of
 from shoal.client.redrive_ledger import RedriveLedger, RedriveState, Sending
 from shoal.client.topics import NewTopic, OffsetSpec
 from shoal.protocol.errors import ErrorCode
@@ -274,6 +277,42 @@ def test_sent_but_unrecorded_dead_letters_are_found(queue: Letters) -> None:
     back = queue.records(queue.topic)[6:]
     assert sorted(int(r.value or b"") for r in back) == list(range(6))
     assert len({redriven_from(r.headers) for r in back}) == 6
+
+
+def test_a_cancelled_redrive_leaves_its_group(
+    queue: Letters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each of its requests. A member that stayed blocked all later redrives of the topic until
+    its session ended or, if it still sent heartbeats, until its process ended."""
+    queue.produce(range(3))
+    queue.reject(3)
+    group = group_of(queue.letters)
+    send = Connection.request
+
+    async def is_cancelled_at(request: int) -> bool:
+        redrive = asyncio.create_task(Redrive(queue.client.cluster, Plan(queue.letters)).run())
+        requests = itertools.count(1)
+
+        async def cancelling(*words: Any, **options: Any) -> Any:
+            if next(requests) == request:
+                redrive.cancel()  # It gets this when it waits for the response.
+            return await send(*words, **options)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Connection, "request", cancelling)
+            await asyncio.wait([redrive])
+        if not redrive.cancelled():
+            redrive.result()
+        described = (await queue.client.admin.groups.describe([group]))[group]
+        assert isinstance(described, KafkaError) or not described.members, request
+        return redrive.cancelled()
+
+    cancelled = 0
+    while queue.client.run(is_cancelled_at(cancelled + 1)):
+        cancelled += 1
+    assert cancelled > 10
+    back = queue.records(queue.topic)[3:]
+    assert sorted(int(r.value or b"") for r in back) == list(range(3))
 
 
 def test_bad_input_is_refused_in_a_sentence(queue: Letters) -> None:

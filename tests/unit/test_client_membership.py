@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 from shoal.client.cluster import BACKOFF_MS_MAX, Cluster, TopicPartition
-from shoal.client.consumer import ConsumerMembership, GroupConsumer, Reset
+from shoal.client.consumer import ConsumerMembership, GroupConsumer, IndividualCommit, Reset
 from shoal.client.environment import HERE
 from shoal.client.errors import ConnectionLost, KafkaError, transient
 from shoal.client.fetcher import Isolation
@@ -86,6 +86,8 @@ class _Cluster:
         self.assigned: list[int] | None = None
         #: Called while a connection is made.
         self.meanwhile: Callable[[], None] = lambda: None
+        #: Called with each request that was sent; its response comes after the call.
+        self.sent: Callable[[], Awaitable[None]] | None = None
 
     def now(self) -> float:
         return 0.0
@@ -119,6 +121,8 @@ class _Cluster:
         self, node: int, key: int, body: Mapping[str, Any], *, lane: str
     ) -> HeartbeatResponse:
         self.bodies.append(body)
+        if self.sent is not None:
+            await self.sent()
         if self.lost:
             raise ConnectionLost("the connection broke")
         assignment = None
@@ -177,6 +181,45 @@ def test_a_member_leaves_though_its_coordinator_has_moved(kind: str) -> None:
         return [body["member_epoch"] for body in cluster.bodies]
 
     assert asyncio.run(main()) == [0, -1, -1, -1, 0, -1]
+
+
+@pytest.mark.parametrize("kind", ["consumer", "share"])
+def test_a_member_leaves_if_its_join_is_cancelled(kind: str) -> None:
+    """The coordinator may have added it, and would keep it for its session."""
+
+    async def main() -> list[int]:
+        cluster: Any = _Cluster()
+        joining = asyncio.create_task(_member(kind, cluster).join())
+
+        async def cancel() -> None:
+            cluster.sent = None
+            joining.cancel()
+            await asyncio.Event().wait()
+
+        cluster.sent = cancel
+        await asyncio.wait([joining])
+        assert joining.cancelled()
+        return [body["member_epoch"] for body in cluster.bodies]
+
+    assert asyncio.run(main()) == [0, -1]
+
+
+def test_a_consumer_that_cannot_be_made_leaves_its_group() -> None:
+    """Its heartbeats used to continue, and its partitions had no reader."""
+
+    async def main() -> list[int]:
+        cluster: Any = _Cluster()
+
+        def fail() -> None:
+            raise ConnectionLost("the connection broke")
+
+        cluster.meanwhile = fail
+        with pytest.raises(ConnectionLost):
+            await GroupConsumer.join(cluster, "g", ["t"], individual_commit=IndividualCommit())
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        return [body["member_epoch"] for body in cluster.bodies]
+
+    assert asyncio.run(main()) == [0, -1]
 
 
 def test_an_assignment_that_was_taken_back_is_confirmed() -> None:

@@ -227,7 +227,11 @@ class Connection(asyncio.Protocol):
         while True:
             await self._room.acquire()
             if not self._writable.is_set():
-                await self._writable.wait()
+                try:
+                    await self._writable.wait()
+                except asyncio.CancelledError:
+                    self._room.release()
+                    raise
             if self._closed is not None or self._transport is None:
                 self._room.release()
                 raise self._closed or ConnectionLost(f"not connected to {self}")

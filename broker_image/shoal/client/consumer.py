@@ -276,9 +276,18 @@ class GroupConsumer:
         _check_producer(producer, key_ranges=key_ranges and not individually, in_order=in_order)
         membership = ConsumerMembership(cluster, group, topics, shares=key_ranges)
         await membership.join()
+        try:
+            if key_ranges:
+                await membership.check_key_ranges()
+            if in_order:
+                await membership.check_offered(COMMIT_ORDER_FEATURE)
+            if individually:
+                await membership.check_offered(INDIVIDUAL_COMMIT_FEATURE)
+        except BaseException:
+            await membership.leave()
+            raise
         shared = None
         if key_ranges:
-            await membership.check_key_ranges()
             shared = SharedPartitions(
                 cluster,
                 membership,
@@ -289,10 +298,6 @@ class GroupConsumer:
                 transactional=producer is not None,
                 in_order=in_order,
             )
-        if in_order:
-            await membership.check_offered(COMMIT_ORDER_FEATURE)
-        if individually:
-            await membership.check_offered(INDIVIDUAL_COMMIT_FEATURE)
         return cls(
             cluster,
             membership,

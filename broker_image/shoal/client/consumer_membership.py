@@ -139,10 +139,9 @@ class ConsumerMembership(Membership):
             self._set_key_ranges({})
 
     async def check_key_ranges(self) -> None:
-        """Leave and raise UNSUPPORTED_VERSION if the coordinator does not assign key ranges."""
+        """Raise UNSUPPORTED_VERSION if the coordinator does not assign key ranges."""
         node = await self.cluster.coordinator(self.group)
         if not offers_key_ranges(await self.cluster.connection(node, "coordinator")):
-            await self.leave()
             raise KafkaError(
                 ErrorCode.unsupported_version,
                 f"broker {node}, the coordinator of group {self.group!r}, does not assign key "
@@ -151,11 +150,10 @@ class ConsumerMembership(Membership):
             )
 
     async def check_offered(self, feature: str) -> None:
-        """Leave and raise UNSUPPORTED_VERSION if the coordinator lacks a feature."""
+        """Raise UNSUPPORTED_VERSION if the coordinator lacks a feature."""
         node = await self.cluster.coordinator(self.group)
         link = await self.cluster.connection(node, "coordinator")
         if feature not in link.features:
-            await self.leave()
             name, switch = _OFFERED[feature]
             raise KafkaError(
                 ErrorCode.unsupported_version,

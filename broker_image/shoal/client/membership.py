@@ -92,8 +92,15 @@ class Membership(ABC):
         self.assignment = {}
 
     async def join(self) -> None:
-        """Send the first heartbeat and start the task. Raises the coordinator's refusal."""
-        await self.cluster.retrying(self._beat)
+        """Send the first heartbeat and start the task. Raises the coordinator's refusal.
+
+        If the call is cancelled, the member leaves: the coordinator may have added it.
+        """
+        try:
+            await self.cluster.retrying(self._beat)
+        except asyncio.CancelledError:
+            await self.leave()
+            raise
         self._task = asyncio.get_running_loop().create_task(self._beating())
 
     async def leave(self, epoch: int = -1) -> None:
@@ -102,7 +109,7 @@ class Membership(ABC):
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
-        if self.member_epoch <= 0:
+        if self.member_epoch <= 0 and not self._unsure:
             return
         self.member_epoch = epoch
         goodbye = self._body(whole=False)
@@ -116,6 +123,7 @@ class Membership(ABC):
                     pause_ms_max=_LEAVE_PAUSE_MS,
                 )
         self.member_epoch = 0
+        self._unsure = False
 
     def hurry(self) -> None:
         """Send the next heartbeat immediately."""

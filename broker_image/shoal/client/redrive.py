@@ -181,8 +181,8 @@ class Redrive:
         if self.plan.dry_run:
             await self._run(topic.topic_id, where, progress, turn)
             return self.result
-        await turn.take(waiting)
         try:
+            await turn.take(waiting)
             await self._ledger.create()
             await self._run(topic.topic_id, where, progress, turn)
         finally:
