@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import threading
 import time
 import urllib.parse
@@ -64,14 +65,18 @@ class IdentityProvider:
         self._server.server_close()
 
     def token(self, subject: str, lifetime_s: float | None = None) -> str:
-        """Return a signed token."""
+        """Return a signed token.
+
+        It expires at the full second after its lifetime, not before: with less than a second left,
+        a session cannot be renewed.
+        """
         now = time.time()
         claims = {
             "sub": subject,
             "iss": ISSUER,
             "aud": AUDIENCE,
             "iat": int(now),
-            "exp": int(now + (self.lifetime_s if lifetime_s is None else lifetime_s)),
+            "exp": math.ceil(now + (self.lifetime_s if lifetime_s is None else lifetime_s)),
         }
         return jwt.encode(claims, self._key, "RS256", headers={"kid": KEY_ID})
 

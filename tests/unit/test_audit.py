@@ -15,6 +15,7 @@ from shoal.server import logs
 from shoal.server.audit import Audit
 from shoal.server.config import resolve
 from shoal.server.node import Node
+from shoal.server.system import System
 
 
 def failed(user: str = "alice", host: str = "10.0.0.1") -> Entry:
@@ -141,7 +142,11 @@ def test_lines_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_summary_comes_at_the_end_of_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        node = Node(resolve({}, {}), asyncio.get_running_loop())
+        system = System()
+        # All entries belong to one interval, however long this machine stalls between them.
+        now_ns = system.wall_ns()
+        system.wall_ns = lambda: now_ns
+        node = Node(resolve({}, {}), asyncio.get_running_loop(), system)
         log = Audit(node)
         for _ in range(SIMILAR_MAX + 2):
             log.note(failed())
