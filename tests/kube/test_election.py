@@ -44,7 +44,8 @@ class Replica:
 
 @pytest.fixture(autouse=True)
 def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(election, "DURATION_SECONDS", 0.4)
+    # Longer than this machine stalls: a leader that stalls for so long has to step down.
+    monkeypatch.setattr(election, "DURATION_SECONDS", 2.0)
     monkeypatch.setattr(election, "RENEW_SECONDS", 0.05)
     monkeypatch.setattr(election, "RETRY_SECONDS", 0.02)
 
