@@ -114,10 +114,16 @@ class Redrives:
         return self._runs[uid].asked == model.asked(resource)
 
     async def _stop(self, uid: str) -> None:
-        run = self._runs.pop(uid)
-        run.task.cancel()
-        with contextlib.suppress(asyncio.CancelledError, ClientError):
-            await run.task
+        run = self._runs[uid]
+        # A second cancellation would keep the run from leaving its group.
+        if not run.task.cancelling():
+            run.task.cancel()
+        # Not `await run.task`: what cancels this loop meanwhile must end it.
+        await asyncio.wait((run.task,))
+        del self._runs[uid]
+        if not run.task.cancelled():
+            with contextlib.suppress(ClientError):
+                run.task.result()
 
     async def _one(self, uid: str, resource: Manifest) -> float | None:
         """Report one Redrive; return seconds until the next pass, None without one."""

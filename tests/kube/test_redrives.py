@@ -15,6 +15,7 @@ from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
 from shoal.client.dead_letters import ERRORS, NOTE
 from shoal.client.errors import expect
+from shoal.client.redrive import Redrive
 from shoal.client.topics import NewTopic, OffsetSpec
 from shoal_operator import redrives as module
 from shoal_operator.brokers import Brokers
@@ -282,6 +283,38 @@ def test_letters_that_stay_are_a_warning(world: World) -> None:
     world.run("Reconciled")
     assert world.condition("Degraded")["reason"] == "LettersLeft"
     assert "2 letters have lost their topic" in world.condition("Degraded")["message"]
+
+
+def test_an_operator_may_end_while_a_redrive_ends(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop of the Redrives used to continue, beside that of the next leader."""
+    stopping, ended = asyncio.Event(), asyncio.Event()
+
+    async def run(_: Redrive, *__: object) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopping.set()
+            await ended.wait()
+
+    monkeypatch.setattr(Redrive, "run", run)
+    world.add()
+
+    async def stop() -> None:
+        async with world.operator() as redrives:
+            await world.pass_until(redrives, "Redriving")
+            world.change(paused=True)
+            world.watch()
+            one_pass = asyncio.create_task(redrives.reconcile([]))
+            await stopping.wait()
+            one_pass.cancel()
+            await asyncio.wait((one_pass,))
+            assert one_pass.cancelled()
+            assert world.condition()["reason"] == "Redriving"
+            ended.set()
+
+    asyncio.run(stop())
 
 
 def test_it_ends_with_its_resource(world: World) -> None:
