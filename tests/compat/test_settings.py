@@ -90,7 +90,7 @@ def answered(client: WireClient) -> bool:
 
 def small_is_answered(node: Node) -> bool:
     """Return whether a request of a few bytes on a new connection is answered at once."""
-    with WireClient(node.bootstrap, timeout_s=0.5) as client:
+    with WireClient(node.bootstrap, timeout_s=2.0) as client:
         try:
             client.call(ApiKey.API_VERSIONS, 0, {})
         except TimeoutError:

@@ -365,7 +365,7 @@ def test_lifetimes(max_reauth_ms: int, expires_in_ms: int | None, expected: int)
 
 def test_a_new_login_before_and_after_the_end_of_a_session() -> None:
     async def main() -> None:
-        sasl = Sasl(max_reauth_ms=40)
+        sasl = Sasl(max_reauth_ms=300)
         late, idle = sasl.connect(), sasl.connect()
         for wire in (late, idle):
             log_in(wire)

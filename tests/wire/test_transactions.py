@@ -266,7 +266,7 @@ def test_an_abort_without_writes_bumps_the_epoch(writer: Writer) -> None:
 
 
 def test_a_timeout_aborts_and_fences(client: WireClient, topic: str) -> None:
-    writer = Writer(client).started(timeout_ms=300)
+    writer = Writer(client).started(timeout_ms=1_000)
     assert writer.produce(topic, b"slow") == 0
     eventually(lambda: writer.described().transaction_state == "CompleteAbort")
     assert markers(client, topic) == [("ABORT", 1)]
