@@ -58,11 +58,16 @@ class Link:
     """An open connection to a broker that has one record for each fetch."""
 
     closed = False
+    #: Whether acknowledgements, and so the end of a session, get no response.
+    is_silent = False
     features: frozenset[str] = frozenset()
 
     def __init__(self, partition: int) -> None:
         self._partition = partition
         self.acknowledged: list[int] = []
+
+    def close(self) -> None:
+        self.closed = True
 
     def version(self, api_key: int) -> int:
         return 2
@@ -75,6 +80,8 @@ class Link:
             for batch in partition["acknowledgement_batches"]
         ]
         if api_key == ApiKey.SHARE_ACKNOWLEDGE:
+            if self.is_silent:
+                await asyncio.Event().wait()
             return ShareResponse()
         return ShareResponse((FetchedTopic((FetchedPartition(self._partition),)),))
 
@@ -96,11 +103,16 @@ class Membership:
 
     group, member_id = "g", "m"
 
+    has_left = False
+
     def __init__(self, partitions: int) -> None:
         self.assignment: Mapping[UUID, tuple[int, ...]] = {TOPIC_ID: tuple(range(partitions))}
 
     def check(self) -> None:
         """The member has not failed."""
+
+    async def leave(self) -> None:
+        self.has_left = True
 
     async def changed(self, _timeout_s: float) -> bool:
         await asyncio.sleep(0)
@@ -117,11 +129,13 @@ class Brokers:
     def __init__(self, count: int) -> None:
         self.reachable = [asyncio.Event() for _ in range(count)]
         self.tried = [0] * count
+        self.links: list[Link] = []
 
     async def connection(self, node_id: int, lane: str) -> Link:
         self.tried[node_id] += 1
         await self.reachable[node_id].wait()
-        return Link(node_id)
+        self.links.append(Link(node_id))
+        return self.links[-1]
 
     def _remember(self, what: str) -> None:
         if self.forgetful == what:
@@ -181,6 +195,26 @@ def test_records_of_one_broker_do_not_wait_for_another_that_is_not_reached() -> 
         brokers.reachable[1].set()
         assert sorted(one.partition for one in await member.acquire()) == [0, 1]
         assert brokers.tried == [1, 3]
+
+    asyncio.run(main())
+
+
+def test_a_close_that_is_cancelled_leaves_the_group() -> None:
+    """Its heartbeats used to continue, and its partitions were assigned to nobody else."""
+
+    async def main() -> None:
+        brokers = Brokers(1)
+        brokers.reachable[0].set()
+        member = session(brokers)
+        assert await member.acquire(max_wait_ms=10_000)
+        (link,) = brokers.links
+        link.is_silent = True
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(member.close(), 0.1)
+        assert link.closed
+        left = member.membership
+        assert isinstance(left, Membership)
+        assert left.has_left
 
     asyncio.run(main())
 

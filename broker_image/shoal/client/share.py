@@ -182,11 +182,13 @@ class ShareSession:
 
         With `undelivered` the released deliveries do not count. Apache Kafka counts them anyway.
         """
-        async with self._one_at_a_time:
-            await asyncio.gather(
-                *(node.close(undelivered) for node in self._nodes.values()),
-                return_exceptions=True,
-            )
+        try:
+            async with self._one_at_a_time:
+                await asyncio.gather(
+                    *(node.close(undelivered) for node in self._nodes.values()),
+                    return_exceptions=True,
+                )
+        finally:
             for node in self._nodes.values():
                 node.link.close()
             self._nodes.clear()
