@@ -44,7 +44,7 @@ class Replica:
 
 @pytest.fixture(autouse=True)
 def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Longer than this machine stalls: a leader that stalls for so long has to step down.
+    # Longer than this machine stalls: a leader steps down if it cannot renew in time.
     monkeypatch.setattr(election, "DURATION_SECONDS", 2.0)
     monkeypatch.setattr(election, "RENEW_SECONDS", 0.05)
     monkeypatch.setattr(election, "RETRY_SECONDS", 0.02)

@@ -288,7 +288,7 @@ def test_letters_that_stay_are_a_warning(world: World) -> None:
 def test_an_operator_may_end_while_a_redrive_ends(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loop of the Redrives used to continue, beside that of the next leader."""
+    """The loop of the Redrives used to continue after another replica had become leader."""
     stopping, ended = asyncio.Event(), asyncio.Event()
 
     async def run(_: Redrive, *__: object) -> None:
