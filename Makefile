@@ -103,16 +103,16 @@ E2E_CI += --deselect=tests/e2e/test_three_brokers.py::test_an_operator_killed_in
 ALONE := $(patsubst %,tests/%,unit model sim)
 # What takes long is in the output, so that CI stays within its time.
 SLOWEST := --durations=25 --durations-min=5
-# `test` runs three parts side by side. Clusters and Kubernetes mostly wait. The last part begins with what needs no real time, at low priority,
-# and ends with Spark, which would make the first part the longest by far.
+# `test` runs three parts side by side. What needs no real time runs at low priority. Clusters and Kubernetes mostly wait; Spark runs after them,
+# because it would make another part the longest by far.
 test: venv java             ## all tests without Kubernetes; needs Java and Maven. CI=true adds a part of `e2e` and skips nothing
-	@$(MAKE) --no-print-directory -j3 test-clients test-clusters test-rest
+	@$(MAKE) --no-print-directory -j3 test-clients test-alone test-rest
 test-clients: venv
 	$(PYTEST) -q $(SLOWEST) tests/wire tests/kube tests/compat
 test-clusters: venv
 	@$(call quietly,$(PYTEST) -q $(SLOWEST) -p no:cacheprovider tests/cluster $(if $(CI),$(E2E_CI)),clusters)
 test-rest: venv
-	@$(MAKE) --no-print-directory test-alone; alone=$$?; $(MAKE) --no-print-directory test-spark && exit $$alone
+	@$(MAKE) --no-print-directory test-clusters; clusters=$$?; $(MAKE) --no-print-directory test-spark && exit $$clusters
 test-alone: venv
 	@$(call quietly,nice -n 19 $(PYTEST) -q $(SLOWEST) --timeout=1800 -p no:cacheprovider $(ALONE),alone)
 test-spark: venv

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from nightly import SIMULATIONS, Command, Part, night, parts_of, run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -53,6 +58,15 @@ def test_two_lanes_run_two_parts_at_once(tmp_path: Path) -> None:
     assert night(parts, tmp_path / "logs", lanes=2) == 0
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell starts background jobs with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_kills_what_runs_and_begins_nothing_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
