@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 # Tests start hundreds of brokers. Without cached bytecode, each start takes three times as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv release compiled check lint types imports unit model sim wire fuzz java kcat chromium compat spark brokers kube cluster image e2e e2e-nodes demo bench bench-cluster bench-security bench-streams bench-queues bench-spark bench-tiered bench-earlier bench-instructions test test-clients test-clusters test-rest test-alone test-spark test-all nightly docs site lock clean
+.PHONY: help venv release compiled check lint types imports unit model sim wire fuzz java kcat chromium compat spark brokers kube cluster image e2e e2e-nodes demo bench bench-cluster bench-security bench-streams bench-queues bench-spark bench-tiered bench-earlier bench-instructions test test-compat test-small test-large test-clusters test-alone test-wire test-spark test-all nightly docs site lock clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z0-9-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 12
@@ -103,18 +103,21 @@ E2E_CI += --deselect=tests/e2e/test_three_brokers.py::test_an_operator_killed_in
 ALONE := $(patsubst %,tests/%,unit model sim)
 # What takes long is in the output, so that CI stays within its time.
 SLOWEST := --durations=25 --durations-min=5
-# `test` runs three parts side by side. What needs no real time runs at low priority. Clusters and Kubernetes mostly wait; Spark runs after them,
-# because it would make another part the longest by far.
+# `test` runs three parts side by side, of about the same length. What needs no real time runs at low priority. Clusters and Kubernetes mostly wait.
 test: venv java             ## all tests without Kubernetes; needs Java and Maven. CI=true adds a part of `e2e` and skips nothing
-	@$(MAKE) --no-print-directory -j3 test-clients test-alone test-rest
-test-clients: venv
-	$(PYTEST) -q $(SLOWEST) tests/wire tests/kube tests/compat
+	@$(MAKE) --no-print-directory -j3 test-compat test-small test-large
+test-compat: venv
+	$(PYTEST) -q $(SLOWEST) tests/compat
+test-small: venv
+	@$(MAKE) --no-print-directory test-alone; alone=$$?; $(MAKE) --no-print-directory test-wire && exit $$alone
+test-large: venv
+	@$(MAKE) --no-print-directory test-clusters; clusters=$$?; $(MAKE) --no-print-directory test-spark && exit $$clusters
 test-clusters: venv
 	@$(call quietly,$(PYTEST) -q $(SLOWEST) -p no:cacheprovider tests/cluster $(if $(CI),$(E2E_CI)),clusters)
-test-rest: venv
-	@$(MAKE) --no-print-directory test-clusters; clusters=$$?; $(MAKE) --no-print-directory test-spark && exit $$clusters
 test-alone: venv
 	@$(call quietly,nice -n 19 $(PYTEST) -q $(SLOWEST) --timeout=1800 -p no:cacheprovider $(ALONE),alone)
+test-wire: venv
+	@$(call quietly,$(PYTEST) -q $(SLOWEST) -p no:cacheprovider tests/wire tests/kube,wire)
 test-spark: venv
 	@$(call quietly,$(PYTEST) -q $(SLOWEST) -p no:cacheprovider tests/spark,spark)
 # Run a command, and print its output once it has ended.
