@@ -103,7 +103,7 @@ E2E_CI += --deselect=tests/e2e/test_three_brokers.py::test_an_operator_killed_in
 ALONE := $(patsubst %,tests/%,unit model sim)
 # What takes long is in the output, so that CI stays within its time.
 SLOWEST := --durations=25 --durations-min=5
-# `test` runs three parts side by side, of about the same length. What needs no real time runs at low priority. Clusters and Kubernetes mostly wait.
+# `test` runs three parts side by side. What needs no real time runs at low priority; clusters and Kubernetes mostly wait.
 test: venv java             ## all tests without Kubernetes; needs Java and Maven. CI=true adds a part of `e2e` and skips nothing
 	@$(MAKE) --no-print-directory -j3 test-compat test-small test-large
 test-compat: venv
