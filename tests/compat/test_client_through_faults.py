@@ -19,7 +19,7 @@ from ports import free_ports
 from servers import ShoalProcess
 from shoal.client.client import Client
 from shoal.client.configs import ConfigChange, Resource, ResourceType
-from shoal.client.connection import connect
+from shoal.client.connection import PIPELINE_MAX, connect
 from shoal.client.consumer import GroupConsumer
 from shoal.client.errors import (
     ConnectionLost,
@@ -297,6 +297,29 @@ def test_requests_of_one_connection_are_pipelined(shared_broker: ShoalProcess) -
             await link.request(ApiKey.METADATA, {"topics": []})
 
     asyncio.run(run())
+
+
+def test_cancelled_requests_leave_room_for_others(shared_broker: ShoalProcess) -> None:
+    """They wait until the broker reads again. Each one used to take one of the places for requests
+    with it, until no request was sent any more."""
+    host, _, port = shared_broker.bootstrap.rpartition(":")
+
+    async def main() -> None:
+        link = await connect(Settings.of(shared_broker.bootstrap), (host, int(port)))
+        link.pause_writing()
+        body = {"include_cluster_authorized_operations": False}
+        asked = [
+            asyncio.create_task(link.request(ApiKey.DESCRIBE_CLUSTER, body, version=0))
+            for _ in range(PIPELINE_MAX)
+        ]
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*asked), 0.1)
+        link.resume_writing()
+        answer = link.request(ApiKey.DESCRIBE_CLUSTER, body, version=0)
+        assert (await asyncio.wait_for(answer, 30)).error_code == 0
+        link.close()
+
+    asyncio.run(main())
 
 
 def test_a_group_of_another_kind(shared_broker: ShoalProcess) -> None:
