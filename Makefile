@@ -109,9 +109,9 @@ test: venv java             ## all tests without Kubernetes; needs Java and Mave
 test-compat: venv
 	$(PYTEST) -q $(SLOWEST) tests/compat
 test-small: venv
-	@$(MAKE) --no-print-directory test-alone; alone=$$?; $(MAKE) --no-print-directory test-wire && exit $$alone
+	+@$(call in_turn,test-alone,test-wire)
 test-large: venv
-	@$(MAKE) --no-print-directory test-clusters; clusters=$$?; $(MAKE) --no-print-directory test-spark && exit $$clusters
+	+@$(call in_turn,test-clusters,test-spark)
 test-clusters: venv
 	@$(call quietly,$(PYTEST) -q $(SLOWEST) -p no:cacheprovider tests/cluster $(if $(CI),$(E2E_CI)),clusters)
 test-alone: venv
@@ -120,6 +120,8 @@ test-wire: venv
 	@$(call quietly,$(PYTEST) -q $(SLOWEST) -p no:cacheprovider tests/wire tests/kube,wire)
 test-spark: venv
 	@$(call quietly,$(PYTEST) -q $(SLOWEST) -p no:cacheprovider tests/spark,spark)
+# Run two targets one after the other, and fail if one of them fails.
+in_turn = $(MAKE) --no-print-directory $(1); first=$$?; $(MAKE) --no-print-directory $(2) && exit $$first
 # Run a command, and print its output once it has ended.
 quietly = echo "$(1)" > $(VENV)/$(2).log; $(1) >> $(VENV)/$(2).log 2>&1; ended=$$?; cat $(VENV)/$(2).log; exit $$ended
 test-all: test e2e          ## all tests, also on a Kubernetes cluster

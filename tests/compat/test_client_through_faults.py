@@ -282,10 +282,10 @@ def test_no_process_listens() -> None:
 
 
 def test_requests_of_one_connection_are_pipelined(shared_broker: ShoalProcess) -> None:
-    host, _, port = shared_broker.bootstrap.rpartition(":")
+    settings = Settings.of(shared_broker.bootstrap)
 
     async def run() -> None:
-        link = await connect(Settings.of("x"), (host, int(port)))
+        link = await connect(settings, settings.bootstrap[0])
         answers = await asyncio.gather(
             *(link.request(ApiKey.METADATA, {"topics": []}) for _ in range(500))
         )
@@ -302,10 +302,10 @@ def test_requests_of_one_connection_are_pipelined(shared_broker: ShoalProcess) -
 def test_cancelled_requests_leave_room_for_others(shared_broker: ShoalProcess) -> None:
     """They wait until the broker reads again. Each one used to take one of the places for requests
     with it, until no request was sent any more."""
-    host, _, port = shared_broker.bootstrap.rpartition(":")
+    settings = Settings.of(shared_broker.bootstrap)
 
     async def main() -> None:
-        link = await connect(Settings.of(shared_broker.bootstrap), (host, int(port)))
+        link = await connect(settings, settings.bootstrap[0])
         link.pause_writing()
         body = {"include_cluster_authorized_operations": False}
         asked = [

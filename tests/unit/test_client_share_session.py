@@ -102,7 +102,6 @@ class Membership:
     """A member that has been assigned some partitions, and gets no others."""
 
     group, member_id = "g", "m"
-
     has_left = False
 
     def __init__(self, partitions: int) -> None:
