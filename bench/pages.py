@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from report import NAMES, goal_of, number, ratio, verdict
+from report import NAMES, goal_of, number, ratio, titles_of, verdict
 from results import ROOT, Row
 
 DOCS = ROOT / "docs"
@@ -44,8 +44,7 @@ def table(head: list[str], lines: list[list[str]]) -> str:
 
 def sides_of(document: dict[str, Any]) -> dict[str, str]:
     """Return the titles of the sides that have figures."""
-    titles = document.get("sides") or {"shoal": "Shoal", "kafka": "Kafka"}
-    rows = document["rows"]
+    titles, rows = titles_of(document), document["rows"]
     return {side: t for side, t in titles.items() if any(r.get(side) is not None for r in rows)}
 
 

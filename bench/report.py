@@ -105,7 +105,11 @@ NAMES = {
     "million_start_s": "start with 1,000,000 segments, s",
     "million_mb": "memory of 1,000,000 segments, MB",
 }
-HEAD = ["load", "figure", "Shoal", "Shoal min-max", "Kafka", "Kafka min-max", "ratio", "goal", ""]
+
+
+def titles_of(document: dict[str, Any]) -> dict[str, str]:
+    """Return the titles of both sides: Shoal and its peer, which is "kafka" in every document."""
+    return document.get("sides") or {"shoal": "Shoal", "kafka": "Kafka"}
 
 
 def number(value: float | None) -> str:
@@ -158,21 +162,23 @@ def cells(row: Row) -> list[str]:
 def show(document: dict[str, Any], folder: Path) -> None:
     """Print the table, and write the document into `folder` as JSON, Markdown and a picture."""
     folder.mkdir(parents=True, exist_ok=True)
-    name, rows = document["bench"], document["rows"]
-    table = Table(*HEAD)
-    lines = ["| " + " | ".join(HEAD) + " |", "|" + " --- |" * len(HEAD)]
+    name, rows, titles = document["bench"], document["rows"], titles_of(document)
+    sides = [text for title in titles.values() for text in (title, f"{title} min-max")]
+    head = ["load", "figure", *sides, "ratio", "goal", ""]
+    table = Table(*head)
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for row in rows:
         table.add_row(*cells(row))
         lines.append("| " + " | ".join(cells(row)) + " |")
     Console(width=170).print(table)
     (folder / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
     (folder / f"{name}.md").write_text("\n".join(lines) + "\n")
-    picture(rows, folder / f"{name}.png")
+    picture(rows, titles, folder / f"{name}.png")
     print(f"Written to {folder}/{name}.json and .md. To publish this run:")
     print(f"  python bench/pages.py --publish {folder}/{name}.json", flush=True)
 
 
-def picture(rows: list[Row], path: Path) -> None:
+def picture(rows: list[Row], titles: dict[str, str], path: Path) -> None:
     """Draw bars of the ratios with a goal on a logarithmic axis; green bars meet the goal."""
     found = [
         r for r in rows if r.get("goal") and not r["goal"]["alone"] and r["ratio"] is not None
@@ -197,6 +203,6 @@ def picture(rows: list[Row], path: Path) -> None:
         )
     axes.set_xscale("log")
     axes.axvline(1, color="grey", linewidth=0.8)
-    axes.set_xlabel("Shoal / Apache Kafka (black: the goal)")
+    axes.set_xlabel(f"{' / '.join(titles.values())} (black: the goal)")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
