@@ -38,7 +38,8 @@ joined by `_`.
 Without a unit, a metric counts what its meaning names. A counter (`…_total`) only grows, and starts
 at 0 when the process starts: use `rate()` or `increase()`. A pair of `…_sum` and `…_count` has the
 sum and the number of measurements: `rate(x_sum[5m]) / rate(x_count[5m])` is their mean. A metric
-has no sample until there is something to report.
+has no sample until there is something to report. Dead letters of a group that is read, and requests
+to the object store, have samples of 0 before.
 
 [Runbooks](runbooks.md) lists the alerts of the chart, and [Queue features](queues.md#monitoring)
 the metrics to watch for a queue.

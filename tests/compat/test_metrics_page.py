@@ -52,8 +52,7 @@ WITHOUT_SAMPLE = {
     "a listener with TLS": r"shoal_listener_",
     "clients that log in": r"kafka_server_socket_server_metrics_\w*(authentication|expired)",
     "a full look-ahead": r"shoal_share_partition_look_ahead_full",
-    "a letter that cannot be written": r"shoal_share_group_dead_letter_(failures|s_dropped)|"
-    r"shoal_share_group_dead_letters_dropped|kafka_server_ShareGroupMetrics_\w+FailedProduce",
+    "a letter that cannot be written": r"shoal_share_group_dead_letter_failures",
     "a client that is throttled": r"kafka_server_\w+_throttle_time_total",
     "a client with a quota, in the last seconds": r"kafka_server_\w+_(byte_rate|request_time)$",
     "a broker with tiered storage": r"kafka_server_BrokerTopicMetrics_(Build)?Remote|shoal_remote_",

@@ -320,10 +320,14 @@ def test_a_group_may_drop_what_cannot_be_dead_lettered(
     broker: ShoalProcess, queue: Queue, member: ShareConsumer
 ) -> None:
     queue.configure(**{f"{DLQ}.topic.name": "dlq.nowhere", f"shoal.{DLQ}.drop.after.ms": "0"})
+    name = f'shoal_share_group_dead_letters_dropped_total{{group="{queue.group}"}}'
+    queue.produce(["whole"])
+    poll(member, lambda _: ACCEPT)
+    # An alert on its increase needs a sample from before the drop.
+    assert broker.metric(name) == 0
     queue.produce(["x"])
     poll(member, lambda _: REJECT)
     queue.drained()
-    name = f'shoal_share_group_dead_letters_dropped_total{{group="{queue.group}"}}'
     assert broker.metric(name) == 1
 
 

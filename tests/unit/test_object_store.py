@@ -19,6 +19,7 @@ from shoal.server.tiered.service import store_of
 from shoal.tiered.store import (
     BytesSource,
     ObjectMissing,
+    Range,
     StoreConflict,
     StoreDenied,
     StoreError,
@@ -117,7 +118,7 @@ def test_a_put_is_repeated_until_it_succeeds(fault) -> None:
         store = RetryingStore(inner, LIMITS, random.Random(1))
         await store.put("k", BytesSource(b"data"))
         assert inner.objects == {"k": b"data"}
-        assert (store.attempts_total, store.failures_total) == ({"put": 4}, {"put": 3})
+        assert (store.attempts_total["put"], store.failures_total["put"]) == (4, 3)
 
     asyncio.run(run())
 
@@ -133,7 +134,28 @@ def test_a_missing_object_is_no_failure() -> None:
         with pytest.raises(StoreConflict):
             await store.put_if("k", BytesSource(b"other"), None)
         assert version
-        assert (store.attempts_total, store.failures_total) == ({"get": 1, "put": 2}, {})
+        assert (store.attempts_total["get"], store.attempts_total["put"]) == (1, 2)
+        assert not any(store.failures_total.values())
+
+    asyncio.run(run())
+
+
+def test_operations_are_counted_from_zero() -> None:
+    """The rate of a counter that appears with its first failure leaves that failure out."""
+
+    async def run() -> None:
+        store = RetryingStore(FaultyStore(), LIMITS, random.Random(1))
+        before = {*store.attempts_total}, {*store.failures_total}, {*store.bytes_total}
+        await store.put("k", BytesSource(b"data"))
+        await store.get_ranges("k", [Range(0, 4)])
+        await store.size("k")
+        await store_contract.keys(store, "")
+        await store.delete(["k"])
+        assert set(store.attempts_total.values()) == {1}
+        assert set(store.bytes_total.values()) == {4}
+        after = {*store.attempts_total}, {*store.failures_total}, {*store.bytes_total}
+        assert after == before
+        assert before[0] == before[1]
 
     asyncio.run(run())
 

@@ -229,14 +229,18 @@ def _register_selections(metrics: Metrics, service: ShareServicePort) -> None:
 def _register_dead_letters(metrics: Metrics, service: ShareServicePort) -> None:
     meter, add = service.dead_letters, metrics.add
 
+    def samples(counts: Counter[str]) -> Samples:
+        # Groups begin at 0: the increase of a series leaves out the event with which it appears.
+        return [(label(group=group), counts[group]) for group in {**service.leaders, **counts}]
+
     def by_group(counts: Counter[str]) -> Callable[[], Samples]:
-        return lambda: [(label(group=group), n) for group, n in counts.items()]
+        return lambda: samples(counts)
 
     def failed() -> Samples:
         groups: Counter[str] = Counter()
         for (group, _), n in meter.failed.items():
             groups[group] += n
-        return [(label(group=group), n) for group, n in groups.items()]
+        return samples(groups)
 
     add(f"{_GROUP}RecordCount", "counter", "Dead letters written.", by_group(meter.written))
     add(

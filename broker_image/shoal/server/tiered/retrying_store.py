@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+#: The operations, and those that move contents. Each is counted apart.
+OPERATIONS = ("put", "get", "head", "list", "delete")
+TRANSFERS = ("put", "get")
+
+
 class CallLimits(NamedTuple):
     """How operations on the store are bounded."""
 
@@ -52,10 +57,10 @@ class RetryingStore:
         self._uploads = asyncio.Semaphore(limits.uploads)
         self._reads = asyncio.Semaphore(limits.reads)
         #: Attempts and failed attempts, by operation.
-        self.attempts_total: dict[str, int] = {}
-        self.failures_total: dict[str, int] = {}
+        self.attempts_total = dict.fromkeys(OPERATIONS, 0)
+        self.failures_total = dict.fromkeys(OPERATIONS, 0)
         #: Bytes of contents that were sent and received, by operation.
-        self.bytes_total: dict[str, int] = {}
+        self.bytes_total = dict.fromkeys(TRANSFERS, 0)
 
     async def put(self, key: str, source: Source) -> None:
         async with self._uploads:
@@ -111,12 +116,12 @@ class RetryingStore:
         timeout_s = limits.timeout_ms / 1000 + size / limits.bytes_per_s_min
         pause_ms = limits.backoff_ms
         for attempt in range(limits.attempts):
-            self._count(self.attempts_total, operation)
+            self.attempts_total[operation] += 1
             try:
                 async with asyncio.timeout(timeout_s):
                     found = await call()
                 if size:
-                    self._count(self.bytes_total, operation, size)
+                    self.bytes_total[operation] += size
                 return found
             except TimeoutError:
                 error: StoreError = StoreUnavailable(key, f"no answer within {timeout_s:.0f} s")
@@ -125,12 +130,9 @@ class RetryingStore:
                 raise
             except StoreError as failure:
                 error = failure
-            self._count(self.failures_total, operation)
+            self.failures_total[operation] += 1
             if not error.retriable or attempt + 1 == limits.attempts:
                 break
             await asyncio.sleep(self._random.uniform(0, pause_ms) / 1000)
             pause_ms = min(pause_ms * 2, limits.backoff_max_ms)
         raise error
-
-    def _count(self, counters: dict[str, int], operation: str, number: int = 1) -> None:
-        counters[operation] = counters.get(operation, 0) + number
