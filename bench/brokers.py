@@ -145,9 +145,13 @@ class Broker:
     def launch(self) -> None:
         """Start the process; `wait` waits for it."""
         self.prepare()
+        # Configs in the shell's environment are not those of the bench.
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("SHOAL_")}
         self._began = time.perf_counter()
         with (self.directory / "out").open("ab") as out:
-            self._process = subprocess.Popen(self.command(), stdout=out, stderr=out)
+            self._process = subprocess.Popen(
+                self.command(), stdout=out, stderr=out, env=environment
+            )
 
     def wait(self) -> None:
         """Wait until the broker answers."""

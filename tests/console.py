@@ -91,7 +91,8 @@ class Console:
         """`timeout_s` limits each command."""
         self._folder, self._timeout_s = folder, timeout_s
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        self._environment = {**os.environ, "PATH": path, "SHOAL_BOOTSTRAP_SERVERS": bootstrap}
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("SHOAL_")}
+        self._environment = {**inherited, "PATH": path, "SHOAL_BOOTSTRAP_SERVERS": bootstrap}
         self._sessions: list[int] = []
 
     def __enter__(self) -> Console:

@@ -108,11 +108,11 @@ def parts_of(hours: float, seed: int) -> list[Part]:
             "-k",
             "five",
         )
-        return Command(words, {**drawn, "SHOAL_FAULTS_S": f"{faults_s:.0f}"})
+        return Command(words, {**drawn, "FAULTS_S": f"{faults_s:.0f}"})
 
     marked = Command(
         (*PYTEST, f"--timeout={UNTIMED_S:.0f}", "-m", "nightly", "tests", "--ignore=tests/e2e"),
-        {**drawn, "SHOAL_RANGES_S": f"{min(RANGES_S, whole_s / 16):.0f}"},
+        {**drawn, "RANGES_S": f"{min(RANGES_S, whole_s / 16):.0f}"},
     )
     fuzz = Command(("make", "fuzz", f"FUZZ=--seconds {fuzz_s:.0f}"), drawn)
     e2e = Command(("make", "e2e"), {**drawn, "PYTEST_ADDOPTS": "-m 'nightly or not nightly'"})

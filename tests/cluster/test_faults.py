@@ -1,7 +1,7 @@
 """Real clients while brokers are killed, frozen and restarted, and a checker of what they saw.
 
 Each fault happens once to a cluster of three. Five brokers get faults that a seed draws, up to two
-at once. `SHOAL_FAULTS_S=900 SHOAL_FAULTS_SEED=7 pytest -s tests/cluster/test_faults.py -k five`
+at once. `FAULTS_S=900 FAULTS_SEED=7 pytest -s tests/cluster/test_faults.py -k five`
 draws for 900 seconds.
 """
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 #: 0: `FEW` times.
-DURATION_S = float(os.environ.get("SHOAL_FAULTS_S", "0"))
+DURATION_S = float(os.environ.get("FAULTS_S", "0"))
 #: Drawn for each run, unless it is given.
-SEED = os.environ.get("SHOAL_FAULTS_SEED") or str(seeding.SEED)
+SEED = os.environ.get("FAULTS_SEED") or str(seeding.SEED)
 FEW = 4
 ONCE = [
     Fault("kill", "leader"),
@@ -67,7 +67,7 @@ def drawn() -> Iterator[list[Fault]]:
 
 
 def test_five_brokers_lose_a_minority_at_a_time(tmp_path: Path) -> None:
-    print(f"SHOAL_FAULTS_SEED={SEED}", flush=True)
+    print(f"FAULTS_SEED={SEED}", flush=True)
     seen: Counter[str] = Counter()
     with running(ShoalCluster(tmp_path, 5, configs=STEADY | FIVE)) as cluster:
         run = Run(cluster, replicas=5)

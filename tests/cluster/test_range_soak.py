@@ -1,7 +1,7 @@
 """A consumer group for as long as wanted, on three brokers: sixteen members that share partitions
 by key ranges come, go and are killed, while librdkafka's and Java's consumers join and leave.
 
-`SHOAL_RANGES_S=1800 pytest -s -m nightly tests/cluster/test_range_soak.py` runs half an hour. SEED
+`RANGES_S=1800 pytest -s -m nightly tests/cluster/test_range_soak.py` runs half an hour. SEED
 repeats the order of events.
 """
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-DURATION_S = float(os.environ.get("SHOAL_RANGES_S", "60"))
+DURATION_S = float(os.environ.get("RANGES_S", "60"))
 #: Java's clients of `JavaProcess` are in this group.
 GROUP, TOPIC = "java-readers", "divided"
 PARTITIONS, KEYS, MEMBERS = 6, 40, 16

@@ -116,14 +116,20 @@ def part_of(name: str, seed: int) -> Part:
 @pytest.mark.parametrize(("hours", "soak_s"), [(8, "1800"), (1, "225")])
 def test_a_whole_night_has_half_an_hour_of_key_ranges(hours: float, soak_s: str) -> None:
     part = next(part for part in parts_of(hours, 7) if part.name == "tests")
-    assert part.command(0).environment["SHOAL_RANGES_S"] == soak_s
-    assert "SHOAL_RANGES_S" in (TESTS / "cluster" / "test_range_soak.py").read_text()
+    assert part.command(0).environment["RANGES_S"] == soak_s
+    assert "RANGES_S" in (TESTS / "cluster" / "test_range_soak.py").read_text()
 
 
 @pytest.mark.parametrize("name", ["tests", "fuzz", "faults", "e2e"])
 def test_each_other_part_draws_from_the_seed_of_the_night(name: str) -> None:
-    """`seeding` reads SEED. Another word for it, SHOAL_FAULTS_SEED, would take its place."""
+    """`seeding` reads SEED. Another word for it, FAULTS_SEED, would take its place."""
     for seed in (7, 8):
         environment = part_of(name, seed).command(0).environment
         assert environment["SEED"] == str(seed)
-        assert "SHOAL_FAULTS_SEED" not in environment
+        assert "FAULTS_SEED" not in environment
+
+
+def test_no_variable_of_a_part_looks_like_a_config() -> None:
+    """SHOAL_RANGES_S was one. Brokers that tests started with their own environment refused it."""
+    for part in parts_of(8, 7):
+        assert not [v for v in part.command(0).environment if v.startswith("SHOAL_")], part.name
