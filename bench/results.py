@@ -61,8 +61,10 @@ class Results:
 
     def fail(self, load: str, side: str, error: object) -> None:
         """Note that a round failed. The load then has a row with the error and no figures."""
-        print(f"FAILED: {load}, {side}: {error}", flush=True)
-        self._failures.setdefault(load, {}).setdefault(side, str(error)[-500:])
+        # Some errors have no text.
+        text = str(error) or repr(error)
+        print(f"FAILED: {load}, {side}: {text}", flush=True)
+        self._failures.setdefault(load, {}).setdefault(side, text[-500:])
 
     def rows(self, figures: Iterable[str], goal_of: Callable[[str, str], Goal | None]) -> list[Row]:
         """Return rows in the order of the loads, failed ones last."""

@@ -55,9 +55,9 @@ class Watched(Measured):
         self._pauses = directory / "pauses"
 
     def command(self) -> list[str]:
-        os.environ[VARIABLE] = str(self._pauses)
         python, _, _, *words = super().command()
-        return [python, str(Path(__file__).with_name("watched_server.py")), *words]
+        program = str(Path(__file__).with_name("watched_server.py"))
+        return ["env", f"{VARIABLE}={self._pauses}", python, program, *words]
 
     def pauses(self) -> Figures:
         """Return the longest pauses of the event loop since the last call."""

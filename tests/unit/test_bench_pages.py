@@ -87,13 +87,16 @@ def test_a_failed_load_is_marked_and_has_no_figure() -> None:
         results.add("produce", side, {"rate": 100})
         results.add("consume", side, {"rate": 100})
     results.fail("produce", "kafka", "1 of 2 records are acknowledged\n| and more")
+    results.fail("start", "shoal", OSError())
     assert results.failed
     assert results.has_failed("produce")
     document = found_of(results)
     table = pages.summary(document, "x")
     assert "| produce |  |  |  |  |  | failed |" in table
     assert "| consume | rate, records/s | 100 | 100 | 1.00 | ≥ 1.5 × | missed |" in table
-    assert "kafka: 1 of 2 records are acknowledged / and more" in pages.run_page(document, "x")
+    page = pages.run_page(document, "x")
+    assert "kafka: 1 of 2 records are acknowledged / and more" in page
+    assert "shoal: OSError()" in page
 
 
 def test_a_result_names_the_sides_of_its_run(tmp_path: Path) -> None:
