@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BENCH = Path(__file__).parents[2] / "bench"
-GOALS_OF_TIERED = 21
+GOALS_OF_TIERED = 23
 
 
 def test_a_run_has_figures_and_a_load_that_fails_has_a_failed_row(tmp_path: Path) -> None:
