@@ -89,7 +89,7 @@ def wait_for_segments(broker: Broker, topic: str) -> None:
     eventually(closed, f"no segment of {topic} was closed")
 
 
-#: A short load may end between two passes of the copier. It is then repeated, up to so many times.
+#: Limit on repeats of a load that ends between two passes of the copier.
 REPEATS = 20
 
 
