@@ -36,6 +36,8 @@ PACE, SCAN_PACE = 20 << 20, 40 << 20
 SCANS = 2
 #: Small segments, so that each second has copies.
 SMALL_MB, PRODUCED_MB = 4, 16
+#: Limit on repeats of a load that ends between two passes of the copier.
+REPEATS = 20
 #: Copies that were begun.
 BEGUN = "kafka_server_BrokerTopicMetrics_RemoteCopyRequestsPerSec_total"
 PART_BYTES = 8 << 20
@@ -87,10 +89,6 @@ def wait_for_segments(broker: Broker, topic: str) -> None:
     """Wait until a segment was closed."""
     closed = lambda: local_segments(broker, topic) not in ([], [0])  # noqa: E731
     eventually(closed, f"no segment of {topic} was closed")
-
-
-#: Limit on repeats of a load that ends between two passes of the copier.
-REPEATS = 20
 
 
 def produce_while_copying(broker: Watched, run: Run, records: int) -> Figures:
