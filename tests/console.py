@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from conditions import eventually
+from servers import without_configs
 
 #: Ends a hang; it is not a limit on speed.
 TIMEOUT_S = 500
@@ -91,8 +92,8 @@ class Console:
         """`timeout_s` limits each command."""
         self._folder, self._timeout_s = folder, timeout_s
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith("SHOAL_")}
-        self._environment = {**inherited, "PATH": path, "SHOAL_BOOTSTRAP_SERVERS": bootstrap}
+        named = {"PATH": path, "SHOAL_BOOTSTRAP_SERVERS": bootstrap}
+        self._environment = without_configs() | named
         self._sessions: list[int] = []
 
     def __enter__(self) -> Console:

@@ -27,6 +27,12 @@ START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 180
 
 
+def without_configs() -> dict[str, str]:
+    """Return the environment without SHOAL_ variables. Some are for the tests, and a broker refuses
+    those that name no config."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("SHOAL_")}
+
+
 class ShoalProcess:
     """One `shoal server` with a data directory and a port that it keeps over restarts.
 
@@ -119,9 +125,7 @@ class ShoalProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # SHOAL_CLUSTER and similar variables are for the tests; a broker refuses unknown ones.
-            env={k: v for k, v in os.environ.items() if not k.startswith("SHOAL_")}
-            | self.environment,
+            env=without_configs() | self.environment,
         )
         self._ready = ready = threading.Event()
         self._said_ready = False

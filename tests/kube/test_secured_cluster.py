@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import ssl
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from kube.secured_pods import (
     tls_secret,
     token_secret,
 )
+from servers import without_configs
 from shoal.client.client import SyncClient
 from shoal.client.errors import ClientError, KafkaError, SecurityError
 from shoal.client.exposition import samples
@@ -303,10 +303,9 @@ def test_commands_in_a_brokers_container_connect_to_that_broker(
     pods: SecuredPods, admin: SyncClient
 ) -> None:
     del admin
-    variables = {k: v for k, v in os.environ.items() if not k.startswith("SHOAL_")}
     said = subprocess.run(
         [sys.executable, "-m", "shoal.cli", "topics", "list"],
-        env={**variables, **pods.environment(1)},
+        env=without_configs() | pods.environment(1),
         capture_output=True,
         text=True,
         timeout=120,

@@ -111,6 +111,11 @@ def of_faults(*faults):
     return FaultyStore(lambda operation, key: left.pop(0) if left else "")
 
 
+def counted(totals):
+    """Return the counters above 0."""
+    return {operation: number for operation, number in totals.items() if number}
+
+
 @pytest.mark.parametrize("fault", [f for f in object_stores.FAULTS if f != object_stores.DENIED])
 def test_a_put_is_repeated_until_it_succeeds(fault) -> None:
     async def run() -> None:
@@ -118,7 +123,10 @@ def test_a_put_is_repeated_until_it_succeeds(fault) -> None:
         store = RetryingStore(inner, LIMITS, random.Random(1))
         await store.put("k", BytesSource(b"data"))
         assert inner.objects == {"k": b"data"}
-        assert (store.attempts_total["put"], store.failures_total["put"]) == (4, 3)
+        assert (counted(store.attempts_total), counted(store.failures_total)) == (
+            {"put": 4},
+            {"put": 3},
+        )
 
     asyncio.run(run())
 
@@ -134,8 +142,8 @@ def test_a_missing_object_is_no_failure() -> None:
         with pytest.raises(StoreConflict):
             await store.put_if("k", BytesSource(b"other"), None)
         assert version
-        assert (store.attempts_total["get"], store.attempts_total["put"]) == (1, 2)
-        assert not any(store.failures_total.values())
+        assert counted(store.attempts_total) == {"get": 1, "put": 2}
+        assert counted(store.failures_total) == {}
 
     asyncio.run(run())
 
