@@ -6,7 +6,8 @@ different lanes. `Cluster` also owns the metadata cache; a caller that gets an e
 `STALE_METADATA` calls `forget_topic`.
 
 Some requests can go to any broker. If the answer turns out to be useless, the next request goes to
-another broker: a broker that is cut off from the cluster still answers, but has old metadata.
+another broker: a broker that is cut off from the cluster still answers, but has old metadata. If no
+answer comes, another broker gets the request as well: a stopped process keeps its connections open.
 
 `scatter` handles all calls on many objects. It locates each object's broker, sends each broker one
 request for all of its objects, and retries the objects that have moved. One object's error never
@@ -51,7 +52,7 @@ GROUP, TRANSACTION, SHARE = 0, 1, 2
 BACKOFF_MS, BACKOFF_MS_MAX = 100, 1_000
 #: Seconds for which an unhelpful, or an unreachable, broker is the last choice.
 DOUBTED_S, SILENT_S = 2.0, 30.0
-#: Seconds to wait for a connection if another broker can serve the request too.
+#: Seconds to wait for a connection, or an answer, if another broker can serve the request too.
 PATIENCE_S = 1.0
 #: Topics in one Metadata request, so that frames of large clusters stay small.
 TOPICS_PER_REQUEST = 1_000
@@ -141,6 +142,8 @@ class Cluster:
         #: choice.
         self._last_answered: Address | None = None
         self._asked_later: dict[Address, float] = {}
+        #: Requests that another broker has answered in the meantime.
+        self._outrun: set[asyncio.Task[Any]] = set()
         self._closed = False
 
     async def __aenter__(self) -> Cluster:
@@ -159,6 +162,7 @@ class Cluster:
         for opened in await asyncio.gather(*opening, return_exceptions=True):
             if isinstance(opened, Connection):
                 opened.close()
+        await asyncio.gather(*self._outrun, return_exceptions=True)
 
     def backoff(self, first_ms: int = BACKOFF_MS, most_ms: int = BACKOFF_MS_MAX) -> Backoff:
         """Return the pauses of a new series of retries."""
@@ -207,25 +211,84 @@ class Cluster:
         """Send a request to any broker. Reuse the last broker until `doubt` marks it stale.
 
         If a broker closes the connection before it answers, the next broker gets the request.
-        Requests of `_ONCE` are not sent again.
+        Requests of `_ONCE` are not sent again. Those of `_READS` go to a second broker after
+        `PATIENCE_S` without an answer, and to a third after twice that; the first answer counts.
         """
-        others = 0 if api_key in _ONCE else max(len(self.brokers), len(self.settings.bootstrap))
+        self._last_answered, answer = await self._first_answer(api_key, body, options)
+        return answer
+
+    async def _first_answer(
+        self, api_key: ApiKey, body: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> tuple[Address, Any]:
+        """Return the first answer, and the address of its broker."""
+        asked: list[Address] = []
+
+        def ask() -> asyncio.Task[tuple[Address, Any]]:
+            return self._loop.create_task(self._ask_one(api_key, body, options, asked))
+
+        hurried = api_key in _READS and self._others() > 0
+        patience = iter((PATIENCE_S, 2 * PATIENCE_S) if hurried else ())
+        pending = {ask()}
+        try:
+            while True:
+                done, pending = await asyncio.wait(
+                    pending, timeout=next(patience, None), return_when=asyncio.FIRST_COMPLETED
+                )
+                if answers := [task for task in done if task.exception() is None]:
+                    return answers[0].result()
+                if done and not pending:
+                    return done.pop().result()
+                if not done:
+                    for address in asked:
+                        self._ask_later(address)
+                    pending.add(ask())
+        finally:
+            for task in pending:
+                self._outrun.add(task)
+                task.add_done_callback(self._forget_outrun)
+
+    def _forget_outrun(self, task: asyncio.Task[Any]) -> None:
+        self._outrun.discard(task)
+        if not task.cancelled():
+            task.exception()  # It is nobody's: without this call, asyncio logs it.
+
+    def _others(self) -> int:
+        """Return how many brokers can answer if the first one does not."""
+        return max(len(self.brokers), len(self.settings.bootstrap)) - 1
+
+    async def _ask_one(
+        self,
+        api_key: ApiKey,
+        body: Mapping[str, Any],
+        options: Mapping[str, Any],
+        asked: list[Address],
+    ) -> tuple[Address, Any]:
+        """Ask one broker after the other until one does not close the connection, and add their
+        addresses to `asked`."""
+        again = 0 if api_key in _ONCE else self._others() + 1
         while True:
             link = None
             try:
                 link = await self.any_connection()
-                answer = await link.request(api_key, body, **options)
+                asked.append(link.address)
+                return link.address, await link.request(api_key, body, **options)
             except ConnectionLost:
-                if self._closed or not others:
+                if self._closed or not again:
                     raise
-                others -= 1
+                again -= 1
             except RequestTimeout:
                 if link is not None:
-                    self._asked_later[link.address] = self._loop.time() + SILENT_S
+                    self._ask_later(link.address)
                 raise
-            else:
-                self._last_answered = link.address
-                return answer
+
+    def silent(self, node_id: int) -> None:
+        """Mark a broker that does not answer, so that others are asked first."""
+        if broker := self.brokers.get(node_id):
+            self._ask_later((broker.host, broker.port))
+
+    def _ask_later(self, address: Address) -> None:
+        """Make a silent broker the last choice."""
+        self._asked_later[address] = self._loop.time() + SILENT_S
 
     def doubt(self) -> None:
         """Mark the last broker stale after a useless answer, so that others are asked first."""
@@ -619,6 +682,8 @@ _ONCE = frozenset(
         ApiKey.CREATE_DELEGATION_TOKEN,
     }
 )
+#: Requests that change nothing, and that each broker answers at once.
+_READS = frozenset({ApiKey.METADATA, ApiKey.FIND_COORDINATOR, ApiKey.DESCRIBE_CLUSTER})
 _NO_SUCH_TOPIC = (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id)
 
 

@@ -1,9 +1,10 @@
 """A member of a share group: acquire records, settle them, release the rest (KIP-932).
 
 To acquire, the session sends one ShareFetch to each broker that leads an assigned partition
-(`share_node`). It never fetches ahead, so the caller knows every lock that this member holds. To
-settle, it sends ShareAcknowledge (accept, release, reject, renew) or adds the acknowledgements to
-the next fetch.
+(`share_node`). It never fetches ahead, so the caller knows every lock that this member holds. The
+exception is a broker that is late: the records of the others do not wait for its answer, and a
+later call returns what it has locked. To settle, the session sends ShareAcknowledge (accept,
+release, reject, renew) or adds the acknowledgements to the next fetch.
 
 One task at a time may call a session. Heartbeats run in the background.
 """
@@ -27,7 +28,7 @@ from shoal.client.share_node import Limits, NodeSession, Partitions, of_lost_loc
 from shoal.protocol.api import ApiKey
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from uuid import UUID
 
     from shoal.client.cluster import Cluster
@@ -36,6 +37,13 @@ if TYPE_CHECKING:
 #: Longest wait of one poll if several brokers are asked. A round ends with its slowest answer, so
 #: this bounds the delay of a busy broker's records by an idle broker.
 LONG_POLL_MS_MAX = 250
+#: How long a round waits for a broker beyond its long poll, in seconds. Then the broker is late.
+LATE_S = 1.0
+#: How long one of several brokers may take to settle or renew: a part of the lock timeout, and at
+#: least this number of milliseconds. The locks of the others cannot be renewed meanwhile.
+SETTLED_AT, SETTLED_MS_MIN = 1 / 3, 5_000
+#: How much of the lock timeout a late answer may wait for the next call that acquires.
+WAITED_MAX = 0.25
 #: A round without records that ends sooner than this was no long poll: pause before the next.
 QUICK_ROUND_S = 0.02
 #: The same for a round in which no broker was reachable.
@@ -64,6 +72,23 @@ class ShareMembership(Membership):
         }
 
 
+class _LateFetch:
+    """A fetch whose broker is late, and the partitions that it is from."""
+
+    __slots__ = ("answered_s", "looked_s", "partitions", "task")
+
+    def __init__(self, task: asyncio.Task[list[Acquired]], partitions: Partitions) -> None:
+        self.task, self.partitions = task, partitions
+        #: When the leaders of the partitions were last looked up, and when the answer arrived.
+        self.looked_s = self.answered_s = float("-inf")
+        task.add_done_callback(self._answered)
+
+    def _answered(self, task: asyncio.Task[list[Acquired]]) -> None:
+        self.answered_s = task.get_loop().time()
+        if not task.cancelled():
+            task.exception()  # The session may have ended: without this call, asyncio logs it.
+
+
 class ShareSession:
     """One member and its locks. Created by `ShareSession.join`; `await close()` releases all."""
 
@@ -72,6 +97,7 @@ class ShareSession:
         self.membership = membership
         self.lock_timeout_ms = 0
         self._nodes: dict[int, NodeSession] = {}
+        self._late: dict[int, _LateFetch] = {}
         self._lane = f"share {membership.member_id}"
         self._one_at_a_time = asyncio.Lock()
 
@@ -128,9 +154,10 @@ class ShareSession:
 
         `acknowledgements` are sent with the fetch and need no request of their own. Renewals need
         `acknowledge`. Without `payload` the result has only ranges and batch sizes, and brokers
-        that support it send no records. Returns an empty acquisition after `max_wait_ms`. Raises
-        the error that ended the membership, or a broker's refusal that lasts, such as
-        SHARE_SESSION_LIMIT_REACHED.
+        that support it send no records. Returns an empty acquisition after `max_wait_ms`, or
+        `LATE_S` later if a broker does not answer. Waits longer for a broker that
+        `acknowledgements` go to. Raises the error that ended the membership, or a broker's refusal
+        that lasts, such as SHARE_SESSION_LIMIT_REACHED.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + max_wait_ms / 1000
@@ -143,14 +170,14 @@ class ShareSession:
                 left_ms = max(0, int((deadline - loop.time()) * 1000))
                 began = loop.time()
                 try:
-                    found = await self._fetch(acks, refusals, left_ms, limits)
+                    found, waited_ms = await self._fetch(acks, refusals, left_ms, limits)
                 except KafkaError as error:
                     if left_ms == 0 or not error.retriable:
                         raise
-                    found = []
+                    found, waited_ms = [], 0
                 acks = []
                 if found or left_ms == 0:
-                    lock_ms = self.lock_timeout_ms if found else 0
+                    lock_ms = max(1, self.lock_timeout_ms - waited_ms) if found else 0
                     return Acquisition(tuple(found), tuple(refusals), lock_ms)
                 if not self.assignment:
                     await self.membership.changed(min(left_ms, 1_000) / 1000)
@@ -161,7 +188,9 @@ class ShareSession:
         """Settle or renew locked offsets; return the acknowledgements that the broker rejected.
 
         Acknowledgements of one partition succeed or fail together. A renewal restarts the lock
-        timeout (`lock_timeout_ms`) and keeps the records with this member.
+        timeout (`lock_timeout_ms`) and keeps the records with this member. A member that has locks
+        of several brokers gives up one that does not answer within `SETTLED_AT` of the lock
+        timeout, because it cannot renew the others' locks meanwhile.
         """
         async with self._one_at_a_time:
             refusals: list[Refusal] = []
@@ -184,6 +213,7 @@ class ShareSession:
         """
         try:
             async with self._one_at_a_time:
+                await self._give_up(late.task for late in self._late.values())
                 await asyncio.gather(
                     *(node.close(undelivered) for node in self._nodes.values()),
                     return_exceptions=True,
@@ -198,55 +228,136 @@ class ShareSession:
 
     async def _fetch(
         self, acks: list[Acknowledgement], refusals: list[Refusal], wait_ms: int, limits: Limits
-    ) -> list[Acquired]:
-        """Fetch once from every broker that leads an assigned partition. Keep other sessions open:
-        closing one would release records that the member still processes.
+    ) -> tuple[list[Acquired], int]:
+        """Fetch once from every broker that leads an assigned partition, except from one whose last
+        answer is late. Keep other sessions open: closing one would release records that the member
+        still processes.
 
-        Raises a broker's refusal if nothing was acquired. Network errors are ignored.
+        Return also for how long answers have waited for this call, in milliseconds. Raises a
+        broker's refusal if nothing was acquired. Network errors are ignored.
         """
         carried = await self._by_node(acks, refusals)
         try:
+            self._look_again()
             by_leader = await self._by_leader()
         except ClientError as unknown:
             refusals += [Refusal(ack, unknown) for some in carried.values() for ack in some]
             raise
-        nodes = sorted({*by_leader, *carried})
-        if not nodes:
-            return []
+        results, waited_ms = await self._late_answers(by_leader)
+        nodes = sorted({n for n in by_leader if n not in self._late} | set(carried))
+        if any(results):
+            wait_ms = 0
         patience_s = None
-        if len(nodes) > 1:
+        if len(nodes) + len(self._late) > 1:
             wait_ms = min(wait_ms, LONG_POLL_MS_MAX)
             patience_s = LONG_POLL_MS_MAX / 1000
-        each = limits._replace(max_records=max(1, limits.max_records // len(nodes)))
-        rounds = (
-            self._fetch_node(
-                n,
-                by_leader.get(n, frozenset()),
-                carried.get(n, []),
-                refusals,
-                wait_ms,
-                each,
-                patience_s,
+        each = limits._replace(max_records=max(1, limits.max_records // max(1, len(nodes))))
+        loop = asyncio.get_running_loop()
+        rounds = {
+            n: loop.create_task(
+                self._fetch_node(
+                    n,
+                    by_leader.get(n, frozenset()),
+                    carried.get(n, []),
+                    refusals,
+                    wait_ms,
+                    each,
+                    patience_s,
+                )
             )
             for n in nodes
-        )
-        found: list[Acquired] = []
-        refused: KafkaError | None = None
-        results = await asyncio.gather(*rounds, return_exceptions=True)
-        for n, result in zip(nodes, results, strict=True):
-            if isinstance(result, KafkaError):
-                refused = result
-            elif isinstance(result, ClientError) and transient(result):
-                # Read metadata again: the partitions of a lost broker may have new leaders.
-                for topic_id, _ in by_leader.get(n, frozenset()):
-                    self.cluster.forget_topic_id(topic_id)
-            elif isinstance(result, BaseException):
-                raise result
+        }
+        await self._wait(rounds, carried, wait_ms / 1000)
+        for n, task in rounds.items():
+            wanted = by_leader.get(n, frozenset())
+            if task.done():
+                results.append(self._result(task, wanted))
             else:
-                found += result
-        if refused is not None and not found:
-            raise refused
-        return found
+                self._late[n] = _LateFetch(task, wanted)
+                self.cluster.silent(n)
+        found = [one for result in results if isinstance(result, list) for one in result]
+        for result in results:
+            if isinstance(result, KafkaError) and not found:
+                raise result
+        return found, waited_ms
+
+    async def _wait(
+        self,
+        rounds: Mapping[int, asyncio.Task[list[Acquired]]],
+        carried: Iterable[int],
+        wait_s: float,
+    ) -> None:
+        """Wait for the answers, and without limit for those to acknowledgements: their results
+        belong to this round."""
+        tasks, late = {*rounds.values()}, {late.task for late in self._late.values()}
+        try:
+            if settling := {rounds[n] for n in carried}:
+                await asyncio.wait(settling)
+            if tasks:
+                await asyncio.wait(tasks, timeout=wait_s + LATE_S)
+            elif late:
+                await asyncio.wait(late, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            await self._give_up(tasks | late)
+            raise
+
+    async def _late_answers(
+        self, by_leader: Mapping[int, Partitions]
+    ) -> tuple[list[list[Acquired] | KafkaError], int]:
+        """Return the late answers that have arrived, and for how long they have waited at most, in
+        milliseconds. Release records whose locks are no longer fresh."""
+        now, most_ms = asyncio.get_running_loop().time(), 0
+        found: list[list[Acquired] | KafkaError] = []
+        for n, late in list(self._late.items()):
+            if not late.task.done():
+                continue
+            del self._late[n]
+            result = self._result(late.task, late.partitions)
+            if isinstance(result, list):
+                # A new leader does not know the locks of the former one.
+                elsewhere = {at for leader, some in by_leader.items() if leader != n for at in some}
+                result = [r for r in result if (r.topic_id, r.partition) not in elsewhere]
+                waited_ms = int((now - late.answered_s) * 1000)
+                if result and waited_ms > self.lock_timeout_ms * WAITED_MAX:
+                    acks = [a for r in result for a in r.acknowledge(AcknowledgeType.RELEASE)]
+                    await self._acknowledge(n, acks, [])
+                    continue
+                most_ms = max(most_ms, waited_ms) if result else most_ms
+            found.append(result)
+        return found, most_ms
+
+    def _result(
+        self, task: asyncio.Task[list[Acquired]], wanted: Partitions
+    ) -> list[Acquired] | KafkaError:
+        """Return what a broker has answered: nothing if it was lost. Raises unexpected errors."""
+        error = task.exception()
+        if error is None:
+            return task.result()
+        if isinstance(error, KafkaError):
+            return error
+        if not isinstance(error, ClientError) or not transient(error):
+            raise error
+        # Read metadata again: the partitions of a lost broker may have new leaders.
+        for topic_id, _ in wanted:
+            self.cluster.forget_topic_id(topic_id)
+        return []
+
+    def _look_again(self) -> None:
+        """Read the leaders again of the partitions whose leader is late, once per `LATE_S`."""
+        now = asyncio.get_running_loop().time()
+        for late in self._late.values():
+            if now - late.looked_s >= LATE_S:
+                late.looked_s = now
+                for topic_id, _ in late.partitions:
+                    self.cluster.forget_topic_id(topic_id)
+
+    async def _give_up(self, fetches: Iterable[asyncio.Task[list[Acquired]]]) -> None:
+        """Cancel fetches; their connections close, which releases what they acquire."""
+        some = list(fetches)
+        for task in some:
+            task.cancel()
+        await asyncio.gather(*some, return_exceptions=True)
+        self._late = {n: late for n, late in self._late.items() if late.task not in some}
 
     async def _by_leader(self) -> dict[int, Partitions]:
         """Return the assigned partitions by leader, without those that have no leader."""
@@ -273,13 +384,15 @@ class ShareSession:
         limits: Limits,
         patience_s: float | None,
     ) -> list[Acquired]:
+        await self._heard_late(node_id)
         try:
             node = await self._node(node_id, patience_s)
         except ClientError as unreachable:
             refusals += [Refusal(ack, unreachable) for ack in acks]
             raise
         try:
-            return await node.fetch(wanted, acks, refusals, wait_ms, limits)
+            patience_ms = self._patience_ms() if acks else None
+            return await node.fetch(wanted, acks, refusals, wait_ms, limits, patience_ms)
         finally:
             self._heard(node_id, node)
 
@@ -302,11 +415,12 @@ class ShareSession:
     async def _acknowledge(
         self, node_id: int, acks: list[Acknowledgement], refusals: list[Refusal]
     ) -> None:
+        await self._heard_late(node_id)
         node = self._nodes.get(node_id)
         if node is None:
             refusals += of_lost_locks(acks)
             return
-        await node.acknowledge(acks, refusals)
+        await node.acknowledge(acks, refusals, self._patience_ms())
         self._heard(node_id, node)
 
     # Sessions
@@ -326,6 +440,22 @@ class ShareSession:
             node = NodeSession(self.cluster, self.membership, link, node_id)
             self._nodes[node_id] = node
         return node
+
+    def _patience_ms(self) -> int:
+        """Return how long a broker may take to settle, in milliseconds."""
+        request_ms = self.cluster.settings.request_timeout_ms
+        if len(self._nodes) < 2:
+            return request_ms
+        return min(request_ms, max(SETTLED_MS_MIN, int(self.lock_timeout_ms * SETTLED_AT)))
+
+    async def _heard_late(self, node_id: int) -> None:
+        """Wait for a late answer of a broker before its next request: those of one session are sent
+        one at a time. Give its session up if no answer comes."""
+        if node_id in self._late:
+            task = self._late[node_id].task
+            await asyncio.wait((task,), timeout=self._patience_ms() / 1000)
+            if not task.done():
+                await self._give_up((task,))
 
     def _heard(self, node_id: int, node: NodeSession) -> None:
         """Handle a broker's answer or loss. A later round reconnects to a lost broker."""

@@ -78,9 +78,11 @@ class NodeSession:
         refusals: list[Refusal],
         wait_ms: int,
         limits: Limits,
+        patience_ms: int | None = None,
     ) -> list[Acquired]:
-        """Acquire from the `wanted` partitions. Raises a broker's refusal or the loss of the
-        broker. Rejected `acks` are added to `refusals` in any case.
+        """Acquire from the `wanted` partitions. The broker may take `patience_ms` longer than
+        `wait_ms` to answer. Raises a broker's refusal or the loss of the broker. Rejected `acks`
+        are added to `refusals` in any case.
         """
         if self.epoch == 0 and acks:
             refusals += of_lost_locks(acks)
@@ -100,7 +102,7 @@ class NodeSession:
             "topics": topics,
             "forgotten_topics_data": _by_topic(self.partitions - wanted),
         }
-        timeout_ms = wait_ms + self._cluster.settings.request_timeout_ms
+        timeout_ms = wait_ms + (patience_ms or self._cluster.settings.request_timeout_ms)
         try:
             answer = await self.link.request(ApiKey.SHARE_FETCH, body, timeout_ms=timeout_ms)
         except asyncio.CancelledError:
@@ -168,7 +170,9 @@ class NodeSession:
             raise refused
         return found
 
-    async def acknowledge(self, acks: list[Acknowledgement], refusals: list[Refusal]) -> None:
+    async def acknowledge(
+        self, acks: list[Acknowledgement], refusals: list[Refusal], timeout_ms: int
+    ) -> None:
         """Settle or renew; rejected acknowledgements are added to `refusals`."""
         if self.epoch == 0 or self.link.closed:
             refusals += of_lost_locks(acks)
@@ -187,7 +191,7 @@ class NodeSession:
             refusals += [Refusal(ack, error) for ack in acks]
             return
         try:
-            answer = await self.link.request(ApiKey.SHARE_ACKNOWLEDGE, body)
+            answer = await self.link.request(ApiKey.SHARE_ACKNOWLEDGE, body, timeout_ms=timeout_ms)
         except ClientError as lost:
             self._forget()
             refusals += [Refusal(ack, lost) for ack in acks]
