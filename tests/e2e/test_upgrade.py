@@ -1,11 +1,13 @@
 """The last release is upgraded to this tree under load: definitions, operator and brokers.
 
-Images and chart of the release are built from its tag, which `git fetch --tags` gets.
+Images and chart of the release are built from its commit. A fork may lack the tag, and a shallow
+clone lacks both; `git fetch --unshallow` gets them.
 """
 
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 import tarfile
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from e2e.cluster.backend import Cluster
     from e2e.resources import Manifest
 
-TAG, EARLIER, NOW = "v0.1.0", "v1alpha1", "v1beta1"
+RELEASE, EARLIER, NOW = "0.1.0", "v1alpha1", "v1beta1"
 PLAIN = {"name": "plain", "port": 9092, "type": "Internal"}
 DEFINITIONS = [
     f"{plural}.shoal.dev"
@@ -43,16 +45,20 @@ DEFINITIONS = [
 ]
 
 
+def git(*arguments: str) -> bytes:
+    done = subprocess.run(["git", "-C", REPOSITORY, *arguments], capture_output=True, check=True)
+    return done.stdout
+
+
 @pytest.fixture(scope="module")
 def earlier_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of the last release."""
     tree = tmp_path_factory.mktemp("earlier")
-    packed = subprocess.run(
-        ["git", "-C", REPOSITORY, "archive", TAG], capture_output=True, check=False
-    )
-    if packed.returncode:
-        lacking(f"git archive {TAG} fails: {packed.stderr.decode().strip()}")
-    with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
+    subject = f"^release: {re.escape(RELEASE)}$"
+    commit = git("log", "-1", "--format=%H", f"--grep={subject}").decode().strip()
+    if not commit:
+        lacking(f"the history of this clone has no commit of release {RELEASE}")
+    with tarfile.open(fileobj=io.BytesIO(git("archive", commit))) as archive:
         archive.extractall(tree, filter="data")
     return tree
 
