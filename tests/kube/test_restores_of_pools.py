@@ -365,6 +365,12 @@ def folders(data_dir: Path) -> set[str]:
     return {path.name for path in data_dir.iterdir() if path.is_dir()}
 
 
+def saved_logs(store: Path) -> set[str]:
+    """Return the partitions of `__consumer_offsets` that have a backup."""
+    found = store.rglob("backup/__consumer_offsets/*")
+    return {path.name for path in found if path.name.isdigit()}
+
+
 @pytest.mark.parametrize("controllers", [1, pytest.param(3, marks=pytest.mark.nightly)])
 def test_a_lost_cluster_comes_back_with_pools_and_dedicated_controllers(
     controllers: int, tmp_path: Path
@@ -379,6 +385,8 @@ def test_a_lost_cluster_comes_back_with_pools_and_dedicated_controllers(
     commit(lost.bootstrap, COMMITTED)
     end = copied_to(tiered)
     eventually(lambda: saved_positions(store).get("readers") == COMMITTED, timeout_s=TIMEOUT_S)
+    # The positions are in partition 0. A log is restored if its own backup was written.
+    eventually(lambda: saved_logs(store) == {"0", "1"}, timeout_s=TIMEOUT_S)
     lost.kill9()
     lease = next(store.rglob("backup/lease"))
     os.utime(lease, (lease.stat().st_mtime - 61,) * 2)
