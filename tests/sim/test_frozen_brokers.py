@@ -8,11 +8,13 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 import pytest
+from shoal.client.client import Client
 from shoal.client.cluster import PATIENCE_S
 from shoal.client.configs import ConfigChange, Resource, ResourceType
 from shoal.client.errors import expect
 from shoal.client.share import LATE_S, LONG_POLL_MS_MAX, SETTLED_AT, WAITED_MAX, AcknowledgeType
 from shoal.log.uuids import uuid_text
+from shoal.protocol.api import ApiKey
 from sim.cluster_brokers import CONFIGS
 from sim.cluster_clients import wait
 from sim.scenes import Asked, Scene, scene
@@ -29,18 +31,6 @@ ROUND_S = LONG_POLL_MS_MAX / 1000 + LATE_S + SOON_S
 SESSION_S = int(CONFIGS["broker.session.timeout.ms"]) / 1000
 
 
-def freeze(cluster: Scene, id: int) -> None:
-    process = cluster.cluster.brokers[id].process
-    assert process is not None
-    process.pause()
-
-
-def thaw(cluster: Scene, id: int) -> None:
-    process = cluster.cluster.brokers[id].process
-    assert process is not None
-    process.resume()
-
-
 def test_metadata_comes_from_another_broker_if_the_last_one_freezes() -> None:
     """The client asked the broker that had answered before, and waited for 30 s."""
     with scene() as cluster:
@@ -55,7 +45,7 @@ def test_metadata_comes_from_another_broker_if_the_last_one_freezes() -> None:
                     for b in client.cluster.brokers.values()
                     if (b.host, b.port) == link.address
                 )
-                freeze(cluster, frozen)
+                cluster.cluster.brokers[frozen].pause()
                 for _ in range(2):
                     began_s = cluster.kernel.now
                     await client.cluster.refresh(())
@@ -64,6 +54,26 @@ def test_metadata_comes_from_another_broker_if_the_last_one_freezes() -> None:
         Asked(cluster, look).result()
         assert took_s[0] < PATIENCE_S + SOON_S
         assert took_s[1] < SOON_S, "the frozen broker is the last choice"
+
+
+def test_a_write_whose_caller_is_cancelled_is_not_sent_afterwards() -> None:
+    with scene() as cluster:
+        frozen = cluster.cluster.brokers[1]
+        new = {"name": "work", "num_partitions": 1, "replication_factor": 3}
+        topics = [new | {"assignments": (), "configs": ()}]
+        body = {"topics": topics, "timeout_ms": 10_000, "validate_only": False}
+
+        async def create() -> None:
+            async with Client(cluster.settings(1), frozen.environment()) as client:
+                frozen.pause()
+                asking = asyncio.ensure_future(client.cluster.ask(ApiKey.CREATE_TOPICS, body))
+                await wait(1)
+                asking.cancel()
+                frozen.resume()
+                await wait(1)
+
+        Asked(cluster, create).result()
+        assert all("work" not in broker.image.topics for _, broker in cluster.cluster.running())
 
 
 class Team:
@@ -86,6 +96,12 @@ class Team:
             *((f"{group}:{uuid_text(id)}:0", SHARE) for id in self.ids.values()),
         ]
         return self.frozen not in {self.cluster.coordinator(*key, self.other) for key in keys}
+
+    def freeze(self) -> None:
+        self.cluster.cluster.brokers[self.frozen].pause()
+
+    def thaw(self) -> None:
+        self.cluster.cluster.brokers[self.frozen].resume()
 
     def now(self) -> float:
         return self.cluster.kernel.now
@@ -136,7 +152,7 @@ def test_records_of_other_leaders_do_not_wait_for_one_that_freezes() -> None:
         team = Team(cluster)
 
         async def work(member: Member) -> None:
-            freeze(cluster, team.frozen)
+            team.freeze()
             for _ in range(3):
                 await member.produce("other")
                 began_s = team.now()
@@ -156,7 +172,7 @@ def test_the_new_leader_of_a_frozen_broker_is_found_before_the_request_ends() ->
 
         async def work(member: Member) -> None:
             await member.produce("frozen")
-            freeze(cluster, team.frozen)
+            team.freeze()
             began_s = team.now()
             await member.consume({"frozen"})
             took_s.append(team.now() - began_s)
@@ -176,9 +192,9 @@ def test_a_late_answer_is_consumed_while_its_locks_are_fresh(late: bool) -> None
         async def work(member: Member) -> None:
             session = member.session
             await member.produce("frozen")
-            freeze(cluster, team.frozen)
+            team.freeze()
             assert not (await session.acquire(max_wait_ms=100)).count
-            thaw(cluster, team.frozen)
+            team.thaw()
             lock_ms = session.lock_timeout_ms
             wait_ms = lock_ms * WAITED_MAX * (1.5 if late else 0.5)
             await wait(wait_ms / 1000)
@@ -206,12 +222,12 @@ def test_acknowledgements_follow_a_late_answer() -> None:
             await member.produce("frozen")
             held = await member.session.acquire(max_wait_ms=500)
             assert held.count == 1
-            freeze(cluster, team.frozen)
+            team.freeze()
             assert not (await member.session.acquire(max_wait_ms=100)).count
             settling = asyncio.ensure_future(member.settle(held))
             await wait(1)
             assert not settling.done()
-            thaw(cluster, team.frozen)
+            team.thaw()
             assert not await settling
             done.append(True)
 
@@ -235,7 +251,7 @@ def test_locks_of_other_leaders_can_be_renewed_while_one_is_frozen(late: bool) -
             while len(held) < 2:
                 held += await session.acquire(max_wait_ms=500)
             assert {one.topic for one in held} == set(team.ids)
-            freeze(cluster, team.frozen)
+            team.freeze()
             if late:
                 assert not (await session.acquire(max_wait_ms=100)).count
             began_s = team.now()
@@ -256,7 +272,7 @@ def test_acknowledgements_that_a_fetch_carries_do_not_wait_longer() -> None:
             session = member.session
             await member.produce("frozen")
             held = await session.acquire(max_wait_ms=500)
-            freeze(cluster, team.frozen)
+            team.freeze()
             await member.produce("other")
             acks = [a for one in held for a in one.acknowledge(AcknowledgeType.ACCEPT)]
             began_s = team.now()

@@ -226,8 +226,10 @@ class Cluster:
         def ask() -> asyncio.Task[tuple[Address, Any]]:
             return self._loop.create_task(self._ask_one(api_key, body, options, asked))
 
-        hurried = api_key in _READS and self._others() > 0
-        patience = iter((PATIENCE_S, 2 * PATIENCE_S) if hurried else ())
+        if api_key not in _READS or not self._others():
+            # A write whose caller is cancelled must not be sent afterwards.
+            return await self._ask_one(api_key, body, options, asked)
+        patience = iter((PATIENCE_S, 2 * PATIENCE_S))
         pending = {ask()}
         try:
             while True:
