@@ -212,6 +212,36 @@ def test_a_late_answer_is_consumed_while_its_locks_are_fresh(late: bool) -> None
         assert done
 
 
+def test_the_only_broker_of_a_cluster_is_waited_for() -> None:
+    """Nobody else has records. A call that ended without the answer left them locked, until the
+    next call or the end of a long batch."""
+    with scene(brokers=1) as cluster:
+        ((id, broker),) = cluster.cluster.brokers.items()
+        cluster.make_topic("jobs", (id,))
+
+        async def work() -> None:
+            earliest = [ConfigChange("share.auto.offset.reset", "earliest")]
+            group = Resource(ResourceType.GROUP, "workers")
+            async with cluster.client() as client, client.producer() as producer:
+                expect(await client.admin.configs.alter({group: earliest}))
+                async with await client.share("workers", ["jobs"]) as session:
+                    member = Member(session, producer)
+                    await member.produce("jobs")
+                    await member.consume({"jobs"})
+                    await member.produce("jobs")
+                    broker.pause()
+                    acquiring = asyncio.ensure_future(session.acquire(max_wait_ms=0))
+                    await wait(LATE_S * 3)
+                    assert not acquiring.done()
+                    broker.resume()
+                    assert (await acquiring).count == 1
+                    done.append(True)
+
+        done: list[bool] = []
+        Asked(cluster, work).result()
+        assert done
+
+
 def test_acknowledgements_follow_a_late_answer() -> None:
     """A member holds a record of the broker that freezes, and its next fetch is late. Requests of
     one share session are sent one at a time: the acknowledgement waits, and succeeds."""

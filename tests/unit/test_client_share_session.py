@@ -126,6 +126,7 @@ class Brokers:
     forgetful = ""
 
     def __init__(self, count: int) -> None:
+        self.brokers = range(count)
         self.reachable = [asyncio.Event() for _ in range(count)]
         self.tried = [0] * count
         self.links: list[Link] = []

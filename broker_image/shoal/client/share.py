@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 #: Longest wait of one poll if several brokers are asked. A round ends with its slowest answer, so
 #: this bounds the delay of a busy broker's records by an idle broker.
 LONG_POLL_MS_MAX = 250
-#: How long a round waits for a broker beyond its long poll, in seconds. Then the broker is late.
+#: How long a round waits for one of a cluster's brokers beyond its long poll, in seconds. Then the
+#: broker is late.
 LATE_S = 1.0
 #: How long one of several brokers may take to settle or renew: a part of the lock timeout, and at
 #: least this number of milliseconds. The locks of the others cannot be renewed meanwhile.
@@ -156,8 +157,8 @@ class ShareSession:
         `acknowledge`. Without `payload` the result has only ranges and batch sizes, and brokers
         that support it send no records. Returns an empty acquisition after `max_wait_ms`, or
         `LATE_S` later if a broker does not answer. Waits longer for a broker that
-        `acknowledgements` go to. Raises the error that ended the membership, or a broker's refusal
-        that lasts, such as SHARE_SESSION_LIMIT_REACHED.
+        `acknowledgements` go to, and for the only broker of a cluster. Raises the error that ended
+        the membership, or a broker's refusal that lasts, such as SHARE_SESSION_LIMIT_REACHED.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + max_wait_ms / 1000
@@ -288,13 +289,15 @@ class ShareSession:
         wait_s: float,
     ) -> None:
         """Wait for the answers, and without limit for those to acknowledgements: their results
-        belong to this round."""
+        belong to this round. A cluster's only broker is never late: nobody else's records wait
+        for it."""
+        patience_s = wait_s + LATE_S if len(self.cluster.brokers) > 1 else None
         tasks, late = {*rounds.values()}, {late.task for late in self._late.values()}
         try:
             if settling := {rounds[n] for n in carried}:
                 await asyncio.wait(settling)
             if tasks:
-                await asyncio.wait(tasks, timeout=wait_s + LATE_S)
+                await asyncio.wait(tasks, timeout=patience_s)
             elif late:
                 await asyncio.wait(late, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
