@@ -209,7 +209,10 @@ class Resources:
 
 
 def queue_cluster(name: str = "main", **spec: Any) -> Manifest:
-    return _resource("QueueCluster", name, {"storage": {"size": "256Mi"}, **spec})
+    """Return a QueueCluster of small brokers. Without a request for CPU they would get hardly any
+    of it beside the executors of a Spark application, which have one."""
+    small = {"storage": {"size": "256Mi"}, "resources": {"requests": {"cpu": "100m"}}}
+    return _resource("QueueCluster", name, {**small, **spec})
 
 
 def queue_user(name: str, *acls: Manifest, kind: str = "tls") -> Manifest:

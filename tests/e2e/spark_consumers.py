@@ -105,10 +105,12 @@ class Samples:
 
     seen: list[tuple[float, int, int]] = field(default_factory=list)
 
-    def look(self, queue: Resources) -> int:
-        """Return the number of finished records."""
+    def reached(self, queue: Resources, count: int) -> bool:
+        """Whether this number of records is finished. Raises AssertionError if not."""
         self.seen.append((time.monotonic(), len(executors(queue)), stored(queue, "done")))
-        return self.seen[-1][2]
+        lately = [(round(at), *figures) for at, *figures in self.seen[-20:]]
+        assert self.seen[-1][2] >= count, f"second, executors and finished records: {lately}"
+        return True
 
     @property
     def most(self) -> int:

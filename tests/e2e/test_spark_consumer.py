@@ -89,7 +89,7 @@ def test_executors_follow_the_lag_to_zero_and_back(work: Resources, cluster: Clu
     began = time.monotonic()
     work.wait_status("shareconsumer/eaters", desiredReplicas=EXECUTORS_MAX)
     uid, samples = work.uid("sparkapplication/eaters"), Samples()
-    eventually(lambda: samples.look(work) >= RECORDS, timeout_s=420, what="all records are done")
+    eventually(lambda: samples.reached(work, RECORDS), timeout_s=420)
     work.wait_status("sharegroup/workers", lag=0)
     assert work.status("shareconsumer/eaters")["partitions"] == PARTITIONS
     assert samples.most > PARTITIONS, samples.seen
@@ -104,7 +104,7 @@ def test_executors_follow_the_lag_to_zero_and_back(work: Resources, cluster: Clu
     # Back within seconds of new lag, by the same application with the same checkpoint.
     work.produce("jobs", MORE, first=RECORDS)
     began, samples = time.monotonic(), Samples()
-    eventually(lambda: samples.look(work) >= RECORDS + MORE, timeout_s=120, what="all are done")
+    eventually(lambda: samples.reached(work, RECORDS + MORE), timeout_s=120)
     third, _ = samples.since(PARTITIONS + 1)
     print(f"from zero, the third executor {third - began:.0f} s after the backlog")
     work.wait_status("sharegroup/workers", lag=0)
