@@ -223,6 +223,8 @@ class ReplicaNode:
         assert isinstance(image, Image)
         if self.image is not None and image.version <= self.image.version:
             return
+        if not 0 <= self.epoch <= image.version:
+            return  # A broker opens its logs once the image has the registration of this start.
         self.image = image
         for partition in self.partitions:
             partition.register(image.partitions[partition.index], self.world.now_ms)
