@@ -54,6 +54,13 @@ class _Choice:
         self.sent = 0.0
 
 
+class _Call(NamedTuple):
+    """The start of a call to acquire, and the leaders at that time."""
+
+    began: float
+    leaders: dict[Where, object]
+
+
 class Worker:
     """One member of a share group."""
 
@@ -75,11 +82,12 @@ class Worker:
         load, rng, ways = self.load, self.rng, self.ways
         async with await client.share(self.history.group, [self.topic]) as session:
             due: list[_Choice] = []
+            late: dict[int, _Call] = {}
             while True:
                 carried = due if rng.random() < 0.5 or not due else []
                 if due and not carried:
                     await self._acknowledge(session, due)
-                began, leaders = load.now, self.history.leaders(self.topic, PARTITIONS)
+                call = _Call(load.now, self.history.leaders(self.topic, PARTITIONS))
                 found = await session.acquire(
                     max_records=rng.choice(ways.batches),
                     max_wait_ms=ways.max_wait_ms,
@@ -87,7 +95,8 @@ class Worker:
                     acknowledgements=self._sending(carried),
                 )
                 self._answered(carried, found.refusals)
-                got, due = self._choices(found, session.member_id, began, leaders)
+                got, due = self._choices(found, session.member_id, call, late)
+                late = {id: late.get(id, call) for id in session.late}
                 if due and rng.random() < 0.3 and not load.draining:
                     await wait(rng.choice((0.05, 0.3, 1.0, 2.5)))
                     if rng.random() < 0.3:  # Renew the locks, if they have not expired.
@@ -97,13 +106,17 @@ class Worker:
                             self.history.renewed(got, sent, load.now)
 
     def _choices(
-        self, found: Acquisition, member: str, began: float, leaders: dict[Where, object]
+        self, found: Acquisition, member: str, call: _Call, late: dict[int, _Call]
     ) -> tuple[list[Delivery], list[_Choice]]:
-        """Record what was acquired, and choose what to do with each record; some are ignored."""
+        """Record what was acquired, and choose what to do with each record; some are ignored.
+
+        `late` has the earlier calls that brokers had not answered, whose records may have come now.
+        """
         rng, ways, now = self.rng, self.ways, self.load.now
         got: list[Delivery] = []
         chosen: list[_Choice] = []
         for acquired in found:
+            began, leaders = late.get(acquired.leader_id, call)
             for record in acquired.records():
                 place = (record.topic, record.partition, record.offset)
                 mine = Delivery(member, began, now, record.delivery_count, leaders)

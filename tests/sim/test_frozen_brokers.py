@@ -194,6 +194,7 @@ def test_a_late_answer_is_consumed_while_its_locks_are_fresh(late: bool) -> None
             await member.produce("frozen")
             team.freeze()
             assert not (await session.acquire(max_wait_ms=100)).count
+            assert session.late == {team.frozen}
             team.thaw()
             lock_ms = session.lock_timeout_ms
             wait_ms = lock_ms * WAITED_MAX * (1.5 if late else 0.5)
@@ -202,6 +203,7 @@ def test_a_late_answer_is_consumed_while_its_locks_are_fresh(late: bool) -> None
             (one,) = got
             (record,) = one.ranges
             assert (one.topic, record.delivery_count) == ("frozen", 2 if late else 1)
+            assert not session.late
             fresh_ms = lock_ms if late else lock_ms - wait_ms
             assert fresh_ms <= got.lock_timeout_ms < fresh_ms + 50
             assert not await member.settle(got)

@@ -140,6 +140,12 @@ class ShareSession:
         """The connections to the brokers that this session has fetched from, by node id."""
         return {id: node.link for id, node in self._nodes.items()}
 
+    @property
+    def late(self) -> frozenset[int]:
+        """The node ids of brokers that have not answered the fetch of an earlier call yet, or whose
+        answer the next call returns."""
+        return frozenset(self._late)
+
     async def acquire(
         self,
         *,
