@@ -307,11 +307,12 @@ class ShareMember(Worker):
                     async with await client.share(self.GROUP, [self.topic]) as session:
                         late: dict[int, float] = {}
                         while not self.stopping.is_set():
-                            await self._work(session, late)
+                            late = await self._work(session, late)
 
-    async def _work(self, session: ShareSession, late: dict[int, float]) -> None:
+    async def _work(self, session: ShareSession, late: dict[int, float]) -> dict[int, float]:
         """Acquire and settle once. `late` has the starts of earlier calls, by leader that had not
-        answered them: its records, and locks, may be of that time."""
+        answered them: its records, and locks, may be of that time. Return them for the next call.
+        """
         sent = time.monotonic()
         # It waits for each leader, also for those without records. With 100 records every 300 ms,
         # what one leader had gathered in a stall of 20 s took the members more than `HANG_S`.
@@ -335,11 +336,10 @@ class ShareMember(Worker):
             settles[place] = Settle(
                 self._name, *place, _action(record.offset, record.delivery_count), 0.0, 0.0, None
             )
-        asked = {id: late.get(id, sent) for id in session.late}
-        late.clear()
-        late.update(asked)
+        late = {id: late.get(id, sent) for id in session.late}
         gaps = [a for one in found for a in one.acknowledge(AcknowledgeType.GAP)]
         await self._settle(session, settles, _without(gaps, settles))
+        return late
 
     async def _settle(
         self,

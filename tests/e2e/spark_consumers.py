@@ -106,7 +106,7 @@ class Samples:
     seen: list[tuple[float, int, int]] = field(default_factory=list)
 
     def reached(self, queue: Resources, count: int) -> bool:
-        """Whether this number of records is finished. Raises AssertionError if not."""
+        """Return True if this number of records is finished; raise AssertionError if not."""
         self.seen.append((time.monotonic(), len(executors(queue)), stored(queue, "done")))
         lately = [(round(at), *figures) for at, *figures in self.seen[-20:]]
         assert self.seen[-1][2] >= count, f"second, executors and finished records: {lately}"

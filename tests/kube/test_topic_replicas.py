@@ -171,17 +171,19 @@ class World:
 
 
 async def has_replicas(cluster: ShoalCluster, count: int) -> bool:
-    """Whether each partition has this number of replicas, all in sync. The operator asks the
-    controller for moves, and a broker may have its metadata a moment later: wait for that."""
-    found: Any = None
+    """Whether each of four partitions has this number of replicas, all in sync. The operator asks
+    the controller for moves, and a broker may have its metadata a moment later: wait for that."""
+    rows: list[tuple[int, int]] = []
     try:
         async with Client(cluster.bootstrap) as client, asyncio.timeout(METADATA_S):
             while True:
-                (found,) = (await client.admin.topics.describe(["jobs"])).values()
-                if {(len(p.replicas), len(p.isr)) for p in found.partitions} == {(count, count)}:
+                (topic,) = (await client.admin.topics.describe(["jobs"])).values()
+                found: Any = topic
+                rows = [(len(p.replicas), len(p.isr)) for p in found.partitions]
+                if rows == [(count, count)] * 4:
                     return True
     except TimeoutError:
-        raise AssertionError(f"not {count} replicas in sync: {found}") from None
+        raise AssertionError(f"not {count} replicas in sync: {rows}") from None
 
 
 def test_three_brokers_follow_the_number(three: ShoalCluster) -> None:

@@ -108,20 +108,27 @@ class Team:
 
     def runs(self, work: Callable[[Member], Awaitable[None]]) -> None:
         """Run a member that has consumed a record of each topic."""
-        changes = [ConfigChange("share.auto.offset.reset", "earliest")]
-        resource = Resource(ResourceType.GROUP, self.group)
+        run_member(self.cluster, self.group, list(self.ids), work)
 
-        async def run() -> None:
-            async with self.cluster.client() as client, client.producer() as producer:
-                expect(await client.admin.configs.alter({resource: changes}))
-                async with await client.share(self.group, list(self.ids)) as session:
-                    member = Member(session, producer)
-                    for topic in self.ids:
-                        await member.produce(topic)
-                    await member.consume(set(self.ids))
-                    await work(member)
 
-        Asked(self.cluster, run).result()
+def run_member(
+    cluster: Scene, group: str, topics: list[str], work: Callable[[Member], Awaitable[None]]
+) -> None:
+    """Run a member of a group that has consumed a record of each of these topics."""
+    changes = [ConfigChange("share.auto.offset.reset", "earliest")]
+    resource = Resource(ResourceType.GROUP, group)
+
+    async def run() -> None:
+        async with cluster.client() as client, client.producer() as producer:
+            expect(await client.admin.configs.alter({resource: changes}))
+            async with await client.share(group, topics) as session:
+                member = Member(session, producer)
+                for topic in topics:
+                    await member.produce(topic)
+                await member.consume(set(topics))
+                await work(member)
+
+    Asked(cluster, run).result()
 
 
 class Member:
@@ -221,26 +228,18 @@ def test_the_only_broker_of_a_cluster_is_waited_for() -> None:
         ((id, broker),) = cluster.cluster.brokers.items()
         cluster.make_topic("jobs", (id,))
 
-        async def work() -> None:
-            earliest = [ConfigChange("share.auto.offset.reset", "earliest")]
-            group = Resource(ResourceType.GROUP, "workers")
-            async with cluster.client() as client, client.producer() as producer:
-                expect(await client.admin.configs.alter({group: earliest}))
-                async with await client.share("workers", ["jobs"]) as session:
-                    member = Member(session, producer)
-                    await member.produce("jobs")
-                    await member.consume({"jobs"})
-                    await member.produce("jobs")
-                    broker.pause()
-                    acquiring = asyncio.ensure_future(session.acquire(max_wait_ms=0))
-                    await wait(LATE_S * 3)
-                    assert not acquiring.done()
-                    broker.resume()
-                    assert (await acquiring).count == 1
-                    done.append(True)
+        async def work(member: Member) -> None:
+            await member.produce("jobs")
+            broker.pause()
+            acquiring = asyncio.ensure_future(member.session.acquire(max_wait_ms=0))
+            await wait(LATE_S * 3)
+            assert not acquiring.done()
+            broker.resume()
+            assert (await acquiring).count == 1
+            done.append(True)
 
         done: list[bool] = []
-        Asked(cluster, work).result()
+        run_member(cluster, "workers", ["jobs"], work)
         assert done
 
 

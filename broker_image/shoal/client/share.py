@@ -297,13 +297,13 @@ class ShareSession:
         """Wait for the answers, and without limit for those to acknowledgements: their results
         belong to this round. A cluster's only broker is never late: nobody else's records wait
         for it."""
-        patience_s = wait_s + LATE_S if len(self.cluster.brokers) > 1 else None
+        limit_s = wait_s + LATE_S if len(self.cluster.brokers) > 1 else None
         tasks, late = {*rounds.values()}, {late.task for late in self._late.values()}
         try:
             if settling := {rounds[n] for n in carried}:
                 await asyncio.wait(settling)
             if tasks:
-                await asyncio.wait(tasks, timeout=patience_s)
+                await asyncio.wait(tasks, timeout=limit_s)
             elif late:
                 await asyncio.wait(late, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
