@@ -1,4 +1,5 @@
-"""Fixtures that start real brokers, and the seed that tests draw from (`seeding`).
+"""Fixtures that start or share real brokers, the seed that tests draw from (`seeding`), and what a
+failure shows: the logs of its brokers, and the command that repeats it.
 
 Each run draws new inputs, in CI too, to find new bugs. Each bug found gets a test. pytest's header
 shows the seed, and each failure shows the command that repeats it.
@@ -12,12 +13,15 @@ import sys
 from typing import TYPE_CHECKING
 
 import hypothesis
+import leaks
 import pytest
+import servers
 from seeding import SEED
 from servers import ShoalProcess
+from shared_servers import Brokers, SharedKafka, controller_pid, shared_kafka
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator, Mapping
     from pathlib import Path
 
 #: The time of an example depends more on the machine than on the code.
@@ -32,6 +36,9 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "home")
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Make Hypothesis draw from the run's seed, unless `--hypothesis-seed` is given."""
+    # Workers of pytest-xdist inherit it, so that they draw and collect the same tests.
+    os.environ["SEED"] = str(SEED)
+    leaks.mark()
     if config.getoption("hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(SEED)
 
@@ -52,6 +59,28 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for nodeid in dict.fromkeys(failed):
             command = f"{os.path.relpath(sys.executable)} -m pytest {shlex.quote(nodeid)}"
             terminalreporter.line(f"SEED={SEED} {command}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add the logs of the brokers that a failed test used to its report."""
+    report = yield
+    if report.failed:
+        for broker in servers.used():
+            title = f"log of the broker at {broker.bootstrap}"
+            report.sections.append((title, "\n".join(broker.log[-60:])))
+    if report.when == "teardown":
+        servers.forget_ended()
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Fail the last test of a file if processes of the file still run."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        left = leaks.end()
+        assert not left, "these processes were left running:\n" + "\n".join(map(str, left))
 
 
 @pytest.fixture
@@ -81,13 +110,31 @@ def broker(start_broker: Callable[..., ShoalProcess]) -> ShoalProcess:
     return start_broker()
 
 
+@pytest.fixture(scope="session")
+def shared_brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+    """The brokers that tests of all files share: `shared_brokers.get(configs)`."""
+    brokers = Brokers(tmp_path_factory.mktemp("shared"))
+    yield brokers
+    brokers.stop()
+
+
 @pytest.fixture(scope="module")
-def shared_broker(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ShoalProcess]:
-    """A broker process for all tests of a file, with the file's `BROKER_CONFIG` if it has one. Each
-    test creates its own topics and groups."""
-    configs = getattr(request.module, "BROKER_CONFIG", None)
-    process = ShoalProcess(tmp_path_factory.mktemp("shared") / "data", configs=configs).start()
-    yield process
-    assert process.stop() == 0, "\n".join(process.log[-40:])
+def shared_broker(request: pytest.FixtureRequest, shared_brokers: Brokers) -> ShoalProcess:
+    """The shared broker with the file's `BROKER_CONFIG`, or a plain one. Each test creates topics
+    and groups with names of its own, and changes nothing else."""
+    return shared_brokers.get(getattr(request.module, "BROKER_CONFIG", None))
+
+
+@pytest.fixture(scope="session")
+def get_kafka(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[..., SharedKafka]:
+    """Return a function that returns the run's Apache Kafka with the given configs."""
+    directory = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        directory = directory.parent
+
+    def get(configs: Mapping[str, str] | None = None) -> SharedKafka:
+        return shared_kafka(directory, controller_pid(), configs)
+
+    return get

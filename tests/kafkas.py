@@ -78,6 +78,11 @@ class KafkaProcess:
     def bootstrap(self) -> str:
         return self.addresses["PLAINTEXT"]
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def start(self) -> KafkaProcess:
         """Format, start, and wait for the first response."""
         self.directory.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 #: Linux gives clients ports from 32,768 on (`net.ipv4.ip_local_port_range`).
 FIRST, END = 10_000, 32_000
 #: Ports of one process.
-SHARE = 2_000
+SHARE = 500
 
 
 class _Share:

@@ -33,6 +33,20 @@ def without_configs() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if not k.startswith("SHOAL_")}
 
 
+#: The brokers that run, or that have ended since the last test.
+_used: list[ShoalProcess] = []
+
+
+def used() -> list[ShoalProcess]:
+    """Return the brokers that ran during the current test."""
+    return list(_used)
+
+
+def forget_ended() -> None:
+    """Begin a new test: keep only the brokers that run."""
+    _used[:] = [broker for broker in _used if broker.is_running]
+
+
 class ShoalProcess:
     """One `shoal server` with a data directory and a port that it keeps over restarts.
 
@@ -107,6 +121,8 @@ class ShoalProcess:
     def launch(self) -> None:
         """Start it; `wait` waits until it is ready."""
         assert self._process is None
+        if self not in _used:
+            _used.append(self)
         pairs = [f"--set={name}={value}" for name, value in self.configs.items()]
         if not self.configs.keys() & {"log.dir", "log.dirs"}:
             pairs.append(f"--data-dir={self.data_dir}")

@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import leaks
 import pytest
 from e2e.cluster import images
 from e2e.cluster.backend import Cluster, choose
@@ -39,7 +40,8 @@ def cluster() -> Iterator[Cluster]:
     """A cluster with a Ready node, and nothing of the project in it."""
     cluster = choose(layout_from_environment())
     keep = cluster.is_up() or bool(os.environ.get("SHOAL_E2E_KEEP"))
-    cluster.up()
+    with leaks.unmarked():
+        cluster.up()
     yield cluster
     if not keep:
         cluster.down()

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import leaks
 import pytest
 from kafkas import KafkaProcess
 from queues import Queue
@@ -33,7 +34,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session with two cores, for queries that need no separate process."""
     import spark_query
 
-    session = spark_query.session(tmp_path_factory.mktemp("spark"))
+    with leaks.unmarked():
+        session = spark_query.session(tmp_path_factory.mktemp("spark"))
     yield session
     session.stop()
 
