@@ -28,6 +28,7 @@ compiled: venv   ## compile the extension modules, if there is a C compiler
 lint: venv       ## style and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@PYTHONPATH=tools $(BIN)/python -m lint
 types: venv      ## static types
 	$(BIN)/mypy broker_image/shoal operator/shoal_operator spark_operator_jobs/shoal_spark tools tests
 imports: venv    ## layers and forbidden imports

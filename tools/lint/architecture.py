@@ -7,15 +7,30 @@ import re
 import tomllib
 from typing import TYPE_CHECKING, NamedTuple
 
-import pytest
-from unit.test_tidy import ROOT, name, tracked
+from lint.tree import ROOT
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from lint.tree import File
 
 PAGE = ROOT / "ARCHITECTURE.md"
 _ROW = re.compile(r"^\| ([^|]+) \| `([^`]+\.py)` \| `([^`]+)` \|$", re.MULTILINE)
 _FILE = re.compile(r"`([\w/]+\.(?:py|md|c))`")
+#: Events that newcomers look for.
+EXPECTED = {
+    "a lock runs out",
+    "the ISR shrinks",
+    "a dead letter is written",
+    "an executor is asked for",
+}
+#: Where documents draw layers: the contract, the document, and the pattern of the drawing.
+DRAWINGS = (
+    ("packages: arrows point down", "ARCHITECTURE.md", r"```\n(cli >[^`]+)```"),
+    ("server: arrows point down", "ARCHITECTURE.md", r"```\n(process,[^`]+)```"),
+    ("packages: arrows point down", "CONTRIBUTING.md", r"(cli > [^.]+)\."),
+)
 
 
 class Row(NamedTuple):
@@ -26,17 +41,7 @@ class Row(NamedTuple):
     definition: str
 
 
-ROWS = [Row(*found) for found in _ROW.findall(PAGE.read_text())]
-#: Events that newcomers look for.
-EXPECTED = {
-    "a lock runs out",
-    "the ISR shrinks",
-    "a dead letter is written",
-    "an executor is asked for",
-}
-
-
-def definitions(path: Path) -> set[str]:
+def find_definitions(path: Path) -> set[str]:
     """Return the functions, the classes and the methods (`Class.method`) of a file."""
     found = set()
     for node in ast.parse(path.read_text()).body:
@@ -51,27 +56,7 @@ def definitions(path: Path) -> set[str]:
     return found
 
 
-def test_the_table_has_the_events_that_newcomers_look_for() -> None:
-    assert {row.event for row in ROWS} >= EXPECTED
-
-
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.event)
-def test_the_table_names_what_exists(row: Row) -> None:
-    assert (ROOT / row.file).is_file(), f"{PAGE.name} names {row.file}, which does not exist"
-    assert row.definition in definitions(ROOT / row.file)
-
-
-def test_all_files_that_the_page_names_exist() -> None:
-    files = [f"/{name(path)}" for path in tracked()]
-    missing = [
-        file
-        for file in _FILE.findall(PAGE.read_text())
-        if not any(known.endswith(f"/{file}") for known in files)
-    ]
-    assert not missing, f"{PAGE.name} names files that do not exist: {missing}"
-
-
-def layers_of(contract: str) -> list[set[str]]:
+def read_layers(contract: str) -> list[set[str]]:
     """Return the layers of a contract of import-linter, each as the set of its modules."""
     config = tomllib.loads((ROOT / "pyproject.toml").read_text())
     contracts = config["tool"]["importlinter"]["contracts"]
@@ -79,16 +64,23 @@ def layers_of(contract: str) -> list[set[str]]:
     return [{module.strip() for module in layer.split("|")} for layer in layers]
 
 
-@pytest.mark.parametrize(
-    ("contract", "document", "block"),
-    [
-        ("packages: arrows point down", "ARCHITECTURE.md", r"```\n(cli >[^`]+)```"),
-        ("server: arrows point down", "ARCHITECTURE.md", r"```\n(process,[^`]+)```"),
-        ("packages: arrows point down", "CONTRIBUTING.md", r"(cli > [^.]+)\."),
-    ],
-)
-def test_the_layers_are_those_that_are_checked(contract: str, document: str, block: str) -> None:
-    match = re.search(block, (ROOT / document).read_text())
-    assert match is not None
-    named = [{module.strip() for module in layer.split(",")} for layer in match[1].split(">")]
-    assert named == layers_of(contract)
+def check_tree(files: list[File]) -> Iterator[str]:
+    """Yield what the page names and the tree lacks, and layers that are drawn otherwise."""
+    text = PAGE.read_text()
+    rows = [Row(*found) for found in _ROW.findall(text)]
+    for event in sorted(EXPECTED - {row.event for row in rows}):
+        yield f"{PAGE.name}: add the row of {event!r}, which newcomers look for"
+    for row in rows:
+        if not (ROOT / row.file).is_file():
+            yield f"{PAGE.name}: {row.file} does not exist"
+        elif row.definition not in find_definitions(ROOT / row.file):
+            yield f"{PAGE.name}: {row.file} has no {row.definition}"
+    for named in _FILE.findall(text):
+        if not any(f"/{file.name}".endswith(f"/{named}") for file in files):
+            yield f"{PAGE.name}: {named} does not exist"
+    for contract, document, pattern in DRAWINGS:
+        match = re.search(pattern, (ROOT / document).read_text())
+        drawn = match[1].split(">") if match else []
+        layers = [{module.strip() for module in layer.split(",")} for layer in drawn]
+        if layers != read_layers(contract):
+            yield f"{document}: draw the layers of {contract!r} as pyproject.toml has them"

@@ -1,7 +1,7 @@
 """Prose is plain English: phrases that a reader has to decode are banned, each with better words.
 
-The rest of the style needs a reader. The test covers the whole tree: documents, the docstrings,
-comments and string literals of Python files, and other source files as plain text.
+The rest of the style needs a reader. All texts are checked: documents, the docstrings, comments and
+string literals of Python files, and other source files as plain text.
 """
 
 from __future__ import annotations
@@ -12,18 +12,16 @@ import re
 import tokenize
 from typing import TYPE_CHECKING, NamedTuple
 
-import pytest
-from unit.test_tidy import name, tracked
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+    from lint.tree import File
 
 #: Files that are not checked, each with the reason.
 EXCEPT = {
     "LICENSE": "the text of the Apache License",
     "tests/kube/driver_ends/undecodable.txt": "the recorded output of a driver",
-    "tests/unit/test_prose.py": "lists the banned phrases",
+    "tools/lint/prose.py": "lists the banned phrases",
 }
 #: Generated files, recorded data and images.
 DATA = (".json", ".lock", ".mod", ".png", ".sum")
@@ -106,14 +104,16 @@ BANS = (
 )
 
 
-def compiled(pattern: str) -> re.Pattern[str]:
+def compile_ban(pattern: str) -> re.Pattern[str]:
     """Compile a pattern whose blanks match any white space."""
     return re.compile(pattern.replace(" ", r"\s+"), re.IGNORECASE)
 
 
 #: Finds whether a text has any banned phrase.
-ANY = compiled("|".join(f"(?:{ban.pattern})" for ban in BANS))
-PATTERNS = [(ban, compiled(ban.pattern)) for ban in BANS]
+ANY = compile_ban("|".join(f"(?:{ban.pattern})" for ban in BANS))
+#: Where a comment or a literal continues on the next line.
+_SEAM = re.compile(r"""["']?[ \t]*\n\s*(?:#:? ?|[rbf]*["'])?""")
+PATTERNS = [(ban, compile_ban(ban.pattern)) for ban in BANS]
 
 
 class Prose(NamedTuple):
@@ -123,17 +123,17 @@ class Prose(NamedTuple):
     text: str
 
 
-def python_prose(source: str) -> Iterator[Prose]:
+def split_python(source: str) -> Iterator[Prose]:
     """Yield the comments and string literals of a module; adjacent comment lines are one text."""
     comment: list[tuple[int, str]] = []
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             if comment and token.start[0] != comment[-1][0] + 1:
-                yield joined(comment)
+                yield join_comment(comment)
                 comment = []
             comment.append((token.start[0], token.string.lstrip("#: ")))
     if comment:
-        yield joined(comment)
+        yield join_comment(comment)
     tree = ast.parse(source)
     parts = {id(v) for n in ast.walk(tree) if isinstance(n, ast.JoinedStr) for v in n.values}
     for node in ast.walk(tree):
@@ -146,11 +146,11 @@ def python_prose(source: str) -> Iterator[Prose]:
             yield Prose(node.lineno, node.value)
 
 
-def joined(comment: list[tuple[int, str]]) -> Prose:
+def join_comment(comment: list[tuple[int, str]]) -> Prose:
     return Prose(comment[0][0], "\n".join(text for _, text in comment))
 
 
-def document_prose(source: str) -> Iterator[Prose]:
+def split_document(source: str) -> Iterator[Prose]:
     """Yield the paragraphs of a document without code blocks."""
     start, fenced = 1, False
     lines: list[str] = []
@@ -164,12 +164,7 @@ def document_prose(source: str) -> Iterator[Prose]:
             lines = []
 
 
-def prose_of(path: Path) -> Iterator[Prose]:
-    read = python_prose if path.suffix == ".py" else document_prose
-    return read(path.read_text())
-
-
-def hits(prose: Prose) -> list[str]:
+def find_bans(prose: Prose) -> list[str]:
     """Return the banned phrases in a text, each with its line and the better wording."""
     found: list[str] = []
     if not ANY.search(prose.text):
@@ -181,39 +176,25 @@ def hits(prose: Prose) -> list[str]:
     return found
 
 
-def checked() -> list[Path]:
-    return [p for p in tracked() if name(p) not in EXCEPT and p.suffix not in DATA]
+def check_text(file: File) -> Iterator[str]:
+    """Yield the banned phrases of a file, whether it is excepted or not."""
+    # Most files have none, and their pieces need a parser.
+    if not ANY.search(_SEAM.sub(" ", file.text)):
+        return
+    split = split_python if file.is_python else split_document
+    for prose in split(file.text):
+        yield from (f"{file.name}:{found}" for found in find_bans(prose))
 
 
-@pytest.mark.parametrize("path", checked(), ids=name)
-def test_prose_is_plain(path: Path) -> None:
-    found = [f"{name(path)}:{hit}" for prose in prose_of(path) for hit in hits(prose)]
-    assert not found, "write these plainly:\n" + "\n".join(found)
+def check_file(file: File) -> Iterator[str]:
+    """Yield the banned phrases of a file."""
+    if file.name not in EXCEPT and file.path.suffix not in DATA:
+        yield from check_text(file)
 
 
-def test_exceptions_are_needed() -> None:
-    """An excepted file that exists has a banned phrase; else its exception must be removed."""
-    paths = {name(path): path for path in tracked()}
-    idle = [n for n in EXCEPT if n not in paths or not any(map(hits, prose_of(paths[n])))]
-    assert not idle, f"remove these from EXCEPT: {idle}"
-
-
-@pytest.mark.parametrize("ban", BANS, ids=lambda ban: ban.example)
-def test_each_ban_finds_its_phrase(ban: Ban) -> None:
-    """Also in a docstring, a comment, an f-string, and over the end of a line."""
-    words = ban.example.replace(" ", "\n", 1)
-    source = (
-        f'"""{ban.example}"""\n# {ban.example}\nx = f"{{y}} {ban.example}"\nz = """{words}"""\n'
-    )
-    found = [hit for prose in python_prose(source) for hit in hits(prose) if ban.better in hit]
-    assert len(found) == 4, found
-    document = f"{words}\n\n```\n{ban.example}\n```\n"
-    assert [h for p in document_prose(document) for h in hits(p) if ban.better in h]
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["It tells the broker nothing.", "The group has no members.", "Pass by reference.", "as such"],
-)
-def test_plain_text_is_left_alone(text: str) -> None:
-    assert not [h for h in hits(Prose(1, text)) if "tells" not in h]
+def check_tree(files: list[File]) -> Iterator[str]:
+    """Yield the exceptions that nothing needs."""
+    by_name = {file.name: file for file in files}
+    for name in EXCEPT:
+        if name not in by_name or not any(check_text(by_name[name])):
+            yield f"tools/lint/prose.py: remove {name} from EXCEPT"

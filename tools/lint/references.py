@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-import pytest
-from unit.test_tidy import ROOT, name, tracked
+from lint.tree import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+
+    from lint.tree import File
 
 #: Folders that references may start from, besides those around the file.
 BASES = (
@@ -28,74 +30,77 @@ PACKAGES = ("server", "coordinator", "quorum", "record", "protocol", "shoal_oper
 PATH = re.compile(r"`([\w.-]+(?:/[\w.-]+)+)/?`")
 MODULE = re.compile(rf"`((?:{'|'.join(PACKAGES)})(?:\.(?!py\b)\w+)+)(?:\(\))?`")
 
-FILES = {name(path) for path in tracked()}
-FOLDERS = {str(folder) for file in FILES for folder in PurePosixPath(file).parents} - {"."}
-#: First parts of paths that mean files of this tree; others are paths in images or of programs.
-FIRST = {
-    folder.removeprefix(base).split("/")[0]
-    for base in BASES
-    for folder in FOLDERS
-    if folder.startswith(base)
-} - {"run"}
-#: Not the generated list of configs, some of which look like modules, nor the examples below.
-EXCEPT = ("docs/configs.md", name(Path(__file__)))
-CHECKED = [p for p in tracked() if p.suffix in {".py", ".md", ".c", ".h"} and name(p) not in EXCEPT]
+#: Not the generated list of configs, some of which look like modules, nor examples of faults.
+EXCEPT = ("docs/configs.md", "tools/lint/references.py", "tests/unit/test_lint.py")
+CHECKED = frozenset({".py", ".md", ".c", ".h"})
 
 
-def candidates(reference: str, file: str) -> list[str]:
+def find_candidates(reference: str, file: str) -> list[str]:
     """Return the paths that a reference in a file may mean."""
     around = [f"{folder}/" for folder in PurePosixPath(file).parents if str(folder) != "."]
     return [base + reference for base in (*BASES, *around)]
 
 
-def path_exists(reference: str, file: str) -> bool:
-    paths = candidates(reference, file)
-    return any(p in FILES or p in FOLDERS or f"{p}.py" in FILES for p in paths)
+@functools.cache
+def _read(name: str) -> str:
+    return (ROOT / name).read_text()
 
 
-def module_exists(reference: str, file: str) -> bool:
-    """Return whether a module exists, and contains the next part of the name if there is one."""
-    parts = reference.split(".")
-    for count in range(len(parts), 0, -1):
-        paths = candidates("/".join(parts[:count]), file)
-        found = [p for p in paths if p in FOLDERS or f"{p}.py" in FILES]
-        if found and count == len(parts):
-            return True
-        if found:
-            sources = [f for p in found for f in (f"{p}.py", f"{p}/__init__.py") if f in FILES]
-            defined = rf"\b{parts[count]}\b"
-            return any(re.search(defined, (ROOT / f).read_text()) for f in sources)
-    return False
+class References:
+    """The files and folders that references may name."""
+
+    def __init__(self, files: Iterable[str]) -> None:
+        self._files = set(files)
+        folders = {str(up) for file in self._files for up in PurePosixPath(file).parents}
+        self._folders = folders - {"."}
+        self._known = self._files | self._folders
+        #: First parts of paths that mean files of this tree. Others are paths in images, or of
+        #: programs.
+        self._first = {
+            folder.removeprefix(base).split("/")[0]
+            for base in BASES
+            for folder in self._folders
+            if folder.startswith(base)
+        } - {"run"}
+
+    def _has_path(self, reference: str, file: str) -> bool:
+        paths = find_candidates(reference, file)
+        return any(
+            p in self._files or p in self._folders or f"{p}.py" in self._files for p in paths
+        )
+
+    def _has_module(self, reference: str, file: str) -> bool:
+        """Return whether a module exists and contains the next part of the name, if any."""
+        parts = reference.split(".")
+        for count in range(len(parts), 0, -1):
+            paths = find_candidates("/".join(parts[:count]), file)
+            found = [p for p in paths if p in self._folders or f"{p}.py" in self._files]
+            if found and count == len(parts):
+                return True
+            if found:
+                modules = [f for p in found for f in (f"{p}.py", f"{p}/__init__.py")]
+                defined = rf"\b{parts[count]}\b"
+                return any(re.search(defined, _read(f)) for f in modules if f in self._files)
+        return False
+
+    def find_stale(self, text: str, file: str) -> Iterator[str]:
+        """Yield the references of a text that name nothing, each with its line."""
+        for number, line in enumerate(text.splitlines(), 1):
+            if "`" not in line:
+                continue
+            for reference in PATH.findall(line):
+                first = reference.split("/")[0]
+                if first in self._first and not self._has_path(reference, file):
+                    yield f"{number}: {reference}"
+            for reference in MODULE.findall(line):
+                if not self._has_module(reference, file):
+                    yield f"{number}: {reference}"
 
 
-def stale(text: str, file: str) -> Iterator[str]:
-    """Yield the references of a text that name nothing, each with its line."""
-    for number, line in enumerate(text.splitlines(), 1):
-        for reference in PATH.findall(line):
-            if reference.split("/")[0] in FIRST and not path_exists(reference, file):
-                yield f"{number}: {reference}"
-        for reference in MODULE.findall(line):
-            if not module_exists(reference, file):
-                yield f"{number}: {reference}"
-
-
-def test_references_exist() -> None:
-    found = [f"{name(p)}:{hit}" for p in CHECKED for hit in stale(p.read_text(), name(p))]
-    assert not found, "these files and modules do not exist:\n" + "\n".join(found)
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("see `server/share/leader.py` and `server.share`", []),
-        (
-            "`server/outflow.py`, `server.outflow.Sender`",
-            ["server/outflow.py", "server.outflow.Sender"],
-        ),
-        ("`server.share.leader.ShareLeader`", []),
-        ("`server.share.leader.NoSuchClass`", ["server.share.leader.NoSuchClass"]),
-        ("`/var/lib/shoal`, `lib/x`, `share.version`", []),
-    ],
-)
-def test_stale_references_are_found(text: str, found: list[str]) -> None:
-    assert [hit.removeprefix("1: ") for hit in stale(text, "docs/x.md")] == found
+def check_tree(files: list[File]) -> Iterator[str]:
+    """Yield the references that name nothing."""
+    references = References(file.name for file in files)
+    for file in files:
+        if file.path.suffix in CHECKED and file.name not in EXCEPT:
+            for found in references.find_stale(file.text, file.name):
+                yield f"{file.name}:{found}: there is no such file or module; correct the name"

@@ -1,0 +1,148 @@
+"""The linters of `tools/lint` find what they look for, and leave plain text alone."""
+
+from __future__ import annotations
+
+import pytest
+from lint import decision_records, import_cycles, prose, references, tidy
+from lint.tree import File
+
+
+def make_file(name: str, text: str) -> File:
+    file = File(name)
+    file.text = text
+    return file
+
+
+def check(name: str, text: str) -> list[str]:
+    file = make_file(name, text)
+    return [*tidy.check_file(file), *prose.check_file(file)]
+
+
+def test_a_plain_module_has_no_faults() -> None:
+    text = '"""The group has no members."""\n\n# Pass by reference.\nX = "as such"\n'
+    assert check("tools/x.py", text) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "remedy"),
+    [
+        ("tests/x.py", "x = 1\n" * 801, "split its 801 lines"),
+        ("tests/x.py", "def f() -> None:\n" + "    x = 1\n" * 70, "split f, which has 71 lines"),
+        ("tests/x.py", "# TODO\n", "do not mark it for later"),
+        ("tests/x.py", "time.sleep(1)\n", "wait for the condition"),
+        ("tests/x.py", "await asyncio.sleep(0.1)\n", "wait for the condition"),
+        ("tests/x.py", "acks.on_done = f\n", "pass callbacks"),
+        ("tests/x.py", "peer.on_close[key] = f\n", "pass callbacks"),
+        ("tests/x.py", "self.quorum.on_step.append(f)\n", "pass callbacks"),
+        ("tests/unit/x.py", "SimpleNamespace()\n", "NamedTuple"),
+        ("tools/x.py", "x = 1\n", "docstring"),
+    ],
+)
+def test_faults_of_a_file_are_found(name: str, text: str, remedy: str) -> None:
+    (found,) = check(name, text)
+    assert found.startswith(name)
+    assert remedy in found
+
+
+def test_what_names_a_machine_is_found() -> None:
+    lines = (
+        "cd |home|ann|shoal && make",
+        "open('|Users|ann|x')",
+        "|builds|a|b.log",
+        "https:||packages.corp.net|simple",
+        "grpc:||user@cache.corp.net:80",
+        "pip install --index-url x",
+        "GOPROXY=direct",
+    )
+    assert [line for line in lines if not tidy.find_machine(line.replace("|", "/"))] == []
+
+
+def test_files_that_shadow_operator_are_found() -> None:
+    names = ("operator/__init__.py", "operator/tests/test_x.py")
+    files = [make_file(name, "") for name in (*names, "operator/shoal_operator/x.py")]
+    assert [found.partition(":")[0] for found in tidy.check_tree(files)] == list(names)
+
+
+def test_each_ban_finds_its_phrase() -> None:
+    """In a docstring, a comment, an f-string, over the end of a line, and in a document."""
+    for ban in prose.BANS:
+        example, broken = ban.example, ban.example.replace(" ", "\n# ", 1)
+        source = f'"""{example}"""\n# {broken}\nx = f"{{y}} {example}"\n'
+        first, _, rest = example.partition(" ")
+        source += f'z = (\n    "{first} "\n    "{rest}"\n)\n'
+        found = [hit for hit in check("tools/x.py", source) if ban.better in hit]
+        assert len(found) == 4, (ban, found)
+        document = example.replace(" ", "\n", 1) + f"\n\n```\n{example}\n```\n"
+        assert len([h for h in check("docs/x.md", document) if ban.better in h]) == 1, ban
+
+
+def test_an_exception_without_need_is_found() -> None:
+    files = [make_file(name, "plain") for name in prose.EXCEPT]
+    assert len(list(prose.check_tree(files))) == len(prose.EXCEPT)
+
+
+@pytest.mark.parametrize(
+    ("text", "stale"),
+    [
+        ("see `server/share/leader.py` and `server.share`", []),
+        (
+            "`server/outflow.py`, `server.outflow.Sender`",
+            ["server/outflow.py", "server.outflow.Sender"],
+        ),
+        ("`server.share.leader.ShareLeader`", []),
+        ("`server.share.leader.NoSuchClass`", ["server.share.leader.NoSuchClass"]),
+        ("`/var/lib/shoal`, `lib/x`, `share.version`", []),
+    ],
+)
+def test_stale_references_are_found(text: str, stale: list[str]) -> None:
+    known = references.References(["broker_image/shoal/server/share/leader.py"])
+    found = [hit.removeprefix("1: ") for hit in known.find_stale(text, "docs/x.md")]
+    assert found == stale
+
+
+def test_a_cycle_is_found() -> None:
+    graph = {"a": ["b"], "b": ["c"], "c": ["a", "d"], "d": ["e"], "e": [], "f": ["a"]}
+    assert import_cycles.find_cycles(graph) == [["a", "b", "c"]]
+
+
+RECORD = "# 7. Do it\n\nStatus: accepted. Date: 2026-11-30.\n\n**Situation.** A.\n\n"
+RECORD += "**Decision.** B.\n\n**Rejected.** C.\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("# 7.", "# 8."),
+        ("# 7. Do it", "Do it"),
+        ("accepted.", "accepted, mostly."),
+        ("accepted.", "accepted; point 3 moved to [9](0009-x.md)."),
+        ("Date: 2026-11-30.", "Date: 2026-11-30. Supersedes point 1 of [9](0009-x.md)."),
+        ("**Decision.**", "**Decided.**"),
+        ("**Rejected.** C.\n", ""),
+        ("**Situation.** A.\n\n", "## One\n\n**Situation.** A.\n\n"),
+    ],
+)
+def test_faults_of_a_record_are_found(old: str, new: str) -> None:
+    assert not list(decision_records.find_faults("0007-do-it.md", RECORD))
+    broken = RECORD.replace(old, new)
+    if new.startswith("## "):
+        broken += "\n## Two\n\n**Decision.** D.\n"
+    assert list(decision_records.find_faults("0007-do-it.md", broken))
+
+
+def test_links_of_records_lead_back() -> None:
+    status = "; point 1 is superseded by [8](0008-other.md)."
+    old = RECORD.replace("accepted.", f"accepted{status}").replace("B.", "\n1. B.")
+    new = RECORD.replace("# 7.", "# 8.").replace("accepted.", "accepted; {}.")
+    back = new.format("supersedes point 1 of [7](0007-do-it.md)")
+    folder = decision_records.FOLDER
+
+    def check_records(text: str) -> list[str]:
+        files = {"0007-do-it.md": old, "0008-other.md": text}
+        return list(
+            decision_records.check_tree([make_file(folder + n, t) for n, t in files.items()])
+        )
+
+    assert check_records(back) == []
+    (found,) = check_records(new.replace("; {}", ""))
+    assert "do not link to each other" in found

@@ -1,0 +1,90 @@
+"""Decision records in `docs/adr` have one form: title, status, situation, decision, rejected.
+
+A record whose point no longer holds links to the record that replaced it, and that one links back.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lint.tree import File
+
+FOLDER = "docs/adr/"
+#: What a status may say after "accepted": a point or a sentence, and the record that replaced it.
+LINK = r"\[(\d+)\]\((\d{4}-[a-z0-9-]+\.md)\)"
+PART = r"(?:part of )?point \d+"
+SUPERSEDED = re.compile(rf"({PART}) is superseded by {LINK}")
+SUPERSEDES = re.compile(rf"supersedes ({PART}) of {LINK}")
+STATUS = re.compile(r"Status: accepted((?:; [^;]+)*)\. Date: (\d{4}-\d{2}-\d{2})\.")
+HEADINGS = ("Situation", "Decision", "Rejected")
+REFERENCE = re.compile(r"\bADR (\d+)")
+
+
+def read_clauses(text: str) -> list[str]:
+    """Return the clauses of a status after 'accepted', or raise ValueError."""
+    status = " ".join(text.split("\n\n")[1].split())
+    match = STATUS.fullmatch(status)
+    if match is None:
+        raise ValueError(f"a status is 'Status: accepted[; clause]. Date: 2026-11-30.': {status}")
+    found = match[1].split("; ")[1:]
+    for clause in found:
+        if not SUPERSEDED.fullmatch(clause) and not SUPERSEDES.fullmatch(clause):
+            raise ValueError(f"'point 1 is superseded by [2](…)' or 'supersedes …': {clause}")
+    return found
+
+
+def find_faults(path: str, text: str) -> Iterator[str]:
+    """Yield what a record's text lacks."""
+    title = re.match(r"# (\d+)\. \S.*\n\n", text)
+    if title is None or int(title[1]) != int(path[:4]):
+        yield f"the first line is '# {int(path[:4])}. ' and the decision"
+    try:
+        read_clauses(text)
+    except (ValueError, IndexError) as error:
+        yield str(error)
+    parts = text.split("\n## ")
+    for part in parts[1:] or parts:
+        found = re.findall(rf"^\*\*({'|'.join(HEADINGS)})\.\*\*", part, re.MULTILINE)
+        if found != list(HEADINGS):
+            yield f"the headings are {HEADINGS}, but they are {found}"
+
+
+def check_tree(files: list[File]) -> Iterator[str]:
+    """Yield records without the form, links that do not lead back, and numbers of no record."""
+    records = {f.path.name: f.text for f in files if f.name.startswith(FOLDER)}
+    for name, text in records.items():
+        yield from (f"{FOLDER}{name}: {fault}" for fault in find_faults(name, text))
+    yield from _check_links(records)
+    known = {int(name[:4]) for name in records}
+    for file in files:
+        if file.is_source and "ADR " in file.text:
+            for number in REFERENCE.findall(file.text):
+                if int(number) not in known:
+                    yield f"{file.name}: there is no ADR {number}"
+
+
+def _check_links(records: dict[str, str]) -> Iterator[str]:
+    superseded, supersedes = set(), set()
+    for name, text in records.items():
+        try:
+            clauses = read_clauses(text)
+        except (ValueError, IndexError):  # `find_faults` reports it.
+            continue
+        for clause in clauses:
+            match = SUPERSEDED.fullmatch(clause) or SUPERSEDES.fullmatch(clause)
+            assert match is not None
+            if int(match[2]) != int(match[3][:4]):
+                yield f"{FOLDER}{name}: the number and the file of the link differ: {clause}"
+            if match.re is SUPERSEDES:
+                supersedes.add((match[3], match[1], name))
+                continue
+            superseded.add((name, match[1], match[3]))
+            point = match[1].split()[-1]
+            if f"\n{point}. " not in text:
+                yield f"{FOLDER}{name}: it has no point {point}"
+    for name, point, other in sorted(superseded ^ supersedes):
+        yield f"{FOLDER}{name}: {point} and {other} do not link to each other"
