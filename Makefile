@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 # Tests start hundreds of brokers. Without cached bytecode, each start takes three times as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv release compiled check lint types imports unit model sim wire fuzz java kcat chromium compat spark brokers kube cluster image e2e e2e-nodes demo bench bench-cluster bench-security bench-streams bench-queues bench-spark bench-tiered bench-earlier bench-instructions test test-compat test-small test-large test-clusters test-alone test-wire test-spark test-all nightly docs site lock clean
+.PHONY: help venv release compiled check lint types imports unit model sim wire fuzz java kcat chromium compat spark brokers kube cluster image e2e e2e-nodes demo bench bench-cluster bench-security bench-streams bench-queues bench-spark bench-tiered bench-earlier bench-instructions test test-changed test-all nightly docs site lock clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z0-9-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 12
@@ -37,7 +37,7 @@ check: venv                 ## style, types, layers and unit tests; about a minu
 	@$(MAKE) --no-print-directory -j2 --output-sync=target lint types imports unit
 
 unit wire model: venv       ## one kind of test
-	$(PYTEST) -q tests/$@
+	$(PYTEST) -q -n 2 tests/$@
 sim: venv                   ## simulations of quorums, replicas and clusters with faults; SEED=n repeats one
 	$(PYTEST) -q tests/sim $(if $(SEED),-k one_seed)
 fuzz: venv                  ## fuzz the parsers for five minutes; FUZZ="--seconds 3600" for longer
@@ -100,31 +100,15 @@ E2E_CI := $(patsubst %,tests/e2e/test_%.py,install release redrives security top
 E2E_CI += tests/e2e/test_spark_consumer.py::test_executors_follow_the_lag_to_zero_and_back tests/e2e/test_uninstall.py
 # A second roll of three brokers takes too long for CI.
 E2E_CI += --deselect=tests/e2e/test_three_brokers.py::test_an_operator_killed_in_a_roll_of_three_is_followed_by_one_that_ends_it
-# Tests in one process, without real time. They run at low priority beside the others.
-ALONE := $(patsubst %,tests/%,unit model sim)
+# Test processes. Half of the tests wait for brokers, so twice as many as cores are busy (tests/scheduling.py).
+WORKERS ?= 4
 # What takes long is in the output, so that CI stays within its time.
 SLOWEST := --durations=25 --durations-min=5
-# `test` runs three parts side by side. What needs no real time runs at low priority; clusters and Kubernetes mostly wait.
-test: venv java             ## all tests without Kubernetes; needs Java and Maven. CI=true adds a part of `e2e` and skips nothing
-	@$(MAKE) --no-print-directory -j3 test-compat test-small test-large
-test-compat: venv
-	$(PYTEST) -q $(SLOWEST) tests/compat
-test-small: venv
-	+@$(call in_turn,test-alone,test-wire)
-test-large: venv
-	+@$(call in_turn,test-clusters,test-spark)
-test-clusters: venv
-	@$(call quietly,$(PYTEST) -q $(SLOWEST) -p no:cacheprovider tests/cluster $(if $(CI),$(E2E_CI)),clusters)
-test-alone: venv
-	@$(call quietly,nice -n 19 $(PYTEST) -q $(SLOWEST) --timeout=1800 -p no:cacheprovider $(ALONE),alone)
-test-wire: venv
-	@$(call quietly,$(PYTEST) -q $(SLOWEST) -p no:cacheprovider tests/wire tests/kube,wire)
-test-spark: venv
-	@$(call quietly,$(PYTEST) -q $(SLOWEST) -p no:cacheprovider tests/spark,spark)
-# Run two targets one after the other, and fail if one of them fails.
-in_turn = $(MAKE) --no-print-directory $(1); first=$$?; $(MAKE) --no-print-directory $(2) && exit $$first
-# Run a command, and print its output once it has ended.
-quietly = echo "$(1)" > $(VENV)/$(2).log; $(1) >> $(VENV)/$(2).log 2>&1; ended=$$?; cat $(VENV)/$(2).log; exit $$ended
+TESTED := $(patsubst %,tests/%,unit model sim wire kube cluster spark compat)
+test: venv java             ## all tests without Kubernetes, 15 minutes. CI=true adds a part of `e2e` and skips nothing
+	$(PYTEST) -q $(SLOWEST) -n $(WORKERS) $(TESTED) $(if $(CI),$(E2E_CI))
+test-changed: venv          ## the tests that a change can affect: SINCE=main (HEAD without it)
+	@tests=$$(PYTHONPATH=tools $(BIN)/python -m changed_tests $(SINCE)) || exit $$?; test -z "$$tests" || $(PYTEST) -q -n $(WORKERS) $$tests
 test-all: test e2e          ## all tests, also on a Kubernetes cluster
 nightly: venv java kcat chromium ## long tests: marked nightly, simulations, fuzzing, faults, e2e; NIGHTLY_HOURS=8
 	$(BIN)/python tests/nightly.py

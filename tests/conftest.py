@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import leaks
 import pytest
+import scheduling
 import servers
 from seeding import SEED
 from servers import ShoalProcess
@@ -41,6 +42,16 @@ def pytest_configure(config: pytest.Config) -> None:
     leaks.mark()
     if config.getoption("hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(SEED)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    scheduling.put_longest_first(items)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> scheduling.FileScheduling:
+    """Let `pytest -n` share the tests file by file."""
+    config.option.loadscopereorder = False
+    return scheduling.FileScheduling(config, log)
 
 
 def pytest_report_header() -> str:
