@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 # Tests start hundreds of brokers. Without cached bytecode, each start takes three times as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv release compiled check lint types imports unit model sim wire fuzz java kcat chromium compat spark brokers kube cluster image e2e e2e-nodes demo bench bench-cluster bench-security bench-streams bench-queues bench-spark bench-tiered bench-earlier bench-instructions test test-changed test-all nightly docs site lock clean
+.PHONY: help venv release compiled check lint types imports unit model sim wire fuzz java kcat chromium compat spark brokers kube cluster image e2e e2e-nodes demo bench bench-cluster bench-security bench-streams bench-queues bench-spark bench-tiered bench-earlier bench-instructions test test-changed coverage-map test-all nightly docs site lock clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z0-9-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 12
@@ -109,6 +109,11 @@ test: venv java             ## all tests without Kubernetes, 15 minutes. CI=true
 	$(PYTEST) -q $(SLOWEST) -n $(WORKERS) $(TESTED) $(if $(CI),$(E2E_CI))
 test-changed: venv          ## the tests that a change can affect: SINCE=main (HEAD without it)
 	@tests=$$(PYTHONPATH=tools $(BIN)/python -m changed_tests $(SINCE)) || exit $$?; test -z "$$tests" || $(PYTEST) -q -n $(WORKERS) $$tests
+coverage-map: venv java     ## note which modules each file of tests runs, for `test-changed`; an hour
+	rm -rf build/coverage && mkdir -p build/coverage
+	-COVERAGE_RCFILE=tools/coverage.ini $(BIN)/python -m coverage run --rcfile=tools/coverage.ini -m pytest -q -n $(WORKERS) $(or $(FILES),$(TESTED))
+	$(BIN)/python -m coverage combine -q --rcfile=tools/coverage.ini build/coverage
+	PYTHONPATH=tools $(BIN)/python -m coverage_map
 test-all: test e2e          ## all tests, also on a Kubernetes cluster
 nightly: venv java kcat chromium ## long tests: marked nightly, simulations, fuzzing, faults, e2e; NIGHTLY_HOURS=8
 	$(BIN)/python tests/nightly.py

@@ -1,8 +1,8 @@
 """How several test processes share the tests (`pytest -n 4`): file by file, the longest first.
 
 A file's tests run in one process, in order, so they can share what a fixture of the file starts.
-Folders in `ONE_PROCESS` run in one process as a whole, since their tests share what only one process
-may have: the Kubernetes cluster, or a JVM with a Spark session.
+The folders in `ONE_PROCESS` run in one process as a whole, since their tests share what only one
+process may have: the Kubernetes cluster, or a JVM with a Spark session.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import os
 import subprocess
 from typing import TYPE_CHECKING, NamedTuple
 
+import coverage_contexts
 import leaks
 from kafkas import KafkaProcess
 from servers import ShoalProcess
@@ -41,7 +42,11 @@ class Brokers:
         broker = self._brokers.get(key)
         if broker is None:
             directory = self._directory / f"broker-{len(self._brokers)}"
-            broker = self._brokers[key] = ShoalProcess(directory, configs=configs)
+            broker = self._brokers[key] = ShoalProcess(
+                directory,
+                configs=configs,
+                environment={coverage_contexts.VARIABLE: coverage_contexts.SHARED},
+            )
         if not broker.is_running:
             with leaks.unmarked():
                 broker.start()

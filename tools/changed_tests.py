@@ -1,10 +1,10 @@
 """Print the files of tests that a change can affect: `make test-changed`.
 
-What counts as changed is all that differs from a commit (HEAD by default), committed or not. A file
-of tests is affected if it has changed, if it names a changed file, or if it reaches a changed module.
-The modules that it reaches are those whose functions ran in its tests, brokers and commands included,
-when `make coverage-map` ran last (`build/coverage-map.json`). Without that map, and for newer files
-of tests, they are all that it imports, directly or not: tests of brokers then reach most of the tree.
+What counts as changed is all that differs from a commit (HEAD by default), committed or not. A
+file of tests is affected if it has changed, if it names a changed file, or if it reaches a changed
+module. It reaches the modules whose functions ran in its tests, brokers and commands included, when
+`make coverage-map` ran last (`build/coverage-map.json`). Without that map, and for newer files of
+tests, it reaches all that it imports, directly or not: with a broker, that is most of the tree.
 """
 
 from __future__ import annotations
@@ -83,6 +83,12 @@ def read_imports(file: str) -> frozenset[str]:
     return frozenset(found | {STARTED[file]} if file in STARTED else found)
 
 
+def read_strings(file: str) -> set[str]:
+    """Return the string literals of a module."""
+    nodes = ast.walk(ast.parse((ROOT / file).read_text()))
+    return {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+
+
 def _find_helper(name: str) -> Iterator[str]:
     path = name.replace(".", "/")
     for folder in HELPERS:
@@ -123,6 +129,10 @@ def select(changes: set[str], files: list[str], ran: dict[str, list[str]]) -> li
     """Return the files of tests that the changes can affect. `ran` has the modules of the map."""
     modules = {module for file in changes if (module := name_module(file))}
     graph = grimp.build_graph(*PACKAGES, cache_dir=str(CACHE))
+    # The command line imports the module of a command when it runs.
+    main = "shoal.cli.main"
+    for command in read_strings("broker_image/shoal/cli/main.py") & graph.modules:
+        graph.add_import(importer=main, imported=command)
     importers = set(modules)
     for module in modules & graph.modules:
         importers |= graph.find_downstream_modules(module)

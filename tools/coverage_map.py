@@ -46,7 +46,8 @@ def read_contexts(data: coverage.CoverageData) -> Iterator[tuple[str, str]]:
         body = find_body_lines(path)
         for line, contexts in data.contexts_by_lineno(measured).items():
             if line in body:
-                yield from ((context, module) for context in contexts)
+                # A process that has changed its context is named `first|current`.
+                yield from ((context.rpartition("|")[2], module) for context in contexts)
 
 
 def main() -> int:
