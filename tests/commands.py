@@ -158,7 +158,13 @@ class Terminal:
         try:
             return self._process.wait(RUN_TIMEOUT_S)
         finally:
-            self._process.kill()
-            self._process.wait()
-            self._reader.join()
+            self.kill()
+
+    def kill(self) -> None:
+        """Kill the command, if it still runs."""
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        if self._master >= 0:
             os.close(self._master)
+            self._master = -1

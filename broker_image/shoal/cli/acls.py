@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
 import typer
 
-from shoal.cli import output
+from shoal.cli import output, prompts
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.resources import (
     OperationName,
@@ -247,7 +247,7 @@ async def _confirm(client: Client, filters: list[AclFilter], yes: bool) -> None:
         print(f"  {sentence(acl)}", file=sys.stderr)
     if found:
         number = f"{len(found)} entries" if len(found) > 1 else "this entry"
-        typer.confirm(f"Remove {number}?", abort=True, err=True)
+        prompts.confirm(f"Remove {number}?")
 
 
 def _print_removed(removed: list[Acl], format: Format) -> None:

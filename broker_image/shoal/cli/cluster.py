@@ -12,7 +12,7 @@ from shoal.cli import local_cluster, output
 from shoal.cli.client_properties import pairs
 from shoal.cli.local_cluster import STOP_TIMEOUT_S, LocalCluster
 from shoal.cli.output import Format, FormatOption
-from shoal.cli.session import USAGE, Failed, command, guarded, new_app
+from shoal.cli.session import USAGE, Failed, command, guarded, new_app, warn
 from shoal.client import cluster_health
 from shoal.client.admin import ClusterDescription
 from shoal.client.client import Client
@@ -77,8 +77,14 @@ def start(
         starting = [node for node in cluster.nodes if not cluster.runs(node)]
         for node in starting:
             cluster.launch(node)
-        for node in starting:
-            cluster.wait(node)
+        try:
+            for node in starting:
+                cluster.wait(node)
+        except KeyboardInterrupt:
+            warn(
+                f"the brokers still start. Stop them with `shoal cluster stop --dir {dir}`."
+            )
+            raise
         print(f"{len(cluster.nodes)} brokers are running. Bootstrap servers: {cluster.bootstrap}")
 
     guarded(run)

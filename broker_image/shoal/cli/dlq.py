@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from shoal.cli import output, timestamps
+from shoal.cli import output, prompts, timestamps
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, new_app, warn
 from shoal.client import dead_letter_topics, lag
@@ -188,7 +188,7 @@ async def purge(
     if not yes:
         if not sys.stdin.isatty():
             raise Failed(f"--yes is missing: {count} {noun} of {topic} would be deleted.", USAGE)
-        typer.confirm(f"Delete {count} {noun} of {topic}?", abort=True, err=True)
+        prompts.confirm(f"Delete {count} {noun} of {topic}?")
     expect(await client.admin.topics.delete_records(ends))
     print(f"Deleted {count} {noun} of {topic}.")
 
@@ -331,7 +331,7 @@ async def _choose(
         if not wanted.matches(letter):
             continue
         output.rows(Format.TABLE, [_row(letter)], expendable=_EXPENDABLE)
-        answer = typer.prompt("Redrive it? yes, no, or quit", default="no", err=True).lower()
+        answer = prompts.ask("Redrive it? yes, no, or quit", default="no").lower()
         if answer.startswith("q"):
             break
         if answer.startswith("y"):

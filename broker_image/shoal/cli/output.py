@@ -174,13 +174,14 @@ def when(timestamp_ms: int) -> str | None:
 
 @contextmanager
 def progress(
-    total: int | None, label: str, *, prints: bool = False
+    total: int | None, label: str, *, prints: bool = False, types: bool = False
 ) -> Iterator[Callable[[int], None]]:
     """Show a progress bar on standard error; yield the function that advances it.
 
-    No bar appears without a terminal, or for a command that `prints` on the same terminal.
+    No bar appears without a terminal, for a command that `prints` on the same terminal, or while a
+    user `types` there.
     """
-    if not sys.stderr.isatty() or (prints and sys.stdout.isatty()):
+    if not sys.stderr.isatty() or types or (prints and sys.stdout.isatty()):
         yield lambda _: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from shoal.cli.prompts import interruptible
 from shoal.cli.session import USAGE, Failed
 from shoal.client.secret import Secret
 
@@ -39,15 +40,18 @@ def read(file: Path | None, user: str) -> Secret:
 
 
 def _ask(user: str) -> Secret:
-    first = Secret(getpass.getpass(f"New password of {user}: "))
-    if Secret(getpass.getpass("Again: ")) != first:
+    with interruptible():
+        first = Secret(getpass.getpass(f"New password of {user}: "))
+        second = Secret(getpass.getpass("Again: "))
+    if second != first:
         raise Failed("the passwords differ. Nothing was changed.", USAGE)
     return first
 
 
 def _content(file: Path) -> Secret:
     try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text()
+        with interruptible():
+            text = sys.stdin.read() if str(file) == "-" else file.read_text()
     except OSError as error:
         reason = error.strerror
     except ValueError:

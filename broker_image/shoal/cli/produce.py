@@ -112,11 +112,12 @@ async def produce(
         acks={"0": 0, "1": 1, "all": -1}[acks], compression=compression, linger_ms=5
     )
     counts = _Counts()
-    if file is None and sys.stdin.isatty() and not quiet:
+    types = file is None and sys.stdin.isatty()
+    if types and not quiet:
         print("One record per line. Press Ctrl-D to end.", file=sys.stderr)
     source, size = _open(file)
     try:
-        with output.progress(size, f"Producing to {topic}") as advance:
+        with output.progress(size, f"Producing to {topic}", types=types) as advance:
             async for line, length in _lines(source):
                 record = read(line)
                 if record.partition is None and record.key is None:
@@ -137,13 +138,14 @@ async def produce(
         await producer.close()
         if file is not None:
             source.close()
+        # After Ctrl-C, too: what was sent is stored.
+        if counts.error is None and not quiet:
+            print(
+                f"Produced {counts.stored} record{'s' * (counts.stored != 1)} to {topic}.",
+                file=sys.stderr,
+            )
     if counts.error is not None:
         raise Failed(f"{counts.stored} of {counts.sent} records were stored: {counts.error}.")
-    if not quiet:
-        print(
-            f"Produced {counts.stored} record{'s' * (counts.stored != 1)} to {topic}.",
-            file=sys.stderr,
-        )
 
 
 class _Counts:
@@ -166,10 +168,15 @@ class _Counts:
 
 
 def _open(file: Path | None) -> tuple[BinaryIO, int | None]:
+    """Return the input and its size, if that is known.
+
+    The input is unbuffered. A thread may still read when Ctrl-C ends the command, and a buffered
+    reader would hold a lock, for which `close` waits and the end of the interpreter aborts.
+    """
     if file is None:
-        return sys.stdin.buffer, None
+        return getattr(sys.stdin.buffer, "raw", sys.stdin.buffer), None
     try:
-        return file.open("rb"), file.stat().st_size
+        return file.open("rb", buffering=0), file.stat().st_size
     except OSError as error:
         raise Failed(f"cannot read {file}: {error.strerror}.", USAGE) from None
 
@@ -177,8 +184,7 @@ def _open(file: Path | None) -> tuple[BinaryIO, int | None]:
 async def _lines(source: BinaryIO) -> AsyncIterator[tuple[bytes, int]]:
     """Yield lines without their end, and their length including it. A thread reads the input."""
     tail = b""
-    read = getattr(source, "read1", source.read)
-    while chunk := await run_in_thread(lambda: read(READ_BYTES)):
+    while chunk := await run_in_thread(lambda: source.read(READ_BYTES)):
         *whole, tail = (tail + chunk).split(b"\n")
         if len(tail) > LINE_BYTES_MAX:
             raise Failed(f"a line is longer than {LINE_BYTES_MAX} bytes.")

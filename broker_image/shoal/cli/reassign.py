@@ -16,6 +16,7 @@ import typer
 
 from shoal.cli import output, replica_plan
 from shoal.cli.output import Format, FormatOption
+from shoal.cli.prompts import interruptible
 from shoal.cli.session import REFUSED, USAGE, Failed, command, new_app, warn
 from shoal.client import remedies
 from shoal.client.admin import Reassignment
@@ -247,7 +248,8 @@ def _text(replicas: Mapping[TopicPartition, Collection[int]]) -> str:
 def _read(file: Path) -> Plan:
     """Read a plan. Raises `Failed` for a file that is none."""
     try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text()
+        with interruptible():
+            text = sys.stdin.read() if str(file) == "-" else file.read_text()
         found = json.loads(text)
     except OSError as error:
         raise Failed(f"cannot read {file}: {error.strerror}.", USAGE) from None

@@ -18,6 +18,7 @@ from typing import Annotated, Any, NoReturn, get_type_hints
 
 import typer
 
+from shoal.cli import prompts
 from shoal.cli.client_properties import Cluster, client_settings
 from shoal.cli.failures import INTERRUPTED as INTERRUPTED
 from shoal.cli.failures import REFUSED as REFUSED
@@ -196,6 +197,10 @@ def guarded(call: Callable[[], None]) -> None:
         fail(f"the broker sent records that cannot be read: {error}.")
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
+    except typer.Abort as aborted:
+        if prompts.is_interrupt(aborted):
+            raise typer.Exit(INTERRUPTED) from None
+        raise
     except BrokenPipeError:
         # The reader (head, less) has ended. Discard the rest of the buffer.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.cli import output, reassign, timestamps
+from shoal.cli import output, prompts, reassign, timestamps
 from shoal.cli.client_properties import pairs
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, new_app
@@ -194,7 +194,7 @@ async def delete(
 ) -> None:
     """Delete topics with all their records."""
     if not yes and sys.stdin.isatty():
-        typer.confirm(f"Delete {', '.join(topics)} with all records?", abort=True)
+        prompts.confirm(f"Delete {', '.join(topics)} with all records?")
     known = await client.admin.topics.describe(topics)
     present = [name for name, t in known.items() if not isinstance(t, KafkaError)]
     results = await client.admin.topics.delete(present) if present else {}

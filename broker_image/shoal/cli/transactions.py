@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.cli import output, timestamps
+from shoal.cli import output, prompts, timestamps
 from shoal.cli.groups import partitions as parsed_partitions
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, new_app, warn
@@ -265,4 +265,4 @@ def _confirm(question: str, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise Failed("--yes is missing: nobody can be asked.", USAGE)
-    typer.confirm(question, abort=True, err=True)
+    prompts.confirm(question)
