@@ -6,6 +6,7 @@ MkDocs checks links and anchors between pages (`strict` and `validation` in its 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -86,6 +87,20 @@ def test_user_pages_are_in_the_navigation_and_decisions_are_not(site: Path) -> N
     links = set(Page((site / "index.html").read_text()).links)
     assert {"quickstart/developer.html", "troubleshooting.html", "metrics.html"} <= links
     assert not [link for link in links if link.startswith(("adr/", "benchmarks/2"))]
+
+
+def test_the_search_finds_pages_for_users(site: Path) -> None:
+    """Decisions and dated benchmarks were the first hits for what new users look for."""
+    index = json.loads((site / "search" / "search_index.json").read_text())
+    pages = {one["location"].partition("#")[0] for one in index["docs"]}
+    assert {"quickstart/developer.html", "queues.html", "benchmarks/index.html"} <= pages
+    hidden = [p for p in pages if p.startswith(("adr/", "benchmarks/20", "decisions"))]
+    assert not hidden
+    for words in ("python client", "dead letter", "timeout", "priority"):
+        assert any(
+            all(word in f"{one['title']} {one['text']}".lower() for word in words.split())
+            for one in index["docs"]
+        ), words
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,8 @@ FOLDERS = {
     "examples/keda": "examples.md#exampleskeda",
     "examples/security": "examples.md#examplessecurity",
 }
+#: Decisions, their list, and benchmarks of one day. Their own pages lead to them.
+_UNSEARCHED = re.compile(r"adr/|decisions\.md$|benchmarks/20")
 _LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 _FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
@@ -59,8 +61,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Replace links that are relative to the repository by those of the site."""
+    """Replace links that are relative to the repository by those of the site, and leave pages out
+    of the search that would answer a user's question with the reason for a decision."""
     here = repository_path(page.file.src_uri)
+    if _UNSEARCHED.match(page.file.src_uri):
+        page.meta["search"] = {"exclude": True}
 
     def replaced(link: re.Match[str]) -> str:
         target = site_path(link[2], here)
