@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from shoal.cli import side_console
 from shoal.cli.groups import Metrics
 from shoal.cli.session import USAGE, Failed, command, new_app
 from shoal.client.client import Client
@@ -196,14 +197,10 @@ async def console(
 
     It sees what the user of the connection may see; --command-config and --property set that user.
     """
-    try:
-        from shoal.console.app import serving
-    except ModuleNotFoundError as error:
-        raise Failed(
-            f"the console needs the Python package {error.name}. Install it with"
-            " `pip install 'shoal[console]'`.",
-            USAGE,
-        ) from None
+    if lacking := side_console.missing():
+        raise Failed(lacking, USAGE)
+    from shoal.console.app import serving
+
     access = _access(listen, page)
     logging.basicConfig(format="shoal console: %(message)s", level=logging.WARNING)
     _write_audit_lines()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: The packages of the extra `console`.
+#: What the console needs beside the broker.
 PACKAGES = ("aiohttp", "jinja2")
 _LISTENS = re.compile(r"listens on (\S+:\d+)\.$")
 _METRICS = re.compile(r"^Metrics are at (\S+)\.$")
@@ -25,12 +25,18 @@ STOP_S = 5.0
 
 
 def missing() -> str:
-    """Return what the console lacks, as a sentence; empty if nothing."""
+    """Return what the console lacks, as a sentence; empty if nothing.
+
+    The command serves a wheel and a clone. An extra of `shoal` would not: a package index does not
+    have this package, or it has another one of this name.
+    """
     lacks = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if not lacks:
         return ""
-    return f"--console needs the Python package {lacks[0]}. Install it with" + (
-        " `pip install 'shoal[console]'`."
+    names = " ".join(lacks)
+    return (
+        f"the console needs {' and '.join(lacks)}. Install"
+        f" {'it' if len(lacks) == 1 else 'them'} with `{sys.executable} -m pip install {names}`."
     )
 
 
