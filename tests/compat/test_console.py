@@ -168,8 +168,9 @@ def test_the_overview_is_filtered(cluster: Cluster) -> None:
 def test_before_the_first_sample_pages_are_loading(cluster: Cluster) -> None:
     async def whole() -> None:
         async with console(cluster.bootstrap) as page:
-            for path in ("/", "/group?id=x", "/topics"):
+            for path in ("/", f"/group?id={cluster.queue.group}", "/topics"):
                 assert "Loading: waiting for the first answer" in (await page.get(path)).words
+            await page.get("/group", id="none", status=404)
 
     asyncio.run(whole())
 
@@ -181,7 +182,7 @@ def test_a_share_group(cluster: Cluster) -> None:
         found = await page.get("/group", id=queue.group)
         left = 2 if cluster.is_shoal else 4
         assert f"The group has no consumers, and {left} records wait." in found.words
-        assert f"shoal share-consume {queue.topic} --group {queue.group}" in found.words
+        assert f"shoal consume {queue.topic} --from-beginning" in found.words
         assert f"Depth of {queue.topic}, records" in found.words
         assert "share.auto.offset.reset earliest" in found.words
         assert "The group has no consumers." in found.words
@@ -636,6 +637,8 @@ def test_a_broker_that_dies_while_a_page_is_open(tmp_path: Path) -> None:
                 assert name == "state"
                 assert "No answer from the cluster since" in text
                 assert "There are no queues yet." in text, "the last state stays"
+                assert 'data-stale="' in text, "the header of the open page turns red by this"
+                assert 'data-state="bad">No answer<' in (await page.get("/")).text
                 found = await page.get("/topic", name="x", status=503)
                 assert "No answer from the cluster since" in found.words
                 await asyncio.to_thread(broker.start)

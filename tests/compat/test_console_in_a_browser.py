@@ -300,10 +300,13 @@ def test_no_consumers(cluster: Cluster, desk: Desk) -> None:
     async def call(page: Page) -> None:
         await page.group(queue.group)
         await page.tab.sees("The group has no consumers, and 3 records wait. Start one")
-        shown = re.search(r"shoal (share-consume \S+ --group \S+)`?", await page.tab.text())
+        shown = re.search(r"shoal (consume \S+ --from-beginning)", await page.tab.text())
         assert shown is not None
-        words = shown[1].rstrip(".").split()
-        await asyncio.to_thread(Shoal(cluster.bootstrap).run, *words, "-n", "3")
+        shoal = Shoal(cluster.bootstrap)
+        await asyncio.to_thread(shoal.run, *shown[1].split(), "-n", "4")
+        await page.tab.sees("The group has no consumers, and 3 records wait. Start one")
+        take = ("share-consume", queue.topic, "--group", queue.group)
+        await asyncio.to_thread(shoal.run, *take, "-n", "3")
         await page.tab.sees("Empty")
 
     desk.run(call)
@@ -545,9 +548,11 @@ def test_a_broker_that_dies_while_a_page_is_open(tmp_path: Path) -> None:
         await page.tab.sees("There are no queues yet.")
         await asyncio.to_thread(broker.kill9)
         await page.tab.sees("No answer from the cluster since")
+        await page.tab.until("document.getElementById('pulse').dataset.state === 'bad'")
         await page.shows_nothing_wrong("broker-gone", has_boxes=False)
         await asyncio.to_thread(broker.start)
         await page.tab.until("!document.body.innerText.includes('No answer from the cluster')")
+        await page.tab.until("document.getElementById('pulse').dataset.state === 'live'")
 
     async def whole() -> None:
         settings = replace(

@@ -14,7 +14,15 @@ from shoal.client.scrape import Numbers, ShareNumbers
 from shoal.console.actions import ACTIONS
 from shoal.console.history import History, Point
 from shoal.console.holdings import Held, Holding, Holdings
-from shoal.console.queues import LOCK_AGE_S_MAX, NO_PROGRESS_S, Level, causes, points, queues
+from shoal.console.queues import (
+    LOCK_AGE_S_MAX,
+    NO_PROGRESS_S,
+    Level,
+    causes,
+    describe_skipped,
+    points,
+    queues,
+)
 from shoal.console.sample import Metrics, Sample
 
 GROUP, TOPIC = "g", "t"
@@ -145,7 +153,7 @@ def test_the_worst_state_is_shown() -> None:
         (None, NO_PROGRESS_S, "No progress"),
         (None, NO_PROGRESS_S - 1, "Waiting"),
         (ShareNumbers(in_flight=10), NO_PROGRESS_S, "No progress"),
-        (ShareNumbers(delayed=10), NO_PROGRESS_S, "Waiting"),
+        (ShareNumbers(delayed=10), NO_PROGRESS_S, "Delayed"),
         (ShareNumbers(held_by_key=10), NO_PROGRESS_S, "Waiting"),
     ],
 )
@@ -196,8 +204,8 @@ def test_each_cause_has_a_remedy() -> None:
         "Delivery is paused. Resume it with `shoal share resume g`."
     ]
     assert sentences(sample(lag=1, members=0)) == [
-        "The group has no consumers, and 1 record waits. Start one, for example with"
-        " `shoal share-consume t --group g`."
+        "The group has no consumers, and 1 record waits. Start one. `shoal consume t"
+        " --from-beginning` shows the records of the topic and leaves them in the queue."
     ]
     (held,) = sentences(sample(numbers=ShareNumbers(keys_held=1, held_by_key=2)))
     assert held.startswith("2 records of t wait behind dead letters of the same keys")
@@ -271,3 +279,38 @@ def test_points_of_the_history() -> None:
     assert points(sample(numbers=numbers)) == {(GROUP, TOPIC): Point(100.0, 10, 4, 100, 90, 3)}
     unknown = points(sample(lag=None))[GROUP, TOPIC]
     assert [value == value for value in unknown] == [True, False, False, False, False, True]
+
+
+def test_a_queue_of_delayed_records_says_when_the_next_is_due() -> None:
+    delayed = ShareNumbers(delayed=10, next_due_s=160.0)
+    assert words(sample(numbers=delayed), standing(NO_PROGRESS_S)) == ["Delayed"]
+    (cause,) = sentences(sample(numbers=delayed))
+    assert cause == (
+        "t: No record can be delivered yet: 10 are delayed. The next one is due at"
+        " 1970-01-01T00:02:40Z, in 1 min 0 s."
+    )
+    assert len(sentences(sample(numbers=delayed, members=0))) == 2
+
+
+def test_a_queue_that_no_broker_has_loaded_has_no_wrong_numbers() -> None:
+    taken = replace(sample(numbers=ShareNumbers()), numbers=Numbers({}, {}))
+    (queue,) = queues(taken, History())
+    assert queue.numbers is None
+    assert queue.parts == []
+    empty = replace(sample(lag=0), numbers=Numbers({}, {}), metrics=Metrics.REPORTED)
+    (queue,) = queues(empty, History())
+    assert queue.numbers == ShareNumbers()
+
+
+def test_records_before_a_new_group() -> None:
+    """The group is at offset 5, and its log begins at 2."""
+
+    def said(numbers: ShareNumbers, lag: int = 0) -> list[str]:
+        taken = sample(lag=lag, numbers=numbers)
+        return describe_skipped(replace(taken, log_starts={WHERE: 2}), GROUP)
+
+    (hint,) = said(ShareNumbers())
+    assert hint.startswith("3 records of t are before the start of this group")
+    assert "`shoal groups reset-offsets g -t t --to-earliest`" in hint
+    assert said(ShareNumbers(acquired=1)) == []
+    assert said(ShareNumbers(), lag=4) == []

@@ -81,9 +81,7 @@ def start(
             for node in starting:
                 cluster.wait(node)
         except KeyboardInterrupt:
-            warn(
-                f"the brokers still start. Stop them with `shoal cluster stop --dir {dir}`."
-            )
+            warn(f"the brokers still start. Stop them with `shoal cluster stop --dir {dir}`.")
             raise
         print(f"{len(cluster.nodes)} brokers are running. Bootstrap servers: {cluster.bootstrap}")
 

@@ -12,10 +12,11 @@ import typer
 from shoal.cli import output, timestamps
 from shoal.cli.records import AnyRecord, RecordFormat, printer
 from shoal.cli.session import USAGE, Failed, command, new_app, warn
+from shoal.client import lag, skipped_records
 from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
 from shoal.client.consumer import GroupConsumer, Reader, Reset, starts
-from shoal.client.errors import KafkaError, expect
+from shoal.client.errors import ClientError, KafkaError, expect
 from shoal.client.fetcher import Isolation
 from shoal.client.membership import FENCED
 from shoal.record.key_ranges import InvalidKeyRanges, KeyRanges
@@ -90,6 +91,8 @@ async def consume(
             raise Failed(_NOT_IN_A_GROUP, USAGE)
         for topic in topics:
             await client.cluster.topic(topic)
+        if not from_beginning:
+            await _warn_of_skipped_records(client, group, topics)
         shares = key_ranges == ASSIGNED
         async with await GroupConsumer.join(
             client.cluster, group, topics, reset=reset, isolation=isolation, key_ranges=shares
@@ -103,6 +106,22 @@ async def consume(
         await reader.assign(dict.fromkeys(where, _key_ranges(key_ranges)))
     ends = await starts(client.cluster, where, Reset.LATEST) if exit_at_end else {}
     await _alone(reader, ends, show, stop)
+
+
+async def _warn_of_skipped_records(client: Client, group: str, topics: list[str]) -> None:
+    """Warn if the group starts at the end of a topic that has records."""
+    try:
+        unread = set(await _partitions(client, topics, None))
+        committed = (await client.admin.groups.offsets([group])).get(group)
+        if not isinstance(committed, KafkaError):
+            unread -= {p for p, found in (committed or {}).items() if found.offset >= 0}
+        ends = await lag.log_ends(client.admin, unread)
+        starts = await skipped_records.read_log_starts(client.admin, unread)
+    except ClientError:
+        return  # Whoever may not see this may still consume.
+    positions = [lag.Position(p, ends.get(p), ends.get(p), 0) for p in sorted(unread)]
+    for topic, count in skipped_records.count_before(starts, positions).items():
+        warn(skipped_records.say_left_behind(group, topic, count))
 
 
 def _key_ranges(text: str) -> KeyRanges:

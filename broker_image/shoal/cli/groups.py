@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +12,7 @@ import typer
 from shoal.cli import output, timestamps
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, new_app, warn
-from shoal.client import lag, remedies, resets, scrape, stop_reasons
+from shoal.client import delays, lag, remedies, resets, scrape, skipped_records, stop_reasons
 from shoal.client.admin import Admin
 from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
@@ -94,7 +95,9 @@ async def show_lag(
             "state": one.state,
             "members": len(one.members),
             "lag": lag.total(positions.get(group, ())),
-            "in_flight": share.in_flight if (share := _share(numbers, one)) else None,
+            "in_flight": share.in_flight
+            if (share := _share(numbers, one, positions.get(group, ())))
+            else None,
         }
         for group, one in described.items()
     ]
@@ -103,19 +106,21 @@ async def show_lag(
 
 async def _numbers(
     admin: Admin, groups: Mapping[str, Group], metrics: list[str] | None
-) -> dict[str, scrape.ShareNumbers] | None:
+) -> scrape.Numbers | None:
     if any(g.type == SHARE for g in groups.values()):
-        return await scrape.share_numbers(admin, metrics, warn)
+        return await scrape.numbers(admin, metrics, warn)
     return None
 
 
 def _share(
-    numbers: dict[str, scrape.ShareNumbers] | None, group: Group
+    numbers: scrape.Numbers | None, group: Group, found: Iterable[lag.Position]
 ) -> scrape.ShareNumbers | None:
-    """Return the numbers of a share group, or None if no broker reports metrics."""
+    """Return the numbers of a share group, or None if the brokers do not report them (yet)."""
     if numbers is None or group.type != SHARE:
         return None
-    return numbers.get(group.group_id, scrape.ShareNumbers())
+    if not delays.is_known(group.group_id, found, numbers.partitions):
+        return None
+    return numbers.groups.get(group.group_id, scrape.ShareNumbers())
 
 
 @command(app, "describe")
@@ -137,7 +142,7 @@ async def describe(
         output.rows(
             format,
             [
-                _as_json(one, positions.get(g, []), _share(numbers, one))
+                _as_json(one, found := positions.get(g, []), _share(numbers, one, found))
                 | {
                     "paused": g in paused,
                     "held_keys": [key.row() for key in held.get(g, ())],
@@ -151,7 +156,10 @@ async def describe(
     for at, (group, one) in enumerate(described.items()):
         if at:
             print()
-        _print_group(one, positions.get(group, []), _share(numbers, one), paused=group in paused)
+        found = positions.get(group, [])
+        share = _share(numbers, one, found)
+        _print_group(one, found, share, paused=group in paused, reports=numbers is not None)
+        await _print_skipped(admin, one, found, share)
         if held.get(group):
             await _print_held(client, group, held[group])
         _print_owners(sharing(owned.get(group, ())))
@@ -253,12 +261,20 @@ def _numbers_of(share: scrape.ShareNumbers) -> list[str]:
 
 
 def _print_group(
-    group: Group, found: list[lag.Position], share: scrape.ShareNumbers | None, *, paused: bool
+    group: Group,
+    found: list[lag.Position],
+    share: scrape.ShareNumbers | None,
+    *,
+    paused: bool,
+    reports: bool,
 ) -> None:
+    """`reports` tells whether any broker reports metrics."""
     total = lag.total(found)
     facts = [group.type, group.state, f"lag {output.cell(total)}"]
     if share is not None:
         facts += [f"{share.in_flight} in flight", *_numbers_of(share)]
+    elif reports and group.type == SHARE:
+        facts.append("in flight and delayed not known yet")
     if group.assignor:
         facts.append(f"assignor {group.assignor}")
     facts.append(f"coordinator {group.coordinator}")
@@ -266,6 +282,8 @@ def _print_group(
     stops = share.stop_reasons if share else frozenset()
     for why in sorted(stops | {"paused"} if paused else stops):
         print(stop_reasons.sentence(why, group.group_id))
+    if share is not None and delays.is_only_delayed(total, share):
+        print(delays.describe(share, time.time_ns() // 1_000_000))
     if found:
         offset = "start_offset" if group.type == SHARE else "committed_offset"
         columns = ["topic", "partition", offset, "log_end_offset", "lag"]
@@ -284,6 +302,22 @@ def _print_group(
         )
     else:
         print("\nThe group has no members.")
+
+
+async def _print_skipped(
+    admin: Admin,
+    group: Group,
+    found: list[lag.Position],
+    share: scrape.ShareNumbers | None,
+) -> None:
+    """Print how many records are before the start of a share group that has not worked yet, as far
+    as one can see."""
+    has_worked = share is not None and share.acquired
+    if group.type != SHARE or has_worked or lag.total(found):
+        return
+    starts = await skipped_records.read_log_starts(admin, [p.where for p in found if p.offset])
+    for topic, count in skipped_records.count_before(starts, found).items():
+        print(f"\n{skipped_records.say_perhaps_left_behind(group.group_id, topic, count)}")
 
 
 def _position_rows(group: Group, found: list[lag.Position]) -> list[dict[str, Any]]:

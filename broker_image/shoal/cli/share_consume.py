@@ -16,9 +16,13 @@ import typer
 from shoal.cli.consume import Stop
 from shoal.cli.records import AnyRecord, RecordFormat, printer
 from shoal.cli.session import USAGE, Failed, command, new_app, warn
+from shoal.client import lag, skipped_records
 from shoal.client.batches import CorruptRecords
 from shoal.client.blocking_calls import run_in_thread
 from shoal.client.client import Client
+from shoal.client.cluster import TopicPartition
+from shoal.client.configs import Resource, ResourceType
+from shoal.client.errors import ClientError, KafkaError, expect
 from shoal.client.share import (
     Acknowledgement,
     AcknowledgeType,
@@ -28,6 +32,8 @@ from shoal.client.share import (
     SharedRecord,
     ShareSession,
 )
+from shoal.client.topics import OffsetSpec
+from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import CorruptBatch
 from shoal.record.offset_set import OffsetSet
 
@@ -35,6 +41,7 @@ app = new_app("Acquire records from a share group and settle them.")
 
 #: Records per fetch, few enough that several consumers in several terminals all get some.
 MAX_RECORDS = 20
+_RESET = "share.auto.offset.reset"
 TEMPLATE = "{topic}-{partition} @{offset} delivery {delivery_count}: {value}"
 _WORDS = {
     "accept": AcknowledgeType.ACCEPT,
@@ -95,6 +102,11 @@ async def share_consume(
         await client.cluster.topic(topic)
     if from_beginning:
         await _begin_at_the_oldest(client, group, topics)
+    else:
+        await _warn_of_skipped_records(client, group, topics)
+    if pattern is None and sys.stdin.isatty() and sys.stdout.isatty():
+        looking = f"shoal consume {' '.join(topics)} --from-beginning"
+        warn(f"printed records are accepted and leave the queue. To only look, use `{looking}`.")
     limit = 1 if pattern == [] else max_records
     async with await client.share(group, topics) as session:
         if pattern is None:
@@ -124,23 +136,8 @@ async def _begin_at_the_oldest(client: Client, group: str, topics: list[str]) ->
 
     A group with members keeps its positions: they were set when the members joined.
     """
-    from shoal.client.cluster import TopicPartition
-    from shoal.client.errors import KafkaError, expect
-    from shoal.client.topics import OffsetSpec
-    from shoal.protocol.errors import ErrorCode
-
     admin = client.admin
-    found = expect(await admin.topics.describe(topics))
-    wanted = [TopicPartition(t.name, p.index) for t in found.values() for p in t.partitions]
-    have = (await admin.share_groups.offsets([group])).get(group)
-    if isinstance(have, KafkaError):
-        if have.code is not ErrorCode.group_id_not_found:
-            raise have
-        have = None  # Setting its offsets creates the group.
-    known = {
-        p for p, o in (have or {}).items() if not isinstance(o, KafkaError) and o.start_offset >= 0
-    }
-    asked = {p: OffsetSpec.EARLIEST for p in wanted if p not in known}
+    asked = dict.fromkeys(await _unread_partitions(client, group, topics), OffsetSpec.EARLIEST)
     if not asked:
         return
     starts = expect(await admin.topics.offsets(asked))
@@ -150,6 +147,39 @@ async def _begin_at_the_oldest(client: Client, group: str, topics: list[str]) ->
     except KafkaError as error:
         if error.code is not ErrorCode.non_empty_group:
             raise
+
+
+async def _unread_partitions(client: Client, group: str, topics: list[str]) -> list[TopicPartition]:
+    """Return the partitions in which the group has no position."""
+    admin = client.admin
+    found = expect(await admin.topics.describe(topics))
+    wanted = [TopicPartition(t.name, p.index) for t in found.values() for p in t.partitions]
+    have = (await admin.share_groups.offsets([group])).get(group)
+    if isinstance(have, KafkaError):
+        if have.code is not ErrorCode.group_id_not_found:
+            raise have
+        have = None  # Its first member, or setting its offsets, creates the group.
+    known = {
+        p for p, o in (have or {}).items() if not isinstance(o, KafkaError) and o.start_offset >= 0
+    }
+    return [p for p in wanted if p not in known]
+
+
+async def _warn_of_skipped_records(client: Client, group: str, topics: list[str]) -> None:
+    """Warn if the group starts at the end of a topic that has records."""
+    try:
+        unread = await _unread_partitions(client, group, topics)
+        resource = Resource(ResourceType.GROUP, group)
+        configs = (await client.admin.configs.describe([resource], keys=[_RESET]))[resource]
+        if isinstance(configs, KafkaError) or configs[_RESET].value != "latest":
+            return
+        ends = await lag.log_ends(client.admin, unread)
+        starts = await skipped_records.read_log_starts(client.admin, unread)
+    except ClientError:
+        return  # Whoever may not see this may still consume.
+    positions = [lag.Position(p, ends.get(p), ends.get(p), 0) for p in unread]
+    for topic, count in skipped_records.count_before(starts, positions).items():
+        warn(skipped_records.say_left_behind(group, topic, count, type="share"))
 
 
 async def _acquire(

@@ -40,6 +40,7 @@ TIMEOUT_S = 3.0
 TEXT_BYTES_MAX = 64 << 20
 _COUNTS = {
     "shoal_share_partition_locked_records": "in_flight",
+    "shoal_share_partition_acquired_records_total": "acquired",
     "shoal_share_partition_redelivered_records_total": "redelivered",
     "shoal_share_partition_backing_off_records": "backing_off",
     "shoal_share_partition_archiving_records": "archiving",
@@ -54,7 +55,8 @@ _COUNTS = {
 _STOPPED = "shoal_share_group_held"
 _PAUSED = "share.delivery.paused"
 _OLDEST_LOCK = "shoal_share_partition_oldest_lock_age_seconds"
-_NAMES = frozenset({*_COUNTS, _STOPPED, _OLDEST_LOCK})
+_NEXT_DUE = "shoal_share_partition_next_due_timestamp_seconds"
+_NAMES = frozenset({*_COUNTS, _STOPPED, _OLDEST_LOCK, _NEXT_DUE})
 
 
 @dataclass(slots=True)
@@ -63,10 +65,12 @@ class ShareNumbers:
 
     `in_flight` counts records that members have acquired, while Kafka's `InFlightMessageCount`
     counts the whole window. `stop_reasons` name what stops delivery, or the writing of dead
-    letters.
+    letters. `next_due_s` is the Unix time at which the next record that is delayed or in back-off
+    is due; None if unknown.
     """
 
     in_flight: int = 0
+    acquired: int = 0
     redelivered: int = 0
     backing_off: int = 0
     archiving: int = 0
@@ -78,6 +82,7 @@ class ShareNumbers:
     dropped: int = 0
     header_failures: int = 0
     oldest_lock_age_s: float = 0.0
+    next_due_s: float | None = None
     stop_reasons: frozenset[str] = frozenset()
 
     @property
@@ -89,6 +94,8 @@ class ShareNumbers:
         """Add one sample of the group."""
         if sample.name == _OLDEST_LOCK:
             self.oldest_lock_age_s = max(self.oldest_lock_age_s, sample.value)
+        elif sample.name == _NEXT_DUE:
+            self.next_due_s = _earlier(self.next_due_s, sample.value)
         elif sample.name == _STOPPED:
             self.stop_reasons |= {sample.labels.get("why", "")} if sample.value else frozenset()
         elif (name := _COUNTS.get(sample.name)) is not None:
@@ -99,7 +106,12 @@ class ShareNumbers:
         for name in _COUNTS.values():
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.oldest_lock_age_s = max(self.oldest_lock_age_s, other.oldest_lock_age_s)
+        self.next_due_s = _earlier(self.next_due_s, other.next_due_s)
         self.stop_reasons |= other.stop_reasons
+
+
+def _earlier(one_s: float | None, other_s: float | None) -> float | None:
+    return min((s for s in (one_s, other_s) if s is not None), default=None)
 
 
 class Refused(Exception):

@@ -141,10 +141,10 @@ class Pages:
         context = self.base(request)
         sample, name = self._sampler.sample, _required(request, "id")
         context["name"] = name
+        if not (await self._may_exist(name) if sample is None else name in sample.listed):
+            raise web.HTTPNotFound(text=f"There is no group {name!r}.")
         if sample is None:
             return Page("group", context)
-        if name not in sample.listed:
-            raise web.HTTPNotFound(text=f"There is no group {name!r}.")
         positions = sample.positions.get(name, [])
         if name in sample.groups:
             context |= await self._share_group(sample, name)
@@ -170,6 +170,13 @@ class Pages:
             },
         )
 
+    async def _may_exist(self, group: str) -> bool:
+        """Ask the cluster for a group before the first sample. Return True without an answer."""
+        try:
+            return group in await self._client.admin.groups.list()
+        except ClientError:
+            return True
+
     async def _key_ranges(self, group: Group, positions: list[Position]) -> dict[str, object]:
         """Return the key ranges of a group, and the gaps of partitions without any."""
         name = group.group_id
@@ -193,6 +200,7 @@ class Pages:
             "holdings": in_hands,
             "is_paused": name in sample.paused,
             "causes": queues.causes(sample, name, found, in_hands),
+            "skipped": queues.describe_skipped(sample, name),
             "charts": {topic: _charts(topic, hour) for topic, hour in hours.items()},
             "from_prometheus": self._prometheus is not None and bool(found) and not why,
             "why_from_memory": why,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.client import stop_reasons
+from shoal.client import delays, skipped_records, stop_reasons
 from shoal.client.scrape import ShareNumbers
 from shoal.console import figures
 from shoal.console.history import Point
@@ -93,6 +93,8 @@ _UNKNOWN = State(Level.IDLE, "Unknown")
 _IDLE, _MOVING = State(Level.IDLE, "Empty"), State(Level.GOOD, "Moving")
 #: Words in place of the state while a queue has too short a history.
 _WAITING = State(Level.GOOD, "Waiting")
+#: No record can be delivered before its time.
+_DELAYED = State(Level.GOOD, "Delayed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,8 @@ def _queue(
 ) -> Queue:
     depth = _total(p.lag for p in positions)
     numbers = None
-    if sample.metrics is Metrics.REPORTED:
+    partitions = sample.numbers.partitions if sample.numbers else {}
+    if sample.metrics is Metrics.REPORTED and delays.is_known(group, positions, partitions):
         numbers = by_topic.get((group, topic), ShareNumbers())
     ages = [
         sample.oldest_ms[p.where, p.offset]
@@ -215,7 +218,9 @@ def _with_states(queue: Queue, stops: Iterable[str], series: Series) -> Queue:
     else:
         if queue.numbers is not None and queue.numbers.oldest_lock_age_s > LOCK_AGE_S_MAX:
             states.append(State(Level.WARNING, "Old lock"))
-        if series.unchanged_s("done") >= NO_PROGRESS_S and _may_progress(queue):
+        if queue.numbers is not None and delays.is_only_delayed(queue.depth, queue.numbers):
+            states.append(_DELAYED)
+        elif series.unchanged_s("done") >= NO_PROGRESS_S and _may_progress(queue):
             states.append(State(Level.WARNING, "No progress"))
         elif queue.rate_out:
             states.append(_MOVING)
@@ -258,7 +263,8 @@ def causes(
         causes.append(
             Cause(
                 f"The group has no consumers, and {figures.plural(depth, 'record')} {wait}. Start"
-                f" one, for example with `shoal share-consume {every[0].topic} --group {quoted}`."
+                f" one. `shoal consume {every[0].topic} --from-beginning` shows the records of the"
+                " topic and leaves them in the queue."
             )
         )
     for queue in every:
@@ -269,6 +275,8 @@ def causes(
 def _causes_of_queue(sample: Sample, queue: Queue, holdings: Holdings | None) -> list[Cause]:
     group, words = queue.group, {state.words for state in queue.states}
     causes = []
+    if queue.numbers is not None and delays.is_only_delayed(queue.depth, queue.numbers):
+        causes.append(Cause(f"{queue.topic}: {delays.describe(queue.numbers, sample.at_ms)}"))
     if _KEYS_HELD.words in words and queue.numbers is not None:
         quoted, behind = shlex.quote(group), queue.numbers.held_by_key
         letters = shlex.quote(sample.letter_topics.get(group, "TOPIC"))
@@ -295,6 +303,24 @@ def _causes_of_queue(sample: Sample, queue: Queue, holdings: Holdings | None) ->
         )
         causes.append(Cause(text + _holders(sample, queue, holdings)))
     return causes
+
+
+def describe_skipped(sample: Sample, group: str) -> list[str]:
+    """Return sentences on records before the start of a group that, as far as the brokers know, has
+    acquired nothing. Commands are in backquotes.
+
+    A group with a lag has something else to do first, and a console of many queues has no place for
+    a hint on each.
+    """
+    numbers = sample.numbers.partitions if sample.numbers else {}
+    positions = sample.positions.get(group, ())
+    has_acquired = any(
+        found.acquired for p in positions if (found := numbers.get((group, p.where)))
+    )
+    if has_acquired or any(p.lag for p in positions):
+        return []
+    found = skipped_records.count_before(sample.log_starts, positions)
+    return [skipped_records.say_perhaps_left_behind(group, *one) for one in found.items()]
 
 
 def _holders(sample: Sample, queue: Queue, holdings: Holdings | None) -> str:

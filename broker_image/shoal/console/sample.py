@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -36,7 +36,8 @@ class Sample:
     `letter_topics` maps share groups to the topics of their dead letters, and `letters` these
     topics to the number of records. `oldest_ms` is the timestamp of the record at a group's start
     offset, of partitions with lag where it is known. `problems` are sentences about what could not
-    be read; the sample then has the earlier values or none.
+    be read; the sample then has the earlier values or none. `log_starts` are the start offsets of
+    logs in which a share group has a position and, as far as brokers know, has acquired nothing.
     """
 
     at_ms: int
@@ -55,3 +56,4 @@ class Sample:
     disks: Mapping[int, tuple[LogDir, ...]]
     oldest_ms: Mapping[tuple[TopicPartition, int], int]
     problems: tuple[str, ...]
+    log_starts: Mapping[TopicPartition, int] = field(default_factory=dict)

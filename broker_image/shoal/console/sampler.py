@@ -12,7 +12,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from shoal.client import cluster_health, lag, scrape
+from shoal.client import cluster_health, lag, scrape, skipped_records
 from shoal.client.cluster import TopicPartition
 from shoal.client.configs import Resource, ResourceType
 from shoal.client.dead_letter_topics import groups_by_topic
@@ -173,6 +173,7 @@ class Sampler:
             self._kept.get("The disks of brokers", {}),
             oldest,
             tuple(dict.fromkeys([*self._problems, *self._kept.get("slow problems", ())])),
+            await self._log_starts(groups, positions, numbers),
         )
 
     async def _describe(self, names: list[str]) -> dict[str, Group]:
@@ -225,6 +226,33 @@ class Sampler:
         return await scrape.numbers(
             self._client.admin, self._addresses, lambda text: self._problems.append(text)
         )
+
+    async def _log_starts(
+        self,
+        groups: Mapping[str, Group],
+        positions: Mapping[str, list[Position]],
+        numbers: scrape.Numbers | None,
+    ) -> dict[TopicPartition, int]:
+        """Return the log starts that `queues.describe_skipped` needs. Each is read once."""
+        if numbers is None:
+            return {}
+        wanted = {
+            one.where
+            for name in groups
+            for one in positions.get(name, ())
+            if one.offset
+            and (found := numbers.partitions.get((name, one.where)))
+            and not found.acquired
+        }
+        known: dict[TopicPartition, int] = self._kept.get("log starts", {})
+        try:
+            known |= await skipped_records.read_log_starts(
+                self._client.admin, wanted - known.keys()
+            )
+        except ClientError:
+            pass  # The sentence is only a hint, and the next sample may have it.
+        self._kept["log starts"] = found = {p: known[p] for p in wanted & known.keys()}
+        return found
 
     async def _letters(
         self, letter_topics: Mapping[str, str], topics: Mapping[str, Any]

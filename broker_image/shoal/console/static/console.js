@@ -72,13 +72,22 @@ function follow() {
     morphChildren(live, page.body);
     latest = null;
   };
+  let isStale = false;
+  let pausedAt = "";
+  // The console answers, but it may show an old state of a cluster that does not.
+  const showPulse = () => {
+    const words = paused ? "Paused at " + pausedAt : isStale ? "No answer" : "Updated " + clock();
+    setPulse(isStale ? "bad" : "live", words);
+  };
   const arrived = (html) => {
     lost.hidden = true;
-    setPulse("live", (paused ? "Paused at " : "Updated ") + (paused ? pausedAt : clock()));
-    if (html !== null) latest = html;
+    if (html !== null) {
+      latest = html;
+      isStale = html.includes('data-stale="');
+    }
+    showPulse();
     if (!paused && latest !== null) show();
   };
-  let pausedAt = "";
   const source = new EventSource(live.dataset.stream);
   source.addEventListener("state", (event) => arrived(event.data));
   source.addEventListener("same", () => arrived(null));
@@ -100,7 +109,7 @@ function follow() {
     pausedAt = clock();
     pause.setAttribute("aria-pressed", String(paused));
     if (!paused && latest !== null) show();
-    setPulse("live", (paused ? "Paused at " : "Updated ") + pausedAt);
+    showPulse();
   });
 }
 
