@@ -89,10 +89,8 @@ async def consume(
         chosen = key_ranges not in (None, ASSIGNED)
         if partition or offset is not None or timestamp is not None or exit_at_end or chosen:
             raise Failed(_NOT_IN_A_GROUP, USAGE)
-        for topic in topics:
-            await client.cluster.topic(topic)
-        if not from_beginning:
-            await _warn_of_skipped_records(client, group, topics)
+        every = await _partitions(client, topics, None)
+        await _warn_of_skipped_records(client, group, every, reset)
         shares = key_ranges == ASSIGNED
         async with await GroupConsumer.join(
             client.cluster, group, topics, reset=reset, isolation=isolation, key_ranges=shares
@@ -108,10 +106,14 @@ async def consume(
     await _alone(reader, ends, show, stop)
 
 
-async def _warn_of_skipped_records(client: Client, group: str, topics: list[str]) -> None:
+async def _warn_of_skipped_records(
+    client: Client, group: str, partitions: list[TopicPartition], reset: Reset
+) -> None:
     """Warn if the group starts at the end of a topic that has records."""
+    if reset is not Reset.LATEST:
+        return
+    unread = set(partitions)
     try:
-        unread = set(await _partitions(client, topics, None))
         committed = (await client.admin.groups.offsets([group])).get(group)
         if not isinstance(committed, KafkaError):
             unread -= {p for p, found in (committed or {}).items() if found.offset >= 0}

@@ -319,8 +319,8 @@ def describe_skipped(sample: Sample, group: str) -> list[str]:
     )
     if has_acquired or any(p.lag for p in positions):
         return []
-    found = skipped_records.count_before(sample.log_starts, positions)
-    return [skipped_records.say_perhaps_left_behind(group, *one) for one in found.items()]
+    skipped = skipped_records.count_before(sample.log_starts, positions)
+    return [skipped_records.say_perhaps_left_behind(group, *one) for one in skipped.items()]
 
 
 def _holders(sample: Sample, queue: Queue, holdings: Holdings | None) -> str:

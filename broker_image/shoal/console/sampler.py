@@ -251,8 +251,8 @@ class Sampler:
             )
         except ClientError:
             pass  # The sentence is only a hint, and the next sample may have it.
-        self._kept["log starts"] = found = {p: known[p] for p in wanted & known.keys()}
-        return found
+        self._kept["log starts"] = starts = {p: known[p] for p in wanted & known.keys()}
+        return starts
 
     async def _letters(
         self, letter_topics: Mapping[str, str], topics: Mapping[str, Any]
