@@ -268,7 +268,7 @@ def _print_group(
     paused: bool,
     reports: bool,
 ) -> None:
-    """`reports` tells whether any broker reports metrics."""
+    """`reports` is whether any broker reports metrics."""
     total = lag.total(found)
     facts = [group.type, group.state, f"lag {output.cell(total)}"]
     if share is not None:

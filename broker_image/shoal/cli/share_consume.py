@@ -176,7 +176,7 @@ async def _warn_of_skipped_records(client: Client, group: str, topics: list[str]
         ends = await lag.log_ends(client.admin, unread)
         starts = await skipped_records.read_log_starts(client.admin, unread)
     except ClientError:
-        return  # Whoever may not see this may still consume.
+        return  # A user who may not see this may still consume.
     positions = [lag.Position(p, ends.get(p), ends.get(p), 0) for p in unread]
     for topic, count in skipped_records.count_before(starts, positions).items():
         warn(skipped_records.say_left_behind(group, topic, count, type="share"))

@@ -2,7 +2,7 @@
 
 A group that is new to a partition starts at its end (`share.auto.offset.reset=latest`, as in
 Kafka). Whatever was queued before is left behind, while the group's lag is 0. Once a group has a
-position, nobody can tell records that it has completed from those that it has never seen: sentences
+position, records that it has completed and records that it has never seen look the same. Sentences
 about them have to say so.
 """
 

@@ -306,8 +306,8 @@ def _causes_of_queue(sample: Sample, queue: Queue, holdings: Holdings | None) ->
 
 
 def describe_skipped(sample: Sample, group: str) -> list[str]:
-    """Return sentences on records before the start of a group that, as far as the brokers know, has
-    acquired nothing. Commands are in backquotes.
+    """Return sentences on records before the start of a group that has acquired nothing since its
+    brokers loaded it. Commands are in backquotes.
 
     A group with a lag has something else to do first, and a console of many queues has no place for
     a hint on each.

@@ -37,7 +37,7 @@ class Sample:
     topics to the number of records. `oldest_ms` is the timestamp of the record at a group's start
     offset, of partitions with lag where it is known. `problems` are sentences about what could not
     be read; the sample then has the earlier values or none. `log_starts` are the start offsets of
-    logs in which a share group has a position and, as far as brokers know, has acquired nothing.
+    logs in which a share group has acquired nothing since a broker loaded it.
     """
 
     at_ms: int
