@@ -26,8 +26,16 @@ if TYPE_CHECKING:
     from networks import Network
 
 #: A busy machine is slow.
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 240.0
 CLUSTER_ID = "tests-cluster"
+#: With these configs a stalled machine elects no other leader. Brokers see at once that one has
+#: ended, by its connections. Only these timeouts, which are longer than any wait of a test, reveal
+#: one that is frozen or cut off; a test of that sets its own.
+CALM = {
+    "broker.session.timeout.ms": "100000",
+    "controller.quorum.fetch.timeout.ms": "120000",
+    "replica.lag.time.max.ms": "100000",
+}
 
 
 class ShoalCluster:
@@ -158,7 +166,7 @@ class ShoalCluster:
         host, _, port = addresses[id].rpartition(":")
 
         async def main() -> Any:
-            given = {**self.client, "request.timeout.ms": "20000"}
+            given = {**self.client, "request.timeout.ms": "60000"}
             settings = Settings.of(addresses[id], given)
             connection: Connection = await connect(settings, (host, int(port)))
             try:

@@ -395,8 +395,8 @@ test_clients_and_brokers_have_listeners_of_their_own controller.listener.names
 test_clients_and_brokers_have_listeners_of_their_own controller.quorum.bootstrap.servers
 test_a_listener_needs_a_security_protocol listener.security.protocol.map
 
-cluster/test_quorum.py
-test_a_cluster_with_controllers_of_its_own process.roles=roles
+cluster/test_growth.py
+test_internal_topics_grow_and_outlive_the_broker_that_had_them_alone process.roles=ROLES
 
 cluster/test_host.py
 test_replicas_share_no_host_and_a_dead_broker_comes_back shoal.brokers.per.host=--brokers-per-host

@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from conditions import ceiling, eventually, standstills
+from conditions import eventually
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from fault_clients import GroupMember, ShareMember, TransactionalWriter, Worker, Writer
@@ -25,14 +25,6 @@ TOPIC = "work"
 PARTITIONS = 3
 #: Ends a hang.
 HANG_S = 90.0
-#: How long a team may need for five results after a fault of this kind, in seconds. A killed
-#: broker's connections close, and `docs/performance.md` claims 0.7 s until the next write. Only
-#: timeouts reveal a frozen one: its session of 6 s, and the 6 s that a client waits for a response.
-PROGRESS_S = {"kill": 5.0, "restart": 5.0, "freeze": 15.0}
-#: Teams whose coordinator may be frozen need both timeouts in turn, and then the session of a
-#: member that could not leave, 10 s.
-COORDINATED = (GroupMember, TransactionalWriter)
-COORDINATED_FREEZE_S = 30.0
 SHARE = {
     "share.auto.offset.reset": "earliest",
     "share.isolation.level": "read_committed",
@@ -46,13 +38,6 @@ class Fault(NamedTuple):
 
     how: str
     role: str
-
-
-def most_s(worker: Worker, faults: Sequence[Fault]) -> float:
-    """Return how long a worker's team may make no progress after these faults."""
-    if isinstance(worker, COORDINATED) and any(fault.how == "freeze" for fault in faults):
-        return COORDINATED_FREEZE_S
-    return max(PROGRESS_S[fault.how] for fault in faults)
 
 
 class Run:
@@ -90,9 +75,8 @@ class Run:
             worker.start()
         self.all_get_on()
 
-    def all_get_on(self, *faults: Fault) -> None:
-        """Check that every producer, the group and the share group make progress from now on, as
-        soon as they should after these faults."""
+    def all_get_on(self) -> None:
+        """Check that every producer, the group and the share group make progress from now on."""
 
         def done(team: list[Worker]) -> int:
             return sum(worker.done for worker in team)
@@ -108,18 +92,11 @@ class Run:
             assert not still, f"no progress: {', '.join(map(str, still))}"
             return True
 
-        quiet = ceiling(1.0)
-        with standstills() as stood_still_s:
-            try:
-                eventually(on, timeout_s=HANG_S)
-            except AssertionError as error:
-                error.add_note(self.partitions())
-                raise
-            # The machine may have been busier at the beginning.
-            for worker, waited_s in waited.items() if faults else ():
-                limit_s = most_s(worker, faults)
-                limit_s = max(ceiling(limit_s, stood_still_s()), quiet * limit_s)
-                assert waited_s < limit_s, f"{worker} waited for {waited_s:.1f} s after {faults}"
+        try:
+            eventually(on, timeout_s=HANG_S)
+        except AssertionError as error:
+            error.add_note(self.partitions())
+            raise
         if waited:
             print("  waited for", {str(w): f"{s:.1f} s" for w, s in waited.items()})
 
@@ -163,7 +140,7 @@ class Run:
                     self.back(id, since)
                     cluster.nodes[id].start()
             if any(one.how != "restart" for one in faults):
-                self.all_get_on(*faults)
+                self.all_get_on()
         finally:
             for id in frozen:
                 self.back(id, since)
@@ -172,7 +149,7 @@ class Run:
             if how == "kill":
                 self.back(id, since)
                 cluster.nodes[id].start()
-        self.recover(*faults)
+        self.recover()
         named = ", ".join(
             f"{how} {role} (broker {id})" for id, (how, role) in zip(victims, faults, strict=True)
         )
@@ -182,10 +159,10 @@ class Run:
         """Record the time at which a broker is restarted or thawed."""
         self.history.outages.append(Outage(id, since[id], time.monotonic()))
 
-    def recover(self, *faults: Fault) -> None:
+    def recover(self) -> None:
         """Wait, after all faults, until all replicas are in sync and all clients make progress."""
         eventually(self.in_sync, timeout_s=HANG_S, what="not all replicas are in sync")
-        self.all_get_on(*faults)
+        self.all_get_on()
 
     def in_sync(self) -> bool:
         """Return whether every broker reports all replicas in sync."""

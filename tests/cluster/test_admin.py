@@ -6,14 +6,16 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from cluster.test_quorum import create
-from clusters import ShoalCluster, running
+from clusters import CALM, ShoalCluster, running
 from conditions import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: Time for the controller to write records that no other voter takes, before it resigns.
-PATIENT = {"controller.quorum.fetch.timeout.ms": "4000"}
+#: Time for the controller to write records that no other voter takes, before it resigns. Voters
+#: that are restarted have the default, so that they elect another one soon.
+FETCH_TIMEOUT = "controller.quorum.fetch.timeout.ms"
+PATIENT = {FETCH_TIMEOUT: CALM[FETCH_TIMEOUT]}
 
 
 def test_a_topic_asked_of_a_controller_that_is_deposed_is_made(tmp_path: Path) -> None:
@@ -34,6 +36,7 @@ def test_a_topic_asked_of_a_controller_that_is_deposed_is_made(tmp_path: Path) -
         cluster.freeze(old)
         for id in others:
             cluster.nodes[id].kill9()
+            del cluster.nodes[id].configs[FETCH_TIMEOUT]
         cluster.start(others)
         new = cluster.controller(but=old)
         assert new in others

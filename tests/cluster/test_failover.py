@@ -1,6 +1,8 @@
-"""How long a cluster is unavailable when a broker is killed, and that a share group continues.
+"""A cluster whose brokers are killed or restarted: writes and a share group continue.
 
-`-s` shows the times: without acknowledged writes, and until a share group delivers again.
+The sessions of brokers are longer than these tests wait, so what continues has seen the end of a
+connection. `-s` shows the times without acknowledged writes, and until a share group delivers
+again; `make bench-cluster` measures them.
 """
 
 from __future__ import annotations
@@ -12,9 +14,10 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from cluster.test_replication import CONFIGS, PARTITIONS
+from cluster.test_replication import CALM_CONFIGS, PARTITIONS, Writer, check
 from clusters import ShoalCluster, running
-from conditions import ceiling, eventually_async, standstills
+from conditions import eventually_async
+from fault_clients import PACE_S
 from shoal.client.client import Client
 from shoal.client.configs import ConfigChange, Resource, ResourceType
 from shoal.client.errors import ClientError, expect
@@ -26,18 +29,13 @@ from shoal.server.cluster.unreachable_leaders import PATIENCE_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-#: Ends a hang. It is not a limit on speed.
+#: Ends a hang. It is not a limit on speed, and shorter than the session of a broker.
 HANG_S = 90.0
-#: Three times the claims of `docs/performance.md`: 0.7 s without writes, whatever broker is killed,
-#: and 0.5 s until a share group gets records that were written after the kill.
-WRITES_S, DELIVERY_S = 2.1, 1.5
-#: A member that leaves gives up after `LEAVE_MS`.
-LEAVE_S = 1.5 * LEAVE_MS / 1000
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalCluster]:
-    with running(ShoalCluster(tmp_path_factory.mktemp("cluster"), configs=CONFIGS)) as found:
+    with running(ShoalCluster(tmp_path_factory.mktemp("cluster"), configs=CALM_CONFIGS)) as found:
         yield found
 
 
@@ -50,13 +48,13 @@ class Load:
         self.written_at: list[float] = []
         self.delivered_at: list[tuple[float, int]] = []
         self._client, self._topic, self._group = client, topic, group
-        self._writing = self._reading = True
+        self._written, self._reading = asyncio.Event(), True
         self._tasks = [asyncio.ensure_future(self._write()), asyncio.ensure_future(self._read())]
 
     async def _write(self) -> None:
         n = 0
         async with self._client.producer() as producer:
-            while self._writing:
+            while not self._written.is_set():
                 value, partition = b"%d" % n, n % PARTITIONS
                 sent = await producer.send(self._topic, value, partition=partition)
                 with contextlib.suppress(ClientError):
@@ -64,6 +62,8 @@ class Load:
                     self.acknowledged[value] = (partition, done.offset)
                     self.written_at.append(time.monotonic())
                 n += 1
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._written.wait(), PACE_S)
 
     async def _read(self) -> None:
         while self._reading:
@@ -89,7 +89,7 @@ class Load:
 
     async def settle(self) -> None:
         """Stop writing, and wait until every acknowledged record is delivered."""
-        self._writing = False
+        self._written.set()
         await self._tasks[0]
         await self.until(lambda: self.acknowledged.keys() <= self.delivered.keys(), "undelivered")
         self._reading = False
@@ -158,11 +158,8 @@ def test_writes_and_a_share_group_go_on(cluster: ShoalCluster, role: str) -> Non
             await loop.run_in_executor(None, cluster.nodes[victim].start)
             return pause, max(since.values()) - killed
 
-    with standstills() as stood_still_s:
-        pause_s, delivered_s = asyncio.run(main())
-        print(f"\n{role}: {pause_s:.2f} s without writes; delivered after {delivered_s:.2f} s")
-        assert pause_s < ceiling(WRITES_S, stood_still_s())
-        assert delivered_s < ceiling(DELIVERY_S, stood_still_s())
+    pause_s, delivered_s = asyncio.run(main())
+    print(f"\n{role}: {pause_s:.2f} s without writes; delivered after {delivered_s:.2f} s")
 
 
 def test_a_range_is_read_from_the_next_leader(cluster: ShoalCluster) -> None:
@@ -185,21 +182,20 @@ def test_a_range_is_read_from_the_next_leader(cluster: ShoalCluster) -> None:
             began = time.monotonic()
             await loop.run_in_executor(None, cluster.nodes[victim].kill9)
             try:
-                assert await read(client, topic) == [b"v"]
+                async with asyncio.timeout(HANG_S):
+                    assert await read(client, topic) == [b"v"]
                 return time.monotonic() - began
             finally:
                 await loop.run_in_executor(None, cluster.nodes[victim].start)
 
-    with standstills() as stood_still_s:
-        took_s = asyncio.run(main())
-        print(f"\nread again after {took_s:.2f} s")
-        assert took_s < ceiling(WRITES_S, stood_still_s())
+    print(f"\nread again after {asyncio.run(main()):.2f} s")
 
 
 def test_a_member_that_leaves_while_its_coordinator_dies_is_removed(cluster: ShoalCluster) -> None:
-    """It would stay a member for its session, 45 s, with a share of the partitions."""
+    """It would stay a member for its session, 45 s, with a share of the partitions. It gives up
+    after `LEAVE_MS`."""
 
-    async def main() -> float:
+    async def main() -> None:
         async with Client(cluster.bootstrap) as client:
             topic, group = await prepared(client)
             member = await client.share(group, [topic])
@@ -208,22 +204,28 @@ def test_a_member_that_leaves_while_its_coordinator_dies_is_removed(cluster: Sho
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(None, cluster.nodes[victim].kill9)
             began = time.monotonic()
-            await member.close()
+            async with asyncio.timeout(HANG_S):
+                await member.close()
             closed_s = time.monotonic() - began
             try:
                 found = expect(await client.admin.groups.describe_share([group]))[group]
                 assert not found.members or closed_s >= LEAVE_MS / 1000, closed_s
             finally:
                 await loop.run_in_executor(None, cluster.nodes[victim].start)
-            return closed_s
 
-    closed_s = asyncio.run(main())
-    print(f"\nclosed in {closed_s:.2f} s")
-    assert closed_s < ceiling(LEAVE_S)
+    asyncio.run(main())
 
 
-def test_a_rolling_restart_delivers_nothing_twice(cluster: ShoalCluster) -> None:
-    """A broker that stops lets members settle their records before others lead."""
+def test_a_rolling_restart_delivers_nothing_twice_and_costs_no_error(cluster: ShoalCluster) -> None:
+    """A broker that stops lets members settle their records before others lead. Beside them, a
+    producer of librdkafka sees no error."""
+    name = f"topic-{time.monotonic_ns()}"
+
+    async def create() -> None:
+        async with Client(cluster.bootstrap) as client:
+            expect(await client.admin.topics.create([NewTopic(name, PARTITIONS)]))
+
+    asyncio.run(create())
 
     async def main() -> dict[bytes, int]:
         async with Client(cluster.bootstrap) as client:
@@ -238,4 +240,8 @@ def test_a_rolling_restart_delivers_nothing_twice(cluster: ShoalCluster) -> None
             await load.settle()
             return {v: n for v, n in load.delivered.items() if n > 1}
 
-    assert asyncio.run(main()) == {}
+    with Writer(cluster, name) as writer:
+        writer.more(50)
+        assert asyncio.run(main()) == {}
+        writer.more(50)
+    check(cluster, name, writer)

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from cluster.test_failover import prepared
-from clusters import ShoalCluster
+from clusters import CALM, ShoalCluster
 from conditions import eventually
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from shoal.client.client import Client
@@ -17,12 +17,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ROLES = {1: "controller", 2: "broker", 3: "broker", 4: "broker"}
-CONFIGS = {
+CONFIGS = CALM | {
     "offsets.topic.num.partitions": "6",
     "share.coordinator.state.topic.num.partitions": "6",
     "transaction.state.log.num.partitions": "6",
     "leader.imbalance.check.interval.seconds": "1",
-    "broker.session.timeout.ms": "6000",
 }
 COMMITTED = 7
 
@@ -46,6 +45,10 @@ def test_internal_topics_grow_and_outlive_the_broker_that_had_them_alone(tmp_pat
             return leaders == {2, 3, 4} and all(len(p.isr_nodes) == 3 for p in found)
 
         eventually(grown, timeout_s=60, what="the internal topics did not grow")
+        described = cluster.describe_quorum(2)
+        assert described.leader_id == 1
+        assert [v.replica_id for v in described.current_voters] == [1]
+        assert {o.replica_id for o in described.observers} == {2, 3, 4}
         cluster.nodes[2].kill9()
         found = eventually(lambda: committed(cluster, group), what="the coordinator did not move")
         assert found == COMMITTED

@@ -7,7 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 import pytest
-from clusters import ShoalCluster, running
+from clusters import CALM, ShoalCluster, running
 from commands import Shoal
 from conditions import eventually
 from confluent_kafka import AcknowledgeType, KafkaException, ShareConsumer
@@ -27,7 +27,7 @@ GROUP = "held"
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[ShoalCluster]:
-    configs = {"share.coordinator.state.topic.num.partitions": "7"}
+    configs = CALM | {"share.coordinator.state.topic.num.partitions": "7"}
     with running(ShoalCluster(tmp_path, configs=configs)) as started:
         yield started
 

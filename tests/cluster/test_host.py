@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cluster.test_replication import CONFIGS, Writer, check
+from cluster.test_replication import CALM_CONFIGS, Writer, check
 from clusters import CLUSTER_ID, ShoalCluster
 from conditions import eventually
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -47,7 +47,7 @@ class Hosts(ShoalCluster):
         for first in ports:
             own = {"broker.rack": f"host-{first}", "min.insync.replicas": "1"}
             self.nodes[first] = self.node(
-                first, folder / str(first), {**CONFIGS, **own}, "--brokers-per-host=2"
+                first, folder / str(first), {**CALM_CONFIGS, **own}, "--brokers-per-host=2"
             )
 
 
@@ -95,7 +95,8 @@ def alone(folder: Path, *flags: str, metrics: str = "127.0.0.1:0") -> ShoalProce
 
 
 def test_a_single_host(tmp_path: Path) -> None:
-    """A one-host cluster, with the same id when it restarts; the host's name is the rack."""
+    """A one-host cluster, with the same id when it restarts; the host's name is the rack. Its
+    brokers do not outlive it."""
     metrics = free_run(2)
     host = alone(tmp_path, metrics=f"127.0.0.1:{metrics}")
     first = host.bootstrap
@@ -106,7 +107,7 @@ def test_a_single_host(tmp_path: Path) -> None:
         return cluster.metadata(1)
 
     ids = set()
-    for _ in range(2):
+    for turn in range(2):
         host.bootstrap = first
         host.start()
         found = eventually(lambda: m if len((m := described()).brokers) == 2 else None)
@@ -116,17 +117,15 @@ def test_a_single_host(tmp_path: Path) -> None:
         for number in range(2):
             host.metrics_url = f"http://127.0.0.1:{metrics + number}"
             assert host.metric("process_resident_memory_bytes") > 0
-        assert host.stop() == 0
+        started = [Path("/proc", str(pid)) for pid in pids(host).values()]
+        assert len(started) == 2
+        if turn == 0:
+            assert host.stop() == 0
+        else:
+            host.kill9()
+            eventually(lambda left=started: not any(process.exists() for process in left))
     assert len(ids) == 1
     assert CLUSTER_ID not in ids
-
-
-def test_brokers_do_not_outlive_their_host(tmp_path: Path) -> None:
-    host = alone(tmp_path).start()
-    found = pids(host)
-    assert len(found) == 2
-    host.kill9()
-    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in found.values()))
 
 
 def test_a_broker_that_does_not_start_ends_the_whole(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cluster.test_replication import CONFIGS
+from cluster.test_replication import CALM_CONFIGS
 from clusters import ShoalCluster, running
 from conditions import eventually
 from confluent_kafka import Producer
@@ -45,7 +45,7 @@ SESSION = {
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalCluster]:
     folder = tmp_path_factory.mktemp("individual")
-    with running(ShoalCluster(folder, configs=CONFIGS | SESSION)) as found:
+    with running(ShoalCluster(folder, configs=CALM_CONFIGS | SESSION)) as found:
         yield found
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cluster.test_individual_commit import SESSION
-from cluster.test_replication import CONFIGS
+from cluster.test_replication import CALM_CONFIGS
 from clusters import ShoalCluster, running
 from conditions import eventually
 from confluent_kafka import Producer
@@ -35,7 +35,7 @@ CHANGES_S = float(os.environ.get("SHOAL_KEY_RANGES_S", "60"))
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[ShoalCluster]:
-    with running(ShoalCluster(tmp_path, configs=CONFIGS | SESSION)) as found:
+    with running(ShoalCluster(tmp_path, configs=CALM_CONFIGS | SESSION)) as found:
         yield found
 
 

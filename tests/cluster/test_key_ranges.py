@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cluster.test_replication import CONFIGS
+from cluster.test_replication import CALM_CONFIGS
 from clusters import ShoalCluster, running
 from conditions import eventually
 from confluent_kafka import KafkaException, Producer
@@ -85,7 +85,7 @@ async def ends(client: Client) -> dict[TopicPartition, int]:
 @pytest.mark.nightly
 def test_leaders_are_killed(tmp_path: Path) -> None:
     """Each committed record is read once, and the records of a key by one reader in order."""
-    with running(ShoalCluster(tmp_path, configs=CONFIGS)) as cluster:
+    with running(ShoalCluster(tmp_path, configs=CALM_CONFIGS)) as cluster:
         on_cluster(cluster, create)
         readers = Readers(cluster.bootstrap)
         readers.start()

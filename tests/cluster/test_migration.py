@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 import pytest
 from certificates import Authority, Stores
-from cluster.test_replication import CONFIGS
+from cluster.test_replication import CALM_CONFIGS
 from clusters import ShoalCluster
 from conditions import eventually
 from confluent_kafka import AcknowledgeType, KafkaException, Producer, ShareConsumer
@@ -59,7 +59,7 @@ class Migrating(ShoalCluster):
         """Prepare a node. `quorum` are its listeners for controllers; nodes connect to the first
         one of others."""
         configs = {
-            **CONFIGS,
+            **CALM_CONFIGS,
             **self._identities[id],
             "ssl.client.auth": "required",
             "listener.security.protocol.map": PROTOCOLS,

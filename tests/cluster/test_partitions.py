@@ -20,7 +20,7 @@ import networks
 import pytest
 from cluster.test_replication import CONFIGS
 from clusters import ShoalCluster, running
-from conditions import ceiling, eventually
+from conditions import eventually
 from fault_clients import GroupMember
 from fault_runs import TOPIC, Run
 from histories import Outage
@@ -39,9 +39,6 @@ if TYPE_CHECKING:
 
 #: How long a broker may try what it must not acknowledge.
 PATIENCE_MS = 3_000
-#: Until all replicas are in sync again: a session's time to give up a dead connection, and some
-#: time to catch up. TCP alone would take as long again as the partition lasted.
-BACK_S = 15.0
 #: Partitions of __consumer_offsets.
 OFFSETS = int(CONFIGS["offsets.topic.num.partitions"])
 
@@ -173,7 +170,6 @@ class Cut:
         back_s = time.monotonic() - healed
         self.run.recover()
         print(f"{what} (broker {id}): {healed - began:.1f} s and {back_s:.1f} s", flush=True)
-        assert back_s < ceiling(BACK_S)
 
     def asked(self, id: int, api_key: ApiKey, fields: dict[str, Any]) -> Any:
         """Return the broker's response, or None without one."""
@@ -207,31 +203,39 @@ class Cut:
         assert answer is None or answer.topics[0].error_code is not ErrorCode.none, answer
 
 
-def test_a_broker_that_is_cut_off_acknowledges_nothing_and_the_others_continue(
-    tmp_path: Path, network: Network
-) -> None:
+@pytest.fixture
+def cut(tmp_path: Path, network: Network) -> Iterator[Cut]:
+    """A run of clients, whose history is judged at the end."""
     with (
         network.clients(),
         running(ShoalCluster(tmp_path, configs=CONFIGS, network=network)) as cluster,
     ):
-        cut = Cut(network, cluster)
-        cut.run.prepare()
+        found = Cut(network, cluster)
+        found.run.prepare()
+        yield found
+        found.run.judge()
 
-        leader = cut.leader()
-        led = [p.partition_index for p in cluster.topic(leader, TOPIC) if p.leader_id == leader]
-        with cut.off("a leader", leader):
-            cut.acknowledges_no_write(leader, led)
-        controller = cluster.controller()
-        with cut.off("the controller", controller):
-            cut.makes_no_topic(controller)
-            asked = cut.others(controller)[0]
-            assert cluster.controller(asked=asked, but=controller) != controller
-        leader = cut.leader()
-        with cut.off("what a leader sends", leader, *((leader, id) for id in cut.others(leader))):
-            pass
-        controller = cluster.controller()
-        cut.coordinates(controller)
-        sent = [(id, controller) for id in cut.others(controller)]
-        with cut.off("what the controller is sent", controller, *sent):
-            pass
-        cut.run.judge()
+
+def test_a_broker_that_is_cut_off_acknowledges_nothing_and_the_others_continue(cut: Cut) -> None:
+    cluster, leader = cut.cluster, cut.leader()
+    led = [p.partition_index for p in cluster.topic(leader, TOPIC) if p.leader_id == leader]
+    with cut.off("a leader", leader):
+        cut.acknowledges_no_write(leader, led)
+    controller = cluster.controller()
+    with cut.off("the controller", controller):
+        cut.makes_no_topic(controller)
+        asked = cut.others(controller)[0]
+        assert cluster.controller(asked=asked, but=controller) != controller
+
+
+@pytest.mark.nightly
+def test_the_others_continue_without_the_traffic_of_one_direction(cut: Cut) -> None:
+    """The simulations of clusters lose such traffic in each run."""
+    leader = cut.leader()
+    with cut.off("what a leader sends", leader, *((leader, id) for id in cut.others(leader))):
+        pass
+    controller = cut.cluster.controller()
+    cut.coordinates(controller)
+    sent = [(id, controller) for id in cut.others(controller)]
+    with cut.off("what the controller is sent", controller, *sent):
+        pass

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import seeding
-from cluster.test_replication import CONFIGS
+from cluster.test_replication import CALM_CONFIGS
 from clusters import ShoalCluster, running
 from conditions import eventually
 from confluent_kafka import Consumer, KafkaException, Producer
@@ -53,7 +53,7 @@ pytestmark = [
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[ShoalCluster]:
-    with running(ShoalCluster(tmp_path, configs=CONFIGS | OF_GROUPS)) as found:
+    with running(ShoalCluster(tmp_path, configs=CALM_CONFIGS | OF_GROUPS)) as found:
         yield found
 
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
-from cluster.test_replication import CONFIGS
+from cluster.test_replication import CALM_CONFIGS
 from clusters import ShoalCluster, running
 from conditions import eventually
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -26,7 +26,7 @@ RECORDS = 200
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalCluster]:
-    configs = {**CONFIGS, "replica.selector.class": SELECTOR}
+    configs = {**CALM_CONFIGS, "replica.selector.class": SELECTOR}
     folder = tmp_path_factory.mktemp("cluster")
     with running(ShoalCluster(folder, configs=configs, racks="abc")) as found:
         eventually(lambda: len(found.metadata(1).brokers) == 3)

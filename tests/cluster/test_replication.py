@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from clusters import ShoalCluster, running
-from conditions import ceiling, eventually
+from clusters import CALM, ShoalCluster, running
+from conditions import eventually
 from confluent_kafka import (
     Consumer,
     KafkaError,
@@ -27,6 +26,7 @@ from wireclient import WireClient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from uuid import UUID
 
 PARTITIONS = 3
 CONFIGS = {
@@ -40,14 +40,14 @@ CONFIGS = {
     "share.coordinator.state.topic.num.partitions": "4",
     "transaction.state.log.num.partitions": "4",
 }
-#: A frozen broker is fenced after its session of 6 s.
-FROZEN_S = 9.0
+#: For tests that freeze no broker and cut none off.
+CALM_CONFIGS = CONFIGS | CALM
 _names = (f"topic-{n}" for n in itertools.count())
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalCluster]:
-    with running(ShoalCluster(tmp_path_factory.mktemp("cluster"), configs=CONFIGS)) as found:
+    with running(ShoalCluster(tmp_path_factory.mktemp("cluster"), configs=CALM_CONFIGS)) as found:
         yield found
 
 
@@ -192,36 +192,6 @@ def test_nothing_is_lost_when_leaders_are_killed(cluster: ShoalCluster, topic: s
             assert cluster.topic(other, topic)[0].leader_id != victim
             cluster.nodes[victim].start()
             eventually(lambda o=other: in_sync(cluster, o, topic), timeout_s=90)
-            writer.more(100)
-    check(cluster, topic, writer)
-
-
-def test_a_frozen_leader_is_replaced_and_comes_back_as_a_follower(
-    cluster: ShoalCluster, topic: str
-) -> None:
-    with Writer(cluster, topic) as writer:
-        writer.more(200)
-        victim = cluster.topic(1, topic)[0].leader_id
-        other = next(id for id in cluster.brokers if id != victim)
-        frozen_at = time.monotonic()
-        cluster.freeze(victim)
-        try:
-            eventually(lambda: cluster.topic(other, topic)[0].leader_id != victim, timeout_s=60)
-            assert time.monotonic() - frozen_at < ceiling(FROZEN_S)
-            writer.more(200)
-        finally:
-            cluster.thaw(victim)
-        eventually(lambda: in_sync(cluster, other, topic), timeout_s=90)
-        writer.more(100)
-    check(cluster, topic, writer)
-
-
-def test_a_rolling_restart_costs_no_client_an_error(cluster: ShoalCluster, topic: str) -> None:
-    with Writer(cluster, topic) as writer:
-        writer.more(200)
-        for id in cluster.brokers:
-            cluster.nodes[id].restart()
-            eventually(lambda i=id: in_sync(cluster, i, topic), timeout_s=90)
             writer.more(100)
     check(cluster, topic, writer)
 
@@ -404,3 +374,62 @@ def test_a_follower_compares_leader_epochs_before_it_refuses(
             ErrorCode.not_leader_or_follower,
             ErrorCode.unknown_leader_epoch,
         ]
+
+
+# Share fetches at non-leaders. librdkafka asks for metadata after NOT_LEADER_OR_FOLLOWER. After
+# UNKNOWN_TOPIC_OR_PARTITION it waits for its next refresh, minutes later.
+
+LEADER, FOLLOWER, OTHER = 1, 2, 3
+SHARED = "shared"
+
+
+@pytest.fixture(scope="module")
+def topic_id(cluster: ShoalCluster) -> UUID:
+    """A topic of one partition; `OTHER` has no replica."""
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    new = NewTopic(SHARED, 1, replica_assignment=[[LEADER, FOLLOWER]])
+    admin.create_topics([new])[SHARED].result(60)
+    assert cluster.on_all(SHARED, cluster.brokers)[0].leader_id == LEADER
+    (found,) = [t.topic_id for t in cluster.metadata(LEADER).topics if t.name == SHARED]
+    return found
+
+
+def share_fetch(cluster: ShoalCluster, broker: int, topic_id: UUID, index: int) -> Any:
+    partition = {"partition_index": index, "acknowledgement_batches": []}
+    body = {
+        "group_id": "g",
+        "member_id": "m",
+        "share_session_epoch": 0,
+        "max_wait_ms": 0,
+        "min_bytes": 1,
+        "max_bytes": 1 << 20,
+        "max_records": 10,
+        "batch_size": 10,
+        "share_acquire_mode": 0,
+        "is_renew_ack": False,
+        "topics": [{"topic_id": topic_id, "partitions": [partition]}],
+        "forgotten_topics_data": [],
+    }
+    return cluster.ask(broker, ApiKey.SHARE_FETCH, body)
+
+
+@pytest.mark.parametrize("asked", [FOLLOWER, OTHER])
+def test_a_broker_that_does_not_lead_a_share_partition_names_the_leader(
+    cluster: ShoalCluster, topic_id: UUID, asked: int
+) -> None:
+    answer = share_fetch(cluster, asked, topic_id, 0)
+    (row,) = answer.responses[0].partitions
+    assert row.error_code == ErrorCode.not_leader_or_follower
+    epoch = cluster.topic(LEADER, SHARED)[0].leader_epoch
+    assert (row.current_leader.leader_id, row.current_leader.leader_epoch) == (LEADER, epoch)
+    found = [(e.node_id, f"{e.host}:{e.port}") for e in answer.node_endpoints]
+    assert found == [(LEADER, cluster.addresses[LEADER])]
+
+
+def test_a_share_partition_that_does_not_exist_is_unknown(
+    cluster: ShoalCluster, topic_id: UUID
+) -> None:
+    answer = share_fetch(cluster, OTHER, topic_id, 1)
+    (row,) = answer.responses[0].partitions
+    assert row.error_code == ErrorCode.unknown_topic_or_partition
+    assert not answer.node_endpoints

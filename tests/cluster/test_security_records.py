@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from clusters import ShoalCluster, running
+from clusters import CALM, ShoalCluster, running
 from conditions import eventually
 from ports import free_ports, free_run
 from sasl_dialogue import Dialogue
@@ -92,7 +92,7 @@ class Releases:
 @pytest.fixture
 def older(tmp_path: Path) -> Iterator[tuple[ShoalCluster, Releases]]:
     """Three nodes of the older release."""
-    cluster = ShoalCluster(tmp_path)
+    cluster = ShoalCluster(tmp_path, configs=CALM)
     releases = Releases(cluster, tmp_path)
     with running(cluster):
         yield cluster, releases
@@ -134,7 +134,7 @@ def test_brokers_are_upgraded_one_after_the_other(older: tuple[ShoalCluster, Rel
 def test_controllers_are_upgraded_one_after_the_other(tmp_path: Path) -> None:
     """The controller asks voters that are no brokers, as only brokers register."""
     roles = {1: "controller", 2: "controller", 3: "controller", 4: "broker"}
-    cluster = ShoalCluster(tmp_path, 4, roles=roles)
+    cluster = ShoalCluster(tmp_path, 4, configs=CALM, roles=roles)
     releases = Releases(cluster, tmp_path)
     with running(cluster):
         leader = cluster.controller()
@@ -160,7 +160,7 @@ def test_controllers_are_upgraded_one_after_the_other(tmp_path: Path) -> None:
 
 def test_first_users_of_a_cluster(tmp_path: Path) -> None:
     """All controllers get the same users. The first that leads creates them, once."""
-    cluster = ShoalCluster(tmp_path)
+    cluster = ShoalCluster(tmp_path, configs=CALM)
     for node in cluster.nodes.values():
         node.environment["SHOAL_ADD_SCRAM"] = USERS
     with running(cluster):

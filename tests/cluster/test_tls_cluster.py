@@ -10,8 +10,8 @@ import captures
 import pytest
 from certificates import Authority, Stores
 from cluster.test_migration import Worker
-from cluster.test_replication import CONFIGS, PARTITIONS
-from clusters import ShoalCluster
+from cluster.test_replication import CALM_CONFIGS, PARTITIONS
+from clusters import ShoalCluster, running
 from conditions import eventually
 from confluent_kafka import Consumer, Producer
 from machine import lacking
@@ -40,7 +40,7 @@ class Secured(ShoalCluster):
         super().__init__(
             folder,
             configs={
-                **CONFIGS,
+                **CALM_CONFIGS,
                 "ssl.client.auth": "required",
                 "shoal.ssl.reload.interval.ms": "200",
                 **more,
@@ -68,13 +68,20 @@ class Secured(ShoalCluster):
         }
 
 
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    """Each test restarts the nodes that it kills, and changes no certificates."""
+    with running(Secured(tmp_path_factory.mktemp("cluster"))) as found:
+        assert isinstance(found, Secured)
+        yield found
+
+
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Secured]:
-    found = Secured(tmp_path)
-    try:
-        yield found.start()
-    finally:
-        found.stop()
+def renewing(tmp_path: Path) -> Iterator[Secured]:
+    """A cluster whose certificates a test changes."""
+    with running(Secured(tmp_path)) as found:
+        assert isinstance(found, Secured)
+        yield found
 
 
 def new_topic(cluster: Secured) -> str:
@@ -247,8 +254,9 @@ def test_no_record_leaves_in_clear_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_a_broker_is_killed_while_it_loads_certificates(cluster: Secured) -> None:
+def test_a_broker_is_killed_while_it_loads_certificates(renewing: Secured) -> None:
     """Its files change all the time. It starts again with what is there, and nothing is lost."""
+    cluster = renewing
     topic = new_topic(cluster)
     writer, over = Writer(cluster, topic), threading.Event()
 
@@ -289,9 +297,10 @@ def test_a_broker_is_killed_while_it_loads_certificates(cluster: Secured) -> Non
     read(cluster, topic, writer.acknowledged)
 
 
-def test_certificates_are_renewed_under_load(cluster: Secured) -> None:
+def test_certificates_are_renewed_under_load(renewing: Secured) -> None:
     """New leaf certificates, then another authority in three phases: no produce fails, and no
     broker restarts. A client of librdkafka keeps the certificates that it began with."""
+    cluster = renewing
     topic = new_topic(cluster)
     old, new = cluster.authority, Authority("New CA")
     both = old.pem + new.pem
@@ -359,7 +368,7 @@ def test_nodes_log_in_to_each_other(tmp_path: Path) -> None:
     cluster = ShoalCluster(
         tmp_path,
         configs={
-            **CONFIGS,
+            **CALM_CONFIGS,
             "sasl.enabled.mechanisms": "PLAIN",
             "sasl.mechanism.inter.broker.protocol": "PLAIN",
             "sasl.mechanism.controller.protocol": "PLAIN",
@@ -393,7 +402,7 @@ def test_a_node_that_could_not_log_in_does_not_start(tmp_path: Path) -> None:
     authority, stores = Authority(), Stores(tmp_path / "stores")
     jaas = "listener.name.sasl_ssl.plain.sasl.jaas.config"
     whole = {
-        **CONFIGS,
+        **CALM_CONFIGS,
         **stores.configs(authority.issue("node"), authority),
         "sasl.enabled.mechanisms": "PLAIN",
         "sasl.mechanism.inter.broker.protocol": "PLAIN",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cluster.test_migration import Jobs, Worker, go_on
-from cluster.test_replication import CONFIGS
+from cluster.test_replication import CALM_CONFIGS
 from clusters import ShoalCluster
 from conditions import eventually
 from earlier_tree import NoHistory, before_security, extract
@@ -44,7 +44,7 @@ def earlier(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cluster(tmp_path: Path, earlier: Path) -> Iterator[ShoalCluster]:
-    found = ShoalCluster(tmp_path / "nodes", configs=CONFIGS)
+    found = ShoalCluster(tmp_path / "nodes", configs=CALM_CONFIGS)
     for node in found.nodes.values():
         node.environment["PYTHONPATH"] = str(earlier)
     try:

@@ -7,8 +7,8 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 from cluster.test_failover import prepared
-from cluster.test_replication import CONFIGS
-from clusters import CLUSTER_ID, ShoalCluster, running
+from cluster.test_replication import CALM_CONFIGS
+from clusters import CALM, CLUSTER_ID, ShoalCluster, running
 from conditions import eventually
 from shoal.client.client import Client
 from shoal.protocol.api import ApiKey
@@ -42,9 +42,9 @@ def change(cluster: ShoalCluster, api_key: ApiKey, id: int, directory: Any, **mo
 
 def test_a_voter_takes_the_place_of_another(tmp_path: Path) -> None:
     """The fourth is added by hand, the first is removed, and then any of the three may stop."""
-    with running(ShoalCluster(tmp_path, configs=CONFIGS)) as cluster:
+    with running(ShoalCluster(tmp_path, configs=CALM_CONFIGS)) as cluster:
         flags = cluster.joining(4)
-        cluster.nodes[4] = cluster.node(4, tmp_path / "4", CONFIGS, *flags).start()
+        cluster.nodes[4] = cluster.node(4, tmp_path / "4", CALM_CONFIGS, *flags).start()
         eventually(lambda: all(directories(cluster).values()), what="directories of all voters")
         joined = eventually(lambda: caught_up(cluster, 4))
         host, _, port = cluster.controllers[4].rpartition(":")
@@ -77,20 +77,21 @@ def test_a_voter_takes_the_place_of_another(tmp_path: Path) -> None:
 
 
 def test_a_controller_joins_automatically(tmp_path: Path) -> None:
-    with running(ShoalCluster(tmp_path, 1)) as cluster:
+    with running(ShoalCluster(tmp_path, 1, configs=CALM)) as cluster:
         flags = cluster.joining(2)
-        join = {"controller.quorum.auto.join.enable": "true"}
+        join = CALM | {"controller.quorum.auto.join.enable": "true"}
         cluster.nodes[2] = cluster.node(2, tmp_path / "2", join, *flags).start()
         eventually(lambda: sorted(rows(cluster, "current_voters")) == [1, 2])
 
 
 def test_a_voter_that_lost_its_disk_votes_again(tmp_path: Path) -> None:
-    """Each of three in turn, the leader too. Without the return of the first, the quorum would be
+    """Each of three in turn, the leader first. Without the return of the first, the quorum would be
     lost after the second."""
-    join = CONFIGS | {"controller.quorum.auto.join.enable": "true"}
+    join = CALM_CONFIGS | {"controller.quorum.auto.join.enable": "true"}
     with running(ShoalCluster(tmp_path, configs=join)) as cluster:
         eventually(lambda: all(directories(cluster).values()), what="directories of all voters")
-        for id in (cluster.controller(), 1, 2, 3):
+        leader = cluster.controller()
+        for id in (leader, *(id for id in cluster.brokers if id != leader)):
             before = directories(cluster)
             cluster.nodes[id].kill9()
             shutil.rmtree(cluster.nodes[id].data_dir)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 import yaml
-from clusters import ShoalCluster, running
+from clusters import CALM, ShoalCluster, running
 from conditions import eventually, eventually_async
 from kube.api_server import STAMP, ApiServer, Crash, CrashPoint, resource
 from shoal.client.client import Client
@@ -52,7 +52,7 @@ CHANGING = ("AlterPartitionReassignments", "IncrementalAlterConfigs", "ElectLead
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalCluster]:
-    with running(ShoalCluster(tmp_path_factory.mktemp("three"))) as cluster:
+    with running(ShoalCluster(tmp_path_factory.mktemp("three"), configs=CALM)) as cluster:
         yield cluster
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from clusters import ShoalCluster, running
+from clusters import CALM, ShoalCluster, running
 from hypothesis import given
 from hypothesis import strategies as st
 from kube.api_server import ApiServer, CrashPoint, resource
@@ -135,7 +135,7 @@ def test_brokers_that_do_not_run_are_waited_for() -> None:
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalCluster]:
-    with running(ShoalCluster(tmp_path_factory.mktemp("three"))) as cluster:
+    with running(ShoalCluster(tmp_path_factory.mktemp("three"), configs=CALM)) as cluster:
         yield cluster
 
 
