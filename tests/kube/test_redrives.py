@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from conditions import eventually_async
 from kube.api_server import ApiServer, CrashPoint
-from servers import ShoalProcess
 from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
 from shoal.client.dead_letters import ERRORS, NOTE
@@ -24,19 +23,13 @@ from shoal_operator.redrives import Redrives
 from shoal_operator.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
 
+    from servers import ShoalProcess
     from shoal.record.records import Record
 
 Manifest = dict[str, Any]
 LETTERS = 30
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalProcess]:
-    process = ShoalProcess(tmp_path_factory.mktemp("broker") / "data").start()
-    yield process
-    process.stop()
 
 
 @pytest.fixture(autouse=True)
@@ -164,8 +157,8 @@ def _resource(kind: str, name: str, spec: Manifest) -> Manifest:
 
 
 @pytest.fixture
-def world(broker: ShoalProcess, request: pytest.FixtureRequest) -> World:
-    world = World(broker, request.node.name.replace("[", ".").replace("]", ""))
+def world(shared_broker: ShoalProcess, request: pytest.FixtureRequest) -> World:
+    world = World(shared_broker, request.node.name.replace("[", ".").replace("]", ""))
     asyncio.run(world.prepare())
     return world
 
@@ -289,9 +282,10 @@ def test_an_operator_may_end_while_a_redrive_ends(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The loop of the Redrives used to continue after another replica had become leader."""
-    stopping, ended = asyncio.Event(), asyncio.Event()
+    begun, stopping, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def run(_: Redrive, *__: object) -> None:
+        begun.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -304,6 +298,9 @@ def test_an_operator_may_end_while_a_redrive_ends(
     async def stop() -> None:
         async with world.operator() as redrives:
             await world.pass_until(redrives, "Redriving")
+            # The status is written first, so that pass may have been cancelled before the run.
+            await redrives.reconcile([])
+            await begun.wait()
             world.change(paused=True)
             world.watch()
             one_pass = asyncio.create_task(redrives.reconcile([]))
