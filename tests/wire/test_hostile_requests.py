@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 import struct
-import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cramjam
@@ -22,14 +23,15 @@ from wireclient import WireClient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
-REQUESTS = 3000
+REQUESTS = 400
+NIGHTLY = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 GROWTH_MB_MAX = 100
 #: All APIs except the one that can slow down every client: the broker would comply.
 APIS = [key for key in HANDLERS if key != ApiKey.ALTER_CLIENT_QUOTAS]
-#: Maximum time of another client's request while a hostile one is handled; generous.
-SERVED_WITHIN_S = 8.0
+#: Maximum CPU time of the broker until another client's request is served while a hostile one is
+#: handled; generous. A busy machine does not lengthen it.
+CPU_S_MAX = 8.0
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +51,20 @@ def connect(broker: ShoalProcess) -> socket.socket:
     return socket.create_connection((host, int(port)), 30)
 
 
+def cpu_s(broker: ShoalProcess) -> float:
+    """Return the CPU time that the broker has used, in seconds."""
+    fields = Path(f"/proc/{broker.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def serves(broker: ShoalProcess) -> float:
-    """Produce and fetch with a good client; return the time that it took, in seconds."""
-    begin = time.monotonic()
+    """Produce and fetch with a good client; return the broker's CPU time until then, in seconds."""
+    begin = cpu_s(broker)
     with WireClient(broker.bootstrap) as good:
         row = good.produce("usual", b"x")
         assert row.error_code == 0
         assert good.fetch("usual", row.base_offset).error_code == 0
-    return time.monotonic() - begin
+    return cpu_s(broker) - begin
 
 
 def failures(broker: ShoalProcess) -> list[str]:
@@ -66,23 +74,27 @@ def failures(broker: ShoalProcess) -> list[str]:
     return ["\n".join(lines[i : i + 40]) for i in begins]
 
 
+@pytest.mark.parametrize("count", [REQUESTS, pytest.param(20 * REQUESTS, marks=NIGHTLY)])
 @pytest.mark.parametrize("mutilated", [0.0, 0.5])
-def test_requests_that_mean_harm(shoal: ShoalProcess, mutilated: float, seed: int) -> None:
+def test_requests_that_mean_harm(
+    shoal: ShoalProcess, mutilated: float, count: int, seed: int
+) -> None:
     """Every API in every version, with extreme and senseless fields, and with damaged frames."""
     rng = random.Random(seed)
     before = shoal.resident_mb()
     with WireClient(shoal.bootstrap) as client:
-        ids = [client.create_topic(f"t{seed}-{int(mutilated * 10)}")]
-    author = Author(rng, [f"t{seed}-{int(mutilated * 10)}", "g1", "g2", "m"], ids)
+        topic = f"t{seed}-{int(mutilated * 10)}-{count}"
+        ids = [client.create_topic(topic)]
+    author = Author(rng, [topic, "g1", "g2", "m"], ids)
     sock = connect(shoal)
-    for number in range(REQUESTS):
+    for number in range(count):
         api = ApiKey(rng.choice(APIS))
         frame = author.request(api, rng.choice(HANDLERS[api].versions), number)
         if rng.random() < mutilated:
             frame = author.mutilated(frame)
         try:
             sock.sendall(frame)
-            sock.settimeout(0.3)  # Some wait for members, some get no response.
+            sock.settimeout(0.1)  # Some wait for members, some get no response.
             alive = bool(sock.recv(1 << 20))
         except TimeoutError:
             alive = False
@@ -92,7 +104,7 @@ def test_requests_that_mean_harm(shoal: ShoalProcess, mutilated: float, seed: in
             sock.close()
             sock = connect(shoal)
     sock.close()
-    assert serves(shoal) < SERVED_WITHIN_S
+    assert serves(shoal) < CPU_S_MAX
     assert not failures(shoal), failures(shoal)[0]
     assert shoal.resident_mb() - before < GROWTH_MB_MAX
 
@@ -138,7 +150,7 @@ def test_arrays_full_of_nothing(shoal: ShoalProcess, name: str, size: int) -> No
     with connect(shoal) as hostile:
         data = before + struct.pack(">i", count) + entry * count + behind
         hostile.sendall(framed(data))
-        assert serves(shoal) < SERVED_WITHIN_S
+        assert serves(shoal) < CPU_S_MAX
         hostile.settimeout(30)
         answer = hostile.recv(1)
         assert answer == b"" or size < 1 << 20, "this many entries are refused"
@@ -200,7 +212,7 @@ def test_compression_bombs(shoal: ShoalProcess, codec: str) -> None:
             answer = client.produce(topic, records=data)
             assert answer.error_code in (0, 2, 87), answer
             assert answer.error_code != 0 or name != "compacted"
-    assert serves(shoal) < SERVED_WITHIN_S
+    assert serves(shoal) < CPU_S_MAX
     assert shoal.resident_mb() - memory_mb < GROWTH_MB_MAX
     assert not failures(shoal)
 
@@ -218,7 +230,7 @@ def test_acknowledgements_of_more_than_there_is(shoal: ShoalProcess) -> None:
         written = {"partition": 0, "start_offset": 0, "state_batches": [state] * 1000}
         topics = [{"topic_id": topic_id, "partitions": [written]}]
         client.call(ApiKey.WRITE_SHARE_GROUP_STATE, 0, {"group_id": "vast", "topics": topics})
-    assert serves(shoal) < SERVED_WITHIN_S
+    assert serves(shoal) < CPU_S_MAX
     assert not failures(shoal)
 
 
@@ -236,7 +248,7 @@ def test_connections_that_trickle(tmp_path: Path) -> None:
             for sock in loris:
                 sock.send(begun[at : at + 1])
             if at % 8 == 0:
-                assert serves(broker) < SERVED_WITHIN_S
+                assert serves(broker) < CPU_S_MAX
         assert broker.resident_mb() - memory_mb < 40
         for sock in loris:
             sock.settimeout(15)
@@ -263,5 +275,5 @@ def test_a_regex_cannot_run_away(shoal: ShoalProcess) -> None:
             }
             answer = client.call(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, body)
             assert answer.error_code in (0, 128), answer
-    assert serves(shoal) < SERVED_WITHIN_S
+    assert serves(shoal) < CPU_S_MAX
     assert not failures(shoal)

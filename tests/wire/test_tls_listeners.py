@@ -11,6 +11,7 @@ import ssl
 import subprocess
 import time
 import warnings
+from contextlib import closing
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -29,12 +30,13 @@ from shoal.client.errors import SecurityError
 from shoal.metadata.image import Scope
 from shoal.protocol.api import ApiKey
 from shoal.server.audit import Audit
-from shoal.server.config import resolve
+from shoal.server.config import InvalidConfig, resolve
 from shoal.server.metadata_cache import MetadataCache
 from shoal.server.network.link_security import LinkSecurity
 from shoal.server.network.links import Link, SetupTimeouts
 from shoal.server.network.node_tls import NodeTls
 from shoal.server.node import Node
+from shoal.server.process import compose
 from wireclient import WireClient
 
 if TYPE_CHECKING:
@@ -69,6 +71,17 @@ class Secured:
             flags=[f"--listener=SSL://{self.address}", "--log-level=debug"],
         )
         return self.process
+
+    def refusal(self, configs: dict[str, str]) -> str:
+        """Return why a broker with these configs is not made. It would be one of this process;
+        `test_stores_of_keytool` has one that is a process and prints the reason."""
+        own = {
+            "log.dirs": str(self._folder / "data"),
+            "listeners": f"PLAINTEXT://127.0.0.1:{free_ports(1)[0]},SSL://{self.address}",
+        }
+        with closing(asyncio.new_event_loop()) as loop, pytest.raises(InvalidConfig) as raised:
+            compose(resolve(own | configs, {}), loop)
+        return str(raised.value)
 
     def start(self, configs: dict[str, str]) -> Secured:
         self.prepare(configs).start()
@@ -282,7 +295,7 @@ def test_configs_that_cannot_be_used_are_one_sentence(
         configs["ssl.keystore.password"] = "secret-1"
     if change.get("ssl.truststore.type") == "PKCS12":
         configs["ssl.truststore.password"] = "secret-1"
-    refusal = secured.prepare(configs).refusal()
+    refusal = secured.refusal(configs)
     assert sentence in refusal
     assert "secret-1" not in refusal
 
@@ -300,14 +313,14 @@ def test_stores_whose_content_is_wrong(secured: Secured) -> None:
     }
     for content, sentence in bad.items():
         path = write("store.pem", content)
-        refusal = secured.prepare(secured.pem() | {"ssl.keystore.location": str(path)}).refusal()
+        refusal = secured.refusal(secured.pem() | {"ssl.keystore.location": str(path)})
         assert sentence in refusal
     wrong = {
         "ssl.keystore.type": "PKCS12",
         "ssl.keystore.location": str(write("store.p12", SERVER.pkcs12())),
         "ssl.keystore.password": "another-secret",
     }
-    refusal = secured.prepare(secured.pem() | wrong).refusal()
+    refusal = secured.refusal(secured.pem() | wrong)
     assert "Check ssl.keystore.password" in refusal
     assert "another-secret" not in refusal
 
