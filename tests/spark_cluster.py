@@ -2,7 +2,7 @@
 
     python spark_cluster.py '{"options": {…}, "place": "…"}'
 
-Runs in `local-cluster[3,1,512]` until it is stopped. `place/executors` holds the number of
+Runs in `local-cluster[2,1,512]` until it is stopped. `place/executors` holds the number of
 executors wanted. `place/state.json` holds the state: the application's id, its executors' ids, and
 the values processed so far, each as often as it was processed.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-EXECUTORS = 3
+EXECUTORS = 2
 WORK_S = 0.02
 LOOK_EVERY_S = 0.2
 

@@ -50,8 +50,11 @@ def session(directory: Path, cores: int = 2) -> SparkSession:
         "spark.sql.session.timeZone": "UTC",
         # An idle query reports its counts each second, not every ten.
         "spark.sql.streaming.noDataProgressEventInterval": "1000",
-        # A busy machine starts a Python worker slowly.
+        # Each worker of Spark's own daemon spends half a second of CPU on imports.
+        "spark.python.daemon.module": "shoal_spark.daemon",
+        # A busy machine starts a Python worker slowly, and answers late.
         "spark.python.authenticate.socketTimeout": "120s",
+        "spark.network.timeout": "600s",
     }
     builder = SparkSession.builder.master(f"local[{cores}, 3]").appName("shoal tests")
     spark = builder.config(map=settings).getOrCreate()

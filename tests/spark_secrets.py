@@ -1,10 +1,10 @@
-"""A streaming query as a separate program, with an event log and the UI, whose pages it saves.
+"""Streaming queries as a separate program, with an event log and the UI, whose pages it saves.
 
-    python spark_secrets.py '{"options": {…}, "folder": "…", "spoil": "…"}'
+    python spark_secrets.py '{"queries": {"name": {…options…}}, "folder": "…", "spoil": "…"}'
 
-Everything that Spark shows about the query goes into the folder: plans, progress, event log,
-checkpoint, and pages of the UI. In its first batch, before executors read, the query overwrites the
-file `spoil`, which its login refers to, and restores it afterwards.
+The queries run one after the other. Everything that Spark shows about them goes into the folder:
+plans, progress, event log, checkpoints, and pages of the UI. In each batch, before executors read,
+a query overwrites the file `spoil`, which its login may refer to, and restores it afterwards.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ def session(folder: Path) -> SparkSession:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.local.dir": str(folder.parent / "local"),
         "spark.python.authenticate.socketTimeout": "120s",
+        "spark.network.timeout": "600s",
     }
     spark = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
     spark.sparkContext.setLogLevel("INFO")
@@ -61,11 +62,10 @@ def get(url: str) -> bytes:
         return bytes(answer.read())
 
 
-def main(plan: dict[str, Any]) -> None:
-    folder = Path(plan["folder"])
-    spoiled = Path(plan["spoil"])
-    spark = session(folder)
-    source = spark.readStream.format("sharegroup").options(**plan["options"]).load()
+def drain(spark: SparkSession, options: dict[str, str], folder: Path, spoiled: Path) -> None:
+    """Run a query to its end, and write what Spark shows about it."""
+    folder.mkdir()
+    source = spark.readStream.format("sharegroup").options(**options).load()
     rows: list[str] = []
 
     def sink(frame: DataFrame, batch: int) -> None:
@@ -84,6 +84,13 @@ def main(plan: dict[str, Any]) -> None:
     (folder / "plan.txt").write_text(explained(source))
     (folder / "query.txt").write_text("\n".join(str(one) for one in query.recentProgress))
     (folder / "rows.json").write_text(json.dumps(sorted(rows)))
+
+
+def main(plan: dict[str, Any]) -> None:
+    folder = Path(plan["folder"])
+    spark = session(folder)
+    for name, options in plan["queries"].items():
+        drain(spark, options, folder / name, Path(plan["spoil"]))
     url = spark.sparkContext.uiWebUrl
     for number, page in enumerate(PAGES):
         (folder / f"page-{number}.html").write_bytes(get(f"{url}/{page}"))

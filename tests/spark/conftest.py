@@ -1,4 +1,4 @@
-"""One Spark session for all tests here, and brokers of both kinds for each file."""
+"""One Spark session and a broker of each kind for all tests here."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 
 import leaks
 import pytest
-from kafkas import KafkaProcess
 from queues import Queue
-from servers import ShoalProcess
 from shoal.client.client import SyncClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pyspark.sql import SparkSession
+    from shared_servers import Brokers, SharedKafka
 
 HERE = Path(__file__).parent
 SHORT_LOCKS = {"group.share.min.record.lock.duration.ms": "1000"}
@@ -42,40 +41,37 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session", autouse=True)
 def worker_python() -> None:
-    """Make Spark's Python workers use the interpreter that runs the tests."""
+    """Make Spark's Python workers use the interpreter that runs the tests, and let their daemon
+    import for all of them, which it does if libraries start no threads."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 
-def _shoal(directory: Path) -> Iterator[str]:
-    process = ShoalProcess(directory / "data", configs=SHORT_LOCKS).start()
-    yield process.bootstrap
-    assert process.stop() == 0, "\n".join(process.log[-40:])
+@pytest.fixture(scope="session")
+def shoal_bootstrap(shared_brokers: Brokers) -> str:
+    """The address of a Shoal broker that all tests here share."""
+    return shared_brokers.get(SHORT_LOCKS).bootstrap
 
 
-def _kafka(directory: Path) -> Iterator[str]:
-    process = KafkaProcess(directory / "kafka").start()
-    yield process.bootstrap
-    process.kill9()
-
-
-@pytest.fixture(scope="module")
-def shoal_bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a Shoal broker."""
-    yield from _shoal(tmp_path_factory.mktemp("shoal"))
-
-
-@pytest.fixture(scope="module", params=["shoal", pytest.param("kafka", marks=pytest.mark.java)])
+@pytest.fixture(params=["shoal", pytest.param("kafka", marks=pytest.mark.java)])
 def bootstrap(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
+    request: pytest.FixtureRequest, shoal_bootstrap: str, get_kafka: Callable[..., SharedKafka]
+) -> str:
     """The address of a broker: Shoal, then Apache Kafka."""
-    kind = _shoal if request.param == "shoal" else _kafka
-    yield from kind(tmp_path_factory.mktemp(request.param))
+    return shoal_bootstrap if request.param == "shoal" else get_kafka().bootstrap
 
 
 @pytest.fixture
 def make_queue(bootstrap: str) -> Iterator[Callable[..., Queue]]:
     """Make queues on the broker; see `queues.Queue`."""
+    with SyncClient(bootstrap) as client:
+        yield lambda **options: Queue(client, bootstrap, **options)
+
+
+@pytest.fixture
+def kafka_queue(get_kafka: Callable[..., SharedKafka]) -> Iterator[Callable[..., Queue]]:
+    """Make queues on Apache Kafka, for tests whose behaviour on Shoal other tests show."""
+    bootstrap = get_kafka().bootstrap
     with SyncClient(bootstrap) as client:
         yield lambda **options: Queue(client, bootstrap, **options)
 

@@ -55,7 +55,6 @@ def error_summary(pattern: str) -> Iterator[None]:
         ({"group.id": ""}, "'group.id' is missing"),
     ],
 )
-@pytest.mark.usefixtures("spark")
 def test_wrong_options_are_named(options: dict[str, str], words: str) -> None:
     from shoal_spark.options import InvalidOption, SourceOptions
 
@@ -101,13 +100,13 @@ def test_a_group_of_another_type(
 
 
 def test_locks_that_are_not_renewed(
-    make_queue: MakeQueue, spark: SparkSession, tmp_path: Path
+    shoal_queue: MakeQueue, spark: SparkSession, tmp_path: Path
 ) -> None:
     """By the group's config or by the option: a contradiction is refused when it is detected."""
     from shoal_spark.member import Member
     from shoal_spark.options import SourceOptions
 
-    queue = make_queue(partitions=1, share_renew_acknowledge_enable="false")
+    queue = shoal_queue(partitions=1, share_renew_acknowledge_enable="false")
     queue.produce(range(3))
     with error_summary("InvalidOption: option 'share.renew' is true, .*acknowledge.enable"):
         Stream(spark, queue, tmp_path / "group").drain(share_renew="true")

@@ -84,20 +84,23 @@ def running(queue: Queue, place: Path, **options: Any) -> Iterator[Application]:
 def test_executors_follow_the_published_number_and_may_die(
     shoal_queue: Callable[..., Queue], tmp_path: Path
 ) -> None:
+    """A second executor helps although there is one partition. The rows last until one is killed:
+    each costs 20 ms, and more are produced before that."""
     queue = shoal_queue(partitions=1)
-    queue.produce(range(3000), batch=50)
+    queue.produce(range(900), batch=50)
     with running(queue, tmp_path, minPartitions=6, maxRecordsPerTrigger=300) as application:
         application.until(lambda s: len(s["executors"]) == 1, "one executor")
-        application.want(3)
-        application.until(lambda s: len(s["executors"]) == 3, "three executors, one partition")
+        application.want(2)
+        application.until(lambda s: len(s["executors"]) == 2, "two executors, one partition")
+        queue.produce(range(900, 1800), batch=50)
         before = application.state["executors"]
         os.kill(application.executor_processes()[0], signal.SIGKILL)
         application.until(
-            lambda s: len(s["executors"]) == 3 and s["executors"] != before,
+            lambda s: len(s["executors"]) == 2 and s["executors"] != before,
             "another one in place",
         )
         application.want(1)
         application.until(lambda s: len(s["executors"]) == 1, "one executor again")
         queue.drained(timeout_s=WAIT_S)
-        application.until(lambda s: len(s["done"]) >= 3000, "all rows are done")
-        assert sorted(map(int, application.state["done"])) == list(range(3000))
+        application.until(lambda s: len(s["done"]) >= 1800, "all rows are done")
+        assert sorted(map(int, application.state["done"])) == list(range(1800))

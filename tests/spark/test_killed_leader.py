@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import spark_query
-from cluster.test_replication import CONFIGS
+from cluster.test_replication import CALM_CONFIGS
 from clusters import ShoalCluster, running
 from conditions import eventually
 from queues import Queue
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-RECORDS, BATCH, PARTITIONS = 1_500, 100, 2
+RECORDS, BATCH, PARTITIONS = 1_000, 100, 2
 #: Locks of a lost leader end with it; those of a member that lost its broker expire.
-CLUSTER = CONFIGS | {"group.share.min.record.lock.duration.ms": "1000"}
+CLUSTER = CALM_CONFIGS | {"group.share.min.record.lock.duration.ms": "1000"}
 LOCK_MS = 5_000
 #: These end a hang. They are not limits on speed: the first batch waits for Python workers.
 BATCHES_TIMEOUT_S, RUN_TIMEOUT_S = 180, 180

@@ -27,13 +27,15 @@ def place(tmp_path: Path) -> Iterator[str]:
     assert not left, "unsettled outcomes"
 
 
+@pytest.mark.java
 def test_a_functions_exception_is_its_rows_outcome(
-    make_queue: MakeQueue, spark: SparkSession, tmp_path: Path, place: str
+    kafka_queue: MakeQueue, spark: SparkSession, tmp_path: Path, place: str
 ) -> None:
-    """Multiples of ten are poison, sevens fail twice; the batches continue, and no row is lost."""
+    """Multiples of ten are poison, sevens fail twice; the batches continue, and no row is lost.
+    On Kafka; the tests below reject and release on Shoal."""
     from shoal_spark import outcomes
 
-    queue = make_queue(partitions=2, share_delivery_count_limit="5")
+    queue = kafka_queue(partitions=2, share_delivery_count_limit="5")
     queue.produce(range(100), batch=25)
     done: list[int] = []
     seen: dict[int, list[int]] = {}

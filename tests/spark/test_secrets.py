@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from conditions import eventually
@@ -213,17 +212,16 @@ def test_the_sessions_own_redaction_stays(spark: SparkSession) -> None:
 # A query.
 
 
-def run(folder: Path, options: Mapping[str, str], spoil: Path, **environment: str) -> str:
-    """Run the program. Return its output."""
+def run(folder: Path, queries: Mapping[str, Mapping[str, str]], spoil: Path) -> str:
+    """Run the program with the options of these queries. Return its output."""
     folder.mkdir()
-    plan = {"options": dict(options), "folder": str(folder), "spoil": str(spoil)}
+    plan = {"queries": queries, "folder": str(folder), "spoil": str(spoil)}
     done = subprocess.run(
         [sys.executable, str(PROGRAM), json.dumps(plan)],
         capture_output=True,
         text=True,
         timeout=400,
         check=False,
-        env=os.environ | environment,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout + done.stderr
@@ -238,41 +236,47 @@ def texts(folder: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("kind", ["file", "jaas"])
-def test_spark_shows_no_secret(broker: Broker, tmp_path: Path, kind: str) -> None:
+def test_spark_shows_no_secret(broker: Broker, tmp_path: Path) -> None:
     """In plans, event log, UI, checkpoint and logs: neither the password of the options, however it
     is given, nor the token. Executors read without the password, which the file has lost then."""
     password, folder = tmp_path / "password", tmp_path / "out"
     password.write_text(PLANTED)
-    given: dict[str, Any] = broker.options(**{"delegation.token.enable": "true"})
-    if kind == "file":
-        given["kafka.sasl.password"] = f"${{directory:{tmp_path}:password}}"
-    elif kind == "jaas":
-        del given["kafka.sasl.password"], given["kafka.sasl.username"]
-        given["kafka.sasl.jaas.config"] = (
+    from_file = broker.options(**{"delegation.token.enable": "true"})
+    from_file["kafka.sasl.password"] = f"${{directory:{tmp_path}:password}}"
+    from_jaas = {k: v for k, v in from_file.items() if not k.startswith("kafka.sasl.")} | {
+        "kafka.sasl.mechanism": "SCRAM-SHA-256",
+        "kafka.sasl.jaas.config": (
             "org.apache.kafka.common.security.scram.ScramLoginModule required"
             f' username="eve" password="{PLANTED}";'
-        )
+        ),
+    }
     with SyncClient(broker.process.bootstrap) as client:
-        queue = Queue(client, broker.address, partitions=2)
-        queue.produce(range(20))
-        options = {**given, "group.id": queue.group, "subscribe": queue.topic}
-        output = run(folder, options, password)
-    assert json.loads((folder / "rows.json").read_text()) == sorted(map(str, range(20)))
+        queues = {name: Queue(client, broker.address, partitions=2) for name in ("file", "jaas")}
+        for queue in queues.values():
+            queue.produce(range(20))
+        queries = {
+            name: {**given, "group.id": queues[name].group, "subscribe": queues[name].topic}
+            for name, given in (("file", from_file), ("jaas", from_jaas))
+        }
+        output = run(folder, queries, password)
+    for name in queries:
+        rows = json.loads((folder / name / "rows.json").read_text())
+        assert rows == sorted(map(str, range(20)))
     shown = {**texts(folder), "output": output}
     ids = {
         found[1]
         for line in broker.process.log
         if (found := re.search("created token (\\S+)", line))
     }
-    assert len(ids) == 1
+    assert len(ids) == len(queries)
     secrets = {PLANTED, SECRET_KEY, *(token_password(SECRET_KEY.encode(), one) for one in ids)}
     leaks = sorted(
         f"{name}: {one}" for name, text in shown.items() for one in secrets if one in text
     )
     assert leaks == []
     # The search looks into the right places.
-    assert any(queue.topic in text for name, text in shown.items() if name.startswith("events"))
+    events = "".join(text for name, text in shown.items() if name.startswith("events"))
+    assert all(queue.topic in events for queue in queues.values())
     assert "spark.eventLog.dir" in shown["page-0.html"]
-    assert "kafka.sasl.mechanism" in shown["plan.txt"]
+    assert all("kafka.sasl.mechanism" in shown[f"{name}/plan.txt"] for name in queries)
     assert broker.tokens() == []

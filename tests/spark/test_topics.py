@@ -20,12 +20,12 @@ ROWS = "key binary, value binary, partition int, headers array<struct<key:string
 
 
 def test_rows_go_to_a_topic_and_come_back(
-    make_queue: MakeQueue, spark: SparkSession, tmp_path: Path
+    shoal_queue: MakeQueue, spark: SparkSession, tmp_path: Path
 ) -> None:
     """By `write` with partitions and headers, by `produce`, and by a stream to another topic."""
     from shoal_spark import topics
 
-    queue, copy = make_queue(partitions=2), make_queue(partitions=2)
+    queue, copy = shoal_queue(partitions=2), shoal_queue(partitions=2)
     rows = [(b"k", str(n).encode(), n % 2, [("h", b"1"), ("n", None)]) for n in range(100)]
     frame = spark.createDataFrame(rows, ROWS)
     where = {BOOTSTRAP: queue.bootstrap, "topic": queue.topic}
