@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from fault_clients import TIMEOUT_S
 from histories import Acquire, Assigned, Commit, History, Poll, Send, Settle
-from kafka_tools import java
+from java_classes import java
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,15 +6,21 @@ import json
 import os
 import shutil
 import subprocess
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import java_classes
+import tool_runner
 from commands import RunningCommand
 
-LIBRARY = Path(__file__).parent / "compat" / "lib"
-#: Archive of the classes that the first tool loaded. It halves the start of the following JVMs.
-ARCHIVE = LIBRARY / "tools.jsa"
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LIBRARY = java_classes.LIBRARY
+java = java_classes.java
 RUN_TIMEOUT_S = 180
+#: Beginnings of the names of tools that read standard input or keep a state in their class. The
+#: others run in a JVM that they share.
+OWN_PROCESS = ("console-", "consumer-perf", "producer-perf", "share-consumer-perf", "verifiable-")
 #: The class that each script of Kafka's `bin` starts.
 CLASSES = {
     "kafka-acls": "AclCommand",
@@ -57,26 +63,14 @@ def absent() -> str:
     return ""
 
 
-def java(*words: str, heap: str = "256m") -> list[str]:
-    """Return a command line that starts a class of Kafka's, tuned for short runs."""
-    return [
-        "java",
-        f"-Xmx{heap}",
-        "-XX:TieredStopAtLevel=1",
-        "-XX:+UseSerialGC",
-        "-Dlog4j2.level=OFF",
-        "-cp",
-        f"{LIBRARY}/*",
-        *words,
-    ]
-
-
 def command(script: str, *words: str) -> list[str]:
     """Return a command line that starts a tool, by the name of its script in Kafka's `bin`."""
-    archive = "SharedArchiveFile" if ARCHIVE.exists() else "ArchiveClassesAtExit"
+    return java(_class_of(script), *words)
+
+
+def _class_of(script: str) -> str:
     tool = CLASSES.get(script)
-    main = f"org.apache.kafka.tools.{tool}" if tool else "kafka.admin.ConfigCommand"
-    return java("-Xlog:disable", f"-XX:{archive}={ARCHIVE}", main, *words)
+    return f"org.apache.kafka.tools.{tool}" if tool else "kafka.admin.ConfigCommand"
 
 
 class KafkaTools:
@@ -94,22 +88,19 @@ class KafkaTools:
         self._option = option
         self._login = ("--command-config", str(properties)) if properties else ()
 
-    def _words(self, tool: str, words: tuple[str, ...]) -> list[str]:
-        where = (self._option, self.bootstrap, *self._login)
-        return command(f"kafka-{tool}", *where, *words)
+    def _words(self, words: tuple[str, ...]) -> tuple[str, ...]:
+        return (self._option, self.bootstrap, *self._login, *words)
 
     def run(self, tool: str, *words: str, stdin: str = "", status: int = 0) -> str:
         """Run to the end, expect this exit status, and return all output."""
-        done = subprocess.run(
-            self._words(tool, words),
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=RUN_TIMEOUT_S,
-            check=False,
-        )
-        said = done.stdout + done.stderr
-        assert done.returncode == status, (tool, words, done.returncode, said)
+        given = self._words(words)
+        if tool.startswith(OWN_PROCESS):
+            ended = _run(command(f"kafka-{tool}", *given), stdin)
+        else:
+            main = _class_of(f"kafka-{tool}")
+            ended = tool_runner.shared().run(main, *given, timeout_s=RUN_TIMEOUT_S)
+        said = ended.out + ended.errors
+        assert ended.status == status, (tool, words, ended.status, said)
         return said
 
     def rows(self, tool: str, *words: str) -> list[dict[str, str]]:
@@ -118,7 +109,14 @@ class KafkaTools:
 
     def start(self, tool: str, *words: str) -> RunningCommand:
         """Start a tool that runs until it is interrupted."""
-        return RunningCommand(self._words(tool, words), dict(os.environ))
+        return RunningCommand(command(f"kafka-{tool}", *self._words(words)), dict(os.environ))
+
+
+def _run(command: list[str], stdin: str) -> tool_runner.Ended:
+    done = subprocess.run(
+        command, input=stdin, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False
+    )
+    return tool_runner.Ended(done.returncode, done.stdout, done.stderr)
 
 
 def table(text: str) -> list[dict[str, str]]:

@@ -6,11 +6,13 @@ The jars come from `make java`.
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conditions import eventually
-from kafka_tools import java
+from java_classes import java
 from ports import free_ports
 from shoal.client.client import Client
 from shoal.client.connection import connect
@@ -20,10 +22,10 @@ from shoal.protocol.api import ApiKey
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
 CLUSTER_ID = "Kafka-peer-of-our-tests"
 START_TIMEOUT_S = 180
+STOP_TIMEOUT_S = 180
 #: Settings of a broker that is also its controller.
 SINGLE_NODE = {
     "process.roles": "broker,controller",
@@ -84,10 +86,27 @@ class KafkaProcess:
         return self._process.pid
 
     def start(self) -> KafkaProcess:
-        """Format, start, and wait for the first response."""
+        """Format if it is new, start, and wait for the first response."""
         self.directory.mkdir(parents=True, exist_ok=True)
         properties = self.directory / "server.properties"
         properties.write_text("".join(f"{n}={v}\n" for n, v in self._configs.items()))
+        if not (Path(self._configs["log.dirs"]) / "meta.properties").exists():
+            self._format(properties)
+        with (self.directory / "out").open("wb") as out:
+            self._process = subprocess.Popen(
+                java(*self._jvm_flags, "kafka.Kafka", str(properties), heap="512m"),
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+        try:
+            eventually(self._answers, timeout_s=START_TIMEOUT_S, what="Kafka's first response")
+        except (AssertionError, ChildProcessError):
+            self.kill9()
+            said = (self.directory / "out").read_text()[-4000:]
+            raise AssertionError(f"Kafka did not start:\n{said}") from None
+        return self
+
+    def _format(self, properties: Path) -> None:
         done = subprocess.run(
             java(
                 "kafka.tools.StorageTool",
@@ -106,19 +125,6 @@ class KafkaProcess:
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        with (self.directory / "out").open("wb") as out:
-            self._process = subprocess.Popen(
-                java(*self._jvm_flags, "kafka.Kafka", str(properties), heap="512m"),
-                stdout=out,
-                stderr=subprocess.STDOUT,
-            )
-        try:
-            eventually(self._answers, timeout_s=START_TIMEOUT_S, what="Kafka's first response")
-        except (AssertionError, ChildProcessError):
-            self.kill9()
-            said = (self.directory / "out").read_text()[-4000:]
-            raise AssertionError(f"Kafka did not start:\n{said}") from None
-        return self
 
     def _answers(self) -> bool:
         assert self._process is not None
@@ -133,6 +139,15 @@ class KafkaProcess:
             return asyncio.run(ask())
         except ClientError:
             return False
+
+    def stop(self) -> None:
+        """Stop it cleanly. Where nothing is read of it afterwards, `kill9` is quicker."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        finally:
+            self.kill9()
 
     def kill9(self) -> None:
         if self._process is not None:

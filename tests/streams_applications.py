@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 from typing import TYPE_CHECKING
 
-import kafka_tools
+import java_classes
 from conditions import eventually
 from line_process import LineProcess
 
@@ -38,7 +39,7 @@ class StreamsApplication(LineProcess):
             **settings,
         }
         pairs = (f"{key}={value}" for key, value in given.items())
-        super().__init__(kafka_tools.java(str(source), *words, *pairs, heap="384m"))
+        super().__init__(java_classes.java(str(source), *words, *pairs, heap="384m"))
 
     @property
     def died(self) -> list[str]:
@@ -49,6 +50,11 @@ class StreamsApplication(LineProcess):
         assert not self.died, self.lines
 
     def stop(self) -> None:
-        """Stop it cleanly; it must not have died before."""
-        assert self.end() == 0, self.lines
+        """Stop it cleanly; it must not have died before. Kill it if it does not end."""
+        try:
+            status = self.end()
+        except subprocess.TimeoutExpired:
+            self.kill9()
+            raise
+        assert status == 0, self.lines
         assert not self.died, self.lines

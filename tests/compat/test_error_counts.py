@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from conditions import eventually
-from kafka_tools import java
+from java_classes import java
 from kafkas import KafkaProcess
 from ports import free_ports
 from servers import ShoalProcess

@@ -167,7 +167,7 @@ def test_kafkas_dump_tool_and_ours(tools_broker: ShoalProcess, topic: str) -> No
 def test_kafkas_coordinator_loads_the_records(tmp_path: Path) -> None:
     """Kafka's broker reads a record with finished offsets from its log, and has its offset. It
     skips records of Shoal's own."""
-    kafka = KafkaProcess(tmp_path / "node", format_flags=("--ignore-formatted",)).start()
+    kafka = KafkaProcess(tmp_path / "node").start()
     try:
         with WireClient(kafka.bootstrap, client_id="__admin_client") as client:
             client.create_topic("t", 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from kafka_tools import java
+from java_classes import java
 from shoal.coordinator.group.streams.sticky_assignor import assign
 from shoal.coordinator.group.streams.tasks import TaskSets, flat
 from streams_topologies import StreamsMaterial

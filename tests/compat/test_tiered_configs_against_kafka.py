@@ -8,7 +8,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from kafka_tools import java
+from java_classes import java
 from shoal.metadata import alterations
 from shoal.metadata.alterations import Alteration, Change
 from shoal.metadata.image import MetadataImage, ResourceType, Scope, TopicImage

@@ -7,11 +7,10 @@ import subprocess
 import uuid
 from typing import TYPE_CHECKING
 
-import kafka_tools
+import java_classes
 import pytest
 from conditions import eventually
 from confluent_kafka import Producer
-from kafka_tools import KafkaTools
 from shoal.protocol.api import ApiKey
 from shoal.record.batch import headers
 from shoal.record.records import build_batch, read_records
@@ -20,6 +19,7 @@ from wireclient import WireClient
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from kafka_tools import KafkaTools
     from servers import ShoalProcess
 
 pytestmark = pytest.mark.java
@@ -91,7 +91,7 @@ def test_a_copier_that_aborts_half_of_its_transactions(
         "--group-mode",
     ]
     done = subprocess.run(
-        kafka_tools.java(*words), capture_output=True, text=True, timeout=120, check=False
+        java_classes.java(*words), capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stdout[-2_000:] + done.stderr[-2_000:]
     last = json.loads(done.stdout.strip().splitlines()[-1])
