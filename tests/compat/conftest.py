@@ -5,29 +5,43 @@ On a machine without them their tests are skipped with the reason; in CI they fa
 
 from __future__ import annotations
 
+import os
 import shutil
 from typing import TYPE_CHECKING
 
+import early_java
 import kafka_tools
 import pytest
 import secured_clusters
 from identity_providers import IdentityProvider
 from kafka_tools import KafkaTools
-from kafkas import KafkaProcess
 from machine import lacking
 from queues import Queue
 from secured_clusters import Secured
 from servers import ShoalProcess
+from shared_servers import controller_pid
 from shoal.client.client import SyncClient
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
+
+    from shared_servers import SharedKafka
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("java") and (reason := kafka_tools.absent()):
         lacking(reason)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Start the run's Kafka in the background if one of its tests will use it."""
+    wanted = any("get_kafka" in getattr(item, "fixturenames", ()) for item in session.items)
+    if wanted and not session.config.option.collectonly and not kafka_tools.absent():
+        factory: pytest.TempPathFactory = session.config._tmp_path_factory  # type: ignore[attr-defined] # noqa: SLF001
+        directory = factory.getbasetemp()
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            directory = directory.parent
+        early_java.start(directory, controller_pid())
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +60,10 @@ def tools(tools_broker: ShoalProcess) -> KafkaTools:
     return KafkaTools(tools_broker.bootstrap)
 
 
-@pytest.fixture
-def kafka(tmp_path: Path) -> Iterator[KafkaProcess]:
-    """A node of Apache Kafka."""
-    process = KafkaProcess(tmp_path / "node").start()
-    yield process
-    process.kill9()
+@pytest.fixture(scope="session")
+def kafka(get_kafka: Callable[..., SharedKafka]) -> SharedKafka:
+    """The run's Apache Kafka with one node."""
+    return get_kafka()
 
 
 @pytest.fixture(scope="module", params=["kafka", "shoal"])
@@ -64,6 +76,16 @@ def secured(
         found = start[request.param](tmp_path_factory.mktemp("secured"), provider)
         yield found
         found.kill()
+
+
+@pytest.fixture
+def chosen_broker(request: pytest.FixtureRequest) -> ShoalProcess:
+    """The file's shared broker, or a broker for this test alone if it uses `start_broker`: that is
+    for tests that kill their broker or change its configs."""
+    if "start_broker" not in request.fixturenames:
+        return request.getfixturevalue("shared_broker")
+    configs = getattr(request.module, "BROKER_CONFIG", None)
+    return request.getfixturevalue("start_broker")(configs=configs)
 
 
 @pytest.fixture

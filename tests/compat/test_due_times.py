@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from conditions import eventually
-from ports import free_ports
 from queues import Queue
 from shoal.client.client import SyncClient
 from shoal.client.errors import expect
@@ -15,7 +14,7 @@ from shoal.client.share import AcknowledgeType, AcquireMode, ShareMembership
 from shoal_operator.brokers import Brokers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from servers import ShoalProcess
 
@@ -24,8 +23,8 @@ AFTER = "shoal.deliver.after"
 
 
 @pytest.fixture
-def broker(start_broker: Callable[..., ShoalProcess]) -> ShoalProcess:
-    return start_broker(metrics=f"127.0.0.1:{free_ports(1)[0]}")
+def broker(chosen_broker: ShoalProcess) -> ShoalProcess:
+    return chosen_broker
 
 
 @pytest.fixture
@@ -68,9 +67,10 @@ def not_due(broker: ShoalProcess, queue: Queue, *expected: int) -> None:
         assert [found.get(within) for within in ("0", "60", "600")] == list(expected), found
         return True
 
-    eventually(counted, timeout_s=10)
+    eventually(counted)
 
 
+@pytest.mark.usefixtures("start_broker")
 def test_delays_are_counted_while_no_member_fetches(broker: ShoalProcess, queue: Queue) -> None:
     began = time.time()
     delayed(queue, HOUR_MS, 3)
@@ -129,4 +129,4 @@ def test_back_off_is_counted(broker: ShoalProcess, queue: Queue) -> None:
 def test_a_paused_group_has_nothing_available(broker: ShoalProcess, queue: Queue) -> None:
     queue.configure(share_delivery_paused="true")
     queue.produce(range(3))
-    eventually(lambda: samples(broker, queue, "unavailable_records") == {"": 3}, timeout_s=10)
+    eventually(lambda: samples(broker, queue, "unavailable_records") == {"": 3})

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +18,6 @@ import pytest
 from conditions import eventually
 from confluent_kafka import KafkaError, Message, Producer
 from faulty_batches import CASES, TOPICS, Case, batch, record, records
-from kafkas import KafkaProcess
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import headers
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from servers import ShoalProcess
+    from shared_servers import SharedKafka
 
 pytestmark = pytest.mark.java
 
@@ -43,6 +44,8 @@ STRICTER_COMPRESSED = re.compile(
     r"|the last past the end)|tail behind the data|no key, and a fault behind it)|SNAPPY garbled"
 )
 _LOG_APPEND_TIME = 0x08
+#: Hundreds of partitions have leaders within this time, on a busy machine, too.
+LEADERS_S = 180
 
 
 class Outcome(NamedTuple):
@@ -58,20 +61,18 @@ class Outcome(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProcess]:
-    process = KafkaProcess(tmp_path_factory.mktemp("kafka") / "node").start()
-    yield process
-    process.kill9()
-
-
-@pytest.fixture(scope="module")
 def outcomes(
-    kafka_broker: KafkaProcess, shared_broker: ShoalProcess
-) -> list[tuple[Case, Outcome, Outcome]]:
-    """Return each case with Kafka's and Shoal's outcome."""
+    kafka: SharedKafka, shared_broker: ShoalProcess
+) -> Iterator[list[tuple[Case, Outcome, Outcome]]]:
+    """Yield each case with Kafka's and Shoal's outcome."""
+    addresses = (kafka.bootstrap, shared_broker.bootstrap)
     with ThreadPoolExecutor(2) as pool:
-        kafka, shoal = pool.map(_outcomes, (kafka_broker.bootstrap, shared_broker.bootstrap))
-    return [(case, kafka[case.name], shoal[case.name]) for case in CASES]
+        theirs, ours = pool.map(_outcomes, addresses)
+    yield [(case, theirs[case.name], ours[case.name]) for case in CASES]
+    for bootstrap in addresses:  # Other files use the servers, too.
+        with WireClient(bootstrap) as client:
+            body = {"topics": [{"name": name} for name in TOPICS], "timeout_ms": 30_000}
+            client.call(ApiKey.DELETE_TOPICS, 6, body)
 
 
 def _outcomes(bootstrap: str) -> dict[str, Outcome]:
@@ -82,7 +83,7 @@ def _outcomes(bootstrap: str) -> dict[str, Outcome]:
             cases = sorted((c for c in CASES if c.topic == topic), key=_request_of)
             settings = {name.replace(".", "_"): value for name, value in configs.items()}
             client.create_topic(topic, len(cases), **settings)
-            eventually(lambda: _ends(client, topic, len(cases)), what=f"{topic} has leaders")  # noqa: B023
+            _wait_for_leaders(client, topic, len(cases))
             answers: list[Any] = []
             for (version, _), group in groupby(cases, key=_request_of):
                 answers += _produce(client, topic, version, list(group), len(answers))
@@ -110,6 +111,11 @@ def _produce(
     }
     (answer,) = client.call(ApiKey.PRODUCE, version, body).responses
     return sorted(answer.partition_responses, key=lambda p: p.index)
+
+
+def _wait_for_leaders(client: WireClient, topic: str, count: int) -> None:
+    ends = partial(_ends, client, topic, count)
+    eventually(ends, timeout_s=LEADERS_S, what=f"leaders of {topic}")
 
 
 def _ends(client: WireClient, topic: str, count: int) -> list[int]:
@@ -197,10 +203,10 @@ def test_stored_batches_are_readable(outcomes: list[tuple[Case, Outcome, Outcome
 
 
 def test_a_client_blames_the_records_that_are_listed(
-    kafka_broker: KafkaProcess, shared_broker: ShoalProcess
+    kafka: SharedKafka, shared_broker: ShoalProcess
 ) -> None:
     """KIP-467: the records without a fault get a different error."""
-    for bootstrap in (kafka_broker.bootstrap, shared_broker.bootstrap):
+    for bootstrap in (kafka.bootstrap, shared_broker.bootstrap):
         with WireClient(bootstrap) as client:
             client.create_topic("blamed", cleanup_policy="compact")
         assert _reported(bootstrap) == {
@@ -249,12 +255,10 @@ SEQUENCES = [
 ]  # fmt: skip
 
 
-def test_sequences_get_kafkas_answers(
-    kafka_broker: KafkaProcess, shared_broker: ShoalProcess
-) -> None:
-    kafka, shoal = map(_of_sequences, (kafka_broker.bootstrap, shared_broker.bootstrap))
-    assert kafka == shoal
-    assert {code for code, _ in shoal} == {
+def test_sequences_get_kafkas_answers(kafka: SharedKafka, shared_broker: ShoalProcess) -> None:
+    theirs, ours = map(_of_sequences, (kafka.bootstrap, shared_broker.bootstrap))
+    assert ours == theirs
+    assert {code for code, _ in ours} == {
         ErrorCode.none, ErrorCode.out_of_order_sequence_number, ErrorCode.invalid_producer_epoch
     }  # fmt: skip
 
@@ -269,7 +273,7 @@ def _of_sequences(bootstrap: str) -> list[tuple[int, int]]:
 
     with WireClient(bootstrap) as client:
         client.create_topic("sequences")
-        eventually(lambda: _ends(client, "sequences", 1), what="the topic has a leader")
+        _wait_for_leaders(client, "sequences", 1)
         found = [send(*one) for one in SEQUENCES]
         rows = [{"partition_index": 0, "offset": -1}]
         body = {"topics": [{"name": "sequences", "partitions": rows}], "timeout_ms": 5_000}

@@ -12,8 +12,13 @@ from queues import Queue
 from shoal.client.client import SyncClient
 
 if TYPE_CHECKING:
-    from kafkas import KafkaProcess
     from servers import ShoalProcess
+    from shared_servers import SharedKafka
+
+
+@pytest.fixture
+def broker(chosen_broker: ShoalProcess) -> ShoalProcess:
+    return chosen_broker
 
 
 def delivered(queue: Queue, *, undelivered: bool) -> list[int]:
@@ -40,6 +45,7 @@ def test_a_plain_close_counts(queue: Queue) -> None:
     assert delivered(queue, undelivered=False) == [2]
 
 
+@pytest.mark.usefixtures("start_broker")
 def test_a_killed_broker_keeps_delivery_counts(broker: ShoalProcess, queue: Queue) -> None:
     queue.produce([b"a", b"b"], batch=2)
     assert delivered(queue, undelivered=False) == [1]
@@ -50,7 +56,7 @@ def test_a_killed_broker_keeps_delivery_counts(broker: ShoalProcess, queue: Queu
 
 
 @pytest.mark.java
-def test_kafka_passes_it_over(kafka: KafkaProcess) -> None:
+def test_kafka_passes_it_over(kafka: SharedKafka) -> None:
     with SyncClient(kafka.bootstrap) as client:
         queue = Queue(client, kafka.bootstrap)
         queue.produce([b"a"])

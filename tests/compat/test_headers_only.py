@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 RECORD = b"x" * 1000
 
 
+@pytest.fixture
+def broker(chosen_broker: ShoalProcess) -> ShoalProcess:
+    return chosen_broker
+
+
 def bytes_out(broker: ShoalProcess, queue: Queue) -> float:
     name = f'kafka_server_BrokerTopicMetrics_BytesOutPerSec_total{{topic="{queue.topic}"}}'
     return broker.metric(name)

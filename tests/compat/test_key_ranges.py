@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
     from pathlib import Path
 
-    from kafkas import KafkaProcess
+    from shared_servers import SharedKafka
     from shoal.client.connection import Connection
 
 RECORDS = 600
@@ -174,7 +174,7 @@ def test_a_broker_without_key_ranges(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_kafka_has_no_key_ranges(kafka: KafkaProcess) -> None:
+def test_kafka_has_no_key_ranges(kafka: SharedKafka) -> None:
     with WireClient(kafka.bootstrap) as client:
         client.create_topic("t")
     error = refused(kafka.bootstrap, "t")

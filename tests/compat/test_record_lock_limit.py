@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import kafka_tools
+import java_classes
 import pytest
 from conditions import ceiling, eventually, standstills
 from queues import Queue
@@ -24,7 +24,7 @@ from shoal.client.share import AcknowledgeType, AcquireMode
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kafkas import KafkaProcess
+    from shared_servers import SharedKafka
     from shoal.client.share import Acquisition, ShareSession
 
 LIMIT = 100
@@ -94,7 +94,7 @@ async def drain(queue: Queue, mode: AcquireMode, max_records: int) -> tuple[int,
 @pytest.mark.java
 @pytest.mark.timeout(300)
 def test_kafka_exceeds_the_limit_and_shoal_does_not(
-    kafka: KafkaProcess, short_locks: ShoalProcess
+    kafka: SharedKafka, short_locks: ShoalProcess
 ) -> None:
     cases = [(mode, most) for mode in AcquireMode for most in (40, 500)]
     most: dict[str, list[int]] = {}
@@ -157,7 +157,7 @@ def test_real_clients_drain_a_batch_that_is_larger_than_the_limit(
     short_locks: ShoalProcess,
 ) -> None:
     """librdkafka, and Java's client in both modes, each in a group of its own."""
-    java = kafka_tools.java(str(JAVA_MEMBER), heap="96m")
+    java = java_classes.java(str(JAVA_MEMBER), heap="96m")
     clients = [("batch_optimized", ()), ("batch_optimized", java), ("record_limit", java)]
     with SyncClient(short_locks.bootstrap) as client:
         queues = [limited(client, short_locks.bootstrap, 1000) for _ in clients]
@@ -174,7 +174,7 @@ def test_real_clients_drain_a_batch_that_is_larger_than_the_limit(
                     most[group] = max(most.get(group, 0), sample.value)
                 return all(queue.lag == 0 for queue in queues)
 
-            eventually(is_drained, timeout_s=60, what="every record is settled")
+            eventually(is_drained, timeout_s=180, what="every record is settled")
         finally:
             for member in members:
                 member.stop()

@@ -21,10 +21,15 @@ from shoal.protocol.features import RELEASE_DELAY_FEATURE
 from wireclient import WireClient
 
 if TYPE_CHECKING:
-    from kafkas import KafkaProcess
     from servers import ShoalProcess
+    from shared_servers import SharedKafka
 
 RELEASE = AcknowledgeType.RELEASE
+
+
+@pytest.fixture
+def broker(chosen_broker: ShoalProcess) -> ShoalProcess:
+    return chosen_broker
 
 
 def join(queue: Queue) -> ShareSession:
@@ -71,6 +76,7 @@ def test_it_outweighs_the_groups_back_off(queue: Queue) -> None:
     leave(queue, session)
 
 
+@pytest.mark.usefixtures("start_broker")
 def test_a_killed_broker_keeps_it(broker: ShoalProcess, queue: Queue) -> None:
     queue.produce([b"a", b"b"], batch=2)
     session = join(queue)
@@ -106,7 +112,7 @@ def test_invalid_delays_are_refused_by_name(queue: Queue) -> None:
 
 
 @pytest.mark.java
-def test_on_kafka_our_client_refuses_it_and_the_broker_passes_it_over(kafka: KafkaProcess) -> None:
+def test_on_kafka_our_client_refuses_it_and_the_broker_passes_it_over(kafka: SharedKafka) -> None:
     with SyncClient(kafka.bootstrap) as client:
         queue = Queue(client, kafka.bootstrap)
         queue.produce([b"a"])

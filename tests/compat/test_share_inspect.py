@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from commands import Shoal
 from conditions import eventually
-from kafkas import KafkaProcess
 from queues import Queue
 from shoal.client.client import SyncClient
 from shoal.client.cluster import TopicPartition
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from servers import ShoalProcess
+    from shared_servers import SharedKafka
 
 DLQ = "errors.deadletterqueue"
 RELEASE, REJECT = AcknowledgeType.RELEASE, AcknowledgeType.REJECT
@@ -78,11 +78,9 @@ class Inspected(Queue):
             self.client.run(session.close())
 
 
-@pytest.fixture(scope="module")
-def tools_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProcess]:
-    process = KafkaProcess(tmp_path_factory.mktemp("kafka")).start()
-    yield process
-    process.kill9()
+@pytest.fixture
+def broker(chosen_broker: ShoalProcess) -> ShoalProcess:
+    return chosen_broker
 
 
 @pytest.fixture
@@ -120,6 +118,7 @@ def test_records_of_members_show_who_holds_them_and_for_how_long(queue: Inspecte
     assert (row["offset"], row["delivery_count"], row["time_left_ms"]) == (0, 1, None)
 
 
+@pytest.mark.usefixtures("start_broker")
 def test_failed_records_show_what_they_wait_for(queue: Inspected, broker: ShoalProcess) -> None:
     """The dead-letter topic does not exist, so the letter waits. A restart loses the locks only."""
     queue.configure(
@@ -269,17 +268,15 @@ def test_a_paused_group_gets_nothing_and_members_settle_what_they_hold(queue: In
         (("resume", "g"), "group config share.delivery.paused"),
     ],
 )
-def test_apache_kafka_has_neither(
-    tools_kafka: KafkaProcess, words: tuple[str, ...], lacks: str
-) -> None:
-    said = Shoal(tools_kafka.bootstrap).refusal("share", *words)
+def test_apache_kafka_has_neither(kafka: SharedKafka, words: tuple[str, ...], lacks: str) -> None:
+    said = Shoal(kafka.bootstrap).refusal("share", *words)
     assert said == f"shoal: this cluster is Apache Kafka: it has no {lacks}.\n"
 
 
 @pytest.mark.java
-def test_the_client_asks_no_other_broker(tools_kafka: KafkaProcess) -> None:
-    with SyncClient(tools_kafka.bootstrap) as client:
-        queue = Inspected(client, tools_kafka.bootstrap)
+def test_the_client_asks_no_other_broker(kafka: SharedKafka) -> None:
+    with SyncClient(kafka.bootstrap) as client:
+        queue = Inspected(client, kafka.bootstrap)
         where = TopicPartition(queue.topic, 0)
         found = client.run(client.admin.share_groups.in_flight(queue.group, {where: 0}))[where]
         assert isinstance(found, KafkaError)

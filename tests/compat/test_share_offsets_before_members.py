@@ -29,7 +29,7 @@ from wireclient import WireClient
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kafkas import KafkaProcess
+    from shared_servers import SharedKafka
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(300)]
 
@@ -306,7 +306,7 @@ def said_by_tools(bootstrap: str) -> Steps:
     yield "delete", tools.run("share-groups", "--delete", *group)
 
 
-def test_kafka_and_shoal_answer_alike(kafka: KafkaProcess, tmp_path: Path) -> None:
+def test_kafka_and_shoal_answer_alike(kafka: SharedKafka, tmp_path: Path) -> None:
     broker = ShoalProcess(tmp_path / "shoal").start()
     try:
         ours = list(steps(broker.bootstrap, broker.restart))

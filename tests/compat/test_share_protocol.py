@@ -17,7 +17,6 @@ from confluent_kafka.admin import (
     ConfigResource,
     NewTopic,
 )
-from kafkas import KafkaProcess
 from prometheus_client.parser import text_string_to_metric_families
 from shoal.log.uuids import uuid_text
 from shoal.protocol.api import ApiKey
@@ -26,9 +25,9 @@ from wireclient import WireClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from servers import ShoalProcess
+    from shared_servers import SharedKafka
 
 ACCEPT, RELEASE, REJECT, RENEW = 1, 2, 3, 4
 
@@ -294,17 +293,13 @@ def test_a_session_does_not_end_with_an_earlier_connection(setup: Setup) -> None
 
 @pytest.mark.java
 @pytest.mark.nightly
-def test_nor_does_it_in_kafka(tmp_path: Path) -> None:
+def test_nor_does_it_in_kafka(kafka: SharedKafka) -> None:
     """But it may, if Kafka notices the end while it opens the session: a few of a hundred thousand
     did in the permission matrix. So that has a member of its own for each case."""
-    kafka = KafkaProcess(tmp_path).start()
-    try:
-        setup = Setup(kafka.bootstrap)
-        test_a_session_does_not_end_with_an_earlier_connection(setup)
-        for one in setup.members:
-            one.wire.close()
-    finally:
-        kafka.kill9()
+    setup = Setup(kafka.bootstrap)
+    test_a_session_does_not_end_with_an_earlier_connection(setup)
+    for one in setup.members:
+        one.wire.close()
 
 
 # Acquiring.

@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from compat.test_streams_groups import CONFIGS, PARTITIONS, Instance, create, read, write
 from conditions import eventually
-from kafkas import KafkaProcess
-from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
 from wireclient import WireClient
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from servers import ShoalProcess
+    from shared_servers import SharedKafka
 
 pytestmark = [pytest.mark.java, pytest.mark.nightly]
 
+BROKER_CONFIG = CONFIGS
 APPLICATION = "moving"
 #: Records that each step adds to the input.
 EACH = 120
@@ -91,18 +94,11 @@ def move(bootstrap: str, folder: Path) -> tuple[list[Any], dict[str, list[str]]]
     return seen, output
 
 
-def test_the_way_there_and_back_is_that_of_kafka(tmp_path: Path) -> None:
-    kafka = KafkaProcess(tmp_path / "kafka", configs=CONFIGS).start()
-    try:
-        theirs = move(kafka.bootstrap, tmp_path / "of-kafka")
-    finally:
-        kafka.kill9()
-    broker = ShoalProcess(tmp_path / "shoal", configs=CONFIGS).start()
-    try:
-        ours = move(broker.bootstrap, tmp_path / "of-shoal")
-        assert broker.stop() == 0, "\n".join(broker.log[-40:])
-    finally:
-        broker.kill9()
+def test_the_way_there_and_back_is_that_of_kafka(
+    get_kafka: Callable[..., SharedKafka], shared_broker: ShoalProcess, tmp_path: Path
+) -> None:
+    theirs = move(get_kafka(CONFIGS).bootstrap, tmp_path / "of-kafka")
+    ours = move(shared_broker.bootstrap, tmp_path / "of-shoal")
     assert ours == theirs
     seen, output = ours
     assert [entry[0].lower() for entry in seen[::4]] == list(STEPS)
