@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from servers import ShoalProcess
 
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 MB = 1 << 20
 TOPIC = {
     "remote.storage.enable": "true",
@@ -102,7 +102,8 @@ def consume(bootstrap: str, count: int, *, start: int = 0, topic: str = "t", **c
     at = start
     try:
         while at < start + count:
-            found = client.consume(1000, TIMEOUT_S)
+            # A call waits for all that it asks for.
+            found = client.consume(min(1000, start + count - at), TIMEOUT_S)
             assert found, f"nothing after offset {at}"
             for message in found:
                 assert message.error() is None, message.error()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import shutil
-import subprocess
 import time
 from typing import TYPE_CHECKING
 
@@ -28,7 +26,7 @@ from confluent_kafka.admin import (
     ConfigResource,
     OffsetSpec,
 )
-from kafka_tools import command
+from kafka_tools import KafkaTools
 from servers import ShoalProcess
 from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition as Partition
@@ -37,7 +35,18 @@ from shoal.client.consumer import Reader
 from shoal.client.settings import Settings
 from shoal.protocol.api import ApiKey
 from shoal.record.key_ranges import KeyRanges
-from tiered_topics import BASE_MS, MB, TIMEOUT_S, Tiered, alter, consume, create, produce, settings
+from tiered_topics import (
+    BASE_MS,
+    MB,
+    TIMEOUT_S,
+    Tiered,
+    alter,
+    consume,
+    create,
+    produce,
+    read_committed,
+    settings,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,12 +55,25 @@ if TYPE_CHECKING:
 pytest.importorskip("obstore")
 
 
+@pytest.fixture(scope="module")
+def tiered_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalProcess]:
+    folder = tmp_path_factory.mktemp("tiered")
+    broker = ShoalProcess(folder / "data", configs=settings(folder / "store")).start()
+    yield broker
+    assert broker.stop() == 0, "\n".join(broker.log[-40:])
+
+
 @pytest.fixture
-def tiered(tmp_path: Path) -> Iterator[Tiered]:
-    store = tmp_path / "store"
-    broker = ShoalProcess(tmp_path / "data", configs=settings(store)).start()
-    yield Tiered(broker, store, AdminClient({"bootstrap.servers": broker.bootstrap}))
-    broker.stop()
+def tiered(tiered_broker: ShoalProcess) -> Iterator[Tiered]:
+    """A broker and its store without topics."""
+    store = tiered_broker.data_dir.parent / "store"
+    admin = AdminClient({"bootstrap.servers": tiered_broker.bootstrap})
+    found = Tiered(tiered_broker, store, admin)
+    yield found
+    topics = [t for t in admin.list_topics(timeout=TIMEOUT_S).topics if not t.startswith("__")]
+    for deleted in admin.delete_topics(topics).values() if topics else ():
+        deleted.result(TIMEOUT_S)
+    eventually(lambda: not found.objects(), timeout_s=TIMEOUT_S, what="objects are deleted")
 
 
 def consume_by_key_ranges(bootstrap: str, count: int) -> None:
@@ -235,24 +257,7 @@ def test_aborted_records_are_hidden(tiered: Tiered) -> None:
         else:
             client.commit_transaction(TIMEOUT_S)
     eventually(lambda: len(tiered.local_logs()) == 1, timeout_s=TIMEOUT_S)
-    reader = Consumer(
-        {
-            "bootstrap.servers": tiered.broker.bootstrap,
-            "group.id": "g",
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-        }
-    )
-    reader.assign([TopicPartition("t", 0, 0)])
-    keys: list[bytes] = []
-    ended = False
-    while not ended:
-        for message in reader.consume(1000, TIMEOUT_S):
-            error = message.error()
-            ended |= error is not None and error.code() == KafkaError._PARTITION_EOF
-            if error is None:
-                keys.append(message.key())
-    reader.close()
+    keys = read_committed(tiered.broker.bootstrap)
     assert keys == [b"%d" % number for number in range(0, 12, 2) for _ in range(300)]
 
 
@@ -260,8 +265,9 @@ def test_an_object_that_is_gone_is_a_retriable_error(tiered: Tiered) -> None:
     create(tiered.admin)
     produce(tiered.broker.bootstrap, 4000)
     eventually(lambda: len(tiered.local_logs()) == 1, timeout_s=TIMEOUT_S)
-    aside = tiered.store.parent / "aside"
-    shutil.move(tiered.store, aside)
+    away = {one: one.with_suffix(".away") for one in tiered.objects()}
+    for one, aside in away.items():
+        one.rename(aside)
     where = TopicPartition("t", 0)
     spec = {where: OffsetSpec.for_timestamp(BASE_MS + 500)}
     with pytest.raises(KafkaException) as caught:
@@ -270,7 +276,8 @@ def test_an_object_that_is_gone_is_a_retriable_error(tiered: Tiered) -> None:
     client = Consumer({"bootstrap.servers": tiered.broker.bootstrap, "group.id": "g"})
     client.assign([TopicPartition("t", 0, 0)])
     assert not client.consume(1, 2)
-    shutil.move(aside, tiered.store)
+    for one, aside in away.items():
+        aside.rename(one)
     (message,) = client.consume(1, TIMEOUT_S)
     assert (message.error(), message.offset()) == (None, 0)
     client.close()
@@ -307,7 +314,7 @@ def test_kafkas_clients_read_a_tiered_topic(tiered: Tiered) -> None:
     produce(tiered.broker.bootstrap, 4000)
     eventually(lambda: len(tiered.local_logs()) == 1, timeout_s=TIMEOUT_S)
     (local_start,) = tiered.local_logs()
-    server = ("--bootstrap-server", tiered.broker.bootstrap)
+    tools = KafkaTools(tiered.broker.bootstrap)
     for time_, expected in (
         ("earliest", 0),
         ("earliest-local", local_start),
@@ -315,11 +322,10 @@ def test_kafkas_clients_read_a_tiered_topic(tiered: Tiered) -> None:
         ("latest", 4000),
         (str(BASE_MS + 1_233_500), 1234),
     ):
-        said = run_tool("kafka-get-offsets", *server, "--topic", "t", "--time", time_)
+        said = tools.run("get-offsets", "--topic", "t", "--time", time_)
         assert said.split() == [f"t:0:{expected}"], time_
-    said = run_tool(
-        "kafka-console-consumer",
-        *server,
+    said = tools.run(
+        "console-consumer",
         "--topic=t",
         "--from-beginning",
         "--max-messages=4000",
@@ -327,14 +333,8 @@ def test_kafkas_clients_read_a_tiered_topic(tiered: Tiered) -> None:
         "--formatter-property=print.key=true",
         "--formatter-property=print.value=false",
     )
-    assert [int(key) for key in said.split()] == list(range(4000))
-
-
-def run_tool(*words: str) -> str:
-    """Return the output of one of Kafka's tools."""
-    done = subprocess.run(command(*words), capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    keys = [int(line) for line in said.splitlines() if line.isdigit()]
+    assert keys == list(range(4000))
 
 
 def test_configs_of_copying_and_of_the_metadata_topic(tmp_path: Path) -> None:
