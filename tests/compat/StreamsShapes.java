@@ -1,8 +1,9 @@
-// Applications of Kafka Streams in several shapes, for tests/compat/test_streams_groups.py; run as a
-// single source file.
+// Applications of Kafka Streams in several shapes, for tests/compat/test_streams_groups.py.
 //
 // Arguments: the shape, the prefix of its topics (PREFIX-left, PREFIX-right and PREFIX-out), and
-// settings of the application as name=value. Nothing is cached, so every update is written.
+// settings of the application as name=value. Nothing is cached, so every update is written. For
+// several shapes with commas between them, an application of each runs. PREFIX-SHAPE is then its id
+// and the prefix of its topics.
 // Prints each change of state as `state NAME` and the error of a thread as `died CLASS: MESSAGE`.
 // The shape `repartition` fails at the value `fatal`, and then requests the shutdown of all
 // instances. For a line `KEY` of standard input, prints where the key's count is, as `KEY is at
@@ -11,7 +12,9 @@
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import java.time.Duration;
+import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.List;
 import java.util.Locale;
 import java.util.Properties;
 import org.apache.kafka.common.serialization.Serdes;
@@ -75,8 +78,29 @@ public class StreamsShapes {
             String[] parts = pair.split("=", 2);
             settings.put(parts[0], parts[1]);
         }
+        String[] shapes = arguments[0].split(",");
+        List<KafkaStreams> applications = new ArrayList<>();
+        for (String shape : shapes) {
+            String prefix = arguments[1];
+            if (shapes.length > 1) {
+                prefix += "-" + shape;
+                settings.put(StreamsConfig.APPLICATION_ID_CONFIG, prefix);
+            }
+            applications.add(start(shape, prefix, settings));
+        }
+        BufferedReader asked = new BufferedReader(new InputStreamReader(System.in));
+        for (String key = asked.readLine(); key != null; key = asked.readLine()) {
+            HostInfo host = applications.get(0)
+                .queryMetadataForKey("counts", key, Serdes.String().serializer())
+                .activeHost();
+            System.out.println(key + " is at " + host.host() + ":" + host.port());
+        }
+        applications.forEach(KafkaStreams::close);
+    }
+
+    static KafkaStreams start(String shape, String prefix, Properties settings) {
         StreamsBuilder builder = new StreamsBuilder();
-        build(arguments[0], arguments[1], builder).to(arguments[1] + "-out");
+        build(shape, prefix, builder).to(prefix + "-out");
         KafkaStreams streams = new KafkaStreams(builder.build(), settings);
         streams.setStateListener((now, before) -> System.out.println("state " + now));
         streams.setUncaughtExceptionHandler(error -> {
@@ -90,13 +114,6 @@ public class StreamsShapes {
                 : StreamThreadExceptionResponse.SHUTDOWN_CLIENT;
         });
         streams.start();
-        BufferedReader asked = new BufferedReader(new InputStreamReader(System.in));
-        for (String key = asked.readLine(); key != null; key = asked.readLine()) {
-            HostInfo host = streams
-                .queryMetadataForKey("counts", key, Serdes.String().serializer())
-                .activeHost();
-            System.out.println(key + " is at " + host.host() + ":" + host.port());
-        }
-        streams.close();
+        return streams;
     }
 }

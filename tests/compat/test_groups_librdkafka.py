@@ -26,13 +26,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 PARTITIONS = 6
-CONFIGS = {"group.initial.rebalance.delay.ms": "0", "group.max.size": "4"}
+CONFIGS = {
+    "group.initial.rebalance.delay.ms": "0",
+    "group.max.size": "4",
+    "group.min.session.timeout.ms": "1000",
+}
 OTHER_PROCESS = """
 import sys
 from confluent_kafka import Consumer
 bootstrap, topic = sys.argv[1:]
 consumer = Consumer(
-    {"bootstrap.servers": bootstrap, "group.id": topic, "session.timeout.ms": 6000}
+    {"bootstrap.servers": bootstrap, "group.id": topic, "session.timeout.ms": 2000}
 )
 consumer.subscribe([topic])
 while True:

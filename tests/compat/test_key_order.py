@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import kafka_tools
+import java_classes
 import pytest
 from conditions import ceiling, eventually, slowness
 from confluent_kafka import AcknowledgeType, Message, ShareConsumer
@@ -32,6 +32,11 @@ STUCK_S = 2.0
 STANDSTILL_S = 1.0
 ACCEPT, RELEASE = AcknowledgeType.ACCEPT, AcknowledgeType.RELEASE
 KEY_ORDER = {"share.ordering": "key"}
+
+
+@pytest.fixture
+def broker(chosen_broker: ShoalProcess) -> ShoalProcess:
+    return chosen_broker
 
 
 @pytest.fixture
@@ -92,6 +97,7 @@ def produce(queue: Queue, *records: str) -> None:
         queue.produce([record], key=record[:1].encode())
 
 
+@pytest.mark.usefixtures("start_broker")
 def test_a_member_that_joins_gets_no_key_that_another_holds(
     broker: ShoalProcess, queue: Queue, join: Callable[[], ShareConsumer]
 ) -> None:
@@ -191,6 +197,7 @@ def test_delayed_records_hold_their_key_and_block_no_other(
     queue.drained()
 
 
+@pytest.mark.usefixtures("start_broker")
 def test_a_killed_broker_keeps_the_order_of_keys_and_delays(
     broker: ShoalProcess, queue: Queue, join: Callable[[], ShareConsumer]
 ) -> None:
@@ -245,14 +252,17 @@ def test_the_most_urgent_record_goes_first(queue: Queue) -> None:
     assert order == [b"high"] * 3 + [b"low"] * 3 + [b"none"] * 3
 
 
+@pytest.mark.java
 def test_members_that_release_and_are_killed_never_break_the_order_of_a_key(
     queue: Queue, seed: int
 ) -> None:
-    """Six members release a quarter of the records; two die while they work."""
-    run(queue, seed, members=6, java=0, keys=60, records=1500, kills=2)
+    """Six members, one of them in Java, release a quarter of the records; two die while they
+    work."""
+    run(queue, seed, members=5, java=1, keys=60, records=1500, kills=2)
 
 
 @pytest.mark.java
+@pytest.mark.nightly
 @pytest.mark.timeout(900 * LONGER)
 def test_sixteen_members_of_librdkafka_and_java_never_break_the_order_of_a_key(
     queue: Queue, seed: int
@@ -281,7 +291,7 @@ def run(
     queue.client.run(_send(queue, random.Random(seed).choices(range(keys), k=records)))
     words = (queue.bootstrap, queue.group, queue.topic)
     numbers = ("10",) if released is None else ("10", str(released))
-    worker = kafka_tools.java(str(SOURCE), heap="96m")
+    worker = java_classes.java(str(SOURCE), heap="96m")
 
     def start(number: int, *, is_java: bool) -> Member:
         return Member(*words, str(seed + number), *numbers, java=worker if is_java else ())

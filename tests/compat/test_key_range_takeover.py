@@ -100,6 +100,7 @@ def killed_once(rounds: Rounds, members: list[Member], victim: Member) -> tuple[
     return max(taken) - killed_s - stood_s, rounds.longest_s - stood_s
 
 
+@pytest.mark.nightly
 def test_a_killed_member_is_replaced_within_a_second(broker: ShoalProcess) -> None:
     """Three members share a partition under load. The ranges of the others are read on without a
     pause."""

@@ -104,8 +104,15 @@ def read_back(bootstrap: str, topic: str) -> dict[int, list[Message]]:
     return found
 
 
-@pytest.mark.parametrize("idempotent", [False, True])
-@pytest.mark.parametrize("group_commit", ["false", "true"])
+@pytest.mark.parametrize(
+    ("idempotent", "group_commit"),
+    [
+        (False, "false"),
+        (True, "true"),
+        pytest.param(False, "true", marks=pytest.mark.nightly),
+        pytest.param(True, "false", marks=pytest.mark.nightly),
+    ],
+)
 def test_nothing_acknowledged_is_lost(
     start_broker: Callable[..., ShoalProcess], idempotent: bool, group_commit: str
 ) -> None:

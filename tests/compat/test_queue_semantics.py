@@ -27,6 +27,11 @@ BACKOFF = "share.redelivery.backoff"
 
 
 @pytest.fixture
+def broker(chosen_broker: ShoalProcess) -> ShoalProcess:
+    return chosen_broker
+
+
+@pytest.fixture
 def member(queue: Queue) -> Iterator[ShareConsumer]:
     consumer = ShareConsumer(
         {
@@ -86,6 +91,7 @@ def test_a_released_record_comes_back_after_ever_longer_waits(
     queue.drained()
 
 
+@pytest.mark.usefixtures("start_broker")
 def test_a_killed_broker_keeps_waits(
     broker: ShoalProcess, queue: Queue, member: ShareConsumer
 ) -> None:
@@ -209,6 +215,7 @@ def test_without_copying_a_dead_letter_is_headers_alone(
     queue.drained()
 
 
+@pytest.mark.usefixtures("start_broker")
 def test_a_record_waits_for_its_dead_letter_over_a_killed_broker(
     broker: ShoalProcess, queue: Queue, member: ShareConsumer
 ) -> None:
@@ -237,6 +244,7 @@ def test_a_record_waits_for_its_dead_letter_over_a_killed_broker(
     queue.drained()
 
 
+@pytest.mark.usefixtures("start_broker")
 def test_a_dead_letter_topic_is_created_where_the_broker_allows_it(
     queue: Queue, member: ShareConsumer
 ) -> None:
@@ -251,6 +259,7 @@ def test_a_dead_letter_topic_is_created_where_the_broker_allows_it(
     assert len(dead_letters(queue, topic, 1)) == 1
 
 
+@pytest.mark.usefixtures("start_broker")
 def test_dead_letter_topics_have_the_prefix_of_the_broker(
     broker: ShoalProcess, queue: Queue, member: ShareConsumer
 ) -> None:
@@ -289,6 +298,7 @@ def test_a_record_too_large_for_the_dead_letter_topic_leaves_its_headers(
     assert values == [b"small", None, b"also small"]
 
 
+@pytest.mark.usefixtures("start_broker")
 def test_a_full_disk_keeps_records_until_their_letters_can_be_written(
     broker: ShoalProcess, queue: Queue, member: ShareConsumer
 ) -> None:
@@ -361,6 +371,7 @@ def test_full_windows_and_invalid_headers_are_reported(
     assert "have reached share.partition.max.record.locks" in said
 
 
+@pytest.mark.usefixtures("start_broker")
 def test_a_flood_of_dead_letters_holds_delivery_until_the_limit_allows_it(
     broker: ShoalProcess, queue: Queue, member: ShareConsumer
 ) -> None:
@@ -387,6 +398,7 @@ def test_a_flood_of_dead_letters_holds_delivery_until_the_limit_allows_it(
     assert held(broker, queue) == set()
 
 
+@pytest.mark.nightly
 def test_a_flood_ends_automatically(queue: Queue, member: ShareConsumer) -> None:
     topic = f"dlq.{queue.topic}"
     create(queue, topic, errors_deadletterqueue_group_enable="true")
@@ -400,6 +412,7 @@ def test_a_flood_ends_automatically(queue: Queue, member: ShareConsumer) -> None
     assert time.monotonic() - before >= 59, "letters are counted by whole seconds"
 
 
+@pytest.mark.usefixtures("start_broker")
 def test_with_share_version_1_there_are_no_dead_letters(
     broker: ShoalProcess, queue: Queue, member: ShareConsumer
 ) -> None:
@@ -438,6 +451,7 @@ def test_the_age_of_the_oldest_lock_counts_renewals_in(
     assert gauge(broker, queue, "oldest_lock_age_seconds") == 0
 
 
+@pytest.mark.usefixtures("start_broker")
 def test_lag_and_pause_of_an_unread_group_are_reported_also_after_a_restart(
     broker: ShoalProcess, queue: Queue, member: ShareConsumer
 ) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.java
 
 RATE_BYTES = 300_000
-RECORDS = 3_000
+RECORDS = 1_000
 
 
 def throttles(tools: KafkaTools) -> set[str]:

@@ -22,7 +22,14 @@ TAKEOVER_S = 1.0
 
 @pytest.mark.parametrize(
     ("members", "victims", "partitions"),
-    [(2, 1, 1), (2, 1, 2), (2, 1, 6), (3, 2, 1), (4, 2, 2), (4, 3, 4)],
+    [
+        (2, 1, 1),
+        (4, 3, 4),
+        *(
+            pytest.param(*n, marks=pytest.mark.nightly)
+            for n in ((2, 1, 2), (2, 1, 6), (3, 2, 1), (4, 2, 2))
+        ),
+    ],
 )
 def test_records_of_killed_members(
     shared_broker: ShoalProcess, members: int, victims: int, partitions: int

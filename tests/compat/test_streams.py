@@ -163,7 +163,9 @@ def outage(cluster: ShoalCluster, victim: int, lines: Lines, work: Callable[[], 
         eventually(lambda name=topic.name: in_sync(cluster, victim, name))
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize(
+    "protocol", ["streams", pytest.param("classic", marks=pytest.mark.nightly)]
+)
 def test_exactly_once_through_kills(cluster: ShoalCluster, tmp_path: Path, protocol: str) -> None:
     """The leader of a changelog, the transaction coordinator, and the application are killed."""
     name, state = f"exactly-{protocol}", tmp_path / "state"

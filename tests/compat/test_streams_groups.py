@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +19,14 @@ from conditions import eventually
 from confluent_kafka import Consumer, Producer, TopicPartition
 from kafka_tools import KafkaTools
 from kafkas import KafkaProcess
-from servers import ShoalProcess
 from streams_applications import StreamsApplication
 from wireclient import WireClient
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
+
+    from servers import ShoalProcess
+    from shared_servers import SharedKafka
 
 pytestmark = pytest.mark.java
 
@@ -31,26 +34,30 @@ SOURCE = Path(__file__).parent / "StreamsShapes.java"
 PARTITIONS = 4
 KEYS = [f"key-{n}" for n in range(12)]
 RECORDS = 240
+#: The shapes of applications, and how many records each writes.
+SHAPES = {
+    "stateless": RECORDS - RECORDS // 10,
+    "windows": RECORDS,
+    "join": RECORDS * (RECORDS // 8) // len(KEYS),
+    "repartition": RECORDS,
+    "global": RECORDS,
+}
 #: An hour ago, so that nothing is too old for the retention of any topic.
 FIRST_MS = int(time.time()) // 10 * 10_000 - 3_600_000
 CONFIGS = {
-    "group.streams.initial.rebalance.delay.ms": "1000",
+    "group.streams.initial.rebalance.delay.ms": "200",
     "group.streams.min.session.timeout.ms": "6000",
     "group.streams.session.timeout.ms": "6000",
-    "group.streams.min.heartbeat.interval.ms": "1000",
-    "group.streams.heartbeat.interval.ms": "1000",
+    "group.streams.min.heartbeat.interval.ms": "200",
+    "group.streams.heartbeat.interval.ms": "200",
 }
+BROKER_CONFIG = CONFIGS
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def servers(get_kafka: Callable[..., SharedKafka], shared_broker: ShoalProcess) -> dict[str, str]:
     """The addresses of both servers."""
-    directory = tmp_path_factory.mktemp("servers")
-    kafka = KafkaProcess(directory / "kafka", configs=CONFIGS).start()
-    broker = ShoalProcess(directory / "shoal", configs=CONFIGS).start()
-    yield {"kafka": kafka.bootstrap, "shoal": broker.bootstrap}
-    kafka.kill9()
-    assert broker.stop() == 0, "\n".join(broker.log[-40:])
+    return {"kafka": get_kafka(CONFIGS).bootstrap, "shoal": shared_broker.bootstrap}
 
 
 class Instance(StreamsApplication):
@@ -130,49 +137,43 @@ def read(bootstrap: str, topic: str, count: int, instances: list[Instance]) -> d
         return sum(map(len, found.values())) >= count
 
     try:
-        eventually(enough, timeout_s=120, what=f"{count} records in {topic}")
+        eventually(enough, timeout_s=240, what=f"{count} records in {topic}")
         enough()
     finally:
         consumer.close()
     return dict(found)
 
 
-def run(bootstrap: str, shape: str, expected: int, directory: Path) -> dict[str, list[str]]:
-    """Run an application of that shape over the input, and return its output by key."""
-    prefix = f"shape-{shape}"
-    create(bootstrap, prefix)
-    right = RECORDS // 8 if shape == "join" else RECORDS
-    write(bootstrap, f"{prefix}-right", range(right))
-    instance = Instance(bootstrap, shape, prefix, directory)
+def run(bootstrap: str, directory: Path) -> dict[str, dict[str, list[str]]]:
+    """Run an application of each shape over the input, all in one JVM. Return the output of each
+    shape by key."""
+    for shape in SHAPES:
+        create(bootstrap, f"shape-{shape}")
+        right = RECORDS // 8 if shape == "join" else RECORDS
+        write(bootstrap, f"shape-{shape}-right", range(right))
+    instance = Instance(bootstrap, ",".join(SHAPES), "shape", directory, num_stream_threads="1")
     try:
-        write(bootstrap, f"{prefix}-left", range(RECORDS))
-        return read(bootstrap, f"{prefix}-out", expected, [instance])
+        for shape in SHAPES:
+            write(bootstrap, f"shape-{shape}-left", range(RECORDS))
+        return {
+            shape: read(bootstrap, f"shape-{shape}-out", expected, [instance])
+            for shape, expected in SHAPES.items()
+        }
     finally:
         instance.stop()
 
 
-@pytest.mark.parametrize(
-    ("shape", "expected"),
-    [
-        ("stateless", RECORDS - RECORDS // 10),
-        ("windows", RECORDS),
-        ("join", RECORDS * (RECORDS // 8) // len(KEYS)),
-        ("repartition", RECORDS),
-        ("global", RECORDS),
-    ],
-)
-def test_an_application_has_the_results_of_kafka(
-    servers: dict[str, str], tmp_path: Path, shape: str, expected: int
-) -> None:
-    found = {
-        name: run(bootstrap, shape, expected, tmp_path / name)
-        for name, bootstrap in servers.items()
-    }
-    if shape in ("join", "repartition"):
-        # The order in which two partitions are read is free.
-        found = {s: {k: sorted(v) for k, v in out.items()} for s, out in found.items()}
-    assert found["shoal"] == found["kafka"]
-    assert sum(map(len, found["shoal"].values())) == expected
+def test_applications_have_the_results_of_kafka(servers: dict[str, str], tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in servers]
+    with ThreadPoolExecutor(len(servers)) as pool:
+        found = dict(zip(servers, pool.map(run, servers.values(), folders), strict=True))
+    for outputs in found.values():
+        for shape in ("join", "repartition"):
+            # The order in which two partitions are read is free.
+            outputs[shape] = {key: sorted(values) for key, values in outputs[shape].items()}
+    for shape, expected in SHAPES.items():
+        assert found["shoal"][shape] == found["kafka"][shape], shape
+        assert sum(map(len, found["shoal"][shape].values())) == expected, shape
 
 
 def test_exactly_once_when_an_instance_is_killed(servers: dict[str, str], tmp_path: Path) -> None:
@@ -350,11 +351,11 @@ def _every_form(bootstrap: str, prefix: str, state: Path) -> dict[str, list[str]
 
 @pytest.mark.nightly
 def test_every_form_of_kafkas_tool_prints_the_same(
-    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+    start_broker: Callable[..., ShoalProcess], tmp_path: Path
 ) -> None:
-    directory = tmp_path_factory.mktemp("forms")
-    kafka = KafkaProcess(directory / "kafka", configs=CONFIGS).start()
-    broker = ShoalProcess(directory / "shoal", configs=CONFIGS).start()
+    """It lists all groups of each server, so both are new."""
+    kafka = KafkaProcess(tmp_path / "node", configs=CONFIGS).start()
+    broker = start_broker(configs=CONFIGS)
     try:
         found = {
             name: _every_form(server.bootstrap, "forms", tmp_path / name)
@@ -362,7 +363,6 @@ def test_every_form_of_kafkas_tool_prints_the_same(
         }
     finally:
         kafka.kill9()
-        broker.stop()
     assert found["shoal"] == found["kafka"]
 
 
