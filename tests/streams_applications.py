@@ -17,7 +17,7 @@ RUNNING = "state RUNNING"
 
 
 class StreamsApplication(LineProcess):
-    """An instance, run from a single source file. It prints `died ERROR` for an error."""
+    """An instance, run from a source file. It prints `died ERROR` for an error."""
 
     def __init__(
         self,

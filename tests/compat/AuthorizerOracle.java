@@ -1,5 +1,5 @@
 // Kafka's StandardAuthorizer answers questions about access control entries:
-// tests/compat/test_authorizer_against_kafka.py starts this. Run as a single source file.
+// tests/compat/test_authorizer_against_kafka.py starts this.
 //
 // Lines of standard input, their words separated by tabs:
 //   new SUPER_USERS ALLOW_IF_NO_ACL   an authorizer without entries

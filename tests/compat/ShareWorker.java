@@ -1,6 +1,6 @@
 // A member of a share group with Kafka's Java client, as tests/share_worker.py is one with
-// librdkafka: the same arguments, and the same JSON objects on standard output. Run as a single
-// source file. Ends when standard input does, or is killed.
+// librdkafka: the same arguments, and the same JSON objects on standard output. Ends when standard
+// input does, or is killed.
 //
 // Arguments: bootstrap, group, topic, seed, longest work on a record in milliseconds, the part of
 // records that is released, and optionally share.acquire.mode.

@@ -1,5 +1,5 @@
 // Kafka's StickyTaskAssignor assigns the tasks of random streams groups:
-// tests/compat/test_task_assignor_against_kafka.py starts this. Run as a single source file.
+// tests/compat/test_task_assignor_against_kafka.py starts this.
 //
 // Lines of standard input, their words separated by blanks:
 //   group STANDBY_REPLICAS      a group begins

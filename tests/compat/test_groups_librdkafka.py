@@ -36,7 +36,12 @@ import sys
 from confluent_kafka import Consumer
 bootstrap, topic = sys.argv[1:]
 consumer = Consumer(
-    {"bootstrap.servers": bootstrap, "group.id": topic, "session.timeout.ms": 2000}
+    {
+        "bootstrap.servers": bootstrap,
+        "group.id": topic,
+        "session.timeout.ms": 2000,
+        "heartbeat.interval.ms": 200,
+    }
 )
 consumer.subscribe([topic])
 while True:
