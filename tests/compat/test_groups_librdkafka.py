@@ -199,7 +199,8 @@ def test_offsets_and_groups_survive_a_restart(
 ) -> None:
     broker = start_broker(configs=CONFIGS)
     topic = make_topic(broker)
-    member = Member(broker, topic, topic)
+    # The restart is no longer than its session, on a busy machine, too.
+    member = Member(broker, topic, topic, session_timeout_ms=120_000)
     polled([member], lambda: len(member.read) == 60, "all is read")
     positions = [
         TopicPartition(topic, p, 5 + p, f"read until {5 + p}".ljust(300), leader_epoch=0)
