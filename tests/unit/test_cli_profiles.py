@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from commands import SHOAL
+from commands import call
 from shoal.cli import profiles
 from shoal.cli.client_properties import Cluster, client_settings
 from shoal.cli.failures import Failed
@@ -35,17 +34,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def shoal(*words: str, status: int = 0, stdin: str = "", **variables: str) -> str:
     """Return all that a command prints."""
-    done = subprocess.run(
-        [*SHOAL, *words],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env=os.environ | variables,
-    )
+    done = call(*words, stdin=stdin, environment=os.environ | variables)
     assert done.returncode == status, done
-    assert "Traceback" not in done.stderr
     assert SECRET not in done.stdout + done.stderr
     return done.stdout + done.stderr
 
