@@ -143,15 +143,17 @@ def shared_broker(request: pytest.FixtureRequest, shared_brokers: Brokers) -> Sh
 
 
 @pytest.fixture(scope="session")
-def get_kafka(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Callable[..., SharedKafka]:
-    """Return a function that returns the run's Apache Kafka with the given configs."""
+def run_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder that all test processes of the run share."""
     directory = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        directory = directory.parent
+    return directory.parent if "PYTEST_XDIST_WORKER" in os.environ else directory
+
+
+@pytest.fixture(scope="session")
+def get_kafka(run_directory: Path) -> Callable[..., SharedKafka]:
+    """Return a function that returns the run's Apache Kafka with the given configs."""
 
     def get(configs: Mapping[str, str] | None = None) -> SharedKafka:
-        return shared_kafka(directory, controller_pid(), configs)
+        return shared_kafka(run_directory, controller_pid(), configs)
 
     return get

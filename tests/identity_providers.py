@@ -33,7 +33,9 @@ class IdentityProvider:
         *,
         lifetime_s: float = 3600,
         tls: ssl.SSLContext | None = None,
+        key: rsa.RSAPrivateKey | None = None,
     ) -> None:
+        """`key` signs the tokens; by default, a new one."""
         self.clients = clients
         self.lifetime_s = lifetime_s
         #: The form and the client id of each request for a token.
@@ -41,7 +43,7 @@ class IdentityProvider:
         self.faults: list[int] = []
         self.fault_headers: dict[str, str] = {}
         self.body: bytes | None = None
-        self._key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        self._key = key or rsa.generate_private_key(public_exponent=65537, key_size=2048)
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         scheme = "http"
         if tls is not None:

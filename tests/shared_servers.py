@@ -22,7 +22,7 @@ from kafkas import KafkaProcess
 from servers import ShoalProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 
@@ -79,12 +79,22 @@ def shared_kafka(
     """
     text = json.dumps(sorted((configs or {}).items()))
     directory = run_directory / f"kafka-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    return start_once(
+        directory, controller_pid, lambda: KafkaProcess(directory / "node", configs=configs)
+    )
+
+
+def start_once(
+    directory: Path, controller_pid: int, make: Callable[[], KafkaProcess]
+) -> SharedKafka:
+    """Return the run's Kafka of a directory. The first call in the run starts the one that `make`
+    returns."""
     directory.mkdir(exist_ok=True)
-    with _lock(directory / "lock"):
+    with lock(directory / "lock"):
         known = directory / "address.json"
         if not known.exists():
             with leaks.unmarked():
-                kafka = KafkaProcess(directory / "node", configs=configs).start()
+                kafka = make().start()
                 _kill_after(controller_pid, kafka.pid)
             (directory / "new").write_text(json.dumps([kafka.pid, kafka.addresses]))
             (directory / "new").rename(known)
@@ -99,7 +109,8 @@ def _kill_after(controller_pid: int, pid: int) -> None:
 
 
 @contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
+def lock(path: Path) -> Iterator[None]:
+    """Exclude the other test processes of the run. `path` names the file that they lock."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING
 import early_java
 import kafka_tools
 import pytest
-import secured_clusters
-from identity_providers import IdentityProvider
 from kafka_tools import KafkaTools
 from machine import lacking
 from queues import Queue
-from secured_clusters import Secured
+from secured_clusters import Secured, SharedClusters
 from servers import ShoalProcess
 from shared_servers import controller_pid
 from shoal.client.client import SyncClient
@@ -66,16 +64,20 @@ def kafka(get_kafka: Callable[..., SharedKafka]) -> SharedKafka:
     return get_kafka()
 
 
+@pytest.fixture(scope="session")
+def secured_clusters(
+    run_directory: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SharedClusters]:
+    """The secured clusters that the files of a run share."""
+    clusters = SharedClusters(run_directory, controller_pid(), tmp_path_factory.mktemp("secured"))
+    yield clusters
+    clusters.stop()
+
+
 @pytest.fixture(scope="module", params=["kafka", "shoal"])
-def secured(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Secured]:
-    """A broker with TLS, SASL and access control for the tests of a file: Kafka's, then ours."""
-    start = {"kafka": secured_clusters.start_kafka, "shoal": secured_clusters.start_shoal}
-    with IdentityProvider(secured_clusters.PASSWORDS) as provider:
-        found = start[request.param](tmp_path_factory.mktemp("secured"), provider)
-        yield found
-        found.kill()
+def secured(request: pytest.FixtureRequest, secured_clusters: SharedClusters) -> Secured:
+    """A shared broker with TLS, SASL and access control: Kafka's, then ours."""
+    return secured_clusters.kafka() if request.param == "kafka" else secured_clusters.shoal()
 
 
 @pytest.fixture

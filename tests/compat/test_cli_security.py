@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from shared_servers import SharedKafka
+
 pytestmark = [pytest.mark.java, pytest.mark.timeout(180)]
 
 _numbers = itertools.count()
@@ -134,8 +136,8 @@ def test_short_forms(shoal_as: Callable[..., Shoal]) -> None:
     words = ("-g", group, "--prefixed", "--share-consumer", "-t", topic)
     shoal.run("acls", "add", "-p", user, *words)
     shoal.run("acls", "add", "-p", user, "--consumer", "-t", topic)
-    found = entries(shoal, "-p", user)
-    assert (f"User:{user}", "allow", "read", "group", group, "prefixed", "*") in found
+    entry = (f"User:{user}", "allow", "read", "group", group, "prefixed", "*")
+    eventually(lambda: entry in entries(shoal, "-p", user))
     assert eventually(lambda: worker.run(*consume)).stdout == "1\n2\n"
     assert eventually(lambda: worker.run(*share, "-f", "{value}")).stdout == "1\n2\n"
     assert "CLUSTER_AUTHORIZATION_FAILED" in refused(worker, "acls", "list")
@@ -227,7 +229,8 @@ def test_tokens_for_others(shoal_as: Callable[..., Shoal], tmp_path: Path) -> No
     admin.run("acls", "add", "-p", "ann", "--operation", "create-tokens", "--user", other)
     (created,) = eventually(lambda: json.loads(ann.run(*words, "--format", "json").stdout))
     assert (created["owner"], created["requester"]) == (f"User:{other}", "User:ann")
-    assert admin.json("tokens", "list", "--owner", other)[0]["requester"] == "User:ann"
+    (row,) = eventually(lambda: admin.json("tokens", "list", "--owner", other))
+    assert row["requester"] == "User:ann"
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "OAUTHBEARER"])
@@ -380,8 +383,8 @@ def test_refusals(shoal_as: Callable[..., Shoal], words: list[str], status: int,
     assert "pl4nted" not in found
 
 
-def test_a_cluster_without_an_authorizer(kafka: object) -> None:
-    shoal = Shoal(kafka.bootstrap)  # type: ignore[attr-defined]
+def test_a_cluster_without_an_authorizer(get_kafka: Callable[..., SharedKafka]) -> None:
+    shoal = Shoal(get_kafka().bootstrap)
     assert "set authorizer.class.name" in shoal.refusal("acls", "list").lower()
     assert explained(shoal, "ann", "Produce", "topic:x")[0][2]
     row = shoal.json("whoami")[0]
@@ -423,7 +426,7 @@ def test_quotas_are_set_listed_and_removed(shoal_as: Callable[..., Shoal]) -> No
     said = shoal.says("quotas", "set", *values, *of_user)
     assert said == f"Set producer_byte_rate, request_percentage of user {user}.\n"
     shoal.run("quotas", "set", "consumer_byte_rate=7", *of_user, "--client-defaults")
-    (row, *_) = shoal.json("quotas", "list", *of_user, "--client-defaults")
+    (row, *_) = eventually(lambda: shoal.json("quotas", "list", *of_user, "--client-defaults"))
     assert row["entity"] == {"client-id": None, "user": user}
     assert row["for"] == f"client-id <default>, user {user}"
     shown = shoal.says("quotas", "list", *of_user)
@@ -431,11 +434,11 @@ def test_quotas_are_set_listed_and_removed(shoal_as: Callable[..., Shoal]) -> No
     assert "12.5" in shown
     shoal.run("quotas", "remove", *of_user, "--client-defaults")
     shoal.run("quotas", "remove", "producer_byte_rate", *of_user)
-    assert quotas(shoal, *of_user) == {"request_percentage": 12.5}
+    eventually(lambda: quotas(shoal, *of_user) == {"request_percentage": 12.5})
     shoal.run("quotas", "set", "connection_creation_rate=5", "--ip", "192.0.2.9")
-    assert quotas(shoal, "--ip", "192.0.2.9") == {"connection_creation_rate": 5}
+    eventually(lambda: quotas(shoal, "--ip", "192.0.2.9") == {"connection_creation_rate": 5})
     shoal.run("quotas", "remove", "--ip", "192.0.2.9")
-    assert quotas(shoal, "--ip", "192.0.2.9") == {}
+    eventually(lambda: quotas(shoal, "--ip", "192.0.2.9") == {})
 
 
 @pytest.mark.parametrize(

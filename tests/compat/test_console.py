@@ -599,11 +599,13 @@ def test_a_login(cluster: Cluster) -> None:
 
 
 def test_a_user_without_rights_learns_so(secured: Secured) -> None:
+    user = secured.new_user()
+    hidden = f"hidden-from-{user}"
     admin = Settings.of(secured.addresses["PLAINTEXT"])
     with SyncClient(admin) as client:
-        expect(client.run(client.admin.topics.create([NewTopic("hidden", 1, 1)])))
+        expect(client.run(client.admin.topics.create([NewTopic(hidden, 1, 1)])))
     settings = Settings.of(
-        secured.addresses["SASL"], secured.properties("SASL", "SCRAM-SHA-256", "ann")
+        secured.addresses["SASL"], secured.properties("SASL", "OAUTHBEARER", user)
     )
 
     async def whole() -> None:
@@ -612,8 +614,8 @@ def test_a_user_without_rights_learns_so(secured: Secured) -> None:
             overview = (await page.get("/")).words
             assert "There are no queues yet." in overview
             assert "Disk – not reported" in overview
-            assert "hidden" not in (await page.get("/topics", internal=1)).words
-            found = await page.get("/topic", name="hidden", status=403)
+            assert hidden not in (await page.get("/topics", internal=1)).words
+            found = await page.get("/topic", name=hidden, status=403)
             assert "Ask an administrator for access to the topic." in found.words
 
     asyncio.run(whole())

@@ -38,9 +38,16 @@ def settings(secured: Secured) -> Settings:
     return Settings.of(secured.addresses["SASL"], secured.properties("SASL", "SCRAM-SHA-256"))
 
 
-async def topic_of(page: Console, name: str) -> str:
-    expect(await page.client.admin.topics.create([NewTopic(name, 1, 1)]))
-    return name
+async def topic_beyond(page: Console, user: str) -> str:
+    """Create a topic that a user without permissions may not write to."""
+    topic = f"beyond-{user}"
+    expect(await page.client.admin.topics.create([NewTopic(topic, 1, 1)]))
+    return topic
+
+
+async def owners(page: Console) -> set[str]:
+    """Return the owners of delegation tokens."""
+    return {one.owner for one in await page.client.admin.tokens.describe()}
 
 
 def audited(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
@@ -67,6 +74,7 @@ def test_openid_users_act_by_their_access_tokens(
     secured: Secured, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
+    ann = secured.new_user()
 
     async def whole() -> None:
         (port,) = free_ports(1)
@@ -76,20 +84,20 @@ def test_openid_users_act_by_their_access_tokens(
             provider.access_token = secured.provider.token
             access = Access(login=OpenIdLogin(given), url=url, allow_actions=True)
             async with console(settings(secured), access) as page:
-                topic = await topic_of(page, "t-openid")
+                topic = await topic_beyond(page, ann)
                 provider.user = "admin"
                 plan = await page.preview("produce", topic=topic, value="1")
                 assert "You act as admin." in plan.words
                 await page.confirm(plan)
                 await page.post("/logout", {})
-                provider.user = "ann"
+                provider.user = ann
                 await is_refused(page, topic, NO_TOPIC)
                 await page.post("/logout", {})
                 provider.access_token = lambda user: f"forged.{user}.token"
                 await is_refused(
-                    page, topic, "Actions are off for ann: the brokers do not accept the login."
+                    page, topic, f"Actions are off for {ann}: the brokers do not accept the login."
                 )
-                assert not await page.client.admin.tokens.describe()
+                assert not await owners(page) & {"User:admin", f"User:{ann}"}
 
     asyncio.run(whole())
     assert ("admin", "done") in audited(caplog)
@@ -99,11 +107,12 @@ def test_openid_users_act_by_their_access_tokens(
 
 def test_tokens_of_a_proxy(secured: Secured, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "shoal.console.audit")
+    ann = secured.new_user()
 
     async def whole() -> None:
         login = ProxyLogin("X-Forwarded-User", HERE, "Authorization")
         async with console(settings(secured), Access(login=login, allow_actions=True)) as page:
-            topic = await topic_of(page, "t-proxy-token")
+            topic = await topic_beyond(page, ann)
 
             def be(user: str, token: str) -> None:
                 page.browser.session.headers.update(
@@ -112,9 +121,9 @@ def test_tokens_of_a_proxy(secured: Secured, caplog: pytest.LogCaptureFixture) -
 
             be("admin", secured.provider.token("admin"))
             await produces(page, topic)
-            be("ann", secured.provider.token("ann"))
+            be(ann, secured.provider.token(ann))
             await is_refused(page, topic, NO_TOPIC)
-            be("ann", "?")
+            be(ann, "?")
             await is_refused(page, topic, "the login has no access token that is valid now")
 
     asyncio.run(whole())
@@ -125,17 +134,17 @@ def test_users_of_a_proxy_act_by_delegation(
     secured: Secured, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "shoal.console.audit")
+    ann = secured.new_user()
 
     async def whole() -> None:
         login = ProxyLogin("X-Forwarded-User", HERE)
         async with console(settings(secured), Access(login=login, allow_actions=True)) as page:
-            topic = await topic_of(page, "t-proxy")
+            topic = await topic_beyond(page, ann)
             page.browser.session.headers["X-Forwarded-User"] = "admin"
             await produces(page, topic)
-            page.browser.session.headers["X-Forwarded-User"] = "ann"
+            page.browser.session.headers["X-Forwarded-User"] = ann
             await is_refused(page, topic, NO_TOPIC)
-            tokens = await page.client.admin.tokens.describe()
-            assert {one.owner for one in tokens} == {"User:admin", "User:ann"}
+            assert await owners(page) >= {"User:admin", f"User:{ann}"}
 
     asyncio.run(whole())
     assert audited(caplog) == [("admin", "done")]
