@@ -33,7 +33,7 @@ OWN_PROCESS = {"cluster", "console", "demo", "server", "storage", "top"}
 
 
 def call(
-    *words: str, stdin: str = "", environment: Mapping[str, str]
+    *words: str, stdin: str = "", environment: Mapping[str, str], errors_to_output: bool = False
 ) -> subprocess.CompletedProcess[str]:
     """Call a command in this process, with its streams and environment, until it exits.
 
@@ -41,13 +41,20 @@ def call(
     """
     assert threading.current_thread() is threading.main_thread()
     status: object = None
-    with _streams(stdin) as (out, err), mock.patch.dict(os.environ, environment, clear=True):
+    out = _Stream()
+    err = out if errors_to_output else _Stream()
+    with _streams(_Stream(stdin), out, err), mock.patch.dict(os.environ, environment, clear=True):
         try:
             app(words, prog_name="shoal")
         except SystemExit as ended:
             status = ended.code
     assert status is None or isinstance(status, int), status
     return subprocess.CompletedProcess(words, status or 0, out.getvalue(), err.getvalue())
+
+
+def is_callable(*words: str) -> bool:
+    """Whether this thread can call a command, rather than start it."""
+    return words[0] not in OWN_PROCESS and threading.current_thread() is threading.main_thread()
 
 
 class _Stream(io.TextIOWrapper):
@@ -63,15 +70,14 @@ class _Stream(io.TextIOWrapper):
 
 
 @contextlib.contextmanager
-def _streams(stdin: str) -> Iterator[tuple[_Stream, _Stream]]:
-    """Put streams in memory in the place of the standard streams. Yield output and errors."""
-    out, err = _Stream(), _Stream()
+def _streams(stdin: _Stream, out: _Stream, err: _Stream) -> Iterator[None]:
+    """Put streams in memory in the place of the standard streams."""
     with (
-        mock.patch.object(sys, "stdin", _Stream(stdin)),
+        mock.patch.object(sys, "stdin", stdin),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
-        yield out, err
+        yield
 
 
 class Shoal:
@@ -90,7 +96,7 @@ class Shoal:
 
     def start_to_end(self, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         """Run to the end, with any exit status. Expect no traceback."""
-        if words[0] not in OWN_PROCESS and threading.current_thread() is threading.main_thread():
+        if is_callable(*words):
             return call(*words, stdin=stdin, environment=self.environment)
         return self.start_process_to_end(*words, stdin=stdin)
 
@@ -121,6 +127,13 @@ class Shoal:
     def refusal(self, *words: str, status: int = 1, stdin: str = "") -> str:
         """Return the error output of a command that must fail."""
         done = self.run(*words, stdin=stdin, status=status)
+        return done.stderr
+
+    def mistake(self, *words: str) -> str:
+        """Return the error output of wrong usage. Even a server is called in this process: it ends
+        before it starts."""
+        done = call(*words, environment=self.environment)
+        assert done.returncode == 2, (words, done)
         return done.stderr
 
     def start(self, *words: str) -> RunningCommand:

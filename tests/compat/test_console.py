@@ -410,11 +410,23 @@ def test_hostile_payloads(cluster: Cluster) -> None:
                     assert "default-src 'none'" in response.headers["Content-Security-Policy"]
         found = await page.get("/record", topic=queue.topic, partition=0, offset=0)
         assert "<script>alert(1)</script>" in found.words
-        await page.get("/record", topic=queue.topic, partition=0, offset=999, status=404)
-        await page.get("/record", topic=queue.topic, partition=0, offset="x", status=400)
-        await page.get("/record", topic=queue.topic, partition=9, offset=0, status=404)
 
     run(call, cluster)
+
+
+def test_a_record_that_does_not_exist(cluster: Cluster) -> None:
+    """The page does not wait for its topic or partition to be created."""
+    settings = replace(Settings.of(cluster.bootstrap), retry_timeout_ms=3_600_000)
+    topic = cluster.queue.topic
+
+    async def whole() -> None:
+        async with console(settings) as page:
+            await page.get("/record", topic=topic, partition=0, offset=999, status=404)
+            await page.get("/record", topic=topic, partition=0, offset="x", status=400)
+            await page.get("/record", topic=topic, partition=9, offset=0, status=404)
+            await page.get("/record", topic="none", partition=0, offset=0, status=404)
+
+    asyncio.run(whole())
 
 
 async def _send(
@@ -687,7 +699,7 @@ def test_the_first_content_of_a_large_cluster(tmp_path: Path) -> None:
         broker.kill9()
 
 
-def test_the_command(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_command(cluster: Cluster) -> None:
     shoal = Shoal(cluster.bootstrap)
     running = shoal.start("console", "--listen", "127.0.0.1:0", "--interval", "1")
     try:
@@ -701,14 +713,17 @@ def test_the_command(cluster: Cluster, tmp_path: Path) -> None:
     finally:
         status = running.interrupt()
     assert status == 0
-    refused = shoal.refusal("console", "--listen", "0.0.0.0:0", status=2)
-    assert "other hosts reach 0.0.0.0" in refused
+
+
+def test_mistakes_of_the_command(tmp_path: Path) -> None:
     users = tmp_path / "users"
     users.write_text("ann\n")
-    refused = shoal.refusal("console", "--login", str(users), status=2)
-    assert "must be USER:PASSWORD" in refused
-    refused = shoal.refusal("console", "--certificate", str(users), status=2)
-    assert "It must be a PEM file" in refused
+    for words, said in (
+        (("--listen", "0.0.0.0:0"), "other hosts reach 0.0.0.0"),
+        (("--login", str(users)), "must be USER:PASSWORD"),
+        (("--certificate", str(users)), "It must be a PEM file"),
+    ):
+        assert said in Shoal("127.0.0.1:1").mistake("console", *words)
 
 
 def _fetched(url: str, word: str) -> str | None:

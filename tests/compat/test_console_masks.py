@@ -203,15 +203,15 @@ def test_an_edit_keeps_what_is_masked(shoal: Cluster) -> None:
 def test_the_command_names_what_is_wrong(shoal: Cluster, tmp_path: Path) -> None:
     command, rules = Shoal(shoal.bootstrap), tmp_path / "rules.json"
     rules.write_text('{"rules": [{"topics": "a"}]}')
-    refused = command.refusal("console", "--mask", str(rules), status=2)
+    refused = command.mistake("console", "--mask", str(rules))
     assert "rule 1 of" in refused
     assert "masks nothing" in refused
-    refused = command.refusal("console", "--mask", str(tmp_path / "none"), status=2)
+    refused = command.mistake("console", "--mask", str(tmp_path / "none"))
     assert "No such file or directory" in refused
-    refused = command.refusal("console", "--kubernetes", status=2)
+    refused = command.mistake("console", "--kubernetes")
     assert "--kubernetes works in a pod only" in refused
     words = ["--proxy-user-header", "X-User", "--trusted-proxy", "10.0.0.1", "--trusted-proxy", "x"]
-    refused = command.refusal("console", *words, status=2)
+    refused = command.mistake("console", *words)
     assert "--trusted-proxy must be an address or a network" in refused
 
 

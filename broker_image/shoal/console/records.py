@@ -158,6 +158,9 @@ async def read(client: Client, view: View, where: TopicPartition, offset: int) -
 
     Raises `KafkaError`, for example if the offset is before or after the log.
     """
+    # The fetcher waits for a topic or partition that may soon be created. A reader does not.
+    topic = expect(await client.admin.topics.describe([where.topic]))[where.topic]
+    topic.partition(where.partition)
     async for fetched in client.fetcher.range(*where, offset, offset, chunk_bytes=1):
         for record in fetched.records():
             if record.offset == offset:
