@@ -22,6 +22,9 @@ from kafkas import KafkaProcess
 from machine import lacking
 from ports import free_ports
 from servers import ShoalProcess
+from shoal.client.client import SyncClient
+from shoal.client.configs import ConfigChange, Resource, ResourceType
+from shoal.client.errors import expect
 from shoal.protocol.api import ApiKey
 from wireclient import WireClient
 
@@ -167,7 +170,7 @@ def test_aiokafka(secured: Secured) -> None:
 
 @pytest.mark.java
 def test_java(secured: Secured) -> None:
-    """The console producer, consumer and share consumer, and a tool, with PEM stores."""
+    """The console producer, consumer and share consumer, with PEM stores."""
     topic = secured.topic()
     tools = KafkaTools(secured.address)
     config = ("--command-config", str(secured.properties))
@@ -181,15 +184,14 @@ def test_java(secured: Secured) -> None:
     assert said.count("value-") == 500
     assert f"Processed a total of {COUNT + 500} messages" in said
     group = f"share-{topic}"
-    tools.run(
-        *("configs", "--alter", "--entity-type", "groups", "--entity-name", group, *config),
-        *("--add-config", "share.auto.offset.reset=earliest"),
-    )
+    with SyncClient(secured.process.bootstrap) as client:
+        earliest = ConfigChange("share.auto.offset.reset", "earliest")
+        resource = Resource(ResourceType.GROUP, group)
+        expect(client.run(client.admin.configs.alter({resource: [earliest]})))
     said = tools.run(
         "console-share-consumer", "--group", group, *reading, "--max-messages", str(COUNT + 500)
     )
     assert said.count("value-") == 500
-    assert topic in tools.run("topics", "--list", *config)
 
 
 @pytest.mark.java
@@ -281,38 +283,70 @@ def test_new_keys_are_agreed_on(secured: Secured) -> None:
 # Beside Apache Kafka.
 
 
+#: The configs of each listener, as its name would prefix them.
+LISTENERS = {
+    "REQUIRED": {"ssl.client.auth": "required", "ssl.enabled.protocols": "TLSv1.2"},
+    "PROTOCOL": {"ssl.protocol": "TLSv1.2"},
+    "ENABLED": {"ssl.enabled.protocols": "TLSv1.3"},
+    "OLDER_SUITE": {"ssl.cipher.suites": "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"},
+    "NEWER_SUITE": {"ssl.cipher.suites": "TLS_AES_128_GCM_SHA256"},
+    "REQUESTED": {"ssl.client.auth": "requested"},
+}
+#: The version of TLS that a listener refuses.
+REFUSED = {"ENABLED": "1.2", "OLDER_SUITE": "1.3", "NEWER_SUITE": "1.2"}
+
+
 class Both:
     """Kafka and Shoal with the same listeners, stores and configs."""
 
-    def __init__(self, folder: Path, configs: dict[str, str]) -> None:
+    def __init__(self, folder: Path) -> None:
         self.stores = Stores(folder / "stores")
         server = self.stores.configs(AUTHORITY.issue("server"), AUTHORITY)
-        configs = {**server, **configs}
-        self._kafka = KafkaProcess(folder / "kafka", listeners={"SSL": "SSL"}, configs=configs)
-        self._kafka.start()
-        address = f"127.0.0.1:{free_ports(1)[0]}"
+        own = {
+            f"listener.name.{listener.lower()}.{name}": value
+            for listener, configs in LISTENERS.items()
+            for name, value in configs.items()
+        }
+        configs = {**server, **own}
+        protocols = dict.fromkeys(LISTENERS, "SSL")
+        self._kafka = KafkaProcess(folder / "kafka", listeners=protocols, configs=configs).start()
+        ports = free_ports(len(LISTENERS))
+        addresses = {n: f"127.0.0.1:{port}" for n, port in zip(LISTENERS, ports, strict=True)}
+        protocol_map = ",".join(f"{name}:SSL" for name in LISTENERS)
         self._shoal = ShoalProcess(
-            folder / "shoal", configs=configs, flags=[f"--listener=SSL://{address}"]
+            folder / "shoal",
+            configs={
+                **configs,
+                "listener.security.protocol.map": f"PLAINTEXT:PLAINTEXT,{protocol_map}",
+            },
+            flags=[f"--listener={name}://{address}" for name, address in addresses.items()],
         ).start()
-        self.addresses = {"kafka": self._kafka.addresses["SSL"], "shoal": address}
+        self._addresses = {"kafka": self._kafka.addresses, "shoal": addresses}
         self.plain = {"kafka": self._kafka.bootstrap, "shoal": self._shoal.bootstrap}
 
     def stop(self) -> None:
         self._kafka.kill9()
         self._shoal.kill9()
 
-    def results(self, context: ssl.SSLContext) -> dict[str, str]:
+    def results(self, listener: str, context: ssl.SSLContext) -> dict[str, str]:
         """Return what each answers: the version of TLS, or refused."""
         found = {}
-        for name, address in self.addresses.items():
+        for name, addresses in self._addresses.items():
             try:
-                with WireClient(address, tls=context) as client:
+                with WireClient(addresses[listener], tls=context) as client:
                     client.call(ApiKey.API_VERSIONS, 0, {})
                     assert isinstance(client.sock, ssl.SSLSocket)
                     found[name] = str(client.sock.version())
             except (OSError, IndexError, EOFError, AssertionError):
                 found[name] = "refused"
         return found
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
+    found = Both(tmp_path_factory.mktemp("both"))
+    yield found
+    found.stop()
 
 
 def trusting(version: str = "") -> ssl.SSLContext:
@@ -331,28 +365,24 @@ def showing(stores: Stores, identity: Identity) -> ssl.SSLContext:
 
 
 @pytest.mark.java
-def test_handshakes_are_refused_as_by_kafka(tmp_path: Path) -> None:
+def test_handshakes_are_refused_as_by_kafka(both: Both) -> None:
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
-    both = Both(tmp_path, {"ssl.client.auth": "required", "ssl.enabled.protocols": "TLSv1.2"})
     below = Authority("Intermediate", AUTHORITY)
-    try:
-        contexts = {
-            "known": showing(both.stores, CLIENT),
-            "below an intermediate authority": showing(both.stores, below.issue("client")),
-            "expired": showing(both.stores, AUTHORITY.issue("client", days=(-9, -1))),
-            "early": showing(both.stores, AUTHORITY.issue("client", days=(1, 9))),
-            "another authority": showing(both.stores, Authority("Another CA").issue("client")),
-            "usage of servers": showing(
-                both.stores, AUTHORITY.issue("client", usages=[ExtendedKeyUsageOID.SERVER_AUTH])
-            ),
-            "no usage": showing(both.stores, AUTHORITY.issue("client", usages=[])),
-            "none": trusting(),
-            "only TLS 1.3": trusting("1.3"),
-        }
-        found = {name: both.results(context) for name, context in contexts.items()}
-    finally:
-        both.stop()
+    contexts = {
+        "known": showing(both.stores, CLIENT),
+        "below an intermediate authority": showing(both.stores, below.issue("client")),
+        "expired": showing(both.stores, AUTHORITY.issue("client", days=(-9, -1))),
+        "early": showing(both.stores, AUTHORITY.issue("client", days=(1, 9))),
+        "another authority": showing(both.stores, Authority("Another CA").issue("client")),
+        "usage of servers": showing(
+            both.stores, AUTHORITY.issue("client", usages=[ExtendedKeyUsageOID.SERVER_AUTH])
+        ),
+        "no usage": showing(both.stores, AUTHORITY.issue("client", usages=[])),
+        "none": trusting(),
+        "only TLS 1.3": trusting("1.3"),
+    }
+    found = {name: both.results("REQUIRED", context) for name, context in contexts.items()}
     assert {n: r["shoal"] for n, r in found.items()} == {n: r["kafka"] for n, r in found.items()}
     assert [name for name, result in found.items() if result["kafka"] != "refused"] == [
         "known",
@@ -362,32 +392,20 @@ def test_handshakes_are_refused_as_by_kafka(tmp_path: Path) -> None:
 
 
 @pytest.mark.java
-@pytest.mark.parametrize(
-    "configs",
-    [
-        {"ssl.protocol": "TLSv1.2"},
-        {"ssl.enabled.protocols": "TLSv1.3"},
-        {"ssl.cipher.suites": "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"},
-        {"ssl.cipher.suites": "TLS_AES_128_GCM_SHA256"},
-        {"ssl.client.auth": "requested"},
-    ],
-    ids=str,
-)
-def test_versions_are_those_of_kafka(tmp_path: Path, configs: dict[str, str]) -> None:
-    both = Both(tmp_path, configs)
-    try:
-        for version in ("1.2", "1.3", ""):
-            found = both.results(trusting(version))
-            assert found["shoal"] == found["kafka"], (version, found)
-        stranger = showing(both.stores, Authority("Another CA").issue("client"))
-        found = both.results(stranger)
-        assert found["shoal"] == found["kafka"], found
-    finally:
-        both.stop()
+@pytest.mark.parametrize("listener", [name for name in LISTENERS if name != "REQUIRED"])
+def test_versions_are_those_of_kafka(both: Both, listener: str) -> None:
+    for version in ("1.2", "1.3", ""):
+        found = both.results(listener, trusting(version))
+        assert found["shoal"] == found["kafka"], (version, found)
+        if REFUSED.get(listener) == version:
+            assert found["kafka"] == "refused"
+    stranger = showing(both.stores, Authority("Another CA").issue("client"))
+    found = both.results(listener, stranger)
+    assert found["shoal"] == found["kafka"], found
 
 
 TOPIC, BROKER = 2, 4
-KEYSTORE = "listener.name.ssl.ssl.keystore.location"
+KEYSTORE = "listener.name.protocol.ssl.keystore.location"
 
 
 def alteration(kind: int, name: str, config: str, value: str) -> dict[str, Any]:
@@ -396,9 +414,8 @@ def alteration(kind: int, name: str, config: str, value: str) -> dict[str, Any]:
 
 
 @pytest.mark.java
-def test_an_altered_certificate_is_refused_by_itself(tmp_path: Path) -> None:
+def test_an_altered_certificate_is_refused_by_itself(both: Both) -> None:
     """The other resources of the request are altered, as with Kafka."""
-    both = Both(tmp_path, {})
     bad = alteration(BROKER, "1", KEYSTORE, "/missing")
     good = alteration(BROKER, "1", "background.threads", "8")
     topic = alteration(TOPIC, "t", "retention.ms", "1234567")
@@ -410,10 +427,7 @@ def test_an_altered_certificate_is_refused_by_itself(tmp_path: Path) -> None:
         "twice": [bad, bad, topic],
         "twice, once well": [bad, good, topic],
     }
-    try:
-        found = {name: _altered(both, resources) for name, resources in requests.items()}
-    finally:
-        both.stop()
+    found = {name: _altered(both, resources) for name, resources in requests.items()}
     for name, results in found.items():
         assert results["shoal"] == results["kafka"], name
     assert found["first"]["kafka"] == [(BROKER, "1", 42), (TOPIC, "t", 0)]
