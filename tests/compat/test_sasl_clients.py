@@ -305,33 +305,23 @@ def run_java(
 
 @pytest.mark.java
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_java_tools(sasl: SaslBroker, tmp_path: Path, mechanism: str) -> None:
+def test_java_logs_in(sasl: SaslBroker, tmp_path: Path, mechanism: str) -> None:
+    """All of Kafka's clients log in by the same code, so one of them shows each mechanism."""
     config = tmp_path / "client.properties"
     lines = sasl.java_properties(mechanism)
     config.write_text("".join(f"{name}={value}\n" for name, value in lines.items() if value))
     topic = next(_names)
     said = run_java("kafka-topics", sasl, config, "--create", "--topic", topic)
     assert f"Created topic {topic}" in said, said
-    run_java("kafka-console-producer", sasl, config, "--topic", topic)
-    read = ("--topic", topic, "--from-beginning", "--max-messages", "2")
-    said = run_java("kafka-console-consumer", sasl, config, *read)
-    assert sorted(said.split()[:2]) == ["v0", "v1"], said
 
 
 @pytest.mark.java
-@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
-def test_java_tools_with_a_wrong_password(sasl: SaslBroker, tmp_path: Path, mechanism: str) -> None:
+def test_java_with_a_wrong_password(sasl: SaslBroker, tmp_path: Path) -> None:
     config = tmp_path / "client.properties"
-    lines = sasl.java_properties(mechanism, "wrong")
+    lines = sasl.java_properties("PLAIN", "wrong")
     config.write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
     said = run_java("kafka-topics", sasl, config, "--list")
-    expected = (
-        "Authentication failed: Invalid username or password"
-        if mechanism == "PLAIN"
-        else "Authentication failed during authentication due to invalid credentials with SASL"
-        " mechanism SCRAM-SHA-512"
-    )
-    assert expected in said, said
+    assert "Authentication failed: Invalid username or password" in said, said
 
 
 def test_a_session_ends_with_its_bearer_token(sasl: SaslBroker) -> None:
@@ -410,22 +400,26 @@ class Load:
                     self.received.append(int(message.value()))
 
 
-@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512", "OAUTHBEARER"])
-def test_logins_every_two_seconds_under_load_lose_nothing(sasl: SaslBroker, mechanism: str) -> None:
+def test_logins_every_two_seconds_under_load_lose_nothing(sasl: SaslBroker) -> None:
     names = ("successful_reauthentication", "expired_connections_killed", "failed_reauthentication")
     before = [sasl.logins(name, BRIEF) for name in names]
-    load = Load(librdkafka(sasl.addresses[BRIEF], mechanism), sasl.topic())
-    load.start()
+    mechanisms = ("PLAIN", "SCRAM-SHA-512", "OAUTHBEARER")
+    loads = [Load(librdkafka(sasl.addresses[BRIEF], each), sasl.topic()) for each in mechanisms]
+    for load in loads:
+        load.start()
     begun = time.monotonic()
-    # A producer and a consumer with two connections each, of which one is used.
+    # Each has a producer and a consumer with two connections each, of which one is used.
+    logins = before[0] + 8 * len(loads)
     eventually(
-        lambda: sasl.logins(names[0], BRIEF) >= before[0] + 8 and time.monotonic() - begun > LOAD_S,
+        lambda: sasl.logins(names[0], BRIEF) >= logins and time.monotonic() - begun > LOAD_S,
         what="four logins again of each",
     )
-    load.stop()
-    assert not load.errors
-    assert sorted(load.received) == list(range(load.sent))
-    assert load.sent > 100
+    for load in loads:
+        load.stop()
+    for load, mechanism in zip(loads, mechanisms, strict=True):
+        assert not load.errors, mechanism
+        assert sorted(load.received) == list(range(load.sent)), mechanism
+        assert load.sent > 100, mechanism
     after = [sasl.logins(name, BRIEF) for name in names]
     assert after[1:] == before[1:], "a session ended although its client logs in again"
 
@@ -441,7 +435,7 @@ def test_java_logs_in_again_every_two_seconds(sasl: SaslBroker, tmp_path: Path) 
         command(
             "kafka-verifiable-producer",
             *("--bootstrap-server", sasl.addresses[BRIEF], "--topic", sasl.topic()),
-            *("--max-messages", "4000", "--throughput", "500", "--command-config", str(config)),
+            *("--max-messages", "3000", "--throughput", "500", "--command-config", str(config)),
         ),
         capture_output=True,
         text=True,
@@ -449,6 +443,6 @@ def test_java_logs_in_again_every_two_seconds(sasl: SaslBroker, tmp_path: Path) 
         check=False,
     )
     (summary,) = events(done.stdout.splitlines(), "tool_data")
-    assert (summary["sent"], summary["acked"]) == (4000, 4000), done.stderr
+    assert (summary["sent"], summary["acked"]) == (3000, 3000), done.stderr
     assert sasl.logins("successful_reauthentication", BRIEF) >= before + 3
     assert sasl.logins("expired_connections_killed", BRIEF) == ended
