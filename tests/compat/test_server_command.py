@@ -40,10 +40,10 @@ def refusal(result: subprocess.CompletedProcess[str]) -> str:
     return result.stderr
 
 
-def test_it_prints_its_address_and_its_data_directory(broker: ShoalProcess) -> None:
-    said = "\n".join(broker.log)
-    assert f"listens on {broker.bootstrap}" in said
-    assert f"Its data is in {broker.data_dir}" in said
+def test_it_prints_its_address_and_its_data_directory(shared_broker: ShoalProcess) -> None:
+    said = "\n".join(shared_broker.log)
+    assert f"listens on {shared_broker.bootstrap}" in said
+    assert f"Its data is in {shared_broker.data_dir}" in said
 
 
 def test_a_clean_stop_leaves_the_marker_and_a_restart_takes_it(broker: ShoalProcess) -> None:
@@ -58,15 +58,15 @@ def test_a_clean_stop_leaves_the_marker_and_a_restart_takes_it(broker: ShoalProc
     broker.start()
 
 
-def test_a_port_in_use(broker: ShoalProcess, tmp_path: Path) -> None:
+def test_a_port_in_use(shared_broker: ShoalProcess, tmp_path: Path) -> None:
     data_dir = tmp_path / "other"
-    said = refusal(server(f"--listener={broker.bootstrap}", f"--data-dir={data_dir}"))
-    assert f"Cannot listen on {broker.bootstrap}: another process listens there." in said
+    said = refusal(server(f"--listener={shared_broker.bootstrap}", f"--data-dir={data_dir}"))
+    assert f"Cannot listen on {shared_broker.bootstrap}: another process listens there." in said
     assert not data_dir.exists()
 
 
-def test_a_data_directory_in_use(broker: ShoalProcess) -> None:
-    said = refusal(server("--listener=127.0.0.1:0", f"--data-dir={broker.data_dir}"))
+def test_a_data_directory_in_use(shared_broker: ShoalProcess) -> None:
+    said = refusal(server("--listener=127.0.0.1:0", f"--data-dir={shared_broker.data_dir}"))
     assert "is in use by another broker" in said
 
 
