@@ -9,63 +9,32 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import sasl_listeners
 from conditions import eventually
-from kafkas import KafkaProcess
 from ports import free_ports
 from sasl_dialogue import CLOSED, Dialogue
+from sasl_listeners import DELAY_MS, LISTENERS, configs
 from scram_users import add_scram_user
 from servers import ShoalProcess
+from shared_servers import controller_pid
 from shoal.client.client import SyncClient
 from shoal.protocol.api import ApiKey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     Script = Callable[[Dialogue], object]
 
 pytestmark = pytest.mark.java
 
-#: SESSION has sessions without an end, LIMITED sessions of a minute, and BRIEF of a tenth of a
-#: second.
-LISTENERS = {"SESSION": 0, "LIMITED": 60_000, "BRIEF": 100}
-USERS = 'user_alice="secret" user_bob="builder" user_zoë="pä ss"'
-MODULE = "org.apache.kafka.common.security"
-DELAY_MS = 150
-
-
-def configs() -> dict[str, str]:
-    found = {"connection.failed.authentication.delay.ms": str(DELAY_MS)}
-    for name, lifetime_ms in LISTENERS.items():
-        prefix = f"listener.name.{name.lower()}."
-        found |= {
-            f"{prefix}sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512",
-            f"{prefix}connections.max.reauth.ms": str(lifetime_ms),
-            f"{prefix}plain.sasl.jaas.config": f"{MODULE}.plain.PlainLoginModule required {USERS};",
-        }
-        for mechanism in ("scram-sha-256", "scram-sha-512"):
-            found[f"{prefix}{mechanism}.sasl.jaas.config"] = (
-                f"{MODULE}.scram.ScramLoginModule required;"
-            )
-    found["listener.name.brief.sasl.server.max.receive.size"] = "1000"
-    return found
-
-
-def _java(text: str) -> str:
-    """Escape a text for a file of Java properties, which is not UTF-8."""
-    return "".join(c if c.isascii() else f"\\u{ord(c):04x}" for c in text)
-
 
 @pytest.fixture(scope="module")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    process = KafkaProcess(
-        tmp_path_factory.mktemp("kafka"),
-        listeners=dict.fromkeys(LISTENERS, "SASL_PLAINTEXT"),
-        configs={name: _java(text) for name, text in configs().items()},
-    ).start()
+def kafka(run_directory: Path) -> dict[str, str]:
+    found = sasl_listeners.shared_kafka(run_directory, controller_pid())
     for user in ("alice", "bob"):
-        add_scram_user(process.bootstrap, user, "secret")
-    yield process.addresses
-    process.kill9()
+        add_scram_user(found.bootstrap, user, "secret")
+    return found.addresses
 
 
 @pytest.fixture(scope="module")

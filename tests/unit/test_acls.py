@@ -57,6 +57,23 @@ def test_entries_that_differ_have_different_ids() -> None:
     assert len({acls.acl_id(acl) for acl in (READ_T, *others)}) == 1 + len(others)
 
 
+def test_one_request_changes_at_most_10_000_entries() -> None:
+    """An entry that two filters select counts twice, as in Kafka."""
+    many = [READ_T._replace(resource_name=f"t{n}") for n in range(10_001)]
+    with pytest.raises(ApiError) as refused:
+        acls.create(MetadataImage(), many)
+    assert refused.value.code == ErrorCode.policy_violation
+    most = MetadataImage(acls={acls.acl_id(acl): acl for acl in many[:-1]})
+    assert len(acls.delete(most, [ALL]).records) == 10_000
+    for image, filters in (
+        (most, [ALL, ALL._replace(resource_name="t1")]),
+        (follow(most, acls.create(most, many[-1:])), [ALL]),
+    ):
+        with pytest.raises(ApiError) as refused:
+            acls.delete(image, filters)
+        assert refused.value.code == ErrorCode.invalid_request
+
+
 def test_the_delta_has_what_changed() -> None:
     image = follow(MetadataImage(), acls.create(MetadataImage(), [READ_T]))
     deletion = acls.delete(image, [ALL])
