@@ -5,6 +5,8 @@ continues one. The lines below a command are its output on both streams. `...` s
 alone on a line, for any lines. The widths of columns are ignored. A command that only reads is
 repeated until its output matches, as a reader would.
 
+A command that needs no shell is called in this process, which is quicker by half a second.
+
 A block with a title (```python title="worker.py") is a file that the reader saves under this name.
 
 A comment `<!-- console: MARK -->` before a block says how to run it. `terminal` means a terminal of
@@ -17,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -24,6 +27,7 @@ import tempfile
 from pathlib import Path
 from typing import IO, NamedTuple
 
+import commands
 from conditions import eventually
 from servers import without_configs
 
@@ -74,6 +78,17 @@ def steps(text: str, *marks: str) -> list[Step]:
     return found
 
 
+def _without_shell(command: str) -> list[str]:
+    """Return the words after `shoal` if it needs no shell and no process, or nothing."""
+    lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    words = list(lexer)
+    is_plain = not any(set(word) <= set(lexer.punctuation_chars) for word in words)
+    if words[0] != "shoal" or not is_plain or set(command) & set("$`*?~"):
+        return []
+    return words[1:] if commands.is_callable(*words[1:]) else []
+
+
 def marks(text: str) -> set[str]:
     """Return the marks of a page's blocks; "" for blocks without a mark."""
     return {block["mark"] or "" for block in _BLOCK.finditer(text)}
@@ -94,6 +109,8 @@ class Console:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         named = {"PATH": path, "SHOAL_BOOTSTRAP_SERVERS": bootstrap}
         self._environment = without_configs() | named
+        # Unbuffered, Python writes a line's end apart from the line: outputs of workers would mix.
+        self._environment.pop("PYTHONUNBUFFERED", None)
         self._sessions: list[int] = []
 
     def __enter__(self) -> Console:
@@ -126,6 +143,10 @@ class Console:
 
     def run(self, command: str) -> str:
         """Return what a command prints, on both streams."""
+        if words := _without_shell(command):
+            with contextlib.chdir(self._folder):
+                done = commands.call(*words, environment=self._environment, errors_to_output=True)
+            return done.stdout.strip("\n")
         with tempfile.TemporaryFile("w+") as printed:
             self._popen(command, printed).wait(self._timeout_s)
             printed.seek(0)

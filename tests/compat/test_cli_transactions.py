@@ -147,7 +147,7 @@ def test_a_hanging_transaction_is_found_and_aborted(
     assert shoal.says(*read, "--timeout", "1s") == ""
     said = shoal.says("transactions", "abort", f"{name}:0", "--start-offset", "0", "--yes")
     assert said == f"Aborted the transaction of producer {row['producer_id']} in {name}-0.\n"
-    assert shoal.says(*read, "--timeout", "5s") == "later\n"
+    assert shoal.says(*read, "-n", "1") == "later\n"
     assert shoal.says("transactions", "find-hanging", "-t", name) == "No transaction hangs.\n"
     shoal.run("configs", "set", "broker", "default", f"{setting}=true")
 

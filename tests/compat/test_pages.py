@@ -7,49 +7,31 @@ of these tests, or listed here with the reason why it is not.
 
 from __future__ import annotations
 
-import os
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import kafka_tools
 import pytest
-from console import TERMINAL, Console, files, marks, steps
-from ports import free_ports
+from console import TERMINAL, Console, files, marks
+from page_runs import try_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kafkas import KafkaProcess
     from servers import ShoalProcess
 
-#: The mark of commands for Apache Kafka.
-KAFKA = "kafka"
 ROOT = Path(__file__).parents[2]
-KAFKA_PAGE = "docs/quickstart/kafka.md"
-SPARK_PAGE = "docs/quickstart/spark.md"
-STREAMS_PAGE = "docs/streams.md"
+QUEUES_PAGE = "docs/queues.md"
 #: Pages whose unmarked commands run here, each against one broker.
-PAGES = (
-    "docs/cooperative.md",
-    "docs/queues.md",
-    "docs/quickstart/developer.md",
-    KAFKA_PAGE,
-    SPARK_PAGE,
-    STREAMS_PAGE,
-)
-#: What a page needs beside Python.
-NEEDS = {
-    KAFKA_PAGE: (pytest.mark.java,),
-    # Spark starts slowly on a busy machine.
-    SPARK_PAGE: (pytest.mark.spark, pytest.mark.timeout(1200)),
-    # Five JVMs.
-    STREAMS_PAGE: (pytest.mark.java, pytest.mark.nightly),
-}
+PAGES = ("docs/cooperative.md", QUEUES_PAGE, "docs/quickstart/developer.md")
+#: Sections that wait. No other section needs them, so they run beside the others.
+ASIDE = {QUEUES_PAGE: ("Delay",)}
 #: Pages with commands, and the test that runs them.
 ELSEWHERE = {
     "docs/backup.md": "tests/cluster/test_cluster_page.py",
     "docs/cluster.md": "tests/cluster/test_cluster_page.py",
+    "docs/quickstart/kafka.md": "tests/compat/test_kafka_pages.py",
+    "docs/quickstart/spark.md": "tests/spark/test_quick_start.py",
+    "docs/streams.md": "tests/compat/test_kafka_pages.py",
 }
 #: Pages whose unmarked commands nothing runs, and why.
 NOT_RUN = {
@@ -66,7 +48,7 @@ NOT_RUN = {
 MARKS = {
     "": "see the tables above",
     TERMINAL: "run with the page",
-    KAFKA: "run here, against Apache Kafka",
+    "kafka": "run by tests/compat/test_kafka_pages.py, against Apache Kafka",
     "kubernetes": "run by tests/e2e/test_pages.py",
 }
 
@@ -77,53 +59,11 @@ def documents() -> list[str]:
     return sorted(path.relative_to(ROOT).as_posix() for path in paths)
 
 
-@pytest.fixture
-def tools_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put the scripts of Kafka's `bin` on the PATH, and its folder into KAFKA_HOME."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    for script in (*kafka_tools.CLASSES, "kafka-configs"):
-        path = folder / f"{script}.sh"
-        path.write_text(f'exec {shlex.join(kafka_tools.command(script))} "$@"\n')
-        path.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    # Unbuffered, Python writes a line's end apart from the line: workers' outputs would mix.
-    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
-    (tmp_path / "libs").symlink_to(kafka_tools.LIBRARY)
-    monkeypatch.setenv("KAFKA_HOME", str(tmp_path))
-    # Pages name files of the repository from its root.
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-
-
-@pytest.mark.usefixtures("tools_on_path")
-@pytest.mark.parametrize("page", [pytest.param(p, marks=NEEDS.get(p, ())) for p in PAGES])
+@pytest.mark.parametrize("page", PAGES)
 def test_the_commands_of_the_page_print_what_it_shows(
     page: str, start_broker: Callable[..., ShoalProcess], tmp_path: Path
 ) -> None:
-    text = (ROOT / page).read_text()
-    port, metrics = free_ports(2)
-    assert len(steps(text)) >= 5
-    if TERMINAL in marks(text):
-        # The page starts its own broker.
-        text = text.replace("shoal server ", f"shoal server --listener 127.0.0.1:{port} ")
-        text = text.replace("127.0.0.1:9092", f"127.0.0.1:{port}")
-        text = text.replace("127.0.0.1:9404", f"127.0.0.1:{metrics}")
-        bootstrap = f"127.0.0.1:{port}"
-    else:
-        bootstrap = start_broker(metrics=f"127.0.0.1:{metrics}").bootstrap
-    with Console(tmp_path, bootstrap) as console:
-        console.try_page(text)
-
-
-@pytest.mark.java
-def test_the_commands_for_kafka_print_what_the_page_shows(
-    kafka: KafkaProcess, tmp_path: Path
-) -> None:
-    text = (ROOT / KAFKA_PAGE).read_text().replace("kafka.example:9092", kafka.bootstrap)
-    tried = steps(text, KAFKA)
-    assert len(tried) >= 5
-    with Console(tmp_path, kafka.bootstrap) as console:
-        console.try_all(tried)
+    try_page((ROOT / page).read_text(), start_broker, tmp_path, ASIDE.get(page, ()))
 
 
 def test_every_command_is_run_or_listed() -> None:
