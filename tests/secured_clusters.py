@@ -36,9 +36,17 @@ if TYPE_CHECKING:
 
 PASSWORDS = {"admin": "adm1n-s3cret", "ann": "ann-s3cret"}
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
-LISTENERS = {"SASL": "SASL_PLAINTEXT", "BOTH": "SASL_SSL", "MUTUAL": "SSL", "BRIEF": "SASL_SSL"}
-#: The length of sessions on listener BRIEF.
+#: Sessions have no end, but on listeners BRIEF and LOADED. On LOADED, a busy machine leaves clients
+#: time to renew them.
+LISTENERS = {
+    "SASL": "SASL_PLAINTEXT",
+    "BOTH": "SASL_SSL",
+    "MUTUAL": "SSL",
+    "BRIEF": "SASL_SSL",
+    "LOADED": "SASL_SSL",
+}
 SESSION_MS = 2_000
+LOADED_SESSION_MS = 6_000
 #: The address of the keys that sign tokens.
 JWKS = "sasl.oauthbearer.jwks.endpoint.url"
 _users_so_far = itertools.count()
@@ -232,8 +240,9 @@ def _configs(folder: Path, provider: IdentityProvider) -> dict[str, str]:
             found[f"{prefix}.ssl.truststore.location"] = str(ca)
         for mechanism, module in modules.items() if protocol.startswith("SASL") else ():
             found[f"{prefix}.{mechanism}.sasl.jaas.config"] = f"{module};"
-            if listener == "BRIEF":
-                found[f"{prefix}.{mechanism}.connections.max.reauth.ms"] = str(SESSION_MS)
+            if listener in ("BRIEF", "LOADED"):
+                session_ms = SESSION_MS if listener == "BRIEF" else LOADED_SESSION_MS
+                found[f"{prefix}.{mechanism}.connections.max.reauth.ms"] = str(session_ms)
         if protocol.startswith("SASL"):
             found[f"{prefix}.oauthbearer.sasl.server.callback.handler.class"] = (
                 f"{security}.oauthbearer.OAuthBearerValidatorCallbackHandler"

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from servers import ShoalProcess
 
-pytestmark = pytest.mark.timeout(300)
 PLANTED = {
     use: f"pl4nted-{use}-5ecret"
     for use in ("profile", "key", "value", "log", "bearer", "variable", "scram")

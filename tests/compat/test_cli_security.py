@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from shared_servers import SharedKafka
 
-pytestmark = [pytest.mark.java, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.java
 
 _numbers = itertools.count()
 

@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 MODULE = "org.apache.kafka.common.security"
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 USER, PASSWORD = "alice", "secret"
-#: Sessions of OPEN have no end (other than a token's), those of BRIEF last two seconds.
+#: Sessions of OPEN have no end (other than a token's), those of BRIEF last five seconds.
 #: SECURED is like OPEN, over TLS.
 OPEN, BRIEF, SECURED = "OPEN", "BRIEF", "SECURED"
-BRIEF_MS = 2000
-LOAD_S = 9.0
+BRIEF_MS = 5000
+LOAD_S = 11.0
 _names = (f"sasl-{i}" for i in itertools.count())
 
 
@@ -400,7 +400,7 @@ class Load:
                     self.received.append(int(message.value()))
 
 
-def test_logins_every_two_seconds_under_load_lose_nothing(sasl: SaslBroker) -> None:
+def test_logins_again_under_load_lose_nothing(sasl: SaslBroker) -> None:
     names = ("successful_reauthentication", "expired_connections_killed", "failed_reauthentication")
     before = [sasl.logins(name, BRIEF) for name in names]
     mechanisms = ("PLAIN", "SCRAM-SHA-512", "OAUTHBEARER")
@@ -409,10 +409,10 @@ def test_logins_every_two_seconds_under_load_lose_nothing(sasl: SaslBroker) -> N
         load.start()
     begun = time.monotonic()
     # Each has a producer and a consumer with two connections each, of which one is used.
-    logins = before[0] + 8 * len(loads)
+    logins = before[0] + 4 * len(loads)
     eventually(
         lambda: sasl.logins(names[0], BRIEF) >= logins and time.monotonic() - begun > LOAD_S,
-        what="four logins again of each",
+        what="two logins again of each",
     )
     for load in loads:
         load.stop()
@@ -425,7 +425,7 @@ def test_logins_every_two_seconds_under_load_lose_nothing(sasl: SaslBroker) -> N
 
 
 @pytest.mark.java
-def test_java_logs_in_again_every_two_seconds(sasl: SaslBroker, tmp_path: Path) -> None:
+def test_java_logs_in_again(sasl: SaslBroker, tmp_path: Path) -> None:
     config = tmp_path / "client.properties"
     lines = sasl.java_properties("SCRAM-SHA-256")
     config.write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
@@ -435,7 +435,7 @@ def test_java_logs_in_again_every_two_seconds(sasl: SaslBroker, tmp_path: Path) 
         command(
             "kafka-verifiable-producer",
             *("--bootstrap-server", sasl.addresses[BRIEF], "--topic", sasl.topic()),
-            *("--max-messages", "3000", "--throughput", "500", "--command-config", str(config)),
+            *("--max-messages", "3500", "--throughput", "500", "--command-config", str(config)),
         ),
         capture_output=True,
         text=True,
@@ -443,6 +443,6 @@ def test_java_logs_in_again_every_two_seconds(sasl: SaslBroker, tmp_path: Path) 
         check=False,
     )
     (summary,) = events(done.stdout.splitlines(), "tool_data")
-    assert (summary["sent"], summary["acked"]) == (3000, 3000), done.stderr
-    assert sasl.logins("successful_reauthentication", BRIEF) >= before + 3
+    assert (summary["sent"], summary["acked"]) == (3500, 3500), done.stderr
+    assert sasl.logins("successful_reauthentication", BRIEF) > before
     assert sasl.logins("expired_connections_killed", BRIEF) == ended

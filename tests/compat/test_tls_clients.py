@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(300)
 
 AUTHORITY = Authority()
 CLIENT = AUTHORITY.issue("client")
