@@ -1,21 +1,26 @@
-"""Run and observe the whole pipeline on a real Kubernetes cluster: `make demo`.
+"""Run and observe the whole pipeline on a real Kubernetes cluster: `make demo-kubernetes`.
 
 Start the test cluster (kind with Docker, else a local one), install Kubeflow's Spark operator and
 the chart, apply `pipeline.yaml`, and produce image tasks. Show backlog, executors, throughput,
 results and dead letters, and write a report with a chart at the end. The exit code is 1 if a task
 was lost or if executors never outnumbered partitions. The cluster is that of the end-to-end tests,
 so `tests` must be on PYTHONPATH.
+
+`--use-current-context` uses the cluster of kubectl's current context instead. Without it, no
+cluster is touched that the demo has not started.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from e2e.cluster.backend import choose
+from e2e.cluster import provision
+from e2e.cluster.backend import Cluster, choose
 from e2e.cluster.layout import ClusterError, layout_from_environment
 from pipeline import (
     BROKEN_EVERY,
@@ -23,6 +28,7 @@ from pipeline import (
     CONSUMER,
     DEAD_LETTERS,
     GROUP,
+    IMAGES,
     NAMESPACE,
     PARTITIONS,
     RESULTS,
@@ -36,6 +42,32 @@ from shoal_spark.demo.watch import Watch, failures
 EVERY_S = 0.5
 #: Seconds between checks of the feeder pod.
 FEEDER_EVERY_S = 5.0
+#: What happens once programs and images are there; the cluster's start included.
+RUN_MINUTES = 2.5
+WHERE = {
+    "kind": "a cluster of kind in Docker",
+    "local": "a cluster of processes of this machine, because no Docker engine answers",
+    "context": "your own cluster, which kubectl's current context names",
+}
+
+#: How to remove the demo from a cluster that stays.
+AWAY = {
+    "context": (
+        f"kubectl delete namespace {NAMESPACE}, then helm uninstall shoal -n shoal-system and "
+        "helm uninstall spark-operator -n spark-operator"
+    )
+}
+
+
+def announce(cluster: Cluster, console: Console) -> None:
+    """Print what the demo will do, and how long it will take."""
+    missing = provision.plan(cluster, IMAGES)
+    console.print(
+        f"The demo runs on {WHERE[cluster.kind]}. {missing} Then the pipeline is installed and "
+        f"run: {RUN_MINUTES:g} minutes. In all, expect about {missing.minutes + RUN_MINUTES:.0f} "
+        "minutes.",
+        highlight=False,
+    )
 
 
 def run(pipeline: Pipeline, given: argparse.Namespace, console: Console) -> Watch:
@@ -86,7 +118,7 @@ def report(watch: Watch, pipeline: Pipeline, given: argparse.Namespace, console:
         f"  {where} port-forward deployment/shoal-console {CONSOLE_PORT}\n"
         f"  {where} exec demo-broker-0 -- shoal groups describe {GROUP}\n"
         f"  {where} exec demo-broker-0 -- shoal consume {DEAD_LETTERS} --from-beginning -n 1\n"
-        "Take it away: python tests/e2e/cluster/cli.py down",
+        f"Take it away: {AWAY.get(pipeline.cluster.kind, 'python tests/e2e/cluster/cli.py down')}",
         highlight=False,
     )
     wrong = failures(watch, distinct)
@@ -104,10 +136,15 @@ def main() -> int:
     parser.add_argument("--images", type=int, default=3000, help="how many image tasks")
     parser.add_argument("--timeout", type=float, default=420, help="seconds until it gives up")
     parser.add_argument("--picture", type=Path, default=Path("shoal-demo.png"))
+    own = "use the cluster of kubectl's current context: CRDs, operators and a namespace stay there"
+    parser.add_argument("--use-current-context", action="store_true", help=own)
     given = parser.parse_args()
+    if given.use_current_context:
+        os.environ["SHOAL_CLUSTER"] = "current-context"
     console = Console()
     try:
         pipeline = Pipeline(choose(layout_from_environment()))
+        announce(pipeline.cluster, console)
         pipeline.set_up(console)
         with pipeline.console_page() as address:
             console.print(f"The console is at {address} while the demo runs.", highlight=False)

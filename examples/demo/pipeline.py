@@ -15,8 +15,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from e2e.cluster import images, spark_operator
-from e2e.cluster.backend import Cluster, tool
+from e2e.cluster import images, provision, spark_operator
 from e2e.cluster.layout import REPOSITORY, ClusterError
 from e2e.release import Release
 from shoal.client.exposition import samples
@@ -25,6 +24,7 @@ from shoal_spark.demo.watch import Sample, Watch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from e2e.cluster.backend import Cluster
     from rich.console import Console
 
 HERE = Path(__file__).resolve().parent
@@ -35,6 +35,8 @@ GROUP, CONSUMER, FEEDER = "thumbnailers", "thumbnailer", "feeder"
 CONSOLE, CONSOLE_PORT = "console", 9080
 #: Where a user's Secret is mounted.
 LOGIN = "/etc/shoal/user"
+#: The images that the pipeline runs.
+IMAGES = ("broker", "operator", "spark", spark_operator.NAMESPACE)
 PARTITIONS = 2
 BROKEN_EVERY = 100
 #: Default metrics port of the brokers' pods.
@@ -58,15 +60,16 @@ class Pipeline:
 
     def set_up(self, console: Console) -> None:
         """Create cluster, images, operators and resources, unless they exist."""
-        console.print("Bringing up a Kubernetes cluster; the first time it is compiled (minutes).")
+        provision.provide(self.cluster, IMAGES)
+        console.print("Starting the cluster, and loading the images into it.")
         self.cluster.up()
         for image in ("broker", "operator", "spark"):
-            console.print(f"Building and loading the image of {image}.")
             self.cluster.load(images.archive(image))
         console.print("Installing Kubeflow's Spark operator and the chart of Shoal.")
         manifest = f"{{apiVersion: v1, kind: Namespace, metadata: {{name: {NAMESPACE}}}}}"
         self.cluster.kubectl("apply", "--filename=-", stdin_text=manifest)
-        spark_operator.install(self.cluster, [])
+        if self.cluster.kind != "context" or not self._has_spark_operator():
+            spark_operator.install(self.cluster, [])
         # Helm does not update the definitions that an earlier run has installed.
         force = ("--server-side", "--force-conflicts")
         self.cluster.kubectl("apply", *force, f"--filename={REPOSITORY / 'crds'}")
@@ -86,11 +89,16 @@ class Pipeline:
             console__allowActions=True,
         )
 
+    def _has_spark_operator(self) -> bool:
+        """Return whether the cluster knows SparkApplications: its own operator is left alone."""
+        crd = ("get", "crd", "sparkapplications.sparkoperator.k8s.io")
+        return self.cluster.kubectl(*crd, check=False).returncode == 0
+
     @contextlib.contextmanager
     def console_page(self) -> Iterator[str]:
         """Forward a port of this machine to the console; yield its address."""
         where = ("--namespace", NAMESPACE, "deployment/shoal-console", f":{CONSOLE_PORT}")
-        command = (str(tool("kubectl")), "port-forward", *where)
+        command = (str(self.cluster.tool("kubectl")), "port-forward", *where)
         environment = {**os.environ, "KUBECONFIG": str(self.cluster.kubeconfig)}
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
@@ -108,7 +116,7 @@ class Pipeline:
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
         """Run `kubectl proxy` for `sample`: a kubectl process per request is too slow."""
-        command = (str(tool("kubectl")), "proxy", "--port=0")
+        command = (str(self.cluster.tool("kubectl")), "proxy", "--port=0")
         environment = {**os.environ, "KUBECONFIG": str(self.cluster.kubeconfig)}
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment

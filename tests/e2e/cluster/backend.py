@@ -1,4 +1,4 @@
-"""One interface for the two kinds of test cluster; no other code distinguishes them.
+"""One interface for the kinds of test cluster; no other code distinguishes them.
 
 Every method is idempotent.
 """
@@ -63,7 +63,7 @@ class Cluster(ABC):
         with self._lock():
             self._require()
             self._provide()
-            tool("helm")
+            self.tool("helm")
             self.laps("everything that a cluster needs is installed")
 
     def down(self) -> None:
@@ -89,19 +89,32 @@ class Cluster(ABC):
         self, *argv: Argument, stdin_text: str | None = None, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
         """Run kubectl against this cluster; raise ClusterError if `check` and it failed."""
-        return self._run(tool("kubectl"), argv, stdin_text, check)
+        return self._run(self.tool("kubectl"), argv, stdin_text, check)
 
     def helm(
         self, *argv: Argument, stdin_text: str | None = None, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
         """Run helm against this cluster; raise ClusterError if `check` and it failed."""
-        return self._run(tool("helm"), argv, stdin_text, check)
+        return self._run(self.tool("helm"), argv, stdin_text, check)
 
     def environment(self) -> dict[str, str]:
         """Return the environment of programs in tests: KUBECONFIG, and a PATH with the tools."""
-        directories = dict.fromkeys(str(tool(name).parent) for name in ("kubectl", "helm"))
+        directories = dict.fromkeys(str(self.tool(name).parent) for name in ("kubectl", "helm"))
         path = os.pathsep.join([*directories, os.environ.get("PATH", os.defpath)])
         return {"KUBECONFIG": str(self.kubeconfig), "PATH": path}
+
+    def tool(self, name: str) -> Path:
+        """Return the `kubectl` or `helm` of this cluster."""
+        return tool(name)
+
+    @property
+    @abstractmethod
+    def programs(self) -> tuple[str, ...]:
+        """The Go programs that a start compiles, unless they are in the cache."""
+
+    @abstractmethod
+    def install(self) -> None:
+        """Install the packages that building images and starting a cluster take."""
 
     @abstractmethod
     def is_up(self) -> bool:
@@ -188,7 +201,9 @@ def docker_answers() -> bool:
 
 
 def choose(layout: Layout) -> Cluster:
-    """Return the cluster that SHOAL_CLUSTER (`kind` or `local`) names, or that fits the machine."""
+    """Return the cluster that SHOAL_CLUSTER names, or that fits the machine: kind if it has Docker,
+    else a local one. A cluster of the user's own is only used if SHOAL_CLUSTER says so."""
+    from .context import Context
     from .kind import Kind
     from .local import Local
 
@@ -197,4 +212,8 @@ def choose(layout: Layout) -> Cluster:
         return Kind(layout)
     if wanted == "local":
         return Local(layout)
-    raise ClusterError(f"SHOAL_CLUSTER is {wanted!r}; set it to `kind` or `local`.")
+    if wanted == "current-context":
+        return Context(layout)
+    raise ClusterError(
+        f"SHOAL_CLUSTER is {wanted!r}; set it to `kind`, `local` or `current-context`."
+    )

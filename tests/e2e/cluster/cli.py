@@ -2,7 +2,7 @@
 
   up                 start the cluster; nothing happens if it is up
   down               remove it
-  provide            build and install what a cluster needs, and start nothing
+  provide [IMAGE...] build and install what a cluster needs, these images beside it; start nothing
   status             print the state; exits with 1 if the cluster is not up
   env                print shell exports: KUBECONFIG, and PATH with kubectl and helm
   build [IMAGE...]   build the project's images and print their archives; spark-operator by name
@@ -23,7 +23,7 @@ from pathlib import Path
 # When this file is run by its path, its package is not on the import path yet.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from e2e.cluster import images, spark_operator
+from e2e.cluster import images, provision, spark_operator
 from e2e.cluster.backend import Cluster, choose
 from e2e.cluster.layout import ClusterError, layout_from_environment
 
@@ -55,20 +55,19 @@ def load(cluster: Cluster, names: list[str]) -> int:
 
 def build(names: list[str]) -> int:
     for name in names or list(images.IMAGES):
-        if name == spark_operator.NAMESPACE:
-            built = images.SPARK_OPERATOR_IMAGE, images.spark_operator_archive()
-        else:
-            built = images.tag(name), images.archive(name)
-        print(*built, flush=True)
+        print(*provision.build(name), flush=True)
     return 0
+
+
+NAMED = {"provide": provision.provide, "spark-operator": spark_operator.install}
 
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="cli.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    plain = ("up", "down", "provide", "status", "env", "stop-kubelet", "start-kubelet")
-    commands = (*plain, "build", "load", "spark-operator")
+    plain = ("up", "down", "status", "env", "stop-kubelet", "start-kubelet")
+    commands = (*plain, "provide", "build", "load", "spark-operator")
     parser.add_argument("command", choices=commands)
     parser.add_argument("names", nargs="*", help="images, archives or namespaces")
     arguments = parser.parse_args(argv)
@@ -77,8 +76,8 @@ def main(argv: list[str]) -> int:
         return build(arguments.names)
     if arguments.command == "load":
         return load(cluster, arguments.names)
-    if arguments.command == "spark-operator":
-        spark_operator.install(cluster, arguments.names)
+    if named := NAMED.get(arguments.command):
+        named(cluster, arguments.names)
         return 0
     if arguments.names:
         parser.error(f"{arguments.command} takes no names")

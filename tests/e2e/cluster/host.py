@@ -14,8 +14,8 @@ import os
 import shutil
 from pathlib import Path
 
-from .commands import run, wait_for
-from .layout import NODES_MAX, ClusterError, Layout
+from .commands import lock, run, wait_for
+from .layout import CACHE, NODES_MAX, ClusterError, Layout
 
 #: Debian package -> a file that exists once it is installed.
 PACKAGES = {
@@ -56,9 +56,12 @@ def require_root() -> None:
 
 def install_packages() -> None:
     """Install the missing Debian packages; they stay when the cluster is removed."""
-    missing = [name for name, path in PACKAGES.items() if not Path(path).exists()]
-    if not missing:
-        return
+    with lock(CACHE / "packages.lock"):
+        if missing := [name for name, path in PACKAGES.items() if not Path(path).exists()]:
+            _install(missing)
+
+
+def _install(missing: list[str]) -> None:
     if not shutil.which("apt-get"):
         raise ClusterError(
             f"Install {', '.join(missing)} by this system's package tool: only Debian's is known."
@@ -165,8 +168,12 @@ def remove_link(name: str) -> None:
 
 
 def save_sysctls(note: Path) -> None:
-    """Save the settings that the kubelet will change; an earlier file is kept."""
+    """Save the settings that the kubelet will change; an earlier file is kept. Beside another
+    cluster they are what that one has saved, because its kubelet has changed them."""
     if note.exists():
+        return
+    for earlier in sorted(note.parent.parent.glob(f"*/{note.name}")):
+        shutil.copy(earlier, note)
         return
     paths = [Path("/proc/sys") / name for name in SYSCTLS]
     values = {str(path): path.read_text().strip() for path in paths if path.exists()}

@@ -92,6 +92,7 @@ IMAGES = {
         source_only=("pyspark",),
     ),
 }
+_STEPS = Path(__file__).parent / "spark-operator" / "Containerfile"
 _PROJECT = ("pyproject.toml", "README.md", "LICENSE", "broker_image/wheel_hook.py")
 
 
@@ -102,13 +103,18 @@ def tag(name: str) -> str:
 
 def archive(name: str) -> Path:
     """Return the docker archive of one of the project's images, built now if anything changed."""
+    path = find_path(name)
+    with lock(path.parent / "build.lock"):
+        return path if path.exists() else _build(name, IMAGES[name], path)
+
+
+def find_path(name: str) -> Path:
+    """Return where the archive of one of the project's images is, once it is built."""
     if name not in IMAGES:
         raise ClusterError(f"There is no image {name!r}: the images are {', '.join(IMAGES)}.")
     image = IMAGES[name]
     inputs = [REPOSITORY / path for path in (image.containerfile, *_PROJECT, *image.sources)]
-    path = _archive_path(name, inputs, " ".join(image.packages))
-    with lock(path.parent / "build.lock"):
-        return path if path.exists() else _build(name, image, path)
+    return _archive_path(name, inputs, " ".join(image.packages))
 
 
 def other_broker(version: str) -> tuple[str, Path]:
@@ -206,22 +212,31 @@ def spark_operator_archive() -> Path:
     code."""
     spark = IMAGES["spark"]
     base = f"localhost/shoal/spark-stage:{_project()['version']}"
-    file = Path(__file__).parent / "spark-operator" / "Containerfile"
-    binary = program("spark-operator")
-    stage = (spark.containerfile, "pyproject.toml", *SPARK_STAGE)
-    inputs = [file, binary, *(REPOSITORY / path for path in stage)]
-    path = _archive_path("spark-operator", inputs, " ".join(spark.packages))
+    binary, path = program("spark-operator"), find_spark_operator_path()
     with lock(path.parent / "build.lock"):
         if path.exists():
             return path
         _build_stage(spark, base, "spark")
-        arguments = (f"--build-arg=BASE={base}", f"--tag={SPARK_OPERATOR_IMAGE}", f"--file={file}")
+        arguments = (
+            f"--build-arg=BASE={base}",
+            f"--tag={SPARK_OPERATOR_IMAGE}",
+            f"--file={_STEPS}",
+        )
         if docker_answers():
             run("docker", "build", "--quiet", *arguments, binary.parent)
         else:
             build = ("build-using-dockerfile", "--isolation=chroot", "--network=host")
             _buildah(*build, *arguments, str(binary.parent))
         return _export(path, SPARK_OPERATOR_IMAGE)
+
+
+def find_spark_operator_path() -> Path:
+    """Return where the archive of the Spark operator's image is, once it is built; the program is
+    built now if it is missing."""
+    spark = IMAGES["spark"]
+    stage = (spark.containerfile, "pyproject.toml", *SPARK_STAGE)
+    inputs = [_STEPS, program("spark-operator"), *(REPOSITORY / path for path in stage)]
+    return _archive_path("spark-operator", inputs, " ".join(spark.packages))
 
 
 def _base(packages: Iterable[str]) -> str:

