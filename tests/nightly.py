@@ -2,7 +2,7 @@
 
 NIGHTLY_HOURS (1.5) is the length of the night in hours. Most parts take as long as they need, and
 begin first. Simulations, fuzzing and faults can use any time: they divide what is left. A part that
-still runs at the end of the night is killed. All draws come from NIGHTLY_SEED. Without it, each
+still runs at the end of the night is ended. All draws come from NIGHTLY_SEED. Without it, each
 night draws another one and prints it. NIGHTLY_PARTS names the parts to run, all by default.
 NIGHTLY_LANES (3) is the number of parts that run at once: those on Kubernetes mostly wait.
 
@@ -31,7 +31,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
 #: How long before the end of the night timed parts are to end, in seconds: they need some of it to
 #: prepare and to judge.
-SLACK_S = 420.0
+SLACK_S = 360.0
+#: What a part that is cut short may take to end what it has started, such as a cluster, in seconds.
+END_S = 60.0
 #: What a long night gives the soak test of key ranges, in seconds.
 RANGES_S = 1800.0
 #: The exit codes of `timeout`, and of a shell whose command was interrupted.
@@ -128,31 +130,36 @@ def parts_of(hours: float, seed: int) -> list[Part]:
         words = (*limited, "-s", "tests/cluster/test_faults.py", "-k", "five")
         return Command(words, {**drawn, "FAULTS_S": f"{seconds:.0f}"})
 
-    def marked(path: str, *words: str) -> Command:
+    def select_marked(path: str, *words: str) -> Command:
         """The nightly tests under a path."""
         soak = {"RANGES_S": f"{min(RANGES_S, whole_s / 16):.0f}"}
         return Command((*limited, "-m", "nightly", path, *words), {**drawn, **soak})
 
-    def on_kubernetes(index: int, *words: str) -> Command:
-        """All tests at these paths, marked or not, on a cluster with addresses of its own."""
+    def select_e2e(index: int, *words: str) -> Command:
+        """All tests at these paths, marked or not, on a cluster with addresses of its own. One of
+        them starts and removes the cluster with the next index."""
         every = ("-m", "nightly or not nightly")
         return Command((*PYTEST, *every, *words), {**drawn, "SHOAL_CLUSTER_INDEX": str(index)})
 
     others = [f"--ignore={path}" for path in (*WITH_SPARK, NODES)]
-    nodes = on_kubernetes(2, NODES)
+    nodes = select_e2e(8, NODES)
     once = {
-        "e2e": on_kubernetes(0, "tests/e2e", *others),
-        "e2e-spark": on_kubernetes(1, *WITH_SPARK),
-        "compat": marked("tests/compat"),
-        "tests": marked("tests", "--ignore=tests/e2e", "--ignore=tests/compat"),
+        "e2e": select_e2e(0, "tests/e2e", *others),
+        "e2e-spark": select_e2e(4, *WITH_SPARK),
+        "compat": select_marked("tests/compat"),
+        "tests": select_marked("tests", "--ignore=tests/e2e", "--ignore=tests/compat"),
         "e2e-nodes": Command(nodes.words, {**nodes.environment, "SHOAL_NODES": "3"}),
     }
     return [
-        *(Part(name, lambda _number, _s, made=made: made) for name, made in once.items()),
+        *(Part(name, _repeat(command)) for name, command in once.items()),
         Part("seeds", seeds, 0.4),
         Part("fuzz", fuzz, 0.2),
         Part("faults", faults, 0.4),
     ]
+
+
+def _repeat(command: Command) -> Callable[[int, float], Command]:
+    return lambda _number, _seconds: command
 
 
 def run(
@@ -179,7 +186,8 @@ def run(
 
 
 def _run(command: Command, log: int, limit_s: float, interrupted: threading.Event) -> int:
-    """Exit code of a command. One that is cut short is killed, with all it started."""
+    """Exit code of a command. One that is cut short is interrupted, so that it can remove what it
+    has started, and after `END_S` it is killed."""
     process = subprocess.Popen(
         command.words,
         cwd=ROOT,
@@ -196,8 +204,12 @@ def _run(command: Command, log: int, limit_s: float, interrupted: threading.Even
         return INTERRUPTED if interrupted.is_set() else TOO_LATE
     finally:
         if process.poll() is None:
+            os.killpg(process.pid, signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(END_S)
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        process.wait()
 
 
 def summary(outcomes: Sequence[Outcome], folder: Path, passed_s: float, night_s: float) -> str:
@@ -242,7 +254,7 @@ def night(parts: Sequence[Part], folder: Path, night_s: float, lanes: int = 1) -
     outcomes: list[Outcome] = []
     interrupted = threading.Event()
     began = time.monotonic()
-    end = began + night_s
+    end = began + night_s - END_S
     shares = Shares(parts, end)
 
     def in_lane(part: Part) -> None:
@@ -269,8 +281,10 @@ def night(parts: Sequence[Part], folder: Path, night_s: float, lanes: int = 1) -
 
 
 def main() -> None:
-    # SIGTERM ends what runs, as an interrupt does.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # SIGTERM ends what runs, as an interrupt does. In the background, a shell starts programs with
+    # SIGINT ignored, and their children inherit that.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
     seed = int(os.environ.get("NIGHTLY_SEED") or random.SystemRandom().randrange(10**6))
     hours = float(os.environ.get("NIGHTLY_HOURS") or 1.5)
     parts = parts_of(hours, seed)

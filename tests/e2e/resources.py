@@ -227,6 +227,8 @@ def client_pod(name: str, user: str = "") -> Manifest:
         "image": images.tag("broker"),
         "imagePullPolicy": "Never",
         "command": ["python3", "-c", PAUSE],
+        # Without a request, it gets hardly any CPU beside pods that have one.
+        "resources": {"requests": {"cpu": "50m"}},
     }
     spec: Manifest = {"containers": [container]}
     if user:
@@ -268,6 +270,7 @@ def consumer_pod(per_second: int = 20) -> Manifest:
                 "image": images.tag("broker"),
                 "imagePullPolicy": "Never",
                 "command": ["python3", "-c", CONSUME, str(per_second)],
+                "resources": {"requests": {"cpu": "20m"}},
             }
         ],
     }

@@ -6,14 +6,13 @@ import re
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from e2e.cluster import images
 from e2e.resources import Resources, queue_topic, share_group
 from shoal.client.exposition import samples
 
 JOB = Path(__file__).with_name("spark_job.py")
-#: How long the job holds a record, which bounds the rate of one consumer.
-WORK_S = 0.02
 EXECUTORS_MAX = 6
 PARTITIONS = 2
 #: The bound from the group's locks; a batch takes ten seconds or less.
@@ -88,10 +87,31 @@ def gauge(queue: Resources, name: str) -> int:
     return int(found[1]) if found else -1
 
 
-def results(queue: Resources) -> list[int]:
+class Result(NamedTuple):
+    """A record that the job has finished: its value, in which micro-batch, and on which pod."""
+
+    value: int
+    batch: int
+    executor: str
+
+
+def results(queue: Resources) -> list[Result]:
     """Return what the job has written so far."""
-    words = ("consume", "done", "--from-beginning", "--format={value}", "--exit-at-end")
-    return [int(value) for value in queue.shoal(*words).split()]
+    words = ("consume", "done", "--from-beginning", "--format={value} {key}", "--exit-at-end")
+    rows = [line.split() for line in queue.shoal(*words).splitlines()]
+    return [Result(int(value), int(batch), executor) for value, batch, executor in rows]
+
+
+def list_values(found: list[Result]) -> list[int]:
+    return sorted(result.value for result in found)
+
+
+def count_sharing(found: list[Result]) -> int:
+    """Return the highest number of executors that shared a micro-batch."""
+    sharing: dict[int, set[str]] = {}
+    for result in found:
+        sharing.setdefault(result.batch, set()).add(result.executor)
+    return max(map(len, sharing.values()), default=0)
 
 
 def state(queue: Resources) -> str:
@@ -122,15 +142,3 @@ class Samples:
         begin, _, before = next(one for one in self.seen if one[1] >= executors_min)
         end, _, done = self.seen[-1]
         return begin, (done - before) / max(end - begin, 1e-3)
-
-    def best_rate(self, executors_min: int, window_s: float = 10.0) -> float:
-        """Return the highest rate over a window in which at least this number of executors ran."""
-        best = 0.0
-        for at, (begin, _, before) in enumerate(self.seen):
-            for end, count, done in self.seen[at + 1 :]:
-                if count < executors_min:
-                    break
-                if end - begin >= window_s:
-                    best = max(best, (done - before) / (end - begin))
-                    break
-        return best

@@ -1,4 +1,4 @@
-"""The chart: drawn combinations of its values render, and permissions fit what is on."""
+"""The chart without a cluster: drawn combinations of its values render, with the right roles."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from conditions import eventually
 from e2e.cluster.backend import tool
 from e2e.cluster.commands import run
 from e2e.cluster.layout import ClusterError
-from e2e.release import CHART, KUBE, OPERATOR, Release
-from e2e.resources import Resources, queue_cluster, queue_topic, share_consumer, share_group
+from e2e.release import CHART, KUBE
 from seeding import SEED
 from shoal.console.kubernetes import PLURALS
 from shoal.console.masks import parse_masks
@@ -376,77 +374,3 @@ def test_artifact_hub_shows_the_icon_and_the_definitions() -> None:
     assert {(c["name"], c["kind"]) for c in shown} == made
     examples = yaml.safe_load(about["annotations"]["artifacthub.io/crdsExamples"])
     assert {e["kind"] for e in examples} <= {kind for _, kind in made}
-
-
-# -- on the cluster
-
-
-def refusals(release: Release) -> list[str]:
-    """Return the lines of the operator's log about requests that the API server refused."""
-    text = release.cluster.kubectl("logs", OPERATOR, f"--namespace={release.namespace}").stdout
-    return [line for line in text.splitlines() if re.search("forbidden|HTTP 403|Forbidden", line)]
-
-
-def test_nothing_is_refused_with_all_permissions(queue: Resources, release: Release) -> None:
-    queue.apply(queue_topic(), share_group(), share_consumer(scaling={"targetLagPerReplica": 5}))
-    queue.wait("queuetopic/jobs", "sharegroup/workers", "shareconsumer/eaters")
-    queue.produce("jobs", 10)
-    eventually(lambda: queue.status("sharegroup/workers")["lag"] == 0, timeout_s=60)
-    queue.apply(queue_cluster(listeners=[INSIDE, OUTSIDE], networkPolicy={"enabled": False}))
-    queue.wait("queuecluster/main", timeout_s=120)
-    queue.apply(queue_cluster())
-    queue.wait("queuecluster/main", timeout_s=120)
-    assert refusals(release) == []
-
-
-SECURE = {"tls": {}, "authentication": {"type": "tls"}}
-INSIDE = {"name": "tls", "port": 9092, "type": "Internal", **SECURE}
-OUTSIDE = {"name": "outside", "port": 9094, "type": "NodePort", **SECURE}
-
-
-def test_nothing_is_refused_in_one_namespace_without_workloads(
-    resources: Resources, release: Release
-) -> None:
-    release.install(
-        watchNamespaces=[resources.namespace],
-        workloads={"deployment": False, "spark": False, "job": False},
-    )
-    try:
-        resources.apply(queue_cluster(), queue_topic(), share_group(), share_consumer(user=""))
-        resources.wait("queuecluster/main", timeout_s=120)
-        resources.wait("queuetopic/jobs", "sharegroup/workers")
-        said = resources.wait_reason("shareconsumer/eaters", "WorkloadDisabled")
-        assert "workloads.deployment=true" in said
-        assert resources.find_all("deployments") == []
-        assert refusals(release) == []
-    finally:
-        release.install()
-    resources.patch("shareconsumer/eaters", {"spec": {"user": "client"}})
-    resources.start_client()
-    resources.wait("shareconsumer/eaters", timeout_s=60)
-
-
-def test_kubernetes_roles_have_shoals_resources(resources: Resources) -> None:
-    def may(role: str, verb: str, resource: str) -> bool:
-        who = f"--as=system:serviceaccount:{resources.namespace}:{role}"
-        asked = ("auth", "can-i", verb, f"{resource}.shoal.dev", who)
-        return resources.kubectl(*asked, check=False).stdout.strip() == "yes"
-
-    for role in ("view", "edit", "admin"):
-        resources.kubectl("create", "serviceaccount", role)
-        bound = (f"--clusterrole={role}", f"--serviceaccount={resources.namespace}:{role}")
-        resources.kubectl("create", "rolebinding", role, *bound)
-    eventually(lambda: may("admin", "create", "queueusers"), timeout_s=30)
-    allowed = {
-        role: (
-            may(role, "list", "queueusers"),
-            may(role, "patch", "sharegroups"),
-            may(role, "create", "queueusers"),
-        )
-        for role in ("view", "edit", "admin")
-    }
-    assert allowed == {
-        "view": (True, False, False),
-        "edit": (True, True, False),
-        "admin": (True, True, True),
-    }

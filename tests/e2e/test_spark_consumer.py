@@ -21,10 +21,11 @@ from e2e.spark_consumers import (
     EXECUTORS_MAX,
     PARTITIONS,
     SCALING,
-    WORK_S,
     Samples,
+    count_sharing,
     executors,
     gauge,
+    list_values,
     prepare,
     results,
     spark,
@@ -34,10 +35,8 @@ from e2e.spark_consumers import (
 if TYPE_CHECKING:
     from e2e.cluster.backend import Cluster
 
-#: 20 ms of work each, which would take one consumer 400 s; in CI, which has an hour for all, 160 s.
-RECORDS = 8_000 if os.environ.get("CI") else 20_000
-
-
+#: 20 ms of work each, which would take one consumer 400 s; in CI 120 s, while all executors start.
+RECORDS = 6_000 if os.environ.get("CI") else 20_000
 #: Records that arrive when it sleeps: work for all executors, and for one until the third runs.
 MORE = 1_000
 
@@ -93,9 +92,9 @@ def test_executors_follow_the_lag_to_zero_and_back(work: Resources, cluster: Clu
     work.wait_status("sharegroup/workers", lag=0)
     assert work.status("shareconsumer/eaters")["partitions"] == PARTITIONS
     assert samples.most > PARTITIONS, samples.seen
-    # More than two consumers can do, on any machine: one record takes each of them 20 ms.
-    assert samples.best_rate(PARTITIONS + 1) > PARTITIONS / WORK_S, samples.seen
-    assert sorted(results(work)) == list(range(RECORDS)), "lost, or done twice"
+    done = results(work)
+    assert list_values(done) == list(range(RECORDS)), "lost, or done twice"
+    assert count_sharing(done) > PARTITIONS, samples.seen
     third, rate = samples.since(PARTITIONS + 1)
     print(f"third executor {third - began:.0f} s after the backlog; {rate:.0f} records/s from then")
 
@@ -109,7 +108,7 @@ def test_executors_follow_the_lag_to_zero_and_back(work: Resources, cluster: Clu
     print(f"from zero, the third executor {third - began:.0f} s after the backlog")
     work.wait_status("sharegroup/workers", lag=0)
     assert work.uid("sparkapplication/eaters") == uid
-    assert sorted(results(work)) == list(range(RECORDS + MORE))
+    assert list_values(results(work)) == list(range(RECORDS + MORE))
 
 
 def test_kubectl_scale_moves_executors(work: Resources, cluster: Cluster) -> None:

@@ -11,6 +11,7 @@ from e2e.resources import Resources, share_consumer
 from e2e.spark_consumers import (
     SCALING,
     executors,
+    list_values,
     prepare,
     results,
     spark,
@@ -66,7 +67,7 @@ def test_nothing_is_lost(queue: Resources, cluster: Cluster) -> None:
     kill(queue, "main-broker-0")
     progress(1.0, executors_min=0)
     queue.wait_status("sharegroup/workers", lag=0, timeout_s=240)
-    values = results(queue)
+    values = list_values(results(queue))
     assert set(values) == set(range(RECORDS)), "records are lost"
     # The job's sink is a topic: a batch that runs again writes its rows again. The documentation
     # says exactly that: an executor or driver that dies repeats at most one batch.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from nightly import (
+    END_S,
     NODES,
     SIMULATIONS,
     SLACK_S,
@@ -40,6 +41,14 @@ def part(name: str, program: str) -> Part:
     return Part(name, lambda _number, _seconds: command)
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell starts background jobs with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def test_a_part_that_fails_does_not_stop_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -59,17 +68,21 @@ def test_all_parts_that_pass_end_with_0(tmp_path: Path) -> None:
     assert night([part("one", ""), part("two", "")], tmp_path, LONG_S) == 0
 
 
-def test_the_end_of_the_night_kills_what_runs_and_names_what_did_not_begin(
+@pytest.mark.usefixtures("interruptible")
+def test_the_end_of_the_night_ends_what_runs_and_names_what_did_not_begin(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    parts = [part("slow", "import signal; signal.pause()"), part("next", "print('begun')")]
-    assert night(parts, tmp_path, 0.1) == 1
+    """A part that is cut short may still remove what it has started."""
+    removes = "try: signal.pause()\nfinally: print('removed')"
+    slow = part("slow", f"import signal; print('begun', flush=True)\n{removes}")
+    assert night([slow, part("next", "print('begun')")], tmp_path, END_S + 2.0) == 1
     out = capsys.readouterr().out
     assert "slow: " in out
     assert "did not end in time" in out
     assert "next: no time was left to begin" in out
     assert not (tmp_path / "next.log").exists()
-    assert re.search(r"The night took \d\.\d of 0\.0 min", out)
+    assert re.search(r"The night took 0\.\d of 1\.0 min", out)
+    assert (tmp_path / "slow.log").read_text().startswith("begun\nremoved\n")
 
 
 def test_timed_parts_divide_what_is_left() -> None:
@@ -98,14 +111,6 @@ def test_two_lanes_run_two_parts_at_once(tmp_path: Path) -> None:
         part("three", ""),
     ]
     assert night(parts, tmp_path / "logs", LONG_S, lanes=2) == 0
-
-
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """A shell starts background jobs with SIGINT ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("interruptible")
