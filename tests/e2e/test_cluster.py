@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -130,10 +131,18 @@ def test_stopped_kubelet_makes_its_node_unready(cluster: Cluster, web: str) -> N
 
 
 def machine(layout: Layout) -> dict[str, object]:
-    """Return everything on this machine that a local cluster could change."""
+    """Return everything on this machine that a local cluster could change. Others may come and go
+    meanwhile: `make nightly` runs several."""
+    others = [Layout(index).link for index in range(INDEX_MAX + 1) if index != layout.index]
+    others += [link.replace("-nodes", "-node") for link in others]
+
+    def list_lines(*argv: str) -> list[str]:
+        lines = _output(*argv).splitlines()
+        return [line for line in lines if not any(re.search(rf"\b{o}", line) for o in others)]
+
     return {
-        "links": _output("ip", "-brief", "link"),
-        "routes": _output("ip", "route", "show", "table", "all"),
+        "links": list_lines("ip", "-brief", "link"),
+        "routes": list_lines("ip", "route", "show", "table", "all"),
         "rules": _output("nft", "list", "ruleset"),
         "mounts": Path("/proc/self/mounts").read_text(),
         "sysctls": [(Path("/proc/sys") / name).read_text() for name in host.SYSCTLS],

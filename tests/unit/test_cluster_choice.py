@@ -1,12 +1,13 @@
-"""Which Kubernetes cluster tests and the demo use, and what they announce: a user's own cluster is
-only used with consent."""
+"""Which Kubernetes cluster tests and the demo use, and what several clusters share. A user's own
+cluster is only used with consent."""
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
-from e2e.cluster import provision
+from e2e.cluster import host, provision
 from e2e.cluster.backend import choose
 from e2e.cluster.context import Context
 from e2e.cluster.layout import ClusterError, Layout
@@ -66,3 +67,20 @@ def test_a_plan_names_what_is_missing_and_its_time() -> None:
     assert "about 7 minutes on two cores" in str(both)
     assert "shoal already" in str(Plan((), ()))
     assert Plan((), ()).minutes == 0.0
+
+
+def test_the_last_of_two_clusters_restores_what_the_first_one_found(tmp_path: Path) -> None:
+    setting = tmp_path / "overcommit_memory"
+    setting.write_text("1")
+    notes = [tmp_path / "run" / name / "sysctls.json" for name in ("one", "two")]
+    for note in notes:
+        note.parent.mkdir(parents=True)
+    first, second = notes
+    first.write_text(json.dumps({str(setting): "0"}))
+    host.save_sysctls(second)
+    assert second.read_text() == first.read_text()
+    host.restore_sysctls(first)
+    assert setting.read_text() == "1", "the other cluster's kubelet still needs it"
+    first.unlink()
+    host.restore_sysctls(second)
+    assert setting.read_text() == "0"

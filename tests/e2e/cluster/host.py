@@ -172,16 +172,21 @@ def save_sysctls(note: Path) -> None:
     cluster they are what that one has saved, because its kubelet has changed them."""
     if note.exists():
         return
-    for earlier in sorted(note.parent.parent.glob(f"*/{note.name}")):
-        shutil.copy(earlier, note)
+    if earlier := _find_others(note):
+        shutil.copy(earlier[0], note)
         return
     paths = [Path("/proc/sys") / name for name in SYSCTLS]
     values = {str(path): path.read_text().strip() for path in paths if path.exists()}
     note.write_text(json.dumps(values, indent=1))
 
 
+def _find_others(note: Path) -> list[Path]:
+    """Return what other clusters of this cache have saved."""
+    return sorted(file for file in note.parent.parent.glob(f"*/{note.name}") if file != note)
+
+
 def restore_sysctls(note: Path) -> None:
-    """Restore what `save_sysctls` saved."""
-    if note.exists():
+    """Restore what `save_sysctls` saved, unless another cluster runs: the last one does it."""
+    if note.exists() and not _find_others(note):
         for path, value in json.loads(note.read_text()).items():
             Path(path).write_text(value)
