@@ -60,7 +60,8 @@ AWAY = {
 
 
 def announce(cluster: Cluster, console: Console) -> None:
-    """Print what the demo will do, and how long it will take."""
+    """Print what the demo will do, and how long it will take; raise the reason if it cannot."""
+    cluster.require()
     missing = provision.plan(cluster, IMAGES)
     console.print(
         f"The demo runs on {WHERE[cluster.kind]}. {missing} Then the pipeline is installed and "

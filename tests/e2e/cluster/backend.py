@@ -47,7 +47,7 @@ class Cluster(ABC):
                 self._require_nodes()
                 self.laps(f"{self.layout.name} ({self.kind}) is up already")
                 return
-            self._require()
+            self.require()
             self._down()
             self.state.mkdir(parents=True, exist_ok=True)
             try:
@@ -61,7 +61,7 @@ class Cluster(ABC):
     def provide(self) -> None:
         """Build and install what a cluster needs, and start nothing."""
         with self._lock():
-            self._require()
+            self.require()
             self._provide()
             self.tool("helm")
             self.laps("everything that a cluster needs is installed")
@@ -138,7 +138,7 @@ class Cluster(ABC):
         """Give a loaded image another name as well."""
 
     @abstractmethod
-    def _require(self) -> None:
+    def require(self) -> None:
         """Raise the reason why this machine cannot have such a cluster, before anything changes."""
 
     @abstractmethod

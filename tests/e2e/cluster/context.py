@@ -52,7 +52,7 @@ class Context(Cluster):
 
     def up(self) -> None:
         with self._lock():
-            self._require()
+            self.require()
             self._down()
             self._up()
             self.laps(f"the cluster of the context {self.name} answers")
@@ -61,7 +61,7 @@ class Context(Cluster):
         return self._answers()
 
     def install(self) -> None:
-        self._require()
+        self.require()
 
     def stop_kubelet(self) -> None:
         raise ClusterError("The kubelets of your own cluster are left alone: use another cluster.")
@@ -74,7 +74,7 @@ class Context(Cluster):
     def name_image(self, image: str, other: str) -> None:
         raise ClusterError(f"{image} gets no other name in your own cluster.")
 
-    def _require(self) -> None:
+    def require(self) -> None:
         if not self._loader():
             raise ClusterError(
                 f"Images cannot be loaded into the nodes of the context {self.name}: only "

@@ -65,7 +65,7 @@ class Kind(Cluster):
     def _node(self) -> str:
         return f"{self.layout.name}-control-plane"
 
-    def _require(self) -> None:
+    def require(self) -> None:
         if not docker_answers():
             raise ClusterError("kind needs a Docker engine, and none answers `docker version`.")
 

@@ -88,7 +88,7 @@ class Local(Cluster):
         for node in self._nodes:
             node.run("ctr", "--namespace=k8s.io", "images", "tag", "--force", image, other)
 
-    def _require(self) -> None:
+    def require(self) -> None:
         host.require_root()
 
     def _up(self) -> None:
@@ -132,7 +132,7 @@ class Local(Cluster):
         self.laps(f"{node.name} is Ready")
 
     def install(self) -> None:
-        self._require()
+        self.require()
         host.install_packages()
         self.laps("Debian packages are installed")
 
