@@ -8,12 +8,11 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
 import typer
 from shoal.cli.main import COMMANDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -29,9 +28,8 @@ def commands(found: Any) -> Iterator[Any]:
         yield found
 
 
-@pytest.fixture(scope="module")
-def options() -> dict[str, set[str]]:
-    """The options of all commands, and the other names of each."""
+def options_of_commands() -> dict[str, set[str]]:
+    """Return the options of all commands, and the other names of each."""
     found: dict[str, set[str]] = defaultdict(set)
     for named in COMMANDS.values():
         app = importlib.import_module(named.module).app
@@ -43,13 +41,29 @@ def options() -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_options_in_tables(page: Path, options: dict[str, set[str]]) -> None:
-    wrong = []
-    for line in page.read_text().splitlines():
+def faults(lines: Iterable[str], options: dict[str, set[str]]) -> Iterator[str]:
+    """Yield what is wrong in the tables of a page."""
+    for line in lines:
         given = _OPTION.findall(line.split("|")[1]) if line.startswith("| `-") else []
         long = [name for name in given if name.startswith("--")]
-        wrong += [f"no option {name}" for name in given if name not in options]
-        known = [name for name in given if name in options]
-        wrong += [f"{name} for {long}" for name in known if not options[name].intersection(long)]
-    assert not wrong
+        for name in given:
+            if name not in options:
+                yield f"no option {name}"
+            elif not options[name].intersection(long):
+                yield f"{name} for {long}"
+
+
+def test_options_in_tables() -> None:
+    options = options_of_commands()
+    wrong = [
+        f"{page.relative_to(ROOT)}: {fault}"
+        for page in PAGES
+        for fault in faults(page.read_text().splitlines(), options)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_each_fault_of_a_table_is_found() -> None:
+    options = {"--group": {"--group", "-g"}, "-g": {"--group", "-g"}, "--topic": {"--topic"}}
+    lines = ["| `--group`, `-g` | |", "| `--topics` | |", "| `--topic`, `-g` | |"]
+    assert list(faults(lines, options)) == ["no option --topics", "-g for ['--topic']"]

@@ -57,47 +57,47 @@ def image(static: dict[str, str], **own: dict[str, str]) -> MetadataImage:
     )
 
 
-@pytest.mark.parametrize(("name", "of"), sorted(INHERITED.items()), ids=sorted(INHERITED))
-def test_defaults_come_from_the_broker(name: str, of: tuple[str, str, int]) -> None:
-    kind, heir, factor = of
+def test_defaults_come_from_the_broker() -> None:
+    for name, (kind, heir, factor) in INHERITED.items():
+        check_default(name, kind, heir, factor)
+
+
+def check_default(name: str, kind: str, heir: str, factor: int) -> None:
     # One more is within the bounds that a group's value has by default.
     value = another(BROKER[name]) if kind == "topic" else BROKER[name].default + 1
     found = image({name: text_of(value) or ""})
     if kind == "topic":
         expected = value * factor if factor != 1 else value
-        assert TOPIC[heir].default != expected
-        assert found.topic_config("t")[heir] == expected
+        assert TOPIC[heir].default != expected, name
+        assert found.topic_config("t")[heir] == expected, name
         field = heir.replace(".", "_")
         if field in {f.name for f in dataclasses.fields(LogConfig)}:
-            assert getattr(LogConfig.of(found.topic_config("t")), field) == expected
+            assert getattr(LogConfig.of(found.topic_config("t")), field) == expected, name
         # A topic's own value has precedence.
         own = text_of(TOPIC[heir].default) or ""
-        assert image({name: text_of(value) or ""}, topic={heir: own}).topic_config("t")[heir] == (
-            TOPIC[heir].default
-        )
+        found = image({name: text_of(value) or ""}, topic={heir: own})
+        assert found.topic_config("t")[heir] == TOPIC[heir].default, name
     else:
-        assert found.group_config("g")[heir] == value != GROUP[heir].default
+        assert found.group_config("g")[heir] == value != GROUP[heir].default, name
 
 
-@pytest.mark.parametrize(("name", "of"), sorted(BOUNDS.items()), ids=sorted(BOUNDS))
-def test_groups_are_held_between_bounds(name: str, of: tuple[str, bool]) -> None:
+def test_groups_are_held_between_bounds() -> None:
     """KIP-1240: a value that was set under wider bounds is limited to the bound."""
-    heir, lower = of
-    low, high = GROUP[heir].bounds
-    default = BROKER[name].default
-    bound = default + 1 if lower else default - 1
-    outside = bound - 1 if lower else bound + 1
-    found = image({name: str(bound)}, group={heir: str(outside)})
-    assert found.group_config("g")[heir] == bound, (low, high)
+    for name, (heir, lower) in BOUNDS.items():
+        default = BROKER[name].default
+        bound = default + 1 if lower else default - 1
+        outside = bound - 1 if lower else bound + 1
+        found = image({name: str(bound)}, group={heir: str(outside)})
+        assert found.group_config("g")[heir] == bound, (name, GROUP[heir].bounds)
 
 
-@pytest.mark.parametrize("field", sorted(PROPERTIES))
-def test_settings_of_the_group_coordinator(field: str) -> None:
+def test_settings_of_the_group_coordinator() -> None:
     """Each is read from the config of its name."""
-    key = BROKER[PROPERTIES[field]]
-    value = another(key)
-    found = getattr(GroupSettings.of(image({key.name: text_of(value) or ""}).broker_config), field)
-    assert found == value != getattr(GroupSettings(), field)
+    for field, name in PROPERTIES.items():
+        value = another(BROKER[name])
+        config = image({name: text_of(value) or ""}).broker_config
+        assert getattr(GroupSettings.of(config), field) == value, name
+        assert getattr(GroupSettings(), field) != value, name
 
 
 QUORUM = {
@@ -111,11 +111,11 @@ QUORUM = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(QUORUM))
-def test_settings_of_the_quorum(name: str) -> None:
+def test_settings_of_the_quorum() -> None:
     """`quorum.raft` and its simulation use them."""
-    settings = cluster_config(resolve({name: "4321"}, {})).settings
-    assert getattr(settings, QUORUM[name]) == 4321
+    for name, field in QUORUM.items():
+        settings = cluster_config(resolve({name: "4321"}, {})).settings
+        assert getattr(settings, field) == 4321, name
 
 
 def test_listeners_among_nodes() -> None:
@@ -219,9 +219,13 @@ POLICIES = sorted(
 )
 
 
-@pytest.mark.parametrize("name", POLICIES)
-def test_policies_of_share_groups(name: str) -> None:
+def test_policies_of_share_groups() -> None:
     """Each is part of the policies of selection and back-off."""
+    for name in POLICIES:
+        check_policy(name)
+
+
+def check_policy(name: str) -> None:
     on = {
         "share.ordering": "key",
         "share.delay.max.ms": "1000",
@@ -235,7 +239,7 @@ def test_policies_of_share_groups(name: str) -> None:
         (group_settings.selection(config), group_settings.backoff(config))
         for config in (before, after)
     ]
-    assert found[0] != found[1]
+    assert found[0] != found[1], name
 
 
 @pytest.mark.parametrize(

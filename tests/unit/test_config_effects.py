@@ -18,7 +18,7 @@ from shoal.metadata.config_keys import ConfigEffect
 
 TESTS = Path(__file__).parents[1]
 ALL = [
-    pytest.param(kind, config, proof, id=f"{kind}-{config}")
+    (kind, config, proof)
     for kind, rows in PROOFS.items()
     for config, proofs in rows.items()
     for proof in proofs
@@ -64,7 +64,8 @@ def without_docstrings(node: ast.AST) -> None:
 def source_of(proof: Proof) -> str:
     """Return the code of the test with everything it uses of its file."""
     known = definitions(proof.path)
-    assert proof.test in known, f"there is no {proof.test} in tests/{proof.path}"
+    if proof.test not in known:
+        raise LookupError(f"there is no {proof.test} in tests/{proof.path}")
     seen: set[str] = set()
     todo = [proof.test]
     while todo:
@@ -75,15 +76,34 @@ def source_of(proof: Proof) -> str:
     return "\n".join(known[name][0] for name in sorted(seen))
 
 
-@pytest.mark.parametrize(("kind", "config", "proof"), ALL)
-def test_a_proof_is_there_and_names_its_config(kind: str, config: str, proof: Proof) -> None:
+def fault(kind: str, config: str, proof: Proof) -> str:
+    """Return what is wrong with a proof; empty if nothing is."""
     key = TABLES[kind].get(config)
-    assert key is not None, config
-    assert key.effect is ConfigEffect.APPLIED, f"{config} needs no proof"
-    source = source_of(proof)
+    if key is None:
+        return f"there is no {kind} config {config}"
+    if key.effect is not ConfigEffect.APPLIED:
+        return f"{config} needs no proof"
+    try:
+        source = source_of(proof)
+    except LookupError as error:
+        return str(error)
     named = [w for w in proof.words if re.search(rf"(?<![\w.]){re.escape(w)}", source)]
     named += [w for w in proof.words[2:] if w in source]
-    assert named, f"tests/{proof.path}::{proof.test} does not mention {config}"
+    return "" if named else f"tests/{proof.path}::{proof.test} does not mention {config}"
+
+
+def test_each_proof_is_there_and_names_its_config() -> None:
+    faults = [found for row in ALL if (found := fault(*row))]
+    assert not faults, "\n".join(faults)
+
+
+def test_faults_of_proofs_have_names() -> None:
+    kind, config, proof = ALL[0]
+    accepted = next(n for n, k in TABLES[kind].items() if k.effect is not ConfigEffect.APPLIED)
+    assert fault(kind, "no.such", proof) == f"there is no {kind} config no.such"
+    assert fault(kind, accepted, proof) == f"{accepted} needs no proof"
+    assert "there is no test_x in" in fault(kind, config, proof._replace(test="test_x"))
+    assert "does not mention" in fault(kind, config, proof._replace(words=("no.such.word",)))
 
 
 def test_words_in_docstrings_and_comments_do_not_count() -> None:

@@ -67,12 +67,17 @@ def test_log_append_time_changes_the_crc_and_is_every_records_timestamp() -> Non
     assert [r.timestamp_ms for r in read_records(batch)] == [4242] * 3
 
 
-@pytest.mark.parametrize("at", range(21, 61))
-def test_the_crc_sees_a_flipped_bit(at: int) -> None:
+def test_the_crc_sees_a_flipped_bit() -> None:
     batch = build_batch(ROWS)
     header = read_header(batch)
-    batch[at] ^= 1
-    assert not check_crc(batch, 0, header)
+    assert check_crc(batch, 0, header)
+    unseen = []
+    for at in range(21, 61):
+        batch[at] ^= 1
+        if check_crc(batch, 0, header):
+            unseen.append(at)
+        batch[at] ^= 1
+    assert not unseen
 
 
 def test_a_batch_that_ends_early_has_no_right_crc() -> None:

@@ -79,10 +79,11 @@ def test_records_of_other_releases_are_skipped() -> None:
         assert decode(changed) is None
 
 
-@pytest.mark.parametrize("size", range(3, len(OF_KAFKA[0][1]) // 2))
-def test_cut_values_are_invalid(size) -> None:
-    with pytest.raises(WireError):
-        decode(encode(OF_KAFKA[0][0])[:size])
+def test_cut_values_are_invalid() -> None:
+    value = encode(OF_KAFKA[0][0])
+    for size in range(3, len(value)):
+        with pytest.raises(WireError):
+            decode(value[:size])
 
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
