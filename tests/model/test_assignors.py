@@ -7,6 +7,7 @@ from itertools import combinations, product
 from uuid import UUID
 
 import pytest
+from example_counts import scale_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shoal.coordinator.group import range_assignor, simple_assignor, uniform_assignor
@@ -118,7 +119,7 @@ def test_uniform_moves_no_more_than_balance_asks_for(spec):
 
 
 @given(spec=groups(members_max=4, partitions_max=3))
-@settings(max_examples=150)
+@settings(max_examples=scale_examples(100))
 def test_uniform_is_as_even_as_subscriptions_allow(spec):
     """Twin: every possible assignment, compared by the sum of squares."""
     wanted = {t for m in spec.members.values() for t in m.topics}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
+from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -327,6 +328,6 @@ class ConsumerGroupMachine(RuleBasedStateMachine):
 
 
 ConsumerGroupMachine.TestCase.settings = settings(
-    max_examples=120, stateful_step_count=40, deadline=None
+    max_examples=scale_examples(60), stateful_step_count=40, deadline=None
 )
 test_consumer_groups = ConsumerGroupMachine.TestCase

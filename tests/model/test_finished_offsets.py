@@ -5,6 +5,7 @@ from __future__ import annotations
 import tracemalloc
 
 import pytest
+from example_counts import scale_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shoal.record import finished_offsets
@@ -16,7 +17,7 @@ def _offsets(size: int = 400) -> st.SearchStrategy[list[int]]:
     return st.lists(st.integers(0, 2_000), max_size=size).map(lambda found: sorted(set(found)))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=scale_examples(100), deadline=None)
 @given(st.lists(_offsets(), max_size=8), st.data())
 def test_equals_a_set(steps: list[list[int]], data: st.DataObject) -> None:
     """Unions, reads and removals of random offsets, with many chunks."""

@@ -11,6 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from coordinator_sim import Simulation
+from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -298,5 +299,7 @@ class GroupMachine(RuleBasedStateMachine):
         self.wait_for_retention()
 
 
-GroupMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+GroupMachine.TestCase.settings = settings(
+    max_examples=scale_examples(60), stateful_step_count=40, deadline=None
+)
 TestGroupShard = GroupMachine.TestCase

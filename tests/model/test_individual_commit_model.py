@@ -12,6 +12,7 @@ from typing import Any
 from uuid import UUID
 
 from coordinator_sim import Simulation
+from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -260,6 +261,6 @@ class IndividualCommits(RuleBasedStateMachine):
 
 
 IndividualCommits.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None
+    max_examples=scale_examples(60), stateful_step_count=40, deadline=None
 )
 TestIndividualCommits = IndividualCommits.TestCase

@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from example_counts import scale_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shoal.coordinator.group import key_range_assignor, range_assignor, uniform_assignor
@@ -126,7 +127,7 @@ def histories(draw: st.DrawFn) -> list[GroupSpec]:
 
 
 @ASSIGNORS
-@settings(max_examples=50)
+@settings(max_examples=scale_examples(50))
 @given(steps=histories())
 def test_every_slot_has_one_owner(assignor: Any, steps: list[GroupSpec]) -> None:
     """The owners of a partition of a subscribed topic tile it. They subscribe to the topic, parts

@@ -10,6 +10,7 @@ from uuid import UUID
 
 import pytest
 from coordinator_sim import Simulation
+from example_counts import scale_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shoal.coordinator.group.key_range_balance import balanced, busiest, is_worth_it
@@ -76,7 +77,7 @@ owners = st.dictionaries(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=scale_examples(40))
 @given(before=owners, loads=loads_of_slots)
 def test_a_division_tiles_the_hashes_and_is_final(before: dict[str, int], loads: list[int]) -> None:
     """Whatever the members had before. The same loads move nothing more."""
@@ -86,7 +87,7 @@ def test_a_division_tiles_the_hashes_and_is_final(before: dict[str, int], loads:
     assert balanced(parts, loads) == parts
 
 
-@settings(max_examples=40)
+@settings(max_examples=scale_examples(40))
 @given(count=st.integers(2, 16), loads=loads_of_slots)
 def test_a_division_is_never_worse(count: int, loads: list[int]) -> None:
     """A tolerance is left: owners with almost equal loads keep what they have."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from coordinator_sim import Simulation
+from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -248,5 +249,7 @@ class KeyRangeGroups(RuleBasedStateMachine):
                 add(live, client.owned)
 
 
-KeyRangeGroups.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+KeyRangeGroups.TestCase.settings = settings(
+    max_examples=scale_examples(40), stateful_step_count=30, deadline=None
+)
 test_key_range_groups = KeyRangeGroups.TestCase

@@ -14,6 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from coordinator_sim import Simulation
+from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -330,6 +331,6 @@ class KeyRangePositions(RuleBasedStateMachine):
 
 
 KeyRangePositions.TestCase.settings = settings(
-    max_examples=25, stateful_step_count=30, deadline=None
+    max_examples=scale_examples(25), stateful_step_count=30, deadline=None
 )
 TestKeyRangePositions = KeyRangePositions.TestCase

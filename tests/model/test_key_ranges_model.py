@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from example_counts import scale_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
@@ -31,7 +32,7 @@ from shoal.server.replication.range_reads import Budget, RangeRead, RangeReads
 if TYPE_CHECKING:
     from shoal.replication.partition import Partition
 
-MANY = settings(max_examples=80, deadline=None)
+MANY = settings(max_examples=scale_examples(80), deadline=None)
 CODECS = st.sampled_from(["none", "none", "gzip", "snappy", "lz4", "zstd"])
 KEYS = st.none() | st.sampled_from([b"", b"a", b"b", b"c", b"k" * 40]) | st.binary(max_size=9)
 
@@ -350,10 +351,12 @@ class ReadersOfALog(RuleBasedStateMachine):
 
 
 TestReadersOfALog = ReadersOfALog.TestCase
-TestReadersOfALog.settings = settings(max_examples=40, stateful_step_count=12, deadline=None)
+TestReadersOfALog.settings = settings(
+    max_examples=scale_examples(40), stateful_step_count=12, deadline=None
+)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=scale_examples(40), deadline=None)
 @given(st.lists(st.tuples(st.lists(KEYS.filter(bool), min_size=1, max_size=6), CODECS)), tilings())
 def test_holes_of_compaction(batches: list[Any], tiling: list[KeyRanges]) -> None:
     """Readers from any offset, also one that compaction has removed."""

@@ -11,6 +11,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import pytest
+from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -333,7 +334,9 @@ class Workers(RuleBasedStateMachine):
         self.loop.close()
 
 
-Workers.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+Workers.TestCase.settings = settings(
+    max_examples=scale_examples(60), stateful_step_count=25, deadline=None
+)
 TestWorkers = Workers.TestCase
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -224,5 +225,5 @@ class CompactionAgainstDict(RuleBasedStateMachine):
 
 TestCompactionAgainstDict = CompactionAgainstDict.TestCase
 TestCompactionAgainstDict.settings = settings(
-    max_examples=150, stateful_step_count=30, deadline=None
+    max_examples=scale_examples(60), stateful_step_count=30, deadline=None
 )

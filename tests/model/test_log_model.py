@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pytest
+from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -239,4 +240,6 @@ class LogAgainstList(RuleBasedStateMachine):
 
 
 TestLogAgainstList = LogAgainstList.TestCase
-TestLogAgainstList.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestLogAgainstList.settings = settings(
+    max_examples=scale_examples(60), stateful_step_count=40, deadline=None
+)

@@ -3,6 +3,7 @@
 import itertools
 from uuid import UUID
 
+from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -118,5 +119,7 @@ class Metadata(RuleBasedStateMachine):
             assert replayed.topics_by_id[topic.topic_id] is topic
 
 
-Metadata.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+Metadata.TestCase.settings = settings(
+    max_examples=scale_examples(60), stateful_step_count=25, deadline=None
+)
 TestMetadata = Metadata.TestCase

@@ -13,6 +13,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from example_counts import scale_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shoal.metadata import delta
@@ -171,13 +172,13 @@ def restored(image: MetadataImage, *, without: str = "") -> MetadataImage:
 
 
 @given(image=images())
-@settings(max_examples=100)
+@settings(max_examples=scale_examples(100))
 def test_a_snapshot_restores_the_image(image: MetadataImage) -> None:
     assert restored(image) == image
 
 
 @given(pair=pairs())
-@settings(max_examples=60)
+@settings(max_examples=scale_examples(60))
 def test_a_difference_leads_from_one_image_to_the_other(
     pair: tuple[MetadataImage, MetadataImage],
 ) -> None:

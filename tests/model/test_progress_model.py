@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import pytest
+from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -180,7 +181,9 @@ class Members(RuleBasedStateMachine):
         assert everything <= self.finished
 
 
-Members.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+Members.TestCase.settings = settings(
+    max_examples=scale_examples(60), stateful_step_count=40, deadline=None
+)
 TestMembers = Members.TestCase
 
 

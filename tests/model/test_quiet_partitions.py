@@ -12,6 +12,7 @@ from itertools import count
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
@@ -353,4 +354,6 @@ class QuietPartitions(RuleBasedStateMachine):
 
 
 TestQuietPartitions = QuietPartitions.TestCase
-TestQuietPartitions.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestQuietPartitions.settings = settings(
+    max_examples=scale_examples(60), stateful_step_count=50, deadline=None
+)

@@ -6,6 +6,7 @@ its records once and in order from where it started.
 
 from __future__ import annotations
 
+from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -115,7 +116,9 @@ class Positions(RuleBasedStateMachine):
         assert set(self.next.values()) <= {END}
 
 
-Positions.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+Positions.TestCase.settings = settings(
+    max_examples=scale_examples(40), stateful_step_count=30, deadline=None
+)
 TestPositions = Positions.TestCase
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import pytest
+from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -222,7 +223,9 @@ class Members(RuleBasedStateMachine):
         assert self.stored == individual_commit.whole(individual_commit.Progress(LOG_END))
 
 
-Members.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Members.TestCase.settings = settings(
+    max_examples=scale_examples(60), stateful_step_count=40, deadline=None
+)
 TestMembers = Members.TestCase
 
 

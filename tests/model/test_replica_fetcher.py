@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
+from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
@@ -214,4 +215,6 @@ class FollowerSession(RuleBasedStateMachine):
 
 
 TestFollowerSession = FollowerSession.TestCase
-TestFollowerSession.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestFollowerSession.settings = settings(
+    max_examples=scale_examples(80), stateful_step_count=50, deadline=None
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
+from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -301,6 +302,6 @@ class ShareMembershipMachine(RuleBasedStateMachine):
 
 
 ShareMembershipMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=25, deadline=None
+    max_examples=scale_examples(60), stateful_step_count=25, deadline=None
 )
 test_share_membership = ShareMembershipMachine.TestCase

@@ -17,6 +17,7 @@ from itertools import pairwise
 from typing import Any
 from uuid import UUID
 
+from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -657,4 +658,6 @@ def _as_entry(persisted: tuple[int, int] | None) -> tuple[RecordState, int]:
 
 
 TestSharePartition = ShareMachine.TestCase
-TestSharePartition.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+TestSharePartition.settings = settings(
+    max_examples=scale_examples(120), stateful_step_count=50, deadline=None
+)

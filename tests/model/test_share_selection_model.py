@@ -13,6 +13,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
@@ -596,7 +597,9 @@ def short_looks():
 
 
 TestShareSelection = SelectionMachine.TestCase
-TestShareSelection.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+TestShareSelection.settings = settings(
+    max_examples=scale_examples(120), stateful_step_count=50, deadline=None
+)
 
 
 class PureSelectionMachine(SelectionMachine):
@@ -614,5 +617,5 @@ class PureSelectionMachine(SelectionMachine):
 
 TestShareSelectionInPython = PureSelectionMachine.TestCase
 TestShareSelectionInPython.settings = settings(
-    max_examples=100, stateful_step_count=50, deadline=None
+    max_examples=scale_examples(40), stateful_step_count=50, deadline=None
 )

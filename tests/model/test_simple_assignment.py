@@ -7,6 +7,7 @@ from random import Random
 from uuid import UUID
 
 import pytest
+from example_counts import scale_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shoal.coordinator.group.assignment import MemberSpec, flat
@@ -111,7 +112,7 @@ class Group:
 
 
 @given(seed=st.integers(0, 2**32), homogeneous=st.booleans())
-@settings(max_examples=12)
+@settings(max_examples=scale_examples(12))
 def test_random_changes_keep_the_rules(seed, homogeneous):
     """Gaps are filled at once without moves; balance comes in steps, and is then kept."""
     random = Random(seed)
@@ -140,7 +141,7 @@ def test_random_changes_keep_the_rules(seed, homogeneous):
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=20)
+@settings(max_examples=scale_examples(20))
 def test_a_join_or_leave_moves_what_balance_needs(seed):
     """Others give up what the new member gets, or get what a member leaves, give or take two.
 

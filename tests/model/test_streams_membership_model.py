@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -220,4 +221,6 @@ class StreamsMachine(RuleBasedStateMachine):
 
 
 TestStreamsGroups = StreamsMachine.TestCase
-TestStreamsGroups.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestStreamsGroups.settings = settings(
+    max_examples=scale_examples(60), stateful_step_count=40, deadline=None
+)

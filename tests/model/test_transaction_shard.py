@@ -11,6 +11,7 @@ import itertools
 from typing import Any
 
 from coordinator_sim import Simulation
+from example_counts import scale_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -246,4 +247,4 @@ def _result(record: Record, token: Token) -> Result:
 
 
 TestTransactionShard = TransactionMachine.TestCase
-TestTransactionShard.settings = settings(max_examples=100, stateful_step_count=40)
+TestTransactionShard.settings = settings(max_examples=scale_examples(60), stateful_step_count=40)
