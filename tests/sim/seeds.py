@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import multiprocessing
 import os
 import traceback
+import warnings
 from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
@@ -14,7 +14,7 @@ import pytest
 from seeding import drawn_seeds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 E = TypeVar("E", bound=AssertionError)
 #: Seeds that a process runs at a time.
@@ -42,24 +42,9 @@ def chunked(ranges: Iterable[range], size: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("seeds", chunks, ids=lambda s: f"{s.start}-{s.stop - 1}")
 
 
-def run(simulate: Callable[[int], object], seeds: Iterable[int]) -> None:
+def run(simulate: Callable[[int], object], seeds: Sequence[int]) -> None:
     """Run seeds; fail at the first failure with the command that repeats it."""
-    for seed in seeds:
-        try:
-            simulate(seed)
-        except AssertionError as error:
-            pytest.fail(f"seed {seed}: {error}\nTo run it again: make sim SEED={seed}")
-
-
-@contextlib.contextmanager
-def workers() -> Iterator[ProcessPoolExecutor]:
-    """A process for each core, started without state of earlier tests."""
-    context = multiprocessing.get_context("spawn")
-    # A run makes a hundred thousand callbacks, and few reference cycles.
-    with ProcessPoolExecutor(
-        os.cpu_count(), context, initializer=gc.set_threshold, initargs=(100_000,)
-    ) as pool:
-        yield pool
+    _report([first_failure(simulate, seeds)])
 
 
 def first_failure(simulate: Callable[[int], object], seeds: Sequence[int]) -> tuple[int, str]:
@@ -74,17 +59,26 @@ def first_failure(simulate: Callable[[int], object], seeds: Sequence[int]) -> tu
     return 0, ""
 
 
-def run_in(
-    pool: ProcessPoolExecutor, simulate: Callable[[int], object], seeds: Sequence[int]
-) -> None:
-    """`run` in several processes; report the first failed seed of each."""
+def run_on_all_cores(simulate: Callable[[int], object], seeds: Sequence[int]) -> None:
+    """`run` in a process for each core, started without state of earlier tests; report the first
+    failed seed of each."""
     shares = [seeds[at : at + SHARE] for at in range(0, len(seeds), SHARE)]
-    found = [f for f in pool.map(first_failure, [simulate] * len(shares), shares) if f[0]]
-    if found:
-        again = [
-            f"seed {seed}: {what}\nTo run it again: make sim SEED={seed}" for seed, what in found
-        ]
-        pytest.fail("\n".join(again))
+    context = multiprocessing.get_context("spawn")
+    # A run makes a hundred thousand callbacks, and few reference cycles.
+    with ProcessPoolExecutor(
+        os.cpu_count(), context, initializer=gc.set_threshold, initargs=(100_000,)
+    ) as pool:
+        _report(list(pool.map(first_failure, [simulate] * len(shares), shares)))
+
+
+def _report(failures: Sequence[tuple[int, str]]) -> None:
+    lines = [
+        f"seed {seed}: {what}\nTo run it again: make sim SEED={seed}"
+        for seed, what in failures
+        if seed
+    ]
+    if lines:
+        pytest.fail("\n".join(lines))
 
 
 def find(
@@ -95,7 +89,8 @@ def find(
     finds: Callable[[E], bool],
 ) -> None:
     """Run seeds until one fails with the `error` of the broken rule. The first seed is known to
-    find it; the others are tried if a code change has changed the runs.
+    find it. The others are tried if a code change has changed the runs, and a warning names the
+    seed to record instead.
 
     It is a failure if no seed finds it, or if an error of another type occurs. A violation of
     another rule does not count; the failure names what such seeds found.
@@ -106,6 +101,8 @@ def find(
             simulate(seed)
         except error as found:
             if finds(found):
+                if seed != seeds.start:
+                    warnings.warn(f"seed {seed} finds {mutant}, not {seeds.start}", stacklevel=2)
                 return
             others.setdefault(str(found).partition(":")[0], seed)
     instead = "".join(f"\nseed {seed} found {what} instead" for what, seed in others.items())

@@ -180,7 +180,7 @@ def _running(cluster: Scene) -> int:
 
 
 @pytest.mark.parametrize(
-    "count", [500, pytest.param(MOST, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])]
+    "count", [200, pytest.param(MOST, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])]
 )
 def test_thousands_of_members_join_leave_die_and_survive_a_failover(count: int) -> None:
     with scene(configs=CONFIGS) as cluster:

@@ -11,7 +11,7 @@ from sim import quorum_disks as disks
 from sim.quorum_cluster import simulate
 from sim.seeds import chosen, chunked, one_seed, run
 
-SEEDS = chosen("SEEDS", recorded=60, drawn=140)
+SEEDS = chosen("SEEDS", recorded=20, drawn=40)
 
 
 @chunked(SEEDS, 20)
@@ -30,7 +30,7 @@ def test_the_same_seed_is_the_same_run() -> None:
     assert simulate(7).world.fingerprint != simulate(8).world.fingerprint
 
 
-@chunked([range(1, 11), drawn_seeds(30)], 20)
+@chunked([range(1, 6), drawn_seeds(15)], 20)
 def test_voters_that_lose_their_disks(seeds: range) -> None:
     """Voters lose their disks one after the other, never a majority at once."""
     lost = 0

@@ -16,7 +16,7 @@ from sim.replica_scenes import SCENES
 from sim.replica_scenes import Case as SceneCase
 from sim.seeds import chosen, chunked, find, one_seed, run
 
-SEEDS = chosen("SEEDS", recorded=40, drawn=80)
+SEEDS = chosen("SEEDS", recorded=15, drawn=30)
 #: Seeds to try before a mutant counts as not found.
 TRIES = 100
 

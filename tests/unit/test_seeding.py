@@ -71,7 +71,9 @@ def test_a_mutant_is_found_by_its_own_rule_alone() -> None:
     def mutant(seeds: range) -> None:
         find("mutant", seeds, simulate, AssertionError, lambda error: "its-rule" in str(error))
 
-    mutant(range(1, 5))
+    mutant(range(4, 5))
+    with pytest.warns(UserWarning, match="seed 4 finds mutant, not 1"):
+        mutant(range(1, 5))
     with pytest.raises(pytest.fail.Exception, match="seed 1 found another-rule instead"):
         mutant(range(1, 4))
     with pytest.raises(ZeroDivisionError):
