@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from datetime import datetime
 
 import pytest
-from conditions import ceiling
 from shoal.cli import records, timestamps
 from shoal.cli.client_properties import pairs
 from shoal.cli.output import cell, text_or_hex, when
@@ -126,19 +124,16 @@ def test_pairs() -> None:
 
 
 def test_help_needs_none_of_the_tools() -> None:
-    """`shoal --help` is instant because it imports neither the codec nor rich nor a broker."""
+    """`shoal --help` is quick because it imports neither the codec nor rich nor a broker."""
     code = (
         "import sys\nfrom shoal.cli.main import main\n"
         "try: main()\nexcept SystemExit: pass\n"
         "print(sorted(m for m in sys.modules if m.split('.')[0] in ('kio', 'rich', 'asyncio') "
         "or m.startswith(('shoal.client', 'shoal.server'))), file=sys.stderr)"
     )
-    began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", code, "--help"], capture_output=True, text=True, timeout=30
     )
-    took_s = time.monotonic() - began
-    assert took_s < ceiling(5)
     assert done.stderr.strip() == "[]"
     for name in ("server", "topics", "share-consume", "top", "dump"):
         assert f"\n  {name} " in done.stdout

@@ -55,8 +55,8 @@ def test_without_the_layout_of_batches_everything_is_left_in_python(folder: Path
 
 
 def test_a_compiler_that_fails_leaves_nothing_behind(folder: Path) -> None:
-    (folder / NATIVE / "module.c").write_text("no C")
-    (folder / WALK / "walk.c").write_text("no C")
+    for source in folder.rglob("*.c"):
+        source.write_text("no C")
     said, names = compiled(folder, CC=os.environ.get("CC", "cc"))
     assert said.count("left in Python") == 2
     assert names == ["layout.py", "native", "native"]
