@@ -58,7 +58,13 @@ def of_order(mutant: str, seed: int = 1) -> Case:
 OF_LOGS = [
     Case("commits_by_itself", LOST, 8, 3, ["partition"]),
     Case(
-        "commits_before_it_has_synced", LOST, 12, 1, ["slow_disk", *["power_loss"] * 3], synced=True
+        "commits_before_it_has_synced",
+        LOST,
+        1,
+        1,
+        [*["slow_disk"] * 2, *["power_loss"] * 8],
+        synced=True,
+        duration_s=8.0,
     ),
     Case("forgets_sequences", ("duplicate",), 2, 1, ["broken_connections"] * 10, duration_s=6.0),
     Case("takes_commits_of_old_members", ("offset-regression",), 24, 3, ["client_pause"] * 6),
