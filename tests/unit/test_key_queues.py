@@ -8,6 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from example_counts import scale_examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from machine import lacking
@@ -173,7 +174,7 @@ STEPS: list[Callable[[Partition, Random], Any]] = [
 ]
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=scale_examples(200), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 1 << 30)), max_size=25))
 # A record without a key that was ready twice used to be chosen twice in Python.
 @example(
@@ -255,7 +256,7 @@ def window(data: st.DataObject) -> Any:
     return None if broken == 3 else runs
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=scale_examples(200), deadline=None)
 @given(st.data())
 def test_whatever_they_are_given(data: st.DataObject) -> None:
     """Each call returns or raises, and the state stays consistent."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import crc32c
 import pytest
+from example_counts import scale_examples
 from faulty_batches import headers, record, varint
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from machine import lacking
 from shoal.record import walker
 from shoal.record.walker import Fault, Walk, walk
 
-MANY = settings(max_examples=500)
+MANY = settings(max_examples=scale_examples(150))
 LONG = 2**63
 longs = st.integers(-LONG, LONG - 1) | st.integers(-3, 3)
 

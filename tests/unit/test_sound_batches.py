@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from example_counts import scale_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from machine import lacking
@@ -78,7 +79,7 @@ def signed(data: bytearray) -> bytes:
     return bytes(data)
 
 
-@settings(max_examples=500)
+@settings(max_examples=scale_examples(150))
 @given(
     st.lists(records, min_size=1, max_size=4),
     st.sampled_from(CONFIGS),
