@@ -1,4 +1,4 @@
-"""A simulated cluster goes on under each fault alone."""
+"""A simulated cluster continues under each fault alone."""
 
 from __future__ import annotations
 
