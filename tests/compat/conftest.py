@@ -22,6 +22,7 @@ from shoal.client.client import SyncClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from shared_servers import SharedKafka
 

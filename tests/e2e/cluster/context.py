@@ -1,7 +1,7 @@
 """A Kubernetes cluster that the user has already, and has agreed to use: that of kubectl's current
 context.
 
-`SHOAL_CLUSTER=current-context` is the consent; nothing chooses it by itself. The cluster is never
+`SHOAL_CLUSTER=current-context` is the consent; without it, nothing chooses it. The cluster is never
 started or removed. The context is copied at the start, so a later `kubectl config use-context`
 moves nothing. Images get in by the command that made the nodes: kind, minikube or k3d.
 """
