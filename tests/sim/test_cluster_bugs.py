@@ -11,13 +11,16 @@ from sim.cluster_run import simulate, try_seed
 EOS = ("transactions",)
 
 
-@pytest.mark.parametrize("seed", [1865509800427, 3546460155474])
+@pytest.mark.parametrize(
+    "seed", [pytest.param(1865509800427, marks=pytest.mark.nightly), 3546460155474]
+)
 def test_a_commit_of_key_ranges_that_comes_late(seed: int) -> None:
     """The rules took a commit for lost that a cut had held back, and that was accepted after the
     client had timed out and committed more on another connection. Kafka has no fence for it."""
     try_seed(seed)
 
 
+@pytest.mark.nightly
 def test_a_join_that_comes_late_takes_no_key_range_away() -> None:
     """A join came late over a connection that its member had given up, and was assigned a key range
     that another member had just released. The member never heard of it, and nobody read it."""
@@ -58,6 +61,7 @@ def test_a_late_write_of_share_state_does_not_replace_newer_ones() -> None:
     simulate(18, brokers=3, faults=faults, synced=False, parts=[])
 
 
+@pytest.mark.nightly
 def test_a_sync_that_a_full_disk_keeps_from_beginning_is_tried_again() -> None:
     """A full disk refused an index before the sync of its log had begun, and the sync was not
     repeated. The log was reported as offline although it was not, and its follower waited for
@@ -100,6 +104,7 @@ def test_a_share_partition_that_cannot_be_loaded_is_tried_again_after_a_pause() 
     simulate(1, brokers=1, faults=["disk_full"] * 4, duration_s=8.0, synced=False, parts=[])
 
 
+@pytest.mark.nightly
 def test_a_deposed_coordinator_returns_no_old_offsets() -> None:
     """A broker that had been cut off learned from the new controller that it is fenced before it
     got the metadata with the new coordinators. Until then it returned its groups' offsets, which
@@ -107,12 +112,14 @@ def test_a_deposed_coordinator_returns_no_old_offsets() -> None:
     simulate(38, brokers=3, faults=["partition"] * 4, parts=EOS, rest_s=30.0)
 
 
+@pytest.mark.nightly
 def test_a_member_confirms_an_assignment_that_was_taken_back() -> None:
     """A member was assigned a partition and then not, while it waited for a broker. Its owned
     partitions had not changed, so it reported nothing, and the partition stayed unassigned."""
     simulate(80, brokers=3, faults=["partition"] * 4, parts=EOS, rest_s=30.0)
 
 
+@pytest.mark.nightly
 def test_a_removed_member_commits_nothing_under_its_new_epoch() -> None:
     """A poll that had begun before returned records of a partition that another member owned by
     then. The position after them was committed, so the other member's next commit went back."""
