@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import threading
 from collections import Counter
 from collections.abc import Coroutine, Iterator
 from typing import Any
@@ -142,15 +143,19 @@ def test_a_refusal_does_not_overtake_the_commit_that_it_refers_to() -> None:
     """The error that a topic exists is sent only once the topic is durable."""
 
     async def main() -> None:
-        node = Node(MemoryStorage())
+        storage = MemoryStorage()
+        node = Node(storage)
+        synced = threading.Event()
+        storage.fault = lambda operation, _path: operation == "sync" and synced.wait(20)
         first = node.create("a")
-        await asyncio.sleep(0)  # Its sync is in flight now.
+        await asyncio.sleep(0)  # Its sync has begun, in the thread of the disk.
         second = node.create("a")
         assert not first.done()
         assert not second.done()
         done: list[str] = []
         first.add_done_callback(lambda _: done.append("first"))
         second.add_done_callback(lambda _: done.append("second"))
+        synced.set()
         await asyncio.gather(first, second)
         assert done == ["first", "second"]
         node.stop()
