@@ -5,25 +5,39 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
+# uv, where it is installed, needs a fifth of pip's time. One target at a time installs.
+INSTALLER := $(if $(shell command -v uv 2>/dev/null),uv pip install --python $(BIN)/python,$(BIN)/python -m pip install --disable-pip-version-check --no-compile)
+INSTALL := flock $(VENV)/.lock $(INSTALLER) -q --no-deps
+# What a target needs beside `venv`: $(call extra,spark plots). tools/locks has a file for each.
+extra = $(patsubst %,$(VENV)/.extra-%,$(1))
 # Tests start hundreds of brokers. Without cached bytecode, each start takes three times as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv release compiled check lint types imports unit model sim wire fuzz java kcat chromium compat spark brokers kube cluster image e2e e2e-nodes demo bench bench-cluster bench-security bench-streams bench-queues bench-spark bench-tiered bench-earlier bench-instructions test test-changed coverage-map test-all nightly docs site lock clean
+.PHONY: help prerequisites venv release compiled check lint types imports unit model sim wire fuzz java jars java-if-there compat spark brokers kube cluster image e2e e2e-nodes demo demo-kubernetes bench bench-cluster bench-security bench-streams bench-queues bench-spark bench-tiered bench-earlier bench-instructions test test-changed coverage-map test-all nightly docs site lock clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z0-9-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 12
 
-venv: $(VENV)/.stamp   ## the virtual environment, from requirements.lock
-$(VENV)/.stamp: requirements.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Shoal needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
+prerequisites:   ## install, as root on Debian, or name the programs that a target needs: FOR=test
+	@$(PYTHON) tools/prerequisites.py $(or $(FOR),test)
+prerequisites-%:
+	@$(PYTHON) tools/prerequisites.py $*
+
+venv: $(VENV)/.stamp   ## the virtual environment of broker, operator and their tests, in a minute
+$(VENV)/.stamp: tools/locks/dev.txt pyproject.toml
+	@$(PYTHON) tools/prerequisites.py venv
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements.lock
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e .
-	@$(BIN)/python broker_image/compile.py
+	$(INSTALL) --require-hashes -r $<
+	SHOAL_WHEEL=pure $(INSTALL) --no-build-isolation -e .
+	@$(BIN)/python -m shoal.compile
+	@touch $@
+# More packages: spark, jobs, demo, docs, plots, fuzz.
+$(VENV)/.extra-%: tools/locks/%.txt $(VENV)/.stamp
+	$(INSTALL) --require-hashes -r $<
 	@touch $@
 
 compiled: venv   ## compile the extension modules, if there is a C compiler
-	@$(BIN)/python broker_image/compile.py
+	@$(BIN)/python -m shoal.compile
 
 lint: venv       ## style and formatting
 	$(BIN)/ruff check .
@@ -40,20 +54,18 @@ unit wire model: venv       ## one kind of test
 	$(PYTEST) -q -n 2 tests/$@
 sim: venv                   ## simulations of quorums, replicas and clusters with faults; SEED=n repeats one
 	$(PYTEST) -q tests/sim $(if $(SEED),-k one_seed)
-fuzz: venv                  ## fuzz the parsers for five minutes; FUZZ="--seconds 3600" for longer
-	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/python -m pip install -q --disable-pip-version-check atheris==3.0.0
+fuzz: venv $(call extra,fuzz) ## fuzz the parsers for five minutes; FUZZ="--seconds 3600" for longer
 	$(BIN)/python tests/wire/fuzz_parsers.py $(FUZZ)
-java:            ## fetch Apache Kafka's clients and tools for the compat tests (tests/compat/pom.xml)
-	@command -v mvn >/dev/null && command -v java >/dev/null || { echo "The Java clients need java (17 or newer) and mvn: apt-get install openjdk-17-jre-headless maven"; exit 1; }
-	@test tests/compat/lib/.stamp -nt tests/compat/pom.xml || { mvn -q -f tests/compat/pom.xml dependency:copy-dependencies -DoutputDirectory=lib && touch tests/compat/lib/.stamp; }
-kcat:
-	@command -v kcat >/dev/null || { echo "The kcat tests need kcat: apt-get install kcat"; exit 1; }
-chromium:
-	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null && command -v npm >/dev/null || { echo "The console's tests need Chromium and npm: apt-get install chromium fonts-dejavu-core npm"; exit 1; }
-compat: venv java kcat chromium ## test clients of other projects against real brokers
+java: jars venv  ## fetch what tests take from other projects: Kafka's clients and tools, axe-core, promtool
+	$(BIN)/python tests/downloads.py
+jars: prerequisites-java tests/compat/lib/.stamp
+tests/compat/lib/.stamp: tests/compat/pom.xml
+	mvn -q -f $< dependency:copy-dependencies -DoutputDirectory=lib
+	@touch $@
+compat: prerequisites-compat venv java ## test clients of other projects against real brokers
 	CI=true $(PYTEST) -q tests/compat
 
-spark: venv java            ## test the Spark source and its jobs in local mode
+spark: venv jars $(call extra,spark jobs) ## test the Spark source and its jobs in local mode
 	$(PYTEST) -q tests/spark
 brokers: venv               ## test clusters of real broker processes, with failures
 	$(PYTEST) -q tests/cluster
@@ -65,34 +77,33 @@ image: venv                 ## build the images of broker, operator and Spark
 	$(BIN)/python tests/e2e/cluster/cli.py build broker operator spark
 release: venv               ## build the artifacts of a release into dist/: VERSION=x, KEY=FILE signs (docs/releasing.md)
 	PYTHONPATH=tests:tools $(BIN)/python -m release $(VERSION) $(if $(KEY),--key=$(KEY)) $(RELEASE)
-e2e: venv java cluster          ## test on a Kubernetes cluster, with kubectl, helm and clients in pods
+e2e: venv jars $(call extra,spark plots) cluster ## test on a Kubernetes cluster, with kubectl, helm and clients in pods
 	$(PYTEST) -q tests/e2e
 	@$(MAKE) --no-print-directory e2e-nodes
-e2e-nodes: venv             ## test racks and drains on a Kubernetes cluster of three nodes
+e2e-nodes: venv $(call extra,spark plots) ## test racks and drains on a Kubernetes cluster of three nodes
 	SHOAL_NODES=3 SHOAL_CLUSTER_INDEX=2 $(PYTEST) -q tests/e2e/test_nodes.py
-demo: venv                  ## run the whole pipeline on a Kubernetes cluster, with a live plot
+demo: venv $(call extra,demo) ## run the whole pipeline on a Kubernetes cluster, with a live plot
 	PYTHONPATH=tests $(BIN)/python examples/demo/demo.py $(DEMO)
-bench: venv java            ## compare one broker with Apache Kafka; 40 minutes
+bench: venv jars $(call extra,plots) ## compare one broker with Apache Kafka; 40 minutes
 	$(BIN)/python bench/run.py $(BENCH)
-bench-security: venv java    ## compare TLS, logins and permissions with Apache Kafka
+bench-security: venv jars $(call extra,plots) ## compare TLS, logins and permissions with Apache Kafka
 	$(BIN)/python bench/run_security.py $(BENCH)
-bench-streams: venv java     ## compare streams groups with Apache Kafka
+bench-streams: venv jars $(call extra,plots) ## compare streams groups with Apache Kafka
 	$(BIN)/python bench/run_streams.py $(BENCH)
-bench-queues: venv java     ## measure Shoal's additions to share groups and consumer groups
+bench-queues: venv jars $(call extra,plots) ## measure Shoal's additions to share groups and consumer groups
 	@test -d bench/lib || mvn -q -f bench/parallel-consumer.xml dependency:copy-dependencies -DoutputDirectory=lib
 	$(BIN)/python bench/queues.py $(BENCH)
-bench-tiered: venv java     ## compare tiered storage with the disk and with Apache Kafka; BENCH=--full for the sizes of the goals
+bench-tiered: venv jars $(call extra,plots) ## compare tiered storage with the disk and with Apache Kafka; BENCH=--full for the sizes of the goals
 	@test -d bench/kafka-tiered/lib || mvn -q -f bench/kafka-tiered/pom.xml dependency:copy-dependencies -DoutputDirectory=lib
 	$(BIN)/python bench/tiered.py $(BENCH)
-bench-cluster: venv java    ## compare three brokers with Apache Kafka, with BENCH_KILLS=10 kills per row
+bench-cluster: venv jars $(call extra,plots) ## compare three brokers with Apache Kafka, with BENCH_KILLS=10 kills per row
 	$(BIN)/python bench/run_cluster.py $(BENCH)
-bench-earlier: venv          ## compare this tree with an earlier one: COMMIT=3e8295a
+bench-earlier: venv $(call extra,plots) ## compare this tree with an earlier one: COMMIT=3e8295a
 	@test -n "$(COMMIT)" || { echo 'name the earlier tree: make bench-earlier COMMIT=3e8295a'; exit 2; }
 	$(BIN)/python bench/run_earlier.py $(COMMIT) $(BENCH)
 bench-instructions: venv     ## count a broker's instructions per request with valgrind, beside those of COMMIT
 	PYTHONPATH=broker_image $(BIN)/python bench/instructions.py $(COMMIT)
-bench-spark: venv           ## compare the Spark source with Spark's Kafka source; BENCH=latency selects one figure
-	@command -v mvn >/dev/null || { echo "Spark's Kafka source comes from Maven: apt-get install maven"; exit 1; }
+bench-spark: prerequisites-java venv $(call extra,spark plots) ## compare the Spark source with Spark's Kafka source; BENCH=latency selects one figure
 	@test -d bench/spark/lib || mvn -q -f bench/spark/pom.xml dependency:copy-dependencies -DoutputDirectory=lib
 	$(BIN)/python bench/spark/run.py $(BENCH)
 # The part of tests/e2e that CI runs. `make e2e` also runs kills and bad input with Spark, several brokers per pod, and the test cluster's own tests.
@@ -105,17 +116,21 @@ WORKERS ?= 4
 # What takes long is in the output, so that CI stays within its time.
 SLOWEST := --durations=25 --durations-min=5
 TESTED := $(patsubst %,tests/%,unit model sim wire kube cluster spark compat)
-test: venv java             ## all tests without Kubernetes, 15 minutes. CI=true adds a part of `e2e` and skips nothing
+test: prerequisites-test venv java-if-there $(call extra,spark jobs plots) ## all tests without Kubernetes; says what it left out. CI=true adds a part of `e2e` and leaves nothing out
 	$(PYTEST) -q $(SLOWEST) -n $(WORKERS) $(TESTED) $(if $(CI),$(E2E_CI))
+	@$(PYTHON) tools/prerequisites.py --left-out test
+# `make java` where there is Java, also if it came a moment ago by apt.
+java-if-there: venv
+	@! type java mvn >/dev/null 2>&1 || $(MAKE) --no-print-directory java
 test-changed: venv          ## the tests that a change can affect: SINCE=main (HEAD without it)
 	@tests=$$(PYTHONPATH=tools $(BIN)/python -m changed_tests $(SINCE)) || exit $$?; test -z "$$tests" || $(PYTEST) -q -n $(WORKERS) $$tests
-coverage-map: venv java     ## note which modules each file of tests runs, for `test-changed`; an hour
+coverage-map: venv java $(call extra,spark jobs plots) ## note which modules each file of tests runs, for `test-changed`; an hour
 	rm -rf build/coverage && mkdir -p build/coverage
 	-COVERAGE_RCFILE=tools/coverage.ini $(BIN)/python -m coverage run --rcfile=tools/coverage.ini -m pytest -q -n $(WORKERS) $(or $(FILES),$(TESTED))
 	$(BIN)/python -m coverage combine -q --rcfile=tools/coverage.ini build/coverage
 	PYTHONPATH=tools $(BIN)/python -m coverage_map
 test-all: test e2e          ## all tests, also on a Kubernetes cluster
-nightly: venv java kcat chromium ## long tests: marked nightly, simulations, fuzzing, faults, e2e; NIGHTLY_HOURS=8
+nightly: prerequisites-nightly venv java $(call extra,spark jobs plots docs fuzz) ## long tests: marked nightly, simulations, fuzzing, faults, e2e; NIGHTLY_HOURS=8
 	$(BIN)/python tests/nightly.py
 
 docs: venv                  ## generate pages of docs/ from tables
@@ -125,11 +140,12 @@ docs: venv                  ## generate pages of docs/ from tables
 	$(BIN)/python tools/crd_reference.py crds docs/reference
 	$(BIN)/python tools/dashboards.py helm/shoal/dashboards
 	$(BIN)/python bench/pages.py
-site: venv                  ## build the documentation site into build/site, with all links checked
+site: venv $(call extra,docs) ## build the documentation site into build/site, with all links checked, and test it
+	$(PYTEST) -q tests/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --config-file tools/site/mkdocs.yml
 	@echo "Open build/site/index.html."
-lock: venv       ## pin all dependencies
-	$(BIN)/python -m pip install -q uv
-	$(BIN)/uv pip compile -q --all-extras --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate pyproject.toml lock-extra.in -o requirements.lock
+lock: venv       ## pin all dependencies in tools/locks; LOCK=--upgrade takes the newest versions
+	$(INSTALLER) -q uv
+	$(BIN)/python tools/lock.py $(LOCK)
 clean:           ## remove all files that the targets made in the tree
 	rm -rf broker_image/shoal/coordinator/share/_bulk*.so broker_image/shoal/record/_walk*.so $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis tests/compat/lib bench/lib bench/kafka-tiered/lib

@@ -31,8 +31,10 @@ def extract(folder: Path, commit: str) -> Path:
 
 
 def compiled(packages: Path) -> Path:
-    """Compile the loops of extracted packages."""
-    words = [sys.executable, str(packages / "compile.py")]
+    """Compile the loops of extracted packages, by the program where older trees have it, too."""
+    programs = (packages / "shoal" / "compile.py", packages / "compile.py")
+    program = next(path for path in programs if path.exists())
+    words = [sys.executable, str(program), str(packages)]
     subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
     return packages
 

@@ -1,33 +1,47 @@
-"""Compiles the extension modules into a wheel, if `SHOAL_WHEEL=compiled` is set.
+"""Compiles the extension modules for `pip install .` and `pip install -e .`, and adds them to a
+wheel. The hook of pyproject.toml.
 
-Without it a wheel has Python alone, and works on every platform. The hook of pyproject.toml.
+Without a C compiler the package has Python alone, and `python -m shoal.compile` compiles later.
+`SHOAL_WHEEL=compiled` refuses that; `SHOAL_WHEEL=pure` never compiles, for a wheel that works on
+every platform.
 """
 
 from __future__ import annotations
 
 import os
 import runpy
-import sys
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
+#: Folders that a wheel has at another place than the source tree does.
+MOVED = {"spark_operator_jobs/jobs": "shoal_spark/jobs"}
 
-class CompiledModules(BuildHookInterface):
-    """Adds the compiled modules of `broker_image/compile.py` to a wheel for this Python."""
 
-    def initialize(self, _version: str, build_data: dict[str, Any]) -> None:
-        """Raises `RuntimeError` if a module cannot be compiled."""
-        if self.target_name != "wheel" or os.environ.get("SHOAL_WHEEL") != "compiled":
+class Wheel(BuildHookInterface):
+    """Completes a wheel, or an editable installation."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Raises `RuntimeError` if a module cannot be compiled that must be."""
+        root = Path(self.root)
+        if version != "editable":
+            there = {name: into for name, into in MOVED.items() if (root / name).exists()}
+            build_data["force_include"].update(there)
+        folder = root / "broker_image"
+        program = folder / "shoal" / "compile.py"
+        wanted = os.environ.get("SHOAL_WHEEL")
+        # An image installs the dependencies before it has the sources.
+        if wanted == "pure" or not program.exists():
             return
-        folder = Path(self.root) / "broker_image"
-        compiler = runpy.run_path(str(folder / "compile.py"))
+        compiler = runpy.run_path(str(program))
         for extension in compiler["EXTENSIONS"]:
             refused = compiler["build"](folder, extension)
-            if refused is not None:
+            if refused is None:
+                made = compiler["module_path"](folder, extension)
+                build_data["artifacts"].append(f"/{made.relative_to(root)}")
+                build_data["pure_python"], build_data["infer_tag"] = False, True
+            elif wanted == "compiled":
                 raise RuntimeError(f"{extension.name} cannot be compiled: {refused}")
-        build_data["artifacts"] += ["broker_image/**/_bulk*.so", "broker_image/**/_walk*.so"]
-        build_data["pure_python"] = False
-        python = f"cp{sys.version_info.major}{sys.version_info.minor}"
-        build_data["tag"] = f"{python}-{python}-linux_x86_64"
+            else:
+                self.app.display_warning(f"{extension.name}: left in Python: {refused}.")

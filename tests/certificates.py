@@ -81,6 +81,8 @@ class Authority:
         issuer = named(name) if parent is None else parent.certificate.subject
         signer = self.key if parent is None else parent.key
         builder = _builder(named(name), issuer, self.key, days=(-1, 3650))
+        if parent is not None:
+            builder = builder.add_extension(parent.key_identifier, critical=False)
         self.certificate: x509.Certificate = (
             builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
             .add_extension(x509.SubjectKeyIdentifier(key_digest(self.key)), critical=False)
@@ -96,6 +98,11 @@ class Authority:
     def fingerprint(self) -> str:
         return self.certificate.fingerprint(hashes.SHA256()).hex()
 
+    @property
+    def key_identifier(self) -> x509.AuthorityKeyIdentifier:
+        """The extension of what it issues. Since Python 3.13 a client demands it."""
+        return x509.AuthorityKeyIdentifier(key_digest(self.key), None, None)
+
     def issue(
         self,
         subject: x509.Name | str = "client",
@@ -107,13 +114,16 @@ class Authority:
             ExtendedKeyUsageOID.CLIENT_AUTH,
         ),
         key: PrivateKey | None = None,
+        identified: bool = True,
     ) -> Identity:
         """A certificate for server and client, unless `usages` says otherwise. It is valid between
-        two days from now."""
+        two days from now. Without `identified` it has no Authority Key Identifier."""
         key = new_key() if key is None else key
         name = named(subject) if isinstance(subject, str) else subject
         builder = _builder(name, self.certificate.subject, key, days=days)
         builder = builder.add_extension(_usage(authority=False), critical=True)
+        if identified:
+            builder = builder.add_extension(self.key_identifier, critical=False)
         if names:
             builder = builder.add_extension(
                 x509.SubjectAlternativeName([_general_name(one) for one in names]), critical=False

@@ -1,10 +1,13 @@
-"""Compiles the extension modules where there is a C compiler: `make venv` does, and the broker's
-image. Without a compiler, or Python's headers, everything works in Python alone, and costs more
-(docs/adr/0042-compile-the-key-order-loops-in-c.md, 0046, 0051).
+"""Compiles the extension modules where there is a C compiler: `python -m shoal.compile`.
 
-`python broker_image/compile.py [FOLDER]` compiles for the Python that runs it and prints one line
-for each module; FOLDER holds the package `shoal`, and is that of this file unless it is given. The
-exit status is 0 either way.
+So do `pip install`, `make venv` and the broker's image. Without a compiler, or Python's headers,
+everything works in Python alone, and costs more (docs/adr/0042-compile-the-key-order-loops-in-c.md,
+0046, 0051).
+
+`python compile.py [FOLDER]` compiles for the Python that runs it and prints one line for each
+module; FOLDER holds the package `shoal`, and is that of this file unless it is given. The exit
+status is 0 either way. This file imports nothing of the project, so that it runs before it is
+installed.
 """
 
 from __future__ import annotations
@@ -43,6 +46,11 @@ def batch_constants(folder: Path) -> list[str]:
     return [f"-D{name}={value}" for name, value in layout["C_CONSTANTS"].items()]
 
 
+def module_path(folder: Path, extension: Extension) -> Path:
+    """Return the file that a module is compiled into, for this Python."""
+    return folder / f"{extension.module}{sysconfig.get_config_var('EXT_SUFFIX')}"
+
+
 def build(folder: Path, extension: Extension) -> str | None:
     """Compile in place: None on success, else the reason of the failure."""
     command = shlex.split(os.environ.get("CC", "cc"))
@@ -55,7 +63,7 @@ def build(folder: Path, extension: Extension) -> str | None:
         defines = batch_constants(folder)
     except OSError as error:
         return str(error)
-    made = folder / f"{extension.module}{sysconfig.get_config_var('EXT_SUFFIX')}"
+    made = module_path(folder, extension)
     part = made.with_name(f"{made.name}.part{os.getpid()}")
     found = (folder / extension.sources).glob("*.c")
     # Relative to the folder: a module has the same bytes wherever it is compiled.
@@ -76,7 +84,7 @@ def build(folder: Path, extension: Extension) -> str | None:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1]
     for extension in EXTENSIONS:
         refused = build(folder, extension)
         outcome = "compiled" if refused is None else f"left in Python: {refused}"

@@ -53,7 +53,7 @@ def build(config: Path, into: Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if importlib.util.find_spec("material") is None:
-        lacking("mkdocs-material is not installed: run `make venv`")
+        lacking("mkdocs-material is not installed: run `make site`")
     folder = tmp_path_factory.mktemp("site")
     built = build(CONFIG, folder)
     assert built.returncode == 0, built.stdout + built.stderr

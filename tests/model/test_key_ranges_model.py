@@ -185,7 +185,7 @@ def test_damaged_batches_are_sent_whole(batches: list[Batch], data: st.DataObjec
 def test_hashes_of_damaged_records(batches: list[Batch], data: st.DataObject) -> None:
     """Neither kind fails on any bytes, and where both accept them they find the same."""
     if walker.native is None:
-        lacking("the loops are not compiled: make compiled, with a C compiler")
+        lacking("the loops are not compiled: python -m shoal.compile, with a C compiler")
     log = bytearray(log_of([batches[0]._replace(codec="none", control=False)]))
     for _ in range(data.draw(st.integers(1, 3))):
         log[data.draw(st.integers(61, len(log) - 1)) if len(log) > 61 else 60] = data.draw(

@@ -1,4 +1,4 @@
-"""`broker_image/compile.py`: its output and its files, with and without a compiler."""
+"""`shoal.compile`: its output and its files, with and without a compiler."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 def compiled(folder: Path, **env: str) -> tuple[str, list[str]]:
     """Run the program, which exits with 0. Return its output, and the new files beside the
     sources."""
-    words = [sys.executable, str(BROKER / "compile.py"), str(folder)]
+    words = [sys.executable, str(BROKER / "shoal" / "compile.py"), str(folder)]
     done = subprocess.run(
         words, env={**os.environ, **env}, capture_output=True, text=True, check=True
     )

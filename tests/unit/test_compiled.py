@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True, scope="module")
 def there() -> None:
     if compiled.native is None:
-        lacking("the loops are not compiled: make compiled, with a C compiler")
+        lacking("the loops are not compiled: python -m shoal.compile, with a C compiler")
 
 
 MANY = settings(max_examples=300, deadline=None)

@@ -343,6 +343,28 @@ def test_a_certificate_of_its_own_authority(tmp_path: Path) -> None:
             parse_prometheus("https://p", ca=str(tmp_path / file))
 
 
+def test_a_certificate_that_newer_pythons_refuse(tmp_path: Path) -> None:
+    authority = Authority("Monitoring")
+    (tmp_path / "server.pem").write_text(authority.issue("prometheus", identified=False).pem)
+    (tmp_path / "ca.pem").write_text(authority.pem)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "server.pem")
+
+    async def whole() -> None:
+        async with small(context) as served:
+            settings = parse_prometheus(served.url, ca=str(tmp_path / "ca.pem"))
+            assert settings.context is not None
+            settings.context.verify_flags |= ssl.VERIFY_X509_STRICT  # As Python 3.13 does.
+            asked = Prometheus(settings)
+            why = (await asked.group("g", ["t"])).why
+            assert why.endswith(
+                "without an Authority Key Identifier: issue it again with that extension."
+            )
+            await asked.close()
+
+    asyncio.run(whole())
+
+
 def test_queries_quote_names() -> None:
     found = queries('a="b"', 'x"\\\n\x01ä', ["orders.v1", "b"])
     assert r'{group="x\"\\\n\u0001ä",a="b"}' in found["depth"]

@@ -26,7 +26,7 @@ KEYS = [1, 2, 3, 4, -(1 << 63), (1 << 63) - 1]
 @pytest.fixture(autouse=True, scope="module")
 def there() -> None:
     if compiled.native is None:
-        lacking("the queues of keys are not compiled: make compiled, with a C compiler")
+        lacking("the queues of keys are not compiled: python -m shoal.compile, with a C compiler")
 
 
 def made() -> KeyQueues:

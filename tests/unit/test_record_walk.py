@@ -23,7 +23,7 @@ longs = st.integers(-LONG, LONG - 1) | st.integers(-3, 3)
 @pytest.fixture(autouse=True, scope="module")
 def compiled() -> None:
     if walker.native is None:
-        lacking("the walk is not compiled: make compiled, with a C compiler")
+        lacking("the walk is not compiled: python -m shoal.compile, with a C compiler")
 
 
 def both(body: bytes, count: int, **options: Any) -> Walk:

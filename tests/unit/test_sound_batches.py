@@ -44,7 +44,7 @@ records = st.tuples(
 @pytest.fixture(autouse=True, scope="module")
 def compiled() -> None:
     if walker.native is None:
-        lacking("the walk is not compiled: make compiled, with a C compiler")
+        lacking("the walk is not compiled: python -m shoal.compile, with a C compiler")
 
 
 def outcome(data: bytes, config: LogConfig) -> Any:

@@ -64,7 +64,7 @@ def test_it_is_xxh64(key: bytes, expected: int, monkeypatch: pytest.MonkeyPatch)
 @given(st.binary(max_size=200))
 def test_the_compiled_hash_is_the_same(key: bytes) -> None:
     if walker.native is None:
-        lacking("the hash is not compiled: make compiled, with a C compiler")
+        lacking("the hash is not compiled: python -m shoal.compile, with a C compiler")
     assert 0 <= key_hash.key_hash(key) == key_hash.in_python(key) <= KEY_HASH_MAX
 
 

@@ -31,8 +31,8 @@ def build(checkout: Checkout, sources: Path, into: Path) -> None:
     compiled = sources / "compiled"
     hatch = [sys.executable, "-m", "hatchling", "build"]
     # First, while the sources have no compiled modules.
-    _run([*hatch, "-t", "sdist", "-t", "wheel", "-d", str(into)], sources, environment)
-    marked = {**environment, "SHOAL_WHEEL": "compiled"}
+    pure, marked = ({**environment, "SHOAL_WHEEL": kind} for kind in ("pure", "compiled"))
+    _run([*hatch, "-t", "sdist", "-t", "wheel", "-d", str(into)], sources, pure)
     _run([*hatch, "-t", "wheel", "-d", str(compiled)], sources, marked)
     (wheel,) = compiled.glob("*.whl")
     repair = [sys.executable, "-m", "auditwheel", "repair", f"--plat={PLATFORM}"]

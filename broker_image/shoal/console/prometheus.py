@@ -24,6 +24,7 @@ import aiohttp
 from shoal.client.secret import NO_SECRET, Secret
 from shoal.console.history import POINTS_MAX, STEP_S, Hour
 from shoal.console.security import InvalidAccess, parse_login
+from shoal.security import strict_verification
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Mapping, Sequence
@@ -227,7 +228,8 @@ class Prometheus:
         try:
             status, body = await self._post(fields)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise _Silence(f"Prometheus at {url} does not answer.") from error
+            remedy = strict_verification.remedy(error)
+            raise _Silence(f"Prometheus at {url} does not answer.{remedy}") from error
         if status in (401, 403):
             raise _Silence(
                 f"Prometheus at {url} refuses the console: it answers {status}. See"

@@ -19,6 +19,7 @@ import aiohttp
 
 from shoal.client.secret import NO_SECRET, Secret
 from shoal.console.security import InvalidAccess, is_loopback
+from shoal.security import strict_verification
 from shoal.security.jwt_tokens import Key, KeySetError, UnknownKeyError, parse_keys, verified
 
 if TYPE_CHECKING:
@@ -273,7 +274,8 @@ class Provider:
                         raise ProviderError(f"the answer of {url} is too large")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             reason = str(error) or "no answer in time"
-            raise ProviderError(f"{url} does not answer: {reason}") from None
+            why = f"{reason}.{remedy}" if (remedy := strict_verification.remedy(error)) else reason
+            raise ProviderError(f"{url} does not answer: {why}") from None
         return answer.status, body
 
     def _session(self) -> aiohttp.ClientSession:

@@ -25,6 +25,7 @@ from shoal.client.secret import NO_SECRET, Secret
 from shoal.console import avro, protobuf
 from shoal.console.payloads import Decoded, Undecoded
 from shoal.console.security import InvalidAccess, parse_login
+from shoal.security import strict_verification
 
 if TYPE_CHECKING:
     from shoal.record.records import Record
@@ -139,7 +140,8 @@ class Registry:
         except _Failure as error:
             known = _Known(why=str(error), until_s=time.monotonic() + MISSING_S)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            log.warning("schema registry %s: %s", self._settings.url, error or "no answer in time")
+            reason = f"{error or 'no answer in time'}{strict_verification.remedy(error)}"
+            log.warning("schema registry %s: %s", self._settings.url, reason)
             self._pause_until_s = time.monotonic() + PAUSE_S
             return _Known(why=f"The schema registry at {self._settings.url} does not answer.")
         self._known[id] = known

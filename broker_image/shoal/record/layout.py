@@ -1,6 +1,6 @@
 """The layout of a record batch header of magic 2: each field, its type and its offset.
 
-`batch` reads and writes headers by it. `broker_image/compile.py` defines `C_CONSTANTS` as macros
+`batch` reads and writes headers by it. `shoal.compile` defines `C_CONSTANTS` as macros
 for the C sources, so that no offset is written twice. This file imports nothing of the project, so
 that the compiler script can run it alone. Source: Kafka's documentation, "Record Batch".
 """

@@ -72,7 +72,7 @@ SPARK_STAGE = tuple(
 IMAGES = {
     "broker": Image(
         "broker_image/Containerfile",
-        ("broker_image/shoal", "broker_image/compile.py"),
+        ("broker_image/shoal",),
         ("broker", "console", "tiered"),
     ),
     "operator": Image(

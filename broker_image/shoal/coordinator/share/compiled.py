@@ -1,7 +1,6 @@
 """Whether the compiled loops of `native/` are available.
 
-A C compiler builds them (`make venv`, `broker_image/compile.py`). Python code beside each call does
-the same.
+A C compiler builds them (`shoal.compile`). Python code beside each call does the same.
 
 * `hashes(body, begin, end, count)`: key hashes of an uncompressed batch's records, as
   `record_facts.key_hashes` returns them, or None if the caller has to use `facts`.
@@ -20,6 +19,7 @@ the same.
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -39,8 +39,6 @@ LOCK, ACCEPT_ALL, OVERWRITE = range(3)
 
 def description() -> str:
     """Return whether the loops are compiled, for the log."""
-    return (
-        "in Python (make compiled, with a C compiler, makes them faster)"
-        if native is None
-        else "compiled"
-    )
+    if native is not None:
+        return "compiled"
+    return f"in Python ({sys.executable} -m shoal.compile, with a C compiler, makes them faster)"

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
+from shoal.security import strict_verification
 from shoal.security.jwt_tokens import Key, KeySetError, parse_keys
 from shoal.server.network import http_get
 
@@ -102,7 +103,7 @@ class KeySet:
         except TimeoutError:
             self._failed(f"not within {DEADLINE_S:.0f} s")
         except (http_get.HttpError, KeySetError, OSError) as error:
-            self._failed(str(error))
+            self._failed(f"{error}{strict_verification.remedy(error)}")
         else:
             self.reads_total += 1
             self._log_at_ms = 0

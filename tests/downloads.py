@@ -1,0 +1,41 @@
+"""Fetches and builds what tests take from other projects (`make java`), so that no test downloads:
+axe-core from npm, promtool and Prometheus from Debian, kstatus and Argo CD's Lua from Go modules.
+
+`.venv/bin/python tests/downloads.py` names what cannot be had here, whose tests are left out. With
+CI=true it fails then.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from browsers import axe_source
+from e2e.cluster.layout import ClusterError
+from e2e.cluster.programs import program
+from e2e.promtool import prometheus, promtool
+
+DOWNLOADS = {
+    "axe-core": axe_source,
+    "promtool": promtool,
+    "prometheus": prometheus,
+    "kstatus": lambda: program("kstatus"),
+    "argocd-lua": lambda: program("argocd-lua"),
+}
+
+
+def main() -> int:
+    failed = False
+    for name, fetch in DOWNLOADS.items():
+        try:
+            fetch()
+        except pytest.skip.Exception as error:
+            print(f"{name}: left out: {error}", file=sys.stderr)
+        except (pytest.fail.Exception, ClusterError) as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            failed = True
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

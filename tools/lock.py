@@ -1,0 +1,74 @@
+"""Pins the packages of pyproject.toml with their hashes: `make lock` writes tools/locks.
+
+`dev.txt` has the packages that the broker, the operator and their tests need (`make venv`). Each
+other file has what one more extra adds to them, such as `spark.txt`. All files agree on the version
+of a package, and keep those that they have: `--upgrade` takes the newest ones.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LOCKS = ROOT / "tools" / "locks"
+#: The extras of `make venv`. `broker` is empty.
+BASE = ("dev", "broker", "tiered", "operator", "console")
+#: Markers cover all later versions of Python, too.
+PYTHON = "3.11"
+_PIN = re.compile(r"^([a-z0-9._-]+)==[^\s\\]+.*?(?= \\$|$)", re.MULTILINE)
+
+
+def main() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    others = sorted(set(project["optional-dependencies"]) - set(BASE))
+    LOCKS.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        # First all together, so that no two files have different versions of a package.
+        versions = Path(folder) / "all.txt"
+        if "--upgrade" not in sys.argv:
+            versions.write_text(_known())
+        _pin(versions, "--all-extras")
+        for stale in LOCKS.glob("*.txt"):
+            stale.unlink()
+        base = LOCKS / "dev.txt"
+        pins = ("--generate-hashes", f"--constraint={versions}")
+        _pin(base, *pins, *(f"--extra={name}" for name in BASE))
+        held = [found[1] for found in _PIN.finditer(base.read_text())]
+        left_out = [f"--no-emit-package={name}" for name in held]
+        for name in others:
+            _pin(LOCKS / f"{name}.txt", *pins, f"--extra={name}", *left_out)
+
+
+def _known() -> str:
+    """Return the present pins of all files, without hashes. uv prefers their versions."""
+    texts = (path.read_text() for path in sorted(LOCKS.glob("*.txt")))
+    pins = (found[0] for text in texts for found in _PIN.finditer(text))
+    return "".join(f"{pin}\n" for pin in dict.fromkeys(pins))
+
+
+def _pin(into: Path, *options: str) -> None:
+    """Write the pins of the packages that these options select, or end the program."""
+    words = ["pip", "compile", "--quiet", "--universal", f"--python-version={PYTHON}"]
+    words += ["--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links"]
+    command = [
+        sys.executable,
+        "-m",
+        "uv",
+        *words,
+        *options,
+        "pyproject.toml",
+        f"--output-file={into}",
+    ]
+    if subprocess.run(command, cwd=ROOT, check=False).returncode:
+        sys.exit(
+            f"{into.name} is not written: uv could not resolve the packages of pyproject.toml."
+        )
+
+
+if __name__ == "__main__":
+    main()
