@@ -8,6 +8,7 @@ CI=true it fails then.
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 from browsers import axe_source
@@ -15,7 +16,10 @@ from e2e.cluster.layout import ClusterError
 from e2e.cluster.programs import program
 from e2e.promtool import prometheus, promtool
 
-DOWNLOADS = {
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+DOWNLOADS: dict[str, Callable[[], object]] = {
     "axe-core": axe_source,
     "promtool": promtool,
     "prometheus": prometheus,

@@ -34,8 +34,15 @@ def needs_of(project: str) -> list[str]:
 
 def install(python: Path, *words: str | Path, folder: Path | None = None, **env: str) -> None:
     """Install into an environment with pip, from files alone and without dependencies."""
-    command = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps"]
-    command += ["--no-index", "--no-build-isolation", "--disable-pip-version-check", *words]
+    command: list[str | Path] = [sys.executable, "-m", "pip", "--python", python, "install"]
+    command += [
+        "-q",
+        "--no-deps",
+        "--no-index",
+        "--no-build-isolation",
+        "--disable-pip-version-check",
+        *words,
+    ]
     subprocess.run(command, cwd=folder, env={**os.environ, **env}, check=True)
 
 

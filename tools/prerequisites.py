@@ -5,7 +5,7 @@
 
 As root on Debian it installs them by apt instead. Otherwise it prints the command that does. It
 exits with 1 if the target cannot run without them, and with CI=true if anything is missing. At
-other times `make test` goes on, and `--left-out` says at its end which tests did not run.
+other times `make test` continues, and `--left-out` says at its end which tests did not run.
 
 This file runs before there is a virtual environment: it needs the standard library alone.
 """
@@ -104,7 +104,7 @@ def install(missing: list[Program]) -> None:
 
 
 def describe(missing: list[Program], target: str) -> str:
-    """Return one line for each, and whether the target goes on without it."""
+    """Return one line for each, and whether the target continues without it."""
     lines = []
     for program in missing:
         without = "" if target in program.needed_by else "; left out without it"
