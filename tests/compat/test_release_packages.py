@@ -5,21 +5,17 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import environments
 import pytest
 from release_builds import VERSION, build
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-#: A fresh environment downloads the dependencies.
-pytestmark = pytest.mark.timeout(600)
-
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -57,12 +53,10 @@ def test_the_source_package_has_no_tests_or_compiled_modules(packages: Path) -> 
 @pytest.fixture
 def installed(packages: Path, tmp_path: Path) -> Path:
     """A fresh environment with the compiled wheel."""
-    environment = tmp_path / "venv"
-    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+    python = environments.make(tmp_path / "venv", *environments.needs_of("shoal"))
     (wheel,) = packages.glob("*manylinux*.whl")
-    install = ("-m", "pip", "install", "-q", "--disable-pip-version-check")
-    subprocess.run([environment / "bin" / "python", *install, wheel], check=True)
-    return environment / "bin"
+    environments.install(python, wheel)
+    return python.parent
 
 
 @pytest.fixture
