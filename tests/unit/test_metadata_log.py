@@ -146,7 +146,12 @@ def test_a_refusal_does_not_overtake_the_commit_that_it_refers_to() -> None:
         storage = MemoryStorage()
         node = Node(storage)
         synced = threading.Event()
-        storage.fault = lambda operation, _path: operation == "sync" and synced.wait(20)
+
+        def hold(operation: str, _path: str) -> None:
+            if operation == "sync":
+                synced.wait(20)
+
+        storage.fault = hold
         first = node.create("a")
         await asyncio.sleep(0)  # Its sync has begun, in the thread of the disk.
         second = node.create("a")
